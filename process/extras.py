@@ -17,7 +17,13 @@ PACKAGES: Final = {
         "setproctitle": "setproctitle",
     },
     "otel": {"opentelemetry": "opentelemetry-api"},
-    "spark": {"numpy": "numpy", "plotly": "plotly", "pyarrow": "pyarrow", "pyspark": "pyspark"},
+    "spark": {
+        "jinja2": "jinja2",
+        "numpy": "numpy",
+        "plotly": "plotly",
+        "pyarrow": "pyarrow",
+        "pyspark": "pyspark",
+    },
 }
 
 

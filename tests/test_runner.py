@@ -12,7 +12,7 @@ from lab.processes import wait_for
 from tests.rings import RINGS, Ring
 from tests.run import ROOT, Run
 
-SPARKS = ("plotly", "pyarrow", "pyspark")
+SPARKS = ("jinja2", "plotly", "pyarrow", "pyspark")
 
 
 def test_without_the_spark_packages_only_the_spark_ring_is_left_out() -> None:

@@ -1,28 +1,23 @@
-"""What the report on epochs takes out of the Parquet tables of `epoch_history`, each time bounded.
+"""What the report on epochs takes out of the Parquet tables of `epoch_history`.
 
-A table is read batch by batch; only sums, bins and top rows are kept, and 8 bytes for each number
-of which a percentile is shown. Times are ms since 1970 in UTC, durations ms; None: not known. Free
-of Spark.
+Of a table only the columns that count are read, as Arrow, and rows of what is listed or drawn; how
+many those are is bounded, however long the history is. Times are ms since 1970 in UTC, durations
+ms; None: not known. Free of Spark.
 """
 
 from __future__ import annotations
 
-import heapq
-from array import array
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from datetime import date
-from itertools import repeat
-from math import floor, log10
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
+import pyarrow.dataset as ds
 
+from batonmq.spark.report.plots import PARTS
 from batonmq.spark.report.quantities import percentile
 
 #: More broker groups than this are counted but not drawn; those that cost most are.
@@ -33,375 +28,384 @@ FINDINGS_LISTED: Final = 200
 LEADERS_LISTED: Final = 30
 #: Bins of the distribution per decade of ms.
 BINS_PER_DECADE: Final = 6
-PARTS: Final = ("detect_ms", "elect_ms", "role_ms", "open_ms", "first_ack_ms")
-SEVERITIES: Final = ("critical", "warning", "info")
 DAY_MS: Final = 86_400_000
-_ORDINAL_1970: Final = date(1970, 1, 1).toordinal()
-_HELD_BYTES: Final = 16 << 20
-_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+_SEVERITIES: Final = ("critical", "warning", "info")
+_MARKS_TOTAL: Final = 3_000
+_MARKS_MOST: Final = 400
+_CELLS_DRAWN: Final = 12_000
+_FOLDERS: Final = ds.partitioning(
+    pa.schema([("group", pa.string()), ("day", pa.date32())]), flavor="hive"
+)
 
-
-class Row(dict[str, Any]):
-    """A row whose columns are attributes, too."""
-
-    def __getattr__(self, name: str) -> Any:
-        return self[name]
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """All groups together; `first_ms` and `last_ms` are None if there was no event at all."""
-
-    groups: int
-    first_ms: int | None
-    last_ms: int | None
-    masterships: int
-    failovers: int
-    set_changes: int
-    outages: int
-    unavailable_ms: int
-    open_groups: int
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One broker group. `open_since_ms`: it had no master at the end, and since when."""
+    """One broker group. `lost_ms`: it is without a master at the end, and since when.
+
+    `first_ms` and `last_ms` bound the time that is told of; a wrong clock does not stretch it, for
+    days without outages are told of, too.
+    """
 
     name: str
     masterships: int
-    failovers: int
+    changes: int
     set_changes: int
     outages: int
     unavailable_ms: int
     longest_ms: int
+    lost_ms: int | None
     is_open: bool
-    open_since_ms: int | None
+    first_ms: int | None
+    last_ms: int | None
+
+    @property
+    def now(self) -> str:
+        return "no_master" if self.is_open else "has_a_master"
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Changes of master of one kind; the medians are of the parts that are known."""
+    """Changes of master of one kind; `parts_ms` are medians of what is known."""
 
     kind: str
     number: int
-    told: int
-    unavailable_ms: int
+    known: int
     median_ms: int | None
-    p99_ms: int | None
     longest_ms: int | None
     unclean: int
-    idle: int
-    incomplete: int
-    truncated_bytes: int
     parts_ms: dict[str, int | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What is drawn of one group: rows, or equal bins of the time where they are many."""
+
+    group: str
+    rows: list[Row] = field(default_factory=list)
+    binned: bool = False
+
+
 class EpochTables:
-    """The tables below one folder."""
+    """The tables below one folder. Raises OSError."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
-        self._held: dict[str, list[tuple[Path, pq.ParquetFile]]] = {}
+        self.failovers = self._failovers()
 
-    def rows(self, name: str, columns: str, groups: Iterable[str] | None = None) -> Iterator[Row]:
-        """Rows of a table with `group` and those columns (parted by blanks); of these groups only.
+    def read(self, name: str, columns: str, where: pc.Expression | None = None) -> pa.Table:
+        """`group` and those columns (parted by blanks), times and days as ms."""
+        wanted = ["group", *columns.split()]
+        data = ds.dataset(self._folder / name, format="parquet", partitioning=_FOLDERS)
+        found = data.to_table(columns=wanted, filter=where)
+        return pa.table([_in_ms(found[each]) for each in wanted], wanted)
 
-        `day` is ms, a column that a table lacks is null. None if the table was never written.
-        Raises OSError.
+    def _failovers(self) -> pa.Table:
+        """All changes of master: unclean ones first, then by cost, then the latest.
+
+        `took_ms` is all the time without writes, noticed or not. Of it `detect_part_ms` is a part:
+        the hold of a planned switch, the silence by which a master that hung was missed; what was
+        silence before a session closed is none.
         """
-        wanted = columns.split()
-        chosen = None if groups is None else set(groups)
-        root = self._folder / name
-        for path, file in self._files(name):
-            folders = dict(part.split("=", 1) for part in path.relative_to(root).parts[:-1])
-            known = {key: _name(value) for key, value in folders.items()}
-            if chosen is None or known.get("group") in chosen:
-                yield from _rows(file, known, wanted)
-
-    def _files(self, name: str) -> Iterator[tuple[Path, pq.ParquetFile]]:
-        """The files of a table; those of small tables are read and opened once."""
-        held = self._held.get(name)
-        if held is not None:
-            yield from held
-            return
-        paths = sorted((self._folder / name).rglob("*.parquet"))
-        if sum(path.stat().st_size for path in paths) <= _HELD_BYTES:
-            self._held[name] = [
-                (path, pq.ParquetFile(pa.BufferReader(path.read_bytes()))) for path in paths
-            ]
-            yield from self._held[name]
-            return
-        for path in paths:
-            with pq.ParquetFile(path) as file:
-                yield path, file
-
-    def failovers(self, columns: str, groups: Iterable[str] | None = None) -> Iterator[Row]:
-        """Rows of table failovers. Their `unavailable_ms` is all the time without writes, noticed
-        or not; what was silence before a session closed is no part of that."""
-        needed = f"{columns} kind detect_ms unavailable_ms without_writes_ms"
-        for row in self.rows("failovers", needed, groups):
-            whole, seen = row.without_writes_ms, row.unavailable_ms
-            missed = None if whole is None or seen is None else whole - seen
-            planned = row.kind == "planned_switch"
-            row["detect_part_ms"] = row.detect_ms if planned else missed
-            row["unavailable_ms"] = whole
-            yield row
-
-    def groups(self) -> tuple[Totals, list[Group]]:
-        """Sums over all, and the groups that cost most (at most GROUPS_SHOWN), by name."""
-        sums = _sums_of_groups(self)
-        if not sums:
-            return Totals(0, None, None, 0, 0, 0, 0, 0, 0), []
-        dearest = heapq.nsmallest(
-            GROUPS_SHOWN, sums.items(),
-            key=lambda each: (-each[1].unavailable_ms, -each[1].masterships, each[0]),
-        )  # fmt: skip
-        every = list(sums.values())
-        totals = Totals(
-            groups=len(sums),
-            first_ms=min(
-                (s.first_ms for s in map(_Sums.bounded, every) if s.first_ms), default=None
-            ),
-            last_ms=max((s.last_ms for s in map(_Sums.bounded, every) if s.last_ms), default=None),
-            masterships=sum(each.masterships for each in every),
-            failovers=sum(each.failovers for each in every),
-            set_changes=sum(each.set_changes for each in every),
-            outages=sum(each.outages for each in every),
-            unavailable_ms=sum(each.unavailable_ms for each in every),
-            open_groups=sum(each.is_open for each in every),
+        columns = (
+            "kind cause master_epoch master_before master detected_at elected_at opened_at "
+            "first_ack_at detect_ms elect_ms role_ms open_ms first_ack_ms unavailable_ms "
+            "without_writes_ms idle unclean"
         )
-        shown = [
-            Group(
-                name, of.masterships, of.failovers, of.set_changes, of.outages, of.unavailable_ms,
-                of.longest_ms, of.is_open, of.lost_ms if of.is_open else None,
+        found = self.read("failovers", columns)
+        took = found["without_writes_ms"]
+        missed = pc.subtract(took, found["unavailable_ms"])
+        planned = pc.equal(found["kind"], "planned_switch")
+        for name, column in (
+            ("detect_part_ms", pc.if_else(planned, found["detect_ms"], missed)),
+            ("took_ms", took),
+            ("is_change", pc.not_equal(found["kind"], "first_election").fill_null(True)),
+        ):
+            found = found.append_column(name, column)
+        order = [("unclean", "descending"), ("took_ms", "descending"), ("elected_at", "descending")]
+        return found.take(pc.sort_indices(found, sort_keys=order))
+
+    def groups(self) -> list[Group]:
+        """Every broker group, those that cost most first."""
+        reigns = _by_group(
+            self.read("masterships", "began_at opened_at first_ack_at ended_at"),
+            "min began_at", "max began_at", "max opened_at", "max first_ack_at", "max ended_at",
+        )  # fmt: skip
+        changes = _by_group(
+            self.failovers, "min detected_at", "min elected_at", "max elected_at", "max opened_at",
+            "max first_ack_at", "sum is_change",
+        )  # fmt: skip
+        sets = _by_group(self.read("set_changes", "at"), "min at", "max at")
+        outages = _by_group(
+            self.read("unavailability", "day outages unavailable_ms longest_ms open"),
+            "sum outages", "sum unavailable_ms", "max longest_ms", "max open", "min day", "max day",
+        )  # fmt: skip
+        found = []
+        for name in {*reigns, *changes, *sets, *outages}:
+            reign, change, set_, outage = (
+                rows.get(name, {}) for rows in (reigns, changes, sets, outages)
             )
-            for name, of in dearest
-        ]  # fmt: skip
-        return totals, sorted(shown, key=lambda group: group.name)
+            told = [(key, ms) for row in (reign, change, set_) for key, ms in row.items() if ms]
+            first_day, last_day = outage.get("min day"), outage.get("max day")
+            days_end = None if last_day is None else last_day + DAY_MS
+            begin = min((ms for key, ms in told if key.startswith("min ")), default=None)
+            end = max((ms for key, ms in told if key.startswith("max ")), default=None)
+            found.append(
+                Group(
+                    name, reign.get("number", 0), change.get("sum is_change") or 0,
+                    set_.get("number", 0), outage.get("sum outages") or 0,
+                    outage.get("sum unavailable_ms") or 0, outage.get("max longest_ms") or 0,
+                    # Still without a master only if no mastership has begun since.
+                    reign.get("max ended_at") if outage.get("max open") else None,
+                    bool(outage.get("max open")),
+                    max((ms for ms in (begin, first_day) if ms is not None), default=None),
+                    min((ms for ms in (end, days_end) if ms is not None), default=None),
+                )
+            )  # fmt: skip
+        return sorted(found, key=lambda g: (-g.unavailable_ms, -g.masterships, g.name))
 
     def kinds(self) -> list[Kind]:
-        """Per kind of election."""
-        columns = "idle unclean complete truncated_bytes elect_ms role_ms open_ms first_ack_ms"
-        kinds: dict[str, _KindSums] = {}
-        for row in self.failovers(columns):
-            kinds.setdefault(row.kind or "unknown", _KindSums()).add(row)
-        return [kinds[name].kind(name) for name in sorted(kinds)]
+        """Per kind of election, first elections too; the most frequent first."""
+        kinds = [
+            _kind(str(name), self.failovers.filter(pc.equal(self.failovers["kind"], name)))
+            for name in self.failovers["kind"].unique().to_pylist()
+            if name is not None
+        ]
+        return sorted(kinds, key=lambda kind: (-kind.number, kind.kind))
 
-    def duration_bins(self) -> list[tuple[str, int, int]]:
-        """(kind, bin, number) of durations that are known; bin n begins at 10^(n / per decade)."""
-        found: Counter[tuple[str, int]] = Counter(
-            (row.kind or "unknown", _bin(row.unavailable_ms))
-            for row in self.failovers("")
-            if row.unavailable_ms is not None
-        )
-        return [(kind, place, number) for (kind, place), number in sorted(found.items())]
-
-    def overall_percentiles(self) -> tuple[int | None, int | None]:
-        """Median and 99th percentile of all known durations but those of first elections."""
-        known = array(
-            "q",
-            (
-                row.unavailable_ms
-                for row in self.failovers("")
-                if row.kind != "first_election" and row.unavailable_ms is not None
-            ),
-        )
-        return percentile(known, 0.5), percentile(known, 0.99)
+    def durations(self) -> tuple[dict[str, dict[int, int]], int | None, int | None]:
+        """({kind: {bin: number}}, median, p99) of all known times without writes, without first
+        elections; bin n begins at 10^(n / BINS_PER_DECADE) ms."""
+        changes = self.failovers.filter(self.failovers["is_change"])
+        changes = changes.filter(changes["took_ms"].is_valid()) if changes.num_rows else changes
+        bins: dict[str, dict[int, int]] = {}
+        for kind in sorted(changes["kind"].unique().to_pylist()):
+            took = changes["took_ms"].filter(pc.equal(changes["kind"], kind)).to_numpy()
+            place = np.floor(np.log10(np.maximum(took, 1)) * BINS_PER_DECADE + 1e-9).astype(int)
+            numbers = zip(*np.unique(place, return_counts=True), strict=True)
+            bins[kind] = {int(at): int(number) for at, number in numbers}
+        every = changes["took_ms"].to_numpy()
+        return bins, percentile(every, 0.5), percentile(every, 0.99)
 
     def dearest(self) -> list[Row]:
-        """Rows of `failovers` with times in ms: unclean ones first, then by cost."""
+        """The changes that cost most, with all that their stories tell."""
+        some = self.failovers
+        listed = some.filter(pc.or_(some["is_change"], some["unclean"].fill_null(False)))
+        rows: list[Row] = listed.slice(0, FAILOVERS_LISTED).to_pylist()
+        if not rows:
+            return rows
         columns = (
-            "master_epoch cause master_before master detected_at elected_at opened_at first_ack_at "
-            "elect_ms role_ms open_ms first_ack_ms idle unclean complete truncated_bytes "
-            "clock_problem"
+            "kind master_epoch elected_at how detected_by address role_at silent_ms set_before "
+            "sync_state_set complete overtaken truncated_bytes clock_problem"
         )
-        rows = (
-            row for row in self.failovers(columns) if row.kind != "first_election" or row.unclean
-        )
-        return heapq.nsmallest(FAILOVERS_LISTED, rows, key=dearness)
+        where = pc.field("group").isin([row["group"] for row in rows]) & pc.field(
+            "master_epoch"
+        ).isin([row["master_epoch"] for row in rows])
+        more = {
+            (row["group"], row["master_epoch"], row["kind"], row["elected_at"]): row
+            for row in self.read("failovers", columns, where).to_pylist()
+        }
+        for row in rows:
+            row |= more.get((row["group"], row["master_epoch"], row["kind"], row["elected_at"]), {})
+        return rows
 
     def truncations(self) -> tuple[int, int, list[Row]]:
         """(number, bytes, the largest of them)."""
-        sums = [0, 0]
-
-        def counted() -> Iterator[Row]:
-            for row in self.rows(
-                "truncations", "at broker_id master_epoch from_offset to_offset bytes"
-            ):
-                sums[0], sums[1] = sums[0] + 1, sums[1] + (row.bytes or 0)
-                yield row
-
-        largest = heapq.nsmallest(
-            TRUNCATIONS_LISTED, counted(), key=lambda row: (-(row.bytes or 0), row.at or 0)
-        )
-        return sums[0], sums[1], largest
+        found = self.read("truncations", "at broker_id master_epoch from_offset to_offset bytes")
+        order = [("bytes", "descending"), ("at", "ascending")]
+        size = pc.sum(found["bytes"]).as_py() or 0
+        return found.num_rows, size, _first(found, order, TRUNCATIONS_LISTED)
 
     def findings(self) -> tuple[dict[str, int], list[Row]]:
         """(severity -> number, the gravest of them)."""
-        numbers: Counter[str] = Counter()
-
-        def counted() -> Iterator[Row]:
-            for row in self.rows("findings", "severity kind text subject evidence at"):
-                numbers[row.severity] += 1
-                yield row
-
-        gravest = heapq.nsmallest(FINDINGS_LISTED, counted(), key=_gravity)
-        return dict(numbers), gravest
+        found = self.read("findings", "severity kind text subject evidence at")
+        counts = {
+            row["values"]: row["counts"] for row in found["severity"].value_counts().to_pylist()
+        }
+        rank = pc.index_in(found["severity"].cast(pa.string()), pa.array(_SEVERITIES))
+        order = [(name, "ascending") for name in ("rank", "kind", "group", "at")]
+        return counts, _first(found.append_column("rank", rank), order, FINDINGS_LISTED)
 
     def leaders(self) -> tuple[int, list[Row]]:
         """(changes of the leading controller, the latest of them)."""
-        number = [0]
+        found = self.read("controllers", "at leader leader_before controller_epoch")
+        return found.num_rows, _first(found, [("at", "descending")], LEADERS_LISTED)
 
-        def counted() -> Iterator[Row]:
-            for row in self.rows("controllers", "at leader leader_before controller_epoch"):
-                number[0] += 1
-                yield row
+    def masterships(self, groups: Sequence[Group], first_ms: int, last_ms: int) -> list[Lane]:
+        """Who was master of these groups, and when (`start_ms`, `end_ms`)."""
+        columns = "broker_id opened_at first_ack_at began_at ended_at master_epoch ended_by address"
+        found = self.read("masterships", columns, _of(groups))
+        if not found.num_rows:
+            return []
+        start = pc.coalesce(found["opened_at"], found["first_ack_at"], found["began_at"], first_ms)
+        end = pc.max_element_wise(start, pc.coalesce(found["ended_at"], last_ms))
+        found = found.append_column("start_ms", start).append_column("end_ms", end)
+        bound = rows_each(len(groups))
+        lanes = []
+        for group in groups:
+            mine = found.filter(pc.equal(found["group"], group.name)).sort_by("start_ms")
+            if mine.num_rows <= bound:
+                lanes.append(Lane(group.name, mine.to_pylist()))
+            else:
+                lanes.append(Lane(group.name, _filled(mine, first_ms, last_ms, bound), binned=True))
+        return lanes
 
-        latest = heapq.nlargest(LEADERS_LISTED, counted(), key=lambda row: row.at or 0)
-        return number[0], latest
+    def marks(self, groups: Sequence[Group]) -> list[Row]:
+        """Of each group the changes that cost most; `at_ms` and `end_ms` bound the time without
+        writes, one of them may be unknown."""
+        rows = []
+        for group in groups:
+            mine = self.failovers.filter(pc.equal(self.failovers["group"], group.name))
+            rows += mine.slice(0, rows_each(len(groups))).to_pylist()
+        for row in rows:
+            end = row["first_ack_at"] or row["opened_at"]
+            row["end_ms"] = (row["opened_at"] or end) if row["idle"] else end
+            known = row["took_ms"] is not None and row["end_ms"] is not None
+            begin = row["end_ms"] - row["took_ms"] if known else None
+            row["at_ms"] = begin or row["detected_at"] or row["elected_at"] or row["end_ms"]
+        return [row for row in rows if row["at_ms"] is not None]
+
+    def set_sizes(self, groups: Sequence[Group], first_ms: int, last_ms: int) -> list[Lane]:
+        """Sizes of SyncStateSets (`at`, `size`) in the order of time; the least of each bin."""
+        columns = "at set_before set_after size_after joined left reason"
+        found = self.read("set_changes", columns, _of(groups))
+        if not found.num_rows:
+            return []
+        size = pc.coalesce(found["size_after"], pc.list_value_length(found["set_after"]))
+        found = found.append_column("size", size)
+        found = found.filter(pc.and_(found["at"].is_valid(), found["size"].is_valid()))
+        bound, lanes = rows_each(len(groups)), []
+        for group in groups:
+            mine = found.filter(pc.equal(found["group"], group.name)).sort_by("at")
+            if mine.num_rows > bound:
+                lanes.append(Lane(group.name, _least(mine, first_ms, last_ms, bound), binned=True))
+            elif mine.num_rows:
+                rows = mine.to_pylist()
+                before = rows[0]["set_before"]
+                first = [{"at": first_ms, "size": len(before)}] if before else []
+                lanes.append(Lane(group.name, [*first, *rows]))
+        return lanes
+
+    def days(self, groups: Sequence[Group]) -> tuple[int, list[Row]]:
+        """(days of one cell, cells): of all groups together (`group` is null) and of each."""
+        found = self.read("unavailability", "day outages unavailable_ms longest_ms")
+        found = found.filter(found["day"].is_valid())
+        if not found.num_rows:
+            return 1, []
+        span = pc.min_max(found["day"]).as_py()
+        number = (span["max"] - span["min"]) // DAY_MS + 1
+        step = max(1, -(-number * (len(groups) + 1) // _CELLS_DRAWN))
+        wide = step * DAY_MS
+        begin = pc.multiply(pc.divide(pc.subtract(found["day"], span["min"]), wide), wide)
+        found = found.append_column("at", pc.add(begin, span["min"]))
+        sums = [("outages", "sum"), ("unavailable_ms", "sum"), ("longest_ms", "max")]
+        mine = found.filter(pc.is_in(found["group"], pa.array([g.name for g in groups])))
+        cells = [
+            *found.group_by("at").aggregate(sums).to_pylist(),
+            *(mine.group_by(["group", "at"]).aggregate(sums).to_pylist() if groups else ()),
+        ]
+        return step, [{"group": None, **cell} for cell in cells]
 
 
-def dearness(row: Row) -> tuple[bool, bool, int, int]:
-    """The order of changes of master: unclean ones first, then by cost, then the latest."""
-    ms = row.unavailable_ms
-    return not row.unclean, ms is None, -(ms or 0), -(row.elected_at or 0)
+def rows_each(groups: int) -> int:
+    """How many rows of one group are drawn one by one, and how many bins replace more."""
+    return max(100, min(_MARKS_MOST, _MARKS_TOTAL // max(1, groups)))
 
 
-def _gravity(row: Row) -> tuple[int, str, str, bool, int]:
-    known = row.severity in SEVERITIES
-    rank = SEVERITIES.index(row.severity) if known else len(SEVERITIES)
-    return rank, row.kind or "", row.group or "", row.at is None, row.at or 0
+def _of(groups: Sequence[Group]) -> pc.Expression:
+    return pc.field("group").isin([group.name for group in groups])
 
 
-def _name(folder: str) -> str | None:
-    return None if folder == _NULL else unquote(folder)
-
-
-def _rows(file: pq.ParquetFile, known: dict[str, str | None], wanted: list[str]) -> Iterator[Row]:
-    here = [name for name in dict.fromkeys(wanted) if name in file.schema_arrow.names]
-    base: dict[str, Any] = dict.fromkeys(wanted) | {"group": known.get("group")}
-    if "day" in wanted and (day := known.get("day")):
-        base["day"] = (date.fromisoformat(day).toordinal() - _ORDINAL_1970) * DAY_MS
-    for batch in file.iter_batches(columns=here):
-        columns = [_values(column) for column in batch.columns]
-        for values in zip(*columns, strict=True) if here else repeat((), batch.num_rows):
-            row = Row(base)
-            row.update(zip(here, values, strict=True))
-            yield row
-
-
-def _values(column: pa.Array) -> list[Any]:
-    """The values; times and days as ms."""
+def _in_ms(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
-    elif pa.types.is_date(column.type):
-        column = pc.multiply(column.cast(pa.int32()).cast(pa.int64()), DAY_MS)
-    values: list[Any] = column.to_pylist()
-    return values
+        return column.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+    if pa.types.is_date(column.type):
+        return pc.multiply(column.cast(pa.int32()).cast(pa.int64()), DAY_MS)
+    return column
 
 
-def _bin(ms: int) -> int:
-    return floor(log10(max(ms, 1)) * BINS_PER_DECADE + 1e-9)
+def _by_group(table: pa.Table, *sums: str) -> dict[str, Row]:
+    """Group -> {"number": rows, SUM: value}; each of `sums` is a function and a column."""
+    if not table.num_rows:
+        return {}
+    named = table.filter(table["group"].is_valid())
+    wanted = [tuple(reversed(each.split())) for each in sums]
+    found = named.group_by("group").aggregate([*wanted, ([], "count_all")])
+    names = {f"{column}_{function}": f"{function} {column}" for column, function in wanted}
+    return {
+        row["group"]: {names.get(key, "number"): value for key, value in row.items()}
+        for row in found.to_pylist()
+    }
 
 
-def _add(values: dict[str, array[int]], name: str, value: int | None) -> None:
-    if value is not None:
-        values.setdefault(name, array("q")).append(value)
+def _first(table: pa.Table, order: list[tuple[str, str]], number: int) -> list[Row]:
+    if not table.num_rows:
+        return []
+    rows: list[Row] = table.sort_by(order).slice(0, number).to_pylist()
+    return rows
 
 
-class _KindSums:
-    """Changes of master of one kind, while they are counted."""
-
-    def __init__(self) -> None:
-        self.number = self.unclean = self.idle = self.incomplete = self.truncated_bytes = 0
-        self.values: dict[str, array[int]] = {}
-
-    def add(self, row: Row) -> None:
-        self.number += 1
-        self.unclean += bool(row.unclean)
-        self.idle += bool(row.idle)
-        self.incomplete += row.complete is False
-        self.truncated_bytes += row.truncated_bytes or 0
-        _add(self.values, "all", row.unavailable_ms)
-        # A part of its time without writes; no client waited for the first write of an idle one.
-        _add(self.values, "detect_ms", row.detect_part_ms)
-        for name in PARTS[1:]:
-            if name != "first_ack_ms" or not row.idle:
-                _add(self.values, name, row[name])
-
-    def kind(self, name: str) -> Kind:
-        parts = {part: percentile(self.values.get(part, ()), 0.5) for part in PARTS}
-        every = self.values.get("all", array("q"))
-        return Kind(
-            name, self.number, len(every), sum(every), percentile(every, 0.5),
-            percentile(every, 0.99), max(every, default=None), self.unclean, self.idle,
-            self.incomplete, self.truncated_bytes, parts,
-        )  # fmt: skip
+def _kind(name: str, some: pa.Table) -> Kind:
+    known = some["took_ms"].drop_null().to_numpy()
+    parts = {}
+    for part, *_ in PARTS:
+        column = some["detect_part_ms" if part == "detect_ms" else part]
+        if part == "first_ack_ms":  # no client waited for the first write of an idle one
+            column = column.filter(pc.invert(some["idle"].fill_null(False)))
+        parts[part] = percentile(column.drop_null().to_numpy(), 0.5)
+    return Kind(
+        name, some.num_rows, len(known), percentile(known, 0.5), max(known, default=None),
+        pc.sum(some["unclean"]).as_py() or 0, parts,
+    )  # fmt: skip
 
 
-@dataclass(slots=True)
-class _Sums:
-    """One group, while it is counted."""
-
-    masterships: int = 0
-    failovers: int = 0
-    set_changes: int = 0
-    outages: int = 0
-    unavailable_ms: int = 0
-    longest_ms: int = 0
-    is_open: bool = False
-    first_ms: int | None = None
-    last_ms: int | None = None
-    lost_ms: int | None = None
-    first_day_ms: int | None = None
-    last_day_ms: int | None = None
-
-    def time(self, *times: int | None, first: int | None) -> None:
-        for ms in times:
-            if ms is not None and (self.last_ms is None or ms > self.last_ms):
-                self.last_ms = ms
-        if first is not None and (self.first_ms is None or first < self.first_ms):
-            self.first_ms = first
-
-    def bounded(self) -> _Sums:
-        """A wrong clock must not stretch the pictures: days without outages count, too."""
-        firsts = [each for each in (self.first_ms, self.first_day_ms) if each is not None]
-        lasts = [each for each in (self.last_ms, self.last_day_ms) if each is not None]
-        return _Sums(first_ms=max(firsts, default=None), last_ms=min(lasts, default=None))
+def _filled(mine: pa.Table, first_ms: int, last_ms: int, bound: int) -> list[Row]:
+    """Equal bins of the time, each of the broker that was master for most of it."""
+    edges = np.arange(bound + 1) * _bin_width(first_ms, last_ms, bound)
+    begins = mine["start_ms"].to_numpy() - first_ms
+    ends = mine["end_ms"].to_numpy() - first_ms
+    number = np.diff(np.searchsorted(np.sort(begins), edges))
+    brokers = mine["broker_id"].to_numpy()
+    ids = np.unique(brokers)
+    time = np.array(
+        [np.diff(_covered(begins[brokers == b], ends[brokers == b], edges)) for b in ids]
+    )
+    most = ids[np.argmax(time, axis=0)]
+    return [
+        {
+            "broker_id": int(most[at]), "start_ms": int(edges[at]) + first_ms,
+            "end_ms": min(last_ms, int(edges[at + 1]) + first_ms), "begun": int(number[at]),
+        }
+        for at in np.flatnonzero(time.sum(axis=0) > 0)
+    ]  # fmt: skip
 
 
-def _sums_of_groups(tables: EpochTables) -> dict[str, _Sums]:
-    """The sums of each group, from four tables."""
-    sums: dict[str, _Sums] = {}
-    for row in tables.rows("masterships", "began_at opened_at first_ack_at ended_at"):
-        if row.group is not None:
-            of = sums.setdefault(row.group, _Sums())
-            of.masterships += 1
-            began, ended = row.began_at, row.ended_at
-            of.time(began, row.opened_at, row.first_ack_at, ended, first=began)
-            # Still without a master only if no mastership has begun since.
-            of.lost_ms = max(
-                (each for each in (of.lost_ms, ended) if each is not None), default=None
-            )
-    for row in tables.rows("failovers", "kind detected_at elected_at opened_at first_ack_at"):
-        if row.group is not None:
-            of = sums.setdefault(row.group, _Sums())
-            of.failovers += row.kind != "first_election"
-            first = row.detected_at if row.detected_at is not None else row.elected_at
-            of.time(row.elected_at, row.opened_at, row.first_ack_at, first=first)
-    for row in tables.rows("set_changes", "at"):
-        if row.group is not None:
-            of = sums.setdefault(row.group, _Sums())
-            of.set_changes += 1
-            of.time(row.at, first=row.at)
-    for row in tables.rows("unavailability", "day outages unavailable_ms longest_ms open"):
-        if row.group is not None:
-            of = sums.setdefault(row.group, _Sums())
-            of.outages += row.outages or 0
-            of.unavailable_ms += row.unavailable_ms or 0
-            of.longest_ms = max(of.longest_ms, row.longest_ms or 0)
-            of.is_open = of.is_open or bool(row.open)
-            if row.day is not None:
-                of.first_day_ms = min(of.first_day_ms or row.day, row.day)
-                of.last_day_ms = max(of.last_day_ms or 0, row.day + DAY_MS)
-    return sums
+def _covered(begins: Any, ends: Any, edges: Any) -> Any:
+    """How much of the time before each edge the intervals take."""
+
+    def since(times: Any) -> Any:
+        sums = np.concatenate([[0], np.cumsum(np.sort(times))])
+        passed = np.searchsorted(np.sort(times), edges)
+        return passed * edges - sums[passed]
+
+    return since(begins) - since(ends)
+
+
+def _least(mine: pa.Table, first_ms: int, last_ms: int, bound: int) -> list[Row]:
+    """The least size of each bin of the time, and the last of it where that is another."""
+    width = _bin_width(first_ms, last_ms, bound)
+    place = np.maximum(mine["at"].to_numpy() - first_ms, 0) // width
+    sizes = mine["size"].to_numpy()
+    rows: list[Row] = []
+    for at in np.unique(place):
+        some = sizes[place == at]
+        begin = first_ms + int(at) * width
+        rows.append({"at": begin, "size": int(some.min()), "reason": f"the least of {len(some)}"})
+        if some[-1] != some.min():
+            rows.append({"at": begin + width - 1, "size": int(some[-1])})
+    return rows
+
+
+def _bin_width(first_ms: int, last_ms: int, bins: int) -> int:
+    return max(1, -(-(last_ms - first_ms) // bins))

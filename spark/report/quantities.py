@@ -9,27 +9,36 @@ import html
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from math import ceil
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_SECOND: Final = 1_000
-_MINUTE: Final = 60 * _SECOND
-_HOUR: Final = 60 * _MINUTE
-_DAY: Final = 24 * _HOUR
 UNKNOWN: Final = "–"
-
-#: Where a logarithmic axis of durations has ticks, ms.
+_LARGE_UNITS: Final = (
+    (60_000, "min", 1_000, "s", 3_600_000),
+    (3_600_000, "h", 60_000, "min", 86_400_000),
+    (86_400_000, "d", 3_600_000, "h", float("inf")),
+)
+#: Where an axis of durations may have ticks, ms; where a logarithmic one has them.
+ROUND_MS: Final = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 30_000, 60_000,
+    120_000, 300_000, 600_000, 1_200_000, 1_800_000, 3_600_000, 7_200_000, 18_000_000, 36_000_000,
+    86_400_000,
+)  # fmt: skip
 DURATION_TICKS_MS: Final = (
-    1, 10, 100, _SECOND, 10 * _SECOND, _MINUTE, 10 * _MINUTE, _HOUR, 10 * _HOUR, _DAY, 10 * _DAY,
-    100 * _DAY,
+    1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 86_400_000, 864_000_000,
+    8_640_000_000,
 )  # fmt: skip
 #: Where a logarithmic axis of sizes has ticks, bytes.
 SIZE_TICKS: Final = tuple(1 << bits for bits in range(0, 41, 2))
 
 
-def percentile(values: Sequence[int], part: float) -> int | None:
+def percentile(values: Sequence[int] | np.ndarray[Any, Any], part: float) -> int | None:
     """The least of the values that so large a part of them does not exceed; None without any."""
-    return sorted(values)[max(0, ceil(part * len(values)) - 1)] if values else None
+    if not len(values):
+        return None
+    return int(np.sort(values)[max(0, ceil(part * len(values)) - 1)])
 
 
 def duration_text(ms: float | None) -> str:
@@ -38,24 +47,15 @@ def duration_text(ms: float | None) -> str:
         return UNKNOWN
     if ms < 0:
         return f"-{duration_text(-ms)}"
-    if ms < _SECOND:
+    if ms < 1_000:
         return f"{ms:.0f} ms"
-    if ms % _SECOND == 0 and ms < _MINUTE:
-        return f"{ms / _SECOND:.0f} s"
-    if ms < 10 * _SECOND:
-        return f"{ms / _SECOND:.2f} s"
-    if ms < _MINUTE:
-        return f"{ms / _SECOND:.1f} s"
-    for unit, name, smaller, its_name in (
-        (_MINUTE, "min", _SECOND, "s"),
-        (_HOUR, "h", _MINUTE, "min"),
-        (_DAY, "d", _HOUR, "h"),
-    ):
-        if ms < {_MINUTE: _HOUR, _HOUR: _DAY}.get(unit, float("inf")):
-            whole, rest = divmod(int(ms), unit)
-            small = rest // smaller
-            return f"{count_text(whole)} {name} {small} {its_name}" if small else f"{whole} {name}"
-    raise AssertionError("days have no end")
+    if ms < 60_000:
+        digits = 0 if ms % 1_000 == 0 else 2 if ms < 10_000 else 1
+        return f"{ms / 1_000:.{digits}f} s"
+    unit, name, smaller, its_name, _ = next(each for each in _LARGE_UNITS if ms < each[-1])
+    whole, rest = divmod(int(ms), unit)
+    small = rest // smaller
+    return f"{count_text(whole)} {name}" + (f" {small} {its_name}" if small else "")
 
 
 def bytes_text(size: float | None) -> str:
@@ -97,11 +97,7 @@ def rate_text(per_second: float | None) -> str:
 
 def moment_text(ms: int | None) -> str:
     """`2026-11-21 10:03:11.250`, in UTC; without the fraction where it is zero."""
-    if ms is None:
-        return UNKNOWN
-    at = _EPOCH + timedelta(milliseconds=ms)
-    text = at.strftime("%Y-%m-%d %H:%M:%S")
-    return f"{text}.{ms % 1000:03d}" if ms % 1000 else text
+    return UNKNOWN if ms is None else plot_time(ms).removesuffix(".000")
 
 
 def plot_time(ms: int) -> str:

@@ -20,7 +20,7 @@ LINKED = {
 }  # fmt: skip
 OWN = {"client", "launcher"}
 MODULES = {"__init__.py", "blocking.py", "otel.py", "public.py", "py.typed"}
-INSTALLED = {".css", ".js", ".proto", ".py", ".pyi"}
+INSTALLED = {".css", ".html", ".js", ".proto", ".py", ".pyi"}
 
 
 def contents(wheel: Path) -> dict[str, str]:

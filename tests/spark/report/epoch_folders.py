@@ -7,45 +7,7 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-TIME = pa.timestamp("us", tz="UTC")
-IDS = pa.list_(pa.int64())
-LONG, TEXT, TRUTH = pa.int64(), pa.string(), pa.bool_()
-
-TABLES = {
-    "masterships": {
-        "master_epoch": LONG, "broker_id": LONG, "address": TEXT, "began_at": TIME,
-        "opened_at": TIME, "first_ack_at": TIME, "ended_at": TIME, "ended_by": TEXT,
-        "duration_ms": LONG, "seen_by": pa.list_(TEXT),
-    },
-    "failovers": {
-        "master_epoch": LONG, "kind": TEXT, "cause": TEXT, "how": TEXT, "detected_by": TEXT,
-        "master_before": LONG, "master": LONG, "address": TEXT, "set_before": IDS,
-        "sync_state_set": IDS, "detected_at": TIME, "elected_at": TIME, "role_at": TIME,
-        "opened_at": TIME, "first_ack_at": TIME, "silent_ms": LONG, "detect_ms": LONG,
-        "elect_ms": LONG, "role_ms": LONG, "open_ms": LONG, "first_ack_ms": LONG,
-        "unavailable_ms": LONG, "without_writes_ms": LONG, "held_ms": LONG,
-        "idle": TRUTH, "unclean": TRUTH, "complete": TRUTH, "truncated_bytes": LONG,
-        "clock_problem": TEXT,
-    },
-    "unavailability": {
-        "outages": LONG, "unavailable_ms": LONG, "longest_ms": LONG, "open": TRUTH,
-    },
-    "set_changes": {
-        "at": TIME, "master_epoch": LONG, "sync_state_set_epoch": LONG, "set_before": IDS,
-        "set_after": IDS, "joined": IDS, "left": IDS, "size_after": LONG, "reason": TEXT,
-    },
-    "truncations": {
-        "at": TIME, "broker_id": LONG, "master_epoch": LONG, "from_offset": LONG,
-        "to_offset": LONG, "bytes": LONG,
-    },
-    "findings": {
-        "severity": TEXT, "kind": TEXT, "text": TEXT, "subject": TEXT, "evidence": TEXT,
-        "at": TIME,
-    },
-    "controllers": {
-        "at": TIME, "leader": TEXT, "leader_before": TEXT, "controller_epoch": LONG,
-    },
-}  # fmt: skip
+from batonmq.spark.history.tables import TABLES, write_empty
 
 
 def at(text):
@@ -62,9 +24,9 @@ class EpochFolder:
 
     def add(self, table, group, when, **row):
         """One row of the day of `when`; what is not named is null."""
-        assert set(row) <= set(TABLES[table]), row
+        assert set(row) <= set(TABLES[table].names), row
         key = (table, group, f"{when:%Y-%m-%d}")
-        self.rows.setdefault(key, []).append({name: row.get(name) for name in TABLES[table]})
+        self.rows.setdefault(key, []).append({name: row.get(name) for name in TABLES[table].names})
 
     def mastership(self, group, epoch, broker_id, began, ended=None, ended_by=None):
         self.add(
@@ -111,9 +73,9 @@ class EpochFolder:
             name = quote(group, safe=" -_.,()") if group else "__HIVE_DEFAULT_PARTITION__"
             folder = self.root / table / f"group={name}" / f"day={day}"
             folder.mkdir(parents=True, exist_ok=True)
-            schema = pa.schema(list(TABLES[table].items()))
+            schema = pa.schema([field for field in TABLES[table] if field.name != "day"])
             pq.write_table(pa.Table.from_pylist(rows, schema), folder / f"part-{number}.parquet")
-        self.root.mkdir(parents=True, exist_ok=True)
+        write_empty(self.root)
         return str(self.root)
 
 

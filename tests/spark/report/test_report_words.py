@@ -1,27 +1,13 @@
 """Numbers as people read them, and a page that escapes whatever it is given. No session needed."""
 
 import html.parser
+import itertools
 
 import pytest
 
-from batonmq.spark.report.axes import pointed_out, round_steps, short_labels
-from batonmq.spark.report.duration_figures import distribution_figure, parts_figure
-from batonmq.spark.report.page import (
-    Badge,
-    Card,
-    Code,
-    Column,
-    Facts,
-    Figure,
-    Page,
-    Picture,
-    ReportSummary,
-    Section,
-    Table,
-    Words,
-    render,
-    write_page,
-)
+from batonmq.spark.report.epoch_figures import distribution_figure, parts_figure
+from batonmq.spark.report.page import Figure, render, write_page
+from batonmq.spark.report.plots import amount_ticks, folded, pointed_out, round_steps
 from batonmq.spark.report.quantities import (
     bytes_text,
     count_text,
@@ -32,8 +18,8 @@ from batonmq.spark.report.quantities import (
     plot_time,
 )
 from batonmq.spark.report.traffic_figures import (
-    amount_ticks,
     histogram_figure,
+    percentiles_figure,
     queue_heat_figure,
     rates_figure,
 )
@@ -105,28 +91,40 @@ class Tags(html.parser.HTMLParser):
         self.text += data
 
 
-def test_nothing_from_data_becomes_markup():
-    bars = [(EVIL, 3, 5)]
-    page = Page(
-        EVIL, EVIL, [ReportSummary(EVIL, "bad")], [Card(EVIL, EVIL, EVIL)],
-        [
-            Section(EVIL, EVIL, [
-                Words(EVIL), Facts({EVIL: EVIL}),
-                Table(EVIL, [Column(EVIL)] * 3, [[EVIL, Badge(EVIL, "bad"), Code(EVIL)]]),
-                Picture("p", distribution_figure(bars, 6, {EVIL: 10.0}), EVIL, EVIL),
-                Picture("q", parts_figure([(EVIL, EVIL, {"elect_ms": 5}, 9)]), EVIL),
-            ])
-        ],
+def topics(**more):
+    """The facts of a page on topics, with nothing in it but `more`."""
+    nothing = (
+        "bar_ms", "volumes", "bytes_figure", "sizes", "size_lines", "delays", "delay_lines",
+        "heat", "lag", "lag_lines", "peak", "latest",
     )  # fmt: skip
-    text = render(page)
+    totals = dict.fromkeys(("first_ms", "topics", "messages", "of_system", "bytes", "late"))
+    return {
+        **dict.fromkeys(nothing), "totals": totals, "topics": [], "hottest": [], "lags": [],
+        "stores": [], "bucket_ms": 60_000, "generated_at": "", "version": "", "snapshot_at": "",
+        **more,
+    }  # fmt: skip
+
+
+def test_nothing_from_data_becomes_markup():
+    evil = {
+        "topic": EVIL, "broker": EVIL, "group": EVIL, "queue_id": 1, "messages": 500, "bytes": 5,
+        "share": 0.5, "times_even": 3.0, "lag": 7, "oldest_age_ms": None, "queues_behind": 1,
+        "queues": 1, "store": EVIL, "replicas_left_aside": 0,
+    }  # fmt: skip
+    facts = topics(
+        hottest=[evil], lags=[evil], stores=[evil], version=EVIL, generated_at=EVIL,
+        heat=distribution_figure({EVIL: {3: 5}}, {EVIL: 10.0}),
+        lag=parts_figure([(EVIL, EVIL, {"elect_ms": 5}, 9, EVIL)]),
+    )  # fmt: skip
     seen = Tags()
-    seen.feed(text)
+    seen.feed(render("stats.html", facts))
     scripts = [attrs for tag, attrs in seen.tags if tag == "script"]
     assert [attrs.get("type") for attrs in scripts] == ["application/json"] * 2 + [None] * 2
     assert seen.text.count(EVIL) >= 14
     outside = [attrs for tag, attrs in seen.tags if "src" in attrs or tag in ("iframe", "object")]
     assert outside == []
-    assert [attrs["href"] for _, attrs in seen.tags if "href" in attrs] == ["data:,", f"#{EVIL}"]
+    links = [attrs["href"] for _, attrs in seen.tags if "href" in attrs]
+    assert links == ["data:,", "#queues", "#consumers", "#reading"]
 
 
 def test_tags_in_a_picture_are_shown_as_text():
@@ -135,26 +133,29 @@ def test_tags_in_a_picture_are_shown_as_text():
 
 def test_a_page_is_written_whole_or_not_at_all(tmp_path):
     path = tmp_path / "report.html"
-    write_page(str(path), Page("before", ""))
-    broken = Figure([{"y": [float("nan")]}], {})
+    write_page(str(path), "stats.html", topics(version="before"))
+    broken = Figure([{"y": [float("nan")]}], {"height": 1})
     with pytest.raises(ValueError, match="JSON"):
-        write_page(
-            str(path), Page("after", "", sections=[Section("s", "s", [Picture("p", broken, "")])])
-        )
+        write_page(str(path), "stats.html", topics(version="after", heat=broken))
     assert "before" in path.read_text() and list(tmp_path.iterdir()) == [path]
 
 
-def test_long_names_that_begin_alike_stay_apart():
-    begin, end = "broker-group-in-region-central-", "-production-orders"
-    names = [f"{begin}{number:02d}{end}" for number in range(12)]
-    cut = short_labels(names)
-    assert len(set(cut)) == 12 and all(len(label) <= 24 for label in cut)
-    assert cut[7] == "broker-group-in-regio…07…"[:20] + "…07…"
-    assert short_labels(["b" * 30, "b" * 31, "a"])[2] == "a"
-    assert len(set(short_labels(["b" * 30, "b" * 31]))) == 2
-    assert len(set(short_labels(["x" * 40 + "1" * 30, "x" * 40 + "2" * 30]))) == 2
-    assert short_labels(["one long name of a broker group"]) == ["one long name of a brok…"]
-    assert short_labels([]) == []
+def test_long_names_that_differ_at_one_end_stay_apart():
+    names = [f"broker-group-in-region-central-{at:02d}-production-orders" for at in range(12)]
+    cut = [folded(name) for name in names]
+    assert len(set(cut)) == 12 and cut[7].endswith("al-07-production-orders")
+    assert all(len(line) <= 24 for label in cut for line in label.split("<br>"))
+    assert folded("one long name of a broker group") == "one long name of a broke<br>r group"
+    assert folded("<b>") == "&lt;b&gt;"
+
+
+def test_percentiles_at_one_place_are_told_apart():
+    """Each line is drawn above a wider one: it hides none."""
+    traces = percentiles_figure([(0, 5, 90, 90)], "delay", [1, 10], str).data
+    assert [trace["name"] for trace in traces] == ["p99", "p95", "p50"]
+    widths = [trace["line"]["width"] for trace in traces]
+    assert all(above + 2 < below for below, above in itertools.pairwise(widths))
+    assert len({trace["line"]["color"] for trace in traces}) == 3
 
 
 def test_lines_at_one_place_have_one_name():
@@ -165,7 +166,7 @@ def test_lines_at_one_place_have_one_name():
 def test_parts_of_a_change_add_up_to_the_whole():
     """What no part tells of is grey; silence by which a hung master was missed is a part, too."""
     parts = {"detect_ms": 820, "elect_ms": 10, "role_ms": None, "open_ms": 50, "first_ack_ms": 20}
-    drawn = parts_figure([("a #1", "", parts, 1_000)]).data
+    drawn = parts_figure([("a #1", "", parts, 1_000, "")]).data
     assert sum(trace["x"][0] for trace in drawn) == 1_000
     assert drawn[-1]["x"] == [100]
 
@@ -174,7 +175,7 @@ def test_ticks_of_small_amounts_are_neither_thousandths_nor_parts_of_a_message()
     one_a_minute = rates_figure({"T": [(0, 1 / 60)]}, 60_000, "messages/s", str)
     assert one_a_minute.layout["yaxis"]["tickformat"] == "~g"
     assert amount_ticks([3, 12_000.0], whole=True)["tickformat"] == "~s"
-    few = histogram_figure([(118, 1)], {}, "size", ticks=[64, 256], text=str).layout["yaxis"]
+    few = histogram_figure([(118, 1)], {}, "size", [64, 256], str).layout["yaxis"]
     assert (few["dtick"], few["tickformat"]) == (1, "d")
     queues = [(f"queue {number}", 5, 1.0) for number in range(4)]
     axis = queue_heat_figure([("T", queues)]).layout["xaxis"]
