@@ -181,11 +181,12 @@ def distribution_figure(
                 for at, number in mine.items()
             ],
             **named(kind_label(kind), kind_colour(kind)),
-            x=[(at + 0.5) / BINS_PER_DECADE for at in mine], y=list(mine.values()),
+            x=[(at + 0.5) / BINS_PER_DECADE for at in mine],
+            y=list(mine.values()),
             width=0.94 / BINS_PER_DECADE,
         )
         for kind, mine in bins.items()
-    ]  # fmt: skip
+    ]
     places = [at for mine in bins.values() for at in mine]
     low = math.floor(min(places) / BINS_PER_DECADE * 2) / 2
     high = max(low + 1, math.ceil((max(places) + 1) / BINS_PER_DECADE * 2) / 2)
@@ -256,16 +257,7 @@ def calendar_figure(groups: Sequence[Group], step_days: int, cells: Sequence[Row
         ms, outages = cell["unavailable_ms_sum"] or 0, cell["outages_sum"] or 0
         bad = ms > 0 or outages > 0
         (cost if bad else calm)[row][column] = math.log10(max(1, ms)) if bad else 0
-        more = f" and {step_days - 1} days more" if step_days > 1 else ""
-        text[row][column] = (
-            f"<b>{plot_text(names[row])}, {days[column]:%a %Y-%m-%d}{more}</b><br>"
-            + (
-                f"{duration_text(ms)} without writes<br>{counted(outages, 'outage')}, the longest "
-                f"{duration_text(cell['longest_ms_max'])}"
-                if bad
-                else "no outage"
-            )
-        )
+        text[row][column] = _day_text(names[row], days[column], step_days, cell, bad)
     unseen = [[None if told else 0 for told in line] for line in text]
     layers = (
         ("nothing recorded", GREY, unseen, {**_flat(GREY), "hoverinfo": "name", "opacity": 0.13}),
@@ -290,6 +282,16 @@ def calendar_figure(groups: Sequence[Group], step_days: int, cells: Sequence[Row
         ],
         layout,
     )
+
+
+def _day_text(name: str, day: datetime, step_days: int, cell: Row, bad: bool) -> str:
+    more = f" and {step_days - 1} days more" if step_days > 1 else ""
+    cost = (
+        f"{duration_text(cell['unavailable_ms_sum'])} without writes<br>"
+        f"{counted(cell['outages_sum'] or 0, 'outage')}, the longest "
+        f"{duration_text(cell['longest_ms_max'])}"
+    )
+    return f"<b>{plot_text(name)}, {day:%a %Y-%m-%d}{more}</b><br>{cost if bad else 'no outage'}"
 
 
 def _flat(colour: str) -> Row:

@@ -93,23 +93,27 @@ def _pictures(
     if cells:
         drawn["calendar"] = figures.calendar_figure(shown, drawn["step_days"], cells)
     return drawn | {
-        "typical": _typical(kinds), "worst_figure": _worst(dearest),
+        "typical": _typical(kinds),
+        "worst_figure": _worst(dearest),
         "binned": [lane.group for lane in lanes if lane.binned],
         "thinned_sets": [lane.group for lane in sets if lane.binned],
         "rows_each": epoch_tables.rows_each(len(shown)),
-    }  # fmt: skip
+    }
 
 
 def _typical(kinds: Sequence[Kind]) -> Figure | None:
     """The medians of the parts of each kind."""
     rows = [
         (
-            kind_label(kind.kind), f"medians over {counted(kind.number, 'change')}",
-            kind.parts_ms, None, "",
+            kind_label(kind.kind),
+            f"medians over {counted(kind.number, 'change')}",
+            kind.parts_ms,
+            None,
+            "",
         )
         for kind in kinds
         if any(kind.parts_ms.values())
-    ]  # fmt: skip
+    ]
     return figures.parts_figure(rows) if rows else None
 
 

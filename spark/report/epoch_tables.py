@@ -374,11 +374,13 @@ def _filled(mine: pa.Table, first_ms: int, last_ms: int, bound: int) -> list[Row
     most = ids[np.argmax(time, axis=0)]
     return [
         {
-            "broker_id": int(most[at]), "start_ms": int(edges[at]) + first_ms,
-            "end_ms": min(last_ms, int(edges[at + 1]) + first_ms), "begun": int(number[at]),
+            "broker_id": int(most[at]),
+            "start_ms": int(edges[at]) + first_ms,
+            "end_ms": min(last_ms, int(edges[at + 1]) + first_ms),
+            "begun": int(number[at]),
         }
         for at in np.flatnonzero(time.sum(axis=0) > 0)
-    ]  # fmt: skip
+    ]
 
 
 def _covered(begins: Any, ends: Any, edges: Any) -> Any:
