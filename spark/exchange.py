@@ -9,46 +9,36 @@ from __future__ import annotations
 
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from batonmq.spark.read.storage import locate
 
-_Row = TypeVar("_Row", bound=tuple[Any, ...])
-
-
-def bucket_of(key: tuple[object, ...], buckets: int) -> int:
-    """The bucket of a key; the same in every process."""
-    if buckets == 1:
-        return 0
-    return zlib.crc32("\0".join(map(str, key)).encode("utf-8", "replace")) % buckets
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Files below `folder`, a path or URI, with `schema`."""
+    """Files below `folder`, a path or URI, with `schema`; `keys`: the columns that divide."""
 
     folder: str
     schema: pa.Schema
+    keys: Sequence[str]
     buckets: int
 
-    def send(self, task: str, table: pa.Table, to: Iterable[int]) -> None:
-        """Write the rows of a task; `to`: the bucket of each. The name of a task is used once.
-
-        Raises OSError.
-        """
+    def send(self, task: str, table: pa.Table) -> None:
+        """Write the rows of a task, whose name is used once. Raises OSError."""
         if not table.num_rows:
             return
+        ends = [table.num_rows]
         if self.buckets > 1:
-            which = np.fromiter(to, np.int64, table.num_rows)
+            which = self.buckets_of(table)
             table = table.take(pa.array(np.argsort(which, kind="stable")))
             ends = np.cumsum(np.bincount(which, minlength=self.buckets)).tolist()
-        else:
-            ends = [table.num_rows]
         storage, place = locate(self.folder)
         system = storage.file_system
         system.create_dir(place)
@@ -63,32 +53,30 @@ class Exchange:
                 writer.write_batch(batches[0])
         system.move(growing, f"{place}/{task}.arrow")
 
-    def receive(self, bucket: int) -> Iterator[pa.RecordBatch]:
+    def receive(self, bucket: int) -> pa.Table:
         """All rows of a bucket, in the order of the tasks' names. Raises OSError."""
         storage, place = locate(self.folder)
+        batches = []
         for info in storage.children(place):
             if info.base_name.endswith(".arrow"):
                 with storage.file_system.open_input_file(info.path) as file:
-                    yield pa.ipc.open_file(file).get_batch(bucket)
+                    batches.append(pa.ipc.open_file(file).get_batch(bucket))
+        return pa.Table.from_batches(batches, self.schema)
+
+    def buckets_of(self, table: pa.Table) -> npt.NDArray[np.int64]:
+        """The bucket of each row by its keys; the same in every process."""
+        mixed = np.zeros(table.num_rows, np.uint64)
+        for name in self.keys:
+            mixed = (mixed ^ _hashes(table.column(name))) * _FACTOR
+        return ((mixed >> np.uint64(32)) % np.uint64(self.buckets)).astype(np.int64)
 
 
-def table_of(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:
-    """Rows, whose values are in the order of the columns, as a table."""
-    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
-    arrays = [pa.array(each, kind) for each, kind in zip(columns, schema.types, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def rows_of(batches: Iterable[pa.RecordBatch], kind: type[_Row]) -> Iterator[_Row]:
-    """The rows as named tuples whose fields are the columns, in their order."""
-    for batch in batches:
-        for row in zip(*(_values(column) for column in batch.columns), strict=True):
-            yield kind(*row)
-
-
-def _values(column: pa.Array) -> list[Any]:
-    if pa.types.is_integer(column.type) and not column.null_count:
-        values: list[Any] = column.to_numpy().tolist()
-        return values
-    listed: list[Any] = column.to_pylist()
-    return listed
+def _hashes(column: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
+    """A number for each value of a column of texts or whole numbers; null has one, too."""
+    if pa.types.is_integer(column.type):
+        numbers: npt.NDArray[np.int64] = column.cast(pa.int64()).fill_null(-1).to_numpy()
+        return numbers.view(np.uint64)
+    coded = pa.array(column.to_pylist(), pa.string()).dictionary_encode()
+    each = [zlib.crc32(text.encode("utf-8", "replace")) for text in coded.dictionary.to_pylist()]
+    codes = coded.indices.fill_null(len(each)).to_numpy()
+    return np.array([*each, 1], np.uint64)[codes]

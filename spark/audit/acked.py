@@ -1,4 +1,4 @@
-"""Acknowledged sends, compared with what the replicas hold: functions of rows that have one key.
+"""Acknowledged sends, joined with what the replicas hold.
 
 An entry is looked for at its place, then by its key, or by its message id; what is not found, and
 cannot have expired, is lost. So is what only replicas hold that the others have gone on without.
@@ -7,339 +7,342 @@ Free of Spark.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from itertools import pairwise
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from batonmq.protocol.topic_name import OLD_SYSTEM_TOPIC_PREFIX, SCHEDULE_TOPIC, SYSTEM_TOPIC_PREFIX
-from batonmq.spark.audit.acked_list import Entry, is_placed
-from batonmq.spark.audit.findings import CRITICAL, INFO, WARNING, Finding
-from batonmq.spark.audit.messages import Message, Sought
-from batonmq.spark.audit.replicas import ReplicaGroup
+from batonmq.spark.audit.acked_list import ENTRY_SCHEMA
+from batonmq.spark.audit.findings import (
+    CRITICAL,
+    FINDING_SCHEMA,
+    INFO,
+    WARNING,
+    Finding,
+    finding_table,
+    findings_of,
+)
+from batonmq.spark.audit.relations import (
+    QUEUE,
+    Bring,
+    Groups,
+    QueueBegins,
+    Told,
+    duplicates,
+    of_message,
+    runs_of,
+    sorted_by,
+)
+from batonmq.spark.audit.scan import MESSAGE_SCHEMA
 
+PLACE: Final = [*QUEUE, "queue_offset"]
+#: An entry, and a text by which messages are found for it; null: by none. `is_rest`: it is still
+#: looked for; else it only tells that its key is listed.
+SOUGHT_SCHEMA: Final = pa.schema([("link", pa.string()), ("is_rest", pa.bool_()), *ENTRY_SCHEMA])
+#: A message and one of its links.
+LINKED_SCHEMA: Final = pa.schema([("link", pa.string()), *MESSAGE_SCHEMA])
+#: What is lost of a queue, and the queue offset before it.
+LOST_SCHEMA: Final = pa.schema([*FINDING_SCHEMA, ("before", pa.int64())])
 #: Here messages wait for their time or their commit; the answer names their own topic all the same.
 _WAITING: Final = (SCHEDULE_TOPIC, OLD_SYSTEM_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX)
 _LONG_END: Final = 1 << 63
-_Place = tuple[str | None, str | None, int | None, int | None]
-QueueBegins = Mapping[tuple[str, str, int], int]
+_CRC_BITS: Final = 0x7FFFFFFF
+Row = Mapping[str, Any]
 
 
-@dataclass(slots=True)
-class AckedCounts:
-    """How many entries of the list turned out how.
-
-    `elsewhere`: not where they were acknowledged. `not_everywhere`: whole in some replicas, but not
-    in all that confirm their place. `unconfirmed`: found, above what any replica confirms.
-    `expired`: older than the log. `unchecked`: they name no place, and part of the log has
-    expired. `other_brokers`: their broker is not audited.
-    """
-
-    entries: int = 0
-    found: int = 0
-    lost: int = 0
-    elsewhere: int = 0
-    not_everywhere: int = 0
-    unconfirmed: int = 0
-    expired: int = 0
-    unchecked: int = 0
-    other_brokers: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
-    def add(self, other: AckedCounts) -> None:
-        for name, value in other.as_dict().items():
-            setattr(self, name, getattr(self, name) + value)
+def _place(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in PLACE)
 
 
-def place_of(row: Entry | Message) -> _Place:
-    return row.group, row.topic, row.queue_id, row.queue_offset
+def _is_placed(row: Row) -> bool:
+    return None not in _place(row)[1:]
 
 
-def link_of(entry: Entry) -> str | None:
+def link_of(entry: Row) -> str | None:
     """By what an entry is looked up: its key, else its place, else the offset in its message id."""
-    if entry.unique_key is not None:
-        return f"k{entry.unique_key}"
-    if entry.group is None:
+    if entry["unique_key"] is not None:
+        return f"k{entry['unique_key']}"
+    if entry["group"] is None:
         return None
-    if is_placed(entry):
-        return "p" + "\0".join(map(str, place_of(entry)))
+    if _is_placed(entry):
+        return "p" + "\0".join(map(str, _place(entry)))
     at = id_offset(entry)
-    return None if at is None else f"i{entry.group}\0{at}"
+    return None if at is None else f"i{entry['group']}\0{at}"
 
 
-def links_of(message: Message, *, with_ids: bool) -> Iterator[str]:
-    """By what entries are looked up that this message may be; one that others deny has a place."""
-    if message.unique_key is not None:
-        yield f"k{message.unique_key}"
-    if message.batch_key is not None:
-        yield f"k{message.batch_key}"
-    if message.amount == 0:
-        yield "p" + "\0".join(map(str, place_of(message)))
+def links_of(messages: pa.Table, *, with_ids: bool) -> pa.Table:
+    """Messages by all links of entries that they may be; one that others deny has a place, too."""
+    join = pc.binary_join_element_wise
+    place = [messages["topic"], *(messages[n].cast(pa.string()) for n in PLACE[2:])]
+    links = [
+        join("k", messages["unique_key"], ""),
+        join("k", messages["batch_key"], ""),
+        pc.if_else(
+            pc.equal(messages["amount"], 0), join(join("p", messages["group"], ""), *place, "\0"),
+            pa.scalar(None, pa.string()),
+        ),
+    ]  # fmt: skip
     if with_ids:
-        yield f"i{message.group}\0{message.physical_offset}"
+        at = messages["physical_offset"].cast(pa.string())
+        links.append(join(join("i", messages["group"], ""), at, "\0"))
+    tables = [messages.add_column(0, "link", link).filter(pc.is_valid(link)) for link in links]
+    return pa.concat_tables(tables).cast(LINKED_SCHEMA)
 
 
-def id_offset(entry: Entry) -> int | None:
+def id_offset(entry: Row) -> int | None:
     """The log offset that the message id names, of an entry that has nothing else."""
-    if entry.unique_key is not None or entry.msg_id is None:
+    if entry["unique_key"] is not None or entry["msg_id"] is None:
         return None
-    if is_placed(entry) and entry.group is not None:
+    if _is_placed(entry) and entry["group"] is not None:
         return None
     try:
-        at = int(entry.msg_id[-16:], 16)
+        at = int(entry["msg_id"][-16:], 16)
     except ValueError:
         return None
     return at if 0 <= at < _LONG_END else None
 
 
-@dataclass(slots=True)
-class Told:
-    """What a step of the comparison tells, and what the next ones are to look at.
-
-    `lacking`: findings about messages that a replica lacks, one for each entry that names one.
-    """
-
-    counts: AckedCounts = field(default_factory=AckedCounts)
-    findings: list[Finding] = field(default_factory=list)
-    lacking: list[Finding] = field(default_factory=list)
-    unseen: list[Sought] = field(default_factory=list)
-    unlisted: list[Message] = field(default_factory=list)
-    named: list[tuple[str, int]] = field(default_factory=list)
-
-    def found(self, entry: Entry, message: Message, group: ReplicaGroup) -> None:
-        """The entry is this message."""
-        self.counts.found += 1
-        if message.lack:
-            self.counts.not_everywhere += 1
-            detail = "acknowledged, and whole in other replicas only"
-            who = _names(group, message.lack)
-            self.lacking.append(_at(entry, message, "acked_missing", detail, who))
-        if entry.body_crc is not None and entry.body_crc & 0x7FFFFFFF != message.body_crc:
-            detail = (
-                f"its body has CRC {message.body_crc}, "
-                f"the acknowledged one {entry.body_crc & 0x7FFFFFFF}"
-            )
-            self.findings.append(_at(entry, message, "divergent", detail, of="body"))
-        self.counts.unconfirmed += message.physical_offset + message.size > group.confirm
+def sought_of(entries: pa.Table, *, rest: bool) -> pa.Table:
+    link = pa.array([link_of(row) for row in entries.to_pylist()], pa.string())
+    is_rest = pa.repeat(pa.scalar(rest), entries.num_rows)
+    return pa.table([link, is_rest, *entries.columns], schema=SOUGHT_SCHEMA)
 
 
-def at_places(
-    entries: Iterable[Entry], messages: Iterable[Message], groups: Mapping[str, ReplicaGroup]
-) -> Told:
+def _joined(left: pa.Table, messages: pa.Table, keys: list[str], to: list[str]) -> pa.Table:
+    """All pairs of equal keys; columns of messages get `m_` before their names."""
+    named = messages.rename_columns([f"m_{name}" for name in messages.column_names])
+    return left.join(named, keys, [f"m_{key}" for key in to], "inner", coalesce_keys=False)
+
+
+def _without(left: pa.Table, right: pa.Table, keys: list[str], of: list[str]) -> pa.Table:
+    """The rows of which no row of the other table has the keys."""
+    return left.join(right.select(of), keys, of, "left anti")
+
+
+def _first_of(table: pa.Table, *order: str) -> pa.Table:
+    """The first row of each value of the first column, as the others order them."""
+    table = sorted_by(table, *order)
+    return table.take(runs_of(table, order[:1]))
+
+
+def at_places(groups: Groups, bring: Bring) -> Told:
     """Entries with a place and a group, against messages that the replicas agree on."""
+    entries, messages = bring("placed"), bring("messages")
+    pairs = _joined(entries, messages, PLACE, PLACE)
+    key = pairs["unique_key"]
+    fits = pc.is_null(key)
+    for theirs in ("m_unique_key", "m_batch_key"):
+        fits = pc.or_(fits, pc.fill_null(pc.equal(key, pairs[theirs]), False))
+    pairs = pairs.filter(fits)
     told = Told()
-    wanted: dict[_Place, list[Entry]] = defaultdict(list)
-    for entry in entries:
-        wanted[place_of(entry)].append(entry)
-    seen: set[int] = set()
-    before: dict[_Place, Message] = {}
-    for message in messages:
-        place = place_of(message)
-        next_place = (*place[:3], message.queue_offset + 1)
-        if next_place in wanted:
-            before[next_place] = message
-        keys = (None, message.unique_key, message.batch_key)
-        mine = [entry for entry in wanted.get(place, ()) if entry.unique_key in keys]
-        if not mine:
-            told.unlisted.append(message)
-        for entry in mine:
-            if id(entry) not in seen:
-                told.found(entry, message, groups[message.group])
-            seen.add(id(entry))
-    for place, listed in wanted.items():
-        last = before.get(place)
-        for entry in listed:
-            if id(entry) not in seen:
-                behind, epoch = (last.physical_offset, last.epoch) if last else (None, None)
-                told.unseen.append(Sought(link_of(entry), True, behind, epoch, entry))
+    told.sends["unlisted"] = _without(
+        messages, pairs, ["group", "physical_offset"], ["m_group", "m_physical_offset"]
+    )
+    _found(told, _first_of(pairs, "entry", "m_physical_offset"), groups)
+    told.sends["sought"] = sought_of(_without(entries, pairs, ["entry"], ["entry"]), rest=True)
     return told
 
 
-class _Copies(NamedTuple):
-    """All messages of a group that one link leads to: the first of them with the bits of all, and
-    the log offsets of those that the replicas agree on."""
+def _found(told: Told, pairs: pa.Table, groups: Groups) -> None:
+    """Entries with the message that each of them is."""
+    told.counts.found += pairs.num_rows
+    names = pa.array(groups, pa.string())
+    confirms = pa.array([group.confirm for group in groups.values()], pa.int64())
+    confirm = confirms.take(pc.index_in(pairs["m_group"], names).combine_chunks())
+    ends = pc.add(pairs["m_physical_offset"], pairs["m_size"])
+    told.counts.unconfirmed += pc.sum(pc.greater(ends, confirm)).as_py() or 0
+    lacking = pairs.filter(pc.not_equal(pairs["m_lack"], 0))
+    told.counts.not_everywhere += lacking.num_rows
+    what = "acknowledged, and whole in other replicas only"
+    told.sends["lacking"] = finding_table(
+        _at(row, "acked_missing", what, _names(groups[row["m_group"]], row["m_lack"]))
+        for row in lacking.to_pylist()
+    )
+    crc = pc.bit_wise_and(pairs["body_crc"], _CRC_BITS)
+    for row in pairs.filter(pc.not_equal(crc, pairs["m_body_crc"])).to_pylist():
+        detail = (
+            f"its body has CRC {row['m_body_crc']}, the acknowledged one "
+            f"{row['body_crc'] & _CRC_BITS}"
+        )
+        told.findings.append(_at(row, "divergent", detail, of="body"))
 
-    first: Message
-    agreed: list[int]
 
-
-def by_links(
-    sought: Sequence[Sought],
-    linked: Iterable[tuple[str, Message]],
-    groups: Mapping[str, ReplicaGroup],
-    begins: QueueBegins,
-) -> Told:
+def by_links(groups: Groups, bring: Bring, begins: QueueBegins, with_duplicates: bool) -> Told:
     """Entries against the messages of their key, their id or, where replicas deny one, their
-    place; those that agree come first. `begins`: where queues begin in the log.
+    place; those that agree come first. `begins`: where queues begin in the log. And repeated keys.
     """
-    told = Told()
-    wanted: dict[str | None, list[Sought]] = defaultdict(list)
-    for each in sought:
-        wanted[each.link].append(each)
-    found: dict[str, dict[str, _Copies]] = defaultdict(dict)
-    for link, message in linked:
-        if link in wanted:
-            _add(found[link], message)
-    for wanted_link, theirs in wanted.items():
-        by_group = found.get(wanted_link, {}) if wanted_link is not None else {}
-        for name, copies in by_group.items():
-            mine = [each for each in theirs if each.entry.group in (None, name)]
-            if any(each.is_rest for each in mine) or (mine and len(copies.agreed) > 1):
-                told.named += [(name, at) for at in copies.agreed]
-        for each in theirs:
-            if each.is_rest:
-                fits = [c.first for g, c in by_group.items() if each.entry.group in (None, g)]
-                _judge(told, each, min(fits, key=_order, default=None), groups, begins)
-    return told
-
-
-def _order(message: Message) -> tuple[int, int]:
-    return 1 - message.amount, message.physical_offset
-
-
-def _add(copies: dict[str, _Copies], message: Message) -> None:
-    agreed = [message.physical_offset] if message.amount else []
-    known = copies.get(message.group)
-    if known is None:
-        copies[message.group] = _Copies(message, agreed)
-        return
-    first, other = sorted((known.first, message), key=_order)
-    both = first._replace(have=first.have | other.have, lack=first.lack & other.lack)
-    copies[message.group] = _Copies(both, known.agreed + agreed)
-
-
-def _judge(
-    told: Told,
-    sought: Sought,
-    message: Message | None,
-    groups: Mapping[str, ReplicaGroup],
-    begins: QueueBegins,
-) -> None:
-    entry = sought.entry
-    if entry.group is None and message is not None:
-        entry = entry._replace(group=message.group)
-    if message is not None and message.amount:
-        told.found(entry, message, groups[message.group])
-        if _has_moved(entry, message, groups, begins):
+    sought, linked = bring("sought"), bring("linked")
+    told = Told([*duplicates(linked)] if with_duplicates else [])
+    if not sought.num_rows:
+        return told
+    linked = linked.join(sought.select(["link"]), "link", join_type="left semi")
+    pairs = _joined(sought, _copies(linked), ["link"], ["link"])
+    same = pc.equal(pairs["group"], pairs["m_group"])
+    pairs = pairs.filter(pc.fill_null(same, True))
+    named = pairs.filter(pc.or_(pairs["is_rest"], pc.greater(pairs["m_copies"], 1)))
+    agreed = linked.filter(pc.greater(linked["amount"], 0))
+    told.sends["named"] = agreed.join(
+        named.select(["link", "m_group"]), ["link", "group"], ["link", "m_group"], "left semi"
+    ).select(["group", "physical_offset"])
+    group = pc.coalesce(pairs["group"], pairs["m_group"])
+    pairs = pairs.set_column(pairs.column_names.index("group"), "group", group)
+    pairs = pairs.append_column("denied", pc.equal(pairs["m_amount"], 0))
+    best = _first_of(pairs.filter(pairs["is_rest"]), "entry", "denied", "m_physical_offset")
+    held = best.filter(pc.invert(best["denied"]))
+    _found(told, held, groups)
+    for row in held.filter(pc.is_valid(held["queue_offset"])).to_pylist():
+        if _has_moved(row, groups, begins):
             told.counts.elsewhere += 1
             detail = (
-                f"acknowledged here, lies at queue {message.queue_id} offset "
-                f"{message.queue_offset} of {message.topic}"
+                f"acknowledged here, lies at queue {row['m_queue_id']} offset "
+                f"{row['m_queue_offset']} of {row['m_topic']}"
             )
-            told.findings.append(_at(entry, message, "reordered", detail))
-        return
-    outcome = "lost" if message is not None else _outcome(entry, groups, begins)
-    if outcome == "expired":
-        told.counts.expired += 1
-    elif outcome == "unchecked":
-        told.counts.unchecked += 1
-        detail = (
-            "it names no broker, and several groups are audited"
-            if entry.group is None and entry.unique_key is None
-            else "not found, and it may have expired: the log no longer begins at 0"
-        )
-        told.findings.append(of_entry(entry, WARNING, "unchecked", detail))
-    else:
-        told.counts.lost += 1
-        told.findings.append(_lost(sought, entry, message, groups))
+            told.findings.append(_at(row, "reordered", detail))
+    lost = [_only_in(row, groups) for row in best.filter(best["denied"]).to_pylist()]
+    rest = sought.filter(sought["is_rest"])
+    for row in _without(rest, best, ["entry"], ["entry"]).to_pylist():
+        lost += _nowhere(told, row, groups, begins)
+    told.counts.lost += len(lost)
+    table = finding_table(lost)
+    told.sends["lost"] = table.append_column("before", pc.subtract(table["queue_offset"], 1))
+    return told
 
 
-def _log_first(entry: Entry, groups: Mapping[str, ReplicaGroup]) -> int:
-    if entry.group is not None:
-        return groups[entry.group].first
+def _copies(linked: pa.Table) -> pa.Table:
+    """All messages of a group that one link leads to: the first of them, one that replicas agree on
+    if there is one, with the bits of all; `copies`: how many of them replicas agree on.
+    """
+    order = [("link", "ascending"), ("group", "ascending"), ("amount", "descending")]
+    table = linked.sort_by([*order, ("physical_offset", "ascending")]).combine_chunks()
+    begins = runs_of(table, ("link", "group"))
+    copies = table.take(begins)
+    sums = {"have": np.bitwise_or, "lack": np.bitwise_and, "copies": np.add}
+    for name, how in sums.items():
+        values = table["amount" if name == "copies" else name].to_numpy()
+        made = pa.array(how.reduceat(values, begins) if len(begins) else begins)
+        if name in copies.column_names:
+            copies = copies.set_column(copies.column_names.index(name), name, made)
+        else:
+            copies = copies.append_column(name, made)
+    return copies
+
+
+def _log_first(entry: Row, groups: Groups) -> int:
+    if entry["group"] is not None:
+        return groups[entry["group"]].first
     return max(group.first for group in groups.values())
 
 
-def _may_have_expired(entry: Entry, begins: QueueBegins) -> bool:
-    if entry.group is None or not is_placed(entry):
+def _may_have_expired(entry: Row, begins: QueueBegins) -> bool:
+    if entry["group"] is None or not _is_placed(entry):
         return True
-    assert entry.topic is not None and entry.queue_id is not None
-    assert entry.queue_offset is not None
-    begin = begins.get((entry.group, entry.topic, entry.queue_id))
-    return begin is None or entry.queue_offset < begin
+    begin = begins.get((entry["group"], entry["topic"], entry["queue_id"]))
+    return begin is None or bool(entry["queue_offset"] < begin)
 
 
-def _has_moved(
-    entry: Entry, message: Message, groups: Mapping[str, ReplicaGroup], begins: QueueBegins
-) -> bool:
+def _has_moved(row: Row, groups: Groups, begins: QueueBegins) -> bool:
     """A copy for a retry does not prove a move of the message itself, unless that cannot have
     expired."""
-    if entry.queue_offset is None or message.topic.startswith(_WAITING):
+    if row["m_topic"].startswith(_WAITING):
         return False
-    named = zip(place_of(entry)[1:], place_of(message)[1:], strict=True)
-    if all(theirs is None or theirs == mine for theirs, mine in named):
+    if all(row[name] in (None, row[f"m_{name}"]) for name in PLACE[1:]):
         return False
-    return _log_first(entry, groups) == 0 or not _may_have_expired(entry, begins)
+    return _log_first(row, groups) == 0 or not _may_have_expired(row, begins)
 
 
-def _outcome(entry: Entry, groups: Mapping[str, ReplicaGroup], begins: QueueBegins) -> str:
-    """Of an entry that is nowhere: lost, expired or unchecked."""
+def _nowhere(told: Told, entry: Row, groups: Groups, begins: QueueBegins) -> Iterable[Finding]:
+    """What it means that no message is found for an entry; the finding if it is lost."""
     first, at = _log_first(entry, groups), id_offset(entry)
-    if entry.group is None and entry.unique_key is None:
-        return "unchecked"
-    if first == 0:
-        return "lost"
-    if at is not None:
-        return "expired" if at < first else "lost"
-    if not is_placed(entry) or entry.group is None:
-        return "unchecked"
-    if (entry.group, entry.topic, entry.queue_id) not in begins:
-        return "unchecked"
-    return "expired" if _may_have_expired(entry, begins) else "lost"
+    is_known = (entry["group"], entry["topic"], entry["queue_id"]) in begins
+    if entry["group"] is None and entry["unique_key"] is None:
+        why = "it names no broker, and several groups are audited"
+    elif first == 0 or (at is not None and at >= first):
+        why = ""
+    elif at is not None or (is_known and _is_placed(entry) and _may_have_expired(entry, begins)):
+        told.counts.expired += 1
+        return ()
+    elif is_known and _is_placed(entry):
+        why = ""
+    else:
+        why = "not found, and it may have expired: the log no longer begins at 0"
+    if why:
+        told.counts.unchecked += 1
+        told.findings.append(_of_entry(entry, WARNING, "unchecked", why))
+        return ()
+    what = "acknowledged, and in no replica"
+    return (_of_entry(entry, CRITICAL, "lost", what, physical_offset=at),)
 
 
-def _lost(
-    sought: Sought, entry: Entry, message: Message | None, groups: Mapping[str, ReplicaGroup]
-) -> Finding:
-    if message is not None:
-        who = _names(groups[message.group], message.have)
-        detail = (
-            f"acknowledged, and only in {', '.join(who)}: the others, or a later epoch, went on "
-            "without it"
-        )
-        return of_entry(
-            entry, CRITICAL, "lost", detail, replicas=who, physical_offset=message.physical_offset,
-            epoch=sought.epoch_before if message.epoch is None else message.epoch,
-        )  # fmt: skip
-    detail = "acknowledged, and in no replica"
-    if sought.behind is not None:
-        detail += f"; the one before it in its queue lies at {sought.behind}"
-    return of_entry(
-        entry, CRITICAL, "lost", detail,
-        physical_offset=id_offset(entry), epoch=sought.epoch_before,
+def _only_in(row: Row, groups: Groups) -> Finding:
+    """Of an entry whose message some replicas hold and the others deny."""
+    who = _names(groups[row["m_group"]], row["m_have"])
+    detail = (
+        f"acknowledged, and only in {', '.join(who)}: the others, or a later epoch, went on "
+        "without it"
+    )
+    return _of_entry(
+        row, CRITICAL, "lost", detail, replicas=who, physical_offset=row["m_physical_offset"],
+        epoch=row["m_epoch"],
     )  # fmt: skip
 
 
-def not_acked(unlisted: Iterable[Message], named: Iterable[tuple[str, int]]) -> Iterator[Finding]:
-    """Messages of the topics of the list that it does not name: unanswered sends are stored."""
-    listed = set(named)
-    for each in unlisted:
-        if (each.group, each.physical_offset) not in listed:
-            yield each.finding(INFO, "not_acked", "in the log, and not in the list")
+def lost(groups: Groups, bring: Bring) -> Told:
+    """What is lost of queues, with the epoch of the message before it, and where that lies."""
+    table = bring("lost")
+    if not table.num_rows:
+        return Told()
+    keys = table.select([*QUEUE, "before"])
+    near = _joined(keys, bring("messages"), [*QUEUE, "before"], PLACE).to_pylist()
+    before = {(*(row[name] for name in QUEUE), row["before"]): row for row in near}
+    told = Told()
+    for each in findings_of(table.select(FINDING_SCHEMA.names)):
+        row = before.get((each.group, each.topic, each.queue_id, (each.queue_offset or 0) - 1))
+        epoch, detail = each.epoch, each.detail
+        if row is not None:
+            epoch = row["m_epoch"] if epoch is None else epoch
+            if not each.replicas:
+                at = row["m_physical_offset"]
+                detail += f"; the one before it in its queue lies at {at}"
+        told.findings.append(msgspec.structs.replace(each, epoch=epoch, detail=detail))
+    return told
 
 
-def out_of_order(entries: Iterable[Entry]) -> Iterator[Finding]:
+def by_offsets(_: Groups, bring: Bring) -> Told:
+    """Messages that no entry names, and each that a replica lacks once."""
+    place = ["group", "physical_offset"]
+    unlisted = _without(bring("unlisted"), bring("named"), place, place)
+    what = "in the log, and not in the list"
+    told = Told([of_message(row, INFO, "not_acked", what) for row in unlisted.to_pylist()])
+    lacking = sorted_by(bring("lacking"), *place)
+    told.findings += findings_of(lacking.take(runs_of(lacking, place)))
+    return told
+
+
+def in_order(_: Groups, bring: Bring) -> Told:
     """Where a producer was given descending offsets in a queue; all entries have a number."""
-    queues: dict[tuple[object, ...], list[Entry]] = defaultdict(list)
-    for entry in entries:
-        queues[entry.group, entry.producer, entry.topic, entry.queue_id].append(entry)
-    for told in queues.values():
-        told.sort(key=lambda entry: entry.number or 0)
-        for before, after in pairwise(told):
-            assert before.queue_offset is not None and after.queue_offset is not None
-            if after.queue_offset <= before.queue_offset:
-                detail = (
-                    f"number {after.number} of producer {after.producer} was acknowledged here, "
-                    f"number {before.number} before it at queue offset {before.queue_offset}"
-                )
-                yield of_entry(after, WARNING, "reordered", detail)
+    keys = ("group", "producer", "topic", "queue_id")
+    entries = sorted_by(bring("numbered"), *keys, "number")
+    fresh = np.zeros(entries.num_rows, np.bool_)
+    fresh[runs_of(entries, keys)] = True
+    offsets = entries["queue_offset"].to_numpy()
+    after = np.flatnonzero(~fresh[1:] & (offsets[1:] <= offsets[:-1])) + 1
+    told = Told()
+    befores = entries.take(after - 1).to_pylist()
+    for row, before in zip(entries.take(after).to_pylist(), befores, strict=True):
+        detail = (
+            f"number {row['number']} of producer {row['producer']} was acknowledged here, number "
+            f"{before['number']} before it at queue offset {before['queue_offset']}"
+        )
+        told.findings.append(_of_entry(row, WARNING, "reordered", detail))
+    return told
 
 
-def of_entry(
-    entry: Entry,
+def _of_entry(
+    entry: Row,
     severity: str,
     kind: str,
     detail: str,
@@ -352,24 +355,20 @@ def of_entry(
 ) -> Finding:
     """A finding about an entry."""
     return Finding(
-        entry.group, severity, kind, detail, replicas, entry.topic, entry.queue_id,
-        entry.queue_offset, physical_offset, size, epoch, entry.unique_key, of,
+        entry["group"], severity, kind, detail, replicas, entry["topic"], entry["queue_id"],
+        entry["queue_offset"], physical_offset, size, epoch, entry["unique_key"], of,
     )  # fmt: skip
 
 
 def _at(
-    entry: Entry,
-    message: Message,
-    kind: str,
-    detail: str,
-    replicas: tuple[str, ...] = (),
-    of: str | None = None,
+    row: Row, kind: str, detail: str, replicas: tuple[str, ...] = (), of: str | None = None
 ) -> Finding:
-    return of_entry(
-        entry, CRITICAL, kind, detail, replicas=replicas, of=of, size=message.size,
-        physical_offset=message.physical_offset, epoch=message.epoch,
+    return _of_entry(
+        row, CRITICAL, kind, detail, replicas=replicas, of=of, size=row["m_size"],
+        physical_offset=row["m_physical_offset"], epoch=row["m_epoch"],
     )  # fmt: skip
 
 
-def _names(group: ReplicaGroup, bits: int) -> tuple[str, ...]:
-    return group.names(at for at in range(len(group.replicas)) if bits >> at & 1)
+def _names(group: Any, bits: int) -> tuple[str, ...]:
+    names: tuple[str, ...] = group.names(at for at in range(len(group.replicas)) if bits >> at & 1)
+    return names

@@ -8,54 +8,69 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, TypeGuard
+from typing import Annotated, Any, Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from batonmq.spark.audit.acked_lines import ALLOWED, COLUMNS, csv_entry, entry_fault, last_line
 from batonmq.spark.read.history_table import HistoryRange, line_pieces
-from batonmq.spark.read.storage import Storage, locate
+from batonmq.spark.read.storage import OpenFile, Storage, locate
 
 _PIECE_BYTES: Final = 32 << 20
 _PACKED: Final = (".gz", ".bz2", ".zst", ".lz4")
-_KINDS: Final = {"string": pa.string(), "int": pa.int32(), "bigint": pa.int64()}
-_NAMES: Final = tuple(name for name, _ in COLUMNS)
-_TEXTS: Final = tuple(name for name, kind in COLUMNS if kind == "string")
 _KEYS: Final = {"unique_key", "msg_id", "queue_offset"}
+_SHOWN: Final = 100
+_LINE_MAX: Final = 1 << 20
+_Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+_Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
-class Entry(NamedTuple):
-    """An entry of a list. `group`: that of its broker, where it is known."""
+class Entry(msgspec.Struct, frozen=True):
+    """An entry of a list; any column may be absent, others are ignored."""
 
-    topic: str | None
-    broker: str | None
-    queue_id: int | None
-    queue_offset: int | None
-    unique_key: str | None
-    msg_id: str | None
-    body_crc: int | None
-    producer: str | None
-    number: int | None
-    group: str | None = None
+    topic: str | None = None
+    broker: str | None = None
+    queue_id: _Int32 | None = None
+    queue_offset: _Int64 | None = None
+    unique_key: str | None = None
+    msg_id: str | None = None
+    body_crc: _Int64 | None = None
+    producer: str | None = None
+    number: _Int64 | None = None
+
+    @property
+    def is_placed(self) -> bool:
+        return None not in (self.topic, self.queue_id, self.queue_offset)
 
 
-ENTRY_SCHEMA: Final = pa.schema([(name, _KINDS[kind]) for name, kind in COLUMNS]).append(
-    pa.field("group", pa.string())
+_TEXTS: Final = ("topic", "broker", "unique_key", "msg_id", "producer")
+#: Columns of an entry. `group`: that of its broker, where it is known; `entry`: it among all.
+ENTRY_SCHEMA: Final = pa.schema(
+    [
+        *((name, pa.string() if name in _TEXTS else pa.int32() if name == "queue_id" else
+           pa.int64()) for name in Entry.__struct_fields__),
+        ("group", pa.string()), ("entry", pa.int64()),
+    ]
+)  # fmt: skip
+_COLUMNS: Final = Entry.__struct_fields__
+ALLOWED: Final = (
+    "an entry has unique_key, or msg_id, or topic, queue_id and queue_offset; its columns are "
+    + ", ".join(name if name in _TEXTS else f"{name} (a number)" for name in _COLUMNS)
 )
 
 
-class BadEntry(ValueError):
-    """An entry that cannot be used; of files of lines the sentence is found later."""
+class BadEntry(Exception):
+    """An entry that cannot be used. `is_torn`: the last line of a file, without its end."""
 
-    def __init__(self, path: str, sentence: str = "") -> None:
-        super().__init__(sentence or path)
+    def __init__(self, path: str, sentence: str, *, is_torn: bool = False) -> None:
+        super().__init__(f"{path}, {sentence}; {ALLOWED}")
         self.path = path
-        self.sentence = sentence
+        self.is_torn = is_torn
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +109,12 @@ def plan_lists(patterns: Sequence[str]) -> tuple[list[Piece], int]:
 
 
 def entries_of(piece: Piece) -> Iterator[Entry]:
-    """The entries of a piece, their groups unknown. Raises BadEntry, OSError."""
+    """The entries of a piece. Raises BadEntry, ValueError, OSError."""
     if piece.row_group >= 0:
         return _of_rows(piece)
     if piece.path.endswith((".csv", ".csv.gz")):
         return _of_csv(piece)
     return _of_lines(piece)
-
-
-def is_placed(entry: Entry) -> bool:
-    """Whether it names a place; its group is another question."""
-    return None not in (entry.topic, entry.queue_id, entry.queue_offset)
-
-
-def is_numbered(entry: Entry) -> bool:
-    """Whether it can be put in the order in which its producer sent it."""
-    return entry.producer is not None and entry.number is not None and is_placed(entry)
 
 
 def _files(patterns: Sequence[str]) -> Iterator[tuple[Storage, fs.FileInfo]]:
@@ -134,15 +139,13 @@ def _files(patterns: Sequence[str]) -> Iterator[tuple[Storage, fs.FileInfo]]:
 
 def _check_columns(path: str, schema: pa.Schema) -> None:
     _check_names(path, schema.names)
-    for name, kind in COLUMNS:
-        if name not in schema.names:
-            continue
-        theirs = schema.field(name).type
-        is_text = pa.types.is_string(theirs) or pa.types.is_large_string(theirs)
-        is_number = pa.types.is_integer(theirs) or pa.types.is_floating(theirs)
-        if not (is_text if kind == "string" else is_number) and not pa.types.is_null(theirs):
-            wanted = "text" if kind == "string" else "numbers"
-            raise ValueError(f"{path}: its column {name} is {theirs}, not {wanted}; {ALLOWED}")
+    for name in set(_COLUMNS) & set(schema.names):
+        kind = schema.field(name).type
+        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+        if not (is_text if name in _TEXTS else is_number) and not pa.types.is_null(kind):
+            wanted = "text" if name in _TEXTS else "numbers"
+            raise ValueError(f"{path}: its column {name} is {kind}, not {wanted}; {ALLOWED}")
 
 
 def _check_names(path: str, names: Sequence[str]) -> None:
@@ -150,70 +153,114 @@ def _check_names(path: str, names: Sequence[str]) -> None:
         raise ValueError(f"{path} has the columns {', '.join(names)}; {ALLOWED}")
 
 
+def _entry(fields: dict[str, Any], *, strict: bool = True) -> Entry:
+    """Raises ValueError with what is wrong."""
+    entry = msgspec.convert(fields, Entry, strict=strict)
+    if not entry.is_placed and entry.unique_key is None and entry.msg_id is None:
+        raise ValueError("names no message")
+    return entry
+
+
 def _of_rows(piece: Piece) -> Iterator[Entry]:
     with piece.storage.file_system.open_input_file(piece.path) as opened:
         file = pq.ParquetFile(opened)
-        wanted = [name for name in _NAMES if name in file.schema_arrow.names]
-        counts = (file.metadata.row_group(n).num_rows for n in range(piece.row_group))
-        row = sum(counts)
+        wanted = [name for name in _COLUMNS if name in file.schema_arrow.names]
+        row = sum(file.metadata.row_group(n).num_rows for n in range(piece.row_group))
         for batch in file.iter_batches(row_groups=[piece.row_group], columns=wanted):
             for fields in batch.to_pylist():
-                whole: dict[str, Any] = {
-                    name: int(value) if isinstance(value, float) and value.is_integer() else value
-                    for name, value in fields.items()
-                }
-                if entry_fault(whole):
-                    sentence = f"{piece.path}, row {row}: it cannot be used; {ALLOWED}"
-                    raise BadEntry(piece.path, sentence)
-                yield Entry(*map(whole.get, _NAMES))
+                try:
+                    yield _entry({
+                        name: int(value) if isinstance(value, float) and value.is_integer()
+                        else value for name, value in fields.items()
+                    })  # fmt: skip
+                except ValueError as error:
+                    raise BadEntry(piece.path, f"row {row}: {error}") from error
                 row += 1
 
 
 def _of_csv(piece: Piece) -> Iterator[Entry]:
     with piece.storage.file_system.open_input_stream(piece.path) as stream:
-        rows = csv.reader(io.TextIOWrapper(stream, "utf-8", errors="replace", newline=""))
+        lines = io.TextIOWrapper(stream, "utf-8", errors="replace", newline="")
+        rows = csv.reader(lines)
         names = next(rows, None)
         if names is None:
             return
         _check_names(piece.path, names)
-        for row in rows:
-            if not row:
-                continue
-            entry = csv_entry(names, row) if len(row) == len(names) else None
-            if not _is_entry(entry):
-                raise BadEntry(piece.path)
-            yield Entry(*map(entry.get, _NAMES))
+        for row in filter(None, rows):
+            try:
+                if len(row) != len(names):
+                    raise ValueError(f"has {len(row)} fields, the first line {len(names)}")
+                fields = {name: value for name, value in zip(names, row, strict=True) if value}
+                yield _entry(fields, strict=False)
+            except ValueError as error:
+                sentence = f"line {rows.line_num}: {','.join(row)[:_SHOWN]!r} {error}"
+                is_last = next(rows, None) is None and _has_torn_end(piece)
+                raise BadEntry(piece.path, sentence, is_torn=is_last) from error
+
+
+def _has_torn_end(piece: Piece) -> bool:
+    if piece.path.endswith(_PACKED):
+        return False
+    with piece.storage.open(piece.path) as file:
+        return file.read_at(file.size - 1, 1) != b"\n"
 
 
 def _of_lines(piece: Piece) -> Iterator[Entry]:
-    for line in _lines(piece):
+    for offset, line in _lines(piece):
         if not line.strip():
             continue
         try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            entry = None
-        if not _is_entry(entry):
-            raise BadEntry(piece.path)
-        for name in _TEXTS:
-            value = entry.get(name)
-            if value is not None and not isinstance(value, str):
-                entry[name] = json.dumps(value)
-        yield Entry(*map(entry.get, _NAMES))
+            try:
+                fields = msgspec.json.decode(line)
+            except (ValueError, RecursionError):
+                fields = None
+            if not isinstance(fields, dict):
+                raise ValueError("is no JSON object")
+            for name in _TEXTS:
+                if not isinstance(fields.get(name), str | None):
+                    fields[name] = json.dumps(fields[name])
+            yield _entry(fields)
+        except ValueError as error:
+            shown = line.strip()[:_SHOWN].decode("utf-8", "replace")
+            sentence = f"line {_line_number(piece, offset)}: {shown!r} {error}"
+            is_torn = not line.endswith(b"\n") and not piece.path.endswith(_PACKED)
+            raise BadEntry(piece.path, sentence, is_torn=is_torn) from error
 
 
-def _lines(piece: Piece) -> Iterator[bytes]:
-    if piece.end:
-        with piece.storage.open(piece.path) as file:
-            wanted = HistoryRange(piece.path, piece.begin, piece.end)
-            for _, text in line_pieces(file, wanted):
-                yield from text.split(b"\n")
-            if piece.end == file.size:
-                yield last_line(file)
+def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
+    """(offset, line) of a piece, lines with their ends; also of a last one without."""
+    if not piece.end:
+        with piece.storage.file_system.open_input_stream(piece.path) as stream:
+            yield from _placed(0, io.BufferedReader(stream))
         return
+    with piece.storage.open(piece.path) as file:
+        for offset, text in line_pieces(file, HistoryRange(piece.path, piece.begin, piece.end)):
+            yield from _placed(offset, io.BytesIO(text))
+        if piece.end == file.size:
+            yield from _last_line(file)
+
+
+def _placed(offset: int, lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    for line in lines:
+        yield offset, line
+        offset += len(line)
+
+
+def _last_line(file: OpenFile) -> Iterator[tuple[int, bytes]]:
+    """What follows the last line end of a file, if anything does; of more than 1 MiB the end."""
+    begin = max(0, file.size - _LINE_MAX)
+    tail = file.read_at(begin, _LINE_MAX)
+    cut = tail.rfind(b"\n") + 1
+    if cut < len(tail):
+        yield begin + cut, tail[cut:]
+
+
+def _line_number(piece: Piece, offset: int) -> int:
+    """Of the line at an offset, from 1."""
+    count, position = 1, 0
     with piece.storage.file_system.open_input_stream(piece.path) as stream:
-        yield from io.BufferedReader(stream)
-
-
-def _is_entry(entry: Any) -> TypeGuard[dict[str, Any]]:
-    return isinstance(entry, dict) and entry_fault(entry) is None
+        while position < offset:
+            data = stream.read(min(1 << 20, offset - position))
+            count += data.count(b"\n")
+            position += len(data)
+    return count

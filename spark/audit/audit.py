@@ -8,24 +8,28 @@ from __future__ import annotations
 import json
 import tempfile
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pyarrow import fs
 
-from batonmq.spark.audit import steps
-from batonmq.spark.audit.acked import AckedCounts
-from batonmq.spark.audit.acked_lines import first_fault, has_torn_end
+from batonmq.spark.audit import acked, steps
 from batonmq.spark.audit.acked_list import Piece, plan_lists
-from batonmq.spark.audit.epoch_lists import compare_epochs
-from batonmq.spark.audit.findings import SEVERITIES, WARNING, Finding
-from batonmq.spark.audit.replicas import ReplicaGroup, find_groups, log_files, outside
-from batonmq.spark.audit.results import FindingFiles, FindingSums
-from batonmq.spark.audit.scan import RangeTask, ScanOptions, plan_tasks
-from batonmq.spark.audit.steps import Counts, Listed, Shared, Step
+from batonmq.spark.audit.findings import (
+    SEVERITIES,
+    WARNING,
+    Finding,
+    FindingFiles,
+    Sums,
+    merged,
+)
+from batonmq.spark.audit.relations import AckedCounts, across_ranges
+from batonmq.spark.audit.replicas import ReplicaGroup, find_groups, log_files
+from batonmq.spark.audit.scan import Counts, RangeTask, ScanOptions, plan_tasks
+from batonmq.spark.audit.standing import standing
+from batonmq.spark.audit.steps import Listed, Shared, Step
 from batonmq.spark.engine import Engine
 from batonmq.spark.read.storage import locate
 
@@ -90,8 +94,7 @@ def plan_audit(request: AuditRequest) -> Plan:
     found: list[Finding] = []
     for number, group in enumerate(groups):
         files = log_files(group)
-        found.extend(outside(group, files, unconfirmed=request.unconfirmed))
-        found.extend(compare_epochs(group))
+        found.extend(standing(group, files, unconfirmed=request.unconfirmed))
         tasks.extend(plan_tasks(number, group, files, request.range_bytes))
     pieces, list_bytes = plan_lists(request.acked)
     log_bytes = sum(task.end - task.begin for task in tasks)
@@ -100,26 +103,20 @@ def plan_audit(request: AuditRequest) -> Plan:
 
 @dataclass(slots=True)
 class AuditResult:
-    """The result of an audit. `totals`: how many findings there are of each (group, severity), all
-    of them. `kinds`: rows of group, severity, kind, replicas, count, first and last offset and
-    epoch; the gravest 1,000. `first`: the gravest findings. `files`: all of them, until the end of
-    the work folder.
-    """
+    """The result of an audit. `files`: all findings, until the end of the work folder."""
 
     groups: list[ReplicaGroup]
     counts: dict[str, Counts]
-    totals: Counter[tuple[str | None, str]]
-    kinds: list[dict[str, Any]]
-    first: list[dict[str, Any]]
+    sums: Sums
     acked: AckedCounts | None
     files: FindingFiles
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str]
 
     def count(self, severity: str | None = None, *, group: str | None = None) -> int:
         """How many findings there are of a severity, of a group; None: of all."""
         return sum(
             count
-            for (theirs, each), count in self.totals.items()
+            for (theirs, each), count in self.sums.totals().items()
             if severity in (None, each) and group in (None, theirs)
         )
 
@@ -165,58 +162,48 @@ def run_audit(
         for group in plan.groups
         if len(group.replicas) == 1
     ]
-    known, listed, acked = [*plan.found], Listed(), None
+    known, listed, outcome = [*plan.found], Listed(), None
     if request.acked:
         with step("reading the acknowledged list"):
             listed, notes = _read_lists(engine, shared, plan)
         warnings += notes
         known += _of_list(listed)
         others = sum(listed.others.values())
-        acked = AckedCounts(entries=listed.count, other_brokers=others)
+        outcome = AckedCounts(entries=listed.count, other_brokers=others)
+    sums = [files.write("known", known)]
     with step("comparing the replicas"):
         topics = frozenset(listed.topics) if request.acked else None
         scan = steps.Scan(shared, plan.groups, request.scan, topics, listed.has_ids)
         packs = list(enumerate(packed(plan.tasks, shared.buckets, request.range_bytes)))
         counts = {group.name: Counts() for group in plan.groups}
-        for result in engine.map(scan, packs):
+        for result, of_task in engine.map(scan, packs):
+            sums.append(of_task)
             for name, more in result.items():
                 counts[name].add(more)
-    sums = files.write("known", known)
     with step("looking across ranges"):
         for each in _across(engine, shared, request):
-            sums.add(each.sums)
-            if acked is not None:
-                acked.add(each.counts)
-    return _summed_up(sums, AuditResult(
-        plan.groups, counts, Counter(), [], [], acked, files, warnings
-    ))  # fmt: skip
+            sums.append(each.sums)
+            if outcome is not None:
+                outcome.add(each.counts)
+    return AuditResult(
+        plan.groups, counts, merged(sums, request.limit), outcome, files, warnings
+    )  # fmt: skip
 
 
-def _across(engine: Engine, shared: Shared, request: AuditRequest) -> Iterator[Step]:
+def _across(engine: Engine, shared: Shared, request: AuditRequest) -> Iterator[steps.Result]:
     """What crosses ranges: each step reads what those before it sent."""
     buckets = range(shared.buckets)
     begins: dict[tuple[str, str, int], int] = {}
-    for each in engine.map(steps.AcrossRanges(shared), buckets):
+    for each in engine.map(Step(shared, across_ranges), buckets):
         begins |= each.begins
         yield each
-    todo: list[Callable[[int], Step]] = []
+    links = Step(shared, acked.by_links, (begins, request.duplicates))
+    todo = [links] if request.duplicates else []
     if request.acked:
-        todo.append(steps.AtPlaces(shared))
-    if request.acked or request.duplicates:
-        todo.append(steps.ByLinks(shared, begins, request.duplicates))
-    if request.acked:
-        todo += [steps.ByOffsets(shared), steps.InOrder(shared)]
+        todo = [Step(shared, acked.at_places), links]
+        todo += [Step(shared, one) for one in (acked.lost, acked.by_offsets, acked.in_order)]
     for one in todo:
         yield from engine.map(one, buckets)
-
-
-def _summed_up(sums: FindingSums, result: AuditResult) -> AuditResult:
-    result.totals, result.kinds, result.first = sums.totals(), sums.kinds(), sums.first
-    if sum(row["count"] for row in result.kinds) < result.count():
-        result.warnings.append(
-            f"the gravest {len(result.kinds)} sorts of findings are summed up below"
-        )
-    return result
 
 
 def packed(tasks: Sequence[RangeTask], slots: int, range_bytes: int) -> list[list[RangeTask]]:
@@ -250,15 +237,18 @@ def _read_lists(engine: Engine, shared: Shared, plan: Plan) -> tuple[Listed, lis
     every = Listed()
     bad: list[str] = []
     notes = []
-    for piece, one in zip(plan.pieces, engine.map(read, list(enumerate(plan.pieces))), strict=True):
+    for one in engine.map(read, list(enumerate(plan.pieces))):
         every.count += one.count
         every.others.update(one.others)
         every.topics |= one.topics
         every.has_ids |= one.has_ids
         every.named |= one.named
         if one.bad is not None:
-            notes.append(_torn(piece, one.bad.sentence, again=piece.path in bad))
-            bad.append(piece.path)
+            path, sentence, is_torn = one.bad
+            if not is_torn or path in bad:
+                raise ValueError(sentence)
+            notes.append(f"{path} ends within a line, which is left out: its writer was killed")
+            bad.append(path)
     for broker in sorted(every.named):
         raise ValueError(
             f"the acknowledged list names broker {broker}, which may be any of "
@@ -266,16 +256,6 @@ def _read_lists(engine: Engine, shared: Shared, plan: Plan) -> tuple[Listed, lis
             "of these names into the list"
         )
     return every, notes
-
-
-def _torn(piece: Piece, sentence: str, *, again: bool) -> str:
-    """The note about a torn last line. Raises ValueError if anything else is wrong."""
-    if sentence:
-        raise ValueError(sentence)
-    sentence, is_last = first_fault(piece.storage, piece.path)
-    if again or not is_last or not has_torn_end(piece.storage, piece.path):
-        raise ValueError(sentence)
-    return f"{piece.path} ends within a line, which is left out: its writer was killed"
 
 
 def _of_list(listed: Listed) -> Iterable[Finding]:
@@ -306,7 +286,7 @@ def write_result(result: AuditResult, folder: str, summary: dict[str, Any]) -> N
         system.delete_file(f"{place}/summary.json")
     if storage.exists(f"{place}/findings"):
         system.delete_dir(f"{place}/findings")
-    if not sum(result.totals.values()):
+    if not result.count():
         result.files.write_none()
     _, made = locate(result.files.folder)
     system.create_dir(f"{place}/findings")

@@ -2,8 +2,11 @@
 
 Replicas are byte-identical up to the smaller confirmOffset, so their bytes are compared as they
 are; only where these differ, the records of each replica are located. Each side locates its own
-records, so damage in one replica does not hide records of another. Free of Spark.
+records, so damage in one replica does not hide records of another. They are joined by log offset;
+where they do not agree, see `vote`. Free of Spark.
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,14 +14,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from batonmq.protocol.record import END_FILE_MIN_BLANK
-from batonmq.spark.audit.disagreement import MajorityVote, Place
 from batonmq.spark.audit.findings import Finding
 from batonmq.spark.audit.replicas import ReplicaGroup
-from batonmq.spark.audit.sides import Absent, Items, Side, Stretch
+from batonmq.spark.audit.sides import Items, Side, Stretch
+from batonmq.spark.audit.vote import Vote
 from batonmq.spark.read.log_range import Block
 from batonmq.spark.read.record_columns import Bools, Int64s, Records
-
-AnySide = Side | Absent
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,9 @@ class Held:
 class Compared:
     """The result of one stretch."""
 
+    compared_bytes: int = 0
     held: list[Held] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    compared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,64 +61,60 @@ class Comparison:
     unconfirmed: bool = False
     record_bytes_max: int = 32 << 20
 
-    def of(self, sides: Sequence[AnySide], stretch: Stretch) -> Compared:
+    def of(self, sides: Sequence[Side], stretch: Stretch) -> Compared:
         """Compare one stretch. Raises OSError."""
         sides = [side for side in sides if side.limit > stretch.begin]
         for side in sides:
             side.hold(stretch)
         if not sides:
             return Compared()
+        result = Compared(min(stretch.end, max(s.limit for s in sides)) - stretch.begin)
         longest = max(sides, key=lambda side: (side.limit, -side.index))
-        items = self._items(longest, stretch)
+        items = self._items(longest, stretch, check_crc=self.check_crc)
         if not items.damages and _all_equal(longest, items, sides, stretch):
-            return _agreed(sides, items, stretch)
-        return self._differing(sides, stretch)
+            for block in items.blocks:
+                ends = block.base + block.records.start + block.records.size
+                have = sum(np.where(ends <= side.limit, 1 << side.index, 0) for side in sides)
+                result.held.append(_whole(block, block.records, np.asarray(have, np.int64)))
+        else:
+            # Where replicas differ CRCs are checked even if `check_crc` is off.
+            every = {side.index: self._items(side, stretch, check_crc=True) for side in sides}
+            self._differing(result, sides, every, stretch)
+        return result
 
-    def _items(self, side: AnySide, stretch: Stretch) -> Items:
-        return side.items(stretch, check_crc=self.check_crc, record_bytes_max=self.record_bytes_max)
+    def _items(self, side: Side, stretch: Stretch, *, check_crc: bool) -> Items:
+        most = self.record_bytes_max
+        return side.items(stretch, check_crc=check_crc, record_bytes_max=most)
 
-    def _differing(self, sides: Sequence[AnySide], stretch: Stretch) -> Compared:
-        every = {side.index: self._strict_items(side, stretch) for side in sides}
-        parts = [items.starts for items in every.values()]
-        starts, first_at = np.unique(np.concatenate(parts), return_index=True)
+    def _differing(
+        self, result: Compared, sides: Sequence[Side], every: Mapping[int, Items], stretch: Stretch
+    ) -> None:
+        starts, first_at = np.unique(
+            np.concatenate([items.starts for items in every.values()]), return_index=True
+        )
         ends = np.concatenate([items.ends for items in every.values()])[first_at]
         agree, have = self._agreement(sides, every, starts, ends)
-        result = Compared(compared_bytes=min(stretch.end, max(s.limit for s in sides)))
-        result.compared_bytes -= stretch.begin
-        vote = MajorityVote(
-            self.group,
-            sides,
-            every,
-            stretch,
-            unconfirmed=self.unconfirmed,
-            record_bytes_max=self.record_bytes_max,
-        )
         taken = np.zeros(len(starts), np.bool_)
         for side in sides:
             wanted = agree & ~taken & ((have >> side.index) & 1 == 1)
             taken |= wanted
             for block in every[side.index].blocks:
                 at = np.searchsorted(starts, block.records.start + block.base)
-                mine_here = wanted[at]
-                if mine_here.any():
-                    at = at[mine_here]
-                    records = block.records.keep(mine_here)
-                    result.held.append(_whole(block, records, have[at]))
-        places: list[Place] = []
-        for index in np.flatnonzero(~agree).tolist():
-            place = vote.place(int(starts[index]))
-            places.append(place)
-            result.findings += place.findings
-            for window, base, records, mask, lack, is_true in place.held:
-                ones = np.ones(len(records), np.int64)
-                result.held.append(
-                    Held(window, base, records, ones * mask, ones * lack, ones * is_true > 0)
-                )
-        result.findings += vote.damages(places)
-        return result
+                mine = wanted[at]
+                if mine.any():
+                    result.held.append(_whole(block, block.records.keep(mine), have[at[mine]]))
+        vote = Vote(self.group, sides, every, stretch, self.unconfirmed, self.record_bytes_max)
+        for offset in starts[~agree].tolist():
+            for message, its, lack, is_true in vote.place(offset):
+                one = np.ones(1, np.int64)
+                result.held.append(Held(
+                    message.window, message.base, message.records, one * its, one * lack,
+                    one * is_true > 0,
+                ))  # fmt: skip
+        result.findings += [*vote.findings, *vote.damages()]
 
     def _agreement(
-        self, sides: Sequence[AnySide], every: Mapping[int, Items], starts: Int64s, ends: Int64s
+        self, sides: Sequence[Side], every: Mapping[int, Items], starts: Int64s, ends: Int64s
     ) -> tuple[Bools, Int64s]:
         """(agree, have) for each start: whether all that must hold the record hold the same bytes,
         and a bit mask of the sides that hold it.
@@ -125,10 +122,9 @@ class Comparison:
         agree = np.ones(len(starts), np.bool_)
         have = np.zeros(len(starts), np.int64)
         known = np.zeros(len(starts), np.int64)
-        digests = {side.index: _digests(every[side.index], starts, len(starts)) for side in sides}
+        digests = {side.index: _digests(every[side.index], starts) for side in sides}
         for mine in digests.values():
-            fresh = (known == 0) & (mine != 0)
-            known[fresh] = mine[fresh]
+            known = np.where(known == 0, mine, known)
         for side in sides:
             mine = digests[side.index]
             scope = ends <= (side.limit if self.unconfirmed else side.confirm)
@@ -136,15 +132,11 @@ class Comparison:
             have |= np.where(mine == known, np.int64(1) << side.index, 0)
         return agree, have
 
-    def _strict_items(self, side: AnySide, stretch: Stretch) -> Items:
-        """Where replicas differ CRCs are checked even if `check_crc` is off."""
-        return side.items(stretch, check_crc=True, record_bytes_max=self.record_bytes_max)
 
-
-def _all_equal(longest: AnySide, items: Items, sides: Sequence[AnySide], stretch: Stretch) -> bool:
+def _all_equal(longest: Side, items: Items, sides: Sequence[Side], stretch: Stretch) -> bool:
     """Whether all sides hold the bytes of these records, as far as they confirm them."""
     end = stretch.end
-    if items.blocks:
+    if len(items.ends):
         end = int(items.ends[-1])
         if end < stretch.end:  # what follows is a blank: only its head has a content
             end += END_FILE_MIN_BLANK
@@ -153,41 +145,26 @@ def _all_equal(longest: AnySide, items: Items, sides: Sequence[AnySide], stretch
     if len(data) < end - stretch.begin:
         return False
     for side in sides:
-        if side is longest:
-            continue
-        theirs = side.read(stretch.begin, end)
         size = min(end, side.limit) - stretch.begin
+        theirs = data if side is longest else side.read(stretch.begin, end)
         if len(theirs) < size or theirs != (data if size == len(data) else data[:size]):
             return False
     return True
 
 
-def _agreed(sides: Sequence[AnySide], items: Items, stretch: Stretch) -> Compared:
-    result = Compared(compared_bytes=min(stretch.end, max(s.limit for s in sides)) - stretch.begin)
-    for block in items.blocks:
-        ends = block.base + block.records.start + block.records.size
-        have = np.zeros(len(ends), np.int64)
-        for side in sides:
-            have |= np.where(ends <= side.limit, np.int64(1) << side.index, 0)
-        result.held.append(_whole(block, block.records, have))
-    return result
-
-
 def _whole(block: Block, records: Records, have: Int64s) -> Held:
     rows = len(records)
-    return Held(
-        block.window, block.base, records, have, np.zeros(rows, np.int64), np.ones(rows, np.bool_)
-    )
+    lack, is_true = np.zeros(rows, np.int64), np.ones(rows, np.bool_)
+    return Held(block.window, block.base, records, have, lack, is_true)
 
 
-def _digests(items: Items, starts: Int64s, count: int) -> Int64s:
+def _digests(items: Items, starts: Int64s) -> Int64s:
     """A 64-bit hash of each record of a side by the index of its start; 0 where it has none."""
-    found = np.zeros(count, np.int64)
+    found = np.zeros(len(starts), np.int64)
     for block in items.blocks:
-        records, window = block.records, block.window
-        begins = records.start.tolist()
-        stops = (records.start + records.size).tolist()
-        hashes = [hash(window[a:b]) or 1 for a, b in zip(begins, stops, strict=True)]
-        at = np.searchsorted(starts, records.start + block.base)
-        found[at] = np.array(hashes, np.int64)
+        begins, sizes = block.records.start.tolist(), block.records.size.tolist()
+        hashes = [
+            hash(block.window[a : a + size]) or 1 for a, size in zip(begins, sizes, strict=True)
+        ]
+        found[np.searchsorted(starts, block.records.start + block.base)] = hashes
     return found

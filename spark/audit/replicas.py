@@ -11,10 +11,9 @@ from itertools import pairwise
 import numpy as np
 
 from batonmq.protocol.record import FIXED_SIZE_V1
-from batonmq.spark.audit.findings import CRITICAL, INFO, WARNING, Finding
 from batonmq.spark.read.log_range import Block, LogRange, RangeReader
 from batonmq.spark.read.queues import Queue, list_queues
-from batonmq.spark.read.selection import HIGH, Selection
+from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.storage import Storage, locate
 from batonmq.spark.read.store_facts import (
     NAME_DIGITS,
@@ -280,94 +279,3 @@ def log_files(group: ReplicaGroup) -> list[LogFile]:
 
 def _some(paths: Sequence[str | None]) -> str:
     return next(path for path in paths if path is not None)
-
-
-def outside(
-    group: ReplicaGroup, files: Sequence[LogFile], *, unconfirmed: bool = False
-) -> list[Finding]:
-    """What not all replicas hold, as findings: kept longer, lag; files that none has.
-
-    A broker always keeps its newest file, so a confirmed log without any file is gone.
-    `unconfirmed`: also how far logs reach above what is confirmed.
-    """
-    found = list(_shorter(group)) if unconfirmed else []
-    longest = group.confirm
-    for replica in group.replicas:
-        found += _incomplete(group, replica)
-    if not longest:
-        found += _nothing_confirmed(group)
-    edges = [(file.start, file.end) for file in files]
-    at = group.first
-    for start, end in [*edges, (HIGH, HIGH)]:
-        stop = min(start, longest)
-        if at < stop:
-            holders = [r for r in group.replicas if r.first <= at and r.confirm > at]
-            found.append(
-                Finding(
-                    group.name, CRITICAL, "missing",
-                    f"no replica has a file that holds the log from {at} to {stop}",
-                    tuple(r.name for r in holders), physical_offset=at, size=stop - at,
-                    epoch=group.epoch_at(at)[0],
-                )
-            )  # fmt: skip
-        at = max(at, end)
-    return found
-
-
-def _incomplete(group: ReplicaGroup, replica: Replica) -> Iterator[Finding]:
-    """What one replica lacks at the beginning or at the end of its log."""
-    longest = group.confirm
-    if not replica.files and replica.confirm:
-        begin = min(group.first, replica.confirm)
-        if begin == replica.confirm:
-            begin = 0
-        yield Finding(
-            group.name, CRITICAL, "missing",
-            f"{replica.facts.path}/commitlog has no file, and its checkpoint confirms the "
-            f"log up to {replica.confirm}",
-            (replica.name,), physical_offset=begin, size=replica.confirm - begin,
-            epoch=group.epoch_at(begin)[0],
-        )  # fmt: skip
-    elif replica.first > group.first and replica.files:
-        yield Finding(
-            group.name, INFO, "expired",
-            f"{replica.name} keeps the log from {replica.first} on, another one from "
-            f"{group.first}",
-            (replica.name,), physical_offset=group.first, size=replica.first - group.first,
-        )  # fmt: skip
-    if replica.confirm < longest:
-        yield Finding(
-            group.name, INFO, "lagging",
-            f"{replica.name} is confirmed up to {replica.confirm}, another one up to "
-            f"{longest}",
-            (replica.name,), physical_offset=replica.confirm,
-            size=longest - replica.confirm,
-            epoch=group.epoch_at(replica.confirm, group.confirming(longest))[0],
-        )  # fmt: skip
-
-
-def _shorter(group: ReplicaGroup) -> Iterator[Finding]:
-    """Replicas whose logs end before another one's, which has more that is not confirmed."""
-    longest = max(group.replicas, key=lambda replica: replica.end)
-    for replica in group.replicas:
-        if replica.end < longest.end and longest.end > longest.confirm:
-            yield Finding(
-                group.name, INFO, "lagging",
-                f"the log of {replica.name} ends at {replica.end}, that of {longest.name} at "
-                f"{longest.end}, not confirmed from {longest.confirm} on",
-                (replica.name,), physical_offset=replica.end, size=longest.end - replica.end,
-                epoch=longest.epoch_at(replica.end),
-            )  # fmt: skip
-
-
-def _nothing_confirmed(group: ReplicaGroup) -> Iterator[Finding]:
-    """A warning for each log that holds something though no replica confirms anything."""
-    for replica in group.replicas:
-        end = log_end(replica.storage, replica.files, 0)
-        if replica.files and end > replica.first:
-            yield Finding(
-                group.name, WARNING, "unchecked",
-                f"no replica confirms anything, so the log of {replica.name} up to {end} is not "
-                "compared; --unconfirmed compares it",
-                (replica.name,), physical_offset=replica.first, size=end - replica.first,
-            )  # fmt: skip

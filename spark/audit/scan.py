@@ -1,39 +1,65 @@
-"""A task of the audit: one range of a group's log, in all replicas, as rows.
+"""A task of the audit: one range of a group's log, in all replicas.
 
 Only what a later step needs leaves the task: findings, one row per queue, counts, and, if keys or
 an acknowledged list are to be checked, one narrow row per message, without its body. Free of Spark.
 """
 
-from collections.abc import Iterator, Sequence
+from __future__ import annotations
+
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from batonmq.protocol.properties import TAGS
+from batonmq.protocol.properties import TAGS, UNIQ_KEY
 from batonmq.protocol.tags import tags_code
 from batonmq.spark.audit.compare import Comparison, Held
-from batonmq.spark.audit.findings import (
-    COUNT,
-    MESSAGE,
-    Finding,
-    finding_rows,
-    scan_batch,
-    scan_columns,
-)
-from batonmq.spark.audit.keys import unique_keys
-from batonmq.spark.audit.queue_check import check_queues
+from batonmq.spark.audit.findings import Finding
+from batonmq.spark.audit.queues import NUMBERED_SCHEMA, by_queue, check_queues, numbered, steps_of
 from batonmq.spark.audit.replicas import LogFile, ReplicaGroup
-from batonmq.spark.audit.sequence import Collector, check_sequence
 from batonmq.spark.audit.sides import Stretch, open_sides
 from batonmq.spark.read.arrow_parts import binaries, integers_or_null, texts
-from batonmq.spark.read.property_columns import split_properties
-from batonmq.spark.read.record_columns import Bools, Int64s
+from batonmq.spark.read.property_columns import PropertyPairs, split_properties
+from batonmq.spark.read.record_columns import Bools, Int64s, take_fields
 
-_ROWS = 4096
+#: A record as the replicas hold it. `have`, `lack`: bit i is replica i of the group. `amount`: 1;
+#: 0: the other replicas hold something else, or those that have it are behind a later epoch.
+#: `batch_key`: the unique key of the batch in which it was sent.
+MESSAGE_SCHEMA: Final = pa.schema(
+    [
+        ("group", pa.string()),
+        ("topic", pa.string()),
+        ("queue_id", pa.int32()),
+        ("queue_offset", pa.int64()),
+        ("physical_offset", pa.int64()),
+        ("size", pa.int64()),
+        ("epoch", pa.int64()),
+        ("unique_key", pa.string()),
+        ("batch_key", pa.string()),
+        ("have", pa.int64()),
+        ("lack", pa.int64()),
+        ("body_crc", pa.int64()),
+        ("amount", pa.int64()),
+    ]
+)
+_QUEUE: Final = [("group", pa.string()), ("topic", pa.string()), ("queue_id", pa.int32())]
+#: A queue in one range: its first message and the queue offset of its last one.
+RANGE_SCHEMA: Final = pa.schema(
+    [*_QUEUE, *((n, pa.int64()) for n in ("queue_offset", "physical_offset", "last_offset"))]
+)
+#: Messages of a range that a replica's queue does not reach, which ends at `reach`.
+BEHIND_SCHEMA: Final = pa.schema(
+    [
+        *_QUEUE,
+        ("replica", pa.string()),
+        *((n, pa.int64()) for n in ("queue_offset", "reach", "amount")),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +85,33 @@ class RangeTask:
     end: int
 
 
+@dataclass(slots=True)
+class Counts:
+    """One group: messages in its confirmed log, those that two or more replicas hold alike, and the
+    bytes of the log that were compared.
+    """
+
+    messages: int = 0
+    agreed: int = 0
+    log_bytes: int = 0
+
+    def add(self, other: Counts) -> None:
+        self.messages += other.messages
+        self.agreed += other.agreed
+        self.log_bytes += other.log_bytes
+
+
+@dataclass(slots=True)
+class Scanned:
+    """What ranges have. `queues`, `behind`: rows of RANGE_SCHEMA, BEHIND_SCHEMA."""
+
+    counts: Counts = field(default_factory=Counts)
+    findings: list[Finding] = field(default_factory=list)
+    queues: list[dict[str, Any]] = field(default_factory=list)
+    behind: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[pa.Table] = field(default_factory=list)
+
+
 def plan_tasks(
     number: int, group: ReplicaGroup, files: Sequence[LogFile], range_bytes: int
 ) -> list[RangeTask]:
@@ -74,91 +127,56 @@ def plan_tasks(
     return tasks
 
 
-def run_task(
-    task: RangeTask, group: ReplicaGroup, options: ScanOptions
-) -> Iterator[pa.RecordBatch]:
-    """The rows of one range; see `findings.SCAN_SCHEMA`. Raises OSError."""
-    comparison = Comparison(
-        group,
-        check_crc=options.check_crc,
-        unconfirmed=options.unconfirmed,
-        record_bytes_max=options.record_bytes_max,
-    )
-    collector = Collector()
+def scan_range(task: RangeTask, group: ReplicaGroup, options: ScanOptions, into: Scanned) -> None:
+    """Compare one range; what it has goes `into`. Raises OSError."""
+    comparison = Comparison(group, options.check_crc, options.unconfirmed, options.record_bytes_max)
     top = max(replica.end if options.unconfirmed else replica.confirm for replica in group.replicas)
-    messages = agreed = compared = 0
-    damaged: list[Finding] = []
+    tables = [NUMBERED_SCHEMA.empty_table()]
     with ExitStack() as stack:
         sides = list(open_sides(group, task.file, stack))
         for begin in range(task.begin, task.end, options.chunk_bytes):
             stretch = Stretch(task.file, begin, min(begin + options.chunk_bytes, task.end))
             result = comparison.of(sides, stretch)
-            yield from _batches(finding_rows(result.findings))
-            compared += result.compared_bytes
-            damaged += [f for f in result.findings if f.kind == "damaged"]
+            into.findings += result.findings
+            into.counts.log_bytes += result.compared_bytes
             for held in result.held:
                 counts = held.is_true & (held.ends <= top)
-                messages += int(np.count_nonzero(counts))
                 alike = counts & (held.lack == 0) & (held.have & (held.have - 1) != 0)
-                agreed += int(np.count_nonzero(alike))
-                yield from _tell(held, group, options, collector, top)
-    rows: list[dict[str, Any]] = []
-    if options.queues:
-        numbered = collector.numbered()
-        said = list(check_sequence(group, numbered))
-        for side in sides:
-            said += check_queues(group, group.replicas[side.index], numbered, task.begin, task.end)
-        rows += [row for row in said if isinstance(row, dict)]
-        rows += finding_rows(row for row in said if isinstance(row, Finding))
-    rows.append(
-        {
-            "part": COUNT,
-            "group": group.name,
-            "amount": messages,
-            "agreed": agreed,
-            "size": compared,
-        }
-    )
-    yield from _batches(rows)
+                into.counts.messages += int(np.count_nonzero(counts))
+                into.counts.agreed += int(np.count_nonzero(alike))
+                if len(held.records) and (options.queues or options.messages):
+                    tables += _tell(held, group, options, counts, into)
+    if not options.queues:
+        return
+    queues = by_queue(pa.concat_tables(tables))
+    for told in steps_of(group, queues):
+        into.findings.append(told) if isinstance(told, Finding) else into.queues.append(told)
+    for side in sides:
+        replica = group.replicas[side.index]
+        for told in check_queues(group, replica, queues, task.begin, task.end):
+            into.findings.append(told) if isinstance(told, Finding) else into.behind.append(told)
 
 
 def _tell(
-    held: Held, group: ReplicaGroup, options: ScanOptions, collector: Collector, top: int
-) -> Iterator[pa.RecordBatch]:
-    """Note the messages of a block for their queues, and make rows of them if they are wanted."""
+    held: Held, group: ReplicaGroup, options: ScanOptions, counts: Bools, into: Scanned
+) -> list[pa.Table]:
+    """Rows of the messages of a block, and those that count for their queues."""
     records = held.records
-    if not len(records) or not (options.queues or options.messages):
-        return
     topics = texts(binaries(held.window, records.topic_at, records.topic_length))
     pairs = split_properties(held.window, records.properties_at, records.properties_length)
-    if options.queues:
-        wanted = held.is_true & (held.ends <= top)
-        collector.add(held.base, records, topics, _hashes(pairs.column(TAGS)), wanted)
-    if not options.messages:
-        return
     starts = records.start + held.base
-    epochs, missing, current = _epochs(group, starts, held.have)
-    own, of_batch = unique_keys(pairs)
-    rows = len(records)
-    yield scan_columns(
-        MESSAGE,
-        {
-            "group": pa.repeat(pa.scalar(group.name), rows),
-            "topic": topics,
-            "queue_id": pa.array(records.queue_id),
-            "queue_offset": pa.array(records.queue_offset),
-            "physical_offset": pa.array(starts),
-            "size": pa.array(records.size),
-            "epoch": integers_or_null(epochs, missing, pa.int64()),
-            "unique_key": own,
-            "batch_key": of_batch,
-            "have": pa.array(held.have),
-            "lack": pa.array(held.lack),
-            "body_crc": pa.array(records.body_crc),
-            "amount": pa.array((held.is_true & current).astype(np.int64)),
-        },
-        rows,
-    )
+    if options.messages:
+        epochs, missing, current = _epochs(group, starts, held.have)
+        into.messages.append(pa.table([
+            pa.repeat(pa.scalar(group.name), len(records)), topics,
+            pa.array(records.queue_id).cast(pa.int32()), records.queue_offset, starts,
+            records.size, integers_or_null(epochs, missing, pa.int64()), *_unique_keys(pairs),
+            held.have, held.lack, records.body_crc, (held.is_true & current).astype(np.int64),
+        ], schema=MESSAGE_SCHEMA))  # fmt: skip
+    if not options.queues:
+        return []
+    table = numbered(records, topics, held.base, _hashes(pairs.column(TAGS)), counts)
+    return [table]
 
 
 def _hashes(tags: pa.Array) -> Int64s:
@@ -169,38 +187,45 @@ def _hashes(tags: pa.Array) -> Int64s:
     return codes[which]
 
 
+def _unique_keys(pairs: PropertyPairs) -> tuple[pa.Array, pa.Array]:
+    """(own keys, keys of batches) of each row as strings; null where a row has none.
+
+    A message of a batch carries two: its own first, then the one of the whole batch, which readers
+    of properties see as the last of a repeated name. Only its own key identifies it.
+    """
+    raw = np.frombuffer(UNIQ_KEY.encode(), np.uint8)
+    named = np.flatnonzero(pairs.name_length == len(raw))
+    if len(named):
+        found = take_fields(pairs.data, pairs.name_at[named], np.dtype(("u1", len(raw))))
+        named = named[(found == raw).all(axis=1)]
+    last = pairs.column(UNIQ_KEY)
+    _, at = np.unique(pairs.row[named], return_index=True)
+    if len(at) == len(named):
+        return last, pa.nulls(pairs.rows, pa.string())
+    columns = ("row", "name_at", "name_length", "value_at", "value_length")
+    own = replace(pairs, **{n: getattr(pairs, n)[named[at]] for n in columns}).column(UNIQ_KEY)
+    return own, pc.if_else(pc.equal(own, last), None, last)
+
+
 def _epochs(group: ReplicaGroup, starts: Int64s, have: Int64s) -> tuple[Int64s, Bools, Bools]:
     """(epochs, missing, current) of log offsets: their epochs by the replicas that have them
     (bits), by all if none of those has one; missing where the lists disagree. `current`: one that
     has it gives it the latest epoch that any list does; otherwise a later master continued without
     it, and it will be truncated.
     """
-    said = [replica.facts.epoch_of(starts) for replica in group.replicas]
-    everybody = np.full(len(starts), -1, np.int64)
-    low, high = _least_and_latest(said, have)
-    all_low, latest = _least_and_latest(said, everybody)
+    lists = [replica.facts.epoch_of(starts) for replica in group.replicas]
+    epochs = np.array([each for each, _ in lists])
+    tells = ~np.array([unknown for _, unknown in lists])
+    has = (have >> np.arange(len(lists))[:, None]) & 1 == 1
+    least = np.iinfo(np.int64).max
+
+    def span(of: Bools) -> tuple[Int64s, Int64s]:
+        low: Int64s = np.where(of, epochs, least).min(axis=0)
+        high: Int64s = np.where(of, epochs, -1).max(axis=0)
+        return low, high
+
+    low, high = span(tells & has)
+    all_low, latest = span(tells)
     low, high = np.where(high < 0, all_low, low), np.where(high < 0, latest, high)
-    current = np.zeros(len(starts), np.bool_)
-    for index, (epochs, unknown) in enumerate(said):
-        current |= ((have >> index) & 1 == 1) & (unknown | (epochs == latest))
+    current = (has & (~tells | (epochs == latest))).any(axis=0)
     return high, low != high, current
-
-
-def _least_and_latest(
-    said: Sequence[tuple[Int64s, Bools]], wanted: Int64s
-) -> tuple[Int64s, Int64s]:
-    """The least and the latest epoch in the wanted (bits) of several lists: the greatest
-    number there is, and -1, where none of them has one.
-    """
-    least = np.full(len(wanted), np.iinfo(np.int64).max)
-    latest = np.full(len(wanted), -1, np.int64)
-    for index, (epochs, unknown) in enumerate(said):
-        tells = ~unknown & ((wanted >> index) & 1 == 1)
-        least = np.where(tells, np.minimum(least, epochs), least)
-        latest = np.where(tells, np.maximum(latest, epochs), latest)
-    return least, latest
-
-
-def _batches(rows: Sequence[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
-    for at in range(0, len(rows), _ROWS):
-        yield scan_batch(rows[at : at + _ROWS])

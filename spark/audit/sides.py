@@ -3,7 +3,9 @@
 Free of Spark.
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -50,27 +52,20 @@ class HeldFile:
             return self._data[skip : skip + size]
         return self._inner.read_at(offset, size)
 
-    def close(self) -> None:
-        self._inner.__exit__()
 
-
-@dataclass(frozen=True, slots=True)
 class Items:
-    """What a side holds: blocks of whole records, and damaged stretches, in the log's order."""
+    """What a side holds: blocks of whole records, and damaged stretches, in the log's order.
 
-    blocks: tuple[Block, ...]
-    damages: tuple[Damage, ...]
+    `starts`, `ends`: the log offsets of all records.
+    """
 
-    @property
-    def starts(self) -> Int64s:
-        """Log offsets of the records."""
-        parts = [block.records.start + block.base for block in self.blocks]
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
-
-    @property
-    def ends(self) -> Int64s:
-        parts = [b.records.start + b.records.size + b.base for b in self.blocks]
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+    def __init__(self, items: Sequence[Block | Damage] = ()) -> None:
+        self.blocks = [item for item in items if isinstance(item, Block)]
+        self.damages = [item for item in items if isinstance(item, Damage)]
+        starts = [block.base + block.records.start for block in self.blocks]
+        sizes = [block.records.size for block in self.blocks]
+        self.starts: Int64s = np.concatenate(starts) if starts else np.empty(0, np.int64)
+        self.ends: Int64s = self.starts + np.concatenate(sizes) if sizes else self.starts
 
     def damage_at(self, offset: int) -> Damage | None:
         """The damaged stretch that holds the byte at a log offset."""
@@ -81,86 +76,63 @@ class Items:
 
 
 class Side:
-    """One replica's file of the log, from which stretches are read; `limit`: nothing above is."""
+    """One replica's file of the log, from which stretches are read; `limit`: nothing above is.
 
-    def __init__(self, index: int, opened: OpenFile, group: ReplicaGroup, file: LogFile) -> None:
+    `gone`: why it has no such file, though it should; "" if it has it.
+    """
+
+    def __init__(self, index: int, group: ReplicaGroup, file: LogFile, stack: ExitStack) -> None:
+        """Raises OSError."""
         replica = group.replicas[index]
+        path = file.paths[index]
         self.index = index
-        self.path = opened.path
-        self.first = replica.first
+        self.path = path or f"{replica.facts.path}/commitlog/{file.start:020d}"
         self.confirm = replica.confirm
         self.limit = min(replica.end, file.end)
-        self._held = HeldFile(opened)
-        self._file = OpenFile(opened.path, self._held)
-        self._start = file.start
-        self._end = file.end
+        self.gone = ""
+        self._held: HeldFile | None = None
+        if path is not None:
+            self._held = HeldFile(stack.enter_context(replica.storage.open(path)))
+        else:
+            is_there = replica.storage.exists(self.path)
+            self.gone = f"{self.path} is {'empty' if is_there else 'missing'}"
+        self._start, self._end = file.start, file.end
         self._loose_from = HIGH if replica.end <= replica.confirm else replica.confirm
 
     def hold(self, stretch: Stretch) -> None:
-        """Read a stretch; the next reads should lie in it."""
+        """Read a stretch; the next reads should lie in it. Raises OSError."""
         end = min(stretch.end + _PAD_BYTES, self.limit)
-        self._held.hold(stretch.begin - self._start, max(0, end - stretch.begin))
+        if self._held is not None:
+            self._held.hold(stretch.begin - self._start, max(0, end - stretch.begin))
 
     def read(self, begin: int, end: int) -> bytes:
         """Bytes [begin, end) of the log; fewer where the file or the limit ends."""
-        return self._file.read_at(begin - self._start, min(end, self.limit) - begin)
+        size = min(end, self.limit) - begin
+        if self._held is None or size <= 0:
+            return b""
+        return self._held.read_at(size, begin - self._start)
 
     def items(self, stretch: Stretch, *, check_crc: bool, record_bytes_max: int) -> Items:
-        """What begins in a stretch."""
+        """What begins in a stretch. Raises OSError."""
         end = min(stretch.end, self.limit)
-        if stretch.begin >= end:
-            return Items((), ())
+        if self._held is None or stretch.begin >= end:
+            return Items()
         wanted = LogRange(
             self.path, self._start, self._end, stretch.begin, end, self.limit,
             stretch.begin == self._start, self._loose_from,
         )  # fmt: skip
         reader = RangeReader(
-            self._file,
+            OpenFile(self.path, self._held),
             wanted,
             check_crc=check_crc,
             window_bytes=end - stretch.begin,
             record_bytes_max=record_bytes_max,
         )
-        blocks: list[Block] = []
-        damages: list[Damage] = []
-        for item in reader.blocks():
-            if isinstance(item, Block):
-                blocks.append(item)
-            else:
-                damages.append(item)
-        return Items(tuple(blocks), tuple(damages))
+        return Items(list(reader.blocks()))
 
 
-class Absent:
-    """The side of a replica that should have a file and has none."""
-
-    def __init__(self, index: int, group: ReplicaGroup, file: LogFile) -> None:
-        replica = group.replicas[index]
-        self.index = index
-        self.path = f"{replica.facts.path}/commitlog/{file.start:020d}"
-        is_there = replica.storage.exists(self.path)
-        self.what = f"{self.path} is {'empty' if is_there else 'missing'}"
-        self.first = replica.first
-        self.confirm = replica.confirm
-        self.limit = min(replica.end, file.end)
-
-    def hold(self, stretch: Stretch) -> None:
-        pass
-
-    def read(self, begin: int, end: int) -> bytes:
-        return b""
-
-    def items(self, stretch: Stretch, *, check_crc: bool, record_bytes_max: int) -> Items:
-        return Items((), ())
-
-
-def open_sides(group: ReplicaGroup, file: LogFile, stack: ExitStack) -> Iterator[Side | Absent]:
+def open_sides(group: ReplicaGroup, file: LogFile, stack: ExitStack) -> Iterator[Side]:
     """The sides of all replicas that are to be read in this file. Raises OSError."""
     for index, replica in enumerate(group.replicas):
-        if not replica.first <= file.start < replica.end:
-            continue
-        path = file.paths[index]
-        if path is None:
-            yield Absent(index, group, file)
-        else:
-            yield Side(index, stack.enter_context(replica.storage.open(path)), group, file)
+        if replica.first <= file.start < replica.end:
+            yield Side(index, group, file, stack)

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import msgspec
+
 from batonmq.spark.audit.audit import AuditResult
 from batonmq.spark.audit.findings import INFO, SEVERITIES
 from batonmq.spark.audit.replicas import ReplicaGroup
@@ -33,16 +35,20 @@ _SHORT: Final = {
 
 def summary_of(result: AuditResult, inputs: Sequence[str]) -> dict[str, Any]:
     """The whole result as a document for JSON, with the first findings."""
+    kinds = result.sums.kinds()
+    notes = [*result.warnings]
+    if sum(row["count"] for row in kinds) < result.count():
+        notes.append(f"the gravest {len(kinds)} sorts of findings are summed up below")
     return {
         "verdict": "clean" if result.is_clean else "found",
         "generated_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "inputs": list(inputs),
         "groups": [_group(result, group) for group in result.groups],
         "findings": {severity: result.count(severity) for severity in SEVERITIES},
-        "kinds": result.kinds,
-        "acked": None if result.acked is None else result.acked.as_dict(),
-        "warnings": result.warnings,
-        "first": result.first,
+        "kinds": kinds,
+        "acked": result.acked and msgspec.to_builtins(result.acked),
+        "warnings": notes,
+        "first": result.sums.first.to_pylist(),
     }
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from batonmq.spark.engine import Engine
-from batonmq.spark.exchange import Exchange, bucket_of
+from batonmq.spark.exchange import Exchange
 from batonmq.spark.read.reading import Read, Work
 from batonmq.spark.stats import scan, tables
 from batonmq.spark.stats.output import Output, write_rows
@@ -66,15 +66,13 @@ class Shared:
         schemas = {
             "sizes": scan.SIZES_SCHEMA, "delays": scan.DELAYS_SCHEMA, "offsets": _OFFSETS_SCHEMA
         }  # fmt: skip
-        return Exchange(f"{self.folder}/{name}", schemas[name], self.buckets)
+        return Exchange(f"{self.folder}/{name}", schemas[name], ["topic"], self.buckets)
 
     def send(self, name: str, task: str, table: pa.Table) -> None:
-        topics = table.column("topic").to_pylist() if self.buckets > 1 else ()
-        to = (bucket_of((topic,), self.buckets) for topic in topics)
-        self.exchange(name).send(task, table, to)
+        self.exchange(name).send(task, table)
 
     def receive(self, name: str, bucket: int) -> Iterator[tables.Row]:
-        for batch in self.exchange(name).receive(bucket):
+        for batch in self.exchange(name).receive(bucket).to_batches():
             yield from batch.to_pylist()
 
 

@@ -3,13 +3,15 @@
 import json
 import shutil
 import struct
+from dataclasses import asdict
 from pathlib import Path
 
 from batonmq.protocol.record import NewMessage
 from batonmq.protocol.tags import tags_code
-from batonmq.spark.audit.epoch_lists import compare_epochs
-from batonmq.spark.audit.replicas import find_groups, log_files, outside
-from batonmq.spark.audit.scan import ScanOptions, plan_tasks, run_task
+from batonmq.spark.audit.findings import IDENTIFIED_SCHEMA, finding_table
+from batonmq.spark.audit.replicas import find_groups, log_files
+from batonmq.spark.audit.scan import Scanned, ScanOptions, plan_tasks, scan_range
+from batonmq.spark.audit.standing import standing
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
 from tests.spark.log_files import HOST_V4, START_MS, LogFiles, message
@@ -109,20 +111,30 @@ def set_confirm(root, offset):
 
 
 def scan(paths, *, group=None, unconfirmed=False, with_tails=False, **options):
-    """All rows of all groups: what tasks tell, and what is found while they are planned."""
+    """All rows of all groups, with `part`: what tasks tell, and what is found before."""
     rows = []
+
+    def add(part, found):
+        rows.extend({"part": part, **row} for row in found)
+
     groups = find_groups(
         [str(path) for path in paths], group=group, unconfirmed=unconfirmed, with_tails=with_tails
     )
     chosen = ScanOptions(unconfirmed=unconfirmed, **options)
     for number, each in enumerate(groups):
         files = log_files(each)
-        for finding in outside(each, files, unconfirmed=unconfirmed) + compare_epochs(each):
-            rows.append({"part": "finding", **finding.row()})
+        known = standing(each, files, unconfirmed=unconfirmed)
+        add("finding", finding_table(known).to_pylist())
         for task in plan_tasks(number, each, files, chosen.range_bytes):
-            for batch in run_task(task, each, chosen):
-                batch.validate(full=True)
-                rows += batch.to_pylist()
+            found = Scanned()
+            scan_range(task, each, chosen, found)
+            add("finding", finding_table(found.findings, IDENTIFIED_SCHEMA).to_pylist())
+            add("queue", found.queues)
+            add("behind", found.behind)
+            add("count", [asdict(found.counts)])
+            for table in found.messages:
+                table.validate(full=True)
+                add("message", table.to_pylist())
     return rows
 
 
@@ -133,7 +145,7 @@ def findings(paths, **options):
 def counts(paths, **options):
     """(messages, those that several replicas hold alike)."""
     rows = [row for row in scan(paths, **options) if row["part"] == "count"]
-    return sum(row["amount"] for row in rows), sum(row["agreed"] for row in rows)
+    return sum(row["messages"] for row in rows), sum(row["agreed"] for row in rows)
 
 
 def real_store(root, *, messages=60, identity="C#broker-q#1"):

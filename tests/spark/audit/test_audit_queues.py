@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from batonmq.spark.audit import queue_check
+from batonmq.spark.audit import queues
 from tests.spark.audit.replica_files import findings, real_store, scan, set_confirm
 
 UNIT = 20
@@ -48,14 +48,15 @@ def write_unit(root, queue_id, offset, *unit):
 @pytest.fixture(params=[{}, {"range_bytes": 1500, "chunk_bytes": 700}])
 def options(request, monkeypatch):
     if request.param:
-        monkeypatch.setattr(queue_check, "_FEW_UNITS", 4)  # so that units are bisected
+        monkeypatch.setattr(queues, "_FEW_UNITS", 4)  # so that units are bisected
     return request.param
 
 
 def test_queues_of_a_store_of_ours_are_right(two, options):
     rows = scan(two, **options)
     assert {row["part"] for row in rows} == {"message", "queue", "count"}
-    assert sum(row["amount"] for row in rows if row["part"] == "queue") == 60
+    spans = [(r["queue_offset"], r["last_offset"]) for r in rows if r["part"] == "queue"]
+    assert sum(last - first + 1 for first, last in spans) == 60
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_a_queue_that_is_behind_or_gone_is_counted(two, options):
     behind = {}
     for row in rows:
         if row["part"] == "behind":
-            place = (row["replicas"][0], row["queue_id"], row["last_offset"])
+            place = (row["replica"], row["queue_id"], row["reach"])
             behind[place] = behind.get(place, 0) + row["amount"]
     assert behind == {("broker-q#2", 0, 27): 3, ("broker-q#1", 1, 0): 30}
 

@@ -1,0 +1,89 @@
+"""What is said about a bad entry of an acknowledged list; no Spark."""
+
+import gzip
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from batonmq.spark.audit import acked_list
+from batonmq.spark.audit.acked_list import BadEntry, entries_of, plan_lists
+
+GOOD = '{"topic": "T", "queue_id": 0, "queue_offset": 7}\n'
+
+
+def read(path):
+    """(entries, the first error) of a list."""
+    found = []
+    pieces, _ = plan_lists([str(path)])
+    try:
+        for piece in pieces:
+            found += entries_of(piece)
+    except BadEntry as error:
+        return found, error
+    return found, None
+
+
+@pytest.mark.parametrize(
+    ("entry", "fault"),
+    [
+        ('{"unique_key": "K"}', None),
+        ('{"msg_id": "7F", "more": [1]}', None),
+        ('{"topic": "T", "queue_id": 0, "queue_offset": 0, "producer": 3}', None),
+        ('{"topic": "T", "queue_id": 0}', "names no message"),
+        ('{"queue_id": 0, "queue_offset": 0}', "names no message"),
+        ('{"unique_key": "K", "queue_id": "0"}', "Expected `int | null`, got `str` - at `$.que"),
+        ('{"unique_key": "K", "queue_id": 2147483648}', "Expected `int` <= 2147483647"),
+        ('{"unique_key": "K", "number": 9223372036854775808}', "$.number"),
+        ('{"unique_key": "K", "number": true}', "got `bool` - at `$.number`"),
+        ('{"unique_key": "K", "body_crc": 0.5}', "got `float` - at `$.body_crc`"),
+        ("[" * 100_000, "is no JSON object"),
+    ],
+)
+def test_faults_of_entries(tmp_path, entry, fault):
+    (tmp_path / "a.jsonl").write_text(GOOD + entry + "\n")
+    found, error = read(tmp_path / "a.jsonl")
+    assert len(found) == 2 - (fault is not None)
+    assert error is None if fault is None else fault in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says", "is_torn"),
+    [
+        ("a.jsonl", GOOD + "\n[1]\n" + GOOD, "line 3: '[1]' is no JSON object; an entry", False),
+        ("a.jsonl", GOOD + GOOD + '{"topic": "T', 'line 3: \'{"topic": "T\' is no JSON', True),
+        ("a.jsonl", GOOD + "x\n", "line 2: 'x' is no JSON", False),
+        ("a.csv", "msg_id,number\nA,1\nB,x", "line 3: 'B,x' Expected `int | null`", True),
+        ("a.csv", "msg_id,number\nA\nB,2\n", "line 2: 'A' has 1 fields, the first line 2", False),
+        ("a.csv", "msg_id,number\n,1\n", "line 2: ',1' names no message", False),
+    ],
+)
+@pytest.mark.parametrize("piece_bytes", [7, 1 << 20])
+def test_the_first_bad_line_is_named(tmp_path, monkeypatch, name, text, says, is_torn, piece_bytes):
+    monkeypatch.setattr(acked_list, "_PIECE_BYTES", piece_bytes)
+    path = tmp_path / name
+    path.write_text(text)
+    _, error = read(path)
+    assert str(error).startswith(str(path)) and says in str(error) and error.is_torn is is_torn
+    assert "queue_offset (a number)" in str(error)
+    packed = tmp_path / f"{name}.gz"
+    packed.write_bytes(gzip.compress(text.encode()))
+    _, error = read(packed)
+    assert says in str(error) and not error.is_torn
+
+
+@pytest.mark.parametrize("piece_bytes", [7, 1 << 20])
+def test_lines_are_read_once_however_the_file_is_cut(tmp_path, monkeypatch, piece_bytes):
+    monkeypatch.setattr(acked_list, "_PIECE_BYTES", piece_bytes)
+    path = tmp_path / "a.jsonl"
+    for text, count in ((GOOD, 1), (GOOD * 3, 3), (GOOD + GOOD.strip(), 2), ("", 0)):
+        path.write_text(text)
+        found, error = read(path)
+        assert (len(found), error) == (count, None), text
+
+
+def test_numbers_of_a_table_with_nulls_are_floats(tmp_path):
+    table = pa.table({"unique_key": ["K", "L"], "number": [1.0, None]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    found, error = read(tmp_path / "a.parquet")
+    assert error is None and [entry.number for entry in found] == [1, None]
