@@ -346,7 +346,7 @@ async def _pulls(world: World) -> None:
     hold: PullHold[int] = PullHold()
     for number in range(MANY):
         await asyncio.sleep(0)
-        hold.hold(Held("T1", 0, 0, 0, number, number))
+        hold.hold(Held("T1", 0, 0, number, 0, number))
     pull = world.service.pull
     pull._hold, before = hold, pull._hold  # type: ignore[assignment]
     answered: list[int] = []
@@ -363,7 +363,7 @@ async def _pops(world: World) -> None:
     hold = PopHold()
     for number in range(2 * MANY):
         await asyncio.sleep(0)
-        hold.hold(Waiting("T1", f"g{number // 2}", -1, number, number))
+        hold.hold(Waiting("T1", -1, number, number, f"g{number // 2}"))
     await asyncio.sleep(0)
     hold.arrived("T1", 0)
     for _ in range(100):

@@ -320,7 +320,7 @@ class PullProcessor:
             waits_from = (
                 result.next_begin_offset if code == ResponseCode.PULL_RETRY_IMMEDIATELY else offset
             )
-            self._hold.hold(Held(topic, queue_id, waits_from, deadline_ms, pull.channel, pull))
+            self._hold.hold(Held(topic, queue_id, deadline_ms, pull.channel, waits_from, pull))
             return
         self._write_result(pull, offset, code, result)
 

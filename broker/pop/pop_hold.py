@@ -7,13 +7,12 @@ slices (`next_ready`). Bounded as in Java, by key and in all. Origin: Java `PopL
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
+from batonmq.broker.consume.held_requests import HeldRequest, HeldRequests
 from batonmq.protocol.pop import ANY_QUEUE
 from batonmq.protocol.topic_name import pop_retry_topics
 
@@ -24,60 +23,43 @@ _Place = tuple[str, str, int]
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
-    """What the hold knows of a request; `owner` is its connection."""
+class Waiting(HeldRequest):
+    """A POP, or a notification, of a group."""
 
-    topic: str
     group: str
-    queue_id: int
-    deadline_ms: int
-    owner: object
-    is_held: bool = field(default=False, init=False)
 
 
-class PopHold:
+class PopHold(HeldRequests[Waiting]):
     """By place; ANY_QUEUE is a queue id like the others. Of 10,000 groups, or queues, none is
     looked at for another one."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._waiting: dict[_Place, OrderedDict[Waiting, None]] = {}
         # Topic -> queue id -> groups that wait there, and (topic, group) -> queue ids.
         self._groups: dict[str, dict[int, dict[str, None]]] = {}
         self._queues: dict[tuple[str, str], dict[int, None]] = {}
-        self._owners: dict[object, dict[Waiting, None]] = {}
         self._of_retry: dict[str, tuple[str, str]] = {}
-        self._deadlines: list[tuple[int, int, Waiting]] = []
-        self._counter = itertools.count()
-        self._size = 0
         self._arrived: dict[tuple[str, int], None] = {}
         self._ready: deque[Iterator[_Place]] = deque()
-
-    def __len__(self) -> int:
-        return self._size
 
     def count_of(self, topic: str, group: str, queue_id: int) -> int:
         """How many wait in one place."""
         return len(self._waiting.get((topic, group, queue_id), ()))
 
-    def hold(self, one: Waiting, *, first: bool = False) -> bool:
-        """Lets it wait, before the others of its place if it did before. False if there is no
-        room."""
+    def has_room(self, one: Waiting) -> bool:
+        """Whether one more may wait in its place."""
+        in_place = self.count_of(one.topic, one.group, one.queue_id)
+        return in_place < KEY_MAX and len(self) < ALL_MAX
+
+    def hold_again(self, one: Waiting) -> None:
+        """Lets one wait that did before: before the others of its place."""
+        self.hold(one)
+        self._waiting[one.topic, one.group, one.queue_id].move_to_end(one, last=False)
+
+    def _link(self, one: Waiting) -> None:
         place = one.topic, one.group, one.queue_id
-        waiting = self._waiting.get(place)
-        if waiting is not None and not first and len(waiting) >= KEY_MAX:
-            return False
-        if not first and self._size >= ALL_MAX:
-            return False
-        if waiting is None:
-            waiting = self._new_place(*place)
-        waiting[one] = None
-        if first:
-            waiting.move_to_end(one, last=False)
-        self._owners.setdefault(one.owner, {})[one] = None
-        heapq.heappush(self._deadlines, (one.deadline_ms, next(self._counter), one))
-        one.is_held = True
-        self._size += 1
-        return True
+        (self._waiting.get(place) or self._new_place(*place))[one] = None
 
     def _new_place(self, topic: str, group: str, queue_id: int) -> OrderedDict[Waiting, None]:
         waiting = self._waiting[topic, group, queue_id] = OrderedDict()
@@ -130,42 +112,7 @@ class PopHold:
             for group in list(queues.get(queue, ())):
                 yield topic, group, queue
 
-    def expired(self, now_ms: int, limit: int) -> list[Waiting]:
-        """Takes out up to `limit` whose time is over, oldest deadline first. Of those that wait no
-        longer it passes over eight times as many: `is_late` says whether there is more."""
-        late: list[Waiting] = []
-        for _ in range(8 * limit):
-            if len(late) == limit or not self.is_late(now_ms):
-                break
-            one = heapq.heappop(self._deadlines)[2]
-            if one.is_held:
-                self._remove(one)
-                late.append(one)
-        return late
-
-    def is_late(self, now_ms: int) -> bool:
-        """Whether there is one for `expired`, or one to pass over."""
-        if not self._deadlines:
-            return False
-        deadline_ms, _, one = self._deadlines[0]
-        return deadline_ms <= now_ms or not one.is_held
-
-    def drop_owner(self, owner: object) -> None:
-        """Forgets those of a closed connection."""
-        for one in list(self._owners.get(owner, ())):
-            self._remove(one)
-
-    def take(self, limit: int) -> list[Waiting]:
-        """Takes out up to `limit`: the role changes."""
-        every = (one for waiting in self._owners.values() for one in waiting)
-        taken = list(itertools.islice(every, limit))
-        for one in taken:
-            self._remove(one)
-        return taken
-
-    def _remove(self, one: Waiting) -> None:
-        one.is_held = False
-        self._size -= 1
+    def _unlink(self, one: Waiting) -> None:
         place = topic, group, queue_id = one.topic, one.group, one.queue_id
         del self._waiting[place][one]
         if not self._waiting[place]:
@@ -181,6 +128,3 @@ class PopHold:
                 del self._queues[topic, group]
                 for retry in pop_retry_topics(group, topic):
                     self._of_retry.pop(retry, None)
-        del self._owners[one.owner][one]
-        if not self._owners[one.owner]:
-            del self._owners[one.owner]

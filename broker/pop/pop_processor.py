@@ -175,12 +175,15 @@ class PopProcessor:
     def _wait(self, ask: Ask, *, woken: bool) -> None:
         if ask.deadline_ms <= self._path.clock_ms():
             self._time_out(ask)
-        elif not self._hold.hold(ask, first=woken):
-            if ask.is_notification:
-                self._notify(ask, has_message=False, full=True)
-            else:
-                what = f"too many POP requests wait for topic {ask.topic} or in all"
-                self._refuse(ask, BrokerRefusal(ResponseCode.POLLING_FULL, what))
+        elif woken:
+            self._hold.hold_again(ask)
+        elif self._hold.has_room(ask):
+            self._hold.hold(ask)
+        elif ask.is_notification:
+            self._notify(ask, has_message=False, full=True)
+        else:
+            what = f"too many POP requests wait for topic {ask.topic} or in all"
+            self._refuse(ask, BrokerRefusal(ResponseCode.POLLING_FULL, what))
 
     def _give(self, ask: Ask, walk: Walk) -> None:
         """Raises PutRefused; nothing is given then."""

@@ -106,7 +106,7 @@ class PopChecks:
             raise BrokerRefusal(
                 ResponseCode.NO_PERMISSION, f"group {name} is forbidden to read topic {topic}"
             )
-        ask = Ask(topic, name, queue_id, 0, connection, connection, request)
+        ask = Ask(topic, queue_id, 0, connection, name, connection, request)
         if request.code == RequestCode.PEEK_MESSAGE:
             ask.max_num = self._max_num(request)
         return ask

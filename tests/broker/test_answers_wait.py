@@ -234,7 +234,8 @@ def test_who_waits_hears_of_a_change_of_role_some_in_a_turn(
         monkeypatch.setattr(pulls, "_relay", SimpleNamespace(enabled=True))
         waiting = [asyncio.ensure_future(rig.pull(offset=1, suspend_ms=60_000)) for _ in range(300)]
         await until(lambda: pulls.held == 300)
-        for number, held in enumerate(pulls._hold.all()):
+        (held_ones,) = pulls._hold._by_queue.values()
+        for number, held in enumerate(held_ones):
             held.pull = replace(held.pull, ours=number % 2 == 0)
         pulls.role_changed()
         assert pulls.held == 64  # of a slice of 128, in this turn

@@ -134,17 +134,17 @@ def test_r30_a_new_master_knows_what_the_old_one_knew(
 
 
 def waiting(group: str = "g", queue: int = -1, deadline: int = 100, owner: str = "c") -> Waiting:
-    return Waiting("T", group, queue, deadline, owner)
+    return Waiting("T", queue, deadline, owner, group)
 
 
 def test_an_arrival_wakes_one_of_each_group() -> None:
     hold = PopHold()
     first, second, other, elsewhere = waiting(), waiting(), waiting("h"), waiting("h", 3)
     for one in (first, second, other, elsewhere):
-        assert hold.hold(one)
+        hold.hold(one)
     assert hold.arrived("T", 1)
     assert [hold.next_ready(), hold.next_ready(), hold.next_ready()] == [first, other, None]
-    hold.hold(other, first=True)
+    hold.hold_again(other)
     assert hold.arrived("%RETRY%g_T", 0) and hold.next_ready() is second
     assert hold.next_ready() is None and not hold.arrived("Other", 0)
     assert hold.arrived("T", 3) and {hold.next_ready(), hold.next_ready()} == {other, elsewhere}
@@ -160,6 +160,10 @@ def test_a_hold_is_bounded_ends_and_forgets_who_left() -> None:
     assert hold.expired(150, 10) == [early] and hold.expired(150, 10) == []
     hold.drop_owner("a")
     assert len(hold) == 0 and hold.expired(1000, 10) == []
-    assert all(hold.hold(waiting()) for _ in range(KEY_MAX)) and not hold.hold(waiting())
-    assert hold.hold(waiting("other")) and len(hold.take(KEY_MAX)) == KEY_MAX
+    for _ in range(KEY_MAX):
+        assert hold.has_room(waiting())
+        hold.hold(waiting())
+    assert not hold.has_room(waiting()) and hold.has_room(waiting("other"))
+    hold.hold(waiting("other"))
+    assert len(hold.take(KEY_MAX)) == KEY_MAX
     assert len(hold.take(9)) == 1 and not len(hold)
