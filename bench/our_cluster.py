@@ -13,13 +13,21 @@ from lab.up import ClusterProcess
 
 
 class OurCluster(Side):
-    """`batonmq up` with default settings. A killed broker is restarted by its `argv`."""
+    """`batonmq up` with default settings. A killed broker is started again by `batonmq up` itself
+    if it is `supervised`, else by its `argv`."""
 
     name = "ours"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, supervised: bool = False) -> None:
         super().__init__(folder)
-        self._up = ClusterProcess(folder, controllers=NAME_SERVERS, replicas=BROKERS, settings={})
+        self._supervised = supervised
+        self._up = ClusterProcess(
+            folder,
+            controllers=NAME_SERVERS,
+            replicas=BROKERS,
+            settings={},
+            respawn=supervised,
+        )
         self.base_port = self._up.base_port
         self._signalled: dict[str, int] = {}
 
@@ -56,7 +64,13 @@ class OurCluster(Side):
 
     def start_broker(self, address: str) -> None:
         self._wait_end(address)
-        self._up.restart(self._broker(address))
+        if self._supervised:
+            dead = self._signalled[address]
+            wait_for(
+                f"{address} to be back", lambda: self._broker(address)["pid"] not in (None, dead)
+            )
+        else:
+            self._up.restart(self._broker(address))
 
     def _wait_end(self, address: str) -> None:
         pid = self._signalled[address]

@@ -2,7 +2,8 @@
 
 How long no send of it is acknowledged, and how many sends fail; a stock consumer reads along and
 must be given every acknowledged message (`lab.stock_load`).
-A killed broker is started again at once on either side, as a service manager would.
+A killed broker is started again at once: ours by `batonmq up`, Java's by this program, as a
+service manager would.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def measure(run: Run, table: dict[str, Row]) -> None:
     classpath = prepared_classpath(SOURCES)
     for name in run.sides:
         trials = run.count(3, 1)
-        with run.side(name) as side, ExitStack() as stack:
+        with run.side(name, supervised=True) as side, ExitStack() as stack:
             progress(f"clients: {name}, {trials} trials")
             side.wait_whole()
 

@@ -47,11 +47,12 @@ class Run:
         return quick if self.quick else full
 
     @contextmanager
-    def side(self, name: str, *, spawned: bool = True) -> Iterator[Side]:
-        """A side just spawned, or one to spawn. An exception inside gets the end of its logs."""
+    def side(self, name: str, *, spawned: bool = True, supervised: bool = False) -> Iterator[Side]:
+        """A side just spawned, or one to spawn. `supervised`: what starts it starts its dead again,
+        if it can (Java's does not). An exception inside gets the end of its logs."""
         folder = self.folder / name
         side: Side
-        side = JavaPeer(folder) if name == "java" else OurCluster(folder)
+        side = JavaPeer(folder) if name == "java" else OurCluster(folder, supervised=supervised)
         with side:
             try:
                 if spawned:
