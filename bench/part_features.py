@@ -31,7 +31,9 @@ TOPICS = {
     "sql": "BenchSql",
 }
 DELAYED = ("delays", "timers")
-BACKLOG = ("backs", "orderly", "pop", "sql")
+BACKLOG = {"backs": 20_000, "orderly": 150_000, "pop": 20_000, "sql": 150_000}
+"""How many messages a window consumes: at the rates of the last machines half a second or more."""
+BACKLOG_QUICK = 3_000
 HELD_TOPIC = "BenchHeld"
 HELD = 20_000
 HELD_CONNECTIONS = 100
@@ -61,13 +63,14 @@ def rows() -> list[Row]:
         if kind in DELAYED:
             found.append(Row(f"{kind}_50", "  beyond the time, p50", "ms", "less"))
             found.append(Row(f"{kind}_99", "  beyond the time, p99", "ms", "less"))
-    found.append(Row("held_bytes", "20,000 held pulls: master's memory", "bytes each", "less"))
+    found.append(Row("held_memory", "20,000 held pulls: all memory of the master", "MiB", "less"))
     found.append(Row("held_wake", "  woken by a message, all answered", "ms", "less"))
     return found
 
 
 def measure(run: Run, table: dict[str, Row]) -> None:
-    backlog = run.count(20_000, 3_000)
+    backlog = {kind: run.count(count, BACKLOG_QUICK) for kind, count in BACKLOG.items()}
+    fills = {TOPICS["backs"]: backlog["orderly"], TOPICS["sql"]: 2 * backlog["sql"]}
     for name in run.sides:
         with run.side(name) as side:
             side.wait_whole()
@@ -75,7 +78,7 @@ def measure(run: Run, table: dict[str, Row]) -> None:
                 side.create_topic(topic, QUEUES)
             servers = ";".join(side.name_servers)
             with run.program("FeatureLoad", [servers]) as client:
-                for topic, count in ((TOPICS["backs"], backlog), (TOPICS["sql"], 2 * backlog)):
+                for topic, count in fills.items():
                     client.ask(f"fill {topic} {THREADS} {count}", LIMIT_S)
                 side.wait_level()
                 progress(f"features: {name}, warming up")
@@ -87,26 +90,34 @@ def measure(run: Run, table: dict[str, Row]) -> None:
                     _measure_held(run, side, table)
 
 
-def _window(run: Run, side: Side, client: JavaProgram, kind: str, backlog: int) -> dict[str, float]:
+def _window(
+    run: Run, side: Side, client: JavaProgram, kind: str, backlog: dict[str, int]
+) -> dict[str, float]:
     """What the program answers. Raises JavaError for a backlog that did not come in time."""
     command = f"{kind} {TOPICS[kind]}"
-    if kind in BACKLOG:
+    if kind in backlog:
+        count = backlog[kind]
         group = f"bench_{kind}_{time.monotonic_ns()}"
-        answer = client.ask(f"{command} {group} {backlog} {side.master()}", LIMIT_S)
+        answer = client.ask(f"{command} {group} {count} {side.master()}", LIMIT_S)
         if not answer["finished"]:
-            raise JavaError(f"{side.name}: only {answer['count']} of {backlog} messages came")
+            raise JavaError(f"{side.name}: only {answer['count']} of {count} messages came")
         return answer
     millis = run.seconds(10, 3) * 1000
     return client.ask(f"{command} {THREADS} {millis:.0f}", LIMIT_S)
 
 
 def _measure(
-    run: Run, side: Side, client: JavaProgram, kind: str, backlog: int, table: dict[str, Row]
+    run: Run,
+    side: Side,
+    client: JavaProgram,
+    kind: str,
+    backlog: dict[str, int],
+    table: dict[str, Row],
 ) -> None:
     meter = CpuMeter({"master": [side.broker_pid(side.master())]})
     answer = _window(run, side, client, kind, backlog)
     used = meter.stop()
-    each = used.micros_per(int(answer.get("acked", backlog)))["master"]
+    each = used.micros_per(int(answer.get("acked", answer.get("count", 0))))["master"]
     table[kind].samples(side.name).append(answer["perSecond"])
     table[f"{kind}_master"].samples(side.name).append(each)
     if kind in DELAYED:
@@ -146,7 +157,7 @@ def _measure_held(run: Run, side: Side, table: dict[str, Row]) -> None:
     finally:
         for connection in connections:
             connection.close()
-    table["held_bytes"].samples(side.name).append(memory / held)
+    table["held_memory"].samples(side.name).append((before + memory) / (1 << 20))
     table["held_wake"].samples(side.name).append(wake_ms)
     run.note("held", side.name, {"pulls": held, "bytes": memory, "wakeMs": wake_ms}, 0.0)
     progress(f"  held: {held}, {memory / held:.0f} bytes each, woken in {wake_ms:.0f} ms")
