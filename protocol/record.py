@@ -56,6 +56,7 @@ _I16: Final = struct.Struct(">h")
 _FIRST: Final = BLANK.struct  # a record begins with the same two fields
 _crc32 = zlib.crc32
 _pack_v4 = _HEAD_V4.pack
+_unpack_measures = RECORD_V4.only("size", "magic", "sys_flag", "body_length").unpack_from
 
 
 class CorruptRecord(Exception):
@@ -254,6 +255,15 @@ def raw_properties(record: Buffer) -> bytes:
 
     Raises CorruptRecord.
     """
+    if len(record) >= FIXED_SIZE_V1:
+        size, magic, flag, body_length = _unpack_measures(record)
+        if magic == MAGIC_V1 and not flag & _HOST_BITS and size <= len(record):
+            # As nearly all records are. The rest of the head is not unpacked: filters read many.
+            at = _HEAD_V4.size + body_length
+            if 0 <= body_length <= size - FIXED_SIZE_V1:
+                at += 1 + record[at]
+                if at + 2 <= size and at + 2 + _I16.unpack_from(record, at)[0] == size:
+                    return bytes(record[at + 2 : size])
     size, magic = _FIRST.unpack_from(record, 0)
     return bytes(record[_locate(record, 0, size, magic)[4] : size])
 

@@ -12,8 +12,8 @@ delivered goes back likewise after an unclean election.
 from __future__ import annotations
 
 import logging
-from dataclasses import astuple, dataclass
 from functools import partial
+from typing import NamedTuple
 
 from batonmq.broker.role_gate import GateClosedError, RoleGate
 from batonmq.broker.tables.slave_sync import BrokerTables
@@ -66,8 +66,7 @@ class OffsetClamp:
         return count
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """What a consumer says: its group goes on at `offset` in this queue."""
 
     group: str
@@ -88,7 +87,7 @@ def commit_refusal(
     """
     if gate.refusal is not None:
         return GateClosedError(gate.refusal)
-    group, topic, queue_id, offset = astuple(progress)
+    group, topic, queue_id, offset = progress
     may_be_gone = gate.after_unclean or offsets.was_deleted(topic)
     if may_be_gone and offset > (end := queue_end(store, topic, queue_id)):
         why = f"above its end, {end}: it is of messages that are gone"

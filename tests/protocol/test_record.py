@@ -17,6 +17,7 @@ from batonmq.protocol.record import (
     decode_record,
     decode_records,
     encode_blank,
+    raw_properties,
     scan_record,
 )
 from batonmq.protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
@@ -163,6 +164,7 @@ def test_any_record_decodes_to_what_was_encoded(
     assert bool(message.sys_flag & BORN_HOST_V6) == (len(born) == 20)
     assert bool(message.sys_flag & STORE_HOST_V6) == (len(store) == 20)
     assert head.properties.startswith(raw)
+    assert raw_properties(record) == raw_properties(buf[len(before) :]) == head.properties
     assert (struct.unpack_from(">I", record, 4)[0] == MAGIC_V2) == (len(topic) > 127)
     if prop_crc:
         assert record[-11:-1] == naive_crc_digits(record)
@@ -185,6 +187,19 @@ def test_r24_the_property_crc_finds_every_flipped_byte(
     except CorruptRecord:
         return
     assert head is None and at < 4
+
+
+@given(RECORD, st.data())
+def test_a_filter_sees_the_properties_or_hears_that_the_record_is_damaged(
+    fields: dict[str, object], data: st.DataObject
+) -> None:
+    """A flipped bit behind the size never leads out of the record."""
+    record = bytearray(encode_record(**fields, append_prop_crc=False))  # type: ignore[arg-type]
+    record[data.draw(st.integers(4, 91))] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        assert record.endswith(raw_properties(record))
+    except CorruptRecord as damage:
+        assert damage.what
 
 
 def test_a_missing_last_separator_is_added_before_the_property_crc() -> None:
