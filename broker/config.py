@@ -17,9 +17,11 @@ from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.topic_name import TRACE_TOPIC, topic_problem
 from batonmq.replicas_manager.config import (
     ELECTION_PRIORITY_LAST,
+    Protocol,
     ReplicasManagerConfig,
     SessionTimings,
-    grpc_addresses,
+    controller_addresses,
+    remoting_timings,
 )
 from batonmq.store.config import StoreConfig
 
@@ -171,11 +173,18 @@ class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The `replicas:` section: controllers, sessions and the lease. Times in ms.
 
     `controllerAddr` names the controllers' remoting endpoints as RocketMQ does; the gRPC endpoints
-    are one port above, unless `controllerGrpcAddr` names them. `relayToMaster`: a slave passes on
-    what only the master may do, and serves pulls below its confirmOffset.
+    are one port above, unless `controllerGrpcAddr` names them. `controllerProtocol: remoting` is
+    for RocketMQ's controllers: the two times behind it count there, the `brokerSession` ones
+    and `masterLeaseMs` under ours. `relayToMaster`: a slave passes on what only the master may do,
+    and serves pulls below its confirmOffset.
     """
 
     controller_addr: str = msgspec.field(default="", name="controllerAddr")
+    controller_protocol: Protocol = msgspec.field(default="grpc", name="controllerProtocol")
+    broker_heartbeat_interval: int = msgspec.field(default=1000, name="brokerHeartbeatInterval")
+    controller_heartbeat_timeout: int = msgspec.field(
+        default=5000, name="controllerHeartBeatTimeoutMills"
+    )
     controller_grpc_addr: str = msgspec.field(default="", name="controllerGrpcAddr")
     broker_session_heartbeat_ms: int = msgspec.field(default=100, name="brokerSessionHeartbeatMs")
     broker_session_follower_heartbeat_ms: int = msgspec.field(
@@ -192,10 +201,20 @@ class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         self.timings.check()
         if self.controller_addr or self.controller_grpc_addr:
-            grpc_addresses(self.controller_addr, self.controller_grpc_addr)
+            self.controllers()
+
+    def controllers(self) -> tuple[str, ...]:
+        """Their addresses under `controllerProtocol`."""
+        return controller_addresses(
+            self.controller_addr, self.controller_grpc_addr, self.controller_protocol
+        )
 
     @property
     def timings(self) -> SessionTimings:
+        if self.controller_protocol == "remoting":
+            return remoting_timings(
+                self.broker_heartbeat_interval, self.controller_heartbeat_timeout
+            )
         return SessionTimings(
             heartbeat_ms=self.broker_session_heartbeat_ms,
             follower_heartbeat_ms=self.broker_session_follower_heartbeat_ms,
@@ -256,10 +275,11 @@ class BrokerSections:
             broker_name=self.broker.broker_name,
             address=self.broker.address,
             ha_address=self.ha_address,
-            controllers=grpc_addresses(replicas.controller_addr, replicas.controller_grpc_addr),
+            controllers=replicas.controllers(),
             identity_path=Path(identity) if identity else root / "brokerIdentity",
             role_path=root / "masterEpoch",
             election_priority=replicas.broker_election_priority,
             learner=self.ha.async_learner,
             timings=replicas.timings,
+            protocol=replicas.controller_protocol,
         )

@@ -100,6 +100,10 @@ class BrokerStatus:
         """1007; None outside controller mode."""
         return self._replication.epoch_cache()
 
+    def process_name(self) -> dict[str, str]:
+        """1007: which process answers."""
+        return self._replication.process_name()
+
     def ha(self) -> HARuntimeInfo:
         """907."""
         return self._replication.service.runtime_info()

@@ -33,6 +33,12 @@ RELAY_FIELD = "batonRelay"
 # suggested it: the slave answers what it can and sends the rest back.
 READ_REPLICA_FIELD = "batonReadReplica"
 
+# extFields of the answer to 1007: which process this is, the id of its log, where slaves dial. So
+# brokers of this project know each other under controllers that have no record of that.
+INCARNATION_FIELD = "batonIncarnation"
+LOG_ID_FIELD = "batonLogId"
+HA_ADDRESS_FIELD = "batonHaAddress"
+
 
 class RequestCode(IntEnum):
     SEND_MESSAGE = 10

@@ -1,13 +1,17 @@
 """Configuration of the ReplicasManager, and the relations between its times (R34).
 
 Keys are spelled as in RocketMQ's broker.conf where RocketMQ has them (`controllerAddr`,
-`brokerElectionPriority`, `asyncLearner`, `storePathBrokerIdentity`).
+`brokerElectionPriority`, `asyncLearner`, `storePathBrokerIdentity`). `controllerProtocol` is ours.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
+
+Protocol = Literal["grpc", "remoting"]
+"""What the controllers speak: ours gRPC, RocketMQ's remoting."""
 
 GRPC_PORT_OFFSET = 1
 """A controller's gRPC endpoint is one port above its remoting endpoint."""
@@ -66,7 +70,7 @@ class ReplicasManagerConfig:
     ha_address: str
     """host:port of the HA endpoint, as slaves dial it."""
     controllers: tuple[str, ...]
-    """gRPC addresses of all controllers; see `grpc_addresses`."""
+    """Addresses of all controllers under `protocol`; see `controller_addresses`."""
     identity_path: Path
     """storePathBrokerIdentity; the temporary identity stands beside it as `<name>-temp`."""
     role_path: Path
@@ -75,11 +79,37 @@ class ReplicasManagerConfig:
     learner: bool = False
     """asyncLearner: receives data, is never in the set and never requests its election."""
     timings: SessionTimings = field(default_factory=SessionTimings)
+    protocol: Protocol = "grpc"
 
 
-def grpc_addresses(controller_addr: str, controller_grpc_addr: str = "") -> tuple[str, ...]:
-    """gRPC addresses from `controllerAddr` (remoting endpoints, `;` between) or, if given, from
-    `controllerGrpcAddr` as it stands. Raises ValueError naming the key and the bad part."""
+def remoting_timings(heartbeat_ms: int, timeout_ms: int) -> SessionTimings:
+    """Under RocketMQ's controllers: `brokerHeartbeatInterval`, and the silence after which they
+    call this broker dead, `controllerHeartBeatTimeoutMills`. A master asks twice as often. Raises
+    ValueError naming the keys if they contradict each other."""
+    lease_ms = 2 * heartbeat_ms + LOOP_PAUSE_MS + heartbeat_ms // 4
+    if heartbeat_ms < 100 or timeout_ms <= lease_ms * 1.02 + 100:
+        raise ValueError(
+            f"brokerHeartbeatInterval={heartbeat_ms} must be at least 100, and "
+            f"controllerHeartBeatTimeoutMills={timeout_ms} above it by far: here above "
+            f"{lease_ms * 1.02 + 100:.0f}"
+        )
+    return SessionTimings(
+        heartbeat_ms=heartbeat_ms // 2,
+        follower_heartbeat_ms=heartbeat_ms,
+        session_timeout_ms=timeout_ms,
+        master_lease_ms=lease_ms,
+    )
+
+
+def controller_addresses(
+    controller_addr: str, controller_grpc_addr: str = "", protocol: Protocol = "grpc"
+) -> tuple[str, ...]:
+    """Under remoting those of `controllerAddr` (`;` between). gRPC endpoints are one port above,
+    or, if given, those of `controllerGrpcAddr` as it stands. Raises ValueError naming the key and
+    the bad part."""
+    if protocol == "remoting":
+        parts = _split(controller_addr, "controllerAddr")
+        return tuple(f"{host}:{port}" for host, port in parts)
     if controller_grpc_addr.strip():
         parts = _split(controller_grpc_addr, "controllerGrpcAddr")
         return tuple(f"{host}:{port}" for host, port in parts)

@@ -1,8 +1,8 @@
 """ReplicasManager: the shell around the role state machine.
 
-Gives it the events of sessions, calls, timers and the broker, and performs its effects: gRPC calls,
-durable files, role changes of the broker. Holds no policy. One per broker process, on the broker's
-loop; public methods are for that loop only.
+Gives it the events of the link, of timers and of the broker, and performs its effects: requests to
+the controllers, durable files, role changes of the broker. Holds no policy. One per broker process,
+on the broker's loop; public methods are for that loop only.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from typing import assert_never
 
 from batonmq.process.clock import boot_ms
 from batonmq.process.start_room import InOrder, StartRoom
-from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.role_view import Role, RoleView
 from batonmq.replicas_manager.actions import BrokerActions, Proposal, SyncStateSetActions
-from batonmq.replicas_manager.calls import ControllerCalls
 from batonmq.replicas_manager.config import ReplicasManagerConfig
 from batonmq.replicas_manager.events import (
     ActionFailed,
@@ -49,24 +47,22 @@ from batonmq.replicas_manager.events import (
     Started,
     SuspicionChanged,
     Tick,
-    ViewReceived,
 )
+from batonmq.replicas_manager.grpc_link import GrpcLink
 from batonmq.replicas_manager.identity import (
     IdentityFile,
     IncarnationLog,
     LoadedIdentity,
     RoleFile,
 )
-from batonmq.replicas_manager.reporter import EventReporter
+from batonmq.replicas_manager.link import ControllerLink, DurableFacts, LinkEvents
+from batonmq.replicas_manager.remoting_link import RemotingLink
 from batonmq.replicas_manager.role_runner import RoleRunner
-from batonmq.replicas_manager.session import ControllerChannels, ControllerSession
 from batonmq.replicas_manager.state import ReplicasState
 from batonmq.replicas_manager.switch import SwitchTask
-from batonmq.replicas_manager.switch_runner import SwitchPorts, SwitchRunner
+from batonmq.replicas_manager.switch_runner import SwitchRunner
 
 log = logging.getLogger(__name__)
-
-GOODBYE_TIMEOUT_S = 0.3
 
 
 def _raise(error: BaseException) -> None:
@@ -92,7 +88,6 @@ class ReplicasManager:
         incarnation: str = "",
         on_fatal: Callable[[BaseException], None] | None = None,
         clock_ms: Callable[[], int] = boot_ms,
-        channels: ControllerChannels | None = None,
     ) -> None:
         config.timings.check()
         self.incarnation = incarnation or secrets.token_hex(8)
@@ -105,9 +100,6 @@ class ReplicasManager:
         self._role_file = RoleFile(config.role_path)
         self._incarnations = IncarnationLog(config.role_path.with_name("lives"))
         self._suspect = ""
-        self._channels = channels or ControllerChannels()
-        self._sessions: dict[str, ControllerSession] = {}
-        self._calls: ControllerCalls | None = None
         self._registered = asyncio.Event()
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
@@ -115,19 +107,15 @@ class ReplicasManager:
         self._effects = InOrder(self._perform, self.start_room, on_fatal or _raise)
         self._state: ReplicasState | None = None
         self._runner: RoleRunner | None = None
-        self._reporter = EventReporter(
-            config.broker_name, self.incarnation, self._channels, lambda: self.leader
+        events = LinkEvents(
+            step=self._step,
+            switch_requested=self._switch_requested,
+            leader=lambda: self.leader,
+            log_facts=actions.log_facts,
         )
-        ports = SwitchPorts(
-            channels=self._channels,
-            target=lambda requested_by: self.leader or requested_by,
-            take_view=lambda controller, view: self._step(
-                ViewReceived(controller, view, pushed=False)
-            ),
-            send=self._send,
-            report=self.report_event,
-        )
-        self._switch = SwitchRunner(config, actions, ports, clock_ms)
+        kind = RemotingLink if config.protocol == "remoting" else GrpcLink
+        self._link: ControllerLink = kind(config, self.incarnation, events)
+        self._switch = SwitchRunner(actions, self._link, self.report_event, clock_ms)
 
     @property
     def broker_id(self) -> int:
@@ -145,7 +133,7 @@ class ReplicasManager:
 
     @property
     def leader(self) -> str | None:
-        """gRPC address of the leading controller, None while none is known."""
+        """Address of the leading controller, None while none is known."""
         return self._state.controllers.leader if self._state is not None else None
 
     @property
@@ -174,7 +162,7 @@ class ReplicasManager:
 
     def report_event(self, kind: str, **fields: object) -> None:
         """Add an event (`opened`, `first_ack`, `truncated`, ...) to the controllers' history."""
-        self._reporter.report(kind, self.broker_id, self.highest_master_epoch, fields)
+        self._link.report(kind, self.broker_id, self.highest_master_epoch, fields)
 
     def acks_changed(self) -> None:
         """confirmOffset moved: a planned switch may go on."""
@@ -202,14 +190,8 @@ class ReplicasManager:
             timings=self._config.timings,
             learner=self._config.learner,
         )
-        self._calls = ControllerCalls(
-            self._config,
-            identity.check_code,
-            earlier_incarnations,
-            self._channels,
-            self._actions.log_facts,
-            self._state.current,
-            self._step,
+        self._link.begin(
+            DurableFacts(identity.check_code, earlier_incarnations, self._state.current)
         )
         self._runner = RoleRunner(
             self._actions,
@@ -233,8 +215,7 @@ class ReplicasManager:
     def _give_way(self) -> None:
         """R45: this broker was elected, and has no room to become master. It lives, but to the
         controllers its sessions broke: they elect another one, if there is one."""
-        for session in self._sessions.values():
-            session.drop("elected, and no room to become master")
+        self._link.drop_all("elected, and no room to become master")
 
     async def wait_registered(self) -> int:
         """Wait until the controllers know this process; returns its broker id."""
@@ -251,7 +232,7 @@ class ReplicasManager:
         if not others:
             return False
         heir = max(others, key=lambda other: self._actions.switch_progress(other).ack)
-        return await self._switch.hand_over(leader, heir, view.master_epoch, reason)
+        return await self._link.hand_over(leader, heir, view.master_epoch, reason)
 
     async def close(self, reason: str = "planned stop") -> None:
         """Say Goodbye to every controller and stop. A role change under way is awaited."""
@@ -260,16 +241,11 @@ class ReplicasManager:
             self._timer.cancel()
             self._timer = None
         self._effects.close()
-        sessions = list(self._sessions.values())
-        self._sessions.clear()
-        await asyncio.gather(*(session.close(reason, GOODBYE_TIMEOUT_S) for session in sessions))
+        await self._link.goodbye(reason)
         await self._switch.close()
         if self._runner is not None:
             await self._runner.close()
-        await self._reporter.close()
-        if self._calls is not None:
-            await self._calls.close()
-        await self._channels.close()
+        await self._link.close()
 
     def _step(self, event: Event) -> None:
         state = self._state
@@ -290,7 +266,7 @@ class ReplicasManager:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._step, Tick())
 
     def _perform(self, effect: Effect) -> None:
-        assert self._state is not None and self._runner is not None and self._calls is not None
+        assert self._state is not None and self._runner is not None
         match effect:
             case (
                 BecomeMaster()
@@ -310,16 +286,14 @@ class ReplicasManager:
             case SendHeartbeat():
                 self._heartbeat(effect)
             case SendRegister() | SendElect() | SendAlter() | FetchView():
-                self._calls.send(effect)
+                self._link.send(effect)
             case SaveIdentity(broker_id):
                 self._identity.save(broker_id)
                 log.info("broker_id_assigned broker_id=%d", broker_id)
             case OpenSessions(broker_id):
                 self._open_sessions(broker_id)
             case CloseSession(controller, reason):
-                session = self._sessions.get(controller)
-                if session is not None:
-                    session.drop(reason)
+                self._link.drop(controller, reason)
             case ReportEvent(kind, fields):
                 self.report_event(kind, **dict(fields))
             case Notice(name, fields, warning):
@@ -352,27 +326,11 @@ class ReplicasManager:
             lease=self.lease_valid(self._clock_ms()),
         )
 
-    def _send(self, controller: str, message: pb.BrokerMessage) -> None:
-        session = self._sessions.get(controller)
-        if session is not None:
-            session.send(message)
-
     def _open_sessions(self, broker_id: int) -> None:
         if not self._registered.is_set():
             self._registered.set()
             self._incarnation_registered()
-        hello = pb.Hello(
-            cluster_name=self._config.cluster_name,
-            broker_name=self._config.broker_name,
-            broker_id=broker_id,
-            incarnation=self.incarnation,
-            log_id=self._actions.log_facts().log_id,
-        )
-        for address in self._config.controllers:
-            if address not in self._sessions:
-                self._sessions[address] = ControllerSession(
-                    address, hello, self._channels, self._step, self._switch_requested
-                )
+        self._link.open_sessions(broker_id)
 
     def _incarnation_registered(self) -> None:
         try:
@@ -383,26 +341,10 @@ class ReplicasManager:
             )
 
     def _heartbeat(self, effect: SendHeartbeat) -> None:
-        session = self._sessions.get(effect.controller)
-        if session is None:
-            return
         facts = self._actions.log_facts()
         if facts.suspect != self._suspect:
             asyncio.get_running_loop().call_soon(self._note_suspicion)
-        session.heartbeat(
-            effect,
-            pb.Heartbeat(
-                sequence=effect.sequence,
-                sent_ms=effect.sent_ms,
-                epoch=facts.epoch,
-                max_offset=facts.max_offset,
-                confirm_offset=facts.confirm_offset,
-                election_priority=self._config.election_priority,
-                master_epoch=effect.master_epoch,
-                sync_state_set_epoch=effect.sync_state_set_epoch,
-                min_offset=facts.min_offset,
-            ),
-        )
+        self._link.heartbeat(effect, facts)
 
     def _note_suspicion(self) -> None:
         suspect = self._actions.log_facts().suspect

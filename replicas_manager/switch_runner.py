@@ -1,23 +1,15 @@
-"""The shell around `PlannedSwitch`: timer, call to the controllers, the broker's held sends."""
+"""The shell around `PlannedSwitch`: timer, the election at the controllers, held sends."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import assert_never
 
-import grpc
-
-from batonmq.proto.controller.v1 import controller_pb2 as pb
-from batonmq.proto.controller.v1.role_view import role_view_from_pb
 from batonmq.protocol.codes import ResponseCode
-from batonmq.protocol.role_view import RoleView
 from batonmq.replicas_manager.actions import BrokerActions
-from batonmq.replicas_manager.config import ReplicasManagerConfig
-from batonmq.replicas_manager.session import ControllerChannels, is_only_the_call_cancelled
+from batonmq.replicas_manager.link import ControllerLink
 from batonmq.replicas_manager.switch import (
     Drained,
     ElectTarget,
@@ -31,40 +23,21 @@ from batonmq.replicas_manager.switch import (
 
 log = logging.getLogger(__name__)
 
-CALL_TIMEOUT_S = 0.2
-HAND_OVER_S = 1.0
-"""A switch lasts some 0.05 s, and 0.9 s at most (R33)."""
-
-
-@dataclass(frozen=True, slots=True)
-class SwitchPorts:
-    """What a planned switch uses of the ReplicasManager."""
-
-    channels: ControllerChannels
-    target: Callable[[str], str]
-    """The leading controller; the argument, which requested the switch, if none is known."""
-    take_view: Callable[[str, RoleView], None]
-    """Takes a view that came from that controller."""
-    send: Callable[[str, pb.BrokerMessage], None]
-    """Sends a message on the session with that controller."""
-    report: Callable[..., None]
-    """Adds an event to the history."""
-
 
 class SwitchRunner:
-    """At most one planned switch of this broker."""
+    """At most one planned switch of this broker. `report` adds an event to the history."""
 
     def __init__(
         self,
-        config: ReplicasManagerConfig,
         actions: BrokerActions,
-        ports: SwitchPorts,
+        link: ControllerLink,
+        report: Callable[..., None],
         clock_ms: Callable[[], int],
     ) -> None:
         self.core = PlannedSwitch()
-        self._config = config
         self._actions = actions
-        self._ports = ports
+        self._link = link
+        self._report = report
         self._clock_ms = clock_ms
         self._timer: asyncio.TimerHandle | None = None
         self._calls: set[asyncio.Task[None]] = set()
@@ -78,34 +51,6 @@ class SwitchRunner:
             self.core.requested(task, master_epoch=master_epoch, lease=lease, now_ms=now_ms)
         )
         self.poll()
-
-    async def hand_over(self, leader: str, broker_id: int, master_epoch: int, reason: str) -> bool:
-        """Asks for a switch of this mastership to that replica, as an operator would. Returns when
-        its outcome is known, or HAND_OVER_S later: whether it was carried out."""
-        request = pb.ElectMasterRequest(
-            cluster_name=self._config.cluster_name,
-            broker_name=self._config.broker_name,
-            broker_id=broker_id,
-            designate=True,
-            expected_master_epoch=master_epoch,
-            request_id=f"hand-over:{secrets.token_hex(8)}",
-            reason=reason,
-        )
-        try:
-            reply = await self._ports.channels.stub(leader).ElectMaster(
-                request, timeout=HAND_OVER_S
-            )
-        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and not is_only_the_call_cancelled():
-                raise
-            log.info("not_handed_over broker_id=%d why=%s", broker_id, error)
-            return False
-        if reply.status.code != ResponseCode.SUCCESS:
-            log.info("not_handed_over broker_id=%d why=%s", broker_id, reply.status.remark)
-            return False
-        if reply.HasField("view"):
-            self._ports.take_view(leader, role_view_from_pb(reply.view))
-        return True
 
     def poll(self) -> None:
         """Acks came, or the timer expired."""
@@ -153,7 +98,7 @@ class SwitchRunner:
                     self._calls.add(call)
                     call.add_done_callback(self._calls.discard)
                 case Drained(task, drained_offset, held_ms):
-                    self._ports.report(
+                    self._report(
                         "drained",
                         target=task.broker_id,
                         drainedOffset=drained_offset,
@@ -161,37 +106,18 @@ class SwitchRunner:
                     )
                 case SwitchFailed(task, reason):
                     log.warning("switch_failed switch_id=%s reason=%r", task.switch_id, reason)
-                    failed = pb.SwitchFailed(switch_id=task.switch_id, reason=reason)
-                    self._ports.send(task.controller, pb.BrokerMessage(switch_failed=failed))
+                    self._link.switch_failed(task, reason)
                 case _:
                     assert_never(effect)
 
     async def _elect(self, task: SwitchTask, drained_offset: int) -> None:
-        request = pb.ElectMasterRequest(
-            cluster_name=self._config.cluster_name,
-            broker_name=self._config.broker_name,
-            broker_id=task.broker_id,
-            designate=True,
-            expected_master_epoch=task.master_epoch,
-            request_id=task.switch_id,
-            reason="planned switch",
-            drained_offset=drained_offset,
-        )
-        target = self._ports.target(task.controller)
-        stub = self._ports.channels.stub(target)
-        try:
-            reply = await stub.ElectMaster(request, timeout=CALL_TIMEOUT_S)
-        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and not is_only_the_call_cancelled():
-                raise
-            log.info("switch_election_unanswered target=%s why=%s", target, error)
+        answer = await self._link.elect(task, drained_offset)
+        if answer is None:
             self.core.elect_unanswered(task.switch_id, self._clock_ms())
         else:
-            if reply.HasField("view"):
-                self._ports.take_view(target, role_view_from_pb(reply.view))
-            code, remark = reply.status.code, reply.status.remark
+            code, remark = answer.code, answer.remark
             if code != ResponseCode.SUCCESS:
-                log.info("switch_election_answered target=%s code=%d %s", target, code, remark)
+                log.info("switch_election_answered code=%d %s", code, remark)
             now_ms = self._clock_ms()
             self._perform(self.core.elect_answered(task.switch_id, code, remark, now_ms))
         self._arm()

@@ -23,7 +23,12 @@ from batonmq.ha.sync_state import Proposal
 from batonmq.ha.wire import HAIdentity
 from batonmq.process.turns import in_slices
 from batonmq.protocol.bodies import EpochCacheEntry, EpochEntryCache
-from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.codes import (
+    HA_ADDRESS_FIELD,
+    INCARNATION_FIELD,
+    LOG_ID_FIELD,
+    ResponseCode,
+)
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.replicas_manager.service import ReplicasManager
@@ -263,6 +268,17 @@ class Replication:
         """Adds an event to the history; outside controller mode there is none."""
         if self.manager is not None:
             self.manager.report_event(kind, **fields)
+
+    def process_name(self) -> dict[str, str]:
+        """Which process this is, beside the answer to 1007 (R41); empty outside controller mode."""
+        if self.manager is None:
+            return {}
+        own = self._identity()
+        return {
+            INCARNATION_FIELD: own.incarnation,
+            LOG_ID_FIELD: own.log_id,
+            HA_ADDRESS_FIELD: self._config.ha_address,
+        }
 
     def epoch_cache(self) -> EpochEntryCache | None:
         """The answer to 1007, None outside controller mode."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.replicas_manager.config import SessionTimings, grpc_addresses
+from batonmq.replicas_manager.config import SessionTimings, controller_addresses
 from batonmq.replicas_manager.identity import IdentityError, IdentityFile, RoleFile, RoleFileError
 
 
@@ -31,14 +31,14 @@ def test_r34_times_that_contradict_each_other_are_named(times: dict[str, int], k
 
 
 def test_grpc_addresses_are_one_above_the_remoting_endpoints() -> None:
-    assert grpc_addresses("a:9878; b:9978;") == ("a:9879", "b:9979")
-    assert grpc_addresses("a:9878", "x:1;y:2") == ("x:1", "y:2")
+    assert controller_addresses("a:9878; b:9978;") == ("a:9879", "b:9979")
+    assert controller_addresses("a:9878", "x:1;y:2") == ("x:1", "y:2")
 
 
 @pytest.mark.parametrize("text", ["", " ; ", "host", "host:", "host:port", ":9878", "h:70000"])
 def test_controller_addresses_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match="controllerAddr"):
-        grpc_addresses(text)
+        controller_addresses(text)
 
 
 def test_a_check_code_is_durable_before_it_is_used(tmp_path: Path) -> None:

@@ -629,7 +629,7 @@ def test_r11_a_call_whose_connection_is_closed_is_repeated(
         scene.controller.handlers["AlterSyncStateSet"] = lambda request: pb.AlterSyncStateSetReply(
             view=view
         )
-        await manager._channels.drop(scene.controller.address)
+        await manager._link._channels.drop(scene.controller.address)
         await scene.broker.until("adopt", 2)
         assert len(scene.controller.asked["AlterSyncStateSet"]) == 2
 

@@ -1,4 +1,6 @@
-"""Managers against our own controller (one node, applied in place): registration to failover."""
+"""Managers against our own controller (one node, applied in place): registration to failover.
+
+Each story twice: over gRPC, and over remoting, as under RocketMQ's controllers."""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fake_controller import NoSwitch
 from local_log import LocalLog
 
@@ -18,7 +21,13 @@ from batonmq.controller.service import ControllerService
 from batonmq.process.clock import boot_ms
 from batonmq.protocol.role_view import Role, RoleView
 from batonmq.replicas_manager.actions import LogFacts
-from batonmq.replicas_manager.config import ReplicasManagerConfig, SessionTimings
+from batonmq.replicas_manager.config import (
+    Protocol,
+    ReplicasManagerConfig,
+    SessionTimings,
+    controller_addresses,
+)
+from batonmq.replicas_manager.grpc_link import GrpcLink
 from batonmq.replicas_manager.service import ReplicasManager
 from batonmq.replicas_manager.switch import SwitchProgress
 
@@ -49,7 +58,9 @@ class Wanted:
 class Replica(NoSwitch):
     """A broker without a log: takes each role at once and writes it down."""
 
-    def __init__(self, folder: Path, number: int, life: int, grpc_address: str) -> None:
+    def __init__(
+        self, folder: Path, number: int, life: int, controller: str, protocol: Protocol
+    ) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self._changed = asyncio.Event()
         self._log_id = f"log-{number}"
@@ -59,10 +70,11 @@ class Replica(NoSwitch):
                 broker_name="broker-a",
                 address=f"127.0.0.1:{20000 + number}",
                 ha_address=f"127.0.0.1:{21000 + number}",
-                controllers=(grpc_address,),
+                controllers=controller_addresses(controller, protocol=protocol),
                 identity_path=folder / f"brokerIdentity-{number}",
                 role_path=folder / f"role-{number}",
                 timings=PATIENT,
+                protocol=protocol,
             ),
             self,
             self,
@@ -132,21 +144,22 @@ class Replica(NoSwitch):
         return sum(what in ("refused", "unknown") for what, *_ in self.calls)
 
     async def die(self) -> None:
-        """As kill -9 looks to a controller: the sessions end without Goodbye."""
-        for session in self.manager._sessions.values():
-            session._task.cancel()
-        await asyncio.gather(
-            *(session._task for session in self.manager._sessions.values()),
-            return_exceptions=True,
-        )
-        self.manager._sessions.clear()
+        """As kill -9 looks to a controller: the sessions end without Goodbye, which remoting does
+        not know at all."""
+        link = self.manager._link
+        if isinstance(link, GrpcLink):
+            tasks = [session._task for session in link._sessions.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            link._sessions.clear()
         await self.manager.close()
 
 
 class Group:
     """One controller and the replicas of one group."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, protocol: Protocol) -> None:
         port = free_pair()
         config = ControllerConfig(
             controller_peers=f"n0-127.0.0.1:{port}",
@@ -158,11 +171,12 @@ class Group:
         )
         self.controller = ControllerService(config, replicated_log=LocalLog("n0", Machine()))
         self.folder = folder
-        self.address = config.self_peer.grpc_address
+        self.address = config.self_peer.remoting_address
+        self.protocol = protocol
         self.replicas: list[Replica] = []
 
     async def join(self, number: int, life: int = 1) -> Replica:
-        replica = Replica(self.folder, number, life, self.address)
+        replica = Replica(self.folder, number, life, self.address, self.protocol)
         self.replicas.append(replica)
         await replica.manager.start()
         async with asyncio.timeout(10):
@@ -180,9 +194,15 @@ class Group:
         return first, second
 
 
-def play(folder: Path, script: Callable[[Group], Awaitable[None]]) -> None:
+@pytest.fixture(params=["grpc", "remoting"])
+def protocol(request: pytest.FixtureRequest) -> Protocol:
+    chosen: Protocol = request.param
+    return chosen
+
+
+def play(folder: Path, protocol: Protocol, script: Callable[[Group], Awaitable[None]]) -> None:
     async def run() -> None:
-        group = Group(folder)
+        group = Group(folder, protocol)
         await group.controller.start()
         try:
             await script(group)
@@ -194,17 +214,19 @@ def play(folder: Path, script: Callable[[Group], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-def test_the_first_is_master_the_second_follows_and_joins_the_set(tmp_path: Path) -> None:
+def test_the_first_is_master_the_second_follows_and_joins_the_set(
+    tmp_path: Path, protocol: Protocol
+) -> None:
     async def script(group: Group) -> None:
         first, second = await group.in_sync()
         assert first.manager.role is Role.MASTER
         assert second.manager.role is Role.SLAVE
         assert [first.manager.broker_id, second.manager.broker_id] == [1, 2]
 
-    play(tmp_path, script)
+    play(tmp_path, protocol, script)
 
 
-def test_the_master_dies_and_its_slave_takes_over(tmp_path: Path) -> None:
+def test_the_master_dies_and_its_slave_takes_over(tmp_path: Path, protocol: Protocol) -> None:
     async def script(group: Group) -> None:
         first, second = await group.in_sync()
         await first.die()
@@ -212,10 +234,12 @@ def test_the_master_dies_and_its_slave_takes_over(tmp_path: Path) -> None:
         await second.until("lease", True)
         assert ("dead", frozenset({1})) in second.calls
 
-    play(tmp_path, script)
+    play(tmp_path, protocol, script)
 
 
-def test_r3_a_restarted_master_never_goes_on_in_its_old_epoch(tmp_path: Path) -> None:
+def test_r3_a_restarted_master_never_goes_on_in_its_old_epoch(
+    tmp_path: Path, protocol: Protocol
+) -> None:
     """The only replica dies and returns as another process: it wins, in a higher epoch."""
 
     async def script(group: Group) -> None:
@@ -228,20 +252,20 @@ def test_r3_a_restarted_master_never_goes_on_in_its_old_epoch(tmp_path: Path) ->
         assert masters and all(epoch > 1 for _, epoch, _ in masters)
         assert again.manager.broker_id == 1
 
-    play(tmp_path, script)
+    play(tmp_path, protocol, script)
 
 
-def test_a_planned_stop_of_the_master_elects_at_once(tmp_path: Path) -> None:
+def test_a_planned_stop_of_the_master_elects_at_once(tmp_path: Path, protocol: Protocol) -> None:
     async def script(group: Group) -> None:
         first, second = await group.in_sync()
         await first.manager.close()
         await second.until("master", 2, frozenset({2}))
 
-    play(tmp_path, script)
+    play(tmp_path, protocol, script)
 
 
 def test_r33_a_master_that_is_told_to_end_hands_over_and_the_set_stays_whole(
-    tmp_path: Path,
+    tmp_path: Path, protocol: Protocol
 ) -> None:
     async def script(group: Group) -> None:
         first, second = await group.in_sync()
@@ -251,20 +275,20 @@ def test_r33_a_master_that_is_told_to_end_hands_over_and_the_set_stays_whole(
         assert not await first.manager.hand_over("a test"), "it is no master any more"
         assert ("held",) in first.calls
 
-    play(tmp_path, script)
+    play(tmp_path, protocol, script)
 
 
-def test_a_master_alone_has_nobody_to_hand_over_to(tmp_path: Path) -> None:
+def test_a_master_alone_has_nobody_to_hand_over_to(tmp_path: Path, protocol: Protocol) -> None:
     async def script(group: Group) -> None:
         first = await group.join(1)
         await first.until("lease", True)
         assert not await first.manager.hand_over("a test")
         assert first.manager.role is Role.MASTER
 
-    play(tmp_path, script)
+    play(tmp_path, protocol, script)
 
 
-def test_the_old_master_returns_as_a_slave(tmp_path: Path) -> None:
+def test_the_old_master_returns_as_a_slave(tmp_path: Path, protocol: Protocol) -> None:
     async def script(group: Group) -> None:
         first, second = await group.in_sync()
         await first.die()
@@ -273,4 +297,4 @@ def test_the_old_master_returns_as_a_slave(tmp_path: Path) -> None:
         await again.until("slave", 2, 2)
         assert not [call for call in again.calls if call[0] == "master"]
 
-    play(tmp_path, script)
+    play(tmp_path, protocol, script)

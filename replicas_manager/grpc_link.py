@@ -1,0 +1,178 @@
+"""The link with controllers of ours: a gRPC session with each, unary calls, and their history."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Final
+
+import grpc
+
+from batonmq.proto.controller.v1 import controller_pb2 as pb
+from batonmq.proto.controller.v1.role_view import role_view_from_pb
+from batonmq.protocol.codes import ResponseCode
+from batonmq.replicas_manager.actions import LogFacts
+from batonmq.replicas_manager.calls import ControllerCalls
+from batonmq.replicas_manager.config import ReplicasManagerConfig
+from batonmq.replicas_manager.events import Call, SendHeartbeat, ViewReceived
+from batonmq.replicas_manager.link import DurableFacts, ElectAnswer, LinkEvents
+from batonmq.replicas_manager.reporter import EventReporter
+from batonmq.replicas_manager.session import (
+    ControllerChannels,
+    ControllerSession,
+    is_only_the_call_cancelled,
+)
+from batonmq.replicas_manager.switch import SwitchTask
+
+log = logging.getLogger(__name__)
+
+GOODBYE_TIMEOUT_S: Final = 0.3
+ELECT_TIMEOUT_S: Final = 0.2
+HAND_OVER_S: Final = 1.0
+"""A switch lasts some 0.05 s, and 0.9 s at most (R33)."""
+
+
+class GrpcLink:
+    """Implements `ControllerLink`."""
+
+    def __init__(self, config: ReplicasManagerConfig, incarnation: str, events: LinkEvents) -> None:
+        self._config = config
+        self._incarnation = incarnation
+        self._events = events
+        self._channels = ControllerChannels()
+        self._sessions: dict[str, ControllerSession] = {}
+        self._calls: ControllerCalls | None = None
+        self._reporter = EventReporter(
+            config.broker_name, incarnation, self._channels, events.leader
+        )
+
+    def begin(self, facts: DurableFacts) -> None:
+        self._calls = ControllerCalls(
+            self._config,
+            facts.check_code,
+            facts.earlier_incarnations,
+            self._channels,
+            self._events.log_facts,
+            facts.current,
+            self._events.step,
+        )
+
+    def send(self, call: Call) -> None:
+        assert self._calls is not None
+        self._calls.send(call)
+
+    def open_sessions(self, broker_id: int) -> None:
+        hello = pb.Hello(
+            cluster_name=self._config.cluster_name,
+            broker_name=self._config.broker_name,
+            broker_id=broker_id,
+            incarnation=self._incarnation,
+            log_id=self._events.log_facts().log_id,
+        )
+        for address in self._config.controllers:
+            if address not in self._sessions:
+                self._sessions[address] = ControllerSession(
+                    address,
+                    hello,
+                    self._channels,
+                    self._events.step,
+                    self._events.switch_requested,
+                )
+
+    def heartbeat(self, effect: SendHeartbeat, facts: LogFacts) -> None:
+        session = self._sessions.get(effect.controller)
+        if session is None:
+            return
+        session.heartbeat(
+            effect,
+            pb.Heartbeat(
+                sequence=effect.sequence,
+                sent_ms=effect.sent_ms,
+                epoch=facts.epoch,
+                max_offset=facts.max_offset,
+                confirm_offset=facts.confirm_offset,
+                election_priority=self._config.election_priority,
+                master_epoch=effect.master_epoch,
+                sync_state_set_epoch=effect.sync_state_set_epoch,
+                min_offset=facts.min_offset,
+            ),
+        )
+
+    def drop(self, controller: str, reason: str) -> None:
+        session = self._sessions.get(controller)
+        if session is not None:
+            session.drop(reason)
+
+    def drop_all(self, reason: str) -> None:
+        for session in self._sessions.values():
+            session.drop(reason)
+
+    def report(
+        self, kind: str, broker_id: int, master_epoch: int, fields: Mapping[str, object]
+    ) -> None:
+        self._reporter.report(kind, broker_id, master_epoch, fields)
+
+    async def elect(self, task: SwitchTask, drained_offset: int) -> ElectAnswer | None:
+        request = pb.ElectMasterRequest(
+            cluster_name=self._config.cluster_name,
+            broker_name=self._config.broker_name,
+            broker_id=task.broker_id,
+            designate=True,
+            expected_master_epoch=task.master_epoch,
+            request_id=task.switch_id,
+            reason="planned switch",
+            drained_offset=drained_offset,
+        )
+        target = self._events.leader() or task.controller
+        return await self._elect(target, request, ELECT_TIMEOUT_S)
+
+    def switch_failed(self, task: SwitchTask, reason: str) -> None:
+        session = self._sessions.get(task.controller)
+        if session is not None:
+            failed = pb.SwitchFailed(switch_id=task.switch_id, reason=reason)
+            session.send(pb.BrokerMessage(switch_failed=failed))
+
+    async def hand_over(self, leader: str, broker_id: int, master_epoch: int, reason: str) -> bool:
+        """As an operator would: the leader asks this master back, on its session."""
+        request = pb.ElectMasterRequest(
+            cluster_name=self._config.cluster_name,
+            broker_name=self._config.broker_name,
+            broker_id=broker_id,
+            designate=True,
+            expected_master_epoch=master_epoch,
+            request_id=f"hand-over:{secrets.token_hex(8)}",
+            reason=reason,
+        )
+        answer = await self._elect(leader, request, HAND_OVER_S)
+        if answer is not None and answer.code != ResponseCode.SUCCESS:
+            log.info("not_handed_over broker_id=%d why=%s", broker_id, answer.remark)
+        return answer is not None and answer.code == ResponseCode.SUCCESS
+
+    async def _elect(
+        self, target: str, request: pb.ElectMasterRequest, timeout_s: float
+    ) -> ElectAnswer | None:
+        try:
+            reply = await self._channels.stub(target).ElectMaster(request, timeout=timeout_s)
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and not is_only_the_call_cancelled():
+                raise
+            log.info("election_unanswered target=%s why=%s", target, error)
+            return None
+        if reply.HasField("view"):
+            view = role_view_from_pb(reply.view)
+            self._events.step(ViewReceived(target, view, pushed=False))
+        return ElectAnswer(reply.status.code, reply.status.remark)
+
+    async def goodbye(self, reason: str) -> None:
+        """Tells every controller, which would else take the end of the session for a death."""
+        sessions = list(self._sessions.values())
+        self._sessions.clear()
+        await asyncio.gather(*(session.close(reason, GOODBYE_TIMEOUT_S) for session in sessions))
+
+    async def close(self) -> None:
+        await self._reporter.close()
+        if self._calls is not None:
+            await self._calls.close()
+        await self._channels.close()
