@@ -10,7 +10,7 @@ from typing import Final
 
 from bench.side import BROKERS, NAME_SERVERS, Side
 from lab.frames import BROKER_NAME
-from lab.java import BROKER_MAIN, NAMESRV_MAIN, start_server
+from lab.java import BROKER_MAIN, NAMESRV_MAIN, name_server_settings, start_server
 from lab.processes import HOST, stop_all, tail
 from lab.stores import wipe
 
@@ -28,9 +28,10 @@ class JavaPeer(Side):
         self._brokers: dict[str, subprocess.Popen[bytes]] = {}
 
     def spawn(self) -> None:
+        ports = [self.base_port + 100 * i for i in range(NAME_SERVERS)]
         for i in range(NAME_SERVERS):
             home = self._home(f"namesrv-{i}")
-            settings = self._name_server_config(i, home)
+            settings = name_server_settings(ports, i, home)
             self._name_servers.append(start_server(NAMESRV_MAIN, settings, home, HEAP))
         for address in self.brokers:
             self.start_broker(address)
@@ -76,20 +77,6 @@ class JavaPeer(Side):
 
     def _broker_home(self, address: str) -> Path:
         return self._home(f"broker-{self.brokers.index(address)}")
-
-    def _name_server_config(self, i: int, home: Path) -> dict[str, object]:
-        return {
-            "listenPort": self.base_port + 100 * i,
-            "enableControllerInNamesrv": "true",
-            "controllerDLegerGroup": "group1",
-            "controllerDLegerPeers": ";".join(
-                f"n{k}-{HOST}:{self.base_port + 100 * k + 2}" for k in range(NAME_SERVERS)
-            ),
-            "controllerDLegerSelfId": f"n{i}",
-            "controllerStorePath": home / "controller",
-            "enableElectUncleanMaster": "false",
-            "notifyBrokerRoleChanged": "true",
-        }
 
     def _broker_config(self, address: str, home: Path) -> dict[str, object]:
         port = int(address.rpartition(":")[2])

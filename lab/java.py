@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-from lab.processes import ROOT, spawn, spawn_talking, stop_all, tail
+from lab.processes import HOST, ROOT, spawn, spawn_talking, stop_all, tail
 
 PEER_VERSION: Final = "5.3.3"
 POM: Final = ROOT / "lab" / "pom.xml"
@@ -131,6 +131,21 @@ def start_server(
     classpath = f"{home}{os.pathsep}{LIB}/*"
     argv = ["java", *heap, *homes, *JVM_OPENINGS, "-cp", classpath, main, "-c", str(config)]
     return spawn(argv, home / "process.log", cwd=home)
+
+
+def name_server_settings(ports: Sequence[int], index: int, home: Path) -> dict[str, object]:
+    """The name server on `ports[index]` with its controller two ports above, one of as many."""
+    peers = (f"n{i}-{HOST}:{port + 2}" for i, port in enumerate(ports))
+    return {
+        "listenPort": ports[index],
+        "enableControllerInNamesrv": "true",
+        "controllerDLegerGroup": "group1",
+        "controllerDLegerPeers": ";".join(peers),
+        "controllerDLegerSelfId": f"n{index}",
+        "controllerStorePath": home / "controller",
+        "enableElectUncleanMaster": "false",
+        "notifyBrokerRoleChanged": "true",
+    }
 
 
 class JavaProgram:

@@ -1,4 +1,4 @@
-"""One group of Java brokers and brokers of ours, under one name server and controller of ours."""
+"""One group of Java brokers and brokers of ours, under name servers and controllers of one kind."""
 
 from __future__ import annotations
 
@@ -14,8 +14,16 @@ from batonmq.launcher.layout import CLUSTER_NAME, BrokerNode, plan
 from batonmq.launcher.preparation import write_configs
 from lab import frames, processes
 from lab.connection import ask, ha_status, sync_state
-from lab.java import BROKER_MAIN, start_server
-from lab.processes import ROOT, NotInTime, free_base_port, spawn, stop_all, tail
+from lab.java import BROKER_MAIN, NAMESRV_MAIN, name_server_settings, start_server
+from lab.processes import (
+    ROOT,
+    STOP_GRACE_S,
+    NotInTime,
+    free_base_port,
+    spawn,
+    stop_all,
+    tail,
+)
 
 GROUP: Final = frames.BROKER_NAME
 SEGMENT: Final = 1 << 20
@@ -30,46 +38,69 @@ T = TypeVar("T")
 
 class MixedGroup:
     """Brokers by their place, from 0 on: a folder, a port and an id of its own, whichever kind of
-    broker runs there. A context manager that ends everything."""
+    broker runs there. `java_controllers`: so many name servers of RocketMQ with its controllers,
+    0 for one of ours. A context manager that ends everything."""
 
     def __init__(
         self,
         folder: Path,
         places: int = 3,
         namesrv: Mapping[str, object] | None = None,
+        *,
+        java_controllers: int = 0,
     ) -> None:
         self.folder = folder
+        protocol = {"controllerProtocol": "remoting"} if java_controllers else {}
         self._layout = plan(
             folder / "data",
-            controllers=1,
+            controllers=java_controllers or 1,
             replicas=places,
             base_port=free_base_port(places),
-            overrides={**OURS, "namesrv": dict(namesrv or {})},
+            overrides={**OURS, "namesrv": dict(namesrv or {}), "replicas": protocol},
         )
+        self._has_java_controllers = java_controllers > 0
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._name_server: subprocess.Popen[bytes] | None = None
+        self._name_servers: list[subprocess.Popen[bytes]] = []
         self._is_java: dict[int, bool] = {}
 
     def __enter__(self) -> Self:
         write_configs(self._layout)
-        node = self._layout.name_servers[0]
-        self._name_server = spawn(node.argv, node.data_dir / "process.log", cwd=ROOT)
+        nodes = self._layout.name_servers
+        for i, node in enumerate(nodes):
+            if self._has_java_controllers:
+                home = node.data_dir / "home"
+                settings = name_server_settings([one.port for one in nodes], i, home)
+                started = start_server(NAMESRV_MAIN, settings, home, HEAP)
+            else:
+                started = spawn(node.argv, node.data_dir / "process.log", cwd=ROOT)
+            self._name_servers.append(started)
         return self
 
     def __exit__(self, *exc: object) -> None:
         """By kill -9: a Java broker takes its time with SIGTERM."""
         for place in list(self._processes):
             self.kill(place)
-        if self._name_server is not None:
-            stop_all([self._name_server])
+        stop_all(self._name_servers, 0.0 if self._has_java_controllers else STOP_GRACE_S)
 
     @property
     def name_server(self) -> str:
         return self._layout.name_servers[0].address
 
     @property
+    def controllers(self) -> list[str]:
+        return [node.controller_address for node in self._layout.name_servers]
+
+    @property
     def controller(self) -> str:
-        return self._layout.name_servers[0].controller_address
+        """The leading one, as far as one of them leads and says so."""
+        for address in self.controllers:
+            try:
+                reply = ask(address, frames.METADATA, timeout_s=1.0)
+            except OSError:
+                continue
+            if reply.code == frames.OK and (leader := reply.ext.get("controllerLeaderAddress")):
+                return leader
+        return self.controllers[0]
 
     def node(self, place: int) -> BrokerNode:
         return self._layout.brokers[place]
@@ -105,6 +136,16 @@ class MixedGroup:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
 
+    def stop(self, place: int) -> None:
+        """SIGTERM, and waits for the end."""
+        stop_all([self._processes.pop(place)])
+
+    def kill_controller(self) -> None:
+        """kill -9 of the leading one."""
+        place = self.controllers.index(self.controller)
+        os.kill(self._name_servers[place].pid, signal.SIGKILL)
+        self._name_servers[place].wait()
+
     def signal(self, place: int, number: signal.Signals) -> None:
         self._processes[place].send_signal(number)
 
@@ -116,8 +157,8 @@ class MixedGroup:
             "brokerRole": "SLAVE",
             "listenPort": node.port,
             "haListenPort": node.port + 1,
-            "namesrvAddr": self.name_server,
-            "controllerAddr": self.controller,
+            "namesrvAddr": self._layout.name_server_addresses,
+            "controllerAddr": ";".join(self.controllers),
             "enableControllerMode": "true",
             "allAckInSyncStateSet": "true",
             "brokerIP1": node.host,
@@ -140,7 +181,7 @@ class MixedGroup:
     # What the group is.
 
     def state(self) -> dict[str, Any] | None:
-        return sync_state([self.controller], GROUP, timeout_s=1.0)
+        return sync_state(self.controllers, GROUP, timeout_s=1.0)
 
     def master(self) -> int | None:
         """The place of the master that the controller records."""
@@ -148,6 +189,9 @@ class MixedGroup:
         address = state.get("masterAddress")
         places = {node.address: place for place, node in enumerate(self._layout.brokers)}
         return places.get(address) if address else None
+
+    def master_epoch(self) -> int:
+        return int((self.state() or {}).get("masterEpoch", 0))
 
     def in_sync(self) -> set[int]:
         """The places of the SyncStateSet."""

@@ -16,7 +16,14 @@ from batonmq.protocol.codes import ResponseCode
 from batonmq.replicas_manager.actions import LogFacts
 from batonmq.replicas_manager.calls import ControllerCalls
 from batonmq.replicas_manager.config import ReplicasManagerConfig
-from batonmq.replicas_manager.events import Call, SendHeartbeat, ViewReceived
+from batonmq.replicas_manager.events import (
+    Call,
+    Event,
+    SendHeartbeat,
+    SendRegister,
+    Unanswered,
+    ViewReceived,
+)
 from batonmq.replicas_manager.link import DurableFacts, ElectAnswer, LinkEvents
 from batonmq.replicas_manager.reporter import EventReporter
 from batonmq.replicas_manager.session import (
@@ -32,6 +39,8 @@ GOODBYE_TIMEOUT_S: Final = 0.3
 ELECT_TIMEOUT_S: Final = 0.2
 HAND_OVER_S: Final = 1.0
 """A switch lasts some 0.05 s, and 0.9 s at most (R33)."""
+UNANSWERED_TOLD: Final = 20
+"""After so many registrations that nobody answered the log says what may be wrong."""
 
 
 class GrpcLink:
@@ -44,6 +53,7 @@ class GrpcLink:
         self._channels = ControllerChannels()
         self._sessions: dict[str, ControllerSession] = {}
         self._calls: ControllerCalls | None = None
+        self._unanswered = 0
         self._reporter = EventReporter(
             config.broker_name, incarnation, self._channels, events.leader
         )
@@ -56,8 +66,19 @@ class GrpcLink:
             self._channels,
             self._events.log_facts,
             facts.current,
-            self._events.step,
+            self._outcome,
         )
+
+    def _outcome(self, event: Event) -> None:
+        if isinstance(event, Unanswered) and isinstance(event.call, SendRegister):
+            self._unanswered += 1
+            if self._unanswered == UNANSWERED_TOLD:
+                log.warning(
+                    "no_controller_answers grpc=%s advice=%r",
+                    ";".join(self._config.controllers),
+                    "are they up? RocketMQ's controllers need controllerProtocol: remoting",
+                )
+        self._events.step(event)
 
     def send(self, call: Call) -> None:
         assert self._calls is not None

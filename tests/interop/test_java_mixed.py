@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.protocol.record import decode_records
 from lab import frames
-from lab.connection import Connection, ask, ha_status
+from lab.connection import Connection, ask
 from lab.mixed import GROUP, SEGMENT, MixedGroup
+from lab.mixed_checks import logs_equal, nothing_lost, wait_master
 from lab.mqctl import mqctl
-from lab.writer import Writer, number_in, wait_acks
+from lab.writer import Writer, wait_acks
 
 pytestmark = pytest.mark.java
 
@@ -78,31 +78,6 @@ def wait_table(group: MixedGroup, place: int, file: str, text: str) -> None:
     group.wait_for(f"{text} in {path}", is_shown)
 
 
-def wait_master(group: MixedGroup, load: Writer, place: int) -> None:
-    """Until that broker acknowledges."""
-    group.wait_for(f"place {place} as master", lambda: group.master() == place)
-    wait_acks(load, 50)
-
-
-def nothing_lost(group: MixedGroup, load: Writer) -> None:
-    """Each acknowledged message is at the master, where its ack said, and no two orders."""
-    acks, master = list(load.acks), group.master()
-    assert master is not None
-    numbers: list[int] = []
-    with Connection(group.address(master)) as connection:
-        while len(numbers) <= acks[-1].queue_offset:
-            reply = connection.pull(TOPIC, len(numbers), count=32)
-            assert reply.code in (frames.OK, frames.PULL_RETRY), reply
-            numbers += [number for _, number in bodies(reply.body)]
-    lost = [ack for ack in acks if numbers[ack.queue_offset] != ack.number]
-    assert not lost, f"{len(lost)} of {len(acks)} acknowledged messages lost, first {lost[0]}"
-    assert numbers == sorted(numbers)
-
-
-def bodies(records: bytes) -> Iterator[tuple[int, int]]:
-    return (number_in(message.body) for message in decode_records(records))
-
-
 def test_java_takes_over_from_our_killed_master(group: MixedGroup, load: Writer) -> None:
     """Ours is killed with kill -9, and comes back as the slave of a Java master."""
     make_readers(group, OURS)
@@ -150,16 +125,4 @@ def test_both_logs_are_equal(group: MixedGroup, load: Writer) -> None:
     """Byte for byte, epochs included, over more than one segment."""
     load.stop()
     group.wait_in_sync(OURS, JAVA)
-    status = ha_status(group.address(OURS))
-    assert status is not None
-    end = status.max_offset
-    assert end > SEGMENT
-    assert log_of(group.store(OURS), end) == log_of(group.store(JAVA), end)
-    ours, java = group.epochs(OURS), group.epochs(JAVA)
-    assert set(java) <= set(ours)
-    assert {start for _, start in ours} - {start for _, start in java} <= {end}
-
-
-def log_of(store: Path, size: int) -> bytes:
-    files = sorted((store / "commitlog").glob("0*"))
-    return b"".join(file.read_bytes() for file in files)[:size]
+    assert logs_equal(group, OURS, JAVA) > SEGMENT

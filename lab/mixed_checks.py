@@ -1,0 +1,53 @@
+"""What a mixed group must hold after a story: nothing acknowledged is lost, and logs are equal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from batonmq.protocol.record import decode_records
+from lab import frames
+from lab.connection import Connection, ha_status
+from lab.mixed import MixedGroup
+from lab.writer import Writer, number_in, wait_acks
+
+
+def wait_master(group: MixedGroup, load: Writer, place: int) -> None:
+    """Until that broker acknowledges."""
+    group.wait_for(f"place {place} as master", lambda: group.master() == place)
+    wait_acks(load, 50)
+
+
+def nothing_lost(group: MixedGroup, load: Writer) -> None:
+    """Each acknowledged message is at the master, where its ack said, and no two orders."""
+    acks, master = list(load.acks), group.master()
+    assert master is not None
+    numbers: list[int] = []
+    with Connection(group.address(master)) as connection:
+        while len(numbers) <= acks[-1].queue_offset:
+            reply = connection.pull(load.topic, len(numbers), count=32)
+            assert reply.code in (frames.OK, frames.PULL_RETRY), reply
+            numbers += [number_in(message.body)[1] for message in decode_records(reply.body)]
+    lost = [ack for ack in acks if numbers[ack.queue_offset] != ack.number]
+    assert not lost, f"{len(lost)} of {len(acks)} acknowledged messages lost, first {lost[0]}"
+    assert numbers == sorted(numbers)
+
+
+def logs_equal(group: MixedGroup, *places: int) -> int:
+    """The logs of these brokers, of which the first is ours, are the same to the byte, and so are
+    their epochs, but for some without a byte. Returns where they end. Nobody writes meanwhile."""
+    status = ha_status(group.address(places[0]))
+    assert status is not None
+    end = status.max_offset
+    first, *others = places
+    for place in others:
+        assert log_of(group.store(first), end) == log_of(group.store(place), end), place
+        ours, theirs = group.epochs(first), group.epochs(place)
+        starts = {start for _, start in ours} ^ {start for _, start in theirs}
+        assert starts <= {end}, (ours, theirs)
+        assert set(ours) >= set(theirs) or set(theirs) >= set(ours), (ours, theirs)
+    return end
+
+
+def log_of(store: Path, size: int) -> bytes:
+    files = sorted((store / "commitlog").glob("0*"))
+    return b"".join(file.read_bytes() for file in files)[:size]

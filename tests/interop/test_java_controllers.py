@@ -1,0 +1,156 @@
+"""Our brokers under RocketMQ's controllers: alone, and with a Java broker in the group.
+
+The tests of a class share one group and one load, and go on where the one before ended. Java has
+its defaults but for what `test_java_mixed` names, too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab.mixed import SEGMENT, MixedGroup
+from lab.mixed_checks import logs_equal, nothing_lost, wait_master
+from lab.writer import Writer, wait_acks
+
+pytestmark = pytest.mark.java
+
+OURS, OTHER = 0, 1
+TOPIC = "UnderJava"
+
+
+@pytest.fixture(scope="class")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("under-java")
+
+
+@pytest.fixture(scope="class")
+def load(group: MixedGroup) -> Iterator[Writer]:
+    addresses = [group.address(OURS), group.address(OTHER)]
+    with Writer(addresses, TOPIC, 0, pause_s=0.002) as writer:
+        wait_acks(writer, 20)
+        group.wait_in_sync(OURS, OTHER)
+        yield writer
+
+
+def take_over(group: MixedGroup, load: Writer, dead: int, heir: int) -> None:
+    """kill -9 of the master, under load."""
+    group.kill(dead)
+    wait_master(group, load, heir)
+    nothing_lost(group, load)
+
+
+def switches(group: MixedGroup, load: Writer, *places: int) -> None:
+    """`electMaster` to each in turn, under load; then nothing is lost."""
+    for place in places:
+        group.elect(place)
+        wait_master(group, load, place)
+        group.wait_in_sync(OURS, OTHER)
+    nothing_lost(group, load)
+
+
+def logs_are_equal(group: MixedGroup, load: Writer) -> None:
+    load.stop()
+    group.wait_in_sync(OURS, OTHER)
+    assert logs_equal(group, OURS, OTHER) > SEGMENT
+
+
+class TestWithAJavaBroker:
+    """One of ours and one of Java's."""
+
+    @pytest.fixture(scope="class")
+    def group(self, java_classpath: str, folder: Path) -> Iterator[MixedGroup]:
+        with MixedGroup(folder, 2, java_controllers=1) as running:
+            running.start_ours(OURS)
+            running.start_java(OTHER, haSendHeartbeatInterval=1000)
+            running.wait_for("a master", lambda: running.master() is not None)
+            yield running
+
+    def test_ours_is_killed(self, group: MixedGroup, load: Writer) -> None:
+        """Whoever was first: ours leads, dies, and comes back as the slave of Java's."""
+        if group.master() != OURS:
+            switches(group, load, OURS)
+        take_over(group, load, OURS, OTHER)
+        group.start_ours(OURS)
+        group.wait_in_sync(OURS, OTHER)
+
+    def test_java_is_killed(self, group: MixedGroup, load: Writer) -> None:
+        take_over(group, load, OTHER, OURS)
+        group.start_java(OTHER, haSendHeartbeatInterval=1000)
+        group.wait_in_sync(OURS, OTHER)
+
+    def test_planned_switches(self, group: MixedGroup, load: Writer) -> None:
+        switches(group, load, OTHER, OURS, OTHER, OURS)
+
+    def test_logs_are_equal(self, group: MixedGroup, load: Writer) -> None:
+        logs_are_equal(group, load)
+
+
+class TestTwoOfOurs:
+    @pytest.fixture(scope="class")
+    def group(self, java_classpath: str, folder: Path) -> Iterator[MixedGroup]:
+        with MixedGroup(folder, 2, java_controllers=1) as running:
+            running.start_ours(OURS)
+            running.wait_for("a master", lambda: running.master() == OURS)
+            running.start_ours(OTHER)
+            yield running
+
+    def test_the_master_is_killed(self, group: MixedGroup, load: Writer) -> None:
+        for dead, heir in ((OURS, OTHER), (OTHER, OURS)):
+            take_over(group, load, dead, heir)
+            group.start_ours(dead)
+            group.wait_in_sync(OURS, OTHER)
+
+    def test_planned_switches(self, group: MixedGroup, load: Writer) -> None:
+        switches(group, load, OTHER, OURS)
+
+    def test_r33_a_master_that_is_told_to_end_hands_over(
+        self, group: MixedGroup, load: Writer
+    ) -> None:
+        group.stop(OURS)
+        wait_master(group, load, OTHER)
+        nothing_lost(group, load)
+        group.start_ours(OURS)
+        group.wait_in_sync(OURS, OTHER)
+
+    def test_both_are_killed_and_the_last_master_goes_on_in_a_new_epoch(
+        self, group: MixedGroup, load: Writer
+    ) -> None:
+        """R3: not in its old one, though the controllers still name it."""
+        epoch = group.master_epoch()
+        for place in (OURS, OTHER):
+            group.kill(place)
+        for place in (OURS, OTHER):
+            group.start_ours(place)
+        group.wait_in_sync(OURS, OTHER)
+        wait_acks(load, 50)
+        assert group.master_epoch() > epoch
+        nothing_lost(group, load)
+
+    def test_logs_are_equal(self, group: MixedGroup, load: Writer) -> None:
+        logs_are_equal(group, load)
+
+
+@pytest.mark.skipif(os.environ.get("BATONMQ_SOAK") != "1", reason="a long one: BATONMQ_SOAK=1")
+class TestThreeControllers:
+    """With the master the leading controller dies, too."""
+
+    @pytest.fixture(scope="class")
+    def group(self, java_classpath: str, folder: Path) -> Iterator[MixedGroup]:
+        with MixedGroup(folder, 2, java_controllers=3) as running:
+            running.start_ours(OURS)
+            running.wait_for("a master", lambda: running.master() == OURS)
+            running.start_ours(OTHER)
+            yield running
+
+    def test_master_and_leading_controller_are_killed(
+        self, group: MixedGroup, load: Writer
+    ) -> None:
+        group.kill_controller()
+        take_over(group, load, OURS, OTHER)
+        group.start_ours(OURS)
+        group.wait_in_sync(OURS, OTHER)
+        logs_are_equal(group, load)

@@ -1,0 +1,352 @@
+"""The link with RocketMQ's controllers: what it tells them, and what it makes of their answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from java_controller import JavaController, Record
+
+from batonmq.process.clock import boot_ms
+from batonmq.protocol.bodies import EpochEntryCache
+from batonmq.protocol.codes import (
+    HA_ADDRESS_FIELD,
+    INCARNATION_FIELD,
+    LOG_ID_FIELD,
+    RequestCode,
+    ResponseCode,
+)
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.endpoint import RemotingServer
+from batonmq.replicas_manager.actions import LogFacts
+from batonmq.replicas_manager.config import ReplicasManagerConfig, remoting_timings
+from batonmq.replicas_manager.events import (
+    AnswerReceived,
+    Event,
+    FetchView,
+    LeaderHinted,
+    Replied,
+    SendAlter,
+    SendElect,
+    SendHeartbeat,
+    SendRegister,
+    SessionClosed,
+    SessionOpened,
+    Unanswered,
+    ViewReceived,
+)
+from batonmq.replicas_manager.link import DurableFacts, LinkEvents
+from batonmq.replicas_manager.remoting_link import RemotingLink
+from batonmq.replicas_manager.role import ViewInForce
+from batonmq.replicas_manager.switch import SwitchTask
+
+OWN = "127.0.0.1:10911"
+LIFE = "this-life"
+E = TypeVar("E", bound=Event)
+
+
+class Broker:
+    """A link, what it said, and who this broker is."""
+
+    def __init__(self, controller: JavaController, *, learner: bool = False) -> None:
+        self.controller = controller
+        self.facts = LogFacts(1, 500, 400, 0, "log-1")
+        self.events: list[Event] = []
+        self.switches: list[SwitchTask] = []
+        self.current = ViewInForce(1, LIFE, 0)
+        self._changed = asyncio.Event()
+        config = ReplicasManagerConfig(
+            cluster_name="C",
+            broker_name="broker-a",
+            address=OWN,
+            ha_address="127.0.0.1:10912",
+            controllers=(controller.address,),
+            identity_path=Path("brokerIdentity"),
+            role_path=Path("masterEpoch"),
+            timings=remoting_timings(200, 5000),
+            learner=learner,
+            protocol="remoting",
+        )
+        events = LinkEvents(
+            self._step, self.switches.append, lambda: controller.address, lambda: self.facts
+        )
+        self.link = RemotingLink(config, LIFE, events)
+        self.link.begin(DurableFacts("code", (), self.current))
+
+    def _step(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, ViewReceived):
+            self.current.take(event.view)
+        self._changed.set()
+
+    async def until(self, found: Callable[[], E | None]) -> E:
+        async with asyncio.timeout(10):
+            while (event := found()) is None:
+                self._changed.clear()
+                await self._changed.wait()
+        return event
+
+    async def next(self, kind: type[E]) -> E:
+        """The next event of that kind from now on."""
+        seen = len(self.events)
+        return await self.until(
+            lambda: next((e for e in self.events[seen:] if isinstance(e, kind)), None)
+        )
+
+    async def in_session(self) -> None:
+        self.link.open_sessions(1)
+        await self.next(SessionOpened)
+
+    async def beat(self) -> AnswerReceived:
+        """One heartbeat, to the controller's answer."""
+        effect = SendHeartbeat(self.controller.address, 1, boot_ms(), 0, 0)
+        self.link.heartbeat(effect, self.facts)
+        return await self.next(AnswerReceived)
+
+
+def play(script: Callable[[Broker], Awaitable[None]], *, learner: bool = False) -> None:
+    async def run() -> None:
+        controller = JavaController()
+        await controller.listen()
+        broker = Broker(controller, learner=learner)
+        try:
+            await script(broker)
+        finally:
+            await broker.link.close()
+            await controller.close()
+
+    asyncio.run(run())
+
+
+def lead(controller: JavaController, master: int = 1, epoch: int = 1) -> None:
+    """Replica 1, this broker, and 2, which nobody can dial."""
+    controller.replicas = {1: Record(OWN, "x", alive=True), 2: Record("127.0.0.1:1", "y")}
+    controller.master, controller.key, controller.members = master, (epoch, 7), [1]
+
+
+def test_a_heartbeat_brings_the_view_and_the_answer_of_the_leader() -> None:
+    async def script(broker: Broker) -> None:
+        lead(broker.controller)
+        await broker.in_session()
+        answer = await broker.beat()
+        assert (answer.leader, answer.master_epoch, answer.sync_state_set_epoch) == (True, 1, 7)
+        [view] = [e.view for e in broker.events if isinstance(e, ViewReceived)]
+        assert (view.master_broker_id, view.master_incarnation) == (1, LIFE)
+        assert view.master_ha_address == "127.0.0.1:10912"
+        own = view.replica(1)
+        assert own is not None and (own.incarnation, own.log_id) == (LIFE, "log-1")
+        await broker.controller.until(lambda: broker.controller.heartbeats)
+        assert broker.controller.heartbeats[0]["maxOffset"] == "500"
+
+    play(script)
+
+
+def test_r3_a_process_that_is_taken_for_the_one_before_shows_no_sign_of_life() -> None:
+    """Until the controllers have elected anew: they would call its earlier mastership alive."""
+
+    async def script(broker: Broker) -> None:
+        broker.current = ViewInForce(1, LIFE, 3)
+        broker.link.begin(DurableFacts("", (), broker.current))
+        lead(broker.controller, epoch=3)
+        await broker.in_session()
+        for _ in range(2):
+            await broker.beat()
+        broker.controller.master, broker.controller.key = None, (4, 7)
+        await broker.beat()
+        assert not broker.controller.heartbeats
+        await broker.beat()
+        await broker.controller.until(lambda: broker.controller.heartbeats)
+
+    play(script)
+
+
+def test_r17_a_suspect_log_shows_no_sign_of_life_until_it_is_whole() -> None:
+    async def script(broker: Broker) -> None:
+        lead(broker.controller, master=2)
+        broker.facts = replace(broker.facts, suspect="another boot")
+        await broker.in_session()
+        for _ in range(2):
+            await broker.beat()
+        assert not broker.controller.heartbeats
+        broker.facts = replace(broker.facts, suspect="")
+        await broker.beat()
+        await broker.controller.until(lambda: broker.controller.heartbeats)
+
+    play(script)
+
+
+def test_a_learner_shows_no_sign_of_life() -> None:
+    async def script(broker: Broker) -> None:
+        lead(broker.controller, master=2)
+        await broker.in_session()
+        for _ in range(2):
+            await broker.beat()
+        assert not broker.controller.heartbeats
+
+    play(script, learner=True)
+
+
+def test_r45_a_broker_that_gives_way_ends_its_connections_and_is_silent_for_a_while() -> None:
+    async def script(broker: Broker) -> None:
+        lead(broker.controller)
+        await broker.in_session()
+        await broker.beat()
+        await broker.controller.until(lambda: broker.controller.heartbeats)
+        broker.link.drop_all("no room")
+        await broker.next(SessionClosed)
+        await broker.next(SessionOpened)
+        broker.controller.heartbeats.clear()
+        await broker.beat()
+        assert not broker.controller.heartbeats
+
+    play(script)
+
+
+def test_an_id_is_applied_for_once_though_the_answer_was_lost() -> None:
+    async def script(broker: Broker) -> None:
+        broker.current.broker_id = 0
+        replies = []
+        for _ in range(2):  # the second as after a crash before the id was saved
+            broker.link.send(SendRegister(broker.controller.address, 0, "r", ""))
+            replies.append(await broker.next(Replied))
+        assert [(reply.code, reply.broker_id) for reply in replies] == [(0, 1), (0, 1)]
+        assert list(broker.controller.replicas) == [1]
+        assert broker.controller.replicas[1].check_code == f"{OWN};code"
+
+    play(script)
+
+
+def test_a_taken_id_is_refused_and_another_one_asked_for() -> None:
+    async def script(broker: Broker) -> None:
+        broker.current.broker_id = 0
+        broker.controller.replicas[1] = Record("127.0.0.1:1", "another")
+        broker.link.send(SendRegister(broker.controller.address, 0, "r", ""))
+        assert (await broker.next(Replied)).code == ResponseCode.CONTROLLER_BROKER_ID_INVALID
+        broker.controller.next_id = 2
+        broker.link.send(SendRegister(broker.controller.address, 0, "r", ""))
+        assert (await broker.next(Replied)).broker_id == 2
+
+    play(script)
+
+
+def test_a_controller_that_does_not_lead_says_who_does() -> None:
+    async def script(broker: Broker) -> None:
+        lead(broker.controller)
+        broker.controller.leads, broker.controller.leader = False, "127.0.0.1:9878"
+        broker.link.send(FetchView(broker.controller.address))
+        reply = await broker.next(Replied)
+        assert (reply.code, reply.view) == (ResponseCode.CONTROLLER_NOT_LEADER, None)
+        assert LeaderHinted(broker.controller.address, "127.0.0.1:9878") in broker.events
+
+    play(script)
+
+
+def test_an_alter_that_is_granted_brings_the_new_set() -> None:
+    async def script(broker: Broker) -> None:
+        lead(broker.controller)
+        members = ((1, LIFE), (2, ""))
+        alter = SendAlter(broker.controller.address, "r", 1, 6, members, 400, "expand")
+        broker.link.send(alter)
+        reply = await broker.next(Replied)
+        assert reply.view is not None and reply.view.key == (1, 7)
+        broker.controller.refuse[RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET] = (
+            ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH
+        )
+        broker.link.send(alter)
+        assert (await broker.next(Replied)).code == 2001
+
+    play(script)
+
+
+def test_an_election_that_another_won_brings_its_view() -> None:
+    async def script(broker: Broker) -> None:
+        lead(broker.controller, master=2)
+        broker.controller.refuse[RequestCode.CONTROLLER_ELECT_MASTER] = (
+            ResponseCode.CONTROLLER_MASTER_STILL_EXIST
+        )
+        broker.link.send(SendElect(broker.controller.address, 0, "r", "no master is known"))
+        reply = await broker.next(Replied)
+        assert reply.code == ResponseCode.CONTROLLER_MASTER_STILL_EXIST
+        assert reply.view is not None and reply.view.master_broker_id == 2
+
+    play(script)
+
+
+def test_a_call_without_an_answer_ends_as_such() -> None:
+    async def script(broker: Broker) -> None:
+        await broker.controller.close()
+        broker.link.send(FetchView(broker.controller.address))
+        assert broker.controller.address in (await broker.next(Unanswered)).what
+
+    play(script)
+
+
+def test_r33_a_master_that_hands_over_switches_by_itself() -> None:
+    async def script(broker: Broker) -> None:
+        address = broker.controller.address
+        lead(broker.controller)
+        broker.controller.elected = lambda request: lead(broker.controller, 2, epoch=2)
+        handing = asyncio.create_task(broker.link.hand_over(address, 2, 1, "the master stops"))
+        await asyncio.sleep(0)
+        [task] = broker.switches
+        assert (task.controller, task.broker_id, task.master_epoch) == (address, 2, 1)
+        answer = await broker.link.elect(task, 500)
+        assert answer is not None and answer.code == 0
+        assert await handing
+        assert broker.current.key == (2, 7)
+
+    play(script)
+
+
+def test_r33_a_hand_over_that_fails_is_told() -> None:
+    async def script(broker: Broker) -> None:
+        handing = asyncio.create_task(
+            broker.link.hand_over(broker.controller.address, 2, 1, "the master stops")
+        )
+        await asyncio.sleep(0)
+        broker.link.switch_failed(broker.switches[0], "it is behind")
+        assert not await handing
+
+    play(script)
+
+
+def test_r41_brokers_of_ours_are_named_as_soon_as_they_answer() -> None:
+    """The view comes without the name first: nothing waits for a broker that may be dead."""
+
+    async def script(broker: Broker) -> None:
+        def named(request: RemotingCommand, _: Connection) -> RemotingCommand:
+            said = EpochEntryCache(broker_id=2, broker_name="broker-a", cluster_name="C")
+            ext = {INCARNATION_FIELD: "life-2", LOG_ID_FIELD: "log-2", HA_ADDRESS_FIELD: "h:2"}
+            return RemotingCommand.response_to(request, ext=ext, body=said.encode())
+
+        processors = Processors()
+        processors.register(RequestCode.GET_BROKER_EPOCH_CACHE, named)
+        peer = RemotingServer(processors)
+        lead(broker.controller, master=2)
+        port = await peer.listen("127.0.0.1", 0)
+        broker.controller.replicas[2].address = f"127.0.0.1:{port}"
+        try:
+            await broker.in_session()
+            await broker.beat()
+            view = await broker.until(
+                lambda: next(
+                    (
+                        event
+                        for event in broker.events
+                        if isinstance(event, ViewReceived) and event.view.master_incarnation
+                    ),
+                    None,
+                )
+            )
+            assert view.view.master_incarnation == "life-2"
+            assert view.view.master_ha_address == "h:2"
+            earlier = [e.view.raft_index for e in broker.events if isinstance(e, ViewReceived)]
+            assert earlier == sorted(set(earlier))
+        finally:
+            await peer.close()
+
+    play(script)
