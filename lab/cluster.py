@@ -101,8 +101,8 @@ class Cluster:
             process.child = spawn(
                 process.node.argv,
                 process.node.data_dir / "process.log",
-                cwd=ROOT,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"} | faults,
+                cwd=process.source,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"} | _code(process.source) | faults,
                 end_signal=signal.SIGKILL,
             )
         process.stopped = False
@@ -208,3 +208,8 @@ class Cluster:
             lines.append(f"-- {process.name} ({how}): ")
             lines.append(tail(process.node.data_dir / "process.log", 600))
         return "\n".join(lines)
+
+
+def _code(source: Path) -> dict[str, str]:
+    """So that Python finds another checkout before the installed one."""
+    return {} if source == ROOT else {"PYTHONPATH": str(source)}

@@ -17,7 +17,7 @@ from batonmq.process.listeners import listens
 from lab import frames
 from lab.checks import Epoch
 from lab.connection import HaStatus, ask, parse_ha_status, sync_state
-from lab.processes import NotInTime
+from lab.processes import ROOT, NotInTime
 
 GROUP: Final = frames.BROKER_NAME
 REPLY_S: Final = 0.4
@@ -40,6 +40,8 @@ class Process:
     def __init__(self, node: NameServerNode | BrokerNode) -> None:
         self.node = node
         self.child: subprocess.Popen[bytes] | None = None
+        self.source = ROOT
+        """The checkout whose code its next start runs."""
         self.stopped = False
         self._listening_pid = 0
         self._faulty = False

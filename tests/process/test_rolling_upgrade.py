@@ -1,0 +1,69 @@
+"""A cluster of the last version becomes one of this version process by process, under load.
+
+Brokers first, then controllers, as deploy/README.md has it; the other way round it works,
+too. `BATONMQ_EARLIER` chooses the version (`lab/earlier.py`).
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from lab.cluster import HOSTS, Cluster
+from lab.cluster_view import Process
+from lab.earlier import NoEarlierVersionError, earlier_checkout
+from lab.network import Network
+from lab.processes import ROOT, wait_for
+from lab.queues import check_writers
+from lab.stores import check_logs_equal
+from lab.writer import Writer, wait_acks
+
+pytestmark = pytest.mark.process
+
+TOPIC = "Upgraded"
+
+
+@pytest.fixture
+def earlier() -> Path:
+    try:
+        return earlier_checkout()
+    except NoEarlierVersionError as error:
+        pytest.skip(str(error))
+
+
+def renew(cluster: Cluster, process: Process, source: Path, load: Writer) -> None:
+    """Ends it by SIGTERM and starts it from that checkout."""
+    child = process.child
+    assert child is not None
+    process.signal(signal.SIGTERM)
+    wait_for(f"the end of {process.name}", lambda: child.poll() is not None)
+    process.source = source
+    cluster.launch(process)
+    cluster.wait_whole()
+    wait_acks(load, 20)
+
+
+@pytest.mark.parametrize("first", ["brokers", "controllers"])
+def test_from_the_last_version_and_back_nothing_acknowledged_is_lost(
+    tmp_path: Path, earlier: Path, first: str
+) -> None:
+    cluster = Cluster(tmp_path, Network(HOSTS))
+    for process in cluster.processes:
+        process.source = earlier
+    order = [*cluster.brokers, *cluster.controllers]
+    if first == "controllers":
+        order = [*cluster.controllers, *cluster.brokers]
+    try:
+        cluster.start()
+        with Writer(cluster.addresses, TOPIC, 0, pause_s=0.002) as load:
+            wait_acks(load, 20)
+            for process in order:
+                renew(cluster, process, ROOT, load)
+            for process in reversed(order):
+                renew(cluster, process, earlier, load)
+        check_writers(cluster.name_servers, TOPIC, [load])
+    finally:
+        cluster.stop()
+    check_logs_equal(cluster.data_dir(index) for index in range(len(cluster.brokers)))
