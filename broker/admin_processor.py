@@ -289,13 +289,13 @@ class AdminProcessor:
 
     def epochs(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """1007. The epoch file, and which process this is; code 1 outside controller mode."""
-        cache = self._status.epoch_cache()
-        if cache is None:
+        answer = self._status.epoch_cache()
+        if answer is None:
             raise BrokerRefusal(
                 ResponseCode.SYSTEM_ERROR, "this broker does not run in controller mode"
             )
-        name = self._status.process_name()
-        return RemotingCommand.response_to(request, ext=name, body=cache.encode())
+        cache, process = answer
+        return RemotingCommand.response_to(request, ext=process, body=cache.encode())
 
     def repair_replica(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """60001, our own: an operator trusts this suspect log again (R17). extFields: `suspect`,

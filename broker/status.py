@@ -96,13 +96,9 @@ class BrokerStatus:
         self._throughput.tick(now_ms, *self._totals())
         self._days.tick(date.today())
 
-    def epoch_cache(self) -> EpochEntryCache | None:
-        """1007; None outside controller mode."""
+    def epoch_cache(self) -> tuple[EpochEntryCache, dict[str, str]] | None:
+        """1007, body and extFields; None outside controller mode."""
         return self._replication.epoch_cache()
-
-    def process_name(self) -> dict[str, str]:
-        """1007: which process answers."""
-        return self._replication.process_name()
 
     def ha(self) -> HARuntimeInfo:
         """907."""

@@ -20,8 +20,9 @@ from batonmq.launcher.layout import DEFAULT_BASE_PORT, Layout, plan
 from batonmq.launcher.preparation import taken_ports, write_configs
 from lab import frames, processes
 from lab.cluster_view import ClusterView, GroupState, Process
+from lab.earlier import environment
 from lab.network import Network
-from lab.processes import ROOT, NotInTime, free_base_port, spawn, tail
+from lab.processes import NotInTime, free_base_port, spawn, tail
 
 CONTROLLERS: Final = 3
 REPLICAS: Final = 3
@@ -102,7 +103,7 @@ class Cluster:
                 process.node.argv,
                 process.node.data_dir / "process.log",
                 cwd=process.source,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"} | _code(process.source) | faults,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"} | environment(process.source) | faults,
                 end_signal=signal.SIGKILL,
             )
         process.stopped = False
@@ -208,8 +209,3 @@ class Cluster:
             lines.append(f"-- {process.name} ({how}): ")
             lines.append(tail(process.node.data_dir / "process.log", 600))
         return "\n".join(lines)
-
-
-def _code(source: Path) -> dict[str, str]:
-    """So that Python finds another checkout before the installed one."""
-    return {} if source == ROOT else {"PYTHONPATH": str(source)}

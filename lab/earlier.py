@@ -35,6 +35,11 @@ def earlier_checkout() -> Path:
     return folder
 
 
+def environment(source: Path) -> dict[str, str]:
+    """By which a process finds that checkout's packages before the installed ones."""
+    return {} if source == ROOT else {"PYTHONPATH": str(source)}
+
+
 def _unpack(commit: str, folder: Path) -> None:
     argv = ["git", "-C", str(ROOT), "archive", commit]
     try:

@@ -130,15 +130,11 @@ class MixedGroup:
         home = self.node(place).data_dir / "home"
         self._processes[place] = start_server(BROKER_MAIN, settings, home, HEAP)
 
-    def kill(self, place: int) -> None:
-        """kill -9, and waits for the end."""
+    def kill(self, place: int, number: signal.Signals = signal.SIGKILL) -> None:
+        """Ends it by that signal, and waits for the end."""
         process = self._processes.pop(place)
-        os.kill(process.pid, signal.SIGKILL)
+        os.kill(process.pid, number)
         process.wait()
-
-    def stop(self, place: int) -> None:
-        """SIGTERM, and waits for the end."""
-        stop_all([self._processes.pop(place)])
 
     def kill_controller(self) -> None:
         """kill -9 of the leading one."""
@@ -189,9 +185,6 @@ class MixedGroup:
         address = state.get("masterAddress")
         places = {node.address: place for place, node in enumerate(self._layout.brokers)}
         return places.get(address) if address else None
-
-    def master_epoch(self) -> int:
-        return int((self.state() or {}).get("masterEpoch", 0))
 
     def in_sync(self) -> set[int]:
         """The places of the SyncStateSet."""

@@ -14,13 +14,12 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Coroutine, Mapping
-from typing import Any, Final, assert_never
+from typing import Any, Final
 
 from batonmq.process.clock import boot_ms, wall_ms
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BatonError, ConnectError, ResponseError
-from batonmq.protocol.role_view import Replica, Role, RoleView
-from batonmq.remoting.command import RemotingCommand
+from batonmq.protocol.role_view import Role
 from batonmq.remoting.connection import Connection
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.replicas_manager.actions import LogFacts
@@ -28,21 +27,16 @@ from batonmq.replicas_manager.config import ReplicasManagerConfig
 from batonmq.replicas_manager.events import (
     AnswerReceived,
     Call,
-    FetchView,
-    LeaderHinted,
     Replied,
-    SendAlter,
     SendElect,
     SendHeartbeat,
-    SendRegister,
     SessionClosed,
     SessionOpened,
     Unanswered,
     ViewReceived,
 )
 from batonmq.replicas_manager.link import DurableFacts, ElectAnswer, LinkEvents
-from batonmq.replicas_manager.peer_names import PeerNames
-from batonmq.replicas_manager.remoting_requests import Metadata, Requests, group_view
+from batonmq.replicas_manager.remoting_calls import RemotingCalls
 from batonmq.replicas_manager.role import ViewInForce
 from batonmq.replicas_manager.switch import SwitchTask
 
@@ -50,7 +44,6 @@ log = logging.getLogger(__name__)
 
 CONNECT_MS: Final = 1000
 POLL_MS: Final = 1000
-CALL_MS: Final = 3000
 ELECT_MS: Final = 400
 HAND_OVER_S: Final = 1.0
 REDIAL_S: Final = 0.2
@@ -66,23 +59,18 @@ class RemotingLink:
 
     def __init__(self, config: ReplicasManagerConfig, incarnation: str, events: LinkEvents) -> None:
         self._config = config
-        self._incarnation = incarnation
         self._events = events
         self._client = RemotingClient(connect_timeout_ms=CONNECT_MS, name="controllers")
-        self._names = PeerNames(self._client, self._spawn, self._renamed)
-        self._requests = Requests(config, "")
-        self._current = ViewInForce(0, incarnation, 0)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._sessions: set[str] = set()
         self._polling: set[str] = set()
-        self._newest: tuple[str, RoleView] | None = None
-        self._views = 0
         self._away_until_ms = 0
         self._handing_over: asyncio.Future[bool] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.begin(DurableFacts("", (), ViewInForce(0, incarnation, 0)))
 
     def begin(self, facts: DurableFacts) -> None:
-        self._requests = Requests(self._config, facts.check_code)
         self._current = facts.current
+        self._calls = RemotingCalls(self._config, self._client, facts, self._events, self._spawn)
 
     # -- sessions: a connection with each controller
 
@@ -116,7 +104,7 @@ class RemotingLink:
 
     def _beat(self, connection: Connection, facts: LogFacts) -> None:
         if self._may_be_elected(facts):
-            connection.oneway(self._requests.heartbeat(self._current.broker_id, facts))
+            connection.oneway(self._calls.requests.heartbeat(self._current.broker_id, facts))
 
     def _may_be_elected(self, facts: LogFacts) -> bool:
         current = self._current
@@ -130,9 +118,8 @@ class RemotingLink:
         address = effect.controller
         is_first = self._current.view is None
         try:
-            reply = await self._client.call(address, self._requests.metadata(), POLL_MS)
-            metadata = Metadata.of(reply)
-            view = await self._view(address, POLL_MS) if metadata.is_leader else None
+            metadata = await self._calls.metadata(address, POLL_MS)
+            view = await self._calls.view(address, POLL_MS) if metadata.is_leader else None
         except BatonError as error:
             log.debug("controller_not_answering address=%s why=%s", address, error)
             return
@@ -169,119 +156,15 @@ class RemotingLink:
 
     async def _run(self, call: Call) -> None:
         try:
-            event: Replied | Unanswered = await self._answer(call)
+            if isinstance(call, SendElect):  # they elect among those whom they have heard
+                connection = await self._client.connection(call.target)
+                self._beat(connection, self._events.log_facts())
+            event: Replied | Unanswered = await self._calls.answer(call)
         except ResponseError as error:
             event = Replied(call, error.code, error.remark or "")
         except BatonError as error:
             event = Unanswered(call, str(error))
         self._events.step(event)
-
-    async def _answer(self, call: Call) -> Replied:
-        match call:
-            case SendRegister():
-                return await self._register(call)
-            case SendElect(target):
-                return await self._elect_any(call, target)
-            case SendAlter(target):
-                members = [broker_id for broker_id, _ in call.members]
-                key = (call.master_epoch, call.sync_state_set_epoch)
-                own_id = self._current.broker_id
-                await self._call(target, self._requests.alter(own_id, key, members, wall_ms()))
-                return Replied(call, ResponseCode.SUCCESS, "", await self._view_if_any(target))
-            case FetchView(target):
-                return Replied(call, ResponseCode.SUCCESS, "", await self._view(target, CALL_MS))
-            case _:
-                assert_never(call)
-
-    async def _register(self, call: SendRegister) -> Replied:
-        target = call.target
-        broker_id = call.broker_id or await self._applied_id(target)
-        await self._call(target, self._requests.register(broker_id, wall_ms()))
-        view = await self._view_if_any(target)
-        return Replied(call, ResponseCode.SUCCESS, "", view, broker_id)
-
-    async def _applied_id(self, target: str) -> int:
-        """An id of this replica's own. One that it applied for before it died is recorded with its
-        address and its check code: applied for again it is the same, and none leaks."""
-        group = await self._group(target, CALL_MS)
-        for replica in group.replicas if group is not None else ():
-            if replica.address == self._config.address:
-                request = self._requests.apply_id(replica.broker_id)
-                if (await self._ask(target, request)).code == ResponseCode.SUCCESS:
-                    return replica.broker_id
-        offered = await self._call(target, self._requests.next_id())
-        broker_id = offered.require_int("nextBrokerId")
-        await self._call(target, self._requests.apply_id(broker_id))
-        return broker_id
-
-    async def _elect_any(self, call: SendElect, target: str) -> Replied:
-        """The controllers elect among those whom they have heard: this one is heard first."""
-        self._beat(await self._client.connection(target), self._events.log_facts())
-        own_id = self._current.broker_id
-        request = self._requests.elect(own_id, designate=False, now_ms=wall_ms())
-        reply = await self._ask(target, request)
-        is_leader = reply.code != ResponseCode.CONTROLLER_NOT_LEADER
-        view = await self._view_if_any(target) if is_leader else None
-        return Replied(call, reply.code, reply.remark or "", view)
-
-    async def _ask(
-        self, target: str, request: RemotingCommand, timeout_ms: int = CALL_MS
-    ) -> RemotingCommand:
-        """Whatever its code; a controller that does not lead is asked who does."""
-        reply = await self._client.invoke(target, request, timeout_ms)
-        if reply.code == ResponseCode.CONTROLLER_NOT_LEADER:
-            known = await self._client.call(target, self._requests.metadata(), timeout_ms)
-            self._events.step(LeaderHinted(target, Metadata.of(known).leader))
-        return reply
-
-    async def _call(
-        self, target: str, request: RemotingCommand, timeout_ms: int = CALL_MS
-    ) -> RemotingCommand:
-        """Raises ResponseError for any code but 0."""
-        reply = await self._ask(target, request, timeout_ms)
-        if reply.code != ResponseCode.SUCCESS:
-            raise ResponseError(reply.code, reply.remark, target)
-        return reply
-
-    # -- views
-
-    async def _group(self, target: str, timeout_ms: int) -> RoleView | None:
-        """As the leader has it, without names; None if it does not know the group."""
-        reply = await self._call(target, self._requests.replicas(), timeout_ms)
-        return group_view(reply, self._config.cluster_name, self._config.broker_name)
-
-    async def _view(self, target: str, timeout_ms: int) -> RoleView | None:
-        group = await self._group(target, timeout_ms)
-        if group is None:
-            return None
-        self._newest = (target, group)
-        self._names.ask(group, self._current.broker_id)
-        return self._named(group)
-
-    async def _view_if_any(self, target: str) -> RoleView | None:
-        """After a request that was granted: without this answer a poll shows what came of it."""
-        try:
-            return await self._view(target, CALL_MS)
-        except BatonError as error:
-            log.info("group_not_read controller=%s why=%s", target, error)
-            return None
-
-    def _named(self, group: RoleView) -> RoleView:
-        self._views += 1
-        facts = self._events.log_facts()
-        own = Replica(
-            self._current.broker_id,
-            ha_address=self._config.ha_address,
-            learner=self._config.learner,
-            incarnation=self._incarnation,
-            log_id=facts.log_id,
-        )
-        return self._names.filled_in(group, own, self._views)
-
-    def _renamed(self) -> None:
-        if self._newest is not None:
-            controller, group = self._newest
-            self._events.step(ViewReceived(controller, self._named(group), pushed=False))
 
     # -- history and planned switches
 
@@ -295,13 +178,13 @@ class RemotingLink:
     async def elect(self, task: SwitchTask, drained_offset: int) -> ElectAnswer | None:
         """`drained_offset` is not told: the replica is in the set, so it has it."""
         target = self._events.leader() or task.controller
-        request = self._requests.elect(task.broker_id, designate=True, now_ms=wall_ms())
+        request = self._calls.requests.elect(task.broker_id, designate=True, now_ms=wall_ms())
         try:
-            reply = await self._ask(target, request, ELECT_MS)
+            reply = await self._calls.ask(target, request, ELECT_MS)
         except BatonError as error:
             log.info("election_unanswered target=%s why=%s", target, error)
             return None
-        view = await self._view_if_any(target)
+        view = await self._calls.view_if_any(target)
         if view is not None:
             self._events.step(ViewReceived(target, view, pushed=False))
         if reply.code == ResponseCode.SUCCESS:

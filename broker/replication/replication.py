@@ -269,26 +269,16 @@ class Replication:
         if self.manager is not None:
             self.manager.report_event(kind, **fields)
 
-    def process_name(self) -> dict[str, str]:
-        """Which process this is, beside the answer to 1007 (R41); empty outside controller mode."""
-        if self.manager is None:
-            return {}
-        own = self._identity()
-        return {
-            INCARNATION_FIELD: own.incarnation,
-            LOG_ID_FIELD: own.log_id,
-            HA_ADDRESS_FIELD: self._config.ha_address,
-        }
-
-    def epoch_cache(self) -> EpochEntryCache | None:
-        """The answer to 1007, None outside controller mode."""
+    def epoch_cache(self) -> tuple[EpochEntryCache, dict[str, str]] | None:
+        """The answer to 1007, and in extFields which process this is (R41); None outside controller
+        mode."""
         if self.manager is None:
             return None
-        broker, store = self._config.broker, self._path.store
-        return EpochEntryCache(
-            cluster_name=broker.broker_cluster_name,
-            broker_name=broker.broker_name,
-            broker_id=self.manager.broker_id,
+        own, store = self._identity(), self._path.store
+        cache = EpochEntryCache(
+            cluster_name=own.cluster_name,
+            broker_name=own.broker_name,
+            broker_id=own.broker_id,
             epoch_list=[
                 EpochCacheEntry(
                     epoch=entry.epoch, start_offset=entry.start_offset, end_offset=entry.end_offset
@@ -297,3 +287,8 @@ class Replication:
             ],
             max_offset=store.max_phy_offset,
         )
+        return cache, {
+            INCARNATION_FIELD: own.incarnation,
+            LOG_ID_FIELD: own.log_id,
+            HA_ADDRESS_FIELD: self._config.ha_address,
+        }

@@ -6,14 +6,17 @@ too. `BATONMQ_EARLIER` chooses the version (`lab/earlier.py`).
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from lab.cluster import HOSTS, Cluster
 from lab.cluster_view import Process
-from lab.earlier import NoEarlierVersionError, earlier_checkout
+from lab.earlier import NoEarlierVersionError, earlier_checkout, environment
 from lab.network import Network
 from lab.processes import ROOT, wait_for
 from lab.queues import check_writers
@@ -43,6 +46,15 @@ def renew(cluster: Cluster, process: Process, source: Path, load: Writer) -> Non
     cluster.launch(process)
     cluster.wait_whole()
     wait_acks(load, 20)
+
+
+def test_the_earlier_version_is_what_runs(earlier: Path) -> None:
+    """Without that the other tests would show nothing."""
+    ask = "import batonmq.broker.main; print(batonmq.broker.main.__file__)"
+    argv = [sys.executable, "-P", "-c", ask]
+    env = os.environ | environment(earlier)
+    done = subprocess.run(argv, cwd=earlier, env=env, capture_output=True, check=True, text=True)
+    assert Path(done.stdout.strip()).is_relative_to(earlier)
 
 
 @pytest.mark.parametrize("first", ["brokers", "controllers"])

@@ -1,0 +1,168 @@
+"""Requests to RocketMQ's controllers, and the group as they answer with it.
+
+Holds no policy: the state machine chooses the controller and the time of the next attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, assert_never
+
+from batonmq.process.clock import wall_ms
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BatonError, ResponseError
+from batonmq.protocol.role_view import Replica, RoleView
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.endpoint import RemotingClient
+from batonmq.replicas_manager.config import ReplicasManagerConfig
+from batonmq.replicas_manager.events import (
+    Call,
+    FetchView,
+    LeaderHinted,
+    Replied,
+    SendAlter,
+    SendElect,
+    SendRegister,
+    ViewReceived,
+)
+from batonmq.replicas_manager.link import DurableFacts, LinkEvents
+from batonmq.replicas_manager.peer_names import PeerNames
+from batonmq.replicas_manager.remoting_requests import Metadata, Requests, group_view
+
+log = logging.getLogger(__name__)
+
+CALL_MS: Final = 3000
+
+
+class RemotingCalls:
+    """The requests of one broker. `spawn` starts a task that its owner ends. Whatever is awaited
+    here raises BatonError where a controller does not answer, or with nonsense."""
+
+    def __init__(
+        self,
+        config: ReplicasManagerConfig,
+        client: RemotingClient,
+        facts: DurableFacts,
+        events: LinkEvents,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self.requests = Requests(config, facts.check_code)
+        self._config = config
+        self._client = client
+        self._current = facts.current
+        self._events = events
+        self._names = PeerNames(client, spawn, self._renamed)
+        self._newest: tuple[str, RoleView] | None = None
+        self._views = 0
+
+    async def answer(self, call: Call) -> Replied:
+        """Raises ResponseError for an answer that grants nothing and tells nothing."""
+        match call:
+            case SendRegister():
+                return await self._register(call)
+            case SendElect(target):
+                return await self._elect_any(call, target)
+            case SendAlter(target):
+                members = [broker_id for broker_id, _ in call.members]
+                key = (call.master_epoch, call.sync_state_set_epoch)
+                own_id = self._current.broker_id
+                await self._call(target, self.requests.alter(own_id, key, members, wall_ms()))
+                return Replied(call, ResponseCode.SUCCESS, "", await self.view_if_any(target))
+            case FetchView(target):
+                return Replied(call, ResponseCode.SUCCESS, "", await self.view(target, CALL_MS))
+            case _:
+                assert_never(call)
+
+    async def _register(self, call: SendRegister) -> Replied:
+        target = call.target
+        broker_id = call.broker_id or await self._applied_id(target)
+        await self._call(target, self.requests.register(broker_id, wall_ms()))
+        view = await self.view_if_any(target)
+        return Replied(call, ResponseCode.SUCCESS, "", view, broker_id)
+
+    async def _applied_id(self, target: str) -> int:
+        """An id of this replica's own. One that it applied for before it died is recorded with its
+        address and its check code: applied for again it is the same, and none leaks."""
+        group = await self._group(target, CALL_MS)
+        for replica in group.replicas if group is not None else ():
+            if replica.address == self._config.address:
+                request = self.requests.apply_id(replica.broker_id)
+                if (await self.ask(target, request)).code == ResponseCode.SUCCESS:
+                    return replica.broker_id
+        offered = await self._call(target, self.requests.next_id())
+        broker_id = offered.require_int("nextBrokerId")
+        await self._call(target, self.requests.apply_id(broker_id))
+        return broker_id
+
+    async def _elect_any(self, call: SendElect, target: str) -> Replied:
+        own_id = self._current.broker_id
+        request = self.requests.elect(own_id, designate=False, now_ms=wall_ms())
+        reply = await self.ask(target, request)
+        is_leader = reply.code != ResponseCode.CONTROLLER_NOT_LEADER
+        view = await self.view_if_any(target) if is_leader else None
+        return Replied(call, reply.code, reply.remark or "", view)
+
+    async def ask(
+        self, target: str, request: RemotingCommand, timeout_ms: int = CALL_MS
+    ) -> RemotingCommand:
+        """Whatever its code; a controller that does not lead is asked who does."""
+        reply = await self._client.invoke(target, request, timeout_ms)
+        if reply.code == ResponseCode.CONTROLLER_NOT_LEADER:
+            known = await self.metadata(target, timeout_ms)
+            self._events.step(LeaderHinted(target, known.leader))
+        return reply
+
+    async def metadata(self, target: str, timeout_ms: int) -> Metadata:
+        """Whether that controller leads, or who does."""
+        reply = await self._client.call(target, self.requests.metadata(), timeout_ms)
+        return Metadata.of(reply)
+
+    async def _call(
+        self, target: str, request: RemotingCommand, timeout_ms: int = CALL_MS
+    ) -> RemotingCommand:
+        """Raises ResponseError for any code but 0."""
+        reply = await self.ask(target, request, timeout_ms)
+        if reply.code != ResponseCode.SUCCESS:
+            raise ResponseError(reply.code, reply.remark, target)
+        return reply
+
+    # -- views
+
+    async def _group(self, target: str, timeout_ms: int) -> RoleView | None:
+        """As the leader has it, without names; None if it does not know the group."""
+        reply = await self._call(target, self.requests.replicas(), timeout_ms)
+        return group_view(reply, self._config.cluster_name, self._config.broker_name)
+
+    async def view(self, target: str, timeout_ms: int) -> RoleView | None:
+        group = await self._group(target, timeout_ms)
+        if group is None:
+            return None
+        self._newest = (target, group)
+        self._names.ask(group, self._current.broker_id)
+        return self._named(group)
+
+    async def view_if_any(self, target: str) -> RoleView | None:
+        """After a request that was granted: without this answer a poll shows what came of it."""
+        try:
+            return await self.view(target, CALL_MS)
+        except BatonError as error:
+            log.info("group_not_read controller=%s why=%s", target, error)
+            return None
+
+    def _named(self, group: RoleView) -> RoleView:
+        self._views += 1
+        facts = self._events.log_facts()
+        own = Replica(
+            self._current.broker_id,
+            ha_address=self._config.ha_address,
+            learner=self._config.learner,
+            incarnation=self._current.incarnation,
+            log_id=facts.log_id,
+        )
+        return self._names.filled_in(group, own, self._views)
+
+    def _renamed(self) -> None:
+        if self._newest is not None:
+            controller, group = self._newest
+            self._events.step(ViewReceived(controller, self._named(group), pushed=False))
