@@ -8,13 +8,15 @@ as one step. Whoever needs the pause of a timer between two slices has it in `st
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Final, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from itertools import islice
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
 AT_ONCE: Final = 256
 """Steps in a turn, of about 10 µs each."""
+GATHERED_AT_ONCE: Final = 64
 
 
 class Pace:
@@ -42,10 +44,36 @@ def in_turns(items: Iterable[T], at_once: int = AT_ONCE) -> AsyncIterator[T]:
     return Pace(at_once).through(items)
 
 
+async def gather_some(
+    works: Iterable[Coroutine[Any, Any, T]], at_once: int = GATHERED_AT_ONCE
+) -> list[T]:
+    """The results, in order; `at_once` of them run at the same time. Raises the first error."""
+    left = iter(works)
+    results: list[T] = []
+    while some := list(islice(left, at_once)):
+        results += await asyncio.gather(*some)
+    return results
+
+
 async def in_slices(step: Callable[[], bool]) -> None:
     """Calls `step`, once a turn, until it says that there is no more."""
     while step():  # noqa: ASYNC110  it does a slice of the work
         await asyncio.sleep(0)
+
+
+def for_each(items: Iterable[T], act: Callable[[T], object], at_once: int = AT_ONCE) -> None:
+    """Calls `act` with each item: `at_once` now, as many in each of the next turns of the running
+    loop."""
+    left = iter(items)
+
+    def some() -> bool:
+        count = 0
+        for item in islice(left, at_once):
+            act(item)
+            count += 1
+        return count == at_once
+
+    go_on(some)
 
 
 def go_on(step: Callable[[], bool]) -> None:

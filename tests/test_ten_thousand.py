@@ -11,10 +11,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from msgspec.structs import replace
@@ -27,6 +30,14 @@ from batonmq.broker.relay import SLICE, WAIT_MS, Relay
 from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.service import BrokerService
 from batonmq.broker.write.pending_acks import PendingAcks
+from batonmq.client.consumer.offset_store import RemoteOffsetStore
+from batonmq.client.consumer.options import MessageModel, PushConsumerOptions
+from batonmq.client.consumer.push_consumer import PushConsumer
+from batonmq.client.instance.client_instance import ClientInstance
+from batonmq.client.instance.failover import Silence, SilenceWatch
+from batonmq.client.instance.topic_route import TopicRoute
+from batonmq.client.producer.producer import Producer
+from batonmq.client.producer.sending import QueuePicker
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.endpoint import NamesrvEndpoint
 from batonmq.namesrv.kv_config import KVConfig
@@ -43,12 +54,18 @@ from batonmq.protocol.bodies import (
     TopicConfig,
     TopicConfigAndMappingSerializeWrapper,
 )
-from batonmq.protocol.codes import LanguageCode, RequestCode
+from batonmq.protocol.codes import (
+    MASTER_ADDRESS_HINT,
+    MASTER_EPOCH_HINT,
+    LanguageCode,
+    RequestCode,
+)
 from batonmq.protocol.errors import ConnectError
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.remoting.codec import encode_frame
 from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Processors
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.remoting.pending import PendingRequests
 from batonmq.store.consumer_offset import ConsumerOffsetManager
@@ -339,6 +356,91 @@ async def _broker_groups(world: World) -> None:
     world.names._clock_ms = lambda: LIVENESS_DEFAULT_MS + 1
     world.names.scan()
     await until(lambda: not routes.clusters())
+
+
+class Network(RemotingClient):
+    """Of a client whose requests go out at once and are never answered."""
+
+    async def oneway(self, *_: object) -> None:
+        pass
+
+    async def invoke(self, *_: object) -> RemotingCommand:
+        return await asyncio.get_running_loop().create_future()
+
+
+@asynccontextmanager
+async def client_of(topics: int) -> AsyncIterator[ClientInstance]:
+    """It knows the routes of so many topics, of one group whose master is `h:1`."""
+    client = ClientInstance("h:9876")
+    client.connect(Processors())
+    client._remoting = Network()
+    for number in range(topics):
+        client.routes._adopt(TopicRoute(f"T{number}", (), (), {"b": {0: "h:1", 2: "h:2"}}, {}))
+        await asyncio.sleep(0)
+    yield client
+    await client.disconnect()
+
+
+@situation("a client of 10,000 topics: a new master, heartbeats, the old master's connection")
+async def _client_of_topics(_: World) -> None:
+    async with client_of(MANY) as client:
+        producer = Producer("p", client=client)
+        client.heartbeats.add(producer)
+        producer._pickers = {f"T{number}": QueuePicker() for number in range(MANY)}
+        for number, picker in enumerate(producer._pickers.values()):
+            picker.broker_failed("b", number)
+        await asyncio.sleep(0)
+        refusal = RemotingCommand.response_to(ASKED, 14)
+        refusal.ext = {MASTER_ADDRESS_HINT: "h:2", MASTER_EPOCH_HINT: "2"}
+        for topic in ("T7", "T8"):
+            assert client.routes.hinted_master(topic, "b", refusal) == "h:2"
+            assert client.routes.cached(topic).master_address("b") == "h:2"  # type: ignore[union-attr]
+            await asyncio.sleep(0)
+        last = f"T{MANY - 1}"
+        await until(lambda: client.routes.cached(last).master_address("b") == "h:2")  # type: ignore[union-attr]
+        await until(lambda: not producer._pickers[last]._avoid_until_ms)
+        client._close_if_no_master("h:1")
+        beating = asyncio.ensure_future(client.heartbeats.send())
+        await asyncio.sleep(0)
+        beating.cancel()
+
+
+@situation("a consumer of 10,000 queues takes them up, stores its progress, gives them up")
+async def _client_of_queues(_: World) -> None:
+    queues = tuple(MessageQueue("T0", "b", number) for number in range(MANY))
+    async with client_of(1) as client:
+        options = PushConsumerOptions(model=MessageModel.BROADCASTING)
+        consumer = PushConsumer("g", lambda *_: None, client=client, options=options)
+        consumer.subscribe("T0")
+        consumer._offsets = offsets = RemoteOffsetStore(client, "g")
+        offsets.read = AsyncMock(return_value=0)  # type: ignore[method-assign]
+        consumer._service = Mock(acquire=AsyncMock(return_value=True), release=AsyncMock())
+        routes = client.routes
+        routes._adopt(changed(routes.cached("T0"), subscribe_queues=queues))  # type: ignore[type-var]
+        await consumer._rebalance()
+        assert len(consumer._readers) == MANY
+        await asyncio.sleep(0)
+        for queue in queues:
+            offsets.update(queue, 1)
+            await asyncio.sleep(0)
+        consumer.masters_moved(["b"])
+        await asyncio.sleep(0)
+        await offsets.persist()
+        assert not offsets._dirty
+        await consumer._give_up(queues, consumer._service)
+        assert not consumer._readers
+
+
+@situation("requests of a client that a silent master holds")
+async def _silence(_: World) -> None:
+    watch = SilenceWatch()
+    for number in range(MANY):
+        watch.begin(Silence("T", "b", "h:1"), number // 2, MANY, MANY)
+        await asyncio.sleep(0)
+    assert len(watch.due(MANY)) == 1
+    for now_ms in range(MANY + 1, 2 * MANY, 100):
+        assert not watch.due(now_ms)
+        await asyncio.sleep(0)
 
 
 @situation("pulls of one queue are held, answered, and refused")

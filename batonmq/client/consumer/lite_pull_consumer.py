@@ -22,6 +22,7 @@ from batonmq.client.errors import ClientError, NoRouteError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.instance.topic_route import TopicRoute
+from batonmq.process.turns import gather_some
 from batonmq.protocol.bodies import TAG
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageExt, MessageQueue
@@ -154,10 +155,12 @@ class LitePullConsumer(PullConsumer):
         if group == self.group:
             self._rebalance_now.set()
 
-    def route_changed(self, route: TopicRoute, moved: frozenset[str]) -> None:
+    def masters_moved(self, broker_names: Collection[str]) -> None:
         # A new master may have missed the last second of progress.
-        for queue in [queue for queue in self._committed if queue.broker_name in moved]:
-            del self._committed[queue]
+        kept = self._committed.items()
+        self._committed = {at: end for at, end in kept if at.broker_name not in broker_names}
+
+    def route_changed(self, route: TopicRoute) -> None:
         if route.topic in self._shared:
             self._rebalance_now.set()
 
@@ -190,20 +193,23 @@ class LitePullConsumer(PullConsumer):
     async def _rebalance(self) -> bool:
         """Whether every topic's queues are shared out as the brokers say."""
         self._rebalance_now.clear()
+        held: dict[str, list[MessageQueue]] = {}
+        for queue in self._assigned:
+            held.setdefault(queue.topic, []).append(queue)
         settled = True
         for topic in sorted(self._shared):
             try:
-                settled &= await self._rebalance_topic(topic)
+                settled &= await self._rebalance_topic(topic, held.get(topic, ()))
             except BatonError as error:
                 log.warning("rebalance_failed topic=%s why=%s", topic, error)
                 settled = False
         return settled
 
-    async def _rebalance_topic(self, topic: str) -> bool:
+    async def _rebalance_topic(self, topic: str, held: Collection[MessageQueue]) -> bool:
         route = await self._client.routes.get(topic)
         ids = await member_ids(self._client, self.group, route)
         plan = plan_rebalance(
-            held=[queue for queue in self._assigned if queue.topic == topic],
+            held=held,
             queues=route.subscribe_queues,
             client_ids=ids,
             own_id=self._client.client_id,
@@ -216,7 +222,7 @@ class LitePullConsumer(PullConsumer):
     async def _take_up(self, queues: Collection[MessageQueue]) -> None:
         if not queues:
             return
-        positions = await asyncio.gather(*(self._first_position(queue) for queue in queues))
+        positions = await gather_some(self._first_position(queue) for queue in queues)
         self._positions |= dict(zip(queues, positions, strict=True))
         self._assigned = tuple(sorted({*self._assigned, *queues}))
         self._has_changed()

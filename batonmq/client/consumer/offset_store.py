@@ -5,6 +5,7 @@ Clustering: on the brokers (`RemoteOffsetStore`); broadcasting: in a local file 
 Origin: RemoteBrokerOffsetStore, LocalFileOffsetStore.
 """
 
+import asyncio
 import logging
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -15,12 +16,15 @@ from batonmq.client.consumer.queue_calls import QueueCalls
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.process.clock import boot_ms
 from batonmq.process.durable_file import replace_file
+from batonmq.process.turns import in_turns
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import BatonError, ConnectError
 from batonmq.protocol.message import MessageQueue
 from batonmq.remoting.command import RemotingCommand
 
 log = logging.getLogger(__name__)
+
+_SENT_AT_ONCE = 64
 
 
 class OffsetStore:
@@ -82,8 +86,10 @@ class RemoteOffsetStore(OffsetStore):
         self._dirty |= {q for q in self._offsets if q.broker_name in broker_names}
 
     async def persist(self) -> None:
-        for queue in sorted(self._dirty):
-            address = self._master(queue)
+        async for queue in in_turns(sorted(self._dirty), _SENT_AT_ONCE):
+            if queue not in self._dirty:  # released meanwhile
+                continue
+            address = self._client.routes.master_of(queue.broker_name)
             offset = self._offsets[queue]
             if address is None:
                 continue
@@ -105,7 +111,7 @@ class RemoteOffsetStore(OffsetStore):
     async def release(self, queues: Iterable[MessageQueue]) -> None:
         """Stores the offsets of these queues for their next owner, then drops them."""
         deadline_ms = boot_ms() + 1000
-        for queue in sorted(queues):
+        async for queue in in_turns(sorted(queues)):
             offset = self._offsets.get(queue)
             if offset is not None and queue in self._dirty:
                 try:
@@ -116,10 +122,6 @@ class RemoteOffsetStore(OffsetStore):
                     log.warning("offset_not_handed_over queue=%s why=%s", queue, error)
             self._offsets.pop(queue, None)
             self._dirty.discard(queue)
-
-    def _master(self, queue: MessageQueue) -> str | None:
-        route = self._client.routes.cached(queue.topic)
-        return route.master_address(queue.broker_name) if route is not None else None
 
 
 class _StoredOffset(msgspec.Struct, rename="camel"):
@@ -149,6 +151,7 @@ class LocalOffsetStore(OffsetStore):
     def __init__(self, directory: Path, instance_name: str, group: str) -> None:
         super().__init__()
         self._path = directory / instance_name / f"{group}.json"
+        self._writing = asyncio.Lock()
 
     @property
     def path(self) -> Path:
@@ -171,14 +174,20 @@ class LocalOffsetStore(OffsetStore):
         return self._offsets.get(queue)
 
     async def persist(self) -> None:
-        if not self._dirty:
-            return
-        entries = [
-            _StoredOffset(q.topic, q.broker_name, q.queue_id, offset)
-            for q, offset in sorted(self._offsets.items())
-        ]
-        replace_file(self._path, msgspec.json.encode(_StoredOffsets(entries)), shared=True)
-        self._dirty.clear()
+        async with self._writing:
+            if not self._dirty:
+                return
+            entries = [
+                _StoredOffset(q.topic, q.broker_name, q.queue_id, offset)
+                for q, offset in sorted(self._offsets.items())
+            ]
+            body, written = msgspec.json.encode(_StoredOffsets(entries)), self._dirty
+            self._dirty = set()
+            try:
+                await asyncio.to_thread(replace_file, self._path, body, shared=True)
+            except OSError:
+                self._dirty |= written
+                raise
 
     async def release(self, queues: Iterable[MessageQueue]) -> None:
         """The offsets stay: the queues belong to this member whenever it runs."""

@@ -26,6 +26,7 @@ from batonmq.client.errors import ClientError, NoRouteError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.process.clock import boot_ms, wall_ms
+from batonmq.process.turns import gather_some
 from batonmq.protocol.bodies import SubscriptionData
 from batonmq.protocol.message import MessageExt, MessageQueue
 
@@ -156,7 +157,7 @@ class PullConsumer(Subscriber):
         await self._cancel_fetches(list(self._fetches))
         for topic in sorted({q.topic for q in wanted}):
             await self._subscribed(topic, expression)
-        positions = await asyncio.gather(*(self._first_position(q) for q in wanted))
+        positions = await gather_some(self._first_position(q) for q in wanted)
         self._assigned = wanted
         self._positions = dict(zip(wanted, positions, strict=True))
         self._ready.clear()

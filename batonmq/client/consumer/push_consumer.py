@@ -9,7 +9,7 @@ delivered again, and none is skipped. Origin: DefaultMQPushConsumerImpl, Rebalan
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from batonmq.client.consumer.concurrent_service import ConcurrentService
 from batonmq.client.consumer.listener import Listener, ListenerCall
@@ -39,6 +39,7 @@ from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.process.clock import boot_ms, wall_ms
+from batonmq.process.turns import gather_some
 from batonmq.protocol.bodies import TAG
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageQueue
@@ -165,7 +166,7 @@ class PushConsumer(Subscriber):
         self._tasks = []
         if service is not None:
             # Pulling stops first; calls in progress may still commit while the service closes.
-            await asyncio.gather(*(reader.pause() for reader in self._readers.values()))
+            await gather_some(reader.pause() for reader in list(self._readers.values()))
             await service.close()
             await self._give_up(list(self._readers), service)
         if self._listener_call is not None:
@@ -173,12 +174,15 @@ class PushConsumer(Subscriber):
             self._listener_call = None
         await super().close()
 
-    def route_changed(self, route: TopicRoute, moved: frozenset[str]) -> None:
-        if route.topic not in self._subscriptions:
-            return
-        self._offsets.resend(moved)
-        if self._rebalanced.get(route.topic) != route.subscribe_queues:
+    def route_changed(self, route: TopicRoute) -> None:
+        if (
+            route.topic in self._subscriptions
+            and self._rebalanced.get(route.topic) != route.subscribe_queues
+        ):
             self._rebalance_now.set()
+
+    def masters_moved(self, broker_names: Collection[str]) -> None:
+        self._offsets.resend(broker_names)
 
     def members_changed(self, group: str) -> None:
         if group == self.group:
@@ -229,10 +233,13 @@ class PushConsumer(Subscriber):
         gone = [q for q in self._readers if q.topic not in self._subscriptions]
         if gone and self._service is not None:
             await self._give_up(gone, self._service)
+        held: dict[str, list[MessageQueue]] = {}
+        for queue in self._readers:
+            held.setdefault(queue.topic, []).append(queue)
         settled = True
         for topic in sorted(self._subscriptions):
             try:
-                settled &= await self._rebalance_topic(topic)
+                settled &= await self._rebalance_topic(topic, held.get(topic, ()))
             except UnsupportedByBrokerError:
                 raise
             except NoRouteError:
@@ -242,7 +249,7 @@ class PushConsumer(Subscriber):
                 settled = False
         return settled
 
-    async def _rebalance_topic(self, topic: str) -> bool:
+    async def _rebalance_topic(self, topic: str, held: Collection[MessageQueue]) -> bool:
         service = self._service
         if service is None:
             return True
@@ -251,7 +258,7 @@ class PushConsumer(Subscriber):
         if self.options.model is MessageModel.CLUSTERING:
             client_ids = await member_ids(self._client, self.group, route)
         plan = plan_rebalance(
-            held=[q for q in self._readers if q.topic == topic],
+            held=held,
             queues=route.subscribe_queues,
             client_ids=client_ids,
             own_id=self.client_id,
@@ -259,15 +266,9 @@ class PushConsumer(Subscriber):
         )
         self._rebalanced[topic] = route.subscribe_queues
         if plan.changed:
-            log.info(
-                "rebalanced group=%s topic=%s take_up=%s give_up=%s",
-                self.group,
-                topic,
-                [str(q) for q in plan.take_up],
-                [str(q) for q in plan.give_up],
-            )
+            log.info("rebalanced group=%s topic=%s %s", self.group, topic, plan)
         await self._give_up(plan.give_up, service)
-        taken = await asyncio.gather(*(self._take_up(queue, service) for queue in plan.take_up))
+        taken = await gather_some(self._take_up(queue, service) for queue in plan.take_up)
         known = client_ids is not None or self.options.model is MessageModel.BROADCASTING
         return all(taken) and known
 
@@ -306,7 +307,7 @@ class PushConsumer(Subscriber):
         readers = [self._readers.pop(queue) for queue in queues]
         if not readers:
             return
-        await asyncio.gather(*(reader.stop() for reader in readers))
+        await gather_some(reader.stop() for reader in readers)
         await service.release(readers)
         await self._offsets.release(queues)
 

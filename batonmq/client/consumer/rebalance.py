@@ -13,6 +13,8 @@ from batonmq.client.consumer.options import MessageModel
 from batonmq.protocol.allocation import allocate_averagely
 from batonmq.protocol.message import MessageQueue
 
+_SHOWN = 64
+
 
 @dataclass(frozen=True, slots=True)
 class RebalancePlan:
@@ -21,9 +23,17 @@ class RebalancePlan:
     give_up: tuple[MessageQueue, ...]
     take_up: tuple[MessageQueue, ...]
 
+    def __str__(self) -> str:
+        return f"take_up={_shown(self.take_up)} give_up={_shown(self.give_up)}"
+
     @property
     def changed(self) -> bool:
         return bool(self.give_up or self.take_up)
+
+
+def _shown(queues: tuple[MessageQueue, ...]) -> str:
+    more = f" and {len(queues) - _SHOWN} more" if len(queues) > _SHOWN else ""
+    return f"{[str(queue) for queue in queues[:_SHOWN]]}{more}"
 
 
 def plan_rebalance(

@@ -5,14 +5,14 @@ Origin: MQClientInstance.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Self
 
 from batonmq.client.errors import ClientClosedError, MessageIllegalError
 from batonmq.client.instance.connections import ClientOptions, Connections
 from batonmq.client.instance.heartbeats import ClientMember, Heartbeats
 from batonmq.client.instance.master_calls import MasterCalls
-from batonmq.client.instance.routes import RouteTable
+from batonmq.client.instance.routes import RouteListener, RouteTable
 from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
@@ -31,7 +31,7 @@ ASKED_OF_MEMBERS = (
 )
 
 
-class ClientInstance(Connections):
+class ClientInstance(Connections, RouteListener):
     """Start it inside a running loop. `routes`, `masters` and `heartbeats` are its parts."""
 
     def __init__(
@@ -41,7 +41,7 @@ class ClientInstance(Connections):
     ) -> None:
         """`name_servers`: `host:port;host:port` or a list; default: NAMESRV_ADDR."""
         super().__init__(name_servers, options)
-        self.routes = RouteTable(self, self._route_changed)
+        self.routes = RouteTable(self, self)
         self.masters = MasterCalls(self, self.routes)
         self.heartbeats = Heartbeats(self, self.routes)
 
@@ -95,17 +95,19 @@ class ClientInstance(Connections):
     def _used_topics(self) -> Iterable[str]:
         return (topic for member in self.heartbeats.members for topic in member.topics())
 
-    def _route_changed(
-        self, old: TopicRoute | None, route: TopicRoute, moved: frozenset[str]
-    ) -> None:
-        if moved:
-            masters = {name: address for name, address in route.masters().items() if name in moved}
-            log.info("masters_moved topic=%s masters=%s", route.topic, masters)
-            if old is not None:
-                self.spawn(self.heartbeats.send(masters.values()))
-                self._retire(address for name, address in old.masters().items() if name in moved)
+    def route_changed(self, route: TopicRoute) -> None:
         for member in self.heartbeats.members:
-            member.route_changed(route, moved)
+            member.route_changed(route)
+
+    def masters_moved(
+        self, moved: Mapping[str, str], former: Mapping[str, str | None], topic: str
+    ) -> None:
+        log.info("masters_moved topic=%s masters=%s", topic, moved)
+        if former:
+            self.spawn(self.heartbeats.send([moved[name] for name in former]))
+            self._retire(address for address in former.values() if address is not None)
+        for member in self.heartbeats.members:
+            member.masters_moved(moved.keys())
 
     def _retire(self, addresses: Iterable[str]) -> None:
         """Closes connections to former masters, once their last answers had time to arrive.
@@ -120,7 +122,7 @@ class ClientInstance(Connections):
     def _close_if_no_master(self, address: str) -> None:
         if not self.running:
             return
-        if not any(address in route.masters().values() for route in self.routes.all()):
+        if not self.routes.is_master(address):
             self.remoting.close_connection(address)
 
 

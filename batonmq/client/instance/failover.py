@@ -3,12 +3,15 @@ pause. Pure.
 
 A hung process keeps its sockets open, so only its silence shows that it hangs. Each request under
 way has a time from which its silence is suspicious; from then on, and again every `recheck_ms`, its
-address is due for a check at the name servers, once for all requests to it.
+address is due for a check at the name servers, once for all requests to it. What a check costs
+grows with the requests that are due, not with those under way.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
+from batonmq.process.turns import AT_ONCE
 from batonmq.protocol.codes import ResponseCode
 
 FIRST_PAUSE_MS = 5
@@ -41,19 +44,25 @@ class Silence:
 @dataclass(slots=True)
 class _Request:
     silence: Silence
-    suspect_at_ms: int
     recheck_ms: int
+    is_held: bool
+    """The broker holds it on purpose: one check of its address counts for all of them."""
 
 
 class SilenceWatch:
     def __init__(self) -> None:
         self._requests: dict[int, _Request] = {}
+        self._times: list[tuple[int, int]] = []
+        """A heap of (suspect_at_ms, number); those that ended are left out when they come up."""
+        self._held_checked_ms: dict[str, int] = {}
         self._serial = 0
 
     def begin(self, silence: Silence, now_ms: int, patience_ms: int, recheck_ms: int) -> int:
         """A request was sent; the number is for `end`."""
         self._serial += 1
-        self._requests[self._serial] = _Request(silence, now_ms + patience_ms, recheck_ms)
+        is_held = recheck_ms >= patience_ms
+        self._requests[self._serial] = _Request(silence, recheck_ms, is_held)
+        heappush(self._times, (now_ms + patience_ms, self._serial))
         return self._serial
 
     def end(self, serial: int) -> None:
@@ -61,14 +70,31 @@ class SilenceWatch:
         del self._requests[serial]
 
     def due(self, now_ms: int) -> Sequence[Silence]:
-        """What to check now: one silence per address."""
+        """What to check now, one silence per address, of `AT_ONCE` requests at most: while more
+        are due, `next_ms` is not above `now_ms`."""
         found: dict[str, Silence] = {}
-        for request in self._requests.values():
-            if request.suspect_at_ms <= now_ms:
-                request.suspect_at_ms = now_ms + request.recheck_ms
-                found.setdefault(request.silence.address, request.silence)
+        again: list[tuple[int, int]] = []
+        for _ in range(AT_ONCE):
+            next_ms = self.next_ms()
+            if next_ms is None or next_ms > now_ms:
+                break
+            serial = heappop(self._times)[1]
+            request = self._requests[serial]
+            address = request.silence.address
+            if request.is_held:
+                checked_ms = self._held_checked_ms.get(address, now_ms)
+                if checked_ms < now_ms < checked_ms + request.recheck_ms:
+                    again.append((checked_ms + request.recheck_ms, serial))
+                    continue
+                self._held_checked_ms[address] = now_ms
+            again.append((now_ms + request.recheck_ms, serial))
+            found.setdefault(address, request.silence)
+        for entry in again:
+            heappush(self._times, entry)
         return list(found.values())
 
     def next_ms(self) -> int | None:
         """When something is due next, None while nothing is under way."""
-        return min((r.suspect_at_ms for r in self._requests.values()), default=None)
+        while self._times and self._times[0][1] not in self._requests:
+            heappop(self._times)
+        return self._times[0][0] if self._times else None

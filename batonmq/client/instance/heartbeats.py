@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from batonmq.client.instance.connections import Connections
 from batonmq.client.instance.routes import RouteTable
 from batonmq.client.instance.topic_route import TopicRoute
+from batonmq.process.turns import in_turns
 from batonmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import ConnectError, RequestTimeoutError
@@ -31,8 +32,11 @@ class ClientMember:
         """Topics whose routes must be kept fresh."""
         return ()
 
-    def route_changed(self, route: TopicRoute, moved: frozenset[str]) -> None:
-        """A route differs from the last one; `moved`: groups whose master has a new address."""
+    def route_changed(self, route: TopicRoute) -> None:
+        """A route differs from the last one."""
+
+    def masters_moved(self, broker_names: Collection[str]) -> None:
+        """The masters of these groups have new addresses. It is told once for all topics."""
 
     def transaction_asked(self, request: RemotingCommand, address: str) -> None:
         """The broker at `address` asks what became of a transaction (39)."""
@@ -74,7 +78,9 @@ class Heartbeats:
             ext["producerGroup"] = producer_group
         if (consumer := member.consumer_data()) is not None:
             ext["consumerGroup"] = consumer.group_name
-        masters = {a for route in self._routes.all() for a in route.masters().values()}
+        masters: set[str] = set()
+        async for route in in_turns(self._routes.all()):
+            masters.update(route.masters().values())
         await asyncio.gather(*(self._unregister(address, ext) for address in sorted(masters)))
 
     async def _unregister(self, address: str, ext: dict[str, str]) -> None:
@@ -90,9 +96,10 @@ class Heartbeats:
         data = self._data()
         if not data.producer_data_set and not data.consumer_data_set:
             return
-        targets = set(addresses if addresses is not None else self._broker_addresses(data))
+        if addresses is None:
+            addresses = await self._broker_addresses(data)
         body = data.encode()
-        await asyncio.gather(*(self._send_to(address, body) for address in sorted(targets)))
+        await asyncio.gather(*(self._send_to(address, body) for address in sorted(set(addresses))))
 
     async def send_forever(self) -> None:
         while True:
@@ -121,9 +128,9 @@ class Heartbeats:
             consumer_data_set=consumers,
         )
 
-    def _broker_addresses(self, data: HeartbeatData) -> set[str]:
+    async def _broker_addresses(self, data: HeartbeatData) -> set[str]:
         found: set[str] = set()
-        for route in self._routes.all():
+        async for route in in_turns(self._routes.all()):
             if data.consumer_data_set:
                 for addresses in route.brokers.values():
                     found.update(addresses.values())

@@ -5,7 +5,7 @@ A refusal that names the new master changes the routes without a name server.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from batonmq.client.errors import NoMasterError, NoNameServerError, NoRouteError
 from batonmq.client.instance.connections import Connections
@@ -17,25 +17,49 @@ from batonmq.client.instance.topic_route import (
     topic_route,
 )
 from batonmq.process.clock import boot_ms
+from batonmq.process.turns import for_each
 from batonmq.protocol.errors import BatonError
 from batonmq.remoting.command import RemotingCommand
 
 log = logging.getLogger(__name__)
 
-RouteChanged = Callable[[TopicRoute | None, TopicRoute, frozenset[str]], None]
-"""Given the old route, the new one, and the broker groups whose master has a new address."""
+HINTED_AT_ONCE = 128
+
+
+class RouteListener:
+    """What a `RouteTable` tells."""
+
+    def route_changed(self, route: TopicRoute) -> None:
+        """A route differs from the last one, or is new."""
+
+    def masters_moved(
+        self, moved: Mapping[str, str], former: Mapping[str, str | None], topic: str
+    ) -> None:
+        """Masters (broker name -> address) that are new, or have another address: told once,
+        however many topics they have. `topic` is the first. `former`: where those were whose group
+        was known, None where it had no master."""
 
 
 class RouteTable:
-    def __init__(self, connections: Connections, changed: RouteChanged) -> None:
+    def __init__(self, connections: Connections, listener: RouteListener) -> None:
         self._connections = connections
-        self._changed = changed
+        self._listener = listener
         self._routes: dict[str, TopicRoute] = {}
+        self._masters: dict[str, str | None] = {}
+        """Of each known group, as the newest route has it."""
         self._hints = MasterHints()
         self._fetches: dict[str, asyncio.Task[TopicRoute]] = {}
 
     def all(self) -> list[TopicRoute]:
         return list(self._routes.values())
+
+    def master_of(self, broker_name: str) -> str | None:
+        """Where the group has its master, by the newest route of any topic."""
+        return self._masters.get(broker_name)
+
+    def is_master(self, address: str) -> bool:
+        """Whether a group of the known routes has its master there."""
+        return address in self._masters.values()
 
     def cached(self, topic: str) -> TopicRoute | None:
         return self._routes.get(topic)
@@ -108,14 +132,21 @@ class RouteTable:
             raise NoMasterError(broker_name)
         return address
 
-    def hinted_master(self, broker_name: str, refusal: RemotingCommand) -> str | None:
-        """The master that a refusal names, which every known route now names too; else None."""
-        now_ms = boot_ms()
-        address = self._hints.note(broker_name, refusal.ext, now_ms)
+    def hinted_master(self, topic: str, broker_name: str, refusal: RemotingCommand) -> str | None:
+        """The master that a refusal names, which the topic's route now names, too; else None. All
+        other routes follow in the next turns of the loop."""
+        address = self._hints.note(broker_name, refusal.ext, boot_ms())
         if address is not None:
-            for route in self.all():
-                self._adopt(self._hints.applied_to(route, now_ms))
+            is_news = self._masters.get(broker_name) != address
+            self._apply_hints(topic)
+            if is_news:
+                for_each(list(self._routes), self._apply_hints, HINTED_AT_ONCE)
         return address
+
+    def _apply_hints(self, topic: str) -> None:
+        route = self._routes.get(topic)
+        if route is not None:
+            self._adopt(self._hints.applied_to(route, boot_ms()))
 
     def master_unreachable(self, address: str) -> None:
         """Nothing replies there, or its broker is no master: hints to it no longer count."""
@@ -145,7 +176,12 @@ class RouteTable:
         return route
 
     def _adopt(self, route: TopicRoute) -> None:
-        old = self._routes.get(route.topic)
-        if old != route:
-            self._routes[route.topic] = route
-            self._changed(old, route, moved_masters(old, route))
+        if self._routes.get(route.topic) == route:
+            return
+        self._routes[route.topic] = route
+        moved = moved_masters(self._masters, route)
+        former = {name: self._masters[name] for name in moved if name in self._masters}
+        self._masters |= {name: route.master_address(name) for name in route.brokers}
+        if moved:
+            self._listener.masters_moved(moved, former, route.topic)
+        self._listener.route_changed(route)

@@ -70,10 +70,9 @@ def route_for_new_topic(topic: str, template: TopicRouteData, queue_nums: int) -
     )
 
 
-def moved_masters(old: TopicRoute | None, new: TopicRoute) -> frozenset[str]:
-    """Names of the groups whose master in `new` has another address than in `old`."""
-    before = old.masters() if old is not None else {}
-    return frozenset(name for name, at in new.masters().items() if before.get(name) != at)
+def moved_masters(known: Mapping[str, str | None], new: TopicRoute) -> dict[str, str]:
+    """The masters in `new` (broker name -> address) that are not as in `known`."""
+    return {name: at for name, at in new.masters().items() if known.get(name) != at}
 
 
 HINT_MS = 5_000

@@ -49,6 +49,7 @@ from batonmq.client.producer.sending import (
     retry_decision,
 )
 from batonmq.process.clock import boot_ms, wall_ms
+from batonmq.process.turns import for_each
 from batonmq.protocol.codes import MASTER_ADDRESS_HINT, RequestCode, ResponseCode
 from batonmq.protocol.errors import ConnectError, RequestTimeoutError, ResponseError
 from batonmq.protocol.message import Message, MessageExt, MessageQueue
@@ -110,11 +111,11 @@ class Producer(GroupMember):
     def topics(self) -> Collection[str]:
         return [topic for topic in self._pickers if not self._routes.is_template(topic)]
 
-    def route_changed(self, route: TopicRoute, moved: frozenset[str]) -> None:
+    def route_changed(self, route: TopicRoute) -> None:
         self._routes.changed(route.topic)
-        for picker in self._pickers.values():
-            for broker_name in moved:
-                picker.broker_answered(broker_name)
+
+    def masters_moved(self, broker_names: Collection[str]) -> None:
+        for_each(list(self._pickers.values()), lambda picker: picker.moved(broker_names))
 
     async def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The topic's queues that can be written now, ascending. Raises NoRouteError."""
@@ -375,7 +376,7 @@ class Producer(GroupMember):
         self._failed(sending, queue, address, reply.code, reply.remark or "")
         hinted = None
         if decision is RetryDecision.RETRY:
-            hinted = self._client.routes.hinted_master(queue.broker_name, reply)
+            hinted = self._client.routes.hinted_master(topic, queue.broker_name, reply)
             if MASTER_ADDRESS_HINT not in reply.ext:  # no master, and it names no other
                 self._client.routes.master_unreachable(address)
         other = hinted not in (None, address) and not self._routes.is_template(topic)

@@ -1,6 +1,6 @@
 """One send: its queue, its tries, whether it is tried again, and its result. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 
@@ -151,6 +151,12 @@ class QueuePicker:
     def broker_answered(self, broker_name: str) -> None:
         if self._avoid_until_ms:
             self._avoid_until_ms.pop(broker_name, None)
+
+    def moved(self, broker_names: Iterable[str]) -> None:
+        """These groups have new masters."""
+        if self._avoid_until_ms:
+            for name in broker_names:
+                self._avoid_until_ms.pop(name, None)
 
     def _is_avoided(self, broker_name: str, now_ms: int) -> bool:
         until_ms = self._avoid_until_ms.get(broker_name)

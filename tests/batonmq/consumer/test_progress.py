@@ -14,8 +14,8 @@ Q0, Q1 = (MessageQueue("T", "broker-a", number) for number in (0, 1))
 
 def store(*, address: str | None = "h:1") -> RemoteOffsetStore:
     """On a client whose route names one master; `remoting.oneway` notes what is sent."""
-    route = Mock(master_address=lambda name: address)
-    client = Mock(routes=Mock(cached=lambda topic: route), remoting=Mock(oneway=AsyncMock()))
+    routes = Mock(master_of=lambda name: address)
+    client = Mock(routes=routes, remoting=Mock(oneway=AsyncMock()))
     made = RemoteOffsetStore(client, "g")
     made._calls = Mock(commit_offset=AsyncMock())
     return made
@@ -61,7 +61,7 @@ def test_without_a_master_progress_waits() -> None:
     made.update(Q0, 7)
     asyncio.run(made.persist())
     assert sent(made) == []
-    made._master = lambda queue: "h:1"  # type: ignore[method-assign]
+    made._client.routes.master_of = lambda name: "h:1"  # type: ignore[method-assign]
     asyncio.run(made.persist())
     assert sent(made) == [("0", "7")]
 

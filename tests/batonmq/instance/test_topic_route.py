@@ -46,10 +46,10 @@ def test_a_new_topic_gets_the_smaller_number_of_queues() -> None:
 def test_moved_masters_are_those_with_a_new_address() -> None:
     old = topic_route("T", route_data({0: "h:1", 2: "h:2"}))
     new = topic_route("T", route_data({0: "h:2"}))
-    assert moved_masters(None, old) == {"a"}
-    assert moved_masters(old, old) == frozenset()
-    assert moved_masters(old, new) == {"a"}
-    assert moved_masters(old, topic_route("T", route_data({2: "h:2"}))) == frozenset()
+    assert moved_masters({}, old) == moved_masters({"a": None}, old) == {"a": "h:1"}
+    assert moved_masters({"a": "h:1"}, old) == {}
+    assert moved_masters({"a": "h:1"}, new) == {"a": "h:2"}
+    assert moved_masters({"a": "h:1"}, topic_route("T", route_data({2: "h:2"}))) == {}
 
 
 def route(master: str, slave: str) -> TopicRoute:
