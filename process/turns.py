@@ -8,9 +8,9 @@ as one step. Whoever needs the pause of a timer between two slices has it in `st
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -53,6 +53,16 @@ async def gather_some(
     while some := list(islice(left, at_once)):
         results += await asyncio.gather(*some)
     return results
+
+
+async def result_of(work: Generator[object, None, T]) -> T:
+    """What `work` returns, a step of it in a turn."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return cast(T, end.value)
+        await asyncio.sleep(0)
 
 
 async def in_slices(step: Callable[[], bool]) -> None:

@@ -6,9 +6,10 @@ else there. Read: fastjson's dialect, unknown members skipped, nulls taken as ab
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping
 from functools import cache
-from typing import Any, ClassVar, Self, TypeVar, cast
+from itertools import islice
+from typing import Any, ClassVar, Final, Self, TypeVar, cast, get_args, get_origin
 
 import msgspec
 
@@ -22,7 +23,12 @@ _encode = msgspec.json.Encoder().encode
 _encode_lines = msgspec.json.Encoder().encode_lines
 _NULL_MEMBER = re.compile(rb',"[A-Za-z]+":null')
 _NULL_FIRST = re.compile(rb'\{"[A-Za-z]+":null(,|(?=\}))')
+_raw_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
+
+
+ENTRIES_AT_ONCE: Final = 256
+"""Of a table, in one piece."""
 
 
 class _QueueKey(msgspec.Struct, rename="camel"):
@@ -49,6 +55,9 @@ class Json:
             return decode_json(cls, data)
         except (FastjsonError, msgspec.ValidationError) as error:
             raise RemoteProtocolError(f"{cls.__name__}: {error}") from error
+
+
+B = TypeVar("B", bound="Body")
 
 
 class Body(msgspec.Struct, Json, rename="camel", kw_only=True):
@@ -92,10 +101,15 @@ class QueueKeyedBody(Body):
 
 
 @cache
+def _fields_of(kind: type[Body]) -> tuple[tuple[str, str], ...]:
+    """Attribute and member names of a body."""
+    return tuple((each.name, each.encode_name) for each in msgspec.structs.fields(kind))
+
+
+@cache
 def _members_of(kind: type[Body]) -> tuple[tuple[str, str], ...]:
-    """Attribute and member names of a body, sorted by the latter."""
-    fields = sorted(msgspec.structs.fields(kind), key=lambda each: each.encode_name)
-    return tuple((each.name, each.encode_name) for each in fields)
+    """The same, sorted by the latter."""
+    return tuple(sorted(_fields_of(kind), key=lambda names: names[1]))
 
 
 def encode_json(value: Any) -> bytes:
@@ -124,6 +138,62 @@ def decode_json(kind: type[T], data: bytes) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError):
         # Not standard JSON, or a null or a number in quotes where Java would not mind.
         return msgspec.convert(without_nulls(loads(data)), kind, strict=False, str_keys=True)
+
+
+def encoded_parts(body: Body) -> Iterator[tuple[str, bytes, bool]]:
+    """The members of a body, each as (name, JSON, whether more of it follows).
+
+    A table of more than `ENTRIES_AT_ONCE` entries comes in parts of so many, each an object of its
+    own. The tables must stay as they are meanwhile.
+    """
+    for name, member in _fields_of(type(body)):
+        value = getattr(body, name)
+        if value is None:
+            continue
+        if not isinstance(value, dict) or len(value) <= ENTRIES_AT_ONCE:
+            yield member, encode_json(value), False
+            continue
+        left, entries = len(value), iter(value.items())
+        while left > 0:
+            left -= ENTRIES_AT_ONCE
+            yield member, encode_json(dict(islice(entries, ENTRIES_AT_ONCE))), left > 0
+
+
+def encoded_pieces(body: Body) -> Iterator[bytes]:
+    """What `body.encode()` gives, in the pieces of `encoded_parts`."""
+    before, goes_on = b"{", False
+    for member, text, more in encoded_parts(body):
+        begin = b"," if goes_on else b'%b"%b":{' % (before, member.encode())
+        if goes_on or more:
+            yield begin + text[1:-1] + (b"" if more else b"}")
+        else:
+            yield begin[:-1] + text
+        before, goes_on = b",", more
+    yield b"}" if before == b"," else b"{}"
+
+
+def decoded_in_steps(kind: type[B], data: bytes) -> Generator[None, None, B]:
+    """`kind.decode(data)`, `ENTRIES_AT_ONCE` entries of each table in a step. Raises as that."""
+    try:
+        members = _raw_members.decode(data)
+        fields = {}
+        for field in msgspec.structs.fields(kind):
+            if (text := members.get(field.encode_name)) is None:
+                continue
+            if get_origin(field.type) is not dict:
+                fields[field.name] = msgspec.json.decode(text, type=field.type)
+                continue
+            key_type, entry_type = get_args(field.type)
+            decode = msgspec.json.Decoder(entry_type).decode
+            fields[field.name] = table = {}
+            raw = msgspec.json.decode(text, type=dict[key_type, msgspec.Raw])  # type: ignore[valid-type]
+            for number, (key, entry) in enumerate(raw.items(), 1):
+                table[key] = decode(entry)
+                if number % ENTRIES_AT_ONCE == 0:
+                    yield
+        return kind(**fields)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return kind.decode(data)  # fastjson's dialect, or a clear error
 
 
 def encode_queue_map(table: Mapping[MessageQueue, Any]) -> bytes:

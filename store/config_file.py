@@ -7,7 +7,8 @@ same bytes already is not written again. Origin: Java `ConfigManager`.
 
 import functools
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -17,11 +18,11 @@ from batonmq.process import disk
 from batonmq.process.durable_file import UnreadableFileError, load_with_backup, replace_file
 from batonmq.protocol.bodies import DataVersion
 from batonmq.protocol.errors import CorruptLogError, RemoteProtocolError
-from batonmq.protocol.json_body import Json
+from batonmq.protocol.json_body import Body, encoded_parts
 
 log = logging.getLogger(__name__)
 
-B = TypeVar("B", bound=Json)
+B = TypeVar("B", bound=Body)
 C = TypeVar("C")
 
 
@@ -58,16 +59,39 @@ class ConfigFile(Generic[B]):
         except RemoteProtocolError as error:
             raise ValueError(str(error)) from error
 
-    def write(self, body: bytes) -> None:
-        """Make `body` (JSON) the durable content; nothing is written if it is that already.
+    def write(self, body: B) -> None:
+        """Make `body`, which nobody changes any more, the durable content; nothing is written if
+        it is that already.
 
-        May run on another thread than the tables' owner, one call at a time.
+        May run on another thread than the tables' owner, one call at a time. What encodes holds
+        the interpreter for a thousandth of a second at most: the owner goes on meanwhile.
         """
-        if body == self._written:
+        text = b"".join(_each_by_itself(_formatted(body)))
+        if text == self._written:
             return
-        text = msgspec.json.format(body, indent=1)
         replace_file(self.path, text, keep_previous=True)
-        self._written = body
+        self._written = text
+
+
+def _formatted(body: Body) -> Iterator[bytes]:
+    """Its JSON with an indent of one space, in pieces."""
+    before, goes_on = b"{", False
+    for member, text, more in encoded_parts(body):
+        head, tail = b'\n "%b": {' % member.encode(), b"\n }"
+        whole = msgspec.json.format(b'{"%b":%b}' % (member.encode(), text), indent=1)
+        piece = whole.removeprefix(b"{").removesuffix(b"\n}")
+        if goes_on:
+            piece = piece.removeprefix(head)
+        yield before + (piece.removesuffix(tail) if more else piece)
+        before, goes_on = b",", more
+    yield b"\n}" if before == b"," else b"{}"
+
+
+def _each_by_itself(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Other threads may run between two of them."""
+    for piece in pieces:
+        yield piece
+        time.sleep(0)
 
 
 class ConfigManager(Generic[B]):
@@ -85,7 +109,8 @@ class ConfigManager(Generic[B]):
         self.data_version = DataVersion(timestamp=clock_ms())
 
     def wrapper(self) -> B:
-        """The whole table with its version, as slaves, tools and the file get it."""
+        """The whole table with its version, as slaves, tools and the file get it. What happens to
+        the table later does not change it."""
         raise NotImplementedError
 
     def set_state_version(self, master_epoch: int) -> None:
@@ -96,20 +121,17 @@ class ConfigManager(Generic[B]):
         self.data_version = self.data_version.next(self._clock_ms(), state_version)
         self._dirty = True
 
-    def encode_json(self) -> bytes:
-        """The body that slaves fetch and the file holds."""
-        return self.wrapper().encode()
-
     def writes_due(self) -> list[Callable[[], None]]:
         """The write of a snapshot, for another thread, one at a time; none if nothing changed.
 
-        Taken here, so that no fsync stops the owner's thread: on a busy disk that is tenths of a
-        second. The write raises OSError; the process must end then, for it is not repeated.
+        Only the snapshot is taken here: no fsync, which on a busy disk takes tenths of a second,
+        and no encoder stops the owner's thread. The write raises OSError; the process must end
+        then, for it is not repeated.
         """
         if not self._dirty:
             return []
         self._dirty = False
-        return [functools.partial(self._file.write, self.encode_json())]
+        return [functools.partial(self._file.write, self.wrapper())]
 
 
 class NamedTable(ConfigManager[B], Generic[B, C]):

@@ -180,9 +180,8 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
 
     def wrapper(self) -> ConsumerOffsetSerializeWrapper:
         """Without Java's `groupTopicMap`, which is derived, and which nobody reads."""
-        return ConsumerOffsetSerializeWrapper(
-            data_version=self.data_version, offset_table=self._table
-        )
+        table = dict(zip(self._table, map(dict, self._table.values()), strict=True))
+        return ConsumerOffsetSerializeWrapper(data_version=self.data_version, offset_table=table)
 
     # Changing.
 
@@ -285,20 +284,22 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
     # From the master.
 
     def apply_from_master(
-        self, master_epoch: int, data: bytes, carried_out: int | None = None
+        self,
+        master_epoch: int,
+        incoming: Mapping[str, Mapping[int, int]],
+        carried_out: int | None = None,
     ) -> bool:
-        """Take over the offsets that the master of `master_epoch` sent as a 43 body, when it had
+        """Take over the offset table that the master of `master_epoch` sent (43), when it had
         carried out the log up to `carried_out` (None: a Java master, which deletes by no record).
 
         False, and nothing done, if offsets of a later master were applied before, or if a topic was
         deleted here that the master still had: ask again. Offsets of queues that are not in the
-        body stay. Raises RemoteProtocolError for another body.
+        table stay.
         """
         if master_epoch < self.master_epoch:
             return False
         if carried_out is not None and carried_out < self.deleted_end:
             return False
-        incoming = ConsumerOffsetSerializeWrapper.decode(data).offset_table
         self._received, self._received_end = incoming, carried_out or 0
         changed = master_epoch > self.master_epoch
         own = self._table

@@ -32,7 +32,8 @@ class MessageRequestModeManager(ConfigManager[MessageRequestModeSerializeWrapper
             self._table = body.message_request_mode_map
 
     def wrapper(self) -> MessageRequestModeSerializeWrapper:
-        return MessageRequestModeSerializeWrapper(message_request_mode_map=self._table)
+        table = dict(zip(self._table, map(dict, self._table.values()), strict=True))
+        return MessageRequestModeSerializeWrapper(message_request_mode_map=table)
 
     def get(self, topic: str, group: str) -> SetMessageRequestModeRequestBody | None:
         return self._table.get(topic, {}).get(group)

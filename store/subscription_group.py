@@ -52,7 +52,7 @@ class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, Subscription
         """The whole table with its version, for slaves, tools and the file."""
         return SubscriptionGroupWrapper(
             data_version=self.data_version,
-            forbidden_table=self._forbidden,
+            forbidden_table={group: dict(topics) for group, topics in self._forbidden.items()},
             subscription_group_table=dict(self._table),
         )
 

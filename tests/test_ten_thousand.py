@@ -46,7 +46,6 @@ from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
 from batonmq.process.turns import in_slices
 from batonmq.protocol.allocation import STRATEGIES
 from batonmq.protocol.bodies import (
-    ConsumerOffsetSerializeWrapper,
     LockBatchRequestBody,
     LockBatchResponseBody,
     SubscriptionGroupConfig,
@@ -61,6 +60,12 @@ from batonmq.protocol.codes import (
     RequestCode,
 )
 from batonmq.protocol.errors import ConnectError
+from batonmq.protocol.json_body import (
+    ENTRIES_AT_ONCE,
+    Body,
+    decoded_in_steps,
+    encoded_pieces,
+)
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.remoting.codec import encode_frame
@@ -80,7 +85,8 @@ LINES_MAX = 200
 ASKED = RemotingCommand.request(310)
 
 
-def test_bodies_of_large_tables_are_encoded_in_one_go(tmp_path: Path) -> None:
+def test_bodies_of_large_tables_are_written_and_read_in_pieces(tmp_path: Path) -> None:
+    """By calls into C of 256 entries each."""
     topics = TopicConfigManager(tmp_path / "topics.json")
     topics.put_all(TopicConfig(topic_name=f"T{number}") for number in range(MANY))
     groups = SubscriptionGroupManager(tmp_path / "groups.json")
@@ -88,15 +94,24 @@ def test_bodies_of_large_tables_are_encoded_in_one_go(tmp_path: Path) -> None:
     offsets = ConsumerOffsetManager(tmp_path / "offsets.json")
     for number in range(MANY):
         offsets.commit(f"g{number}", f"T{number}", 0, number)
-    bodies: list[bytes] = []
-    with counted_turns() as turns:
-        for encode in (topics.encode_json, groups.encode_json, offsets.encode_json):
-            turns.run(lambda encode=encode: bodies.append(encode()))
-    assert turns.lines < LINES_MAX
-    table = SubscriptionGroupWrapper.decode(bodies[1]).subscription_group_table
-    assert b"null" not in bodies[1] and table["g77"] == groups.get("g77")
-    sent = ConsumerOffsetSerializeWrapper.decode(bodies[2])
-    assert sent.offset_table["T77@g77"] == {0: 77} and sent.data_version == offsets.data_version
+    for table in (topics, groups, offsets):
+        body: Body = table.wrapper()
+        pieces = list(encoded_pieces(body))
+        assert len(pieces) > MANY / ENTRIES_AT_ONCE
+        assert max(map(len, pieces)) < 1.1 * ENTRIES_AT_ONCE * len(body.encode()) / MANY
+        assert b"".join(pieces) == body.encode()
+        steps = decoded_in_steps(type(body), body.encode())
+        with counted_turns() as turns, pytest.raises(StopIteration) as end:
+            while True:
+                turns.run(next, steps)
+        assert end.value.value == body
+        assert turns.count > MANY / ENTRIES_AT_ONCE and turns.lines < 2 * MANY
+        before = table.writes_due()
+        assert len(before) == 1 and not table.writes_due()
+        with counted_turns() as turns:
+            table._dirty = True
+            turns.run(table.writes_due)
+        assert turns.lines < LINES_MAX
 
 
 def test_null_members_are_left_out_and_texts_that_look_like_them_stay() -> None:
@@ -545,8 +560,8 @@ async def _relay(_: World) -> None:
 @situation("tables that a slave takes over, new and known")
 async def _tables(world: World) -> None:
     mine = world.service.tables
-    topics, groups = mine.topics.encode_json(), mine.groups.encode_json()
-    offsets, folder = mine.offsets.encode_json(), Path("never written")
+    topics, groups = mine.topics.wrapper().encode(), mine.groups.wrapper().encode()
+    offsets, folder = mine.offsets.wrapper().offset_table, Path("never written")
     theirs = (
         TopicConfigManager(folder),
         SubscriptionGroupManager(folder),

@@ -161,9 +161,8 @@ class ConsumerFilterManager:
                 by_topic = table.filter_data_by_topic.setdefault(
                     topic, FilterDataMapByTopic(topic=topic)
                 )
-                by_topic.group_filter_data[group] = data
-        body = table.encode()
-        return [lambda: self._file.write(body)]
+                by_topic.group_filter_data[group] = msgspec.structs.replace(data)
+        return [lambda: self._file.write(table)]
 
 
 def bloom_bits(key: str) -> list[int]:

@@ -21,13 +21,16 @@ from dataclasses import dataclass
 
 from batonmq.broker.role_gate import RoleGate
 from batonmq.process.backoff import Backoff, pause_ms
+from batonmq.process.turns import in_turns, result_of
 from batonmq.protocol.bodies import (
+    ConsumerOffsetSerializeWrapper,
     MessageRequestModeSerializeWrapper,
     SubscriptionGroupWrapper,
     TopicConfigAndMappingSerializeWrapper,
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, ResponseError
+from batonmq.protocol.json_body import B, Body, decoded_in_steps, encoded_pieces
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
@@ -47,6 +50,8 @@ JAVA_PAUSE_MS = 1000
 """A Java master has no versions for us: each answer brings whole tables."""
 RETRY_FIRST_MS = 100
 """A winner that has not opened yet is not asked for tables while it opens."""
+PIECES_AT_ONCE = 2
+"""Of an answer's JSON, in one turn: two of 256 entries each."""
 EXT_MASTER_EPOCH = "batonMasterEpoch"
 NO_MASTER_EPOCH = -1
 """In the answer of a broker that is no master: no slave takes its tables over."""
@@ -232,8 +237,13 @@ class SlaveSynchronize:
         self.on_log_begin(None if begin is None else int(begin))
         end = reply.ext.get(EXT_CARRIED_OUT)
         carried_out = int(end) if end is not None else None
-        if reply.body and not self._tables.offsets.apply_from_master(
-            epoch, reply.body, carried_out
+        offsets = None
+        if reply.body:
+            offsets = await result_of(decoded_in_steps(ConsumerOffsetSerializeWrapper, reply.body))
+            if followed is not self._followed:
+                return False
+        if offsets is not None and not self._tables.offsets.apply_from_master(
+            epoch, offsets.offset_table, carried_out
         ):
             if carried_out is not None and carried_out < self._tables.offsets.deleted_end:
                 # It may still have a topic that is deleted here: again next time. Until then what
@@ -260,8 +270,12 @@ class SlaveSynchronize:
         is not `ours` keeps its queue locks in memory, for itself."""
         locks, modes = self._tables.locks, self._tables.request_modes
         before = self._tables.version, locks.change_count, modes.change_count
-        topics = await self._ask(way, RequestCode.GET_ALL_TOPIC_CONFIG, {})
-        groups = await self._ask(way, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {})
+        topics = await self._table(
+            way, RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigAndMappingSerializeWrapper
+        )
+        groups = await self._table(
+            way, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupWrapper
+        )
         delays = await self._ask(way, RequestCode.GET_ALL_DELAY_OFFSET, {})
         held = await self._ask(way, RequestCode.BATON_GET_QUEUE_LOCKS, {}) if ours else None
         by_pop = (
@@ -271,27 +285,26 @@ class SlaveSynchronize:
         if followed is not self._followed or now != before:
             # Another master, or the log has shown a change that these answers cannot have (R31).
             return False
-        topic_table = TopicConfigAndMappingSerializeWrapper.decode(topics.body)
-        group_table = SubscriptionGroupWrapper.decode(groups.body)
         tables = self._tables
         tables.delays.apply_from_master(delays.body)
         if held is not None:
             locks.replace_all(QueueLockTable.decode(held.body))
         if by_pop is not None:
             modes.replace_all(MessageRequestModeSerializeWrapper.decode(by_pop.body))
-        changed = tables.topics.replace_all(
-            topic_table.topic_config_table, topic_table.data_version
-        )
-        if not tables.groups.replace_all(group_table) and not changed:
+        changed = tables.topics.replace_all(topics.topic_config_table, topics.data_version)
+        if not tables.groups.replace_all(groups) and not changed:
             return True
         self._tables_changed()
         log.info(
             "tables_followed master=%s topics=%d groups=%d",
             followed.address,
-            len(topic_table.topic_config_table),
-            len(group_table.subscription_group_table),
+            len(topics.topic_config_table),
+            len(groups.subscription_group_table),
         )
         return True
+
+    async def _table(self, way: tuple[str, int], code: int, kind: type[B]) -> B:
+        return await result_of(decoded_in_steps(kind, (await self._ask(way, code, {})).body))
 
     async def _ask(self, way: tuple[str, int], code: int, ext: dict[str, str]) -> RemotingCommand:
         address, timeout_ms = way
@@ -327,7 +340,7 @@ class SlaveSourceProcessor:
         processors.register(RequestCode.BATON_GET_QUEUE_LOCKS, self.all_locks)
         processors.register(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, self.all_request_modes)
 
-    def all_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+    async def all_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """21."""
         wrapper = TopicConfigAndMappingSerializeWrapper(
             data_version=self._tables.topics.data_version,
@@ -336,24 +349,29 @@ class SlaveSourceProcessor:
         return RemotingCommand.response_to(
             request,
             ext={"totalTopicNum": str(len(wrapper.topic_config_table))},
-            body=wrapper.encode(),
+            body=await _encoded(wrapper),
         )
 
-    def all_groups(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+    async def all_groups(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """201."""
         wrapper: SubscriptionGroupWrapper = self._tables.groups.wrapper()
         return RemotingCommand.response_to(
             request,
             ext={"totalGroupNum": str(len(wrapper.subscription_group_table))},
-            body=wrapper.encode(),
+            body=await _encoded(wrapper),
         )
 
-    def all_locks(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+    async def all_locks(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """60002, our own: who has which queue."""
-        return RemotingCommand.response_to(request, body=self._tables.locks.encode_json())
+        return RemotingCommand.response_to(
+            request, body=await _encoded(self._tables.locks.wrapper())
+        )
 
-    def all_consumer_offsets(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """43. Without a body if the slave already has this version."""
+    async def all_consumer_offsets(
+        self, request: RemotingCommand, _: Connection
+    ) -> RemotingCommand:
+        """43. Without a body if the slave already has this version. All of it is as it was when
+        the request came."""
         master_epoch = self._gate.master_epoch if self._gate.is_master else NO_MASTER_EPOCH
         version = f"{master_epoch}.{self._tables.offsets.change_count}"
         ext = {
@@ -364,7 +382,7 @@ class SlaveSourceProcessor:
             EXT_LOG_BEGIN: str(max(0, self._log_begin())),
         }
         known = request.ext.get(EXT_OFFSET_VERSION) == version
-        body = b"" if known else self._tables.offsets.encode_json()
+        body = b"" if known else await _encoded(self._tables.offsets.wrapper())
         return RemotingCommand.response_to(request, ext=ext, body=body)
 
     def timer_check_point(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
@@ -373,8 +391,14 @@ class SlaveSourceProcessor:
 
     def all_delay_offsets(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """45."""
-        return RemotingCommand.response_to(request, body=self._tables.delays.encode_json())
+        return RemotingCommand.response_to(request, body=self._tables.delays.wrapper().encode())
 
-    def all_request_modes(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+    async def all_request_modes(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """402. Who is not in it has the default mode."""
-        return RemotingCommand.response_to(request, body=self._tables.request_modes.encode_json())
+        body = await _encoded(self._tables.request_modes.wrapper())
+        return RemotingCommand.response_to(request, body=body)
+
+
+async def _encoded(body: Body) -> bytes:
+    """Its JSON. Its tables must stay as they are meanwhile."""
+    return b"".join([piece async for piece in in_turns(encoded_pieces(body), PIECES_AT_ONCE)])

@@ -43,7 +43,7 @@ def offsets_of_master(folder: Path, epoch: int) -> bytes:
     other = tables(folder).offsets
     other.set_state_version(epoch)
     other.commit("g", "T", 0, 70)
-    return other.encode_json()
+    return other.wrapper().encode()
 
 
 @pytest.mark.parametrize("epoch, taken", [(3, False), (-1, False), (4, True), (5, True)])

@@ -14,9 +14,9 @@ def manager(path: Path, next_offset: int, offsets: dict[int, int]) -> DelayOffse
 
 def test_r30_nothing_goes_back_by_what_a_master_sends(tmp_path: Path) -> None:
     own = manager(tmp_path / "own.json", 5, {1: 7, 2: 3})
-    own.apply_from_master(manager(tmp_path / "a.json", 4, {1: 6, 2: 9, 3: 1}).encode_json())
+    own.apply_from_master(manager(tmp_path / "a.json", 4, {1: 6, 2: 9, 3: 1}).wrapper().encode())
     assert (own.table, own.timer.next_offset) == ({1: 7, 2: 9, 3: 1}, 5)
-    own.apply_from_master(manager(tmp_path / "b.json", 6, {}).encode_json())
+    own.apply_from_master(manager(tmp_path / "b.json", 6, {}).wrapper().encode())
     assert own.timer.next_offset == 6
 
 

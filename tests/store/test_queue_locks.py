@@ -59,7 +59,7 @@ def test_the_file_and_the_answer_for_slaves_bring_the_owners_back(tmp_path: Path
     assert not locks.writes_due()
     again, slave = manager(tmp_path), manager(tmp_path, "slave")
     again.load()
-    slave.replace_all(type(locks.wrapper()).decode(locks.encode_json()))
+    slave.replace_all(type(locks.wrapper()).decode(locks.wrapper().encode()))
     for other in (again, slave):
         other.lead(0)
         assert other.grant("g", "b", [Q0, ("T%", 3)], 1)[0] == []

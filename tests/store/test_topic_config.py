@@ -174,7 +174,7 @@ def test_a_slave_becomes_what_its_master_has(tmp_path: Path) -> None:
     master, slave = topics_at(tmp_path / "m"), topics_at(tmp_path / "s")
     master.put(topic_config("A", 8))
     slave.put(topic_config("Old", 1))
-    wrapper = TopicConfigSerializeWrapper.decode(master.encode_json())
+    wrapper = TopicConfigSerializeWrapper.decode(master.wrapper().encode())
     assert slave.replace_all(wrapper.topic_config_table, wrapper.data_version)
     assert not slave.replace_all(wrapper.topic_config_table, wrapper.data_version)
     assert slave.table == master.table
@@ -187,7 +187,7 @@ def test_groups_change_and_follow_the_master(tmp_path: Path) -> None:
     config = SubscriptionGroupConfig(group_name="g", retry_max_times=3)
     assert master.put(config)
     assert not master.put(msgspec.structs.replace(config))
-    wrapper = SubscriptionGroupWrapper.decode(master.encode_json())
+    wrapper = SubscriptionGroupWrapper.decode(master.wrapper().encode())
     wrapper.forbidden_table = {"g": {"T": 1}}
     assert slave.replace_all(wrapper)
     assert not slave.replace_all(wrapper)
