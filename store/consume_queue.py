@@ -216,6 +216,10 @@ class ConsumeQueue:
         self._dirty.pop(self, None)
         return self._files.take_unsynced()
 
+    def take_unsynced(self) -> list[Path]:
+        """The files and folders to sync since the last call; `sync_file` takes both."""
+        return self._files.take_unsynced()
+
     @property
     def needs_file(self) -> bool:
         """Whether `write_back` makes a file, which takes ten times as long as writing to one."""
@@ -348,8 +352,9 @@ class ConsumeQueue:
     def truncate_dirty(self, phy_offset: int) -> bool:
         """Drop the units of records beginning at or above `phy_offset`; True if any was there.
 
-        Durable on return: a unit that came back after a crash would point into newer bytes.
-        The queue keeps its place: the next unit gets the index of the first one dropped.
+        The caller makes it durable by `take_unsynced` before anything else is written at or above
+        `phy_offset`: a unit that came back after a crash would point into newer bytes. The queue
+        keeps its place: the next unit gets the index of the first one dropped.
         """
         if _ends_at_or_below(self, phy_offset):
             return False
@@ -380,7 +385,7 @@ class ConsumeQueue:
             )
 
     def _cut_to(self, position: int) -> None:
-        """Make `position` (bytes) the end; what was behind it is removed or zeroed, and synced."""
+        """Make `position` (bytes) the end; what was behind it is removed or zeroed."""
         written_end = self._tail_position
         if position >= written_end:
             del self._tail[position - written_end :]
@@ -424,9 +429,10 @@ class ConsumeQueue:
 
         An empty last file is removed. Scans at most the last three files, up to the first unit
         that no writer made (offset < 0 or size <= 0); what is behind it is cut off, as a crash
-        leaves holes there. Raises CorruptLogError if that would cut units of records below the log
-        offset `safe_offset`, which no crash can have hurt, for a file of another length or a
-        missing one: the caller may `destroy` the queue and build it anew from the log.
+        leaves holes there; `take_unsynced` has what to sync then. Raises CorruptLogError if that
+        would cut units of records below the log offset `safe_offset`, which no crash can have hurt,
+        for a file of another length or a missing one: the caller may `destroy` the queue and build
+        it anew from the log.
         """
         assert not self._tail
         files = self._files

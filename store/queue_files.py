@@ -13,8 +13,6 @@ from batonmq.process.durable_file import (
     BLOCK_SIZE,
     is_zero,
     next_data,
-    sync_directory,
-    sync_file,
     write_all,
     zero_range,
 )
@@ -157,22 +155,19 @@ class QueueFiles:
         return paths
 
     def cut(self, position: int, written_end: int) -> None:
-        """Remove or zero what lies in [position, written_end), durably.
+        """Remove or zero what lies in [position, written_end); `take_unsynced` has what to sync.
 
         The first file stays, even if emptied: its name keeps the queue's place.
         """
-        removed = False
         while len(self.starts) > 1 and self.starts[-1] >= position:
             self._unlink(self.starts[-1])
             self.starts = self.starts[:-1]
-            removed = True
-        if removed:
-            sync_directory(Path(self._directory))
+            self._note_unsynced(self._directory)
         start = self.starts[-1]
         end = min(written_end, self.end)
         path = self._path(start)
         if position < end and zero_range(self._handles.fd(path), position - start, end - start):
-            sync_file(Path(path))
+            self._note_unsynced(path)
 
     def drop_first(self) -> None:
         """Remove the oldest file; the caller syncs the folder."""

@@ -9,11 +9,11 @@ descriptors. Origin: Java `QueueOffsetOperator`, `ConsumeQueueStore`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from batonmq.process import disk
-from batonmq.process.durable_file import sync_directory
+from batonmq.process.durable_file import sync_below, sync_directory
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.record import RecordHead
 from batonmq.protocol.topic_name import DUE_TOPICS, METADATA_TOPIC
@@ -89,6 +89,7 @@ class ConsumeQueueStore:
                 self._destroy(queue)
                 continue
             self._queues[topic, queue_id] = queue
+        self._sync(self._queues.values())
         return damaged
 
     def _queues_on_disk(self) -> Iterator[tuple[str, int]]:
@@ -158,7 +159,15 @@ class ConsumeQueueStore:
 
     def truncate_dirty(self, phy_offset: int) -> int:
         """Drop units of records at or above `phy_offset`, durably; how many queues had some."""
-        return sum(queue.truncate_dirty(phy_offset) for queue in self._queues.values())
+        cut = [queue for queue in self._queues.values() if queue.truncate_dirty(phy_offset)]
+        self._sync(cut)
+        return len(cut)
+
+    def _sync(self, queues: Iterable[ConsumeQueue]) -> None:
+        """Makes durable what was cut of them, all at once."""
+        paths = [path for queue in queues for path in queue.take_unsynced()]
+        if paths:
+            sync_below(self.root, paths)
 
     def correct_min_offsets(self, log_min_offset: int) -> None:
         for queue in self._queues.values():

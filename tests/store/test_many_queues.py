@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from batonmq.process import disk
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.store.consume_queue import ConsumeQueue
 from batonmq.store.index_service import IndexService
@@ -131,6 +132,23 @@ def test_r40_many_queues_are_synced_at_once_and_durably(rig, tmp_path):
     store = rig.open()
     assert store.checkpoints.covered_offset == store.confirm_offset == store.max_phy_offset
     assert bodies_of(rig, store, queues) == [[b"%d" % number] for number in range(queues)]
+
+
+def test_r22_a_start_syncs_what_it_cuts_of_many_queues_at_once(rig, monkeypatch):
+    """A kill between two checkpoints leaves units above the last one in every queue's file."""
+    store = rig.open_master()
+    put_everywhere(rig, store)
+    store.checkpoints.flush_derived()
+    put_everywhere(rig, store)
+    store._files.consume_queues.write_back()
+    rig.kill(store)
+    syncs = []
+    for name in ("fsync", "fdatasync", "syncfs"):
+        call = getattr(disk, name)
+        monkeypatch.setattr(disk, name, lambda fd, call=call: syncs.append(fd) or call(fd))
+    store = rig.open(controller_mode=False)
+    assert bodies_of(rig, store) == [[b"%d" % number] * 2 for number in range(QUEUES)]
+    assert 0 < len(syncs) < 10
 
 
 def test_queues_follow_expired_segments_in_slices(rig):
