@@ -394,8 +394,8 @@ class ConsumeQueue:
             self._tail_position = position
             self._unfilled = None
             self._files.cut(position, written_end)
-        self._minimum = min(self._minimum, position // UNIT_SIZE)
-        self._minimum_phy = -1
+        if position // UNIT_SIZE <= self._minimum:
+            self._minimum, self._minimum_phy = position // UNIT_SIZE, -1
         self.loaded_end = min(self.loaded_end, position // UNIT_SIZE)
         self.last_physical_end = 0
         unit = self.unit_at(self.max_offset - 1) if self.max_offset else None
