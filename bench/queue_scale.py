@@ -24,6 +24,7 @@ from bench.our_cluster import OurCluster
 from bench.store_scale import measure_store
 from lab import frames
 from lab.connection import Connection, ask
+from lab.processes import wait_for
 
 IN_FLIGHT: Final = 16
 BODY: Final = b"x" * 1024
@@ -111,6 +112,7 @@ def killed(side: OurCluster) -> str:
     """kill -9 of the slave, its start again: until it is whole and in the set."""
     slave = next(address for address in side.brokers if address != side.master())
     side.kill_broker(slave)
+    wait_for("a set without the slave", lambda: side.level() is None)
     began = time.monotonic()
     side.start_broker(slave)
     side.wait_level()

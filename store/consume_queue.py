@@ -216,10 +216,6 @@ class ConsumeQueue:
         self._dirty.pop(self, None)
         return self._files.take_unsynced()
 
-    def take_unsynced(self) -> list[Path]:
-        """The files and folders to sync since the last call; `sync_file` takes both."""
-        return self._files.take_unsynced()
-
     @property
     def needs_file(self) -> bool:
         """Whether `write_back` makes a file, which takes ten times as long as writing to one."""
@@ -349,20 +345,20 @@ class ConsumeQueue:
         is_known = unit is not None and unit[1] != FILLER_SIZE
         self._minimum_phy = unit[0] if unit is not None and is_known else -1
 
-    def truncate_dirty(self, phy_offset: int) -> bool:
-        """Drop the units of records beginning at or above `phy_offset`; True if any was there.
+    def truncate_dirty(self, phy_offset: int) -> list[Path] | None:
+        """Drop the units of records beginning at or above `phy_offset`; None if none was there.
 
-        The caller makes it durable by `take_unsynced` before anything else is written at or above
-        `phy_offset`: a unit that came back after a crash would point into newer bytes. The queue
-        keeps its place: the next unit gets the index of the first one dropped.
+        The caller syncs the paths before anything is written to the log at or above `phy_offset`:
+        a unit that came back after a crash would point into newer bytes. The queue keeps its place:
+        the next unit gets the index of the first one dropped.
         """
         if _ends_at_or_below(self, phy_offset):
-            return False
+            return None
         index = self._first_index_at_or_above(phy_offset)
         if index >= self.max_offset:
-            return False
+            return None
         self._cut_to(index * UNIT_SIZE)
-        return True
+        return self._files.take_unsynced()
 
     def check_cut(self, phy_offset: int, *, expects_none: bool) -> None:
         """Whether `truncate_dirty(phy_offset)` would only cut what is to be cut.
@@ -424,22 +420,21 @@ class ConsumeQueue:
 
     # Life.
 
-    def load(self, safe_offset: int = 0) -> None:
-        """Find the files, and the end of what can be trusted in them.
+    def load(self, safe_offset: int = 0) -> list[Path]:
+        """Find the files, and the end of what can be trusted in them; the paths to sync then.
 
         An empty last file is removed. Scans at most the last three files, up to the first unit
         that no writer made (offset < 0 or size <= 0); what is behind it is cut off, as a crash
-        leaves holes there; `take_unsynced` has what to sync then. Raises CorruptLogError if that
-        would cut units of records below the log offset `safe_offset`, which no crash can have hurt,
-        for a file of another length or a missing one: the caller may `destroy` the queue and build
-        it anew from the log.
+        leaves holes there. Raises CorruptLogError if that would cut units of records below the log
+        offset `safe_offset`, which no crash can have hurt, for a file of another length or a
+        missing one: the caller may `destroy` the queue and build it anew from the log.
         """
         assert not self._tail
         files = self._files
         files.load()
         if not files.starts:
             self._tail_position = self._minimum = self.last_physical_end = self.loaded_end = 0
-            return
+            return []
         self._minimum = files.starts[0] // UNIT_SIZE
         self._tail_position = files.end
         start = files.starts[-_RECOVERED_FILES_MAX:][0]
@@ -452,12 +447,13 @@ class ConsumeQueue:
         self.loaded_end = files.end // UNIT_SIZE
         if not is_clear or not last or _is_filler(last):
             self._cut_to(position)
-            return
+            return files.take_unsynced()
         self._tail_position, self.loaded_end = position, position // UNIT_SIZE
         phy_offset, size, _ = UNIT.struct.unpack(last)
         self.last_physical_end = phy_offset + size
         if start == files.starts[0] and not _is_filler(first):
             self._minimum_phy = UNIT.struct.unpack(first)[0]
+        return []
 
     def close(self) -> None:
         """Write back and close descriptors; not synced (see `write_back`)."""

@@ -9,7 +9,7 @@ descriptors. Origin: Java `QueueOffsetOperator`, `ConsumeQueueStore`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from batonmq.process import disk
@@ -73,12 +73,13 @@ class ConsumeQueueStore:
         if that cannot be noted.
         """
         damaged: list[CorruptLogError] = []
+        cut: list[Path] = []
         if self._deleted.is_dir():
             remove_folders([self._deleted])
         for topic, queue_id in self._queues_on_disk():
             queue = self._new_queue(topic, queue_id)
             try:
-                queue.load(safe_offset)
+                cut += queue.load(safe_offset)
             except CorruptLogError as error:
                 log.error(
                     "consume_queue_damaged topic=%s queue_id=%d what=%s", topic, queue_id, error
@@ -89,7 +90,7 @@ class ConsumeQueueStore:
                 self._destroy(queue)
                 continue
             self._queues[topic, queue_id] = queue
-        self._sync(self._queues.values())
+        self._sync(cut)
         return damaged
 
     def _queues_on_disk(self) -> Iterator[tuple[str, int]]:
@@ -159,13 +160,12 @@ class ConsumeQueueStore:
 
     def truncate_dirty(self, phy_offset: int) -> int:
         """Drop units of records at or above `phy_offset`, durably; how many queues had some."""
-        cut = [queue for queue in self._queues.values() if queue.truncate_dirty(phy_offset)]
-        self._sync(cut)
+        cuts = (queue.truncate_dirty(phy_offset) for queue in self._queues.values())
+        cut = [paths for paths in cuts if paths is not None]
+        self._sync([path for paths in cut for path in paths])
         return len(cut)
 
-    def _sync(self, queues: Iterable[ConsumeQueue]) -> None:
-        """Makes durable what was cut of them, all at once."""
-        paths = [path for queue in queues for path in queue.take_unsynced()]
+    def _sync(self, paths: list[Path]) -> None:
         if paths:
             sync_below(self.root, paths)
 
