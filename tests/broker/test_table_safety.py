@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -89,7 +90,8 @@ class Wire:
             RequestCode.BATON_GET_QUEUE_LOCKS: self.source.all_locks,
             RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: self.source.all_request_modes,
         }[RequestCode(request.code)]
-        reply: RemotingCommand = handler(request, None)
+        answer = handler(request, None)
+        reply: RemotingCommand = await answer if inspect.isawaitable(answer) else answer
         self.before_reply.pop(request.code, lambda: None)()
         return reply
 
