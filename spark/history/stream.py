@@ -14,21 +14,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from functools import reduce
-from operator import or_
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PySparkException, StreamingQueryException
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from batonmq.protocol.topic_name import HISTORY_TOPIC
-from batonmq.spark.history.stream_events import INDEX, OUTPUT, SOURCE_COLUMNS, events
+from batonmq.spark.history.stream_events import SOURCE_COLUMNS, events, write_events
 from batonmq.spark.history.stream_output import StreamOutput
-from batonmq.spark.history.stream_seen import Queue, Seen, Taken
+from batonmq.spark.history.stream_seen import Seen
 
 LOOK_S: Final = 0.5
 PAUSE_S: Final = 5.0
@@ -70,12 +67,18 @@ class StreamPlan:
 
 
 class HistoryStream:
-    """One run. `report` gets a line for each batch with new events."""
+    """One run. `report` gets a line for each batch with new events; `on_commit` runs behind it."""
 
-    def __init__(self, output: StreamOutput, report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        output: StreamOutput,
+        report: Callable[[str], None],
+        on_commit: Callable[[], None] = lambda: None,
+    ) -> None:
         self.counts = Counts()
         self._output = output
         self._report = report
+        self._on_commit = on_commit
         self._batch = threading.Lock()
         self._failed: Exception | None = None
         """What a commit failed with: Spark hides its sentence in traces."""
@@ -138,8 +141,7 @@ class HistoryStream:
             .load()
         )
         writer = (
-            events(messages)
-            .writeStream.queryName("stream_history")
+            messages.writeStream.queryName("stream_history")
             .option("checkpointLocation", plan.checkpoint)
             .foreachBatch(self._take)
         )
@@ -151,38 +153,32 @@ class HistoryStream:
         with self._batch:
             try:
                 self._output.check_follows(number)
-                batch.persist()  # read twice
-                self._commit(batch, number)
+                self._commit(events(batch.toArrow()), number)
             except PySparkException:
                 raise  # of a task, as a cluster that does not answer
             except (ValueError, OSError) as error:
                 self._failed = error
                 raise
-            finally:
-                batch.unpersist()
 
-    def _commit(self, batch: DataFrame, number: int) -> None:
-        index = batch.select(*INDEX, "time").toArrow()
+    def _commit(self, rows: pa.Table, number: int) -> None:
         # What is read counts once it is committed: a copy until then.
         seen = Seen.from_json(self._output.seen.to_json())
-        taken = seen.take(index)
+        new = seen.take(rows)
+        fresh = rows.filter(pa.array(new))
         if not self._output.commits:
-            self._tell_beginning(index)
+            self._tell_beginning(rows)
         holes = len(self._output.seen.holes())
-        staging = self._output.begin()
-        if taken.fresh:
-            _write(batch.where(_new(taken)), str(staging))
-        files = self._output.commit(seen, taken.fresh, number)
-        if taken.fresh:
-            self._tell_batch(taken, pc.max(index["time"]).as_py())
+        write_events(fresh, self._output.begin())
+        files = self._output.commit(seen, len(fresh), number)
+        repeats = len(rows) - len(fresh)
+        if len(fresh):
+            self._tell_batch(fresh, repeats)
             if len(seen.holes()) > holes:
                 self._report(holes_told(seen))
-        self._count(taken, files)
-
-    def _count(self, taken: Taken, files: int) -> None:
+            self._on_commit()
         self.counts.batches += 1
-        self.counts.events += taken.fresh
-        self.counts.repeats += taken.repeats
+        self.counts.events += len(fresh)
+        self.counts.repeats += repeats
         self.counts.files += files
 
     def _tell_beginning(self, index: pa.Table) -> None:
@@ -194,12 +190,12 @@ class HistoryStream:
                     "what stood before has expired and is not in the table"
                 )
 
-    def _tell_batch(self, taken: Taken, newest: datetime | None) -> None:
-        repeats = f", {taken.repeats} repeats" if taken.repeats else ""
+    def _tell_batch(self, fresh: pa.Table, repeats: int) -> None:
+        newest: datetime | None = pc.max(fresh["time"]).as_py()
         age_s = max(0.0, time.time() - newest.timestamp()) if newest is not None else 0
         self._report(
-            f"{taken.fresh} events{repeats}; {self._output.rows} in all; "
-            f"the newest is {age_s:.0f} s old"
+            f"{len(fresh)} events{f', {repeats} repeats' if repeats else ''}; "
+            f"{self._output.rows} in all; the newest is {age_s:.0f} s old"
         )
 
 
@@ -214,27 +210,3 @@ def holes_told(seen: Seen) -> str:
         f"{count}: log {log}, between Raft index {behind} and {before}: events of there, if any, "
         "have not come so far"
     )
-
-
-def _write(rows: DataFrame, folder: str) -> None:
-    """One file for each broker group and day, in the order of the log."""
-    (
-        rows.select(*OUTPUT)
-        .repartition("group", "day")
-        .sortWithinPartitions("group", "day", "log", "raft_index", "part")
-        .write.partitionBy("group", "day")
-        .parquet(folder)
-    )
-
-
-def _new(taken: Taken) -> Column:
-    """The rows that are new."""
-    return F.col("log").isNotNull() & reduce(
-        or_, (_in(queue, ranges) for queue, ranges in taken.ranges.items())
-    )
-
-
-def _in(queue: Queue, ranges: list[tuple[int, int]]) -> Column:
-    offset = F.col("queue_offset")
-    places = reduce(or_, ((offset >= begin) & (offset < end) for begin, end in ranges))
-    return (F.col("broker") == queue[0]) & (F.col("queue_id") == queue[1]) & places

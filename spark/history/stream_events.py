@@ -1,96 +1,99 @@
-"""Messages of BATON_SYS_HISTORY as rows of the table `history`.
+"""Messages of BATON_SYS_HISTORY as rows of the table `history`, decoded like the lines of a file.
 
-What a line leaves out has the value that `spark.history_table` gives it: the same event is the same
-row, whether it was read from a file or from the topic. The file's own columns are null here.
+So the same event is the same row, whether it was read from a file or from the topic; the file's own
+columns are null here. Free of Spark.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from pathlib import Path
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_type
-from pyspark.sql.types import StructType
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from batonmq.history.event import REQUIRED
 from batonmq.history.message import HISTORY_AFTER
-from batonmq.spark.history.stream_seen import PART_BITS
-from batonmq.spark.read.schemas import HISTORY_COLUMNS, TABLES, HistoryColumn
-
-_TIME_MIN_MS: Final = -62_135_596_800_000
-_TIME_MAX_MS: Final = 253_402_300_799_999
-"""Of the years 1 and 9999."""
-_FIELDS: Final = {column.name for column in HISTORY_COLUMNS}
+from batonmq.spark.history.stream_seen import INDEX_SCHEMA, PART_BITS
+from batonmq.spark.history.tables import partition_of
+from batonmq.spark.read.arrow_parts import TIMESTAMP
+from batonmq.spark.read.history_table import decode_lines
+from batonmq.spark.read.log_range import Damage
+from batonmq.spark.read.schemas import TABLES
 
 SOURCE_COLUMNS: Final = ("broker", "queue_id", "queue_offset", "store_at", "body", "properties")
-INDEX: Final = ("broker", "queue_id", "queue_offset", "log", "position", "after")
-OUTPUT: Final = (*TABLES["history"].names, "queue_offset", "store_at", "group", "day")
-"""Table history, where and when the event was stored, and what the output is partitioned by:
-`group` is the broker group (null for events of the controllers alone), `day` the UTC day."""
+#: Table history, and where and when the event was stored.
+OUTPUT_SCHEMA: Final = pa.schema(
+    [*TABLES["history"], ("queue_offset", pa.int64()), ("store_at", TIMESTAMP)]
+)
+#: That, what `Seen` needs, and `group` (null for events of the controllers alone) and `day` (UTC).
+EVENT_SCHEMA: Final = pa.schema(
+    [
+        *OUTPUT_SCHEMA,
+        *(field for field in INDEX_SCHEMA if field.name not in OUTPUT_SCHEMA.names),
+        ("group", pa.string()),
+        ("day", pa.date32()),
+    ]
+)
+_OF_FILES: Final = ("file", "controller", "line_offset")
+_PIECE: Final = 4_096
 
 
-def events(messages: DataFrame) -> DataFrame:
-    """OUTPUT and INDEX of messages with SOURCE_COLUMNS. `log` is null for what is no event."""
-    line = F.from_json(F.col("body").cast("string"), _line_schema())
-    parsed = messages.withColumn("line", line)
-    named = all_of(F.col(f"line.{name}").isNotNull() for name in REQUIRED)
-    of_file = [
-        F.lit(None).cast(from_arrow_type(field.type)).alias(field.name)
-        for field in TABLES["history"]
-        if field.name not in _FIELDS
-    ]
-    columns = [
-        F.when(named, F.col("line.log")).alias("log") if column.name == "log" else _column(column)
-        for column in HISTORY_COLUMNS
-    ]
-    part = F.coalesce("line.part", F.lit(0))
-    after = F.element_at("properties", HISTORY_AFTER)
-    index_after, part_after = (F.split_part(after, F.lit("-"), F.lit(at)) for at in (1, 2))
-    return parsed.select(
-        *of_file,
-        *columns,
-        F.col("broker"),
-        F.col("queue_id").cast("bigint").alias("queue_id"),
-        "queue_offset",
-        "store_at",
-        _position(F.col("line.raft_index"), part).alias("position"),
-        _position(index_after.try_cast("bigint"), part_after.try_cast("int")).alias("after"),
-        F.col("line.broker_name").alias("group"),
-        F.to_date(_moment(F.col("line.time_ms"))).alias("day"),
+def events(messages: pa.Table) -> pa.Table:
+    """Rows of EVENT_SCHEMA of messages with SOURCE_COLUMNS; what is no event has none: anybody may
+    send to the topic of a Java broker.
+    """
+    lines = pc.fill_null(messages["body"].cast(pa.binary()), b"")
+    empty = pc.equal(pc.binary_length(lines), 0)
+    messages = messages.filter(pc.invert(pc.or_(empty, pc.match_substring(lines, b"\n"))))
+    parts = [_events(messages.slice(at, _PIECE)) for at in range(0, len(messages), _PIECE)]
+    return pa.concat_tables([EVENT_SCHEMA.empty_table(), *parts])
+
+
+def _events(messages: pa.Table) -> pa.Table:
+    bodies = [body + b"\n" for body in messages["body"].to_pylist()]
+    begins = np.cumsum([0, *map(len, bodies)])[:-1]
+    found = decode_lines("", 0, b"".join(bodies), TABLES["history"])
+    rows = pa.Table.from_batches(
+        [each for each in found if not isinstance(each, Damage)], TABLES["history"]
+    )
+    messages = messages.take(np.searchsorted(begins, rows["line_offset"].to_numpy()))
+    columns = {name: rows[name] for name in rows.column_names}
+    for name in _OF_FILES:
+        columns[name] = pa.nulls(len(rows), rows.schema.field(name).type)
+    for name in ("queue_offset", "store_at", "broker", "queue_id"):
+        columns[name] = messages[name]
+    position = (rows["raft_index"].to_numpy() << PART_BITS) + rows["part"].to_numpy()
+    after = pc.map_lookup(messages["properties"].combine_chunks(), HISTORY_AFTER, "last")
+    columns |= {
+        "position": pa.array(position),
+        "after": pa.array([_position(text) for text in after.to_pylist()], pa.int64()),
+        "group": rows["broker_name"],
+        "day": rows["time"].cast(pa.date32()),
+    }
+    return pa.table([columns[name] for name in EVENT_SCHEMA.names], EVENT_SCHEMA.names).cast(
+        EVENT_SCHEMA
     )
 
 
-def _moment(time_ms: Column) -> Column:
-    """Null for what no timestamp can hold: anybody may send to the topic of a Java broker."""
-    return F.timestamp_millis(F.when(time_ms.between(_TIME_MIN_MS, _TIME_MAX_MS), time_ms))
+def _position(text: str | None) -> int | None:
+    """Of `<raft index>-<part>`; None for anything else."""
+    index, _, part = (text or "").partition("-")
+    if not (index.isdecimal() and part.isdecimal()):
+        return None
+    position = (int(index) << PART_BITS) + int(part)
+    return position if position < 1 << 63 else None
 
 
-def _position(raft_index: Column, part: Column) -> Column:
-    return F.shiftleft(raft_index, PART_BITS) + part
-
-
-def all_of(conditions: object) -> Column:
-    """Whether all of them hold."""
-    joined = F.lit(True)
-    for each in conditions:  # type: ignore[attr-defined]
-        joined = joined & each
-    return joined
-
-
-def _line_schema() -> StructType:
-    schema = StructType()
-    for column in HISTORY_COLUMNS:
-        schema.add(column.field, from_arrow_type(column.field_type))
-    return schema
-
-
-def _column(column: HistoryColumn) -> Column:
-    value = F.col(f"line.{column.field}")
-    if column.null_for is not None:
-        value = F.when(value != column.null_for, value)
-    if column.is_time:
-        value = _moment(value)
-    if column.absent is not None:
-        value = F.coalesce(value, F.lit(column.absent).cast(from_arrow_type(column.type)))
-    return value.alias(column.name)
+def write_events(rows: pa.Table, folder: Path) -> None:
+    """One file for each broker group and day, in the order of the log. Raises OSError."""
+    rows = rows.sort_by([(name, "ascending") for name in ("log", "raft_index", "part")])
+    places: dict[str, list[int]] = defaultdict(list)
+    for at, key in enumerate(zip(*(rows[n].to_pylist() for n in ("group", "day")), strict=True)):
+        places[partition_of(*key)].append(at)
+    for place, which in places.items():
+        (folder / place).mkdir(parents=True)
+        table = rows.select(OUTPUT_SCHEMA.names).take(which)
+        pq.write_table(table, folder / place / "part.parquet")

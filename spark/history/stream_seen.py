@@ -29,9 +29,8 @@ INDEX_SCHEMA: Final = pa.schema(
     ]
 )
 """What `take` needs of each event: `after` is the position of the event in front of it, null where
-that is not known. Rows without a log are no events."""
+that is not known."""
 
-Queue = tuple[str, int]
 Hole = tuple[str, int, int]
 """(log, Raft index in front, Raft index behind): between the two there may be events."""
 Longs = npt.NDArray[np.int64]
@@ -57,42 +56,24 @@ class Intervals:
         self.lows, self.highs = lows[begins], reach[np.append(begins[1:], True)]
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What of a batch is new: ranges [begin, end) of offsets by queue. The others are repeats."""
-
-    ranges: dict[Queue, list[tuple[int, int]]]
-    fresh: int
-    repeats: int
-
-
 class Seen:
     """Per log, what was read."""
 
     def __init__(self) -> None:
         self._seen: dict[str, Intervals] = {}
 
-    def take(self, index: pa.Table) -> Taken:
+    def take(self, index: pa.Table) -> npt.NDArray[np.bool_]:
         """Enters the events of a batch (INDEX_SCHEMA, any order) and returns which are new.
 
         Of several of one name the first one is, by broker, queue and offset.
         """
-        index = index.filter(pc.is_valid(index["log"])).sort_by(
-            [("broker", "ascending"), ("queue_id", "ascending"), ("queue_offset", "ascending")]
-        )
+        order = pc.sort_indices(index, [(n, "ascending") for n in INDEX_SCHEMA.names[:3]])
+        ordered = index.take(order)
         new = np.zeros(len(index), np.bool_)
-        for log in pc.unique(index["log"]).to_pylist():
-            rows = np.flatnonzero(pc.equal(index["log"], log).to_numpy())
-            new[rows] = self._take(log, index.take(rows))
-        fresh = index.filter(pa.array(new))
-        ranges: dict[Queue, list[tuple[int, int]]] = {}
-        for row in fresh.group_by(["broker", "queue_id"]).aggregate([]).to_pylist():
-            queue = (row["broker"], row["queue_id"])
-            mine = fresh.filter(
-                (pc.field("broker") == queue[0]) & (pc.field("queue_id") == queue[1])
-            )
-            ranges[queue] = _ranges(mine["queue_offset"].to_numpy())
-        return Taken(ranges, len(fresh), len(index) - len(fresh))
+        for log in pc.unique(ordered["log"]).to_pylist():
+            rows = np.flatnonzero(pc.equal(ordered["log"], log).to_numpy())
+            new[order.to_numpy()[rows]] = self._take(log, ordered.take(rows))
+        return new
 
     def _take(self, log: str, events: pa.Table) -> npt.NDArray[np.bool_]:
         """Which of one log's events are new."""
@@ -138,9 +119,3 @@ class Seen:
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"the list of read events cannot be parsed: {error!r}") from error
         return made
-
-
-def _ranges(offsets: Longs) -> list[tuple[int, int]]:
-    """[begin, end) of ascending offsets without a hole between them."""
-    cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
-    return [(int(part[0]), int(part[-1]) + 1) for part in np.split(offsets, cuts)]

@@ -147,9 +147,9 @@ class TableFiles:
     def flush(self) -> None:
         """Write what is held. Raises OSError."""
         for (table, group, day), rows in self._held.items():
-            place = self.folder / table / f"group={_escaped(group)}"
-            if table != _BY_GROUP:
-                place /= f"day={_NULL if day is None else date.fromordinal(719_163 + day)}"
+            on = None if day is None else date.fromordinal(719_163 + day)
+            folder = partition_of(group, on)
+            place = self.folder / table / (Path(folder).parent if table == _BY_GROUP else folder)
             place.mkdir(parents=True, exist_ok=True)
             self._files += 1
             _write(place / f"part-{self.task:05}-{self._files:05}.parquet", table, rows)
@@ -186,6 +186,7 @@ def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
-def _escaped(name: str) -> str:
-    """The name in a folder, as Hive and Spark write it."""
-    return "".join(f"%{ord(c):02X}" if c in _ESCAPED else c for c in name) or _NULL
+def partition_of(group: str | None, day: date | None) -> str:
+    """The folder of a group and a day, as Hive and Spark write it."""
+    name = "".join(f"%{ord(c):02X}" if c in _ESCAPED else c for c in group or "")
+    return f"group={name or _NULL}/day={day or _NULL}"

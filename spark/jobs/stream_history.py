@@ -9,15 +9,19 @@ from __future__ import annotations
 import re
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import click
+import msgspec
 
-from batonmq.spark.history.stream import HistoryLost, HistoryStream, StreamPlan, holes_told
+from batonmq.spark.history.run import Inputs, LocalEngine, Output, run
+from batonmq.spark.history.stream import Counts, HistoryLost, HistoryStream, StreamPlan, holes_told
 from batonmq.spark.history.stream_output import StreamOutput, output_folder
 from batonmq.spark.jobs.command import EXIT_CODES, FAILED, Job, JobCommand, job_options
 
@@ -62,26 +66,23 @@ _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "min": "m
     help="continue behind events that the topic lost before they were read (by retention, or an "
     "unclean election) instead of stopping there",
 )
-def main(
-    job: Job,
-    name_servers: str,
-    output: str,
-    checkpoint: str | None,
-    available_now: bool,
-    trigger: str,
-    max_events: int,
-    accept_loss: bool,
-) -> None:
+@click.option(
+    "--failovers",
+    metavar="DIR",
+    help="keep the tables of epoch_history up to date there, group by group, behind each batch",
+)
+def main(job: Job, **given: Any) -> None:
     """Stream the history topic of a running cluster to Parquet.
 
     Each event comes once, whatever is killed on the way. Ends after the present batch on ctrl-C or
     SIGTERM, and may continue later with the same OUTPUT.
     """
-    every = None if available_now else _interval(trigger)
-    table = StreamOutput(output_folder(output))
+    options = Options(**given)
+    every = None if options.available_now else _interval(options.trigger)
+    table = StreamOutput(output_folder(options.output))
     table.open()
     try:
-        stream = HistoryStream(table, job.progress.line)
+        stream = HistoryStream(table, job.progress.line, options.failovers_of(table))
         with (
             _stopping() as stopping,
             job.session("stream_history", spark_sql_shuffle_partitions="4") as session,
@@ -92,15 +93,46 @@ def main(
                 # again; the job prints a line.
                 session.sparkContext.setLogLevel("FATAL")
             job.progress.line(f"reading BATON_SYS_HISTORY into {table.folder}")
-            place = checkpoint or str(table.checkpoint)
-            plan = StreamPlan(name_servers, place, max_events, every, accept_loss)
+            place = options.checkpoint or str(table.checkpoint)
+            plan = StreamPlan(
+                options.name_servers, place, options.max_events, every, options.accept_loss
+            )
             stream.run(session, plan, stopping)
     except HistoryLost as lost:
         click.echo(f"error: {lost}", err=True)
         click.get_current_context().exit(FAILED)
     finally:
         table.close()
-    counts = stream.counts
+    _tell(job, table, stream.counts)
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """What the command line says."""
+
+    name_servers: str
+    output: str
+    checkpoint: str | None
+    available_now: bool
+    trigger: str
+    max_events: int
+    accept_loss: bool
+    failovers: str | None
+
+    def failovers_of(self, table: StreamOutput) -> Callable[[], None]:
+        """What follows a commit. What was committed before has its failovers then.
+
+        Raises ValueError for a folder that holds something else, OSError.
+        """
+        if self.failovers is None:
+            return lambda: None
+        write = partial(write_failovers, table.folder, self.failovers)
+        Output(self.failovers, overwrite=True)
+        if table.rows:  # a kill may have cut them off behind the commit
+            write()
+        return write
+
+
+def _tell(job: Job, table: StreamOutput, counts: Counts) -> None:
     holes = [
         dict(zip(("log", "behind", "before"), each, strict=True)) for each in table.seen.holes()
     ]
@@ -112,6 +144,18 @@ def main(
         asdict(counts) | {"output": str(table.folder), "total": table.rows, "holes": holes},
         [*lines, *filter(None, [holes_told(table.seen)])],
     )
+
+
+def write_failovers(table: Path, output: str) -> None:
+    """The tables of epoch_history of all events of a table, in place of earlier ones.
+
+    A change of master is told when it is over, so it may be of events that came days ago: all are
+    folded again. The table is the only state, so this may be killed and repeated at any time.
+    Raises OSError.
+    """
+    inputs = Inputs(history_parquet=(str(table),))
+    with Output(output, overwrite=True) as place:
+        run(inputs, place, lambda _: nullcontext(), LocalEngine())
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def read_history(
     """
     with storage.open(wanted.path) as file:
         for offset, text in line_pieces(file, wanted):
-            yield from _decode(wanted.path, offset, text, schema)
+            yield from decode_lines(wanted.path, offset, text, schema)
 
 
 def line_pieces(file: OpenFile, wanted: HistoryRange) -> Iterator[tuple[int, bytes]]:
@@ -107,9 +107,10 @@ def _line_end(file: OpenFile, position: int) -> int:
     return file.size
 
 
-def _decode(
+def decode_lines(
     path: str, offset: int, text: bytes, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch | Damage]:
+    """Whole lines as rows and damage; `offset`: where they begin, so that each has a place."""
     ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n")) + 1
     begins = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
     try:

@@ -66,16 +66,16 @@ class Job:
         return ds.dataset(self.output, format="parquet", partitioning=PARTS).to_table().to_pylist()
 
     def kill_in_a_batch(self, process: subprocess.Popen[str]) -> None:
-        self.until(process, "a batch under way", lambda: self.staged)
+        self.until(process, "a batch under way", lambda: self.under_way)
         kill(process)
 
     @property
-    def staged(self) -> bool:
-        """Whether a batch is being written: its folder is there, and it is not committed."""
-        try:
-            return any((self.output / "_stream" / "staging").glob("*/*"))
-        except FileNotFoundError:  # the batch ended, and its folder went, during the look
-            return False
+    def under_way(self) -> bool:
+        """Whether a batch is being read or written: Spark's checkpoint has its offsets, and not
+        that it is done."""
+        checkpoint = self.output / "_stream" / "checkpoint"
+        ends = {path.name for path in checkpoint.glob("commits/[0-9]*")}
+        return bool({path.name for path in checkpoint.glob("offsets/[0-9]*")} - ends)
 
 
 def kill(process: subprocess.Popen[str]) -> None:

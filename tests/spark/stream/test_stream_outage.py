@@ -53,8 +53,10 @@ def test_messages_that_are_no_events_and_wild_times_stop_nothing(session):
         "nonsense",
         "[1]",
         "",
+        event % (8, 1) + "\n" + event % (8, 1),
+        event % (9, 1_795_000_000_000),
     ]
-    afters = ["0-3", "1-0", "none", "9" * 40 + "-0", "-", "", "5", None]
+    afters = ["0-3", "1-0", "none", "0-0", "-", "", "5", None, "0-0", "9" * 40 + "-0"]
     rows = [
         ("b", 0, at, datetime(2026, 11, 22), body.encode(), {"BATON_AFTER": after})
         for at, (body, after) in enumerate(zip(bodies, afters, strict=True))
@@ -63,9 +65,10 @@ def test_messages_that_are_no_events_and_wild_times_stop_nothing(session):
         "broker string, queue_id int, queue_offset bigint, store_at timestamp, body binary, "
         "properties map<string,string>"
     )
-    found = events(session.createDataFrame(rows, schema)).sort("queue_offset").collect()
-    assert [(row.log, row.raft_index) for row in found[:3]] == [("a", 1), ("a", 2), ("a", 3)]
-    assert [row.log for row in found[3:]] == [None] * 5
-    assert [row.time is None for row in found[:3]] == [False, True, True]
-    assert (found[0].day, found[1].day) == (date(2026, 11, 18), None)
-    assert [row.after for row in found[:4]] == [3, 1 << 16, None, None]
+    found = events(session.createDataFrame(rows, schema).toArrow()).to_pylist()
+    places = [(row["log"], row["raft_index"], row["queue_offset"]) for row in found]
+    assert places == [("a", 1, 0), ("a", 2, 1), ("a", 3, 2), ("a", 9, 9)]
+    assert [row["time"] is None for row in found] == [False, True, True, False]
+    assert (found[0]["day"], found[1]["day"]) == (date(2026, 11, 18), None)
+    assert [row["after"] for row in found] == [3, 1 << 16, None, None]
+    assert {(row["file"], row["group"], row["broker"]) for row in found} == {(None, "g", "b")}

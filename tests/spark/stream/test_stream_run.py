@@ -1,18 +1,18 @@
 """The run of the query, without Spark: when it ends, and what it does then."""
 
+import json
 import threading
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from batonmq.spark.history import stream as module
+from batonmq.history.message import HISTORY_AFTER
 from batonmq.spark.history.stream import HistoryLost, HistoryStream, StreamPlan
 from batonmq.spark.history.stream_output import StreamOutput
-from batonmq.spark.history.stream_seen import INDEX_SCHEMA, PART_BITS
-from batonmq.spark.jobs.stream_history import _interval
+from batonmq.spark.jobs.stream_history import _interval, write_failovers
 
 PLAN = StreamPlan("127.0.0.1:9876", "/nowhere", 10, "10 seconds")
 
@@ -57,16 +57,11 @@ def test_a_batch_that_is_under_way_is_finished_before_the_end(stream, monkeypatc
     query, stopping, entered = Query(), threading.Event(), threading.Event()
     run = stream(query)
 
-    def commit(batch, number):
+    def commit(rows, number):
         query.batch.set()
         entered.set()
         stopping.wait(10)
         query.batch.clear()
-
-    class Batch:
-        def persist(self): ...
-
-        def unpersist(self): ...
 
     monkeypatch.setattr(run, "_commit", commit)
     worker = threading.Thread(target=run._take, args=(Batch(), 0))
@@ -193,35 +188,30 @@ class Batch:
     """Messages of the history as a query hands them over: (offset, Raft index, that in front)."""
 
     def __init__(self, *rows):
-        self.index = pa.Table.from_pylist(
-            [
-                {"broker": "b", "queue_id": 0, "queue_offset": offset, "log": "a",
-                 "position": index << PART_BITS,
-                 "after": None if after is None else after << PART_BITS,
-                 "time": datetime(2026, 11, 22, tzinfo=UTC)}
-                for offset, index, after in rows
-            ],
-            INDEX_SCHEMA.append(pa.field("time", pa.timestamp("us", "UTC"))),
-        )  # fmt: skip
-
-    def select(self, *_):
-        return self
-
-    where = select
+        event = b'{"log":"a","raft_index":%d,"time_ms":1795000000000,"kind":"elected"}'
+        self.rows = []
+        for offset, index, after in rows:
+            properties = [] if after is None else [(HISTORY_AFTER, f"{after}-0")]
+            self.rows.append(("b", 0, offset, None, event % index, properties))
 
     def toArrow(self):
-        return self.index
+        columns = zip(*self.rows, strict=True) if self.rows else [()] * len(MESSAGES)
+        arrays = [pa.array(c, kind) for c, kind in zip(columns, MESSAGES.types, strict=True)]
+        return pa.Table.from_arrays(arrays, schema=MESSAGES)
 
-    def persist(self): ...
 
-    def unpersist(self): ...
+MESSAGES = pa.schema(
+    [
+        ("broker", pa.string()), ("queue_id", pa.int32()), ("queue_offset", pa.int64()),
+        ("store_at", pa.timestamp("us", "UTC")), ("body", pa.binary()),
+        ("properties", pa.map_(pa.string(), pa.string())),
+    ]
+)  # fmt: skip
 
 
 @pytest.fixture
-def taking(tmp_path, monkeypatch):
-    """(stream, what it told) whose batches are not written as files."""
-    monkeypatch.setattr(module, "_write", lambda rows, folder: None)
-    monkeypatch.setattr(module, "_new", lambda taken: None)
+def taking(tmp_path):
+    """(stream, what it told)."""
     told = []
     output = StreamOutput(tmp_path / "out")
     output.open()
@@ -247,6 +237,26 @@ def test_a_topic_that_has_lost_its_beginning_and_holes_are_told_once(taking):
     stream._take(Batch((12, 40, None)), 3)
     assert told[-1].startswith("2 holes; the last one: log a, between Raft index 32 and 40:")
     assert stream.counts.events == 6
+
+
+def test_the_table_has_the_events_and_the_failovers_follow_it(taking, tmp_path):
+    stream, told = taking
+    stream._on_commit = lambda: told.append(
+        write_failovers(tmp_path / "out", str(tmp_path / "told"))
+    )
+    stream._take(Batch((7, 20, 19), (8, 20, 19), (9, 21, 20)), 0)
+    files = [*(tmp_path / "out").glob("group=*/day=2026-11-18/*.parquet")]
+    (rows,) = (pq.read_table(path).to_pylist() for path in files)
+    assert [(row["raft_index"], row["queue_offset"], row["log"]) for row in rows] == [
+        (20, 7, "a"),
+        (21, 9, "a"),
+    ]
+    assert told[-1] is None and told[-2].startswith("2 events, 1 repeats; 2 in all")
+    for batch, events in ((1, 3), (1, 3)):
+        stream._take(Batch((10, 22, 21)), batch)
+        summary = json.loads((tmp_path / "told" / "summary.json").read_text())
+        assert summary["events"] == events
+    assert told.count(None) == 2  # nothing was new in the last one
 
 
 def test_a_batch_that_does_not_follow_the_table_ends_the_query(taking):
