@@ -106,14 +106,14 @@ class BatonmqSource(DataSource):
         return TopicStreamReader(TopicOptions.from_mapping(self.options, streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from batonmq.spark.live.options import SinkOptions
         from batonmq.spark.live.sink import TopicWriter
-        from batonmq.spark.live.sink_options import SinkOptions
 
         return TopicWriter(SinkOptions.from_mapping(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from batonmq.spark.live.options import SinkOptions
         from batonmq.spark.live.sink import TopicStreamWriter
-        from batonmq.spark.live.sink_options import SinkOptions
 
         return TopicStreamWriter(SinkOptions.from_mapping(self.options), schema, overwrite)
 

@@ -19,27 +19,6 @@ Ack = dict[str, str | int]
 """topic, broker, queue_id, queue_offset, unique_key, and msg_id if the broker sent it."""
 
 _encode: Final = msgspec.json.encode
-_SCHEME: Final = "file:"
-
-
-def report_folder(text: str) -> str:
-    """The path of option ackReport: an absolute path, or a `file:` URI of this host. "" stays "".
-
-    Raises ValueError: workers run in folders of their own, so a relative path is a different one
-    for each, and a file must grow line by line, which object stores do not know.
-    """
-    path = text
-    if text.lower().startswith(_SCHEME):
-        path = text[len(_SCHEME) :]
-        if path.startswith("//"):
-            host, slash, rest = path[2:].partition("/")
-            path = slash + rest if host in ("", "localhost") else ""
-    if text and not path.startswith("/"):
-        raise ValueError(
-            f"ackReport={text!r}: it must be an absolute path, or file:///path, of a folder that "
-            "all executors share"
-        )
-    return path
 
 
 class AckFile:

@@ -1,54 +1,102 @@
-"""The options of `table=topic`, checked; `docs/spark.md` lists them for users. Free of Spark."""
+"""The options of `table=topic` and of the sink, checked; `docs/spark.md` lists them for users.
+
+Free of Spark.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
-from batonmq.protocol.topic_name import group_problem
+import msgspec
+from msgspec import Meta
+
+from batonmq.client.producer.outgoing import MESSAGE_SIZE_MAX
 from batonmq.spark.live.offsets import Bound, parse_bound
-from batonmq.spark.read.option_values import GivenOptions
+from batonmq.spark.read.options import (
+    MIB,
+    DurationMs,
+    Group,
+    NameServers,
+    Options,
+    Positive,
+    TimeMs,
+    Topics,
+    Words,
+    read_words,
+)
 
-_KIB: Final = 1 << 10
-_MIB: Final = 1 << 20
-CONSUMER_GROUP: Final = "BATON_SPARK"
-
-NAMES: Final = (
-    "table", "nameServers", "topic", "columns", "tags", "startingOffsets", "endingOffsets",
-    "startingTimestamp", "endingTimestamp", "maxOffsetsPerTrigger", "minOffsetsPerTrigger",
-    "maxTriggerDelay", "maxOffsetsPerPartition", "failOnDataLoss", "operationTimeout",
-    "passOverSilentGroups", "batchBytes", "timeSlackMs", "consumerGroup", "pushdown",
-)  # fmt: skip
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
 _STREAM_ONLY: Final = (
     "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "passOverSilentGroups",
 )  # fmt: skip
+#: Column of what is written -> types it may have, as Spark writes them.
+COLUMNS: Final[dict[str, tuple[str, ...]]] = {
+    "body": ("binary", "string"),
+    "topic": ("string",),
+    "keys": ("string",),
+    "tags": ("string",),
+    "properties": ("map<string,string>",),
+    "broker": ("string",),
+    "queue_id": ("int", "bigint", "smallint", "tinyint"),
+    "sharding_key": ("string",),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class TopicOptions:
+def _tags(text: str) -> tuple[str, ...]:
+    """Tags by commas or, as in subscriptions, by `||`."""
+    if text == "*":
+        return ()
+    found = read_words(text.replace("||", ","))
+    if "*" in found or any(" " in tag or "|" in tag for tag in found):
+        raise ValueError("name tags as a || b, or leave the option out for all")
+    return found
+
+
+def _folder(text: str) -> str:
+    """An absolute path, or a `file:` URI of this host. Workers run in folders of their own, so a
+    relative path is another one for each, and object stores know no file that grows."""
+    path = text
+    if text.lower().startswith("file:"):
+        path = text[len("file:") :]
+        if path.startswith("//"):
+            host, slash, rest = path[2:].partition("/")
+            path = slash + rest if host in ("", "localhost") else ""
+    if not path.startswith("/"):
+        raise ValueError(
+            "it must be an absolute path, or file:///path, of a folder that all executors share"
+        )
+    return path
+
+
+class TopicOptions(Options, frozen=True):
     """The options of a read. Sizes are bytes, times ms, counts messages.
 
-    `starting` and `ending`: None: not given. 0 offsets per trigger or partition: no
-    such limit.
+    0 offsets per trigger or partition: no such limit.
     """
 
-    name_servers: tuple[str, ...]
-    topics: tuple[str, ...]
-    columns: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    starting: Bound | None = None
-    ending: Bound | None = None
-    offsets_per_trigger_max: int = 0
-    offsets_per_trigger_min: int = 0
-    trigger_delay_max_ms: int = 900_000
-    offsets_per_partition_max: int = 0
+    name_servers: NameServers
+    topics: Topics = msgspec.field(name="topic")
+    table: str = "topic"
+    columns: Words = ()
+    tags: Annotated[tuple[str, ...], Meta(extra={"read": _tags})] = ()
+    starting_offsets: str = ""
+    ending_offsets: str = ""
+    starting_timestamp: TimeMs = None
+    ending_timestamp: TimeMs = None
+    offsets_per_trigger_max: Positive = msgspec.field(name="maxOffsetsPerTrigger", default=0)
+    offsets_per_trigger_min: Positive = msgspec.field(name="minOffsetsPerTrigger", default=0)
+    trigger_delay_max_ms: DurationMs = msgspec.field(name="maxTriggerDelay", default=900_000)
+    offsets_per_partition_max: Positive = msgspec.field(name="maxOffsetsPerPartition", default=0)
     fail_on_data_loss: bool = True
-    operation_timeout_ms: int = 60_000
-    pass_over_silent: bool = False
-    batch_bytes: int = 4 * _MIB
-    time_slack_ms: int = 3_600_000
-    group: str = CONSUMER_GROUP
+    operation_timeout_ms: DurationMs = msgspec.field(name="operationTimeout", default=60_000)
+    pass_over_silent: bool = msgspec.field(name="passOverSilentGroups", default=False)
+    batch_bytes: Annotated[int, Meta(ge=MIB // 16)] = 4 * MIB
+    time_slack_ms: Annotated[int, Meta(ge=0)] = 3_600_000
+    group: Group = msgspec.field(name="consumerGroup", default="BATON_SPARK")
     pushdown: bool = False
+
+    @classmethod
+    def what(cls) -> str:
+        return "table=topic"
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, str], *, streaming: bool | None = None) -> Self:
@@ -57,59 +105,99 @@ class TopicOptions:
         Raises ValueError, with what is allowed, for a bad value, an unknown name, or options that
         exclude each other.
         """
-        given = GivenOptions(options, NAMES, "table=topic")
-        wrong = () if streaming is None else (_BATCH_ONLY if streaming else _STREAM_ONLY)
-        for name in wrong:
-            if given.has(name):
+        given = {name.lower() for name, value in options.items() if value.strip()}
+        for name in () if streaming is None else _BATCH_ONLY if streaming else _STREAM_ONLY:
+            if name.lower() in given:
                 kind = "batch reads only, not of streams" if streaming else "streams only"
                 raise ValueError(f"{name} is an option of {kind}: leave it out")
-        given.together("startingOffsets", "startingTimestamp")
-        given.together("endingOffsets", "endingTimestamp")
-        group = given.text("consumerGroup", CONSUMER_GROUP)
-        problem = group_problem(group)
-        if problem is not None:
-            raise ValueError(f"consumerGroup={group!r}: {problem}")
-        made = cls(
-            given.name_servers(),
-            given.topics(),
-            given.words("columns"),
-            _tags(given),
-            _bound(given, "starting"),
-            _bound(given, "ending"),
-            given.number("maxOffsetsPerTrigger", 0),
-            given.number("minOffsetsPerTrigger", 0),
-            given.duration_ms("maxTriggerDelay", 900_000),
-            given.number("maxOffsetsPerPartition", 0),
-            given.truth("failOnDataLoss", True),
-            given.duration_ms("operationTimeout", 60_000),
-            given.truth("passOverSilentGroups", False),
-            given.number("batchBytes", 4 * _MIB, 64 * _KIB),
-            given.number("timeSlackMs", 3_600_000, 0),
-            group,
-            given.truth("pushdown", False),
-        )
-        low, high = made.offsets_per_trigger_min, made.offsets_per_trigger_max
+        return super().from_mapping(options)
+
+    def __post_init__(self) -> None:
+        for end in ("starting", "ending"):
+            self._bound(end)
+        low, high = self.offsets_per_trigger_min, self.offsets_per_trigger_max
         if high and low > high:
             raise ValueError(
                 f"minOffsetsPerTrigger={low} is above maxOffsetsPerTrigger={high}: lower it"
             )
-        return made
+
+    @property
+    def starting(self) -> Bound | None:
+        """None: not given."""
+        return self._bound("starting")
+
+    @property
+    def ending(self) -> Bound | None:
+        return self._bound("ending")
+
+    def _bound(self, end: str) -> Bound | None:
+        time_ms, text = getattr(self, f"{end}_timestamp"), getattr(self, f"{end}_offsets")
+        if text and time_ms is not None:
+            raise ValueError(
+                f"{end}Offsets and {end}Timestamp exclude each other: give one of them"
+            )
+        if time_ms is not None:
+            return Bound(time_ms=time_ms)
+        return parse_bound(text, f"{end}Offsets", self.topics) if text else None
 
 
-def _bound(given: GivenOptions, end: str) -> Bound | None:
-    time_ms = given.time_ms(f"{end}Timestamp")
-    if time_ms is not None:
-        return Bound(time_ms=time_ms)
-    text = given.text(f"{end}Offsets")
-    return parse_bound(text, f"{end}Offsets", given.topics()) if text else None
+class SinkOptions(Options, frozen=True):
+    """`topics` empty: each row names its own. `ack_folder` "": nothing is written down."""
+
+    name_servers: NameServers
+    topics: Topics = msgspec.field(name="topic", default=())
+    table: str = "topic"
+    group: Group = msgspec.field(name="producerGroup", default="BATON_SPARK_SINK")
+    send_timeout_ms: DurationMs = msgspec.field(name="sendTimeout", default=60_000)
+    batch_messages: Positive = 64
+    batch_bytes: Positive = 256 << 10
+    in_flight: Positive = 8
+    ack_folder: Annotated[str, Meta(extra={"read": _folder})] = msgspec.field(
+        name="ackReport", default=""
+    )
+    checkpoint_location: str = ""
+
+    @classmethod
+    def what(cls) -> str:
+        return "writing"
+
+    def __post_init__(self) -> None:
+        if self.table.lower() != "topic":
+            raise ValueError(f"table={self.table!r}: only topics are written; leave it out")
+        if len(self.topics) > 1:
+            raise ValueError(
+                f"topic={','.join(self.topics)!r}: name one, or give each row a column topic"
+            )
+        if self.batch_bytes > MESSAGE_SIZE_MAX:
+            raise ValueError(
+                f"batchBytes={self.batch_bytes}: a broker takes no more than {MESSAGE_SIZE_MAX} in "
+                "one request"
+            )
+
+    @property
+    def topic(self) -> str:
+        return self.topics[0] if self.topics else ""
 
 
-def _tags(given: GivenOptions) -> tuple[str, ...]:
-    """Tags by commas or, as in subscriptions, by `||`."""
-    text = given.text("tags")
-    if text == "*":
-        return ()
-    found = tuple(dict.fromkeys(t.strip() for t in text.replace("||", ",").split(",") if t.strip()))
-    if "*" in found or any(" " in tag or "|" in tag for tag in found):
-        raise ValueError(f"tags={text!r}: name tags as a || b, or leave the option out for all")
-    return found
+def check_columns(columns: Mapping[str, str], options: SinkOptions) -> None:
+    """`columns`: name -> type of what is written. Raises ValueError for what cannot be sent."""
+    if "body" not in columns:
+        raise ValueError(
+            f"no column body among {', '.join(columns) or 'none'}: it is what is sent (binary or "
+            "string)"
+        )
+    if not options.topic and "topic" not in columns:
+        raise ValueError("no topic: give the option topic, or a column of that name")
+    for name, kind in columns.items():
+        allowed = COLUMNS.get(name)
+        if allowed is None:
+            raise ValueError(
+                f"column {name} cannot be sent: drop it, or put it into properties or body; there "
+                f"are {', '.join(COLUMNS)}"
+            )
+        if kind not in allowed:
+            raise ValueError(f"column {name} is {kind}; it must be {' or '.join(allowed)}")
+    if "queue_id" in columns and "sharding_key" in columns:
+        raise ValueError("queue_id and sharding_key both choose the queue: drop one of the columns")
+    if "broker" in columns and "queue_id" not in columns:
+        raise ValueError("column broker belongs to column queue_id, which is missing")

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from batonmq.spark.live.ack_report import AckFile, write_committed
 from batonmq.spark.live.loop_thread import LoopThread
-from batonmq.spark.live.sink_options import SinkOptions, check_columns
+from batonmq.spark.live.options import SinkOptions, check_columns
 from batonmq.spark.live.sink_sender import SinkError, SinkSender, row_of
 
 log = logging.getLogger(__name__)

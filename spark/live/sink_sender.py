@@ -28,7 +28,7 @@ from batonmq.protocol.message import Message, MessageQueue
 from batonmq.protocol.tags import java_string_hash
 from batonmq.spark.live.ack_report import Ack
 from batonmq.spark.live.cluster import DOWN, is_down, route_of
-from batonmq.spark.live.sink_options import SinkOptions
+from batonmq.spark.live.options import SinkOptions
 
 _HASH_BYTES: Final = 8
 _encode: Final = msgspec.json.encode

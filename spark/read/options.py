@@ -1,78 +1,238 @@
-"""The options of a read, checked; `docs/spark.md` lists them for users. Free of Spark."""
+"""Options as users write them in Spark, as typed structs: `docs/spark.md` lists them.
 
+A field is an option: its name, type, bounds and default are declared there and nowhere else.
+Free of Spark.
+"""
+
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, Self
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Literal, Self
 
+import msgspec
+from msgspec import Meta, inspect
+
+from batonmq.client.instance.name_servers import parse_addresses
 from batonmq.protocol.record import FIXED_SIZE_V1
+from batonmq.protocol.topic_name import group_problem, topic_problem
 from batonmq.spark.read.damage import Mode
-from batonmq.spark.read.option_values import GivenOptions
 from batonmq.spark.read.schemas import LIVE_TABLE, TABLES
 from batonmq.spark.read.storage import locate, split_paths
 
-_MIB: Final = 1 << 20
+MIB: Final = 1 << 20
 # Arrow counts the bytes of a column of one window with 31 bits.
 _WINDOW_MAX: Final = 1 << 30
+_MS_PER: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
+_DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|h|)")
+_TRUTHS: Final = {"true": True, "false": False}
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """The options of a read. Sizes are bytes; see `from_mapping` for the names."""
+class Options(msgspec.Struct, frozen=True, rename="camel"):
+    """The options of one read or write. A subclass says in WHAT which ones they are."""
 
-    table: str
-    paths: tuple[str, ...]
-    columns: tuple[str, ...] = ()
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, str]) -> Self:
+        """The options by their names in Spark, which are not case-sensitive; empty is not given.
+
+        Raises ValueError, with what is allowed, for a bad value or an unknown name.
+        """
+        given = {name.lower(): value.strip() for name, value in options.items()}
+        fields = {each.encode_name: each for each in inspect.type_info(cls).fields}  # type: ignore[attr-defined]
+        unknown = sorted(set(given) - {name.lower() for name in fields})
+        if unknown:
+            raise ValueError(
+                f"unknown option {', '.join(unknown)} for {cls.what()}; there are "
+                f"{', '.join(sorted(fields, key=str.lower))}"
+            )
+        return cls(**{
+            field.name: _value(name, field, given.get(name.lower(), ""))
+            for name, field in fields.items()
+            if field.required or given.get(name.lower())
+        })  # fmt: skip
+
+    @classmethod
+    def what(cls) -> str:
+        """What these options are for."""
+        raise NotImplementedError
+
+
+def _value(name: str, field: inspect.Field, text: str) -> Any:
+    kind, read, lacking = field.type, None, ""
+    if isinstance(kind, inspect.Metadata):
+        extra = kind.extra or {}
+        kind, read, lacking = kind.type, extra.get("read"), extra.get("lacking", "")
+    if not text:
+        raise ValueError(lacking)
+    try:
+        if read is not None:
+            return read(text)
+        if isinstance(kind, inspect.StrType):
+            return text
+        if isinstance(kind, inspect.IntType):
+            return _number(kind, text, field.default)
+        if isinstance(kind, inspect.BoolType):
+            return _one_of(_TRUTHS, text, "true or false")
+        every = kind.cls if isinstance(kind, inspect.EnumType) else kind.values  # type: ignore[attr-defined]
+        return _one_of({str(each).lower(): each for each in every}, text)
+    except ValueError as error:
+        raise ValueError(f"{name}={text!r}: {error}") from None
+
+
+def _number(kind: inspect.IntType, text: str, default: object) -> int:
+    """The default may lie outside of what can be given else."""
+    least, most = kind.ge or 0, kind.le
+    good = text.isdecimal() and int(text) >= least and (most is None or int(text) <= most)
+    if not good and text != str(default):
+        allowed = f"from {least} on" if most is None else f"from {least} to {most}"
+        raise ValueError(f"it must be a number {allowed}")
+    return int(text)
+
+
+def _one_of(allowed: Mapping[str, Any], text: str, told: str = "") -> Any:
+    if text.lower() not in allowed:
+        raise ValueError(f"it must be {told or 'one of ' + ', '.join(map(str, allowed.values()))}")
+    return allowed[text.lower()]
+
+
+def read_words(text: str) -> tuple[str, ...]:
+    """A list by commas, or a JSON list; each word once."""
+    parts = text.split(",")
+    if text.startswith("["):
+        try:
+            parts = msgspec.json.decode(text, type=list[str])
+        except msgspec.DecodeError:
+            raise ValueError("it must be a list by commas or of JSON texts") from None
+    return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+
+
+def _duration_ms(text: str) -> int:
+    match = _DURATION.fullmatch(text.lower())
+    if match is None or not int(match[1]):
+        raise ValueError("it must be a time such as 500ms, 30s or 2m")
+    return int(match[1]) * _MS_PER[match[2]]
+
+
+def _time_ms(text: str) -> int:
+    if text.isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        told = "it must be ms since 1970 or a time such as 2026-11-21T10:00:00Z"
+        raise ValueError(told) from None
+    zoned = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+    return -(-round(zoned.timestamp() * 1_000_000) // 1000)
+
+
+def _name_servers(text: str) -> tuple[str, ...]:
+    found = read_words(text) if text.startswith("[") else parse_addresses(text)
+    for address in found:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ValueError(f"{address!r} is not host:port")
+    return tuple(found)
+
+
+def _topics(text: str) -> tuple[str, ...]:
+    found = read_words(text)
+    for topic in found:
+        if problem := topic_problem(topic):
+            raise ValueError(problem)
+    return found
+
+
+def _group(text: str) -> str:
+    if problem := group_problem(text):
+        raise ValueError(problem)
+    return text
+
+
+def _table(text: str) -> str:
+    if text.lower() not in TABLES:
+        raise ValueError(f"it must be one of {', '.join((*TABLES, LIVE_TABLE))}")
+    return text.lower()
+
+
+def _damage_folder(text: str) -> str:
+    """The absolute path, since tasks run in folders of their own."""
+    if "://" in text and not text.lower().startswith("file:"):
+        told = "it must be a path, or file:///path, of a folder that all executors share"
+        raise ValueError(f"{told}; no object store")
+    return locate(text)[1]
+
+
+Words = Annotated[tuple[str, ...], Meta(extra={"read": read_words})]
+"""A list by commas, or a JSON list; each word once."""
+DurationMs = Annotated[int, Meta(extra={"read": _duration_ms})]
+TimeMs = Annotated[int | None, Meta(extra={"read": _time_ms})]
+"""Ms since 1970, or ISO 8601 (UTC unless it has a zone)."""
+NameServers = Annotated[
+    tuple[str, ...],
+    Meta(extra={
+        "read": _name_servers,
+        "lacking": "no nameServers: name those of the cluster, host:port by commas",
+    }),
+]  # fmt: skip
+Topics = Annotated[
+    tuple[str, ...],
+    Meta(extra={
+        "read": _topics, "lacking": "no topic: name one or several, by commas, as option topic",
+    }),
+]  # fmt: skip
+Group = Annotated[str, Meta(extra={"read": _group})]
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class ReadOptions(Options, frozen=True, kw_only=True):
+    """The options of a read of stores and histories. Sizes are bytes."""
+
+    table: Annotated[str, Meta(extra={"read": _table})] = "messages"
+    path: Annotated[tuple[str, ...], Meta(extra={"read": split_paths})] = ()
+    more_paths: Annotated[tuple[str, ...], Meta(extra={"read": split_paths})] = msgspec.field(
+        name="paths", default=()
+    )
+    columns: Words = ()
     mode: Mode = Mode.FAILFAST
     unconfirmed: bool = False
     check_crc: bool = True
-    by_queues: bool = False
-    split_bytes: int = 128 * _MIB
-    batch_bytes: int = 8 * _MIB
-    record_bytes_max: int = 32 * _MIB
-    time_slack_ms: int = 3_600_000
-    damage_folder: str = ""
-    slot_num: int = 0
+    access: Literal["log", "queues"] = "log"
+    split_bytes: Annotated[int, Meta(ge=MIB // 16)] = 128 * MIB
+    batch_bytes: Annotated[int, Meta(ge=MIB // 16, le=_WINDOW_MAX)] = 8 * MIB
+    record_bytes_max: Annotated[int, Meta(ge=FIXED_SIZE_V1, le=_WINDOW_MAX)] = msgspec.field(
+        name="maxRecordBytes", default=32 * MIB
+    )
+    time_slack_ms: Annotated[int, Meta(ge=0)] = 3_600_000
+    damage_folder: Annotated[str, Meta(extra={"read": _damage_folder})] = msgspec.field(
+        name="damageReport", default=""
+    )
+    slot_num: Annotated[int, Meta(ge=0)] = msgspec.field(name="maxHashSlotNum", default=0)
     pushdown: bool = False
     """Spark keeps what a pushed filter planned with the `load`, not with the query: a data frame
     used twice would get rows of another query. Hence the default."""
 
     @classmethod
-    def from_mapping(cls, options: Mapping[str, str]) -> Self:
-        """The options by their names in Spark, which are not case-sensitive.
+    def what(cls) -> str:
+        return "reading stores"
 
-        Raises ValueError, with what is allowed, for a bad value or an unknown name.
-        """
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, str]) -> Self:
         if {"owner", "provider"} <= {name.lower() for name in options}:  # of Spark's catalog
             raise ValueError(
                 "a table of a catalog cannot lie in stores: use CREATE TEMPORARY VIEW ... USING "
                 "batonmq OPTIONS (...)"
             )
-        given = GivenOptions(options, _NAMES, "reading stores")
-        table = given.text("table", "messages").lower()
-        if table not in TABLES:
-            allowed = ", ".join((*TABLES, LIVE_TABLE))
-            raise ValueError(f"table={table!r}: it must be one of {allowed}")
-        paths = (*split_paths(given.text("path")), *split_paths(given.text("paths")))
-        if not paths:
+        made = super().from_mapping(options)
+        if not made.paths:
             raise ValueError("no path: name one or several stores, as load(path) or option paths")
-        default = cls(table, paths)
-        columns = given.text("columns").split(",")
-        return cls(
-            table,
-            paths,
-            tuple(part.strip() for part in columns if part.strip()),
-            Mode(given.one_of("mode", tuple(Mode))),
-            given.truth("unconfirmed", default.unconfirmed),
-            given.truth("checkCrc", default.check_crc),
-            given.one_of("access", ("log", "queues")) == "queues",
-            given.number("splitBytes", default.split_bytes, _MIB // 16),
-            given.number("batchBytes", default.batch_bytes, _MIB // 16, _WINDOW_MAX),
-            given.number("maxRecordBytes", default.record_bytes_max, FIXED_SIZE_V1, _WINDOW_MAX),
-            given.number("timeSlackMs", default.time_slack_ms, 0),
-            _damage_folder(given.text("damageReport")),
-            given.number("maxHashSlotNum", 0, 0),
-            given.truth("pushdown", default.pushdown),
-        )
+        return made
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (*self.path, *self.more_paths)
+
+    @property
+    def by_queues(self) -> bool:
+        return self.access == "queues"
 
     def ranges_of(self, size_bytes: int) -> int:
         """Into how many ranges so many bytes of one file are split: equal ones, at least one.
@@ -81,19 +241,3 @@ class ReadOptions:
         from before a truncation, and no range may begin there. So none is below maxRecordBytes.
         """
         return max(1, min(-(-size_bytes // self.split_bytes), size_bytes // self.record_bytes_max))
-
-
-_NAMES: Final = (
-    "path", "paths", "table", "columns", "mode", "unconfirmed", "checkCrc", "access", "splitBytes",
-    "batchBytes", "maxRecordBytes", "timeSlackMs", "damageReport", "maxHashSlotNum", "pushdown",
-)  # fmt: skip
-
-
-def _damage_folder(value: str) -> str:
-    """The absolute path, since tasks run in folders of their own; empty if not given."""
-    if "://" in value and not value.lower().startswith("file:"):
-        raise ValueError(
-            f"damageReport={value!r}: it must be a path, or file:///path, of a folder that all "
-            "executors share; no object store"
-        )
-    return locate(value)[1] if value else ""

@@ -117,7 +117,7 @@ def split_paths(text: str) -> list[str]:
             paths = None
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
             raise ValueError(
-                f"path={text!r} is no JSON list of paths; a pattern that begins so is written with "
+                f"{text!r} is no JSON list of paths; a pattern that begins so is written with "
                 "./ before it"
             )
         return paths

@@ -11,7 +11,7 @@ from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.sysflag import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_ZLIB
 from batonmq.spark.live.columns import TOPIC, _inflated, topic_schema
 from batonmq.spark.live.offsets import EARLIEST, LATEST, from_checkpoint, parse_bound, to_checkpoint
-from batonmq.spark.live.options import TopicOptions
+from batonmq.spark.live.options import SinkOptions, TopicOptions, check_columns
 from batonmq.spark.live.ranges import (
     ENDS_BELOW,
     EXPIRED,
@@ -23,7 +23,6 @@ from batonmq.spark.live.ranges import (
     share_out,
     total,
 )
-from batonmq.spark.live.sink_options import SinkOptions, check_columns
 from batonmq.spark.live.sink_sender import SinkError, row_of
 from batonmq.spark.read.schemas import TABLES
 from batonmq.spark.source import BatonmqSource
