@@ -17,7 +17,7 @@ from batonmq.protocol.message import uncompress
 from batonmq.protocol.sysflag import COMPRESSED
 from batonmq.spark.read.message_columns import message_batch
 from batonmq.spark.read.record_columns import Records
-from batonmq.spark.read.schemas import TABLES
+from batonmq.spark.read.schemas import TABLES, wanted_columns
 from batonmq.spark.read.store_facts import StoreFacts
 
 _FIRST: Final = ("topic", "queue_id", "queue_offset", "cluster", "broker")
@@ -35,15 +35,7 @@ TOPIC: Final = _topic_schema()
 
 def topic_schema(columns: Sequence[str]) -> pa.Schema:
     """The wanted columns in the wanted order (none named: all). Raises ValueError."""
-    if not columns:
-        return TOPIC
-    unknown = [name for name in columns if name not in TOPIC.names]
-    if unknown:
-        raise ValueError(
-            f"columns={','.join(columns)!r}: table topic has no {', '.join(unknown)}; "
-            f"it has {', '.join(TOPIC.names)}"
-        )
-    return pa.schema([TOPIC.field(name) for name in columns])
+    return wanted_columns("topic", TOPIC, columns) if columns else TOPIC
 
 
 def topic_batch(

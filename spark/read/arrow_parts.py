@@ -1,6 +1,7 @@
 """Pieces of a buffer as Arrow columns, copied by Arrow itself and not one by one. Free of Spark."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -46,13 +47,8 @@ def texts(column: pa.Array) -> pa.Array:
         return pa.array(decoded, pa.string())
 
 
-def integers(values: Int64s, kind: pa.DataType) -> pa.Array:
-    """A column of numbers that fit `kind`."""
-    return pa.array(values, pa.int64()).cast(kind)
-
-
 def integers_or_null(values: Int64s, missing: Bools, kind: pa.DataType) -> pa.Array:
-    """The same, null where `missing`."""
+    """A column of numbers that fit `kind`, null where `missing`."""
     return pa.array(values, pa.int64(), mask=missing).cast(kind)
 
 
@@ -73,9 +69,22 @@ def take_or_null(values: pa.Array, which: Int64s) -> pa.Array:
     return values.take(pa.array(which, pa.int64(), mask=which < 0))
 
 
-def repeated(value: "str | int | None", count: int, kind: pa.DataType) -> pa.Array:
-    """A column with one value in all rows."""
-    return pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
+def batch_of(schema: pa.Schema, rows: int, columns: Mapping[str, Any]) -> pa.RecordBatch:
+    """The columns of a schema, in its types: of arrays and lists, and of texts and numbers that
+    all rows have. What is not among `columns` is null."""
+    arrays = []
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        values = columns.get(name)
+        if values is None:
+            values = pa.nulls(rows, kind)
+        elif isinstance(values, str | int):
+            values = pa.repeat(pa.scalar(values, kind), rows)
+        elif isinstance(values, list):
+            values = pa.array(values, kind)
+        elif not isinstance(values, pa.Array):
+            values = pa.array(values)
+        arrays.append(values if values.type == kind else values.cast(kind))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def is_any_of(column: pa.Array, wanted: frozenset[str]) -> Bools:

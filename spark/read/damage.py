@@ -4,7 +4,7 @@ Free of Spark.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -12,8 +12,9 @@ from typing import Final
 
 import pyarrow as pa
 
+from batonmq.spark.read.arrow_parts import batch_of
 from batonmq.spark.read.log_range import Damage
-from batonmq.spark.read.schemas import CORRUPT, CORRUPT_TYPE
+from batonmq.spark.read.schemas import CORRUPT
 
 _ROWS: Final = 1024
 
@@ -63,38 +64,21 @@ class DamageCount:
 
 
 def corrupt_rows(
-    damages: list[Damage], facts: dict[str, object], schema: pa.Schema
+    damages: list[Damage], facts: Mapping[str, object], schema: pa.Schema
 ) -> pa.RecordBatch:
     """A row for each damaged stretch: what is known of its store, and the column `corrupt`."""
-    rows = [
-        {
-            CORRUPT: {
-                "file": damage.file,
-                "offset": damage.offset,
-                "bytes": damage.size,
-                "reason": damage.reason,
-            },
-            "physical_offset": damage.offset if damage.in_log else None,
-            **facts,
-        }
-        for damage in damages
+    told = [
+        {"file": each.file, "offset": each.offset, "bytes": each.size, "reason": each.reason}
+        for each in damages
     ]
-    arrays = [
-        pa.array([row.get(name) for row in rows], kind)
-        for name, kind in zip(schema.names, schema.types, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def no_corruption(rows: int) -> pa.Array:
-    """The column `corrupt` of good rows."""
-    return pa.nulls(rows, CORRUPT_TYPE)
+    places = [each.offset if each.in_log else None for each in damages]
+    return batch_of(schema, len(damages), {"physical_offset": places, CORRUPT: told, **facts})
 
 
 def settle(
     items: Iterator[pa.RecordBatch | Damage],
     mode: Mode,
-    facts: dict[str, object],
+    facts: Mapping[str, object],
     schema: pa.Schema,
     count: DamageCount,
 ) -> Iterator[pa.RecordBatch]:

@@ -19,10 +19,9 @@ import pyarrow.json as pj
 
 from batonmq.history.event import REQUIRED
 from batonmq.history.file import controller_of
-from batonmq.spark.read.arrow_parts import timestamps
-from batonmq.spark.read.damage import no_corruption
+from batonmq.spark.read.arrow_parts import batch_of, timestamps
 from batonmq.spark.read.log_range import Damage
-from batonmq.spark.read.schemas import CORRUPT, HISTORY_COLUMNS, HistoryColumn
+from batonmq.spark.read.schemas import HISTORY_COLUMNS, HistoryColumn
 from batonmq.spark.read.storage import OpenFile, Storage
 
 _PIECE_BYTES: Final = 4 << 20
@@ -164,19 +163,11 @@ def checked_line(line: bytes) -> dict[str, Any]:
 def _batch(
     path: str, table: pa.Table, places: np.ndarray[Any, Any], schema: pa.Schema
 ) -> pa.RecordBatch:
-    rows = table.num_rows
-    made = {
-        "file": pa.repeat(pa.scalar(path, pa.string()), rows),
-        "controller": pa.repeat(
-            pa.scalar(controller_of(path.rpartition("/")[2]), pa.string()), rows
-        ),
-        "line_offset": pa.array(places, pa.int64()),
-        CORRUPT: no_corruption(rows),
-    }
-    arrays = [
-        made[name] if name in made else _column(table, _COLUMNS[name]) for name in schema.names
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    columns: dict[str, Any] = {
+        "file": path, "controller": controller_of(path.rpartition("/")[2]), "line_offset": places,
+    }  # fmt: skip
+    columns |= {name: _column(table, _COLUMNS[name]) for name in schema.names if name in _COLUMNS}
+    return batch_of(schema, table.num_rows, columns)
 
 
 def _column(table: pa.Table, column: HistoryColumn) -> pa.Array:

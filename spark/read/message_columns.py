@@ -3,99 +3,60 @@
 Free of Spark.
 """
 
-from collections.abc import Callable
-from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from batonmq.protocol.message_id import host_text
 from batonmq.protocol.properties import KEYS, TAGS, UNIQ_KEY
-from batonmq.spark.read.arrow_parts import (
-    binaries,
-    integers,
-    integers_or_null,
-    repeated,
-    texts,
-    timestamps,
-)
-from batonmq.spark.read.damage import no_corruption
-from batonmq.spark.read.property_columns import PropertyPairs, split_properties
+from batonmq.spark.read.arrow_parts import batch_of, binaries, texts, timestamps
+from batonmq.spark.read.property_columns import split_properties
 from batonmq.spark.read.record_columns import Int64s, Records, take_fields
-from batonmq.spark.read.schemas import CORRUPT, STORE_COLUMNS
 from batonmq.spark.read.store_facts import StoreFacts
 
-_INT: Final = pa.int32()
-_LONG: Final = pa.int64()
-
-
-def store_columns(facts: StoreFacts, rows: int) -> dict[str, pa.Array]:
-    """The columns that name the store."""
-    return {
-        name: repeated(value, rows, kind)
-        for (name, kind), value in zip(STORE_COLUMNS, store_values(facts), strict=True)
-    }
-
-
-def store_values(facts: StoreFacts) -> tuple[str, str | None, str | None, int | None]:
-    """The values of the columns that name the store."""
-    return facts.path, facts.cluster, facts.broker, facts.broker_id
+# Column -> field of the record. `docs/spark.md` and `schemas` have the types.
+_NUMBERS: Final = {
+    **{name: name for name in (
+        "queue_id", "queue_offset", "physical_offset", "size", "sys_flag", "flag", "body_crc",
+        "reconsume_times",
+    )},
+    "prepared_transaction_offset": "prepared",
+}  # fmt: skip
+_TIMES: Final = {"born_at": "born_ms", "store_at": "store_ms"}
+_PROPERTIES: Final = {"keys": KEYS, "tags": TAGS, "unique_key": UNIQ_KEY}
 
 
 def message_batch(
     window: bytes, records: Records, facts: StoreFacts, schema: pa.Schema
 ) -> pa.RecordBatch:
     """The wanted columns of these records; the window's bytes are copied only where used."""
-    maker = _Maker(window, records, facts)
-    return pa.RecordBatch.from_arrays([maker.column(name) for name in schema.names], schema=schema)
+    wanted = frozenset(schema.names)
 
+    def piece(field: str) -> pa.Array:
+        at, length = getattr(records, f"{field}_at"), getattr(records, f"{field}_length")
+        return binaries(window, at, length)
 
-class _Maker:
-    def __init__(self, window: bytes, records: Records, facts: StoreFacts) -> None:
-        self._window = window
-        self._records = records
-        self._facts = facts
-
-    def column(self, name: str) -> pa.Array:
-        return _COLUMNS[name](self)
-
-    @cached_property
-    def pairs(self) -> PropertyPairs:
-        r = self._records
-        return split_properties(self._window, r.properties_at, r.properties_length)
-
-    @cached_property
-    def _store(self) -> dict[str, pa.Array]:
-        return store_columns(self._facts, len(self._records))
-
-    def store(self, name: str) -> pa.Array:
-        return self._store[name]
-
-    def number(self, field: str, kind: pa.DataType) -> pa.Array:
-        return integers(getattr(self._records, field), kind)
-
-    def time(self, field: str) -> pa.Array:
-        return timestamps(getattr(self._records, field))
-
-    def piece(self, field: str) -> pa.Array:
-        r = self._records
-        return binaries(self._window, getattr(r, f"{field}_at"), getattr(r, f"{field}_length"))
-
-    def topic(self) -> pa.Array:
-        return texts(self.piece("topic"))
-
-    def host(self, field: str) -> pa.Array:
-        at = getattr(self._records, f"{field}_at")
-        length = getattr(self._records, f"{field}_length")
-        return _hosts(self._window, at, length)
-
-    def epoch(self) -> pa.Array:
-        epochs, missing = self._facts.epoch_of(self._records.physical_offset)
-        return integers_or_null(epochs, missing, _LONG)
-
-    def nothing(self) -> pa.Array:
-        return no_corruption(len(self._records))
+    columns: dict[str, Any] = dict(facts.names)
+    columns |= {name: getattr(records, of) for name, of in _NUMBERS.items() if name in wanted}
+    columns |= {
+        name: timestamps(getattr(records, of)) for name, of in _TIMES.items() if name in wanted
+    }
+    for name in wanted & {"born_host", "store_host"}:
+        at, length = getattr(records, f"{name}_at"), getattr(records, f"{name}_length")
+        columns[name] = _hosts(window, at, length)
+    if "topic" in wanted:
+        columns["topic"] = texts(piece("topic"))
+    if "body" in wanted:
+        columns["body"] = piece("body")
+    if "epoch" in wanted:
+        columns["epoch"] = facts.epoch_column(records.physical_offset)
+    if wanted & {"properties", *_PROPERTIES}:
+        pairs = split_properties(window, records.properties_at, records.properties_length)
+        columns |= {name: pairs.column(of) for name, of in _PROPERTIES.items() if name in wanted}
+        if "properties" in wanted:
+            columns["properties"] = pairs.map_column()
+    return batch_of(schema, len(records), columns)
 
 
 def _hosts(window: bytes, at: Int64s, length: Int64s) -> pa.Array:
@@ -117,32 +78,3 @@ def _hosts(window: bytes, at: Int64s, length: Int64s) -> pa.Array:
         which[rows] = inverse.ravel() + len(names)
         names += [host_text(host) for host in hosts]
     return pa.array(names, pa.string()).take(pa.array(which))
-
-
-_COLUMNS: Final[dict[str, Callable[[_Maker], pa.Array]]] = {
-    "store": lambda m: m.store("store"),
-    "cluster": lambda m: m.store("cluster"),
-    "broker": lambda m: m.store("broker"),
-    "broker_id": lambda m: m.store("broker_id"),
-    "topic": _Maker.topic,
-    "queue_id": lambda m: m.number("queue_id", _INT),
-    "queue_offset": lambda m: m.number("queue_offset", _LONG),
-    "physical_offset": lambda m: m.number("physical_offset", _LONG),
-    "epoch": _Maker.epoch,
-    "size": lambda m: m.number("size", _INT),
-    "sys_flag": lambda m: m.number("sys_flag", _INT),
-    "flag": lambda m: m.number("flag", _INT),
-    "body_crc": lambda m: m.number("body_crc", _LONG),
-    "born_at": lambda m: m.time("born_ms"),
-    "store_at": lambda m: m.time("store_ms"),
-    "born_host": lambda m: m.host("born_host"),
-    "store_host": lambda m: m.host("store_host"),
-    "reconsume_times": lambda m: m.number("reconsume_times", _INT),
-    "prepared_transaction_offset": lambda m: m.number("prepared", _LONG),
-    "keys": lambda m: m.pairs.column(KEYS),
-    "tags": lambda m: m.pairs.column(TAGS),
-    "unique_key": lambda m: m.pairs.column(UNIQ_KEY),
-    "properties": lambda m: m.pairs.map_column(),
-    "body": lambda m: m.piece("body"),
-    CORRUPT: _Maker.nothing,
-}

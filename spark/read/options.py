@@ -5,7 +5,7 @@ Free of Spark.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -94,9 +94,13 @@ def _one_of(allowed: Mapping[str, Any], text: str, told: str = "") -> Any:
     return allowed[text.lower()]
 
 
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 def read_words(text: str) -> tuple[str, ...]:
     """A list by commas, or a JSON list; each word once."""
-    parts = text.split(",")
+    parts: Sequence[str] = _parts(text)
     if text.startswith("["):
         try:
             parts = msgspec.json.decode(text, type=list[str])
@@ -191,7 +195,7 @@ class ReadOptions(Options, frozen=True, kw_only=True):
     more_paths: Annotated[tuple[str, ...], Meta(extra={"read": split_paths})] = msgspec.field(
         name="paths", default=()
     )
-    columns: Words = ()
+    columns: Annotated[tuple[str, ...], Meta(extra={"read": _parts})] = ()
     mode: Mode = Mode.FAILFAST
     unconfirmed: bool = False
     check_crc: bool = True

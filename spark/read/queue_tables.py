@@ -1,4 +1,4 @@
-"""The tables of consume queues: `consumequeue` itself, and `messages` through them.
+"""The table `messages` through consume queues.
 
 Free of Spark.
 """
@@ -9,11 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from batonmq.protocol.record import FIXED_SIZE_V1
-from batonmq.protocol.topic_name import DUE_TOPICS
-from batonmq.spark.read.arrow_parts import integers, integers_or_null, repeated
-from batonmq.spark.read.damage import no_corruption
 from batonmq.spark.read.log_range import Damage
-from batonmq.spark.read.message_columns import message_batch, store_columns
+from batonmq.spark.read.message_columns import message_batch
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.queues import (
     QueuePiece,
@@ -22,6 +19,7 @@ from batonmq.spark.read.queues import (
     bad_units,
     confirmed_units,
     read_units,
+    wanted_units,
 )
 from batonmq.spark.read.record_columns import (
     Int64s,
@@ -32,56 +30,12 @@ from batonmq.spark.read.record_columns import (
     take_fields,
     wrong_crc,
 )
-from batonmq.spark.read.schemas import CORRUPT
 from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.storage import OpenFile, Storage
 from batonmq.spark.read.store_facts import Segment, StoreFacts
 
 # Records nearer than this are fetched with one read, the bytes between them too.
 _GAP_BYTES = 1 << 16
-
-
-def read_queue_piece(
-    storage: Storage,
-    piece: QueuePiece,
-    facts: StoreFacts,
-    confirmed: int | None,
-    selection: Selection,
-    schema: pa.Schema,
-) -> Iterator[pa.RecordBatch | Damage]:
-    """The table `consumequeue`: wanted units that are confirmed."""
-    for item in confirmed_units(read_units(storage, piece), piece, confirmed):
-        if isinstance(item, Damage):
-            yield item
-            continue
-        units = _wanted_units(item, piece, selection)
-        if not len(units):
-            continue
-        rows = len(units)
-        epochs, missing = facts.epoch_of(units.offset)
-        columns = {
-            **store_columns(facts, rows),
-            "topic": repeated(piece.topic, rows, pa.string()),
-            "queue_id": repeated(piece.queue_id, rows, pa.int32()),
-            "queue_offset": integers(units.index, pa.int64()),
-            "physical_offset": integers(units.offset, pa.int64()),
-            "size": integers(units.size, pa.int32()),
-            "tags_code": integers(units.tags_code, pa.int64()),
-            "epoch": integers_or_null(epochs, missing, pa.int64()),
-            CORRUPT: no_corruption(rows),
-        }
-        yield pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
-
-
-def _wanted_units(units: Units, piece: QueuePiece, selection: Selection) -> Units:
-    span = selection.physical_offset
-    if not span.is_all:
-        units = units.keep(span.holds(units.offset))
-    codes = selection.tags_codes()
-    # Delayed messages keep the time of delivery in the place of the code.
-    if codes is not None and piece.topic not in DUE_TOPICS:
-        units = units.keep(np.isin(units.tags_code, codes))
-    return units
 
 
 class QueueReader:
@@ -115,7 +69,7 @@ class QueueReader:
                 continue
             units, misplaced = self._without_expired(item)
             yield from bad_units(piece, misplaced)
-            yield from self._fetch(_wanted_units(units, piece, self._selection), piece)
+            yield from self._fetch(wanted_units(units, piece, self._selection), piece)
 
     def _of_time(self, piece: QueuePiece) -> QueuePiece:
         """The part of a piece that may hold messages of the wanted time; see `timeSlackMs`."""

@@ -13,18 +13,23 @@ import pyarrow as pa
 
 from batonmq.spark.read.damage import DamageCount, Mode, settle
 from batonmq.spark.read.history_table import HistoryRange, plan_history, read_history
-from batonmq.spark.read.index_table import IndexPiece, plan_index, read_index
 from batonmq.spark.read.log_range import Damage, LogGap, LogRange
 from batonmq.spark.read.log_table import confirmed_end, plan_ranges, read_range
-from batonmq.spark.read.message_columns import store_values
 from batonmq.spark.read.options import ReadOptions
-from batonmq.spark.read.queue_tables import QueueReader, read_queue_piece
+from batonmq.spark.read.queue_tables import QueueReader
 from batonmq.spark.read.queues import QueuePiece, gather, plan_pieces
-from batonmq.spark.read.schemas import STORE_COLUMNS, table_schema
+from batonmq.spark.read.schemas import table_schema
 from batonmq.spark.read.selection import Selection
-from batonmq.spark.read.small_tables import read_epochs, read_offsets
 from batonmq.spark.read.storage import Storage, locate
 from batonmq.spark.read.store_facts import StoreError, StoreFacts, read_facts, segments
+from batonmq.spark.read.store_tables import (
+    IndexPiece,
+    plan_index,
+    read_epochs,
+    read_index,
+    read_offsets,
+    read_queue_piece,
+)
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +140,7 @@ class Read:
         options, schema = self.options, self.schema
         count = DamageCount()
         for facts, items in self._items(work, schema):
-            known = _known(facts)
+            known = facts.names if facts is not None else {}
             yield from settle(items, options.mode, known, schema, count)
         if count.stretches:
             log.warning(
@@ -198,11 +203,3 @@ def _places(paths: tuple[str, ...]) -> Iterator[tuple[Storage, list[str]]]:
         seen.update((storage, each) for each in fresh)
         if fresh:
             yield storage, fresh
-
-
-def _known(facts: StoreFacts | None) -> dict[str, object]:
-    """The other columns of a row for damage."""
-    if facts is None:
-        return {}
-    names = [name for name, _ in STORE_COLUMNS]
-    return dict(zip(names, store_values(facts), strict=True))

@@ -14,25 +14,24 @@ from msgspec.structs import FieldInfo, fields
 from batonmq.history.event import TIMES, HistoryEvent
 from batonmq.spark.read.arrow_parts import TIMESTAMP
 
-_STRING: Final = pa.string()
-_INT: Final = pa.int32()
 _LONG: Final = pa.int64()
-
-# Which store a row comes from; `store` is the folder, the others are in its brokerIdentity.
-STORE_COLUMNS: Final = (
-    ("store", _STRING),
-    ("cluster", _STRING),
-    ("broker", _STRING),
-    ("broker_id", _LONG),
-)
 #: Behind the columns of a table that is read with mode PERMISSIVE: what was skipped, and why.
 CORRUPT: Final = "corrupt"
-CORRUPT_TYPE: Final = pa.struct(
-    [("file", _STRING), ("offset", _LONG), ("bytes", _LONG), ("reason", _STRING)]
+_CORRUPT_TYPE: Final = pa.struct(
+    [("file", pa.string()), ("offset", _LONG), ("bytes", _LONG), ("reason", pa.string())]
 )
-PROPERTIES_TYPE: Final = pa.map_(_STRING, _STRING)
 #: The table that is no file but a running cluster's; `batonmq.spark.live.columns` has its columns.
 LIVE_TABLE: Final = "topic"
+_TYPES: Final = {
+    "string": pa.string(), "int": pa.int32(), "long": _LONG, "time": TIMESTAMP, "bool": pa.bool_(),
+    "binary": pa.binary(), "map": pa.map_(pa.string(), pa.string()),
+}  # fmt: skip
+
+
+def _columns(text: str) -> list[tuple[str, pa.DataType]]:
+    """Of `kind: name name ...` a line."""
+    lines = (line.split(":") for line in text.splitlines() if line.strip())
+    return [(name, _TYPES[kind.strip()]) for kind, names in lines for name in names.split()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +60,11 @@ def _history_column(field: FieldInfo) -> HistoryColumn:
         column = "time" if name == "time_ms" else name.removesuffix("_ms") + "_at"
         return HistoryColumn(name, _LONG, column, TIMESTAMP, null_for=0)
     if field.type is str:
-        return HistoryColumn(name, _STRING, name, _STRING)
+        return HistoryColumn(name, pa.string(), name, pa.string())
     if field.type is bool:
         return HistoryColumn(name, pa.bool_(), name, pa.bool_(), absent=False)
     if field.type is int:
-        number = _INT if name == "part" else _LONG
+        number = pa.int32() if name == "part" else _LONG
         if field.default == -1:
             return HistoryColumn(name, number, name, number, null_for=-1)
         absent = None if field.required else field.default
@@ -79,87 +78,55 @@ HISTORY_COLUMNS: Final = tuple(
     _history_column(field) for field in fields(HistoryEvent) if field.name != "gap"
 )
 
+# Which store a row comes from; `store` is the folder, the others are in its brokerIdentity.
+_STORE: Final = """
+    string: store cluster broker
+    long: broker_id
+"""
 TABLES: Final[dict[str, pa.Schema]] = {
-    "messages": pa.schema(
-        [
-            *STORE_COLUMNS,
-            ("topic", _STRING),
-            ("queue_id", _INT),
-            ("queue_offset", _LONG),
-            ("physical_offset", _LONG),
-            ("epoch", _LONG),
-            ("size", _INT),
-            ("sys_flag", _INT),
-            ("flag", _INT),
-            ("body_crc", _LONG),
-            ("born_at", TIMESTAMP),
-            ("store_at", TIMESTAMP),
-            ("born_host", _STRING),
-            ("store_host", _STRING),
-            ("reconsume_times", _INT),
-            ("prepared_transaction_offset", _LONG),
-            ("keys", _STRING),
-            ("tags", _STRING),
-            ("unique_key", _STRING),
-            ("properties", PROPERTIES_TYPE),
-            ("body", pa.binary()),
-        ]
-    ),
-    "consumequeue": pa.schema(
-        [
-            *STORE_COLUMNS,
-            ("topic", _STRING),
-            ("queue_id", _INT),
-            ("queue_offset", _LONG),
-            ("physical_offset", _LONG),
-            ("size", _INT),
-            ("tags_code", _LONG),
-            ("epoch", _LONG),
-        ]
-    ),
-    "index": pa.schema(
-        [
-            *STORE_COLUMNS,
-            ("file", _STRING),
-            ("entry", _INT),
-            ("slot", _INT),
-            ("key_hash", _INT),
-            ("physical_offset", _LONG),
-            ("store_at", TIMESTAMP),
-            ("previous_entry", _INT),
-            ("epoch", _LONG),
-        ]
-    ),
-    "offsets": pa.schema(
-        [
-            *STORE_COLUMNS,
-            ("group", _STRING),
-            ("topic", _STRING),
-            ("queue_id", _INT),
-            ("offset", _LONG),
-            ("max_offset", _LONG),
-            ("lag", _LONG),
-        ]
-    ),
-    "epochs": pa.schema(
-        [
-            *STORE_COLUMNS,
-            ("epoch", _LONG),
-            ("start_offset", _LONG),
-            ("end_offset", _LONG),
-            ("confirm_offset", _LONG),
-            ("from_backup", pa.bool_()),
-        ]
-    ),
-    "history": pa.schema(
-        [
-            ("file", _STRING),
-            ("controller", _STRING),
-            ("line_offset", _LONG),
-            *((column.name, column.type) for column in HISTORY_COLUMNS),
-        ]
-    ),
-}
+    "messages": pa.schema(_columns(_STORE + """
+        string: topic
+        int: queue_id
+        long: queue_offset physical_offset epoch
+        int: size sys_flag flag
+        long: body_crc
+        time: born_at store_at
+        string: born_host store_host
+        int: reconsume_times
+        long: prepared_transaction_offset
+        string: keys tags unique_key
+        map: properties
+        binary: body
+    """)),
+    "consumequeue": pa.schema(_columns(_STORE + """
+        string: topic
+        int: queue_id
+        long: queue_offset physical_offset
+        int: size
+        long: tags_code epoch
+    """)),
+    "index": pa.schema(_columns(_STORE + """
+        string: file
+        int: entry slot key_hash
+        long: physical_offset
+        time: store_at
+        int: previous_entry
+        long: epoch
+    """)),
+    "offsets": pa.schema(_columns(_STORE + """
+        string: group topic
+        int: queue_id
+        long: offset max_offset lag
+    """)),
+    "epochs": pa.schema(_columns(_STORE + """
+        long: epoch start_offset end_offset confirm_offset
+        bool: from_backup
+    """)),
+    "history": pa.schema([
+        *_columns("string: file controller\nlong: line_offset"),
+        *((column.name, column.type) for column in HISTORY_COLUMNS),
+    ]),
+}  # fmt: skip
 
 
 def table_schema(table: str, columns: Sequence[str], *, with_corrupt: bool) -> pa.Schema:
@@ -173,9 +140,16 @@ def table_schema(table: str, columns: Sequence[str], *, with_corrupt: bool) -> p
         raise ValueError(f"table={table!r}: it must be one of {', '.join((*TABLES, LIVE_TABLE))}")
     every = TABLES[table]
     if with_corrupt:
-        every = every.append(pa.field(CORRUPT, CORRUPT_TYPE))
+        every = every.append(pa.field(CORRUPT, _CORRUPT_TYPE))
     if not columns:
         return every
+    return wanted_columns(table, every, columns, (CORRUPT,) if with_corrupt else ())
+
+
+def wanted_columns(
+    table: str, every: pa.Schema, columns: Sequence[str], always: Sequence[str] = ()
+) -> pa.Schema:
+    """Those of `columns` and `always` in that order. Raises ValueError, which names them all."""
     unknown = [name for name in columns if name not in every.names]
     if unknown:
         raise ValueError(
@@ -184,6 +158,5 @@ def table_schema(table: str, columns: Sequence[str], *, with_corrupt: bool) -> p
         )
     if len(set(columns)) < len(columns):
         raise ValueError(f"columns={','.join(columns)!r}: a column is named twice")
-    if with_corrupt and CORRUPT not in columns:
-        columns = (*columns, CORRUPT)  # else a damaged stretch would look like a row
-    return pa.schema([every.field(name) for name in columns])
+    # Without `corrupt` a damaged stretch would look like a row.
+    return pa.schema([every.field(name) for name in dict.fromkeys((*columns, *always))])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
 from pyarrow import fs
 
 from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
@@ -15,6 +16,7 @@ from batonmq.epoch.file_cache import decode_entries
 from batonmq.epoch.redo_file import REDO_SUFFIX, continuation, digest
 from batonmq.protocol.codes import LONG_MAX
 from batonmq.protocol.layout import CHECKPOINT, CHECKPOINT_SIZE
+from batonmq.spark.read.arrow_parts import integers_or_null
 from batonmq.spark.read.record_columns import Bools, Int64s
 from batonmq.spark.read.storage import Storage
 
@@ -45,6 +47,14 @@ class StoreFacts:
     confirm_offset: int | None
     epochs_fault: str = ""
 
+    @property
+    def names(self) -> dict[str, str | int | None]:
+        """The columns that name the store, as all of its rows have them."""
+        return {
+            "store": self.path, "cluster": self.cluster, "broker": self.broker,
+            "broker_id": self.broker_id,
+        }  # fmt: skip
+
     def epoch_of(self, offsets: Int64s) -> tuple[Int64s, Bools]:
         """(epochs, missing): in which epoch the bytes at these log offsets were written."""
         if not self.epochs:
@@ -54,6 +64,10 @@ class StoreFacts:
         # Of epochs with one start only the last wrote bytes.
         which = np.searchsorted(starts, offsets, side="right") - 1
         return epochs[np.maximum(which, 0)], np.asarray(which < 0)
+
+    def epoch_column(self, offsets: Int64s) -> pa.Array:
+        """The same as a column, null where missing."""
+        return integers_or_null(*self.epoch_of(offsets), pa.int64())
 
 
 def read_facts(storage: Storage, path: str) -> StoreFacts:

@@ -1,0 +1,252 @@
+"""The small tables of a store: `consumequeue`, `index`, `epochs` and `offsets`.
+
+Layouts: `batonmq.protocol.layout`. Free of Spark.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import fs
+
+from batonmq.epoch.entry import MAX_OFFSET
+from batonmq.protocol.fastjson import FastjsonError, loads
+from batonmq.protocol.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT
+from batonmq.spark.read.arrow_parts import batch_of, timestamps
+from batonmq.spark.read.log_range import Damage
+from batonmq.spark.read.queues import (
+    QueuePiece,
+    confirmed_units,
+    list_queues,
+    queue_end,
+    read_units,
+    wanted_units,
+)
+from batonmq.spark.read.selection import Selection
+from batonmq.spark.read.storage import OpenFile, Storage
+from batonmq.spark.read.store_facts import EPOCH_FILE, StoreFacts
+
+Items = Iterator[pa.RecordBatch | Damage]
+
+_TOPIC_END = "@"
+# Lags of such offsets are still numbers of 64 bits.
+_OFFSET_END = 2**62
+_HEADER: Final = np.dtype(INDEX_HEADER.dtype)
+_ENTRY: Final = np.dtype(INDEX_ENTRY.dtype)
+_DEFAULT_SLOTS: Final = 5_000_000
+_DEFAULT_ENTRIES: Final = 20_000_000
+_DEFAULT_SIZE: Final = (
+    _HEADER.itemsize + _DEFAULT_SLOTS * INDEX_SLOT.size + _DEFAULT_ENTRIES * _ENTRY.itemsize
+)
+_CHUNK_ENTRIES: Final = 1 << 16
+
+
+def read_queue_piece(
+    storage: Storage,
+    piece: QueuePiece,
+    facts: StoreFacts,
+    confirmed: int | None,
+    selection: Selection,
+    schema: pa.Schema,
+) -> Items:
+    """The table `consumequeue`: wanted units that are confirmed."""
+    for item in confirmed_units(read_units(storage, piece), piece, confirmed):
+        if isinstance(item, Damage):
+            yield item
+            continue
+        units = wanted_units(item, piece, selection)
+        if not len(units):
+            continue
+        columns = {
+            **facts.names, "topic": piece.topic, "queue_id": piece.queue_id,
+            "queue_offset": units.index, "physical_offset": units.offset, "size": units.size,
+            "tags_code": units.tags_code, "epoch": facts.epoch_column(units.offset),
+        }  # fmt: skip
+        yield batch_of(schema, len(units), columns)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPiece:
+    """Entries [begin, end) of one index file with that many slots; entries count from 1.
+
+    `fault`: why the file cannot be read, then without entries; else empty.
+    """
+
+    path: str
+    slot_num: int
+    begin_ms: int
+    begin: int
+    end: int
+    fault: str = ""
+
+
+def plan_index(
+    storage: Storage, facts: StoreFacts, slot_num: int, size_bytes: int
+) -> list[IndexPiece]:
+    """The written entries of all index files in pieces of `size_bytes`. Raises OSError."""
+    pieces: list[IndexPiece] = []
+    step = max(1, size_bytes // _ENTRY.itemsize)
+    for info in storage.children(f"{facts.path}/index"):
+        if info.type != fs.FileType.File or not info.base_name.isdigit():
+            continue
+        with storage.open(info.path) as file:
+            slots, fault = _slots(file, slot_num)
+            if fault:
+                pieces.append(IndexPiece(info.path, slots, 0, 0, file.size, fault))
+                continue
+            header = np.frombuffer(file.read_at(0, _HEADER.itemsize), _HEADER)[0]
+            count = int(header["count"])
+            room = (file.size - _HEADER.itemsize - slots * INDEX_SLOT.size) // _ENTRY.itemsize
+            if not 0 <= count <= room:
+                what = f"its header counts {count} entries, {room} fit"
+                pieces.append(IndexPiece(info.path, slots, 0, 0, file.size, what))
+                continue
+        for begin in range(1, count, step):
+            end = min(begin + step, count)
+            pieces.append(IndexPiece(info.path, slots, int(header["begin_ms"]), begin, end))
+    return pieces
+
+
+def _slots(file: OpenFile, slot_num: int) -> tuple[int, str]:
+    """(slots, fault): how many a file has: the option, else RocketMQ's default of 5 million.
+
+    A file of another size is taken to have four entries to a slot, as the default has. `fault`: no
+    number of slots makes a file of this size; else empty.
+    """
+    body = file.size - _HEADER.itemsize
+    if not slot_num:
+        shares = INDEX_SLOT.size + 4 * _ENTRY.itemsize
+        if file.size == _DEFAULT_SIZE:
+            return _DEFAULT_SLOTS, ""
+        if body <= 0 or body % shares:
+            return 0, (
+                f"{file.size} bytes are not the size of an index file with four entries to a slot "
+                "(if it was made with others, give the option maxHashSlotNum)"
+            )
+        return body // shares, ""
+    rest = body - slot_num * INDEX_SLOT.size
+    if rest < 0 or rest % _ENTRY.itemsize:
+        return slot_num, f"{file.size} bytes do not fit maxHashSlotNum={slot_num}"
+    return slot_num, ""
+
+
+def read_index(
+    storage: Storage,
+    piece: IndexPiece,
+    facts: StoreFacts,
+    confirmed: int | None,
+    schema: pa.Schema,
+) -> Items:
+    """One row per entry below the confirmed end; `store_at` is exact to the second only."""
+    if piece.fault:
+        yield Damage(piece.path, 0, piece.end, piece.fault, in_log=False)
+        return
+    entries_at = _HEADER.itemsize + piece.slot_num * INDEX_SLOT.size
+    name = piece.path.rpartition("/")[2]
+    with storage.open(piece.path) as file:
+        for begin in range(piece.begin, piece.end, _CHUNK_ENTRIES):
+            count = min(_CHUNK_ENTRIES, piece.end - begin)
+            at = entries_at + begin * _ENTRY.itemsize
+            raw = np.frombuffer(file.read_at(at, count * _ENTRY.itemsize), _ENTRY)
+            number = np.arange(begin, begin + len(raw), dtype=np.int64)
+            wrong = (raw["previous"] >= number) | (raw["previous"] < 0) | (raw["hash"] < 0)
+            wrong |= raw["offset"] < 0
+            for entry in number[wrong].tolist():
+                where = entries_at + entry * _ENTRY.itemsize
+                what = f"no index entry, number {entry}"
+                yield Damage(piece.path, where, _ENTRY.itemsize, what, in_log=False)
+            wanted = ~wrong
+            if confirmed is not None:
+                wanted &= raw["offset"] < confirmed
+            raw, number = raw[wanted], number[wanted]
+            if not len(raw):
+                continue
+            offset, hashes = raw["offset"].astype(np.int64), raw["hash"].astype(np.int64)
+            columns = {
+                **facts.names, "file": name, "entry": number, "slot": hashes % piece.slot_num,
+                "key_hash": hashes, "physical_offset": offset,
+                "store_at": timestamps(piece.begin_ms + raw["seconds"].astype(np.int64) * 1000),
+                "previous_entry": raw["previous"].astype(np.int64),
+                "epoch": facts.epoch_column(offset),
+            }  # fmt: skip
+            yield batch_of(schema, len(raw), columns)
+
+
+def read_epochs(facts: StoreFacts, schema: pa.Schema) -> Items:
+    """One row per epoch of a store; the last one is open, its end is null. Of a store whose epochs
+    cannot be read only the damage, whatever the table."""
+    if facts.epochs_fault:
+        path = f"{facts.path}/{EPOCH_FILE}"
+        yield Damage(path, 0, 0, facts.epochs_fault, in_log=False)
+        return
+    entries = facts.epochs
+    columns = {
+        **facts.names, "epoch": [entry.epoch for entry in entries],
+        "start_offset": [entry.start_offset for entry in entries],
+        "end_offset": [None if e.end_offset == MAX_OFFSET else e.end_offset for e in entries],
+        "confirm_offset": facts.confirm_offset, "from_backup": facts.epochs_from_backup,
+    }  # fmt: skip
+    yield batch_of(schema, len(entries), columns)
+
+
+def read_offsets(storage: Storage, facts: StoreFacts, schema: pa.Schema) -> Items:
+    """One row per group, topic and queue in which the group has committed.
+
+    `max_offset` is the end of the consume queue, so `lag` counts messages that consumers can see;
+    both are null where the store has no such queue.
+    """
+    path = f"{facts.path}/config/consumerOffset.json"
+    table: dict[str, dict[str, int]] | None = None
+    damages: list[Damage] = []
+    for name in (path, f"{path}.bak"):
+        raw = storage.read_small(name)
+        if raw is None:
+            continue
+        try:
+            table = _offset_table(raw)
+            break
+        except (FastjsonError, ValueError) as error:
+            damages.append(Damage(name, 0, len(raw), str(error), in_log=False))
+    if table is None:
+        yield from damages[:1]
+        return
+    ends = {
+        (queue.topic, queue.queue_id): queue_end(storage, list(queue.files))
+        for queue in list_queues(storage, facts.path, Selection())
+    }
+    keys: list[tuple[str, str, int, int]] = []
+    for key, offsets in sorted(table.items()):
+        topic, _, group = key.partition(_TOPIC_END)
+        for queue_id, offset in sorted((int(number), int(at)) for number, at in offsets.items()):
+            keys.append((group, topic, queue_id, offset))
+    maxima = [ends.get((topic, queue_id)) for _, topic, queue_id, _ in keys]
+    lags = [None if end is None else end - key[3] for end, key in zip(maxima, keys, strict=True)]
+    columns = {
+        **facts.names, "group": [key[0] for key in keys], "topic": [key[1] for key in keys],
+        "queue_id": [key[2] for key in keys], "offset": [key[3] for key in keys],
+        "max_offset": maxima, "lag": lags,
+    }  # fmt: skip
+    yield batch_of(schema, len(keys), columns)
+
+
+def _is_offset(queue_id: object, offset: object) -> bool:
+    number = str(queue_id)
+    is_queue = number.isascii() and number.isdecimal() and int(number) < 2**31
+    return is_queue and type(offset) is int and abs(offset) < _OFFSET_END
+
+
+def _offset_table(raw: bytes) -> dict[str, dict[str, int]]:
+    """topic@group -> queue id -> offset. Raises FastjsonError, ValueError."""
+    try:
+        body = loads(raw)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    table = body.get("offsetTable") if isinstance(body, dict) else None
+    if not isinstance(table, dict):
+        raise ValueError("no offsetTable")
+    for key, offsets in table.items():
+        if not isinstance(offsets, dict) or not all(map(_is_offset, offsets, offsets.values())):
+            raise ValueError(f"no offsets of queues at {key!r}")
+    return table
