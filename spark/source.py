@@ -77,8 +77,8 @@ class BatonmqSource(DataSource):
 
     def schema(self) -> StructType:
         if self._is_live():
-            from batonmq.spark.live.columns import topic_schema
             from batonmq.spark.live.options import TopicOptions
+            from batonmq.spark.live.topic_read import topic_schema
 
             return from_arrow_schema(topic_schema(TopicOptions.from_mapping(self.options).columns))
         return from_arrow_schema(schema_of(self._options()))

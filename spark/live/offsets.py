@@ -1,13 +1,19 @@
-"""Offsets of queues: as a checkpoint keeps them, and as options give the begin and the end. Pure.
+"""Queue offsets: as a checkpoint and as options have them, and ranges of them. Pure.
 
 The checkpoint's form, version 1: `{"version": 1, "topics": {topic: {broker: {queueId: offset}}}}`.
 An offset is the next one to be read. A queue that is not named begins at 0. Names are in order, so
-that equal offsets are equal texts. Free of Spark.
+that equal offsets are equal texts.
+
+A range, once planned, always means the same messages: offsets are given once, and consumers see
+none that a failover could take back. Free of Spark.
 """
+
+from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 from batonmq.protocol.codes import LONG_MAX
@@ -155,3 +161,131 @@ def _place(value: object, option: str, where: str) -> Place:
             f"{option}, topic {where}: {value!r} must be an offset from 0 on, earliest or latest"
         )
     return value
+
+
+# Ranges of fewer offsets than this share a task: starting one costs more than reading them.
+SMALL: Final = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRange:
+    """Queue offsets [begin, end)."""
+
+    queue: MessageQueue
+    begin: int
+    end: int
+
+    def __len__(self) -> int:
+        return max(0, self.end - self.begin)
+
+    def cut(self, begin: int, end: int) -> QueueRange:
+        """What of it lies in [begin, end)."""
+        return QueueRange(self.queue, max(self.begin, begin), min(self.end, end))
+
+
+class DataLossError(Exception):
+    """Requested messages are not there (any more)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Of the requested [begin, end) the queue holds only what lies in [low, high)."""
+
+    wanted: QueueRange
+    low: int
+    high: int
+    why: str
+
+    def __str__(self) -> str:
+        queue = self.wanted.queue
+        return (
+            f"topic {queue.topic}, broker {queue.broker_name}, queue {queue.queue_id}: requested "
+            f"offsets [{self.wanted.begin}, {self.wanted.end}), available are [{self.low}, "
+            f"{self.high}): {self.why}"
+        )
+
+    def error(self) -> DataLossError:
+        return DataLossError(
+            f"{self}; set failOnDataLoss=false to continue with what there is, or begin with other "
+            "offsets (a new checkpoint)"
+        )
+
+
+EXPIRED: Final = "the messages before have expired"
+BEFORE_IT_WAS_SEEN: Final = (
+    "the stream has not seen this queue before, and its first messages have expired"
+)
+ENDS_BELOW: Final = "the queue ends below, as after its topic was deleted and created again"
+GONE: Final = "the log behind these offsets is gone"
+
+
+def loss_of(wanted: QueueRange, low: int, high: int) -> Loss | None:
+    """What a queue that holds [low, high) lacks of a range; None if nothing.
+
+    An empty range lacks something only if even its beginning lies behind the queue's end.
+    """
+    if max(wanted.begin, wanted.end) > high:
+        return Loss(wanted, low, high, ENDS_BELOW)
+    if len(wanted) and wanted.begin < low:
+        return Loss(wanted, low, high, EXPIRED)
+    return None
+
+
+def ranges_between(start: Mapping[MessageQueue, int], end: Offsets) -> list[QueueRange]:
+    """What lies between two offsets, by queue in order.
+
+    A queue that `start` does not name begins at 0. So does one that ends below its start: it was
+    found to have been created again, and failOnDataLoss is false (else no such end is planned).
+    """
+    found = []
+    for queue in sorted(end):
+        begin = start.get(queue, 0)
+        found.append(QueueRange(queue, begin if begin <= end[queue] else 0, end[queue]))
+    return [each for each in found if len(each)]
+
+
+def share_out(ranges: Iterable[QueueRange], most: int = 0) -> list[tuple[QueueRange, ...]]:
+    """The ranges of each task: none of more than `most` offsets (0: no limit), small ones together.
+
+    The same ranges are always shared out in the same way.
+    """
+    tasks: list[tuple[QueueRange, ...]] = []
+    small: list[QueueRange] = []
+    taken = 0
+    limit = min(SMALL, most) if most else SMALL
+    for each in ranges:
+        if len(each) < limit:
+            if taken + len(each) > limit:
+                tasks.append(tuple(small))
+                small, taken = [], 0
+            small.append(each)
+            taken += len(each)
+            continue
+        parts = -(-len(each) // most) if most else 1
+        edges = [each.begin + len(each) * i // parts for i in range(parts + 1)]
+        tasks += [(QueueRange(each.queue, low, high),) for low, high in pairwise(edges)]
+    if small:
+        tasks.append(tuple(small))
+    return tasks
+
+
+def fair_end(start: Mapping[MessageQueue, int], ends: Offsets, most: int) -> Offsets:
+    """Ends so near that at most `most` offsets lie before them.
+
+    Every queue with a backlog gets the same share; what a short one leaves over goes to the
+    others. The last few that cannot be shared go to the queues with the longest backlog.
+    """
+    backlog = {queue: max(0, ends[queue] - start.get(queue, 0)) for queue in ends}
+    granted = dict.fromkeys(backlog, 0)
+    left = most
+    waiting = sorted(backlog, key=lambda queue: (backlog[queue], queue))
+    for position, queue in enumerate(waiting):
+        share = left // (len(waiting) - position)
+        granted[queue] = min(backlog[queue], share)
+        left -= granted[queue]
+    return {queue: start.get(queue, 0) + granted[queue] for queue in ends}
+
+
+def total(ranges: Sequence[QueueRange]) -> int:
+    """How many offsets lie in them."""
+    return sum(map(len, ranges))

@@ -21,6 +21,7 @@ from batonmq.spark.read.options import (
     TimeMs,
     Topics,
     Words,
+    by,
     read_words,
 )
 
@@ -77,7 +78,7 @@ class TopicOptions(Options, frozen=True):
     topics: Topics = msgspec.field(name="topic")
     table: str = "topic"
     columns: Words = ()
-    tags: Annotated[tuple[str, ...], Meta(extra={"read": _tags})] = ()
+    tags: Annotated[tuple[str, ...], by(_tags)] = ()
     starting_offsets: str = ""
     ending_offsets: str = ""
     starting_timestamp: TimeMs = None
@@ -152,9 +153,7 @@ class SinkOptions(Options, frozen=True):
     batch_messages: Positive = 64
     batch_bytes: Positive = 256 << 10
     in_flight: Positive = 8
-    ack_folder: Annotated[str, Meta(extra={"read": _folder})] = msgspec.field(
-        name="ackReport", default=""
-    )
+    ack_folder: Annotated[str, by(_folder)] = msgspec.field(name="ackReport", default="")
     checkpoint_location: str = ""
 
     @classmethod

@@ -25,7 +25,7 @@ from batonmq.client.instance.failover import pause_ms
 from batonmq.process.clock import boot_ms
 from batonmq.protocol.bodies import SubscriptionData
 from batonmq.spark.live.cluster import ClusterError, shortfall
-from batonmq.spark.live.ranges import ENDS_BELOW, EXPIRED, GONE, Loss, QueueRange
+from batonmq.spark.live.offsets import ENDS_BELOW, EXPIRED, GONE, Loss, QueueRange
 from batonmq.spark.read.record_columns import Records, chain, is_record, locate, wrong_crc
 
 log = logging.getLogger(__name__)

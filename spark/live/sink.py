@@ -4,13 +4,18 @@ At least once: a task, or a batch of a stream, that is done again sends its rows
 the unique key that it had: job, batch, partition, place in it, and a hash of the row.
 """
 
+from __future__ import annotations
+
+import asyncio
 import logging
+import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Self, TypeVar
 
 import pyarrow as pa
+import uvloop
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -19,10 +24,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from batonmq.spark.live.ack_report import AckFile, write_committed
-from batonmq.spark.live.loop_thread import LoopThread
 from batonmq.spark.live.options import SinkOptions, check_columns
-from batonmq.spark.live.sink_sender import SinkError, SinkSender, row_of
+from batonmq.spark.live.sink_sender import AckFile, SinkError, SinkSender, row_of, write_committed
 
 log = logging.getLogger(__name__)
 
@@ -132,3 +135,31 @@ def _aborted(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> N
         len(sent),
         sum(each.messages for each in sent),
     )
+
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """`with LoopThread() as loop: loop.run(work())`. Tasks left by `run` continue in between.
+
+    On a stopped loop, replies stay in the sockets while deadlines pass; when it continues, it
+    handles the deadlines first.
+    """
+
+    def __init__(self) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="sink", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Waits for it; raises what it raises."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()

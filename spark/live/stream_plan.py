@@ -13,12 +13,14 @@ from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.process.clock import boot_ms
 from batonmq.protocol.message import MessageQueue
 from batonmq.spark.live.cluster import ClusterError, LiveCluster
-from batonmq.spark.live.offsets import LATEST, Bound, Offsets
-from batonmq.spark.live.ranges import (
+from batonmq.spark.live.offsets import (
     BEFORE_IT_WAS_SEEN,
     ENDS_BELOW,
     EXPIRED,
+    LATEST,
+    Bound,
     Loss,
+    Offsets,
     QueueRange,
     fair_end,
     ranges_between,

@@ -5,7 +5,7 @@ Free of Spark.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -165,37 +165,33 @@ def _damage_folder(text: str) -> str:
     return locate(text)[1]
 
 
-Words = Annotated[tuple[str, ...], Meta(extra={"read": read_words})]
+def by(read: Callable[[str], Any], lacking: str = "") -> Meta:
+    """How the text of an option becomes its value, and what is said where it must be given."""
+    return Meta(extra={"read": read, "lacking": lacking})
+
+
+Words = Annotated[tuple[str, ...], by(read_words)]
 """A list by commas, or a JSON list; each word once."""
-DurationMs = Annotated[int, Meta(extra={"read": _duration_ms})]
-TimeMs = Annotated[int | None, Meta(extra={"read": _time_ms})]
+DurationMs = Annotated[int, by(_duration_ms)]
+TimeMs = Annotated[int | None, by(_time_ms)]
 """Ms since 1970, or ISO 8601 (UTC unless it has a zone)."""
-NameServers = Annotated[
-    tuple[str, ...],
-    Meta(extra={
-        "read": _name_servers,
-        "lacking": "no nameServers: name those of the cluster, host:port by commas",
-    }),
-]  # fmt: skip
-Topics = Annotated[
-    tuple[str, ...],
-    Meta(extra={
-        "read": _topics, "lacking": "no topic: name one or several, by commas, as option topic",
-    }),
-]  # fmt: skip
-Group = Annotated[str, Meta(extra={"read": _group})]
+_NO_SERVERS: Final = "no nameServers: name those of the cluster, host:port by commas"
+NameServers = Annotated[tuple[str, ...], by(_name_servers, _NO_SERVERS)]
+_NO_TOPIC: Final = "no topic: name one or several, by commas, as option topic"
+Topics = Annotated[tuple[str, ...], by(_topics, _NO_TOPIC)]
+Group = Annotated[str, by(_group)]
 Positive = Annotated[int, Meta(ge=1)]
 
 
 class ReadOptions(Options, frozen=True, kw_only=True):
     """The options of a read of stores and histories. Sizes are bytes."""
 
-    table: Annotated[str, Meta(extra={"read": _table})] = "messages"
-    path: Annotated[tuple[str, ...], Meta(extra={"read": split_paths})] = ()
-    more_paths: Annotated[tuple[str, ...], Meta(extra={"read": split_paths})] = msgspec.field(
+    table: Annotated[str, by(_table)] = "messages"
+    path: Annotated[tuple[str, ...], by(split_paths)] = ()
+    more_paths: Annotated[tuple[str, ...], by(split_paths)] = msgspec.field(
         name="paths", default=()
     )
-    columns: Annotated[tuple[str, ...], Meta(extra={"read": _parts})] = ()
+    columns: Annotated[tuple[str, ...], by(_parts)] = ()
     mode: Mode = Mode.FAILFAST
     unconfirmed: bool = False
     check_crc: bool = True
@@ -206,7 +202,7 @@ class ReadOptions(Options, frozen=True, kw_only=True):
         name="maxRecordBytes", default=32 * MIB
     )
     time_slack_ms: Annotated[int, Meta(ge=0)] = 3_600_000
-    damage_folder: Annotated[str, Meta(extra={"read": _damage_folder})] = msgspec.field(
+    damage_folder: Annotated[str, by(_damage_folder)] = msgspec.field(
         name="damageReport", default=""
     )
     slot_num: Annotated[int, Meta(ge=0)] = msgspec.field(name="maxHashSlotNum", default=0)

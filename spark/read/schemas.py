@@ -20,7 +20,7 @@ CORRUPT: Final = "corrupt"
 _CORRUPT_TYPE: Final = pa.struct(
     [("file", pa.string()), ("offset", _LONG), ("bytes", _LONG), ("reason", pa.string())]
 )
-#: The table that is no file but a running cluster's; `batonmq.spark.live.columns` has its columns.
+#: The table that is no file but a running cluster's; see `batonmq.spark.live.topic_read`.
 LIVE_TABLE: Final = "topic"
 _TYPES: Final = {
     "string": pa.string(), "int": pa.int32(), "long": _LONG, "time": TIMESTAMP, "bool": pa.bool_(),

@@ -43,6 +43,7 @@ HEAT: Final = ((0.0, "#fbe08a"), (0.35, "#f4a23a"), (0.7, "#d9472b"), (1.0, "#8c
 #: A day, an hour with data and without anything to show.
 NOTHING: Final = "#b7cfd9"
 ROW_PX: Final = 34
+_NOTE_PX: Final = 14
 _LABEL_MOST: Final = 24
 
 
@@ -171,6 +172,8 @@ def pointed_out(
                 "x": x, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False,
                 "text": f"{plot_text(', '.join(names))} {text(value)}", "font": {"size": 12},
                 "xanchor": "right" if left else "left", "xshift": 2 if left else -2,
+                "yshift": _NOTE_PX * (len(at) - nth),
             }
         )  # fmt: skip
-    return {"shapes": shapes, "annotations": notes}
+    # Each name has a line of its own: those of neighbours would hide each other.
+    return {"shapes": shapes, "annotations": notes, "margin": {"t": 16 + _NOTE_PX * len(at)}}

@@ -1,7 +1,10 @@
 """Every block of docs/spark-recipes.md runs, on the stores and the history of the tests."""
 
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,7 +28,11 @@ def history(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("needs", "text"),
-    [(needs, text) for kind, needs, text in BLOCKS if kind == "python" and needs != "spark"],
+    [
+        (needs, text)
+        for kind, needs, text in BLOCKS
+        if kind == "python" and needs not in ("spark", "connect")
+    ],
     ids=lambda each: each[:12].strip() or "plain",
 )
 def test_without_spark(history, needs, text):
@@ -61,3 +68,20 @@ def test_in_spark_by_name(history, session):
         else:
             exec(compile(text, "spark-recipes.md", "exec"), {"spark": spark, "STORES": STORES})
     assert len(rows) > 1 and rows[0]["messages"] >= rows[-1]["messages"] > 0
+
+
+@pytest.mark.timeout(300)  # a server starts
+def test_through_spark_connect():
+    """In a process of its own: one process has sessions of one kind only."""
+    for name in ("pandas", "grpc_status", "zstandard"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"the client of Spark Connect needs {name}")
+    (text,) = [text for _, needs, text in BLOCKS if needs == "connect"]
+    program = f"STORES = {STORES!r}\n" + text.replace("sc://spark-server:15002", "local[1]")
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}\nspark.stop()"],
+        cwd=ROOT, env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Row(broker='broker-a', max(epoch)=3)" in done.stdout

@@ -20,8 +20,7 @@ from batonmq.spark.audit.findings import CRITICAL, INFO, Finding, FindingFiles, 
 from batonmq.spark.audit.summary import lines_of, summary_of
 from batonmq.spark.engine import LocalEngine, SparkEngine
 from batonmq.spark.jobs.message_audit import main
-from batonmq.spark.live.ack_report import AckFile, write_committed
-from batonmq.spark.live.sink_sender import _acks, row_of
+from batonmq.spark.live.sink_sender import AckFile, _acks, row_of, write_committed
 from lab.acks import Ack as ProbeAck
 from lab.acks import key_of
 from lab.frames import BROKER_NAME

@@ -9,21 +9,25 @@ import pytest
 
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.sysflag import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_ZLIB
-from batonmq.spark.live.columns import TOPIC, _inflated, topic_schema
-from batonmq.spark.live.offsets import EARLIEST, LATEST, from_checkpoint, parse_bound, to_checkpoint
-from batonmq.spark.live.options import SinkOptions, TopicOptions, check_columns
-from batonmq.spark.live.ranges import (
+from batonmq.spark.live.offsets import (
+    EARLIEST,
     ENDS_BELOW,
     EXPIRED,
+    LATEST,
     SMALL,
     QueueRange,
     fair_end,
+    from_checkpoint,
     loss_of,
+    parse_bound,
     ranges_between,
     share_out,
+    to_checkpoint,
     total,
 )
+from batonmq.spark.live.options import SinkOptions, TopicOptions, check_columns
 from batonmq.spark.live.sink_sender import SinkError, row_of
+from batonmq.spark.live.topic_read import TOPIC, _inflated, topic_schema
 from batonmq.spark.read.schemas import TABLES
 from batonmq.spark.source import BatonmqSource
 

@@ -10,8 +10,8 @@ from batonmq.client.errors import NoRouteError
 from batonmq.protocol.message import MessageQueue
 from batonmq.spark.live import range_reader
 from batonmq.spark.live.cluster import ClusterError
+from batonmq.spark.live.offsets import DataLossError, QueueRange
 from batonmq.spark.live.range_reader import RangeReader
-from batonmq.spark.live.ranges import DataLossError, QueueRange
 from tests.spark.log_files import message
 
 QUEUE = MessageQueue("T", "b", 0)

@@ -15,10 +15,9 @@ from batonmq.protocol.message import MessageQueue
 from batonmq.spark.audit.acked_list import Entry
 from batonmq.spark.live import sink
 from batonmq.spark.live import sink_sender as sender_module
-from batonmq.spark.live.ack_report import AckFile
 from batonmq.spark.live.options import SinkOptions
 from batonmq.spark.live.sink import Sent
-from batonmq.spark.live.sink_sender import SinkError, SinkSender, row_of
+from batonmq.spark.live.sink_sender import AckFile, SinkError, SinkSender, row_of
 
 QUEUE = MessageQueue("T", "b", 0)
 

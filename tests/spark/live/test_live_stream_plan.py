@@ -8,8 +8,8 @@ from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.protocol.message import MessageQueue
 from batonmq.spark.live import stream_plan
 from batonmq.spark.live.cluster import ClusterError
+from batonmq.spark.live.offsets import DataLossError
 from batonmq.spark.live.options import TopicOptions
-from batonmq.spark.live.ranges import DataLossError
 from batonmq.spark.live.stream_plan import StreamPlan
 
 QUEUES = tuple(MessageQueue("T", "b", i) for i in range(3))

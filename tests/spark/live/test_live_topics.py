@@ -16,8 +16,8 @@ from batonmq.blocking import BlockingAdmin, BlockingProducer
 from batonmq.protocol.bodies import TopicConfig
 from batonmq.protocol.message import Message, MessageQueue
 from batonmq.spark.live.cluster import ClusterError
+from batonmq.spark.live.offsets import DataLossError
 from batonmq.spark.live.options import TopicOptions
-from batonmq.spark.live.ranges import DataLossError
 from batonmq.spark.live.stream_plan import StreamPlan
 from batonmq.spark.live.topic_read import TopicRead
 from lab.processes import wait_for

@@ -144,7 +144,7 @@ def test_a_cluster_that_never_answered_ends_it(queries, trigger):
 
 def test_lost_events_end_it_with_the_way_out(queries):
     text = (
-        "batonmq.spark.live.ranges.DataLossError: topic T, broker b, queue 0: [3, 9) is gone; "
+        "batonmq.spark.live.offsets.DataLossError: topic T, broker b, queue 0: [3, 9) is gone; "
         "set failOnDataLoss=false to continue with what there is"
     )
     stream, _, _ = queries(Query(error=failed(text)))
