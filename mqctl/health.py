@@ -42,7 +42,7 @@ class Findings:
     replicas: BrokerReplicasInfo
     replicas_error: str | None = None
     expected: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    told: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    reported: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """What the brokers that replied tell of themselves, by address."""
     nowhere: str = ""
     """Why no node could be asked: no cluster runs here."""
@@ -78,7 +78,7 @@ class Findings:
         found += self._leader_problems()
         found += self._log_problems()
         found += [f"broker {a}: {why}" for a, why in self.brokers.items() if why]
-        found += [f"broker {a}: {what}" for a, told in self.told.items() for what in told]
+        found += [f"broker {a}: {what}" for a, lines in self.reported.items() for what in lines]
         if not self.groups:
             found.append("no broker group is registered")
         if self.replicas_error is None:
@@ -173,7 +173,7 @@ class Findings:
             "nameServers": [_node(a, why) for a, why in self.name_servers.items()],
             "controllers": [_controller(a, answer) for a, answer in self.controllers.items()],
             "brokers": [
-                {**_node(a, why), "problems": list(self.told.get(a, ()))}
+                {**_node(a, why), "problems": list(self.reported.get(a, ()))}
                 for a, why in self.brokers.items()
             ],
             **json.loads(self.replicas.encode()),
@@ -248,7 +248,7 @@ async def poll(
         replicas,
         replicas_error,
         {name: frozenset(members) for name, members in wanted.items()},
-        {a: told for a, told in answers.items() if not isinstance(told, str)},
+        {a: lines for a, lines in answers.items() if not isinstance(lines, str)},
     )
 
 

@@ -74,7 +74,7 @@ class HostDisk:
         self.files: dict[int, File] = {}
         self.undo: dict[str, list[Callable[[], None]]] = {}
         self.crash: Callable[[], None] = lambda: None
-        self.told: Callable[[str], None] = lambda what: None
+        self.on_fault: Callable[[str], None] = lambda what: None
         self.calls = 0
         self.written = 0
         self._graves = root / _GRAVES
@@ -90,7 +90,7 @@ class HostDisk:
             left = plan.fail_call[1] - 1
             plan.fail_call = (name, left) if left > 0 else None
             if left <= 0:
-                self.told(f"EIO at {name} of {self.short(path)}")
+                self.on_fault(f"EIO at {name} of {self.short(path)}")
                 raise OSError(errno.EIO, os.strerror(errno.EIO), self.short(path))
         if plan.crash_at is not None and name in _CHANGING:
             left = plan.crash_at[0] - 1
@@ -106,7 +106,7 @@ class HostDisk:
 
     def _crash(self, name: str, path: str) -> None:
         self.plan.crash_at = None
-        self.told(f"crash at {name} of {self.short(path)}")
+        self.on_fault(f"crash at {name} of {self.short(path)}")
         self.crash()
         raise Crash(f"{name} {path}")
 

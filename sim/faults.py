@@ -528,10 +528,10 @@ class Faults:
     def _begin(self, fault: Fault) -> None:
         name = fault.kind.replace(" ", "_")
         (handler,) = (getattr(kinds, name) for kinds in self._kinds if hasattr(kinds, name))
-        told = handler(fault)
-        if told is not None:
+        detail = handler(fault)
+        if detail is not None:
             self.counts[fault.kind] = self.counts.get(fault.kind, 0) + 1
-            self.cluster.tell("fault", f"{fault.kind}: {told}")
+            self.cluster.tell("fault", f"{fault.kind}: {detail}")
 
     def elect_longest(self) -> None:
         """R17: the last of the set may have lost what it acked. Then an operator names a master."""

@@ -82,7 +82,7 @@ class Host:
         self.name = name
         self.address = address
         self.disk: HostDisk = world.disks.host(address)
-        self.disk.told = lambda what: world.tell(name, f"disk: {what}")
+        self.disk.on_fault = lambda what: world.tell(name, f"disk: {what}")
         self.disk.crash = self._crashed
         self.process: Process | None = None
         self.boot = 1

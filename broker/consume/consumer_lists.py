@@ -106,13 +106,13 @@ class ConsumerLists:
     async def tell(self, request: RemotingCommand, _: Connection) -> Response:
         """60003, our own: what this member knows of a group, or of all. One JSON a line."""
         lines = []
-        told = 0
+        sent = 0
         pieces = self._sightings.pieces(request.ext.get("consumerGroup", ""), self._clock_ms())
         for piece in pieces:
             lines.append(piece.encode())
-            told += len(piece.seen) + len(piece.left)
-            if told >= PIECE or len(lines) % PIECES_A_TURN == 0:
-                told = 0
+            sent += len(piece.seen) + len(piece.left)
+            if sent >= PIECE or len(lines) % PIECES_A_TURN == 0:
+                sent = 0
                 await asyncio.sleep(0)
         return RemotingCommand.response_to(request, body=b"\n".join(lines))
 
@@ -155,13 +155,13 @@ class ConsumerLists:
             self._copy_at_ms[address] = self._clock_ms() + COPY_AGAIN_MS
 
     async def _ask(self, address: str, group: str, timeout_ms: int) -> bool:
-        """Whether that member told all that it ever will of a group, or of all for ""."""
+        """Whether that member has said all that it ever will of a group, or of all for ""."""
         code = RequestCode.BATON_GET_CONSUMER_SIGHTINGS
         request = RemotingCommand.request(code, {"consumerGroup": group})
         try:
             reply = await self._client.call(address, request, timeout_ms)
             for line in reply.body.splitlines():
-                self._sightings.told(ConsumerSightingsBody.decode(line), self._clock_ms())
+                self._sightings.learn(ConsumerSightingsBody.decode(line), self._clock_ms())
                 await asyncio.sleep(0)
         except ResponseError as error:
             log.info("consumers_not_told address=%s group=%s why=%s", address, group, error)

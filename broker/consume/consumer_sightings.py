@@ -68,7 +68,7 @@ class ConsumerSightings:
             self._leads = False
             self._moving_until_ms = now_ms + MOVING_MS
 
-    def told(self, piece: ConsumerSightingsBody, now_ms: int) -> None:
+    def learn(self, piece: ConsumerSightingsBody, now_ms: int) -> None:
         """Another member tells what it knows of some clients of a group."""
         for client_id, age_ms in piece.seen.items():
             self._note(piece.group, client_id, _Sighting(now_ms - age_ms, is_member=True), now_ms)
@@ -76,10 +76,10 @@ class ConsumerSightings:
             self._note(piece.group, client_id, _Sighting(now_ms - age_ms, is_member=False), now_ms)
 
     def client_ids(self, group: str, now_ms: int) -> list[str]:
-        """The ids of who is here, and of who is a member by what was told; sorted."""
+        """The ids of who is here, and of who is a member by what others said; sorted."""
         oldest = now_ms - SIGHTING_MS
-        told = self._groups.get(group, {}).items()
-        elsewhere = {id_ for id_, seen in told if seen.is_member and seen.at_ms > oldest}
+        learned = self._groups.get(group, {}).items()
+        elsewhere = {id_ for id_, seen in learned if seen.is_member and seen.at_ms > oldest}
         here = self._clients.client_ids(group)
         return sorted(elsewhere.union(here)) if elsewhere else here
 
@@ -92,9 +92,9 @@ class ConsumerSightings:
                 members = here[start : start + PIECE]
                 seen = {one.client_id: now_ms - one.last_heartbeat_ms for one in members}
                 yield ConsumerSightingsBody(group=name, seen=seen)
-            told = iter(list(self._groups.get(name, {}).items()))
+            learned = iter(list(self._groups.get(name, {}).items()))
             ids = set(self._clients.client_ids(name))
-            while some := list(islice(told, PIECE)):
+            while some := list(islice(learned, PIECE)):
                 piece = ConsumerSightingsBody(group=name)
                 for client_id, (at_ms, is_member) in some:
                     if client_id not in ids and now_ms - at_ms < SIGHTING_MS:

@@ -317,7 +317,7 @@ class GroupAdminProcessor:
         self, group: str, topic: str, wanted: dict[int, int], when: int, *, is_forced: bool
     ) -> dict[int, int]:
         """220 to every member. Without force only offsets that lie further back are taken."""
-        told = {}
+        targets = {}
         for queue_id, offset in wanted.items():
             consumed = self._offsets.query(group, topic, queue_id)
             if consumed < 0:
@@ -325,7 +325,7 @@ class GroupAdminProcessor:
                     ResponseCode.SYSTEM_ERROR,
                     f"The consumer group <{group}> not exist: it has no offset of queue {queue_id}",
                 )
-            told[queue_id] = offset if is_forced else min(offset, consumed)
+            targets[queue_id] = offset if is_forced else min(offset, consumed)
         members = self._members(group)
         if not members:
             raise BrokerRefusal(
@@ -333,7 +333,7 @@ class GroupAdminProcessor:
                 f"Consumer not online, so can not reset offset, Group: {group} Topic: {topic}"
                 f" Timestamp: {when}",
             )
-        body = await _reset_body(topic, self._broker_name, told)
+        body = await _reset_body(topic, self._broker_name, targets)
         ext: dict[str, str | int | bool | None] = {
             "topic": topic,
             "group": group,
@@ -346,7 +346,7 @@ class GroupAdminProcessor:
                 channel.oneway(
                     RemotingCommand.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
                 )
-        return told
+        return targets
 
     # Members are asked.
 

@@ -105,9 +105,9 @@ class RoleActions:
         self._hooks.master_opened()
         self._hooks.routes_changed()
         log.info("master_opened master_epoch=%d log_end=%d", view.master_epoch, log_end)
-        told = {"offsetsClamped": clamped} if clamped else {}
+        about_offsets = {"offsetsClamped": clamped} if clamped else {}
         confirmed = self._store.confirm_offset
-        self._report("opened", maxOffset=log_end, confirmOffset=confirmed, **told)
+        self._report("opened", maxOffset=log_end, confirmOffset=confirmed, **about_offsets)
 
     async def become_slave(self, view: RoleView) -> None:
         self._leave_role(view.master_epoch, view.master_address)

@@ -58,9 +58,9 @@ class ReplyProcessor:
         problem = await self._push(fields, request.body, channel)
         ext = NOT_STORED | {"queueId": str(place[1])}
         if self._stores:
-            stored, told = self._send.put_for(fields, place, request.body, channel)
+            stored, stored_fields = self._send.put_for(fields, place, request.body, channel)
             await self._path.wait_confirmed(stored.end_offset, "the reply message")
-            ext |= told
+            ext |= stored_fields
         code = ResponseCode.SYSTEM_ERROR if problem else ResponseCode.SUCCESS
         return RemotingCommand.response_to(request, code, problem or None, ext)
 

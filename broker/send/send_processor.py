@@ -235,11 +235,11 @@ class SendProcessor:
         result = self._path.put_message(self._message(ext, *place, body, channel))
         self.stored_total += 1
         self._path.schedule_flush()
-        told = {
+        fields = {
             "msgId": self._msg_id(result).decode("ascii"),
             "queueOffset": str(result.queue_offset),
         }
-        return result, told
+        return result, fields
 
     def _msg_id(self, result: PutResult) -> bytes:
         return self._msg_id_prefix + b"%016X" % result.physical_offset

@@ -44,10 +44,12 @@ def hunt(
     """Each life in a process of its own, one at a time. Raises LifeError."""
     context = multiprocessing.get_context("fork")
     for seed in seeds:
-        outcome, told = context.Pipe(duplex=False)
-        process = context.Process(target=_live, args=(seed, plain, seconds_max, told), daemon=True)
+        outcome, answer = context.Pipe(duplex=False)
+        process = context.Process(
+            target=_live, args=(seed, plain, seconds_max, answer), daemon=True
+        )
         process.start()
-        told.close()  # else nobody would be told that the life's end is closed
+        answer.close()  # else nobody would be told that the life's end is closed
         try:
             violation = outcome.recv()
         except EOFError:
@@ -59,9 +61,9 @@ def hunt(
         yield seed, violation
 
 
-def _live(seed: int, plain: bool, seconds_max: int, told: Connection) -> None:
+def _live(seed: int, plain: bool, seconds_max: int, answer: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds_max, seconds_max + 1))
-    told.send(run_numbered(seed, plain=plain)[1].violation)
+    answer.send(run_numbered(seed, plain=plain)[1].violation)
 
 
 def _ended(exit_code: int | None, seconds_max: int) -> str:

@@ -97,7 +97,7 @@ class Copy:
         command = [sys.executable, "-P", "-m", "sim.defects.hunt", kind, *map(str, seeds)]
         environment = {**os.environ, "PYTHONPATH": str(self.root)}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled once for all defects
-        told = 0
+        ended = 0
         with (
             tempfile.TemporaryFile("w+") as errors,
             subprocess.Popen(
@@ -115,11 +115,11 @@ class Copy:
                 assert process.stdout is not None
                 for line in process.stdout:
                     seed, violation = json.loads(line)
-                    told += 1
+                    ended += 1
                     yield seed, violation
                     if violation is not None:
                         return
-                if told < len(seeds):
+                if ended < len(seeds):
                     errors.seek(0)
                     raise PatchError(f"it does not run: {errors.read()[-2000:]}")
             finally:

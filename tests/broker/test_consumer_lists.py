@@ -170,14 +170,14 @@ def test_who_does_not_answer_is_left_out(tmp_path: Path, monkeypatch: pytest.Mon
 def test_no_sighting_counts_longer_than_a_heartbeat_takes_and_the_newest_wins() -> None:
     clients = ConsumerManager()
     sightings = ConsumerSightings(clients)
-    sightings.told(ConsumerSightingsBody(group="g", seen={"old": 30_000, "new": 0}), 100_000)
-    sightings.told(ConsumerSightingsBody(group="g", left={"new": 10_000, "old": 31_000}), 100_000)
+    sightings.learn(ConsumerSightingsBody(group="g", seen={"old": 30_000, "new": 0}), 100_000)
+    sightings.learn(ConsumerSightingsBody(group="g", left={"new": 10_000, "old": 31_000}), 100_000)
     assert sightings.client_ids("g", 100_000) == ["new", "old"]
     sightings.left("g", "new", 100_001)
     assert sightings.client_ids("g", 100_001) == ["old"]
     (piece,) = sightings.pieces("", 105_000)
     assert piece == ConsumerSightingsBody(group="g", seen={"old": 35_000}, left={"new": 4_999})
-    sightings.told(ConsumerSightingsBody(group="g", seen={"too old": SIGHTING_MS}), 105_000)
+    sightings.learn(ConsumerSightingsBody(group="g", seen={"too old": SIGHTING_MS}), 105_000)
     assert sightings.client_ids("g", 110_000) == []
     assert not sightings.forget(100_001 + SIGHTING_MS) and len(sightings) == 0
     assert list(sightings.pieces("", 105_000)) == []

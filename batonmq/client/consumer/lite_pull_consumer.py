@@ -250,8 +250,8 @@ async def _tell(callback: QueuesChanged | None, queues: Collection[MessageQueue]
     if callback is None:
         return
     try:
-        told = callback(sorted(queues))
-        if told is not None:
-            await told
+        waiting = callback(sorted(queues))
+        if waiting is not None:
+            await waiting
     except Exception:
         log.exception("rebalance_callback_failed")
