@@ -114,13 +114,15 @@ class EpochTables:
             "without_writes_ms idle unclean"
         )
         found = self.read("failovers", columns)
+        kind = found["kind"].fill_null("unknown")
+        found = found.set_column(found.schema.get_field_index("kind"), "kind", kind)
         took = found["without_writes_ms"]
         missed = pc.subtract(took, found["unavailable_ms"])
-        planned = pc.equal(found["kind"], "planned_switch")
+        planned = pc.equal(kind, "planned_switch")
         for name, column in (
             ("detect_part_ms", pc.if_else(planned, found["detect_ms"], missed)),
             ("took_ms", took),
-            ("is_change", pc.not_equal(found["kind"], "first_election").fill_null(True)),
+            ("is_change", pc.not_equal(kind, "first_election")),
         ):
             found = found.append_column(name, column)
         order = [("unclean", "descending"), ("took_ms", "descending"), ("elected_at", "descending")]
@@ -167,20 +169,18 @@ class EpochTables:
 
     def kinds(self) -> list[Kind]:
         """Per kind of election, first elections too; the most frequent first."""
-        kinds = [
-            _kind(str(name), self.failovers.filter(pc.equal(self.failovers["kind"], name)))
-            for name in self.failovers["kind"].unique().to_pylist()
-            if name is not None
-        ]
+        numbers = [name for name, *_ in PARTS] + ["detect_part_ms", "took_ms", "unclean", "idle"]
+        some, kind = self.failovers.select(numbers), self.failovers["kind"]
+        kinds = [_kind(name, some.filter(pc.equal(kind, name))) for name in _names(kind)]
         return sorted(kinds, key=lambda kind: (-kind.number, kind.kind))
 
     def durations(self) -> tuple[dict[str, dict[int, int]], int | None, int | None]:
         """({kind: {bin: number}}, median, p99) of all known times without writes, without first
         elections; bin n begins at 10^(n / BINS_PER_DECADE) ms."""
-        changes = self.failovers.filter(self.failovers["is_change"])
-        changes = changes.filter(changes["took_ms"].is_valid()) if changes.num_rows else changes
+        known = pc.and_(self.failovers["is_change"], self.failovers["took_ms"].is_valid())
+        changes = self.failovers.select(["kind", "took_ms"]).filter(known)
         bins: dict[str, dict[int, int]] = {}
-        for kind in sorted(changes["kind"].unique().to_pylist()):
+        for kind in _names(changes["kind"]):
             took = changes["took_ms"].filter(pc.equal(changes["kind"], kind)).to_numpy()
             place = np.floor(np.log10(np.maximum(took, 1)) * BINS_PER_DECADE + 1e-9).astype(int)
             numbers = zip(*np.unique(place, return_counts=True), strict=True)
@@ -191,8 +191,8 @@ class EpochTables:
     def dearest(self) -> list[Row]:
         """The changes that cost most, with all that their stories tell."""
         some = self.failovers
-        listed = some.filter(pc.or_(some["is_change"], some["unclean"].fill_null(False)))
-        rows: list[Row] = listed.slice(0, FAILOVERS_LISTED).to_pylist()
+        listed = pc.or_(some["is_change"], some["unclean"].fill_null(False))
+        rows = _top(some, listed, FAILOVERS_LISTED)
         if not rows:
             return rows
         columns = (
@@ -240,6 +240,9 @@ class EpochTables:
             return []
         start = pc.coalesce(found["opened_at"], found["first_ack_at"], found["began_at"], first_ms)
         end = pc.max_element_wise(start, pc.coalesce(found["ended_at"], last_ms))
+        found = found.select(
+            ["group", "broker_id", "master_epoch", "ended_at", "ended_by", "address"]
+        )
         found = found.append_column("start_ms", start).append_column("end_ms", end)
         bound = rows_each(len(groups))
         lanes = []
@@ -254,10 +257,10 @@ class EpochTables:
     def marks(self, groups: Sequence[Group]) -> list[Row]:
         """Of each group the changes that cost most; `at_ms` and `end_ms` bound the time without
         writes, one of them may be unknown."""
-        rows = []
+        rows: list[Row] = []
         for group in groups:
-            mine = self.failovers.filter(pc.equal(self.failovers["group"], group.name))
-            rows += mine.slice(0, rows_each(len(groups))).to_pylist()
+            mine = pc.equal(self.failovers["group"], group.name)
+            rows += _top(self.failovers, mine, rows_each(len(groups)))
         for row in rows:
             end = row["first_ack_at"] or row["opened_at"]
             row["end_ms"] = (row["opened_at"] or end) if row["idle"] else end
@@ -339,6 +342,16 @@ def _by_group(table: pa.Table, *sums: str) -> dict[str, Row]:
     }
 
 
+def _names(column: pa.ChunkedArray) -> list[str]:
+    return sorted(column.unique().to_pylist())
+
+
+def _top(table: pa.Table, wanted: pa.ChunkedArray, number: int) -> list[Row]:
+    """The first rows that are wanted."""
+    rows: list[Row] = table.take(pc.indices_nonzero(wanted).slice(0, number)).to_pylist()
+    return rows
+
+
 def _first(table: pa.Table, order: list[tuple[str, str]], number: int) -> list[Row]:
     if not table.num_rows:
         return []
@@ -366,7 +379,7 @@ def _filled(mine: pa.Table, first_ms: int, last_ms: int, bound: int) -> list[Row
     begins = mine["start_ms"].to_numpy() - first_ms
     ends = mine["end_ms"].to_numpy() - first_ms
     number = np.diff(np.searchsorted(np.sort(begins), edges))
-    brokers = mine["broker_id"].to_numpy()
+    brokers = mine["broker_id"].fill_null(0).to_numpy()
     ids = np.unique(brokers)
     time = np.array(
         [np.diff(_covered(begins[brokers == b], ends[brokers == b], edges)) for b in ids]
