@@ -122,6 +122,10 @@ class RangeReader:
         self._window_bytes = window_bytes
         self._record_bytes_max = record_bytes_max
 
+    @property
+    def begin(self) -> int:
+        return self._range.begin
+
     def blocks(self) -> Iterator[Block | Damage]:
         """Blocks and damaged stretches in the order of the log."""
         wanted = self._range

@@ -9,12 +9,13 @@ import numpy as np
 import pyarrow as pa
 
 from batonmq.protocol.record import FIXED_SIZE_V1
+from batonmq.spark.read.damage import Mode
 from batonmq.spark.read.log_range import Damage
+from batonmq.spark.read.log_table import log_span
 from batonmq.spark.read.message_columns import message_batch
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.queues import (
     QueuePiece,
-    QueueTimes,
     Units,
     bad_units,
     confirmed_units,
@@ -30,7 +31,7 @@ from batonmq.spark.read.record_columns import (
     take_fields,
     wrong_crc,
 )
-from batonmq.spark.read.selection import Selection
+from batonmq.spark.read.selection import Selection, Span
 from batonmq.spark.read.storage import OpenFile, Storage
 from batonmq.spark.read.store_facts import Segment, StoreFacts
 
@@ -59,32 +60,32 @@ class QueueReader:
         self._selection = selection
         self._schema = schema
         self._starts = np.array([file.start for file in log], np.int64)
+        # To find damage, all of it is read.
+        is_strict = options.mode is Mode.FAILFAST
+        self._span = log_span(storage, log, options, selection) if is_strict else Span()
 
     def read(self, piece: QueuePiece) -> Iterator[pa.RecordBatch | Damage]:
         """Wanted messages in the order of the queue; by hashes of tags, then by the tags."""
-        items = read_units(self._storage, self._of_time(piece))
+        items = read_units(self._storage, piece)
+        before = -1
         for item in confirmed_units(items, piece, self._confirmed):
             if isinstance(item, Damage):
                 yield item
                 continue
             units, misplaced = self._without_expired(item)
             yield from bad_units(piece, misplaced)
-            yield from self._fetch(wanted_units(units, piece, self._selection), piece)
+            wanted = wanted_units(self._of_time(units, before), piece, self._selection)
+            before = int(units.offset[-1]) if len(units) else before
+            yield from self._fetch(wanted, piece)
 
-    def _of_time(self, piece: QueuePiece) -> QueuePiece:
-        """The part of a piece that may hold messages of the wanted time; see `timeSlackMs`."""
-        wanted, options = self._selection.store_ms, self._options
-        if wanted.is_all or piece.missing or options.mode != "FAILFAST":
-            return piece  # to find damage, all of it is read
-        with self._storage.open(piece.path) as file:
-            times = QueueTimes(
-                file,
-                piece,
-                kept_from=int(self._starts[0]) if self._starts.size else 0,
-                confirmed=self._confirmed,
-                store_ms=self._store_ms,
-            )
-            return times.part(wanted, options.time_slack_ms)
+    def _of_time(self, units: Units, before: int) -> Units:
+        """Those of the wanted time; all of them if one does not point ahead, so that it is told.
+
+        `before`: where the last unit before them points to.
+        """
+        if not self._span.is_all and bool((np.diff(units.offset, prepend=before) > 0).all()):
+            return units.keep(self._span.holds(units.offset))
+        return units
 
     def _without_expired(self, units: Units) -> tuple[Units, Int64s]:
         """(units, misplaced): the queue may still show what has expired from the log. Such units
@@ -94,17 +95,6 @@ class QueueReader:
         expired = units.offset < self._starts[0]
         count = int(np.count_nonzero(expired))
         return units.keep(~expired), units.index[count:][expired[count:]]
-
-    def _store_ms(self, offset: int, size: int) -> int | None:
-        file = self._file_of(offset)
-        if file is None or not FIXED_SIZE_V1 <= size <= self._options.record_bytes_max:
-            return None
-        with self._storage.open(file.path) as opened:
-            data = opened.read_at(offset - file.start, size)
-        if not is_record(data, 0, offset):
-            return None
-        records, _ = locate(data, np.zeros(1, np.int64))
-        return int(records.store_ms[0])
 
     def _file_of(self, offset: int) -> Segment | None:
         index = int(np.searchsorted(self._starts, offset, side="right")) - 1
