@@ -44,6 +44,23 @@ SETTLE_MS: Final = 10_000
 DOWN: Final = "they know no broker, or a group without a master"
 
 
+class Tries:
+    """Pauses between tries, ever longer ones, until `deadline_ms`."""
+
+    def __init__(self, deadline_ms: int) -> None:
+        self._deadline_ms = deadline_ms
+        self._failures = 0
+
+    async def pause(self) -> bool:
+        """False, and at once, if the next try would come too late."""
+        self._failures += 1
+        wait_ms = pause_ms(self._failures)
+        if boot_ms() + wait_ms >= self._deadline_ms:
+            return False
+        await asyncio.sleep(wait_ms / 1000)
+        return True
+
+
 class ClusterError(Exception):
     """The cluster did not answer a request in time; the text names what, where and why."""
 
@@ -171,24 +188,21 @@ async def route_of(
 
     A topic that is not there is waited for if it is `known`, or if its brokers may be starting.
     """
-    failures = 0
-    unknown = 0
+    tries, unknown = Tries(deadline_ms), 0
     while True:
         try:
             return await client.routes.refresh(topic, deadline_ms=deadline_ms)
         except (NoRouteError, NoNameServerError) as error:
-            failures += 1
             missing = isinstance(error, NoRouteError)
             down = missing and await is_down(client, deadline_ms)
             # Two requests: its brokers may have registered between them.
             unknown = unknown + 1 if missing and not down else 0
             hopeless = not known and unknown > 1
-            if hopeless or boot_ms() + pause_ms(failures) >= deadline_ms:
+            if hopeless or not await tries.pause():
                 if down:
                     hint = f"{DOWN}, see `mqctl health`"
                     raise NoRouteError(topic, client.name_server_addresses, hint) from error
                 raise
-        await asyncio.sleep(pause_ms(failures) / 1000)
 
 
 async def is_down(client: ClientInstance, deadline_ms: int) -> bool:
@@ -206,15 +220,13 @@ async def is_down(client: ClientInstance, deadline_ms: int) -> bool:
 
 async def pulled(client: ClientInstance, request: PullRequest, deadline_ms: int) -> PulledRecords:
     """As `pull_records`; the topic was there, so it is waited for if no name server has it."""
-    failures = 0
+    tries = Tries(deadline_ms)
     while True:
         try:
             return await pull_records(client, request, deadline_ms=deadline_ms)
         except NoRouteError:
-            failures += 1
-            if boot_ms() + pause_ms(failures) >= deadline_ms:
+            if not await tries.pause():
                 raise
-        await asyncio.sleep(pause_ms(failures) / 1000)
 
 
 async def shown_end(
@@ -225,11 +237,10 @@ async def shown_end(
     A new master shows less for a moment, and what it does not show may have been acknowledged. This
     waits SETTLE_MS at most: consumers may not have what no replica confirms.
     """
-    settled_ms = min(boot_ms() + SETTLE_MS, deadline_ms)
+    tries = Tries(min(boot_ms() + SETTLE_MS, deadline_ms))
     low = await calls.max_offset(request.queue, committed=False, deadline_ms=deadline_ms)
     if low <= end:
         return end
-    tries = 0
     while True:
         answer = await pulled(client, replace(request, offset=low), deadline_ms)
         if answer.max_offset >= low:
@@ -237,11 +248,9 @@ async def shown_end(
         if answer.status is PullStatus.OFFSET_ILLEGAL:  # another master never had them
             low = answer.max_offset
             continue
-        tries += 1
-        if boot_ms() + pause_ms(tries) >= settled_ms:
+        if not await tries.pause():
             log.warning("not_confirmed queue=%s from=%d to=%d", request.queue, end, low)
             return answer.max_offset
-        await asyncio.sleep(pause_ms(tries) / 1000)
 
 
 async def shortfall(
@@ -271,7 +280,7 @@ async def epochs_of(
     `log_end` must be the end of bytes that consumers saw, so that no master can lack them. Raises
     NoMasterError if no master that has them answers in time.
     """
-    failures = 0
+    tries = Tries(deadline_ms)
     while True:
         cache = await QueueCalls(client).epochs(topic, broker_name, deadline_ms=deadline_ms)
         if cache is None:
@@ -281,8 +290,6 @@ async def epochs_of(
                 EpochEntry(each.epoch, each.start_offset, each.end_offset)
                 for each in cache.epoch_list
             )
-        failures += 1
-        if boot_ms() + pause_ms(failures) >= deadline_ms:
+        if not await tries.pause():
             raise NoMasterError(broker_name, f"its log ends at {cache.max_offset}, below {log_end}")
-        await asyncio.sleep(pause_ms(failures) / 1000)
         await client.routes.refresh(topic, deadline_ms=deadline_ms)

@@ -18,13 +18,11 @@ from typing import Final
 
 import numpy as np
 
-from batonmq.client.consumer.pulling import PulledRecords, PullRequest, PullStatus, pull_records
-from batonmq.client.errors import NoRouteError
+from batonmq.client.consumer.pulling import PulledRecords, PullRequest, PullStatus
 from batonmq.client.instance.client_instance import ClientInstance
-from batonmq.client.instance.failover import pause_ms
 from batonmq.process.clock import boot_ms
 from batonmq.protocol.bodies import SubscriptionData
-from batonmq.spark.live.cluster import ClusterError, shortfall
+from batonmq.spark.live.cluster import ClusterError, Tries, pulled, shortfall
 from batonmq.spark.live.offsets import ENDS_BELOW, EXPIRED, GONE, Loss, QueueRange
 from batonmq.spark.read.record_columns import Records, chain, is_record, locate, wrong_crc
 
@@ -78,14 +76,15 @@ class RangeReader:
         """
         begin = self._position
         parts: list[bytes] = []
-        size_bytes = failures = 0
+        size_bytes = 0
         deadline_ms = boot_ms() + self._patience_ms
+        tries = Tries(deadline_ms)
         while self._position < self._wanted.end and size_bytes < self._window_bytes:
             before = self._position
             first = await self._pull_ahead(parts, deadline_ms)
             if self._position > before:
-                failures = 0
                 deadline_ms = boot_ms() + self._patience_ms
+                tries = Tries(deadline_ms)
                 size_bytes = sum(map(len, parts))
                 continue
             if parts:
@@ -95,10 +94,8 @@ class RangeReader:
             ):
                 begin = self._position
                 continue
-            failures += 1
-            if boot_ms() + pause_ms(failures) >= deadline_ms:
+            if not await tries.pause():
                 raise self._stalled(first)
-            await asyncio.sleep(pause_ms(failures) / 1000)
         if begin == self._position:
             return None
         return self._window(b"".join(parts), begin, self._position)
@@ -140,15 +137,8 @@ class RangeReader:
             self._subscription,
             min(PULL_MESSAGES if self._filters else self._stride, self._wanted.end - offset),
         )
-        failures = 0
-        while True:
-            try:
-                return await pull_records(self._client, request, deadline_ms=deadline_ms)
-            except NoRouteError:  # a name server that has just started may not know it yet
-                failures += 1
-                if boot_ms() + pause_ms(failures) >= deadline_ms:
-                    raise
-            await asyncio.sleep(pause_ms(failures) / 1000)
+        # A name server that has just started may not know the topic yet.
+        return await pulled(self._client, request, deadline_ms)
 
     async def _pass_loss(self, answer: PulledRecords, deadline_ms: int) -> bool:
         """Whether the place moved on behind what is lost. Raises DataLossError."""

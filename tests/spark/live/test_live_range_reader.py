@@ -8,7 +8,7 @@ import pytest
 from batonmq.client.consumer.pulling import PulledRecords, PullStatus, build_subscription
 from batonmq.client.errors import NoRouteError
 from batonmq.protocol.message import MessageQueue
-from batonmq.spark.live import range_reader
+from batonmq.spark.live import cluster, range_reader
 from batonmq.spark.live.cluster import ClusterError
 from batonmq.spark.live.offsets import DataLossError, QueueRange
 from batonmq.spark.live.range_reader import RangeReader
@@ -68,7 +68,7 @@ def read(monkeypatch):
     """Reads [begin, end) of a `Queue`; the offsets of each window."""
 
     def run(queue, begin, end, *, expression="*", fail=True, window_bytes=2000):
-        monkeypatch.setattr(range_reader, "pull_records", queue.pull)
+        monkeypatch.setattr(cluster, "pull_records", queue.pull)
         monkeypatch.setattr(range_reader, "shortfall", queue.shortfall)
         reader = RangeReader(
             None,

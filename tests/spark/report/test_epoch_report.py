@@ -281,7 +281,10 @@ def test_each_change_leads_to_its_story(browser, bad_year, incident):
     (story,) = told
     assert "broker-a: failover, broker 1 → 2, epoch 2, 480 ms without writes" in story
     assert "2026-11-21 10:10:00.480 first acknowledgement, 120 ms after the step before" in story
-    assert "rejoined cut 4 KiB" in story and "mqctl timeline -bn broker-a --since 1795255800000" in story
+    assert (
+        "rejoined cut 4 KiB" in story
+        and "mqctl timeline -bn broker-a --since 1795255800000" in story
+    )
 
 
 def test_a_table_is_sorted_by_the_column_that_is_clicked(browser, incident):
