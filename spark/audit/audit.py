@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from pyarrow import fs
@@ -32,6 +33,7 @@ from batonmq.spark.audit.standing import standing
 from batonmq.spark.audit.steps import Listed, Shared, Step
 from batonmq.spark.engine import Engine
 from batonmq.spark.read.storage import locate
+from batonmq.spark.report.result_folder import DELTA, PARQUET, to_delta
 
 StepName = Callable[[str], AbstractContextManager[None]]
 _WORK: Final = "_work-"
@@ -271,15 +273,20 @@ def _of_list(listed: Listed) -> Iterable[Finding]:
         yield Finding(None, WARNING, "unchecked", detail)
 
 
-def check_output(folder: str, *, overwrite: bool) -> None:
-    """Raises FileExistsError if the folder holds something and may not be overwritten."""
+def check_output(folder: str, *, overwrite: bool, form: str) -> None:
+    """Raises FileExistsError if the folder holds something and may not be overwritten, ValueError
+    for a Delta table elsewhere than on this machine's file system."""
+    if form == DELTA and "://" in folder and not folder.startswith("file:"):
+        raise ValueError(f"--output {folder}: --format {DELTA} needs a path of this machine")
     storage, place = locate(folder)
     if storage.children(place) and not overwrite:
         raise FileExistsError(f"--output {folder}: it is not empty; --overwrite replaces it")
 
 
-def write_result(result: AuditResult, folder: str, summary: dict[str, Any]) -> None:
-    """`findings` as Parquet and `summary.json`, which comes last and only whole. Raises OSError."""
+def write_result(
+    result: AuditResult, folder: str, summary: dict[str, Any], *, form: str = PARQUET
+) -> None:
+    """`findings` and `summary.json`, which comes last and only whole. Raises OSError."""
     storage, place = locate(folder)
     system = storage.file_system
     if storage.exists(f"{place}/summary.json"):
@@ -293,6 +300,8 @@ def write_result(result: AuditResult, folder: str, summary: dict[str, Any]) -> N
     fs.copy_files(
         made, f"{place}/findings", source_filesystem=system, destination_filesystem=system
     )
+    if form == DELTA:
+        to_delta(Path(place) / "findings")
     growing = f"{place}/summary.json.growing"
     with system.open_output_stream(growing) as stream:
         text = json.dumps(summary, indent=2, ensure_ascii=False, default=str)

@@ -24,7 +24,7 @@ from batonmq.spark.history.overview import DAY_MS, Facts, Overview
 from batonmq.spark.history.summary import FindingSums, GroupSums, summarise
 from batonmq.spark.history.tables import TABLES, TableFiles, TimeSpan, write_empty
 from batonmq.spark.read.log_range import Damage
-from batonmq.spark.report.result_folder import ResultFolder
+from batonmq.spark.report.result_folder import PARQUET, ResultFolder
 
 LOCAL_BYTES: Final = 64 << 20
 """Histories of at most so many bytes, as lines of text, are folded on this machine: some 200,000
@@ -76,9 +76,9 @@ class Inputs:
 class Output(ResultFolder):
     """The folder of results. Use it as a context: what is not published is removed at its end."""
 
-    def __init__(self, folder: str, *, overwrite: bool = False) -> None:
+    def __init__(self, folder: str, *, overwrite: bool = False, form: str = PARQUET) -> None:
         """Raises ValueError if the folder holds something and may not, or is no local path."""
-        super().__init__(folder, tuple(TABLES), overwrite=overwrite)
+        super().__init__(folder, tuple(TABLES), overwrite=overwrite, form=form)
 
 
 @dataclass(frozen=True, slots=True)

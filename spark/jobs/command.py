@@ -17,6 +17,7 @@ usage or input; 3 it failed on the way.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import logging
 import os
@@ -37,6 +38,7 @@ from batonmq.spark.jobs.progress import Progress
 from batonmq.spark.read.damage import DamagedFile
 from batonmq.spark.read.storage import split_paths
 from batonmq.spark.read.store_facts import StoreError
+from batonmq.spark.report.result_folder import DELTA, PARQUET
 
 if TYPE_CHECKING:  # starting Spark takes seconds, importing it already one: see `Job.is_local`
     from pyspark.sql import SparkSession
@@ -154,6 +156,18 @@ class Job:
                 click.echo(line)
         sys.stdout.flush()
 
+    def reported(
+        self,
+        summary: dict[str, Any],
+        lines: Sequence[str],
+        report: Callable[[dict[str, Any]], str] | None,
+    ) -> None:
+        """The result, with a page that `report` writes (it returns the path) if there is one."""
+        if report is not None:
+            with self.progress.step("drawing the report"):
+                lines = [*lines, f"report: {report(summary)}"]
+        self.result(summary, lines)
+
 
 class JobCommand(click.Command):
     """A command whose errors are sentences: bad input ends it with 2, a failed query with 3."""
@@ -226,6 +240,38 @@ def job_options(function: Callable[..., None]) -> Callable[..., None]:
         function(job, **rest)
 
     return command
+
+
+def output_options(
+    *, required: bool, replaces: str = "an earlier result in --output"
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Where results go, whether they replace others, and as what."""
+    options = (
+        click.option("--output", required=required, metavar="DIR", help="where the results go"),
+        click.option("--overwrite", is_flag=True, help=f"replace {replaces}"),
+        click.option(
+            "--format",
+            "form",
+            type=click.Choice([PARQUET, DELTA]),
+            default=PARQUET,
+            show_default=True,
+            callback=_known_form,
+            help="what the tables are: folders of Parquet, or Delta tables (package deltalake)",
+        ),
+    )
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        return functools.reduce(lambda made, option: option(made), reversed(options), function)
+
+    return add
+
+
+def _known_form(_: click.Context, __: click.Parameter, form: str) -> str:
+    if form == DELTA and importlib.util.find_spec("deltalake") is None:
+        raise click.BadParameter(
+            "--format delta needs the package deltalake (pip install 'batonmq[delta]')"
+        )
+    return form
 
 
 def engine_option(function: Callable[..., None]) -> Callable[..., None]:

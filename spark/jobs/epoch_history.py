@@ -7,9 +7,11 @@ report; see `docs/spark-jobs.md`.
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import click
+import msgspec
 
 from batonmq.spark.history.findings import CRITICAL, WARNING
 from batonmq.spark.history.run import LOCAL_BYTES, Inputs, LocalEngine, Output, run
@@ -21,6 +23,7 @@ from batonmq.spark.jobs.command import (
     JobCommand,
     engine_option,
     job_options,
+    output_options,
     paths_of,
 )
 from batonmq.spark.report.epoch_report import write_epoch_report
@@ -49,8 +52,7 @@ _MOMENTS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%
     metavar="PATTERN",
     help="store folders of brokers, for their epoch files; repeated, or with commas",
 )
-@click.option("--output", required=True, metavar="DIR", help="where tables and report go")
-@click.option("--overwrite", is_flag=True, help="replace an earlier result in --output")
+@output_options(required=True)
 @click.option("--since", type=click.DateTime(_MOMENTS), help="rows from then on (UTC)")
 @click.option("--until", type=click.DateTime(_MOMENTS), help="rows before then (UTC)")
 @click.option(
@@ -61,38 +63,39 @@ _MOMENTS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%
     help="end with 1 if there are findings of this severity, or a worse one",
 )
 @click.option("--no-report", is_flag=True, help="tables only")
-def main(
-    job: Job,
-    history: tuple[str, ...],
-    history_parquet: tuple[str, ...],
-    stores: tuple[str, ...],
-    output: str,
-    overwrite: bool,
-    since: datetime | None,
-    until: datetime | None,
-    fail_on: str,
-    no_report: bool,
-) -> None:
+def main(job: Job, **given: Any) -> None:
     """Failovers as tables: from controllers' histories and brokers' epoch files."""
+    options = Options(**given)
     inputs = Inputs(
-        paths_of("--history", history),
-        paths_of("--history-parquet", history_parquet),
-        paths_of("--stores", stores),
-        since,
-        until,
+        paths_of("--history", options.history),
+        paths_of("--history-parquet", options.history_parquet),
+        paths_of("--stores", options.stores),
+        options.since,
+        options.until,
     )
-    report = ""
-    with Output(output, overwrite=overwrite) as place:
+    with Output(options.output, overwrite=options.overwrite, form=options.form) as place:
         summary = _run(job, inputs, place)
-        if not no_report:
-            with job.progress.step("drawing the report"):
-                report = write_epoch_report(str(place.path), summary)
-    printed = lines(summary)
-    job.result(summary, [*printed, f"report: {report}"] if report else printed)
+        report = None if options.no_report else partial(write_epoch_report, str(place.path))
+        job.reported(summary, lines(summary), report)
     found = summary["findings"]
-    worse = found[CRITICAL] + (found[WARNING] if fail_on == WARNING else 0)
-    if worse and fail_on != "never":
+    worse = found[CRITICAL] + (found[WARNING] if options.fail_on == WARNING else 0)
+    if worse and options.fail_on != "never":
         click.get_current_context().exit(FOUND)
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """What the command line says."""
+
+    history: tuple[str, ...]
+    history_parquet: tuple[str, ...]
+    stores: tuple[str, ...]
+    output: str
+    overwrite: bool
+    form: str
+    since: datetime | None
+    until: datetime | None
+    fail_on: str
+    no_report: bool
 
 
 def _run(job: Job, inputs: Inputs, place: Output) -> dict[str, Any]:

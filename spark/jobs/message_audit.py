@@ -7,6 +7,7 @@ work is in `batonmq.spark.audit`.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
@@ -27,6 +28,7 @@ from batonmq.spark.jobs.command import (
     JobCommand,
     engine_option,
     job_options,
+    output_options,
     paths_of,
 )
 
@@ -60,14 +62,16 @@ _EPILOG = (
 )
 @click.option("--unconfirmed", is_flag=True, help="compare what lies above confirmOffset, too")
 @click.option(
-    "--crc/--no-crc", default=True, help="check each record's CRC, where replicas agree, too"
+    "--crc/--no-crc",
+    "check_crc",
+    default=True,
+    help="check CRCs where replicas agree, too",
 )
 @click.option("--duplicates/--no-duplicates", default=True, help="look for repeated unique keys")
 @click.option(
     "--queues/--no-queues", default=True, help="check consume queues, and queue offsets in the log"
 )
-@click.option("--output", metavar="DIR", help="findings as Parquet, and summary.json")
-@click.option("--overwrite", is_flag=True, help="replace what --output holds")
+@output_options(required=False, replaces="what --output holds")
 @click.option(
     "--limit",
     type=click.IntRange(0, 10_000),
@@ -84,42 +88,20 @@ _EPILOG = (
 )
 @click.option(
     "--max-record-bytes",
+    "record_bytes_max",
     type=click.IntRange(91),
     default=32 * _MIB,
     show_default=True,
     help="a larger record counts as damage",
 )
 def main(
-    job: Job,
-    *,
-    stores: tuple[str, ...],
-    acked: tuple[str, ...],
-    group: str | None,
-    unconfirmed: bool,
-    crc: bool,
-    duplicates: bool,
-    queues: bool,
-    output: str | None,
-    overwrite: bool,
-    limit: int,
-    range_mib: int,
-    max_record_bytes: int,
+    job: Job, *, output: str | None, overwrite: bool, form: str, range_mib: int, **given: Any
 ) -> None:
     """Compare replicas' stores with each other, and with acknowledged sends."""
-    request = AuditRequest(
-        stores=paths_of("--stores", stores),
-        acked=paths_of("--acked", acked),
-        group=group,
-        unconfirmed=unconfirmed,
-        check_crc=crc,
-        duplicates=duplicates,
-        queues=queues,
-        range_bytes=range_mib * _MIB,
-        record_bytes_max=max_record_bytes,
-        limit=limit,
-    )
+    given |= {name: paths_of(f"--{name}", given[name]) for name in ("stores", "acked")}
+    request = AuditRequest(**given, range_bytes=range_mib * _MIB)
     if output is not None:
-        check_output(output, overwrite=overwrite)
+        check_output(output, overwrite=overwrite, form=form)
     with job.progress.step("reading identity and epochs of the stores"):
         plan = plan_audit(request)
     with (
@@ -130,7 +112,7 @@ def main(
         summary = summary_of(result, request.stores)
         if output is not None:
             with job.progress.step(f"writing {output}"):
-                write_result(result, output, summary)
+                write_result(result, output, summary, form=form)
     job.result(summary, lines_of(summary))
     sys.exit(DONE if result.is_clean else FOUND)
 

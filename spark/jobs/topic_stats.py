@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import click
+import msgspec
 
 from batonmq.spark.engine import SMALL_LOG_BYTES
 from batonmq.spark.jobs.command import (
@@ -19,6 +21,7 @@ from batonmq.spark.jobs.command import (
     JobCommand,
     engine_option,
     job_options,
+    output_options,
     paths_of,
 )
 from batonmq.spark.stats.output import Output
@@ -41,12 +44,7 @@ _MOMENTS: Final = ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "
     help="store folders of brokers; repeated, or with commas. Of several replicas of a group the "
     "one with the longest confirmed log is read",
 )
-@click.option("--output", required=True, metavar="DIR", help="where tables and report go")
-@click.option(
-    "--overwrite",
-    is_flag=True,
-    help="replace an earlier result in --output; its snapshots of consumer_lag are kept",
-)
+@output_options(required=True, replaces="an earlier result; its snapshots of consumer_lag are kept")
 @click.option(
     "--bucket",
     default="1m",
@@ -76,44 +74,47 @@ _MOMENTS: Final = ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "
     help="end with 1 if a group is more messages behind on a topic",
 )
 @click.option("--no-report", is_flag=True, help="tables only")
-def main(
-    job: Job,
-    stores: tuple[str, ...],
-    output: str,
-    overwrite: bool,
-    bucket: str,
-    topics: str,
-    moment: datetime | None,
-    unconfirmed: bool,
-    mode: str,
-    max_lag: int | None,
-    no_report: bool,
-) -> None:
+def main(job: Job, **given: Any) -> None:
     """Statistics of topics, from the stores of brokers."""
+    options = Options(**given)
+    at = options.moment.replace(tzinfo=UTC) if options.moment else datetime.now(UTC)
     wanted = Wanted(
-        paths_of("--stores", stores),
-        tuple(name.strip() for name in topics.split(",") if name.strip()),
-        span_ms(bucket),
-        mode,
-        (moment.replace(tzinfo=UTC) if moment else datetime.now(UTC)).replace(microsecond=0),
-        unconfirmed,
+        paths_of("--stores", options.stores),
+        tuple(name.strip() for name in options.topics.split(",") if name.strip()),
+        span_ms(options.bucket),
+        options.mode,
+        at.replace(microsecond=0),
+        options.unconfirmed,
     )
-    report = ""
     with job.progress.step("reading identity and epochs of the stores"):
-        sources = one_per_group(wanted.patterns, unconfirmed=unconfirmed)
+        sources = one_per_group(wanted.patterns, unconfirmed=wanted.unconfirmed)
+    shared, size = options.output, sources.log_bytes
     with (
-        Output(output, overwrite=overwrite) as place,
-        job.engine("topic_stats", sources.log_bytes, SMALL_LOG_BYTES, shared=output) as engine,
+        Output(options.output, overwrite=options.overwrite, form=options.form) as place,
+        job.engine("topic_stats", size, SMALL_LOG_BYTES, shared=shared) as engine,
     ):
         summary = run(engine, wanted, sources, place, job.progress.step)
-        if not no_report:
-            with job.progress.step("drawing the report"):
-                report = write_stats_report(str(place.path), summary)
-    printed = lines(summary)
-    job.result(summary, [*printed, f"report: {report}"] if report else printed)
+        report = None if options.no_report else partial(write_stats_report, str(place.path))
+        job.reported(summary, lines(summary), report)
     slowest = summary["slowest_group"]
-    if max_lag is not None and slowest and slowest["lag"] > max_lag:
+    if options.max_lag is not None and slowest and slowest["lag"] > options.max_lag:
         click.get_current_context().exit(FOUND)
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """What the command line says."""
+
+    stores: tuple[str, ...]
+    output: str
+    overwrite: bool
+    form: str
+    bucket: str
+    topics: str
+    moment: datetime | None
+    unconfirmed: bool
+    mode: str
+    max_lag: int | None
+    no_report: bool
 
 
 def span_ms(text: str) -> int:

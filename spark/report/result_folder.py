@@ -15,8 +15,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
+import pyarrow as pa
+import pyarrow.dataset as ds
+
 SUMMARY: Final = "summary.json"
 REPORT: Final = "report.html"
+PARQUET, DELTA = "parquet", "delta"
 _MAKING: Final = "_making-"
 
 
@@ -24,9 +28,16 @@ class ResultFolder:
     """Use it as a context: what is not published is removed at its end."""
 
     def __init__(
-        self, folder: str, tables: Sequence[str], *, overwrite: bool = False, keeps: str = ""
+        self,
+        folder: str,
+        tables: Sequence[str],
+        *,
+        overwrite: bool = False,
+        form: str = PARQUET,
+        keeps: str = "",
     ) -> None:
-        """`tables`: all that will be published. `keeps`: what --overwrite leaves, for the message.
+        """`tables`: all that will be published, in which `form`. `keeps`: what --overwrite leaves,
+        for the message.
 
         Raises ValueError if the folder holds something and may not, or is no local path.
         """
@@ -37,6 +48,7 @@ class ResultFolder:
             )
         self.path = Path(folder.removeprefix("file://")).resolve()
         self._tables = tables
+        self._form = form
         ours = (*tables, SUMMARY, REPORT)
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"--output {self.path}: it must be a folder")
@@ -71,6 +83,9 @@ class ResultFolder:
 
     def publish(self, summary: Mapping[str, Any]) -> None:
         """Put the tables in the place of earlier ones, then the summary. Raises OSError."""
+        if self._form == DELTA:
+            for name in self._tables:
+                to_delta(self._making / name)
         for name in (SUMMARY, REPORT):
             (self.path / name).unlink(missing_ok=True)
         for name in self._tables:
@@ -83,3 +98,24 @@ class ResultFolder:
             file.flush()
             os.fsync(file.fileno())
         os.rename(growing, self.path / SUMMARY)
+
+
+def to_delta(folder: Path) -> None:
+    """Make Parquet files in folders `name=value` a Delta table in their place. Raises OSError.
+
+    Needs the package deltalake. The rows are written anew: its conversion of files as they are does
+    not find folders whose names are escaped.
+    """
+    import deltalake
+
+    file = next(iter(folder.rglob("*.parquet")))
+    names = [each.partition("=")[0] for each in file.relative_to(folder).parent.parts]
+    kinds = [(name, pa.date32() if name == "day" else pa.string()) for name in names]
+    by_folder = ds.partitioning(pa.schema(kinds), flavor="hive")
+    rows = ds.dataset(folder, partitioning=by_folder, format="parquet").scanner().to_reader()
+    made = folder.with_name(f"{folder.name}.{DELTA}")
+    deltalake.write_deltalake(str(made), rows, partition_by=names)
+    if not names:  # no rows: readers of Parquet take the columns from the file
+        shutil.copy(file, made)
+    shutil.rmtree(folder)
+    made.rename(folder)

@@ -17,7 +17,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batonmq.spark.report.result_folder import ResultFolder
+from batonmq.spark.report.result_folder import PARQUET, ResultFolder
 from batonmq.spark.stats.tables import TABLES, Row, day_text, table_of
 
 LAG: Final = "consumer_lag"
@@ -26,12 +26,13 @@ LAG: Final = "consumer_lag"
 class Output(ResultFolder):
     """Use it as a context: what is not published is removed at its end."""
 
-    def __init__(self, folder: str, *, overwrite: bool = False) -> None:
+    def __init__(self, folder: str, *, overwrite: bool = False, form: str = PARQUET) -> None:
         """Raises ValueError if the folder holds what may not be replaced, or is no local path."""
         super().__init__(
             folder,
             tuple(TABLES),
             overwrite=overwrite,
+            form=form,
             keeps=" and keeps its snapshots of consumer_lag",
         )
 

@@ -35,10 +35,10 @@ def history(tmp_path_factory):
     ],
     ids=lambda each: each[:12].strip() or "plain",
 )
-def test_without_spark(history, needs, text):
+def test_without_spark(history, tmp_path, needs, text):
     if needs and importlib.util.find_spec(needs) is None:
         pytest.skip(f"the recipe for {needs} needs {needs}")
-    names = {"STORES": STORES, "HISTORY": history}
+    names = {"STORES": STORES, "HISTORY": history, "OUTPUT": str(tmp_path / "table")}
     exec(compile(text, "spark-recipes.md", "exec"), names)
     made = set(names) & {"bytes_by_topic", "elections", "newest", "by_kind"}
     assert made and all(len(names[each]) if each != "elections" else names[each] for each in made)

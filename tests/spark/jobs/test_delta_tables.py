@@ -1,0 +1,88 @@
+"""`--format delta`: the same rows as Parquet has, whatever folders their groups need."""
+
+import json
+import shutil
+from pathlib import Path
+
+import deltalake
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from click.testing import CliRunner
+
+from batonmq.spark.history.tables import TABLES as HISTORY_TABLES
+from batonmq.spark.jobs import command, epoch_history, message_audit, topic_stats
+from batonmq.spark.stats.tables import TABLES as STATS_TABLES
+
+STORES = Path(__file__).parents[2] / "golden" / "java-5.3.3" / "store"
+AT_MS = 1_795_262_400_000
+
+
+@pytest.fixture
+def stores(tmp_path):
+    """Replicas of which one has a wrong byte."""
+    shutil.copytree(STORES, tmp_path / "stores")
+    log = tmp_path / "stores" / "b1" / "commitlog" / f"{0:020d}"
+    data = bytearray(log.read_bytes())
+    data[6269 + 88] ^= 1
+    log.write_bytes(data)
+    return tmp_path / "stores" / "*"
+
+
+@pytest.fixture
+def history(tmp_path):
+    """Two elections of a group whose name no folder can have as it is."""
+    event = {"log": "a", "kind": "elected", "broker_name": "east#b=1", "sync_state_set": [1, 2]}
+    events = [
+        event | {"raft_index": n, "time_ms": AT_MS + n, "broker_id": n, "master_epoch": n}
+        for n in (1, 2)
+    ]
+    path = tmp_path / "history-n1.jsonl"
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("job", "source", "tables"),
+    [
+        (epoch_history, "history", tuple(HISTORY_TABLES)),
+        (topic_stats, "stores", tuple(STATS_TABLES)),
+        (message_audit, "stores", ("findings",)),
+    ],
+)
+def test_delta_tables_have_the_rows_of_parquet(job, source, tables, tmp_path, request):
+    given = [f"--{source}", str(request.getfixturevalue(source)), "--quiet"]
+    for form in ("parquet", "delta", "delta"):  # the second one replaces the first
+        out = ["--output", str(tmp_path / form), "--overwrite", "--format", form]
+        done = CliRunner().invoke(job.main, [*given, *out])
+        assert done.exit_code in (0, 1), done.output
+    count = 0
+    for table in tables:
+        data = ds.dataset(tmp_path / "parquet" / table, partitioning="hive")
+        made = deltalake.DeltaTable(str(tmp_path / "delta" / table))
+        found = pa.table(made.to_pyarrow_table()).to_pylist()
+        if job is topic_stats and table == "consumer_lag":
+            assert len(found) >= data.count_rows()  # each run has its snapshot
+            continue
+        assert plain(found) == plain(data.to_table().to_pylist()), table
+        count += len(found)
+    assert count
+    assert json.loads((tmp_path / "delta" / "summary.json").read_text())
+
+
+def plain(rows):
+    return sorted(json.dumps(row, default=str, sort_keys=True) for row in rows)
+
+
+def test_a_machine_without_the_package_says_so_before_anything_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    given = ["--stores", "/nowhere", "--output", str(tmp_path / "out"), "--format", "delta"]
+    done = CliRunner().invoke(topic_stats.main, given)
+    assert done.exit_code == 2 and "needs the package deltalake" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_audit_in_an_object_store_is_parquet(stores):
+    given = ["--stores", str(stores), "--output", "s3://bucket/audit", "--format", "delta"]
+    done = CliRunner().invoke(message_audit.main, given)
+    assert done.exit_code == 2 and "needs a path of this machine" in done.output
