@@ -418,3 +418,38 @@ def test_a_unit_that_is_half_on_disk_above_the_checkpoint_is_built_again(rig):
         file.write(bytes(20))
     store = rig.open(controller_mode=False)
     assert rig.read_bodies(store) == BODIES[:18]
+
+
+def test_a_unit_of_which_a_sector_is_missing_above_the_checkpoint_is_built_again(rig):
+    """Its place is there and its tags code is not, which for a timer says when it is due. Nothing
+    but the log tells that from a good one, and who reads due times reads the units only."""
+    store = rig.open_master()
+    rig.put_confirmed(store, *BODIES[:10], tag="A")
+    store.checkpoints.flush_derived()
+    rig.put_confirmed(store, *BODIES[10:18], tag="A")
+    written = store.queries.raw_units("T", 0, 0, 18)
+    for queue in list(store._files.consume_queues.queues()):
+        queue.write_back()
+    rig.kill(store)
+    path = rig.root / "consumequeue" / "T" / "0" / f"{0:020d}"
+    with path.open("r+b") as file:
+        file.seek(14 * 20 + 12)
+        file.write(bytes(8))
+    store = rig.open(controller_mode=False)
+    assert store.queries.raw_units("T", 0, 0, 18) == written
+
+
+def test_a_queue_that_is_dropped_for_its_damage_is_built_again_from_the_logs_beginning(rig):
+    """R24: also what lies below the checkpoint, where the other queues are whole."""
+    store = rig.open_master()
+    for queue_id in (0, 1):
+        rig.put_confirmed(store, *BODIES[:10], queue_id=queue_id)
+    store.checkpoints.flush_derived()
+    rig.put_confirmed(store, *BODIES[10:12])
+    for queue in list(store._files.consume_queues.queues()):
+        queue.write_back()
+    rig.kill(store)
+    rig.flip(rig.root / "consumequeue" / "T" / "0" / f"{0:020d}", 6 * 20 + 3)  # it points too far
+    store = rig.open(controller_mode=False)
+    assert rig.read_bodies(store) == BODIES[:12]
+    assert rig.read_bodies(store, queue_id=1) == BODIES[:10]
