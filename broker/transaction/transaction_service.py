@@ -43,7 +43,7 @@ from batonmq.broker.transaction.transaction_table import (
     parse_op,
 )
 from batonmq.broker.write.write_path import WritePath
-from batonmq.process.clock import wall_ms
+from batonmq.process.clock import boot_ms, wall_ms
 from batonmq.protocol.bodies import TopicConfig
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, CorruptLogError
@@ -105,6 +105,7 @@ class TransactionService:
         self._op_done: asyncio.Future[None] | None = None
         self._resumed: set[int] = set()
         """Where the given-up messages are that this mastership has taken back."""
+        self._wall_at_zero_ms = wall_ms() - boot_ms()
         self._looked_s = 0.0
         self._timer: asyncio.Handle | None = None
 
@@ -395,7 +396,9 @@ class TransactionService:
         if path.gate.refusal is not None or path.hold.active:
             return BLOCKED_MS
         for _ in range(SLICE):
-            due = table.next_due(now_ms)
+            # A half is as old as this process knows: a clock that leaps gives none up unchecked.
+            believed_ms = min(now_ms, self._wall_at_zero_ms + boot_ms())
+            due = table.next_due(now_ms, believed_ms)
             if due is None:
                 break
             try:

@@ -138,9 +138,13 @@ class TransactionTable:
         """When the next half is due, NEVER if none is open."""
         return self._due[0][0] if self._due else NEVER
 
-    def next_due(self, now_ms: int) -> Due | None:
+    def next_due(self, now_ms: int, believed_ms: int) -> Due | None:
         """The next half to check or to give up. It counts as being ended from now on: it is written
-        again, or to another topic, and `later` puts a check off."""
+        again, or to another topic, and `later` puts a check off.
+
+        `believed_ms`: what time it is as far as that is known without a clock that was set. By
+        `now_ms`, which may have leaped, a half is checked, but not given up.
+        """
         rules = self.rules
         while self._due and self._due[0][0] <= now_ms:
             _, offset = heapq.heappop(self._due)
@@ -148,7 +152,7 @@ class TransactionTable:
             if half is None or offset in self._ending:
                 continue
             self._ending.add(offset)
-            too_old = now_ms - half.stored_ms >= rules.age_max_ms
+            too_old = believed_ms - half.stored_ms >= rules.age_max_ms
             return Due(half, "give up" if half.checks >= rules.check_max or too_old else "check")
         return None
 

@@ -32,13 +32,13 @@ def table(*halves: Half) -> TransactionTable:
 
 def test_a_half_is_checked_after_the_timeout_then_each_interval() -> None:
     core = table(half(0))
-    assert core.wake_ms == 6_000 and core.next_due(5_999) is None
-    assert core.next_due(6_000) == Due(half(0), "check")
-    assert core.next_due(99_000) is None, "it is written again now"
+    assert core.wake_ms == 6_000 and core.next_due(5_999, 5_999) is None
+    assert core.next_due(6_000, 6_000) == Due(half(0), "check")
+    assert core.next_due(99_000, 99_000) is None, "it is written again now"
     copy = half(1, stored_ms=6_000, checks=1, key="K0")
     assert core.half_seen(copy) == 0, "the copy takes its place"
     core.op_seen(0, [0])
-    assert core.wake_ms == 36_000 and core.next_due(36_000) == Due(copy, "check")
+    assert core.wake_ms == 36_000 and core.next_due(36_000, 36_000) == Due(copy, "check")
 
 
 def test_an_ended_one_is_not_checked() -> None:
@@ -47,7 +47,9 @@ def test_an_ended_one_is_not_checked() -> None:
     assert core.to_end(0, b"K0") == [], "it is being ended"
     core.op_seen(0, [0])
     assert core.to_end(0, b"K0") == []
-    assert core.next_due(6_000) == Due(half(1), "check") and core.next_due(6_000) is None
+    assert (
+        core.next_due(6_000, 6_000) == Due(half(1), "check") and core.next_due(6_000, 6_000) is None
+    )
 
 
 def test_an_end_that_names_the_first_copy_ends_the_last_too() -> None:
@@ -72,9 +74,15 @@ def test_one_that_could_not_be_ended_is_open_again() -> None:
 
 
 def test_limits_count_or_age() -> None:
-    assert table(half(0, checks=15)).next_due(30_000) == Due(half(0, checks=15), "give up")
-    assert table(half(0, checks=14)).next_due(30_000) == Due(half(0, checks=14), "check")
-    assert table(half(0)).next_due(3_600_000) == Due(half(0), "give up")
+    assert table(half(0, checks=15)).next_due(30_000, 30_000) == Due(half(0, checks=15), "give up")
+    assert table(half(0, checks=14)).next_due(30_000, 30_000) == Due(half(0, checks=14), "check")
+    assert table(half(0)).next_due(3_600_000, 3_600_000) == Due(half(0), "give up")
+
+
+def test_a_clock_that_leaps_gives_nothing_up_unchecked() -> None:
+    """It is 30 s after the start, and the wall clock says that an hour has passed."""
+    core = table(half(0))
+    assert core.next_due(3_600_000, 30_000) == Due(half(0), "check")
 
 
 def test_immunity_moves_the_first_check_only() -> None:
@@ -85,10 +93,10 @@ def test_immunity_moves_the_first_check_only() -> None:
 
 def test_one_that_nobody_can_be_asked_about_waits() -> None:
     core = table(half(0))
-    due = core.next_due(6_000)
+    due = core.next_due(6_000, 6_000)
     assert due is not None
     core.later(due.half, 6_000)
-    assert core.wake_ms == 36_000 and core.next_due(36_000) == due
+    assert core.wake_ms == 36_000 and core.next_due(36_000, 36_000) == due
 
 
 def test_progress_stops_at_the_first_open_half_and_at_the_first_op_that_it_may_need() -> None:

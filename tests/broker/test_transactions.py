@@ -285,6 +285,27 @@ def test_one_that_stays_unknown_ends_in_the_topic_for_those(tmp_path: Path) -> N
     )
 
 
+def test_a_half_is_checked_and_not_given_up_when_the_clock_leaps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its producer committed: that is what the check brings, and no end is refused."""
+    leaped_ms = [0]
+    now_ms = transaction_service.wall_ms
+    monkeypatch.setattr(transaction_service, "wall_ms", lambda: now_ms() + leaped_ms[0])
+
+    async def play(rig: Rig) -> None:
+        producer = Asked(rig, COMMIT)
+        await producer.beat()
+        await half(rig)
+        leaped_ms[0] = 40 * 3_600_000
+        await until(lambda: end_of(rig, "T", 1) == 1)
+        assert end_of(rig, TRANS_CHECK_MAX_TIME_TOPIC) == 0
+        await producer.client.close()
+
+    once = NO_CHECKS | {"transaction_check_interval": 50 * 3_600_000}
+    run_with_broker(tmp_path, play, broker=once)
+
+
 def test_only_a_half_that_waits_or_was_given_up_is_checked_again(tmp_path: Path) -> None:
     """323."""
 
