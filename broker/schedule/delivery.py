@@ -13,13 +13,15 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from batonmq.broker.schedule.progress import ProgressRecord
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.process.clock import wall_ms
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.properties import find_property
 from batonmq.protocol.record import NewMessage
-from batonmq.protocol.topic_name import TRANS_HALF_TOPIC
+from batonmq.protocol.topic_name import PROGRESS_TOPIC, TRANS_HALF_TOPIC
+from batonmq.store.errors import PutRefused
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +91,14 @@ class DueService:
         """Does some of what is due; the least pause in ms before the next slice. Raises
         CorruptLogError."""
         raise NotImplementedError
+
+    def _note(self, progress: ProgressRecord) -> None:
+        """Says how far this is, behind what was put in the same turn. Where nothing is taken
+        nothing was put, and the next record says it."""
+        try:
+            self._path.put_system_record(PROGRESS_TOPIC, progress.encode())
+        except PutRefused as error:
+            log.info("progress_waits reason=%s", error)
 
     @property
     def _look_ms(self) -> int:

@@ -17,7 +17,7 @@ from batonmq.broker.schedule.progress import DeliveryProgress, ProgressRecord
 from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.record import message_to_store
-from batonmq.protocol.topic_name import PROGRESS_TOPIC, SCHEDULE_TOPIC
+from batonmq.protocol.topic_name import SCHEDULE_TOPIC
 from batonmq.store.delay_levels import DelayLevels
 from batonmq.store.errors import PutRefused
 
@@ -79,7 +79,7 @@ class ScheduleMessageService(DueService):
                     moved[look.queue_id + 1] = self._queues.offset_of(look.queue_id)
         finally:
             if moved:
-                self._path.put_system_record(PROGRESS_TOPIC, ProgressRecord(delays=moved).encode())
+                self._note(ProgressRecord(delays=moved))
         return pause_ms
 
     def _deliver_from(self, look: Look, left: int, now_ms: int) -> tuple[int, int]:

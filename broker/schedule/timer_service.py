@@ -24,7 +24,7 @@ from batonmq.protocol.layout import FILLER_SIZE, UNIT
 from batonmq.protocol.properties import find_property
 from batonmq.protocol.recall_handle import recall_key
 from batonmq.protocol.record import NewMessage, message_to_store, raw_properties, scan_record
-from batonmq.protocol.topic_name import PROGRESS_TOPIC, TIMER_TOPIC
+from batonmq.protocol.topic_name import TIMER_TOPIC
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection
 from batonmq.store.delay_levels import DelayLevels
@@ -94,7 +94,7 @@ class TimerService(DueService):
         finally:
             after = self._queue.progress()
             if after != before:
-                self._path.put_system_record(PROGRESS_TOPIC, ProgressRecord(timer=after).encode())
+                self._note(ProgressRecord(timer=after))
 
     def _read_units(self) -> bool:
         """Takes in some of what is visible of the queue; whether there may be more."""

@@ -255,6 +255,26 @@ def test_a_backlog_is_read_and_delivered_in_slices(
     run_with_broker(tmp_path, after)
 
 
+def test_r45_progress_that_finds_no_room_stops_no_timer(tmp_path: Path, clock: Clock) -> None:
+    """What is due was recalled, so nothing is to be put but how far the timer is, and the disk is
+    full. What is due later comes when there is room."""
+
+    async def play(rig: Rig) -> None:
+        store, timers = rig.service.store, rig.service.waiting.timers
+        recalled = await rig.send("T", b"recalled", TIMER_DELAY_SEC="20", UNIQ_KEY="K1")
+        assert (await recall(rig, recalled)).code == 0
+        await rig.send("T", b"later", TIMER_DELAY_SEC="40", UNIQ_KEY="K2")
+        await until(lambda: len(timers) == 3)
+        store.room.set_watermark("it is full")
+        clock.ahead_ms = 30_000
+        await until(lambda: len(timers) == 1)
+        store.room.set_watermark("")
+        clock.ahead_ms = 50_000
+        await until(lambda: end_of(rig, "T") == 1)
+
+    run_with_broker(tmp_path, play, broker=RECALLS)
+
+
 def test_a_new_master_goes_on_when_messages_expire_while_it_reads_them(
     tmp_path: Path, clock: Clock
 ) -> None:
