@@ -45,6 +45,7 @@ from sim.raft import Notifier, SimRaftTransport, ThreadTime, TickPoller
 from sim.rpc import SimChannel, SimServer
 from sim.threads import Queues, Threads
 
+_JUMP_S = 3.0  # for so long a clock is off, at most
 WALL_START_S = 1_767_600_000  # a Monday morning of 2026, 08:00 UTC
 
 _SERVERS = frozenset(
@@ -68,12 +69,21 @@ class Clocks:
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
         self.jumps: dict[str, float] = {}
+        self._jumped: list[tuple[float, str, float]] = []  # when, whose, by how many seconds
         self.farthest_s = 0.0  # that any host's clock was ever off
         self.passed_s = 0.0
 
     def jump(self, host: str, off_s: float) -> None:
         self.jumps[host] = off_s
+        self._jumped.append((self._loop.now_s, host, off_s))
         self.farthest_s = max(self.farthest_s, abs(off_s))
+
+    def off_s(self, host: str, seconds: float, *, behind: bool = False) -> float:
+        """By how much at most the wall clock of a host was ahead in the last `seconds`, or
+        `behind`."""
+        since_s = self._loop.now_s - seconds - _JUMP_S
+        found = [off for at, who, off in self._jumped if who == host and at >= since_s]
+        return max(0.0, *(-off if behind else off for off in found)) if found else 0.0
 
     def true_s(self) -> float:
         """The time of day, whatever clocks say."""
@@ -246,5 +256,5 @@ def _replace_in_servers(patches: Patches) -> None:
 
 def release_locks(root: Path) -> None:
     """The process that held locks below `root` is dead."""
-    held = {path for path in lock_file._held_here if path.is_relative_to(root)}
+    held = {path for path in lock_file._held_here if path.is_relative_to(root.resolve())}
     lock_file._held_here.difference_update(held)

@@ -268,7 +268,11 @@ class Reader(Client):
 
     async def _consume(self, messages: Sequence[MessageExt], context: ConsumeContext) -> Any:
         for message in messages:
-            sent = read_body(message.topic, message.body)
+            try:
+                sent = read_body(message.topic, message.body)
+            except ValueError as error:
+                self.world.violate(str(error))
+                return
             place = (message.topic, message.queue_id, message.queue_offset)
             self.messages.note_delivered(self.group, sent, place)
         chance = self.rng.random()

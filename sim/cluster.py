@@ -129,14 +129,39 @@ class _Telling(logging.Handler):
 
 
 @contextlib.contextmanager
+def _own_folder() -> Iterator[None]:
+    """The working folder is an empty one in memory. So paths of files, which are told, stored and
+    replicated, are the same in every run."""
+    parent = _MEMORY if _MEMORY.is_dir() else None
+    root = tempfile.mkdtemp(prefix="batonmq-sim-", dir=parent)
+    try:
+        with contextlib.chdir(root):
+            yield
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@contextlib.contextmanager
 def cluster_of(
     seed: int, settings: Settings, *, tell: Tell | None = None, logs: int | None = None
 ) -> Iterator[Cluster]:
     """A cluster on disks in memory, and around it nothing of the real machine. `logs`: from which
     level on lines of the servers' logs are told, too."""
-    parent = _MEMORY if _MEMORY.is_dir() else None
-    root = Path(tempfile.mkdtemp(prefix="batonmq-sim-", dir=parent))
-    cluster = Cluster(seed, settings, root, tell)
+    with _own_folder():
+        cluster = Cluster(seed, settings, Path(), tell)
+        with (
+            _around(cluster, logs),
+            ambient(seed, cluster.network, cluster.clocks, cluster.disks),
+        ):
+            try:
+                yield cluster
+            finally:
+                cluster.close()
+
+
+@contextlib.contextmanager
+def _around(cluster: Cluster, logs: int | None) -> Iterator[None]:
+    """Its loop, logs and warnings in place of those of this process."""
     handler, logger = _Telling(cluster), logging.getLogger()
     before_level, before_disabled = logger.level, logging.root.manager.disable
     if logs is None:
@@ -150,15 +175,10 @@ def cluster_of(
     around.__enter__()
     warnings.simplefilter("ignore", RuntimeWarning)  # work that a killed process never began
     try:
-        with ambient(seed, cluster.network, cluster.clocks, cluster.disks):
-            try:
-                yield cluster
-            finally:
-                cluster.close()
+        yield
     finally:
         around.__exit__(None, None, None)
         asyncio.set_event_loop(None)
         logging.disable(before_disabled)
         logger.removeHandler(handler)
         logger.setLevel(before_level)
-        shutil.rmtree(root, ignore_errors=True)

@@ -14,15 +14,17 @@ from batonmq.controller.rules.groups import BrokerGroup
 from batonmq.epoch.entry import EpochEntry
 from sim.disk import SECTOR
 from sim.hosts import BrokerHost
+from sim.rot import Rot
 from sim.settings import Settings
 
 
 class Copies:
     """`note` is to be called often enough to see every process of a broker."""
 
-    def __init__(self, brokers: Mapping[int, BrokerHost], settings: Settings) -> None:
+    def __init__(self, brokers: Mapping[int, BrokerHost], settings: Settings, rot: Rot) -> None:
         self._brokers = brokers
         self._settings = settings
+        self._rot = rot
         self._highest = 0  # that any master confirmed
         self._ends: dict[tuple[str, int], int] = {}  # by incarnation and masterEpoch
         self._newest: dict[int, tuple[BrokerHost, BrokerService]] = {}  # by broker id
@@ -109,6 +111,24 @@ class Copies:
             return f"R42: {host.incarnation} is added in {master_epoch} with tables of {held}"
         return ""
 
+    def undrained(self, broker_id: int, drained: int) -> str:
+        """Why a planned switch may not elect that broker, which is said to hold all below
+        `drained`."""
+        self.note()
+        if broker_id not in self._newest:
+            return ""
+        host, service = self._newest[broker_id]
+        holds = service.store.max_phy_offset
+        if host.service is not service or holds >= drained:
+            return ""
+        return f"R33: {host.incarnation} is elected with {holds}, sends were held at {drained}"
+
+    def never_confirmed(self, floor: int) -> str:
+        """Why `floor` may not be recorded as confirmed."""
+        if floor <= self._highest:
+            return ""
+        return f"R43: {floor} is recorded as confirmed, that is {self._highest}"
+
     def _fault_of(
         self, broker_id: int, group: BrokerGroup, acting: BrokerService, begin: int, data: bytes
     ) -> str:
@@ -116,14 +136,18 @@ class Copies:
         if broker_id not in self._newest:
             return ""
         host, service = self._newest[broker_id]
-        if host.boot > 1 and not self._settings.acks_are_flushed:
+        lost_power = host.boot > 1 and not self._settings.acks_are_flushed
+        if lost_power or host.name in self._rot.met:
             record, manager = group.replica(broker_id), service.replication.manager
             if record is None or manager is None or record.incarnation != manager.incarnation:
-                return ""  # an ack may be under way of what it lost with its power (R12, R17)
+                return ""  # an ack may be under way of what it lost since (R12, R17)
         holds, end = service.store.max_phy_offset, begin + len(data)
         if holds < end:
             return f"R1: {host.incarnation}, member {broker_id}, holds {holds}"
         of_master, own = acting.store.epochs.entries, service.store.epochs.entries
+        entered = service.path.gate.master_epoch
+        if entered < group.master_epoch:
+            return f"R41: {host.incarnation} counts in {group.master_epoch}, it is in {entered}"
         first = max(entries[0].epoch if entries else 0 for entries in (of_master, own))
         expected, found = (_history(entries, first, end) for entries in (of_master, own))
         if expected != found:

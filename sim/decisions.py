@@ -3,7 +3,8 @@
 A commit is judged with the group as it was recorded before: an Alter replaces the set that it
 names (R3, R10) and adds only processes that acked, and hold what is confirmed and the tables of
 this epoch (R12, R13, R42); a clean election chooses from the set and
-keeps its living members (R9, R10). A vote is on the voter's disk before it is told (G7).
+keeps its living members (R9, R10); in a planned switch the chosen one has the last byte (R33); what
+is recorded as confirmed was confirmed (R43). A vote is on the voter's disk before it is told (G7).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 from batonmq.controller.raft.log import Commit
 from batonmq.controller.rules.commands import ANY_EPOCH, AlterSyncStateSet, ElectMaster
 from batonmq.controller.rules.groups import BrokerGroup
+from batonmq.controller.switch import is_switch_id
 from sim.copies import Copies
 from sim.disk import HostDisk
 from sim.hosts import GROUP
@@ -50,6 +52,11 @@ class Decisions:
                 )
         elif isinstance(commit.command, ElectMaster):
             fault = _of_election(before, after, commit.command)
+            if after.master_epoch > before.master_epoch and is_switch_id(commit.command.request_id):
+                fault = fault or self._copies.undrained(
+                    after.master_broker_id, commit.command.drained_offset
+                )
+        fault = fault or self._copies.never_confirmed(after.confirm_floor)
         if fault:
             self._violate(fault)
 

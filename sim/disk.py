@@ -54,6 +54,8 @@ class DiskPlan:
 
     full: bool = False
     fail_call: tuple[str, int] | None = None  # EIO at the n-th call of that name from now
+    fail_within: tuple[str, int, int] | None = None
+    """While that path exists: the n-th changing call fails, with that number."""
     crash_at: tuple[int, bool] | None = None  # at the n-th changing call, before or after it
     short_write: int | None = None  # the n-th pwrite writes half
     slow_s: float = 0.0  # of an fsync
@@ -61,7 +63,8 @@ class DiskPlan:
 
     @property
     def is_idle(self) -> bool:
-        return not (self.full or self.fail_call or self.crash_at or self.short_write or self.slow_s)
+        fails = self.fail_call or self.fail_within
+        return not (self.full or fails or self.crash_at or self.short_write or self.slow_s)
 
 
 class HostDisk:
@@ -92,12 +95,22 @@ class HostDisk:
             if left <= 0:
                 self.on_fault(f"EIO at {name} of {self.short(path)}")
                 raise OSError(errno.EIO, os.strerror(errno.EIO), self.short(path))
+        if plan.fail_within is not None and name in _CHANGING:
+            self._fail_within(*plan.fail_within, name, path)
         if plan.crash_at is not None and name in _CHANGING:
             left = plan.crash_at[0] - 1
             if left > 0:
                 plan.crash_at = (left, plan.crash_at[1])
             elif not plan.crash_at[1]:
                 self._crash(name, path)
+
+    def _fail_within(self, during: str, left: int, number: int, name: str, path: str) -> None:
+        if not (self.root / during).exists():
+            return
+        self.plan.fail_within = (during, left - 1, number) if left > 1 else None
+        if left <= 1:
+            self.on_fault(f"{errno.errorcode[number]} at {name} of {self.short(path)}")
+            raise OSError(number, os.strerror(number), self.short(path))
 
     def after(self, name: str, path: str) -> None:
         plan = self.plan

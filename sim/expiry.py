@@ -22,6 +22,9 @@ from sim.world import World
 _FORCED_ABOVE = 0.85  # StoreConfig.disk_space_clean_forcibly_ratio
 _HOUR_S = 3_600.0
 _SLACK_S = 5.0  # clocks drift
+_BELIEVED_S = _HOUR_S
+"""A clock is believed as far as it went on since the start (`store.upkeep.LogTime`), and this."""
+_START_S = 3.0
 
 
 class Expiry:
@@ -32,13 +35,24 @@ class Expiry:
         self._truth = truth
         self.begin = 0
         self.taken = 0
+        self._started: dict[str, tuple[float, float]] = {}
+        """Per broker: since when its store is open, and by how much its clock was ahead then."""
+        self._grown: list[tuple[int, float]] = []  # up to where at what time
         self._own: dict[str, int] = {}
         """Per broker: where its log begins by what it took away itself."""
+
+    def grown(self) -> None:
+        """More of the log is confirmed, or some of it was given up."""
+        end = len(self._truth)
+        self._grown = [each for each in self._grown if each[0] < end]
+        self._grown.append((end, self._world.clocks.true_s()))
 
     def watch(self, host: BrokerHost) -> None:
         """Its store was opened."""
         assert host.service is not None
         log = host.service.store.log
+        ahead_s = self._world.clocks.off_s(host.address, _START_S)
+        self._started[host.name] = (self._world.now_s, ahead_s)
         self.check_begin(host)
         own = self._own.get(host.name, 0)
         self._own[host.name] = min(own, host.service.store.min_phy_offset)
@@ -84,11 +98,20 @@ class Expiry:
             return "R38: the log does not state the positions of queues behind it"
         if host.disk.used() <= _FORCED_ABOVE:
             age_s = self._world.clocks.true_s() - self._newest_s(segment)
-            slack_s = _SLACK_S + 2 * self._world.clocks.farthest_s
+            slack_s = _SLACK_S + self._clock_error_s(host)
             if age_s + slack_s < self._world.settings.reserved_hours * _HOUR_S:
                 return f"its newest message is {age_s:.0f} s old"
         self.begin = max(self.begin, segment.end_offset)
         return ""
+
+    def _clock_error_s(self, host: BrokerHost) -> float:
+        """By how much older than it is that broker may rightly take a segment for: its clock may
+        have been behind when it wrote the file, and is ahead by now."""
+        started_s, ahead_s = self._started[host.name]
+        since_s = self._world.now_s - started_s + _START_S
+        clocks, address = self._world.clocks, host.address
+        ahead_s = min(clocks.off_s(address, since_s), ahead_s + _BELIEVED_S)
+        return ahead_s + clocks.off_s(address, self._world.now_s, behind=True)
 
     def _are_positions_stated(self, begin: int) -> bool:
         """Whether a whole round of them lies behind `begin`, and is confirmed."""
@@ -100,6 +123,5 @@ class Expiry:
         return False
 
     def _newest_s(self, segment: Segment) -> float:
-        """When the newest message of a segment was stored."""
-        found = records(self._truth, segment.start_offset, segment.end_offset)
-        return max((record.stored_ms for record in found), default=0) / 1000
+        """When the last byte of a segment was confirmed."""
+        return next(at_s for end, at_s in self._grown if end >= segment.end_offset)

@@ -1,65 +1,16 @@
-"""The faults of a life: drawn before it begins, so that any of them can be left out.
-
-Each is over by itself after `for_s`. `pick` and `pick2` in [0, 1) say whom it meets, among those
-whom it can meet at that time.
-"""
+"""What each kind of fault does to a cluster, and the end of all of them."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Sequence
 
 from sim.clients import Client, Operator, Reader
 from sim.cluster import Cluster
 from sim.disk import DiskPlan
 from sim.hosts import BrokerHost, ControllerHost, Host
-
-T = TypeVar("T")
-
-#: Kinds and how often each is drawn.
-WEIGHTS = {
-    "kill broker": 5,
-    "kill master": 6,
-    "stop broker": 2,
-    "kill controller": 2,
-    "kill lead": 3,
-    "lose power": 3,
-    "lose power of controller": 2,
-    "lose power of all controllers": 1,
-    "pause": 4,
-    "cut": 4,
-    "cut one way": 3,
-    "isolate": 4,
-    "slow network": 1,
-    "slow link": 2,
-    "reset": 4,
-    "switch": 4,
-    "crash at disk call": 5,
-    "crash at callback": 4,
-    "slow disk": 2,
-    "clock jump": 2,
-    "replace disk": 2,
-    "fail disk call": 3,
-    "short write": 2,
-    "full disk": 3,
-    "kill client": 3,
-    "leave": 3,
-}
-
-#: The same, beside those, where segments expire.
-EXPIRY = {
-    "disk fills up": 5,
-    "hours pass": 2,
-    "left behind": 3,
-}
-
-#: And where all members are stopped and started again.
-ROLLING = {"rolling restart": 1}
-
-#: And where an operator elects uncleanly.
-UNCLEAN = {"unclean election": 1}
+from sim.kinds import FAILING, Fault, Kinds
+from sim.strain import StrainFaults
+from sim.wear import WearFaults
 
 NEARLY_FULL = 0.87
 """So much of a disk is used that any segment may expire, and writes are taken."""
@@ -67,75 +18,6 @@ _LOOK_S = 0.2
 _LEASE_OVER_S = 1.2
 _TRIES = 5
 _AWAY_S = 4.0
-_FAILING = ("pwrite", "fdatasync", "open", "pread", "read_bytes", "fsync", "link", "replace")
-
-
-@dataclass(frozen=True)
-class Fault:
-    at_s: float
-    kind: str
-    pick: float
-    pick2: float
-    for_s: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.at_s:.3f} s {self.kind} ({self.pick:.2f}, {self.pick2:.2f}, {self.for_s:.2f} s)"
-        )
-
-
-def draw_faults(
-    rng: random.Random, seconds: float, kinds_of: Mapping[str, int]
-) -> tuple[Fault, ...]:
-    """In the order of their times."""
-    kinds, weights = tuple(kinds_of), tuple(kinds_of.values())
-    allowed = rng.sample(kinds, rng.randint(min(5, len(kinds)), len(kinds)))
-    weights = tuple(w if k in allowed else 0 for k, w in zip(kinds, weights, strict=True))
-    pace_s = rng.choice((0.1, 0.25, 0.6) if kinds_of is WEIGHTS else (0.6, 1.5))
-    faults: list[Fault] = []
-    at_s = 0.0
-    while True:
-        at_s += rng.expovariate(1 / pace_s)
-        if at_s >= seconds:
-            return tuple(faults)
-        for_s = rng.choice((0.02, 0.1, 0.3, 0.7, 1.0, 2.0)) * rng.uniform(0.5, 1.5)
-        (kind,) = rng.choices(kinds, weights)
-        faults.append(Fault(at_s, kind, rng.random(), rng.random(), for_s))
-
-
-class Kinds:
-    """A method for each kind: what it did, None if it could not meet anybody."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.over = False
-        self._rolling = False
-
-    @staticmethod
-    def _of(hosts: Sequence[T], pick: float) -> T | None:
-        return hosts[int(pick * len(hosts))] if hosts else None
-
-    def _later(self, fault: Fault, undo: Callable[..., object], *args: object) -> None:
-        self.cluster.later(fault.for_s, undo, *args)
-
-    def _is_member(self, host: BrokerHost) -> bool:
-        """Whether this very process is recorded in the set."""
-        group, service = self.cluster.promises.group, host.service
-        manager = service.replication.manager if service is not None else None
-        if group is None or manager is None or manager.broker_id not in group.sync_state_set:
-            return False
-        record = group.replica(manager.broker_id)
-        return record is not None and record.incarnation == manager.incarnation
-
-    def _up(self) -> list[Host]:
-        return [host for host in self.cluster.hosts if host.is_up]
-
-    def _down(self, fault: Fault, host: Host | None, how: Callable[[], None]) -> str | None:
-        if host is None:
-            return None
-        how()
-        self._later(fault, host.start)
-        return f"{host.name} for {fault.for_s:.2f} s"
 
 
 class HostFaults(Kinds):
@@ -223,6 +105,16 @@ class HostFaults(Kinds):
         self._later(fault, self.cluster.clocks.jumps.pop, host.address, None)
         return f"{host.name} by {off_s:.0f} s"
 
+    def clock_leap(self, fault: Fault) -> str | None:
+        """By hours, of a broker."""
+        host = self._of(self._brokers(), fault.pick)
+        if host is None:
+            return None
+        off_s = (fault.pick2 - 0.3) * 12 * 3600
+        self.cluster.clocks.jump(host.address, off_s)
+        self._later(fault, self.cluster.clocks.jumps.pop, host.address, None)
+        return f"{host.name} by {off_s / 3600:.1f} hours"
+
 
 class DiskFaults(Kinds):
     """Power is lost, a process ends at a call to its disk, disks are slow."""
@@ -234,15 +126,9 @@ class DiskFaults(Kinds):
         host = self._of(brokers, fault.pick)
         if host is None:
             return None
-        if not self.cluster.settings.acks_are_flushed:
-            others = [other for other in brokers if other is not host]
-            if not any(map(self._is_member, others)) or not all(map(self._is_whole, others)):
-                return None
+        if not self.cluster.settings.acks_are_flushed and not self.is_held_elsewhere(host):
+            return None
         return self._down(fault, host, host.lose_power)
-
-    def _is_whole(self, host: BrokerHost) -> bool:
-        """Whether it holds what it acked: its power was never lost, or it is a member since."""
-        return host.boot == 1 or self._is_member(host)
 
     def lose_power_of_controller(self, fault: Fault) -> str | None:
         host = self._of(list(self.cluster.controllers.values()), fault.pick)
@@ -290,7 +176,7 @@ class DiskFaults(Kinds):
         host = self._of(hosts, fault.pick)
         if host is None or host.disk.plan.fail_call is not None:
             return None
-        name = _FAILING[int(fault.pick2 * len(_FAILING))]
+        name = FAILING[int(fault.pick2 * len(FAILING))]
         call = 1 + int(fault.pick2 * 997) % 7
         host.disk.plan.fail_call = (name, call)
         self._later(fault, setattr, host.disk.plan, "fail_call", None)
@@ -366,14 +252,14 @@ class NetworkFaults(Kinds):
         one, other = self._two(fault)
         pair = frozenset((one.address, other.address))
         self.cluster.network.blocked.add(pair)
-        self._later(fault, self._heal, pair)
+        self._later(fault, self.cluster.network.heal_link, pair)
         return f"{one.name} and {other.name} for {fault.for_s:.2f} s"
 
     def cut_one_way(self, fault: Fault) -> str | None:
         one, other = self._two(fault)
         way = (one.address, other.address)
         self.cluster.network.one_way.add(way)
-        self._later(fault, self._heal, way)
+        self._later(fault, self.cluster.network.heal_link, way)
         return f"{one.name} to {other.name} for {fault.for_s:.2f} s"
 
     def isolate(self, fault: Fault) -> str | None:
@@ -389,7 +275,7 @@ class NetworkFaults(Kinds):
             if other is not host:
                 pair = frozenset((host.address, other.address))
                 self.cluster.network.blocked.add(pair)
-                self.cluster.later(for_s, self._heal, pair)
+                self.cluster.later(for_s, self.cluster.network.heal_link, pair)
         return f"{host.name} for {for_s:.2f} s"
 
     def _two(self, fault: Fault) -> tuple[Host, Host]:
@@ -397,16 +283,6 @@ class NetworkFaults(Kinds):
         one = hosts[int(fault.pick * len(hosts))]
         rest = [host for host in hosts if host is not one]
         return one, rest[int(fault.pick2 * len(rest))]
-
-    def _heal(self, cut: frozenset[str] | tuple[str, str]) -> None:
-        network = self.cluster.network
-        if isinstance(cut, tuple):
-            network.one_way.discard(cut)
-        else:
-            network.blocked.discard(cut)
-        waiting, network.waiting = network.waiting, []
-        for pipe in waiting:
-            pipe.pump()
 
     def slow_network(self, fault: Fault) -> str | None:
         self.cluster.network.slow = True
@@ -517,6 +393,8 @@ class Faults:
         self._kinds = (
             HostFaults(cluster),
             DiskFaults(cluster),
+            WearFaults(cluster),
+            StrainFaults(cluster),
             NetworkFaults(cluster),
             self._of_clients,
         )
@@ -544,6 +422,7 @@ class Faults:
             if host.service is not None
         }
         if held:
+            self.cluster.promises.given_up.operator_compares = True
             self.cluster.tell("fault", f"an operator elects the longest of {held}")
             self._of_clients.operator.elect(max(held, key=lambda one: held[one]), unclean=True)
 

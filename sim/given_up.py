@@ -4,7 +4,8 @@
 of a later one, opens. From then on the truth ends where that log left it, and goes on with what the
 new master confirms. Until the old master and those that follow it hear of the election they may
 show what is given up; they confirm nothing new beside the new master unless the operator accepted
-that (R44). An election without an operator gives up nothing that a living replica holds (G5, R17).
+that (R44). An election without an operator, or by one who compares, gives up nothing that a
+living replica holds (G5, R17).
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from sim.records import LogRecord, records
 
 @dataclass
 class Unclean:
-    """`at`: where the logs part, None until the new master opens. `held`: up to where the winner's
-    log was the truth when it was elected, by `winner` in that `boot`."""
+    """`takes_any`: an operator named the winner, whatever others hold. `at`: where the logs part,
+    None until the new master opens. `held`: up to where the winner's log was the truth when it was
+    elected, by `winner` in that `boot`."""
 
     epoch: int
-    by_operator: bool
+    takes_any: bool
     cuts_later_acks: bool
     held: int
     winner: BrokerHost | None
@@ -35,6 +37,8 @@ class GivenUp:
     def __init__(self, violate: Callable[[str], None]) -> None:
         self._violate = violate
         self._elections: list[Unclean] = []
+        self.operator_compares = False
+        """Whether operators name the replica that holds most, from now on."""
 
     @property
     def any(self) -> bool:
@@ -57,7 +61,7 @@ class GivenUp:
         is_same = election.winner is host and election.boot == host.boot
         if is_same and at < election.held:
             self._violate(f"R44: {host.incarnation} opens with {at} of {election.held} it had")
-        if not election.by_operator and any(other > at for other in kept):
+        if not election.takes_any and any(other > at for other in kept):
             self._violate(f"G5: {host.incarnation} leads with {at}, others hold {list(kept)}")
 
     def bound(self, log_epoch: int) -> int | None:

@@ -299,6 +299,7 @@ def _broker_sections(host: BrokerHost, settings: Settings) -> BrokerSections:
             default_topic_queue_nums=4,
             flush_consumer_offset_interval=1_000,
             register_name_server_period=5_000,
+            recall_message_enable=True,
             transaction_time_out=1_000,
             transaction_check_interval=500,
             transaction_check_max=1_000,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import random
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from batonmq.protocol.layout import FILLER_SIZE
@@ -17,13 +17,23 @@ from sim.ambient import processor_seconds
 from sim.clients import Client, Reader, Recreator, Sender, Topics
 from sim.cluster import Cluster, cluster_of
 from sim.disk import DiskPlan
-from sim.faults import EXPIRY, NEARLY_FULL, ROLLING, UNCLEAN, WEIGHTS, Fault, Faults, draw_faults
+from sim.faults import NEARLY_FULL, Faults
 from sim.features.features import Features
 from sim.hosts import BrokerHost
+from sim.kinds import (
+    EXPIRY,
+    LEAPING,
+    ROLLING,
+    STRAINING,
+    UNCLEAN,
+    WEARING,
+    WEIGHTS,
+    Fault,
+    draw_faults,
+)
 from sim.messages import Messages
-from sim.promises import read_log
 from sim.records import LogRecord
-from sim.settings import Settings, draw_settings, with_features, with_variants
+from sim.settings import Settings, draw_settings, with_features, with_strains, with_variants
 from sim.world import Tell, Violation
 
 Table = dict[tuple[str, int], tuple[int, list[tuple[int, int, int, int]]]]
@@ -79,7 +89,7 @@ class Plan:
 
 
 def plan_of(seed: int, *, plain: bool = False) -> Plan:
-    """`plain`: without the broker's features that it may have."""
+    """`plain`: without the broker's features that it may have, and with disks that do not wear."""
     rng = random.Random(f"life {seed}")
     settings = draw_settings(rng)
     seconds = rng.choice((2.0, 4.0, 6.0))
@@ -95,7 +105,21 @@ def plan_of(seed: int, *, plain: bool = False) -> Plan:
         faults += draw_faults(of_variants, seconds - 2.0, UNCLEAN)
     if not plain:
         settings = with_features(settings, random.Random(f"features {seed}"))
+        of_strains = random.Random(f"strains {seed}")
+        settings = with_strains(settings, of_strains)
+        faults += _strains(settings, of_strains, seconds)
     return Plan(seed, settings, tuple(sorted(faults, key=lambda fault: fault.at_s)), seconds)
+
+
+def _strains(settings: Settings, rng: random.Random, seconds: float) -> tuple[Fault, ...]:
+    faults: tuple[Fault, ...] = ()
+    if settings.wears:
+        faults += draw_faults(rng, seconds, WEARING)
+    if settings.strains:
+        faults += draw_faults(rng, seconds, STRAINING)
+    if settings.expires:
+        faults += draw_faults(rng, seconds, LEAPING)
+    return faults
 
 
 def run(
@@ -196,8 +220,9 @@ class Life:
         for client in (*self._clients, self._late):
             client.start()
         acked = len(self.messages.acked)
-        if not cluster.settings.acks_are_flushed and any(
-            host.boot > 1 for host in cluster.brokers.values()
+        if cluster.promises.rot.met or (
+            not cluster.settings.acks_are_flushed
+            and any(host.boot > 1 for host in cluster.brokers.values())
         ):
             cluster.later(_OPERATOR_S, self.faults.elect_longest)
         self._until(
@@ -315,7 +340,7 @@ class Life:
         store = host.service.store
         begin, gone = store.min_phy_offset, self.cluster.promises.expiry.begin
         self.cluster.promises.expiry.check_begin(host)
-        if read_log(store, begin, len(truth)) != truth[begin:]:
+        if self.cluster.promises.rot.read(host, begin, len(truth)) != truth[begin:]:
             violate(f"G3: {host.incarnation} holds other bytes than were confirmed")
         table: Table = {}
         for queue in store._files.consume_queues.queues():
@@ -326,12 +351,16 @@ class Life:
             if [unit[0] for unit in units] != list(range(first, first + len(units))):
                 violate(f"offsets: {queue.topic} {queue.queue_id} at {host.name} has gaps")
             kept = [unit for unit in units if unit[1] >= gone and unit[2] != FILLER_SIZE]
+            behind = [unit[0] for unit in units if kept and unit[0] > kept[0][0]]
+            if len(behind) + 1 > len(kept) > 0:
+                violate(f"offsets: {queue.topic} {queue.queue_id} at {host.name} has filler within")
             table[queue.topic, queue.queue_id] = (queue.max_offset, kept)
-        self._check_places(store)
+        self._check_places(store, self.cluster.promises.rot.of(host))
         return table
 
-    def _check_places(self, store: MessageStore) -> None:
-        """What was acknowledged or delivered stands where clients were told."""
+    def _check_places(self, store: MessageStore, rotten: Collection[int]) -> None:
+        """What was acknowledged or delivered stands where clients were told. `rotten` are bytes of
+        the log that flipped at rest."""
         for (topic, queue_id, offset), name in self.messages.at.items():
             found = store._files.consume_queues.find(topic, queue_id)
             unit = found.unit_at(offset) if found is not None else None
@@ -340,7 +369,10 @@ class Life:
                 if is_there and not self.cluster.promises.is_expired(name):
                     self.cluster.violate(f"offsets: {name} is not at {topic} {queue_id} {offset}")
                 continue
-            if unit[0] < store.min_phy_offset:
+            if unit[1] == FILLER_SIZE and not self.cluster.promises.is_expired(name):
+                self.cluster.violate(f"offsets: filler is at {topic} {queue_id} {offset} of {name}")
+            end = unit[0] + unit[1]
+            if unit[0] < store.min_phy_offset or any(unit[0] <= at < end for at in rotten):
                 continue
             record = store.queries.look_message_by_offset(unit[0])
             if record is None or f"{name}|".encode() not in bytes(record):

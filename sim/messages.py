@@ -30,8 +30,12 @@ class Sent:
 
 
 def read_body(topic: str, body: bytes) -> Sent:
+    """Raises ValueError for a body that nobody has sent."""
     name, key, n, life, _ = body.split(b"|", 4)
-    return Sent(name.decode(), topic, key.decode(), int(n), int(life))
+    sent = Sent(name.decode(), topic, key.decode(), int(n), int(life))
+    if sent.body(len(body)) != body:
+        raise ValueError(f"G8: {body!r} is delivered")
+    return sent
 
 
 Place = tuple[str, int, int]

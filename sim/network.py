@@ -63,6 +63,16 @@ class Network:
     def block(self, one: str, other: str) -> None:
         self.blocked.add(frozenset((one, other)))
 
+    def heal_link(self, cut: frozenset[str] | tuple[str, str]) -> None:
+        """Ends one of `blocked`, or of `one_way`."""
+        if isinstance(cut, tuple):
+            self.one_way.discard(cut)
+        else:
+            self.blocked.discard(cut)
+        waiting, self.waiting = self.waiting, []
+        for pipe in waiting:
+            pipe.pump()
+
     def heal(self) -> None:
         self.blocked.clear()
         self.one_way.clear()
@@ -266,6 +276,13 @@ class SimTransport(asyncio.Transport):
             self.out.send(_END)
             if self.protocol is not None:
                 self.protocol.connection_lost(error)
+
+    def break_unseen(self) -> None:
+        """The connection broke, and the other end hears nothing of it."""
+        if not self.ended:
+            self.ended = True
+            self.out.drop_unsent()
+            self.protocol.connection_lost(ConnectionResetError(errno.ECONNRESET, "reset"))
 
     def is_closing(self) -> bool:
         return self.ended

@@ -16,13 +16,13 @@ from batonmq.controller.rules.groups import BrokerGroup
 from batonmq.namesrv.state import RouteInfoManager
 from batonmq.protocol.role_view import Role
 from batonmq.protocol.topic_name import METADATA_TOPIC
-from batonmq.store.message_store import MessageStore
 from sim.copies import Copies, first_unsynced
 from sim.decisions import Decisions
 from sim.expiry import Expiry
 from sim.given_up import GivenUp, Unclean, records_behind
 from sim.hosts import GROUP, BrokerHost, ControllerHost
 from sim.records import LogRecord, records
+from sim.rot import Rot, read_log
 from sim.sightings import Sightings
 from sim.world import World
 
@@ -36,11 +36,14 @@ class Promises:
     def __init__(self, world: World, brokers: Mapping[int, BrokerHost]) -> None:
         self._world = world
         self._brokers = brokers
-        self._copies = Copies(brokers, world.settings)
+        self.truth = bytearray()
+        self.rot = Rot(self.truth)
+        self.expiry = Expiry(world, self.truth)
+        self._copies = Copies(brokers, world.settings, self.rot)
         self._decisions = Decisions(self._copies, world.violate)
         self.sightings: Sightings
-        self.truth = bytearray()
-        self.expiry = Expiry(world, self.truth)
+        self._shown: dict[str, tuple[int, int]] = {}
+        """Of each broker its boot, and up to where it showed its log in it."""
         self.given_up = GivenUp(world.violate)
         self.on_given_up: Callable[[Sequence[LogRecord]], None] = lambda records: None
         self.on_cut_later: Callable[[Sequence[str]], None] = lambda names: None
@@ -55,6 +58,11 @@ class Promises:
 
     def started(self, host: BrokerHost) -> None:
         self.expiry.watch(host)
+        assert host.service is not None
+        store, (boot, shown) = host.service.store, self._shown.get(host.name, (0, 0))
+        is_less = store.max_phy_offset < shown and not store.trust.reason
+        if boot == host.boot and is_less and not self.given_up.any:
+            self._violate(f"R24: {host.incarnation} has {store.max_phy_offset} of {shown}")
 
     def confirmed(self, host: BrokerHost) -> None:
         """The broker shows more of its log to readers."""
@@ -63,6 +71,7 @@ class Promises:
             return
         store, gate = service.store, service.path.gate
         epoch, end = gate.master_epoch, store.confirm_offset
+        self._shown[host.name] = (host.boot, end)
         bound = self._bound(host)
         if bound is None and (fault := self._copies.shown(host)):
             self._violate(fault)
@@ -77,13 +86,13 @@ class Promises:
             host.confirms[epoch] = end
         if bound is not None and end > bound:
             begin = max(bound, store.min_phy_offset)  # its own oldest segments may have expired
-            names = set(_NAMES.findall(read_log(store, begin, end)))
+            names = set(_NAMES.findall(self.rot.read(host, begin, end)))
             self.on_cut_later(sorted(name.decode() for name in names))
             end = bound
         begin = max(host.checked, store.min_phy_offset)
         if end <= begin:
             return
-        data = read_log(store, begin, end)
+        data = self.rot.read(host, begin, end)
         if len(data) < end - begin:
             self._violate(f"G4: {host.incarnation} confirms {end} and holds {begin + len(data)}")
         known = bytes(self.truth[begin:end])
@@ -93,6 +102,7 @@ class Promises:
         host.checked = end
         if end > len(self.truth):
             self.truth += data[len(self.truth) - begin :]
+            self.expiry.grown()
             self.truth_ends[epoch] = end
             self._no_newer_master_lacks(host, epoch, end)
 
@@ -118,17 +128,15 @@ class Promises:
     def held_by(self, host: BrokerHost) -> int:
         """Up to where its log is the truth."""
         assert host.service is not None
-        store = host.service.store
-        begin = store.min_phy_offset
-        return begin + equal(read_log(store, begin, len(self.truth)), self.truth[begin:])
+        begin = host.service.store.min_phy_offset
+        return begin + equal(self.rot.read(host, begin, len(self.truth)), self.truth[begin:])
 
     def _elected_unclean(self, group: BrokerGroup, command: ElectMaster) -> None:
         host = self._copies.host_of(group.master_broker_id)
         held = self.held_by(host) if host is not None and host.service is not None else 0
         boot = host.boot if host is not None else 0
-        election = Unclean(
-            group.master_epoch, command.unclean, command.cut_later_acks, held, host, boot
-        )
+        takes_any = command.unclean and not self.given_up.operator_compares
+        election = Unclean(group.master_epoch, takes_any, command.cut_later_acks, held, host, boot)
         self.given_up.elected(election)
 
     def _give_up(self, host: BrokerHost, epoch: int) -> None:
@@ -142,6 +150,7 @@ class Promises:
         behind = records_behind(self.truth, at)
         self._world.tell("checker", f"{len(behind)} messages from {at} on are given up")
         del self.truth[at:]
+        self.expiry.grown()
         self.truth_ends = {e: min(end, at) for e, end in self.truth_ends.items()}
         self._copies.cut(at)
         for other in self._brokers.values():
@@ -174,20 +183,21 @@ class Promises:
         assert service is not None
         store, epoch = service.store, service.path.gate.master_epoch
         self._give_up(host, epoch)
-        self._check_inherited(host, store)
+        self._check_inherited(host)
         needed = max((end for e, end in self.truth_ends.items() if e < epoch), default=0)
         begin = store.min_phy_offset
         self.expiry.check_begin(host)
-        data, known = read_log(store, begin, needed), self.truth[begin:needed]
+        data, known = self.rot.read(host, begin, needed), self.truth[begin:needed]
         if data != known:
             self._violate(
                 f"G1: {host.incarnation}, master of {epoch}, lacks confirmed bytes: it holds"
                 f" {store.max_phy_offset} of {needed}, equal up to {begin + equal(data, known)}"
             )
 
-    def _check_inherited(self, host: BrokerHost, store: MessageStore) -> None:
+    def _check_inherited(self, host: BrokerHost) -> None:
         """R26: what it is to acknowledge first stands on its disk."""
-        if self._world.settings.sync_flush:
+        if self._world.settings.sync_flush and host.service is not None:
+            store = host.service.store
             begin = store.min_phy_offset
             data = read_log(store, begin, store.max_phy_offset)
             if (at := first_unsynced(host, begin, data)) is not None:
@@ -256,15 +266,6 @@ class Promises:
 
     def _violate(self, what: str) -> None:
         self._world.violate(what)
-
-
-def read_log(store: MessageStore, begin: int, end: int) -> bytes:
-    """The bytes [begin, end) of a log, fewer if it ends before."""
-    pieces = []
-    while begin < end and (view := store.log.view(begin, end - begin)):
-        pieces.append(bytes(view))
-        begin += len(view)
-    return b"".join(pieces)
 
 
 def equal(one: bytes, other: bytes | bytearray) -> int:

@@ -12,8 +12,14 @@ _UNCLEAN = 0.12
 _ROLLS = 0.12
 _FEATURE = 0.4
 
+_WEARS = 0.25
+_STRAINS = 0.2
+
 #: Settings that are features of the broker, beside sends and pulls.
 FEATURES = ("retries", "delays", "transactions", "orderly", "pops")
+
+#: What plain lives have nothing of.
+NOT_PLAIN = (*FEATURES, "wears", "strains")
 
 
 class Draw(Protocol):
@@ -40,6 +46,8 @@ class Settings:
     reserved_hours: int = 72
     rolls: bool = False  # every member is stopped and started again, one after the other
     unclean: bool = False  # an operator elects a replica that lacks confirmed messages
+    wears: bool = False  # the disk of one broker wears out
+    strains: bool = False  # faults come together
     retries: bool = False  # consumers fail messages, some for good
     delays: bool = False  # messages with a delay level, or a time
     transactions: bool = False
@@ -90,10 +98,7 @@ def with_variants(settings: Settings, rng: Draw) -> Settings:
 
 
 def with_features(settings: Settings, rng: Draw) -> Settings:
-    """Which features a life uses. None where segments expire, or are given up: nothing is promised
-    of a message there."""
-    if settings.expires or settings.unclean:
-        return settings
+    """Which features a life uses."""
     orderly, pops = rng.random() < _FEATURE, rng.random() < _FEATURE
     return replace(
         settings,
@@ -105,3 +110,11 @@ def with_features(settings: Settings, rng: Draw) -> Settings:
         pops_in_order=pops and rng.random() < 0.4,
         locks_expire=orderly and rng.random() < 0.15,
     )
+
+
+def with_strains(settings: Settings, rng: Draw) -> Settings:
+    """Which further faults a life has. Disks wear out where nothing else takes bytes from a log for
+    good."""
+    wears, strains = rng.random() < _WEARS, rng.random() < _STRAINS
+    is_free = not settings.expires and not settings.unclean
+    return replace(settings, wears=wears and is_free, strains=strains and not settings.unclean)

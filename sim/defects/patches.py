@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sim.settings import FEATURES
+from sim.settings import NOT_PLAIN
 
 _FOUND_BY = re.compile(r"Found by seed (\d+)$")
 _LIVES = re.compile(r"In lives with (.+)$")
@@ -44,8 +44,8 @@ class Defect:
 
     @property
     def plain(self) -> bool:
-        """Whether it is sought in lives without the broker's features: none is wanted."""
-        return not any(name in FEATURES for name in self.lives)
+        """Whether it is sought in lives with neither features nor worn disks: none is wanted."""
+        return not any(each.partition(" ")[0] in NOT_PLAIN for each in self.lives)
 
     def plant(self, text_of: Callable[[str], str]) -> dict[str, str]:
         """The new texts of the files that it changes. Raises PatchError where one does not fit."""

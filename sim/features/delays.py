@@ -10,16 +10,19 @@ was to wait comes without, but a time that was over when it was stored.
 
 R30: a progress record stands behind what it counts as delivered. So what it covers has a copy
 before it and none behind it, and in one epoch there is one copy at most.
+
+A recall that was answered is confirmed: no copy comes behind the end that the log had then. One
+that was asked for may hold or not.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from batonmq.protocol.properties import TIMER_DEL_UNIQKEY
 from batonmq.protocol.topic_name import (
     PROGRESS_TOPIC,
     SCHEDULE_TOPIC,
@@ -43,6 +46,16 @@ class Wish(NamedTuple):
         return self.ms if self.is_time else stored_ms + self.ms
 
 
+@dataclass
+class Wishes:
+    """What senders wished of each message of the topic, by its name, noted before it is sent.
+    `recalls`: of those that were asked to be recalled, where logs ended at the answer; None before
+    one."""
+
+    of: dict[str, Wish] = field(default_factory=dict)
+    recalls: dict[str, int | None] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class _Waits:
     """`epochs`: in which it was delivered. `is_done`: the log says so."""
@@ -58,9 +71,7 @@ class _Waits:
 
 
 class Delays(Checker):
-    """`wishes`: of each message of the topic, by its name, noted before it is sent."""
-
-    def __init__(self, log: FeatureLog, group: str, wishes: Mapping[str, Wish]) -> None:
+    def __init__(self, log: FeatureLog, group: str, wishes: Wishes) -> None:
         super().__init__(log)
         self._wishes = wishes
         self._group = group
@@ -72,6 +83,8 @@ class Delays(Checker):
         if topic == SCHEDULE_TOPIC:
             delay_ms = 1000 * DELAY_LEVELS_S[number_of(record, "DELAY") - 1]
             self._waits(record, name, record.stored_ms + delay_ms)
+        elif topic == TIMER_TOPIC and text_of(record, TIMER_DEL_UNIQKEY):
+            return  # a recall
         elif topic == TIMER_TOPIC:
             self._waits(record, name, number_of(record, "TIMER_OUT_MS"))
         elif topic == PROGRESS_TOPIC:
@@ -82,14 +95,14 @@ class Delays(Checker):
             self._not_delayed(record, name)
 
     def _not_delayed(self, record: LogRecord, name: str) -> None:
-        wish = self._wishes[name] if record.topic == TOPIC else None
+        wish = self._wishes.of[name] if record.topic == TOPIC else None
         if wish is None or wish.due_ms(record.stored_ms) > record.stored_ms:
             self.log.violate(f"delay: {name} is in {record.topic}, and has not waited: {wish}")
 
     def _waits(self, record: LogRecord, name: str, due_ms: int) -> None:
         topic = text_of(record, "REAL_TOPIC")
         if topic == TOPIC:
-            wished_ms = self._wishes[name].due_ms(record.stored_ms)
+            wished_ms = self._wishes.of[name].due_ms(record.stored_ms)
             if due_ms != wished_ms:
                 self.log.violate(f"delay: {name} is due at {due_ms}, and wished at {wished_ms}")
         one = _Waits(
@@ -108,6 +121,9 @@ class Delays(Checker):
         set_back = one.topic == SCHEDULE_TOPIC and now_ms < one.stored_ms
         if now_ms < one.due_ms and not set_back:
             self.log.violate(f"delay: {name} comes {one.due_ms - now_ms} ms early")
+        recalled_at = self._wishes.recalls.get(name)
+        if recalled_at is not None and record.offset >= recalled_at:
+            self.log.violate(f"delay: {name} comes at {record.offset}, recalled at {recalled_at}")
         epoch = self.log.epoch_at(record.offset)
         if epoch in one.epochs:
             self.log.violate(f"delay: {name} is delivered twice in epoch {epoch}")
@@ -134,7 +150,7 @@ class Delays(Checker):
     def _done(self, topic: str, is_done: object) -> None:
         for one in self._open[topic]:
             one.is_done = is_done(one)  # type: ignore[operator]
-            if one.is_done and not one.epochs:
+            if one.is_done and not one.epochs and one.name not in self._wishes.recalls:
                 self.log.violate(f"R30: {one.name} counts as delivered, and the log has it not yet")
         self._open[topic] = [one for one in self._open[topic] if not one.is_done]
 
@@ -142,5 +158,9 @@ class Delays(Checker):
         waiting = [one.name for of_topic in self._open.values() for one in of_topic]
         if waiting:
             return f"{some(waiting)} wait"
-        missing = self.log.missing(self._group, TOPIC)
+        missing = [
+            name
+            for name in self.log.missing(self._group, TOPIC)
+            if name not in self._wishes.recalls
+        ]
         return f"{self._group} lacks delayed {some(missing)}" if missing else ""

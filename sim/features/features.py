@@ -27,6 +27,7 @@ from sim.messages import Messages
 
 GROUP = "GroupF"
 _QUEUES = 2
+_RECALLED = 0.3
 _FAILS = (0, 0, 0, 0, 0, 1, 1, 2, 99)
 """How often a message fails; 99: for good."""
 
@@ -40,7 +41,7 @@ class Features:
         self.clients: list[Client] = []
         self.killable: list[Client] = []
         self._topics: list[str] = []
-        wishes: dict[str, delays.Wish] = {}
+        wishes = delays.Wishes()
         if settings.delays or settings.retries:
             delays.Delays(log, GROUP, wishes)
         of_retries = retries.Retries(log, GROUP)
@@ -117,7 +118,7 @@ class FeatureSender(Client):
         messages: Messages,
         number: int,
         topics: Sequence[str],
-        wishes: dict[str, delays.Wish],
+        wishes: delays.Wishes,
     ) -> None:
         super().__init__(log.cluster, messages, "producer of features", number)
         self._log = log
@@ -151,20 +152,31 @@ class FeatureSender(Client):
         result = await producer.send(message, **timed)
         if result.acknowledged:
             self._log.acked.add(name)
+        if result.recall_handle and self.rng.random() < _RECALLED:
+            await self._recall(producer, name, result.recall_handle)
+
+    async def _recall(self, producer: Producer, name: str, handle: str) -> None:
+        """One that is refused was not recalled, but for what an earlier try may have done."""
+        self._wishes.recalls[name] = None
+        await producer.recall(delays.TOPIC, handle)
+        hosts = self._log.cluster.brokers.values()
+        services = [host.service for host in hosts if host.service is not None]
+        end = max((service.store.max_phy_offset for service in services), default=0)
+        self._wishes.recalls[name] = end
 
     def _delayed(self, name: str, message: Message) -> dict[str, Any]:
         """What `send` is to be told; a level is set here."""
         kind = self.rng.randrange(3)
         if kind == 0:
             level = message.delay_level = self.rng.randint(1, len(DELAY_LEVELS_S))
-            self._wishes[name] = delays.Wish(1000 * DELAY_LEVELS_S[level - 1])
+            self._wishes.of[name] = delays.Wish(1000 * DELAY_LEVELS_S[level - 1])
             return {}
         ms = int(1000 * self.rng.uniform(0.1, 2.0))
         if kind == 1:
-            self._wishes[name] = delays.Wish(ms)
+            self._wishes.of[name] = delays.Wish(ms)
             return {"delay": ms / 1000}
         at_ms = int(1000 * self._log.cluster.clocks.wall_s()) + ms
-        self._wishes[name] = delays.Wish(at_ms, is_time=True)
+        self._wishes.of[name] = delays.Wish(at_ms, is_time=True)
         return {"deliver_at": at_ms / 1000}
 
 

@@ -12,7 +12,8 @@ from sim.records import LogRecord, records
 
 class FeatureLog:
     """`sent`: topic of each message by its name; `acked`: which of them were acknowledged; `got`:
-    group and name. After an unclean election that gave something up nothing is checked any more."""
+    group and name. Nothing is checked any more after an unclean election that gave something up, or
+    once a segment has expired."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -20,12 +21,16 @@ class FeatureLog:
         self.sent: dict[str, str] = {}
         self.acked: set[str] = set()
         self.got: set[tuple[str, str]] = set()
-        self.stands_down = False
+        self._is_given_up = False
         self.stopping = False  # the faults are over: whatever is begun is ended
         self._at = 0
 
     def give_up(self, lost: Sequence[LogRecord]) -> None:
-        self.stands_down |= bool(lost)
+        self._is_given_up |= bool(lost)
+
+    @property
+    def stands_down(self) -> bool:
+        return self._is_given_up or self.cluster.promises.expiry.begin > 0
 
     def violate(self, what: str) -> None:
         if not self.stands_down:

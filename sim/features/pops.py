@@ -13,6 +13,7 @@ popped again.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,8 +123,8 @@ class Pops(Checker):
             self._next[queue] = max(self._next.get(queue, 0), places[-1][2] + 1)
 
     def _pop_in_order(self, popped: dict[str, Any], now_ms: int) -> None:
-        """A queue is popped again from the first that is not done; what is done behind it is in
-        flight again."""
+        """A queue is popped again from the first that is not done; what is done behind it comes
+        again, at once or, where fewer are asked for, with the next pop."""
         places = _places(popped)
         queue, attempt = places[0][:2], popped.get("attempt", "")
         next_ = self._next.get(queue, 0)
@@ -137,7 +138,12 @@ class Pops(Checker):
             self.log.violate(f"pops: {queue} is popped while {some(waits)} are in flight: {popped}")
         given = [self._messages[place] for place in places]
         for one in given:
-            one.pop_time, one.due, one.is_done = popped["pop_time"], popped["due"], False
+            one.pop_time, one.due = popped["pop_time"], popped["due"]
+        for offset in itertools.count(next_):
+            behind = self._messages.get((*queue, offset))
+            if behind is None:
+                break
+            behind.is_done = False
         self._ordered[queue] = attempt, given
 
     def _check_next(self, queue: tuple[str, int], popped: dict[str, Any]) -> None:

@@ -3,7 +3,8 @@
 `decisions` is the data base of the application. What it has committed comes to the group, once: not
 again by another end, by a check, or by a master that inherits a commit without its op (R30). What
 it has rolled back never does. What is undecided is checked until it decides. A half message whose
-end is confirmed is not checked back any more.
+end is confirmed is not checked back any more. One that is given up for its age is promised no more:
+where a master begins while its clock is hours ahead, all are old.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from batonmq.client.producer.producer import ProducerOptions
 from batonmq.client.producer.transactions import TransactionProducer, TransactionState
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageExt
-from batonmq.protocol.topic_name import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from batonmq.protocol.topic_name import (
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
+)
 from sim.clients import CLIENT_OPTIONS, SEND_MS, Client
 from sim.features.log import Checker, FeatureLog, number_of, some
 from sim.hosts import NAME_SERVERS
@@ -24,6 +29,7 @@ from sim.messages import Messages
 from sim.records import LogRecord
 
 TOPIC = "TopicT"
+_OLD_S = 1_800.0
 COMMIT, ROLLBACK, UNKNOWN = (
     TransactionState.COMMIT,
     TransactionState.ROLLBACK,
@@ -43,6 +49,7 @@ class Transactions(Checker):
         self._name_at: dict[int, str] = {}
         self._sent: dict[str, int] = defaultdict(int)
         self._commits: dict[str, int] = defaultdict(int)
+        self._given_up: set[str] = set()
 
     def record(self, record: LogRecord, name: str) -> None:
         if record.topic == TRANS_HALF_TOPIC:
@@ -55,6 +62,10 @@ class Transactions(Checker):
         elif record.topic == TRANS_OP_HALF_TOPIC:
             for offset in filter(None, bytes(record.body).split(b",")):
                 self._open[self._name_at[int(offset)]].discard(int(offset))
+        elif record.topic == TRANS_CHECK_MAX_TIME_TOPIC:
+            self._given_up.add(name)
+            if self.log.cluster.clocks.farthest_s < _OLD_S:
+                self.log.violate(f"transactions: {name} is given up")
         elif record.topic == TOPIC:
             self._commits[name] += 1
             if self.decisions.get(name) is not COMMIT:
@@ -74,7 +85,8 @@ class Transactions(Checker):
         if undecided := [name for name, offsets in self._open.items() if offsets]:
             return f"transactions of {some(undecided)} are open"
         committed = [n for n in self.log.acked if self.decisions.get(n) is COMMIT]
-        missing = [name for name in committed if (self._group, name) not in self.log.got]
+        got = self.log.got | {(self._group, name) for name in self._given_up}
+        missing = [name for name in committed if (self._group, name) not in got]
         return f"{self._group} lacks committed {some(missing)}" if missing else ""
 
 

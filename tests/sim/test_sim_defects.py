@@ -25,12 +25,13 @@ from sim.defects import hunt
 from sim.defects.__main__ import FOLDER, main
 from sim.defects.patches import Defect, PatchError, defects_in, noting, parse
 from sim.defects.runner import ROOT, Copy, _seeds_for
-from sim.faults import EXPIRY, ROLLING, UNCLEAN, WEIGHTS
+from sim.kinds import EXPIRY, LEAPING, ROLLING, STRAINING, UNCLEAN, WEARING, WEIGHTS
 from sim.life import Outcome, plan_of
 from sim.settings import Settings
 
 DEFECTS = defects_in(FOLDER)
 EASY = "ack_before_replicate"
+KINDS = WEIGHTS | EXPIRY | ROLLING | UNCLEAN | WEARING | STRAINING | LEAPING
 
 HARMLESS = """R1: nothing is wrong with it.
 --- a/broker/write/pending_acks.py
@@ -77,11 +78,7 @@ def test_each_defect_names_its_rule_and_is_small() -> None:
         assert changed <= 12, defect.name
         for each in defect.lives:
             number, _, name = each.partition(" ")
-            assert (
-                name in WEIGHTS | EXPIRY | ROLLING | UNCLEAN
-                if number.isdigit()
-                else hasattr(Settings(), number)
-            ), defect
+            assert name in KINDS if number.isdigit() else hasattr(Settings(), number), defect
     assert len(DEFECTS) >= 40
 
 

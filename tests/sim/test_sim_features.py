@@ -33,9 +33,14 @@ class Log(FeatureLog):
     def __init__(self) -> None:
         self.found: list[str] = []
         self.epochs = [0]
-        promises = SimpleNamespace(truth=bytearray())
+        expiry, clocks = SimpleNamespace(begin=0), SimpleNamespace(farthest_s=0.0)
+        promises = SimpleNamespace(truth=bytearray(), expiry=expiry)
         cluster: Any = SimpleNamespace(
-            brokers={}, promises=promises, violate=self.found.append, tell=lambda *told: None
+            brokers={},
+            promises=promises,
+            clocks=clocks,
+            violate=self.found.append,
+            tell=lambda *told: None,
         )
         super().__init__(cluster)
 
@@ -65,7 +70,7 @@ def waiting(topic: str, due: int = NOW + 1000) -> dict[str, Any]:
     return {"REAL_TOPIC": delays.TOPIC, "REAL_QID": 0} | wish
 
 
-IN_1_S: defaultdict[str, delays.Wish] = defaultdict(lambda: delays.Wish(1000))
+IN_1_S = delays.Wishes(defaultdict(lambda: delays.Wish(1000)))
 
 
 def progress(log: Log, topic: str) -> None:
@@ -111,11 +116,31 @@ def test_progress_ahead_of_the_delivery() -> None:
     assert "the log has it not yet" in log.found.pop()
 
 
+def test_what_was_recalled_comes_no_more_behind_the_answer() -> None:
+    log = Log()
+    wishes = delays.Wishes(IN_1_S.of)
+    checker = delays.Delays(log, "g", wishes)
+    wishes.recalls |= {"asked": None, "late": 1 << 20, "m": None}
+    for n, name in enumerate(("asked", "late", "m")):
+        log.put(TIMER_TOPIC, f"{name}|", n, **waiting(TIMER_TOPIC))
+        log.acked.add(name)
+        log.sent[name] = delays.TOPIC
+    log.put(TIMER_TOPIC, "0", 3, **waiting(TIMER_TOPIC), TIMER_DEL_UNIQKEY="K")
+    log.put(delays.TOPIC, "late|", after_ms=1000, **waiting(TIMER_TOPIC))
+    assert not log.found
+    wishes.recalls["m"] = len(log.cluster.promises.truth)
+    log.put(delays.TOPIC, "m|", after_ms=1000, **waiting(TIMER_TOPIC))
+    assert "m comes at" in log.found.pop()
+    timer = {"doneMs": NOW + 1000, "doneOffset": 2, "nextOffset": 3, "fromOffset": 3}
+    log.put(PROGRESS_TOPIC, json.dumps({"delays": {}, "timer": timer}))
+    assert not log.found and not checker.pending()
+
+
 def test_what_is_to_wait_waits_and_as_long_as_was_wished() -> None:
     log = Log()
     at = delays.Wish(NOW + 1000, is_time=True)
     wishes = {"level": delays.Wish(1000), "delay": delays.Wish(1000), "at": at, "late": at}
-    delays.Delays(log, "g", wishes)
+    delays.Delays(log, "g", delays.Wishes(wishes))
     log.put(SCHEDULE_TOPIC, "level|", after_ms=7, **waiting(SCHEDULE_TOPIC))
     log.put(TIMER_TOPIC, "delay|", after_ms=7, **waiting(TIMER_TOPIC, NOW + 1007))
     log.put(TIMER_TOPIC, "at|", 1, after_ms=7, **waiting(TIMER_TOPIC))
@@ -197,6 +222,15 @@ def popped(offsets: list[int], next_: int = -1, **more: Any) -> str:
 
 def acked(offsets: list[int], pop_time: int = NOW) -> str:
     return of_pop("acked", offsets=offsets, pop_time=pop_time)
+
+
+def test_nothing_is_checked_once_a_segment_has_expired() -> None:
+    log = Log()
+    checker = delays.Delays(log, "g", IN_1_S)
+    log.cluster.promises.expiry.begin = 4096  # type: ignore[misc]
+    log.put(delays.TOPIC, "m|")
+    checker.log.violate("anything")
+    assert not log.found
 
 
 def test_what_is_popped_is_acknowledged_or_comes_back() -> None:
@@ -281,6 +315,21 @@ def test_in_order_what_is_done_behind_an_open_one_comes_again_with_it() -> None:
     log.put(POP_TOPIC, popped([0, 1]))
     log.put(POP_TOPIC, acked([1]))
     log.put(POP_TOPIC, popped([0, 1]), after_ms=500)
+    log.put(POP_TOPIC, acked([0]))
+    log.put(POP_TOPIC, popped([1, 2]), after_ms=1000)
+    log.put(POP_TOPIC, acked([1, 2]))
+    assert not log.found and not checker.pending()
+
+
+def test_in_order_fewer_than_before_leave_the_rest_to_the_next_pop() -> None:
+    log = Log()
+    checker = pops.Pops(log, in_order=True)
+    for n in range(3):
+        log.put(pops.TOPIC, f"m{n}|", n)
+        checker.acks((pops.TOPIC, 0, n))
+    log.put(POP_TOPIC, popped([0, 1]))
+    log.put(POP_TOPIC, acked([1]))
+    log.put(POP_TOPIC, popped([0]), after_ms=500)
     log.put(POP_TOPIC, acked([0]))
     log.put(POP_TOPIC, popped([1, 2]), after_ms=1000)
     log.put(POP_TOPIC, acked([1, 2]))

@@ -1,0 +1,121 @@
+"""Faults that come together: a switch while a member hangs, a connection that broke at one end, a
+slave of another group at a master.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from batonmq.ha.wire import (
+    HAIdentity,
+    MasterFrameReader,
+    MasterHandshake,
+    SlaveHandshake,
+    TransferHeader,
+    encode_ack,
+    encode_epoch_mark,
+    encode_slave_handshake,
+    encode_tables_mark,
+)
+from batonmq.protocol.errors import RemoteProtocolError
+from sim.clients import Operator
+from sim.cluster import Cluster
+from sim.hosts import CLUSTER, BrokerHost
+from sim.kinds import Fault, Kinds
+from sim.loop import Process
+
+_STRANGER = "10.0.3.1"
+_HANGS_S = 0.45
+
+
+class StrainFaults(Kinds):
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self._operator = Operator(cluster)
+
+    def _master_and_slaves(self) -> tuple[BrokerHost | None, list[BrokerHost]]:
+        """Those of the set that run."""
+        hosts = [host for host in self.cluster.brokers.values() if self._is_running(host)]
+        master = next((host for host in hosts if host.is_open), None)
+        return master, [h for h in hosts if h is not master and self._is_member(h)]
+
+    @staticmethod
+    def _is_running(host: BrokerHost) -> bool:
+        return host.process is not None and not host.process.paused
+
+    def strained_switch(self, fault: Fault) -> str | None:
+        """To one slave, while the other hangs: the chosen one has what nobody has confirmed."""
+        master, slaves = self._master_and_slaves()
+        if master is None or len(slaves) < 2:
+            return None
+        chosen, other = slaves if fault.pick < 0.5 else slaves[::-1]
+        service, process = chosen.service, other.process
+        assert service is not None and process is not None
+        process.pause()
+        self.cluster.later(_HANGS_S, process.resume)
+        self._operator.elect(service.replication.broker_id())
+        return f"to {chosen.name}, {other.name} hangs"
+
+    def half_open(self, fault: Fault) -> str | None:
+        """A slave loses its connection and dials again. The master does not hear of the loss."""
+        master, slaves = self._master_and_slaves()
+        slave = self._of(slaves, fault.pick)
+        if master is None or slave is None or master.service is None or slave.process is None:
+            return None
+        ha = master.service.replication.ha
+        assert ha is not None
+        peer = (master.address, ha.port)
+        for transport in self.cluster.network.transports:
+            if transport.process is slave.process and transport.peer_address == peer:
+                slave.process.post(transport.break_unseen)
+                return f"{slave.name} to {master.name}"
+        return None
+
+    def stranger(self, fault: Fault) -> str | None:
+        """A slave of another group comes to the master by a member's id, and acks what it gets."""
+        master, slaves = self._master_and_slaves()
+        slave = self._of(slaves, fault.pick)
+        if master is None or slave is None or master.service is None or slave.service is None:
+            return None
+        ha, broker_id = master.service.replication.ha, slave.service.replication.broker_id()
+        assert ha is not None
+        process = Process(self.cluster.loop, _STRANGER)
+        process.spawn(_dial(master.address, ha.port, broker_id))
+        self._later(fault, process.kill)
+        return f"as {slave.name}, to {master.name}"
+
+
+async def _dial(host: str, port: int, broker_id: int) -> None:
+    loop = asyncio.get_running_loop()
+    try:
+        await loop.create_connection(lambda: _Stranger(broker_id), host, port)
+    except OSError:
+        return  # the master has gone
+
+
+class _Stranger(asyncio.Protocol):
+    def __init__(self, broker_id: int) -> None:
+        self._broker_id = broker_id
+        self._reader = MasterFrameReader()
+        self._transport: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        identity = HAIdentity(CLUSTER, "broker-b", self._broker_id, "another life", "another log")
+        transport.write(encode_slave_handshake(SlaveHandshake(self._broker_id, identity=identity)))
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for item in self._reader.feed(memoryview(data)):
+                self._answer(item)
+        except RemoteProtocolError:
+            self._transport.close()
+
+    def _answer(self, item: MasterHandshake | TransferHeader | memoryview) -> None:
+        if isinstance(item, MasterHandshake):
+            epoch = item.last_epoch
+            self._transport.write(encode_epoch_mark(epoch) + encode_tables_mark(epoch))
+            self._transport.write(encode_ack(item.max_offset))
+        elif isinstance(item, TransferHeader):
+            self._transport.write(encode_ack(item.offset + item.body_size))
