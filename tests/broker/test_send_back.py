@@ -248,3 +248,18 @@ def test_the_fallback_310_into_the_retry_topic(tmp_path: Path) -> None:
         assert (await rig.ask(320, batch, b"")).code == 13
 
     run_with_broker(tmp_path, play)
+
+
+def test_what_is_given_back_has_the_crc_of_its_own_record_only(tmp_path: Path) -> None:
+    """That of the record that failed would be read in its place, and the retry pass for damage."""
+
+    async def play(rig: Rig) -> None:
+        await rig.send("T", b"failed")
+        assert (await give_back(rig, await stored_offset(rig))).code == 0
+        store = rig.service.store
+        begin = await stored_offset(rig)
+        raw = bytes(store.log.view(begin, store.max_phy_offset - begin))
+        records_behind = decode_records(raw)[1:]
+        assert records_behind and raw.count(b"__CRC32#") == 1 + len(records_behind)
+
+    run_with_broker(tmp_path, play)

@@ -192,6 +192,22 @@ def test_refusals_are_retried_with_growing_delay():
     assert waits == sorted(waits) and waits[0] < waits[-1] <= 1_100
 
 
+def test_after_a_change_that_was_carried_out_a_refusal_is_retried_soon_again():
+    """Earlier refusals were about another set."""
+    sync = state((1, 2, 3))
+    sync.set_dead({2}, NOW)
+    now = NOW
+    for _ in range(6):
+        sync.refused(2006, now)
+        now += 2_000
+        sync.tick(now)
+    sync.adopt(recorded_set((1, 3), 6), now)
+    (again,) = proposed(sync.set_dead({2, 3}, now))
+    assert again.new_set == {1}
+    sync.refused(2006, now)
+    assert proposed(sync.tick(now + 100))
+
+
 def test_r20_an_older_set_is_not_taken():
     sync = state((1, 2))
     assert sync.adopt(recorded_set((1,), 5), NOW) == [] and sync.recorded == {1, 2}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from power_cut import watching
 
 from batonmq.replicas_manager.config import SessionTimings, controller_addresses
 from batonmq.replicas_manager.identity import IdentityError, IdentityFile, RoleFile, RoleFileError
@@ -72,6 +73,17 @@ def test_r2_the_role_file_keeps_the_highest_epoch(tmp_path: Path) -> None:
     for epoch in (3, 4, 7):
         file.store(epoch)
         assert RoleFile(tmp_path / "masterEpoch").load() == epoch
+
+
+def test_r2_an_accepted_epoch_outlives_a_power_cut(tmp_path: Path) -> None:
+    """Else a slave that was started again would take bytes of the master before."""
+    with watching(tmp_path / "b") as cut:
+        file = RoleFile(tmp_path / "b" / "masterEpoch")
+        file.load()
+        for epoch in (3, 4):
+            file.store(epoch)
+            left = cut.leave(tmp_path / f"left-{epoch}")
+            assert RoleFile(left / "masterEpoch").load() == epoch
 
 
 def test_r2_a_store_goes_over_the_older_slot(tmp_path: Path) -> None:

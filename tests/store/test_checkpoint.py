@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from power_cut import watching
 
 from batonmq.protocol.layout import CHECKPOINT_SIZE
 from batonmq.store.checkpoint import StoreCheckpoint
@@ -45,6 +46,17 @@ def test_values_survive_and_an_unchanged_file_is_not_written(tmp_path: Path) -> 
     assert again.flush()
     again.close()
     assert StoreCheckpoint(path).recovery_offset is None
+
+
+def test_a_new_checkpoint_is_there_after_a_power_cut(tmp_path: Path) -> None:
+    """Its name as well: what it says of the confirmed end tells damage from a torn tail (R24)."""
+    with watching(tmp_path / "store") as cut:
+        checkpoint = StoreCheckpoint(tmp_path / "store" / "checkpoint")
+        checkpoint.confirm_phy_offset = 1234
+        checkpoint.flush()
+        left = cut.leave(tmp_path / "left")
+        checkpoint.close()
+    assert StoreCheckpoint(left / "checkpoint").confirm_phy_offset == 1234
 
 
 @pytest.mark.parametrize("at", [7, 64, 79, 83])

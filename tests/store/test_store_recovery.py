@@ -359,6 +359,22 @@ def test_a_damaged_index_is_built_again_from_the_log(rig):
     )
 
 
+def test_entries_of_a_damaged_last_index_file_are_built_again_from_the_log(rig):
+    """Its records lie below the checkpoint, and the files before it are whole."""
+    store = rig.open_master(max_index_num=8)
+    for number in range(20):
+        rig.put_confirmed(store, b"m", uniq_key=b"U%d" % number)
+    store.checkpoints.flush_derived()
+    rig.kill(store)
+    last = sorted((rig.root / "index").iterdir())[-1]
+    last.write_bytes(last.read_bytes()[:100])
+    store = rig.open(max_index_num=8)
+    assert all(
+        len(store.queries.query_message("T", f"U{number}", 9, 0, 2**62).parts) == 1
+        for number in range(20)
+    )
+
+
 @pytest.fixture
 def ahead(rig):
     """30 confirmed records, 20 of them below the checkpoint; index and queues are written for all,

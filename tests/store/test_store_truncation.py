@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from batonmq.epoch.entry import EpochEntry
+from batonmq.process import disk
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.errors import TruncationRefused
@@ -50,6 +51,28 @@ def test_r22_a_cut_takes_queues_index_files_and_epochs_with_it(rig):
     store, puts = store_with_two_epochs(rig)
     store.slave_log.truncate_to(puts[9].physical_offset)
     check_cut(rig, store, puts, 9)
+
+
+def test_r23_the_folders_of_cut_bytes_are_synced(rig, monkeypatch):
+    """Their names, too: the folder for the tail that is copied, and the files that are moved."""
+    store, puts = store_with_two_epochs(rig)
+    synced, real_open, real_fsync, paths = [], disk.open, disk.fsync, {}
+
+    def opens(path, *args, **more):
+        fd = real_open(path, *args, **more)
+        paths[fd] = str(path)
+        return fd
+
+    def syncs(fd):
+        synced.append(paths[fd])
+        real_fsync(fd)
+
+    monkeypatch.setattr(disk, "open", opens)
+    monkeypatch.setattr(disk, "fsync", syncs)
+    store.slave_log.truncate_to(puts[6].physical_offset)
+    (kept,) = (rig.root / "truncated").iterdir()
+    assert any(path.suffix != ".tail" for path in kept.iterdir()), "a file was moved"
+    assert str(kept.parent) in synced and synced[synced.index(str(kept.parent)) :].count(str(kept))
 
 
 @pytest.mark.parametrize("step", STEPS)
