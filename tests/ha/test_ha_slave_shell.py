@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -13,6 +14,7 @@ from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.ha.slave_shell import SlaveShell
 from batonmq.ha.truncation import LocalLog
 from batonmq.ha.wire import SlaveHandshake, encode_slave_handshake
+from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.role_view import RoleView
 from batonmq.store.health import StoreHealth
 from tests.ha.cores import identity
@@ -63,5 +65,26 @@ def test_r2_a_connection_that_was_given_up_is_not_taken_for_the_new_masters() ->
         first.write.assert_not_called()
         first.abort.assert_called_once()
         shell.close()
+
+    asyncio.run(play())
+
+
+def test_g8_a_bad_record_that_cannot_be_taken_back_ends_the_process() -> None:
+    """1. A master sends a record whose CRC does not fit. 2. It is cut again, and the disk fails: a
+    slave that went on would take what comes next behind the bad bytes."""
+
+    async def play() -> None:
+        failure = OSError(errno.EIO, "the disk fails")
+        store = SimpleNamespace(
+            log=SimpleNamespace(health=StoreHealth()),
+            slave_log=SimpleNamespace(drop_unverified=Mock(side_effect=failure)),
+        )
+        core = SlaveCore(identity(1), VIEW, LocalLog(0, 0, 0, ()), SlavePolicy(), 0)
+        listener = Mock()
+        shell = SlaveShell(core, store, listener, lambda: 0, Mock(), OpenLinks())  # type: ignore[arg-type]
+        bad = Mock(feed=Mock(side_effect=CorruptLogError("file", 7, "the CRC does not fit")))
+        shell.received(Mock(reader=bad), memoryview(b"x"))
+        listener.on_fatal.assert_called_once_with(failure)
+        assert core.phase is Phase.STOPPED
 
     asyncio.run(play())
