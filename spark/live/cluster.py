@@ -31,7 +31,7 @@ from batonmq.process.clock import boot_ms, wall_ms
 from batonmq.protocol.codes import MASTER_ID
 from batonmq.protocol.errors import BatonError, ResponseError
 from batonmq.protocol.message import MessageQueue
-from batonmq.spark.live.offsets import Offsets
+from batonmq.spark.live.offsets import Loss, Offsets
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -63,6 +63,13 @@ class Tries:
 
 class ClusterError(Exception):
     """The cluster did not answer a request in time; the text names what, where and why."""
+
+
+def lose(loss: Loss, *, fails: bool) -> None:
+    """Raises DataLossError if the read is to fail by it, else logs it."""
+    if fails:
+        raise loss.error()
+    log.warning("data_lost %s", loss)
 
 
 class LiveCluster:

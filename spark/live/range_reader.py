@@ -11,7 +11,6 @@ Free of Spark.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -22,11 +21,9 @@ from batonmq.client.consumer.pulling import PulledRecords, PullRequest, PullStat
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.process.clock import boot_ms
 from batonmq.protocol.bodies import SubscriptionData
-from batonmq.spark.live.cluster import ClusterError, Tries, pulled, shortfall
+from batonmq.spark.live.cluster import ClusterError, Tries, lose, pulled, shortfall
 from batonmq.spark.live.offsets import ENDS_BELOW, EXPIRED, GONE, Loss, QueueRange
 from batonmq.spark.read.record_columns import Records, chain, is_record, locate, wrong_crc
-
-log = logging.getLogger(__name__)
 
 PULL_MESSAGES: Final = 32
 AHEAD: Final = 8
@@ -153,14 +150,9 @@ class RangeReader:
             low, high = short
             why = ENDS_BELOW
         missing = QueueRange(self._wanted.queue, self._position, self._wanted.end)
-        self._lose(Loss(missing, low, high, why))
+        lose(Loss(missing, low, high, why), fails=self._fail_on_data_loss)
         self._position = min(low, self._wanted.end) if why == EXPIRED else self._wanted.end
         return True
-
-    def _lose(self, loss: Loss) -> None:
-        if self._fail_on_data_loss:
-            raise loss.error()
-        log.warning("data_lost %s", loss)
 
     def _stalled(self, answer: PulledRecords) -> ClusterError:
         queue = self._wanted.queue
@@ -186,7 +178,8 @@ class RangeReader:
             there = np.isin(np.arange(begin, end), records.queue_offset)
             first = begin + int(np.argmin(there))
             missing = QueueRange(self._wanted.queue, first, end)
-            self._lose(Loss(missing, first + 1, end, f"{GONE} ({(~there).sum()} of them)"))
+            loss = Loss(missing, first + 1, end, f"{GONE} ({(~there).sum()} of them)")
+            lose(loss, fails=self._fail_on_data_loss)
         return Window(data, records, begin, end)
 
 

@@ -24,7 +24,6 @@ import msgspec
 
 from batonmq.client.errors import MessageIllegalError, NoNameServerError, NoRouteError
 from batonmq.client.instance.client_instance import ClientInstance
-from batonmq.client.instance.failover import pause_ms
 from batonmq.client.producer.outgoing import outgoing
 from batonmq.client.producer.producer import Producer
 from batonmq.client.producer.sending import SendResult
@@ -34,7 +33,7 @@ from batonmq.protocol import properties as names
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageQueue
 from batonmq.protocol.tags import java_string_hash
-from batonmq.spark.live.cluster import DOWN, is_down, route_of
+from batonmq.spark.live.cluster import DOWN, Tries, is_down, route_of
 from batonmq.spark.live.options import SinkOptions
 
 Ack = dict[str, str | int]
@@ -243,7 +242,7 @@ class SinkSender:
     async def _send(self, rows: list[Row], queue: MessageQueue | None) -> SendResult:
         options = self._options
         deadline_ms = boot_ms() + options.send_timeout_ms
-        tries = unknown = 0
+        tries, unknown = Tries(deadline_ms), 0
         while True:
             left_ms = deadline_ms - boot_ms()
             try:
@@ -264,13 +263,11 @@ class SinkSender:
                 raise SinkError(f"{_told(guilty or rows)}: {error}") from error
             except BatonError as error:
                 raise SinkError(f"{_told(rows)}: {error}") from error
-            tries += 1
-            if boot_ms() + pause_ms(tries) >= deadline_ms:
+            if not await tries.pause():
                 raise SinkError(
                     f"{_told(rows)}: not acknowledged in {options.send_timeout_ms} ms (option "
                     f"sendTimeout): {why}"
                 )
-            await asyncio.sleep(pause_ms(tries) / 1000)
 
     async def _request(
         self, rows: list[Row], queue: MessageQueue | None, timeout_ms: int

@@ -12,7 +12,7 @@ from typing import Final
 from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.process.clock import boot_ms
 from batonmq.protocol.message import MessageQueue
-from batonmq.spark.live.cluster import ClusterError, LiveCluster
+from batonmq.spark.live.cluster import ClusterError, LiveCluster, lose
 from batonmq.spark.live.offsets import (
     BEFORE_IT_WAS_SEEN,
     ENDS_BELOW,
@@ -205,8 +205,6 @@ class StreamPlan:
 
     def _tell(self, loss: Loss) -> None:
         """Raises DataLossError, or logs it once per queue."""
-        if self._options.fail_on_data_loss:
-            raise loss.error()
         if loss.wanted.queue not in self._told:
+            lose(loss, fails=self._options.fail_on_data_loss)
             self._told.add(loss.wanted.queue)
-            log.warning("data_lost %s", loss)

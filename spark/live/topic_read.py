@@ -10,7 +10,6 @@ stays as it is, and `sys_flag` has the compression), and there is no folder to n
 
 from __future__ import annotations
 
-import logging
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from batonmq.process.clock import wall_ms
 from batonmq.protocol.bodies import SubscriptionData
 from batonmq.protocol.message import MessageQueue, uncompress
 from batonmq.protocol.sysflag import COMPRESSED
-from batonmq.spark.live.cluster import LiveCluster, epochs_of
+from batonmq.spark.live.cluster import LiveCluster, epochs_of, lose
 from batonmq.spark.live.offsets import (
     EARLIEST,
     ENDS_BELOW,
@@ -45,8 +44,6 @@ from batonmq.spark.read.record_columns import Records
 from batonmq.spark.read.schemas import TABLES, wanted_columns
 from batonmq.spark.read.selection import HIGH, LOW, Selection
 from batonmq.spark.read.store_facts import StoreFacts
-
-log = logging.getLogger(__name__)
 
 _OPEN: Final = Bound()
 _ALL: Final = Selection()
@@ -250,9 +247,7 @@ def check_loss(
             loss = Loss(wanted, low, high, ENDS_BELOW)
     if loss is None:
         return wanted
-    if options.fail_on_data_loss:
-        raise loss.error()
-    log.warning("data_lost %s", loss)
+    lose(loss, fails=options.fail_on_data_loss)
     return wanted.cut(low, high if loss.why == ENDS_BELOW else wanted.end)
 
 

@@ -13,7 +13,7 @@ from batonmq.client.producer.sending import SendResult, SendStatus
 from batonmq.process import disk
 from batonmq.protocol.message import MessageQueue
 from batonmq.spark.audit.acked_list import Entry
-from batonmq.spark.live import sink
+from batonmq.spark.live import cluster, sink
 from batonmq.spark.live import sink_sender as sender_module
 from batonmq.spark.live.options import SinkOptions
 from batonmq.spark.live.sink import Sent
@@ -344,6 +344,6 @@ def test_g1_what_is_stored_and_not_confirmed_is_sent_again_and_not_counted(monke
         monkeypatch.setattr(sender, "_request", request)
         return await sender._send(rows_of(b"a"), None)
 
-    monkeypatch.setattr(sender_module, "pause_ms", lambda *_: 0)
+    monkeypatch.setattr(cluster, "pause_ms", lambda *_: 0)
     assert asyncio.run(run()) is results[1]
     assert len(keys) == 2 and keys[0] == keys[1]
