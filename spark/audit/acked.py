@@ -34,10 +34,9 @@ from batonmq.spark.audit.relations import (
     Told,
     duplicates,
     of_message,
-    runs_of,
-    sorted_by,
 )
 from batonmq.spark.audit.scan import MESSAGE_SCHEMA
+from batonmq.spark.steps.tables import runs_of, sorted_by
 
 PLACE: Final = [*QUEUE, "queue_offset"]
 #: An entry, and a text by which messages are found for it; null: by none. `is_rest`: it is still

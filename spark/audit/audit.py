@@ -31,9 +31,9 @@ from batonmq.spark.audit.replicas import ReplicaGroup, find_groups, log_files
 from batonmq.spark.audit.scan import Counts, RangeTask, ScanOptions, plan_tasks
 from batonmq.spark.audit.standing import standing
 from batonmq.spark.audit.steps import Listed, Shared, Step
-from batonmq.spark.engine import Engine
 from batonmq.spark.read.storage import locate
-from batonmq.spark.report.result_folder import DELTA, PARQUET, to_delta
+from batonmq.spark.steps.engine import Engine
+from batonmq.spark.steps.result_folder import DELTA, PARQUET, to_delta
 
 StepName = Callable[[str], AbstractContextManager[None]]
 _WORK: Final = "_work-"

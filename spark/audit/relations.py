@@ -6,7 +6,7 @@ Each function makes findings of the rows of one bucket; `bring` gives it the tab
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from batonmq.protocol.topic_name import (
 from batonmq.spark.audit.findings import INFO, Finding, findings_of
 from batonmq.spark.audit.queues import step_finding
 from batonmq.spark.audit.replicas import ReplicaGroup
-from batonmq.spark.read.record_columns import Int64s
+from batonmq.spark.steps.tables import runs_of, sorted_by
 
 #: Topics in which keys repeat by design: retries, delays, halves of transactions.
 _REPEATING: Final = (
@@ -74,21 +74,6 @@ class Told:
     sends: dict[str, pa.Table] = field(default_factory=dict)
     counts: AckedCounts = field(default_factory=AckedCounts)
     begins: QueueBegins = field(default_factory=dict)
-
-
-def runs_of(table: pa.Table, names: Iterable[str]) -> Int64s:
-    """Where runs of rows with equal values begin, in a table that is sorted by these columns."""
-    fresh = np.zeros(table.num_rows, np.bool_)
-    fresh[:1] = True
-    for name in names:
-        column = table[name].combine_chunks()
-        codes = column.dictionary_encode("encode").indices.to_numpy()
-        fresh[1:] |= codes[1:] != codes[:-1]
-    return np.flatnonzero(fresh)
-
-
-def sorted_by(table: pa.Table, *names: str) -> pa.Table:
-    return table.sort_by([(name, "ascending") for name in names]).combine_chunks()
 
 
 def of_message(row: Mapping[str, Any], severity: str, kind: str, detail: str) -> Finding:

@@ -25,7 +25,6 @@ from batonmq.spark.read.store_facts import (
 )
 
 _WINDOW_BYTES = 8 << 20
-_SIGNS = ("commitlog", "checkpoint", "epochFileCheckpoint", "brokerIdentity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +174,6 @@ def _stores(patterns: Sequence[str]) -> Iterable[tuple[Storage, str]]:
         if not paths:
             raise FileNotFoundError(f"{pattern}: nothing matches")
         for path in paths:
-            if not any(storage.exists(f"{path}/{sign}") for sign in _SIGNS):
-                raise StoreError(
-                    f"{path} is no store: none of {', '.join(_SIGNS)} is there; give the folder "
-                    "that storePathRootDir names, or a pattern of such folders"
-                )
             if (storage, path) not in seen:
                 seen.add((storage, path))
                 yield storage, path

@@ -36,7 +36,7 @@ from batonmq.spark.audit.scan import (
     ScanOptions,
     scan_range,
 )
-from batonmq.spark.exchange import Exchange
+from batonmq.spark.steps.exchange import Exchange
 
 _ENTRIES_MAX: Final = 200_000
 _AT: Final = ["group", "physical_offset"]

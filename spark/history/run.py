@@ -24,7 +24,7 @@ from batonmq.spark.history.overview import DAY_MS, Facts, Overview
 from batonmq.spark.history.summary import FindingSums, GroupSums, summarise
 from batonmq.spark.history.tables import TABLES, TableFiles, TimeSpan, write_empty
 from batonmq.spark.read.log_range import Damage
-from batonmq.spark.report.result_folder import PARQUET, ResultFolder
+from batonmq.spark.steps.result_folder import PARQUET, ResultFolder
 
 LOCAL_BYTES: Final = 64 << 20
 """Histories of at most so many bytes, as lines of text, are folded on this machine: some 200,000

@@ -13,15 +13,14 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from batonmq.history.message import HISTORY_AFTER
 from batonmq.spark.history.stream_seen import INDEX_SCHEMA, PART_BITS
-from batonmq.spark.history.tables import partition_of
 from batonmq.spark.read.arrow_parts import TIMESTAMP
 from batonmq.spark.read.history_table import decode_lines
 from batonmq.spark.read.log_range import Damage
 from batonmq.spark.read.schemas import TABLES
+from batonmq.spark.steps.tables import partition_of, write_part
 
 SOURCE_COLUMNS: Final = ("broker", "queue_id", "queue_offset", "store_at", "body", "properties")
 #: Table history, and where and when the event was stored.
@@ -92,8 +91,7 @@ def write_events(rows: pa.Table, folder: Path) -> None:
     rows = rows.sort_by([(name, "ascending") for name in ("log", "raft_index", "part")])
     places: dict[str, list[int]] = defaultdict(list)
     for at, key in enumerate(zip(*(rows[n].to_pylist() for n in ("group", "day")), strict=True)):
-        places[partition_of(*key)].append(at)
+        places[partition_of(group=key[0], day=key[1])].append(at)
     for place, which in places.items():
-        (folder / place).mkdir(parents=True)
         table = rows.select(OUTPUT_SCHEMA.names).take(which)
-        pq.write_table(table, folder / place / "part.parquet")
+        write_part(folder / place / "part.parquet", table)

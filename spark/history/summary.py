@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from batonmq.history.story import Story
 from batonmq.spark.history.findings import CRITICAL, INFO, SEVERITIES, WARNING, Finding, moment
 from batonmq.spark.history.overview import Bounds
 from batonmq.spark.report.quantities import percentile
+from batonmq.spark.steps.result_folder import own_version
 
 GROUPS_SHOWN: Final = 200
 _WORST: Final = 5
@@ -135,7 +135,7 @@ def summarise(
         kinds[kind] += count
     return {
         "generated_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "version": _version(),
+        "version": own_version(),
         "inputs": dict(inputs),
         "controllers": list(controllers),
         "events": events,
@@ -187,13 +187,6 @@ def _percentiles(values: array[int]) -> dict[str, int | None]:
 
 def _iso(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
-
-
-def _version() -> str:
-    try:
-        return version("batonmq")
-    except PackageNotFoundError:
-        return ""
 
 
 def lines(summary: Mapping[str, Any]) -> list[str]:

@@ -7,11 +7,10 @@ them.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ import pyarrow.parquet as pq
 
 from batonmq.spark.history.overview import DAY_MS
 from batonmq.spark.read.arrow_parts import TIMESTAMP
+from batonmq.spark.steps.tables import day_of, partition_of, table_of, write_part
 
 _STRING: Final = pa.string()
 _LONG: Final = pa.int64()
@@ -60,8 +60,6 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
 """Columns without those that are folders."""
 _BY_GROUP: Final = "unavailability"
 """It has one row for each day of each group: a file for each would be nothing but files."""
-_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
-_ESCAPED: Final = frozenset("\"#%'*/:=?\\\x7f{}[]^") | frozenset(map(chr, range(32)))
 _ROWS_MAX: Final = 50_000
 
 
@@ -134,7 +132,7 @@ class TableFiles:
         """A row of table unavailability for a day counted from 1970; False as in `add`."""
         if not self.span.has_day(day):
             return False
-        self._put((_BY_GROUP, group, None), (*row, date.fromordinal(719_163 + day)))
+        self._put((_BY_GROUP, group, None), (*row, day_of(day)))
         return True
 
     def _put(self, key: tuple[str, str, int | None], row: Sequence[Any]) -> None:
@@ -147,12 +145,11 @@ class TableFiles:
     def flush(self) -> None:
         """Write what is held. Raises OSError."""
         for (table, group, day), rows in self._held.items():
-            on = None if day is None else date.fromordinal(719_163 + day)
-            folder = partition_of(group, on)
-            place = self.folder / table / (Path(folder).parent if table == _BY_GROUP else folder)
-            place.mkdir(parents=True, exist_ok=True)
+            on = {} if table == _BY_GROUP else {"day": None if day is None else day_of(day)}
+            place = self.folder / table / partition_of(group=group, **on)
             self._files += 1
-            _write(place / f"part-{self.task:05}-{self._files:05}.parquet", table, rows)
+            path = place / f"part-{self.task:05}-{self._files:05}.parquet"
+            write_part(path, table_of(rows, TABLES[table]))
         self._held.clear()
         self._rows = 0
 
@@ -167,26 +164,3 @@ def write_empty(folder: Path) -> None:
             for each in [pa.field("group", _STRING), *more]:
                 schema = schema.append(each)
             pq.write_table(schema.empty_table(), place / "part-00000-00000.parquet")
-
-
-def _write(path: Path, table: str, rows: list[Sequence[Any]]) -> None:
-    schema = TABLES[table]
-    columns = [
-        _column(values, kind)
-        for values, kind in zip(zip(*rows, strict=True), schema.types, strict=True)
-    ]
-    growing = path.with_name(f".{path.name}.{os.getpid()}")
-    pq.write_table(pa.Table.from_arrays(columns, schema=schema), growing)
-    growing.replace(path)
-
-
-def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    if kind == TIMESTAMP:
-        return pa.array(values, pa.timestamp("ms", "UTC")).cast(kind)
-    return pa.array(values, kind)
-
-
-def partition_of(group: str | None, day: date | None) -> str:
-    """The folder of a group and a day, as Hive and Spark write it."""
-    name = "".join(f"%{ord(c):02X}" if c in _ESCAPED else c for c in group or "")
-    return f"group={name or _NULL}/day={day or _NULL}"

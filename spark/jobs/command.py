@@ -33,12 +33,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from batonmq.protocol.errors import BatonError
-from batonmq.spark.engine import Engine, LocalEngine, SparkEngine
 from batonmq.spark.jobs.progress import Progress
 from batonmq.spark.read.damage import DamagedFile
 from batonmq.spark.read.storage import split_paths
 from batonmq.spark.read.store_facts import StoreError
-from batonmq.spark.report.result_folder import DELTA, PARQUET
+from batonmq.spark.steps.engine import Engine, LocalEngine, SparkEngine
+from batonmq.spark.steps.result_folder import DELTA, PARQUET
 
 if TYPE_CHECKING:  # starting Spark takes seconds, importing it already one: see `Job.is_local`
     from pyspark.sql import SparkSession

@@ -20,7 +20,6 @@ from batonmq.spark.audit.audit import (
     write_result,
 )
 from batonmq.spark.audit.summary import lines_of, summary_of
-from batonmq.spark.engine import SMALL_LOG_BYTES
 from batonmq.spark.jobs.command import (
     DONE,
     FOUND,
@@ -31,6 +30,7 @@ from batonmq.spark.jobs.command import (
     output_options,
     paths_of,
 )
+from batonmq.spark.steps.engine import SMALL_LOG_BYTES
 
 _MIB = 1 << 20
 _EPILOG = (

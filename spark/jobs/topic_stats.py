@@ -13,7 +13,6 @@ from typing import Any, Final
 import click
 import msgspec
 
-from batonmq.spark.engine import SMALL_LOG_BYTES
 from batonmq.spark.jobs.command import (
     EXIT_CODES,
     FOUND,
@@ -28,6 +27,7 @@ from batonmq.spark.stats.output import Output
 from batonmq.spark.stats.replicas import one_per_group
 from batonmq.spark.stats.run import Wanted, lines, run
 from batonmq.spark.stats.stats_report import write_stats_report
+from batonmq.spark.steps.engine import SMALL_LOG_BYTES
 
 _UNITS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _MOMENTS: Final = ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d"]

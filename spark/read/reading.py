@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 _STORES_PER_PIECE: Final = 64
 # A unit of 20 bytes belongs to a message of about 1 KiB.
 _BYTES_PER_UNIT_BYTE: Final = 50
-_STORE_SIGNS: Final = ("commitlog", "consumequeue", "epochFileCheckpoint", "config", "checkpoint")
 
 _COMMA_HINT: Final = "; a path that holds a comma is given as a JSON list"
 
@@ -117,14 +116,7 @@ class Read:
                     yield facts, (log_range,)
 
     def _facts(self, storage: Storage, path: str) -> StoreFacts:
-        if not any(storage.exists(f"{path}/{sign}") for sign in _STORE_SIGNS):
-            raise StoreError(
-                f"{path} is no store: none of {', '.join(_STORE_SIGNS)} is there; give the folder "
-                "that storePathRootDir names, or a pattern of such folders"
-                + _COMMA_HINT
-                * (len(self.options.paths) > 1)
-            )
-        facts = read_facts(storage, path)
+        facts = read_facts(storage, path, _COMMA_HINT * (len(self.options.paths) > 1))
         if self._misses_epochs(facts) and self.options.mode is Mode.FAILFAST:
             raise StoreError(
                 f"{facts.epochs_fault}; read with mode DROPMALFORMED or PERMISSIVE to get the rows "

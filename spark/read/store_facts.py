@@ -22,6 +22,9 @@ from batonmq.spark.read.storage import Storage
 
 NAME_DIGITS: Final = 20
 EPOCH_FILE: Final = "epochFileCheckpoint"
+_SIGNS: Final = (
+    "commitlog", "consumequeue", "checkpoint", EPOCH_FILE, "brokerIdentity", "config"
+)  # fmt: skip
 _read_confirm_offset = CHECKPOINT.only("confirm_phy_offset").unpack_from
 
 
@@ -70,8 +73,13 @@ class StoreFacts:
         return integers_or_null(*self.epoch_of(offsets), pa.int64())
 
 
-def read_facts(storage: Storage, path: str) -> StoreFacts:
-    """The facts of the store in folder `path`. Raises StoreError."""
+def read_facts(storage: Storage, path: str, hint: str = "") -> StoreFacts:
+    """The facts of the store in folder `path`. Raises StoreError; what is no store has the hint."""
+    if not any(storage.exists(f"{path}/{sign}") for sign in _SIGNS):
+        raise StoreError(
+            f"{path} is no store: none of {', '.join(_SIGNS)} is there; give the folder that "
+            f"storePathRootDir names, or a pattern of such folders{hint}"
+        )
     cluster, broker, broker_id = _identity(storage, f"{path}/brokerIdentity")
     epochs, from_backup, fault = _epochs(storage, f"{path}/{EPOCH_FILE}")
     checkpoint = storage.read_small(f"{path}/checkpoint")

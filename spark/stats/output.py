@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
-from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from batonmq.spark.report.result_folder import PARQUET, ResultFolder
-from batonmq.spark.stats.tables import TABLES, Row, day_text, table_of
+from batonmq.spark.read.arrow_parts import TIMESTAMP
+from batonmq.spark.stats.tables import TABLES
+from batonmq.spark.steps.result_folder import PARQUET, ResultFolder
+from batonmq.spark.steps.tables import day_of, partition_of, write_part
 
 LAG: Final = "consumer_lag"
+_MS: Final = pa.timestamp("ms", "UTC")
 
 
 class Output(ResultFolder):
@@ -57,18 +59,15 @@ class Output(ResultFolder):
                 shutil.copytree(old, place, copy_function=os.link)
 
 
-def write_rows(folder: Path, name: str, rows: Sequence[Row], task: int, snapshot: str) -> None:
+def write_rows(folder: Path, name: str, rows: pa.Table, task: int, snapshot: str) -> None:
     """Write the rows of a task by day, and consumer_lag by snapshot. Raises OSError."""
-
-    def day(row: Row) -> int:
-        return int(row["day"])
-
-    for which, theirs in groupby(sorted(rows, key=day), day):
-        place = folder / name / f"day={day_text(which)}"
-        if name == LAG:
-            place /= f"snapshot={snapshot}"
-        place.mkdir(parents=True, exist_ok=True)
-        path = place / f"part-{task:05}.parquet"
-        growing = path.with_name(f".{path.name}.{uuid4().hex}")
-        pq.write_table(table_of(name, list(theirs)), growing)
-        growing.replace(path)
+    more = {"snapshot": snapshot} if name == LAG else {}
+    columns = [
+        rows[each.name].cast(_MS if each.type == TIMESTAMP else each.type).cast(each.type)
+        for each in TABLES[name]
+    ]
+    table = pa.Table.from_arrays(columns, schema=TABLES[name])
+    for day in pc.unique(rows["day"]).to_pylist():
+        place = folder / name / partition_of(day=day_of(day), **more)
+        part = table.filter(pc.equal(rows["day"], day))
+        write_part(place / f"part-{task:05}.parquet", part)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from batonmq.spark.read.storage import Storage, locate
 from batonmq.spark.read.store_facts import StoreError, StoreFacts, read_facts, segments
-
-_SIGNS: Final = ("commitlog", "checkpoint", "epochFileCheckpoint", "brokerIdentity", "config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +69,6 @@ def one_per_group(patterns: Sequence[str], *, unconfirmed: bool = False) -> Sour
 
 
 def _facts(storage: Storage, path: str, *, unconfirmed: bool) -> StoreFacts:
-    if not any(storage.exists(f"{path}/{sign}") for sign in _SIGNS):
-        raise StoreError(
-            f"{path} is no store: none of {', '.join(_SIGNS)} is there; give the folder that "
-            "storePathRootDir names, or a pattern of such folders"
-        )
     facts = read_facts(storage, path)
     # A broker without a controller has no identity, and keeps 0.
     told = facts.confirm_offset is not None and facts.confirm_offset >= (not facts.broker)

@@ -6,25 +6,28 @@ of all tables. Free of Spark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from batonmq.spark.engine import Engine
-from batonmq.spark.exchange import Exchange
 from batonmq.spark.read.reading import Read, Work
 from batonmq.spark.stats import scan, tables
 from batonmq.spark.stats.output import Output, write_rows
 from batonmq.spark.stats.replicas import Sources
+from batonmq.spark.steps.engine import Engine
+from batonmq.spark.steps.exchange import Exchange
+from batonmq.spark.steps.result_folder import own_version
+from batonmq.spark.steps.tables import grouped
 
 Step = Callable[[str], AbstractContextManager[None]]
 _HOT_MESSAGES: Final = 100
+Row = dict[str, Any]
 _OFFSETS_SCHEMA: Final = pa.schema(
     [
         ("group", pa.string()), ("topic", pa.string()), ("broker", pa.string()),
@@ -68,13 +71,6 @@ class Shared:
         }  # fmt: skip
         return Exchange(f"{self.folder}/{name}", schemas[name], ["topic"], self.buckets)
 
-    def send(self, name: str, task: str, table: pa.Table) -> None:
-        self.exchange(name).send(task, table)
-
-    def receive(self, name: str, bucket: int) -> Iterator[tables.Row]:
-        for batch in self.exchange(name).receive(bucket).to_batches():
-            yield from batch.to_pylist()
-
 
 @dataclass(frozen=True, slots=True)
 class Count:
@@ -88,7 +84,7 @@ class Count:
         wanted, broker = self.shared.wanted, self.shared.brokers[work.facts.path]
         counts = scan.counted(self.read.run(work), broker, wanted.bucket_ms, wanted.topics)
         for name, table in zip(("sizes", "delays"), counts, strict=True):
-            self.shared.send(name, f"{work.number:06}", table)
+            self.shared.exchange(name).send(f"{work.number:06}", table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +95,15 @@ class Offsets:
     read: Read
 
     def __call__(self, work: Work) -> None:
-        rows: list[tables.Row] = []
-        for batch in self.read.run(work):
-            for row in batch.to_pylist():
-                broker = self.shared.brokers.get(row["store"])
-                if broker and (not self.shared.wanted.topics or self._is_wanted(row["topic"])):
-                    rows.append({**row, "broker": broker})
-        table = pa.Table.from_pylist(rows, _OFFSETS_SCHEMA)
-        self.shared.send("offsets", f"{work.number:06}", table)
-
-    def _is_wanted(self, topic: str) -> bool:
-        return topic in self.shared.wanted.topics
+        wanted, brokers = self.shared.wanted.topics, self.shared.brokers
+        rows = pa.Table.from_batches(self.read.run(work), self.read.schema)
+        known = pa.array([brokers.get(store) for store in rows["store"].to_pylist()], pa.string())
+        rows = rows.set_column(rows.column_names.index("broker"), "broker", known)
+        rows = rows.filter(pc.is_valid(rows["broker"]))
+        if wanted:
+            rows = rows.filter(pc.is_in(rows["topic"], pa.array(wanted)))
+        table = rows.select(_OFFSETS_SCHEMA.names).cast(_OFFSETS_SCHEMA)
+        self.shared.exchange("offsets").send(f"{work.number:06}", table)
 
 
 @dataclass(slots=True)
@@ -122,8 +116,8 @@ class Sums:
     late: int = 0
     first_ms: int | None = None
     last_ms: int | None = None
-    hottest: tables.Row | None = None
-    slowest: tables.Row | None = None
+    hottest: Row | None = None
+    slowest: Row | None = None
 
     def add(self, other: Sums) -> None:
         self.messages += other.messages
@@ -147,39 +141,39 @@ class MakeTables:
 
     def __call__(self, bucket: int) -> Sums:
         shared, wanted = self.shared, self.shared.wanted
-        made = tables.tables_of(
-            shared.receive("sizes", bucket),
-            shared.receive("delays", bucket),
-            shared.receive("offsets", bucket),
-            wanted.bucket_ms,
-            wanted.snapshot_ms,
+        sizes, delays, offsets = (
+            shared.exchange(name).receive(bucket) for name in ("sizes", "delays", "offsets")
         )
+        made = tables.tables_of(sizes, delays, offsets, wanted.bucket_ms, wanted.snapshot_ms)
         snapshot = f"{wanted.snapshot:%Y-%m-%dT%H-%M-%S}"
         for name, rows in made.items():
             write_rows(Path(shared.target), name, rows, bucket, snapshot)
         return _sums_of(made)
 
 
-def _sums_of(made: dict[str, list[tables.Row]]) -> Sums:
-    traffic = made["traffic"]
-    hot = [row for row in made["hot_queues"] if row["messages"] >= _HOT_MESSAGES]
-    behind: dict[tuple[str, str], tables.Row] = {}
-    for row in made["consumer_lag"]:
-        new = {"group": row["group"], "topic": row["topic"], "lag": 0, "oldest_age_ms": None}
-        sums = behind.setdefault((row["group"], row["topic"]), new)
-        sums["lag"] += row["lag"] or 0
-        ages = [age for age in (sums["oldest_age_ms"], row["oldest_age_ms"]) if age is not None]
-        sums["oldest_age_ms"] = max(ages, default=None)
+def _sums_of(made: dict[str, pa.Table]) -> Sums:
+    traffic, hot = made["traffic"], made["hot_queues"]
+    hot = hot.filter(pc.greater_equal(hot["messages"], _HOT_MESSAGES))
+    behind = grouped(
+        made["consumer_lag"], ["group", "topic"], lag=("lag", "sum"),
+        oldest_age_ms=("oldest_age_ms", "max"),
+    )  # fmt: skip
     return Sums(
-        sum(row["messages"] for row in traffic),
-        sum(row["bytes"] for row in traffic),
-        len({row["topic"] for row in traffic}),
-        sum(row["late"] for row in traffic),
-        min((row["at"] for row in traffic), default=None),
-        max((row["at"] for row in traffic), default=None),
-        max(hot, key=lambda row: row["times_even"], default=None),
-        max((r for r in behind.values() if r["lag"]), key=lambda row: row["lag"], default=None),
+        pc.sum(traffic["messages"]).as_py() or 0,
+        pc.sum(traffic["bytes"]).as_py() or 0,
+        pc.count_distinct(traffic["topic"]).as_py(),
+        pc.sum(traffic["late"]).as_py() or 0,
+        pc.min(traffic["at"]).as_py(),
+        pc.max(traffic["at"]).as_py(),
+        _greatest(hot, "times_even"),
+        _greatest(behind.filter(pc.greater(behind["lag"], 0)), "lag"),
     )
+
+
+def _greatest(rows: pa.Table, name: str) -> Row | None:
+    """The first row with the greatest value."""
+    found: list[Row] = rows.sort_by([(name, "descending")]).slice(0, 1).to_pylist()
+    return found[0] if found else None
 
 
 def run(
@@ -215,8 +209,8 @@ def _summary(wanted: Wanted, sources: Sources, sums: Sums) -> dict[str, Any]:
         "messages": sums.messages,
         "bytes": sums.bytes,
         "topics": sums.topics,
-        "first_bucket": None if first is None else tables.moment(first),
-        "last_bucket": None if last is None else tables.moment(last),
+        "first_bucket": _moment(first),
+        "last_bucket": _moment(last),
         "bucket_ms": wanted.bucket_ms,
         "snapshot_at": f"{wanted.snapshot:%Y-%m-%d %H:%M:%S}",
         "stored_before_born": sums.late,
@@ -235,8 +229,12 @@ def _summary(wanted: Wanted, sources: Sources, sums: Sums) -> dict[str, Any]:
         ],
         "inputs": list(wanted.patterns),
         "generated_at": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}",
-        "version": _version(),
+        "version": own_version(),
     }
+
+
+def _moment(ms: int | None) -> str | None:
+    return None if ms is None else f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def lines(summary: dict[str, Any]) -> list[str]:
@@ -255,10 +253,3 @@ def lines(summary: dict[str, Any]) -> list[str]:
             f"{slowest['lag']:,} messages behind"
         )
     return printed
-
-
-def _version() -> str:
-    try:
-        return version("batonmq")
-    except PackageNotFoundError:
-        return "from a source tree"

@@ -23,6 +23,7 @@ from batonmq.spark.read.reading import Read, Work
 from batonmq.spark.read.record_columns import Int64s
 from batonmq.spark.read.selection import Selection
 from batonmq.spark.stats.replicas import Sources
+from batonmq.spark.steps.tables import grouped
 
 _COLUMNS: Final = "topic,queue_id,queue_offset,size,born_at,store_at"
 _DIGITS: Final = 6
@@ -43,11 +44,10 @@ DELAYS_SCHEMA: Final = pa.schema(
 )  # fmt: skip
 """Messages of one topic, bucket of time and delay (null: born at an unknown time). `late`: stored
 before they were born."""
-_SIZE_SUMS: Final = [
-    ("messages", "sum"), ("bytes", "sum"), ("first_offset", "min"), ("last_offset", "max"),
-    ("first_store_ms", "min"),
-]  # fmt: skip
-_DELAY_SUMS: Final = [("messages", "sum"), ("late", "sum")]
+_SUMS: Final = {
+    "messages": "sum", "bytes": "sum", "first_offset": "min", "last_offset": "max",
+    "first_store_ms": "min", "late": "sum",
+}  # fmt: skip
 
 
 def reading(sources: Sources, table: str, **options: str) -> tuple[Read, list[Work]]:
@@ -76,11 +76,11 @@ def counted(
             batch = batch.filter(pa.array(wanted))
         batch = batch.filter(pc.is_valid(batch.column("store_at")))
         of_batch = _prepared(batch, broker, bucket_ms)
-        sizes.append(summed(of_batch, SIZES_SCHEMA, _SIZE_SUMS))
-        delays.append(summed(of_batch, DELAYS_SCHEMA, _DELAY_SUMS))
+        sizes.append(summed(of_batch, SIZES_SCHEMA))
+        delays.append(summed(of_batch, DELAYS_SCHEMA))
     return (
-        summed(pa.concat_tables(sizes), SIZES_SCHEMA, _SIZE_SUMS),
-        summed(pa.concat_tables(delays), DELAYS_SCHEMA, _DELAY_SUMS),
+        summed(pa.concat_tables(sizes), SIZES_SCHEMA),
+        summed(pa.concat_tables(delays), DELAYS_SCHEMA),
     )
 
 
@@ -107,13 +107,11 @@ def _prepared(batch: pa.RecordBatch, broker: str, bucket_ms: int) -> pa.Table:
     return pa.table(columns)
 
 
-def summed(table: pa.Table, schema: pa.Schema, sums: list[tuple[str, str]]) -> pa.Table:
+def summed(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The table with `schema` and one row for each key; what is not summed is the key."""
-    named = {name for name, _ in sums}
-    keys = [name for name in schema.names if name not in named]
-    found = table.group_by(keys, use_threads=False).aggregate(sums)
-    columns = [found.column(n if n in keys else f"{n}_{dict(sums)[n]}") for n in schema.names]
-    return pa.table(columns, names=schema.names).cast(schema)
+    sums = {name: (name, _SUMS[name]) for name in schema.names if name in _SUMS}
+    keys = [name for name in schema.names if name not in sums]
+    return grouped(table, keys, **sums).cast(schema)
 
 
 def coarse(values: Int64s) -> Int64s:

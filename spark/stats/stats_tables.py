@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -120,7 +121,10 @@ class StatsTables:
         table = "sizes" if name == "size" else "delays"
         rows = self._grouped(table, [name], {"messages": "sum"}, only=self._of_users())
         counts = sorted((getattr(row, name), row.messages) for row in rows)
-        return counts, percentiles(counts, _POINTS)
+        values, messages = np.array(counts, np.int64).reshape(-1, 2).T
+        if not counts:
+            return counts, None
+        return counts, [float(each[0]) for each in percentiles(values, messages, _POINTS)]
 
     def percentiles(self, prefix: str, suffix: str, width: int, first_ms: int) -> list[Row]:
         """Per bar, of its buckets and user topics: the mean p50 by messages, the worst p95, p99.

@@ -7,7 +7,7 @@ import pytest
 from batonmq.spark.history.run import LOCAL_BYTES, Inputs, Output
 from batonmq.spark.history.tables import TABLES
 from batonmq.spark.jobs.command import AUTO, SPARK, Job
-from batonmq.spark.report.result_folder import SUMMARY
+from batonmq.spark.steps.result_folder import SUMMARY
 
 LAST = tuple(TABLES)[-1]
 

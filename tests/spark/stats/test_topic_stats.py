@@ -9,13 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from batonmq.spark.engine import LocalEngine, SparkEngine
 from batonmq.spark.jobs.topic_stats import main, span_ms
 from batonmq.spark.read.store_facts import StoreError
 from batonmq.spark.stats.output import Output
 from batonmq.spark.stats.replicas import one_per_group
 from batonmq.spark.stats.run import Wanted, run
 from batonmq.spark.stats.tables import TABLES
+from batonmq.spark.steps.engine import LocalEngine, SparkEngine
 from tests.spark.browser import Browser, assert_stands_alone, need_a_browser
 from tests.spark.log_files import LogFiles
 

@@ -12,6 +12,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -98,6 +99,14 @@ class ResultFolder:
             file.flush()
             os.fsync(file.fileno())
         os.rename(growing, self.path / SUMMARY)
+
+
+def own_version() -> str:
+    """The program's version, for summaries."""
+    try:
+        return version("batonmq")
+    except PackageNotFoundError:
+        return "from a source tree"
 
 
 def to_delta(folder: Path) -> None:

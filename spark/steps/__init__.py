@@ -1,0 +1,1 @@
+"""What jobs are made of: steps that an engine runs, rows between them, tables as results."""

@@ -1,0 +1,79 @@
+"""Rows as tables, and files of them in folders as Hive and Spark name them. Free of Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batonmq.spark.read.arrow_parts import TIMESTAMP
+from batonmq.spark.read.record_columns import Int64s
+
+_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+_ESCAPED: Final = frozenset("\"#%'*/:=?\\\x7f{}[]^") | frozenset(map(chr, range(32)))
+_EPOCH: Final = date(1970, 1, 1).toordinal()
+
+
+def table_of(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:
+    """Rows, whose values are in the order of the columns, as a table; times are in ms."""
+    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+    arrays = [_column(each, kind) for each, kind in zip(columns, schema.types, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if kind == TIMESTAMP:
+        return pa.array(values, pa.timestamp("ms", "UTC")).cast(kind)
+    return pa.array(values, kind)
+
+
+def partition_of(**values: object) -> str:
+    """The folder of rows that have these values in common."""
+    return "/".join(f"{name}={_escaped(value)}" for name, value in values.items())
+
+
+def _escaped(value: object) -> str:
+    text = "" if value is None else str(value)
+    return "".join(f"%{ord(c):02X}" if c in _ESCAPED else c for c in text) or _NULL
+
+
+def day_of(day: int) -> date:
+    """Of days that count from 1970."""
+    return date.fromordinal(_EPOCH + day)
+
+
+def write_part(path: Path, table: pa.Table) -> None:
+    """A file that is there whole or not at all, in place of an earlier one. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    growing = path.with_name(f".{path.name}.{uuid4().hex}")
+    pq.write_table(table, growing)
+    growing.replace(path)
+
+
+def runs_of(table: pa.Table, names: Iterable[str]) -> Int64s:
+    """Where runs of rows with equal values begin, in a table that is sorted by these columns."""
+    fresh = np.zeros(table.num_rows, np.bool_)
+    fresh[:1] = True
+    for name in names:
+        column = table[name].combine_chunks()
+        codes = column.dictionary_encode("encode").indices.to_numpy()
+        fresh[1:] |= codes[1:] != codes[:-1]
+    return np.flatnonzero(fresh)
+
+
+def sorted_by(table: pa.Table, *names: str) -> pa.Table:
+    return table.sort_by([(name, "ascending") for name in names]).combine_chunks()
+
+
+def grouped(table: pa.Table, keys: Sequence[str], **sums: tuple[str, str]) -> pa.Table:
+    """A row for each value of the keys, ascending; `sums`: name=(column, function of Arrow)."""
+    made = table.group_by(keys, use_threads=False).aggregate(list(sums.values()))
+    columns = [made[f"{column}_{function}"] for column, function in sums.values()]
+    named = pa.table([*made.select(keys).columns, *columns], names=[*keys, *sums])
+    return sorted_by(named, *keys)
