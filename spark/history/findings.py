@@ -15,6 +15,8 @@ from typing import Any, Final, NamedTuple
 from batonmq.history.event import EventDetail, HistoryEvent
 from batonmq.history.story import Story
 from batonmq.spark.history.overview import GAP_DAYS, Bounds, Facts
+from batonmq.spark.history.tables import ToCheck
+from batonmq.spark.steps.tables import Time
 
 CRITICAL: Final = "critical"
 WARNING: Final = "warning"
@@ -38,6 +40,11 @@ class Finding(NamedTuple):
     text: str
     subject: str
     evidence: str
+
+    @property
+    def row(self) -> ToCheck:
+        at = None if self.at_ms is None else Time(self.at_ms)
+        return ToCheck(self.severity, self.kind, self.text, self.subject, self.evidence, at)
 
 
 def finding(

@@ -26,7 +26,15 @@ from batonmq.spark.history.lines import event_of
 from batonmq.spark.history.outages import days_without_writes
 from batonmq.spark.history.overview import DAY_MS, Facts
 from batonmq.spark.history.summary import GroupSums
-from batonmq.spark.history.tables import TableFiles
+from batonmq.spark.history.tables import (
+    Controller,
+    Failover,
+    Mastership,
+    SetChange,
+    TableFiles,
+    Truncation,
+)
+from batonmq.spark.steps.tables import Time
 
 _CHANGES_SETS: Final = ("elected", "set_altered", "broker_cleaned")
 
@@ -149,42 +157,48 @@ class GroupFold:
             self._found(each)
         if self._bounds is not None:
             for day, row in days_without_writes(self._outages, self._bounds):
-                if self._tables.add_day(self.name, day, row):
-                    self._sums.day(*row)
+                if self._tables.add_day(row, self.name, day):
+                    self._sums.day(row)
         return self._sums
 
     # --- events ---
 
     def _controller(self, event: HistoryEvent) -> None:
-        at_ms = event.proposed_ms or event.time_ms
+        at_ms = Time(event.proposed_ms or event.time_ms)
         if at_ms:
-            row = (at_ms, event.node or None, event.node_before or None, event.controller_epoch)
-            self._tables.add("controllers", "", at_ms, at_ms, row)
+            leaders = event.node or None, event.node_before or None
+            row = Controller(at_ms, *leaders, event.controller_epoch)
+            self._tables.add(row, "", at_ms, at_ms)
 
     def _set_change(self, event: HistoryEvent) -> None:
-        before, after = sorted(event.set_before), sorted(event.sync_state_set)
+        before, after = (tuple(sorted(ids)) for ids in (event.set_before, event.sync_state_set))
         at_ms = event.time_ms
         if before == after or not at_ms:
             return
-        row = (
-            at_ms, event.master_epoch, event.sync_state_set_epoch, before, after,
-            [each for each in after if each not in before],
-            [each for each in before if each not in after], len(after), event.reason or None,
-            event.kind,
-        )  # fmt: skip
-        self._tables.add("set_changes", self.name, at_ms, at_ms, row)
+        row = SetChange(
+            at=Time(at_ms),
+            master_epoch=event.master_epoch,
+            sync_state_set_epoch=event.sync_state_set_epoch,
+            set_before=before,
+            set_after=after,
+            joined=tuple(each for each in after if each not in before),
+            left=tuple(each for each in before if each not in after),
+            size_after=len(after),
+            reason=event.reason or None,
+            kind=event.kind,
+        )
+        self._tables.add(row, self.name, at_ms, at_ms)
 
     def _truncation(self, event: HistoryEvent, detail: EventDetail) -> None:
         at_ms = event.time_ms
         if at_ms:
             begin, end = detail.from_offset, detail.to_offset
-            row = (at_ms, event.broker_id, event.master_epoch, begin, end, begin - end)
-            self._tables.add("truncations", self.name, at_ms, at_ms, row)
+            which = event.broker_id, event.master_epoch
+            row = Truncation(Time(at_ms), *which, begin, end, begin - end)
+            self._tables.add(row, self.name, at_ms, at_ms)
 
     def _found(self, found: Finding) -> None:
-        severity, kind, _, at_ms, text, subject, evidence = found
-        row = (severity, kind, text, subject, evidence, at_ms)
-        if self._tables.add("findings", self.name, at_ms, at_ms, row):
+        if self._tables.add(found.row, self.name, found.at_ms, found.at_ms):
             self._sums.finding(found._replace(group=self.name))
 
     # --- stories ---
@@ -251,41 +265,67 @@ class GroupFold:
         later = next_ms and story.elected_ms and next_ms >= story.elected_ms
         return "after_next" if later and end_ms > next_ms + CLOCK_MS else ""
 
-    def _failover(self, election: Election) -> None:
+    def _without_writes(self, election: Election, silent_ms: int | None) -> int | None:
+        """The outage of a change of master with the silence of a master that hung before it; noted
+        for the days. None if it cannot be right."""
         story, unavailable_ms = election.story, election.unavailable_ms
-        detected, elected = story.detected_ms or None, story.elected_ms or None
-        role, opened = story.time_of("role changed") or None, story.opened_ms or None
-        acked = story.first_ack_ms or None
-        silent_ms = _known(story.silent_ms)
+        if unavailable_ms is None or election.implausible:
+            return None
         missed_ms = 0
         if election.cause.endswith("_silent") and silent_ms and not story.lost_since_ms:
             missed_ms = silent_ms
-        without_ms = None
-        if unavailable_ms is not None and not election.implausible:
-            without_ms = unavailable_ms + missed_ms
-            if story.kind != "first_election":
-                start_ms = story.start_ms
-                self._outages.extend((start_ms - missed_ms, start_ms + unavailable_ms, 0))
+        if story.kind != "first_election":
+            start_ms = story.start_ms
+            self._outages.extend((start_ms - missed_ms, start_ms + unavailable_ms, 0))
+        return unavailable_ms + missed_ms
+
+    def _failover(self, election: Election) -> None:
+        story, unavailable_ms = election.story, election.unavailable_ms
+        detected, elected = _time(story.detected_ms), _time(story.elected_ms)
+        role, opened = _time(story.time_of("role changed")), _time(story.opened_ms)
+        acked = _time(story.first_ack_ms)
+        silent_ms = _known(story.silent_ms)
+        without_ms = self._without_writes(election, silent_ms)
         planned = story.kind == "planned_switch"
-        row = (
-            story.master_epoch, story.kind, election.cause,
-            story.how or story.reason or "an election was requested", story.detected_by or None,
-            story.master_before or None, story.winner, story.address or None, story.set_before,
-            story.sync_state_set, detected, elected, role, opened, acked, silent_ms,
-            _after(detected, story.start_ms or None) if planned else silent_ms,
-            _after(elected, detected), _after(role, elected), _after(opened, role),
-            _after(acked, opened), unavailable_ms, without_ms, _known(story.held_ms),
-            story.is_idle, story.unclean, story.overtaken, story.complete, story.truncated_bytes,
-            election.clock_problem,
-        )  # fmt: skip
-        day_ms = story.began_ms or elected
-        if self._tables.add("failovers", self.name, day_ms, detected or elected, row):
-            self._sums.failover(story, election.cause, row[3], without_ms)
+        row = Failover(
+            master_epoch=story.master_epoch,
+            kind=story.kind,
+            cause=election.cause,
+            how=story.how or story.reason or "an election was requested",
+            detected_by=story.detected_by or None,
+            master_before=story.master_before or None,
+            master=story.winner,
+            address=story.address or None,
+            set_before=story.set_before,
+            sync_state_set=story.sync_state_set,
+            detected_at=detected,
+            elected_at=elected,
+            role_at=role,
+            opened_at=opened,
+            first_ack_at=acked,
+            silent_ms=silent_ms,
+            detect_ms=_after(detected, _time(story.start_ms)) if planned else silent_ms,
+            elect_ms=_after(elected, detected),
+            role_ms=_after(role, elected),
+            open_ms=_after(opened, role),
+            first_ack_ms=_after(acked, opened),
+            unavailable_ms=unavailable_ms,
+            without_writes_ms=without_ms,
+            held_ms=_known(story.held_ms),
+            idle=story.is_idle,
+            unclean=story.unclean,
+            overtaken=story.overtaken,
+            complete=story.complete,
+            truncated_bytes=story.truncated_bytes,
+            clock_problem=election.clock_problem,
+        )
+        if self._tables.add(row, self.name, story.began_ms or elected, detected or elected):
+            self._sums.failover(row)
         self._sums.elections += 1
 
     def _mastership(self, story: Story, told: int) -> None:
         """It ends when the next master is elected, or when it is lost."""
-        elected, ended, ended_by = story.elected_ms or None, None, None
+        elected, ended, ended_by = _time(story.elected_ms), None, None
         then = story.next
         if then is not None:
             failed, lost = then.time_of("failed") or None, None
@@ -296,13 +336,25 @@ class GroupFold:
             ended_by = "master_lost" if failed or lost else then.kind
             if not then.is_election and not (failed or lost):
                 ended_by = None
-        seen = [name for rank, name in enumerate(self._names) if told >> rank & 1]
-        row = (
-            story.master_epoch, story.winner, story.address or None, elected,
-            story.opened_ms or None, story.first_ack_ms or None, ended, ended_by,
-            _after(ended, elected), seen,
-        )  # fmt: skip
-        self._tables.add("masterships", self.name, elected, elected, row)
+        seen = tuple(name for rank, name in enumerate(self._names) if told >> rank & 1)
+        row = Mastership(
+            master_epoch=story.master_epoch,
+            broker_id=story.winner,
+            address=story.address or None,
+            began_at=elected,
+            opened_at=_time(story.opened_ms),
+            first_ack_at=_time(story.first_ack_ms),
+            ended_at=_time(ended),
+            ended_by=ended_by,
+            duration_ms=_after(ended, elected),
+            seen_by=seen,
+        )
+        self._tables.add(row, self.name, elected, elected)
+
+
+def _time(ms: int | None) -> Time | None:
+    """None where it is not known."""
+    return Time(ms) if ms else None
 
 
 def _plain(event: HistoryEvent) -> HistoryEvent:

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from batonmq.spark.history.overview import DAY_MS, Bounds
-
-DayRow = tuple[int, int, int, bool]
-"""Outages that began on the day, ms without writes in it, ms of the longest outage that touches it
-on all its days, and whether one is open at its end."""
+from batonmq.spark.history.tables import Unavailability
+from batonmq.spark.steps.tables import day_of
 
 
-def days_without_writes(outages: array[int], bounds: Bounds) -> Iterator[tuple[int, DayRow]]:
+def days_without_writes(
+    outages: array[int], bounds: Bounds
+) -> Iterator[tuple[int, Unavailability]]:
     """(day since 1970, its row) of all days of a group, and of those that an outage touches.
 
     `outages`: start, end, and 1 if it is open, one after the other. They may overlap: one that
@@ -44,4 +44,4 @@ def days_without_writes(outages: array[int], bounds: Bounds) -> Iterator[tuple[i
                 sums[2] = max(sums[2], end_ms - from_ms)
                 sums[3] = sums[3] or open_here
     for day, (count, without_ms, longest_ms, is_open) in sorted(days.items()):
-        yield day, (count, without_ms, longest_ms, is_open)
+        yield day, Unavailability(count, without_ms, longest_ms, is_open, day_of(day))

@@ -170,8 +170,7 @@ def _write_findings(
     """Findings that are of no fold."""
     sums = FindingSums()
     for each in found:
-        row = (each.severity, each.kind, each.text, each.subject, each.evidence, each.at_ms)
-        if files.add("findings", each.group, each.at_ms, each.at_ms, row):
+        if files.add(each.row, each.group, each.at_ms, each.at_ms):
             sums.add(each)
     files.flush()
     counts.update(files.counts)

@@ -14,14 +14,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from batonmq.history.story import Story
 from batonmq.spark.history.findings import CRITICAL, INFO, SEVERITIES, WARNING, Finding, moment
 from batonmq.spark.history.overview import Bounds
+from batonmq.spark.history.tables import Failover, Unavailability
 from batonmq.spark.report.quantities import percentile
 from batonmq.spark.steps.result_folder import own_version
 
 GROUPS_SHOWN: Final = 200
 _WORST: Final = 5
+_TOLD: Final = (
+    "master_epoch", "kind", "cause", "how", "master_before", "master", "unavailable_ms",
+    "without_writes_ms",
+)  # fmt: skip
 _FINDINGS: Final = 20
 _PERCENTILES: Final = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0))
 
@@ -70,35 +74,30 @@ class GroupSums:
     worst: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
     found: FindingSums = field(default_factory=FindingSums)
 
-    def day(self, outages: int, without_ms: int, _: int, is_open: bool) -> None:
-        """A row of table unavailability."""
-        self.outages += outages
-        self.unavailable_ms += without_ms
-        self.is_open = self.is_open or is_open
+    def day(self, row: Unavailability) -> None:
+        self.outages += row.outages
+        self.unavailable_ms += row.unavailable_ms
+        self.is_open = self.is_open or row.open
 
     def finding(self, found: Finding) -> None:
         self.found.add(found)
 
-    def failover(self, story: Story, cause: str, how: str, without_ms: int | None) -> None:
-        """A row of table failovers."""
+    def failover(self, row: Failover) -> None:
         self.masters += 1
-        self.changes += story.kind != "first_election"
-        self.truncated_bytes += story.truncated_bytes
+        self.changes += row.kind != "first_election"
+        self.truncated_bytes += row.truncated_bytes
+        without_ms = row.without_writes_ms
         if without_ms is None:
             return
-        self.without_ms.setdefault(story.kind, array("q")).append(without_ms)
-        if story.kind == "first_election":
+        self.without_ms.setdefault(row.kind, array("q")).append(without_ms)
+        if row.kind == "first_election":
             return
         if len(self.worst) == _WORST and without_ms < -self.worst[-1][0][0]:
             return
-        detected = moment(story.detected_ms).partition(".")[0] if story.detected_ms else None
-        row = {
-            "group": self.name, "master_epoch": story.master_epoch, "kind": story.kind,
-            "cause": cause, "how": how, "master_before": story.master_before or None,
-            "master": story.winner, "unavailable_ms": story.unavailable_ms,
-            "without_writes_ms": without_ms, "detected_at": detected,
-        }  # fmt: skip
-        self.worst.append(((-without_ms, self.name, story.master_epoch), row))
+        detected = row.detected_at and moment(row.detected_at).partition(".")[0]
+        told = {name: getattr(row, name) for name in _TOLD}
+        worst = {"group": self.name, **told, "detected_at": detected}
+        self.worst.append(((-without_ms, self.name, row.master_epoch), worst))
         self.worst = sorted(self.worst, key=lambda each: each[0])[:_WORST]
 
 

@@ -8,55 +8,145 @@ them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batonmq.spark.history.overview import DAY_MS
-from batonmq.spark.read.arrow_parts import TIMESTAMP
-from batonmq.spark.steps.tables import day_of, partition_of, table_of, write_part
-
-_STRING: Final = pa.string()
-_LONG: Final = pa.int64()
-_BOOL: Final = pa.bool_()
-_IDS: Final = pa.list_(_LONG)
-_TYPES: Final = {"s": _STRING, "l": _LONG, "b": _BOOL, "i": _IDS, "t": TIMESTAMP}
-
-
-def _schema(text: str) -> pa.Schema:
-    """Of `name:kind`; s string, l long, b boolean, i ids, t time."""
-    named = [each.split(":") for each in text.split()]
-    return pa.schema([(name, _TYPES[kind]) for name, kind in named])
+from batonmq.spark.steps.tables import (
+    Time,
+    day_of,
+    partition_of,
+    schema_of,
+    table_of,
+    write_part,
+)
 
 
-TABLES: Final[Mapping[str, pa.Schema]] = {
-    "masterships": _schema(
-        "master_epoch:l broker_id:l address:s began_at:t opened_at:t first_ack_at:t ended_at:t "
-        "ended_by:s duration_ms:l"
-    ).append(pa.field("seen_by", pa.list_(_STRING))),
-    "failovers": _schema(
-        "master_epoch:l kind:s cause:s how:s detected_by:s master_before:l master:l address:s "
-        "set_before:i sync_state_set:i detected_at:t elected_at:t role_at:t opened_at:t "
-        "first_ack_at:t silent_ms:l detect_ms:l elect_ms:l role_ms:l open_ms:l first_ack_ms:l "
-        "unavailable_ms:l without_writes_ms:l held_ms:l idle:b unclean:b overtaken:b complete:b "
-        "truncated_bytes:l clock_problem:s"
-    ),
-    "unavailability": _schema("outages:l unavailable_ms:l longest_ms:l open:b").append(
-        pa.field("day", pa.date32())
-    ),
-    "set_changes": _schema(
-        "at:t master_epoch:l sync_state_set_epoch:l set_before:i set_after:i joined:i left:i "
-        "size_after:l reason:s kind:s"
-    ),
-    "truncations": _schema("at:t broker_id:l master_epoch:l from_offset:l to_offset:l bytes:l"),
-    "findings": _schema("severity:s kind:s text:s subject:s evidence:s at:t"),
-    "controllers": _schema("at:t leader:s leader_before:s controller_epoch:l"),
+class Mastership(msgspec.Struct, frozen=True):
+    """One mastership. `ended_at` None: it is still master."""
+
+    master_epoch: int
+    broker_id: int
+    address: str | None
+    began_at: Time | None
+    opened_at: Time | None
+    first_ack_at: Time | None
+    ended_at: Time | None
+    ended_by: str | None
+    duration_ms: int | None
+    seen_by: tuple[str, ...]
+
+
+class Failover(msgspec.Struct, frozen=True):
+    """One change of master."""
+
+    master_epoch: int
+    kind: str
+    cause: str
+    how: str
+    detected_by: str | None
+    master_before: int | None
+    master: int
+    address: str | None
+    set_before: tuple[int, ...]
+    sync_state_set: tuple[int, ...]
+    detected_at: Time | None
+    elected_at: Time | None
+    role_at: Time | None
+    opened_at: Time | None
+    first_ack_at: Time | None
+    silent_ms: int | None
+    detect_ms: int | None
+    elect_ms: int | None
+    role_ms: int | None
+    open_ms: int | None
+    first_ack_ms: int | None
+    unavailable_ms: int | None
+    without_writes_ms: int | None
+    held_ms: int | None
+    idle: bool
+    unclean: bool
+    overtaken: bool
+    complete: bool
+    truncated_bytes: int
+    clock_problem: str | None
+
+
+class Unavailability(msgspec.Struct, frozen=True):
+    """One day of a group: outages that began on it, ms without writes in it, ms of the longest one
+    that touches it on all its days, and whether one is open at its end."""
+
+    outages: int
+    unavailable_ms: int
+    longest_ms: int
+    open: bool
+    day: date
+
+
+class SetChange(msgspec.Struct, frozen=True):
+    """One change of a SyncStateSet."""
+
+    at: Time
+    master_epoch: int
+    sync_state_set_epoch: int
+    set_before: tuple[int, ...]
+    set_after: tuple[int, ...]
+    joined: tuple[int, ...]
+    left: tuple[int, ...]
+    size_after: int
+    reason: str | None
+    kind: str
+
+
+class Truncation(msgspec.Struct, frozen=True):
+    """One cut."""
+
+    at: Time
+    broker_id: int
+    master_epoch: int
+    from_offset: int
+    to_offset: int
+    bytes: int
+
+
+class ToCheck(msgspec.Struct, frozen=True):
+    """One finding; `evidence` is JSON."""
+
+    severity: str
+    kind: str
+    text: str
+    subject: str
+    evidence: str
+    at: Time | None
+
+
+class Controller(msgspec.Struct, frozen=True):
+    """One change of the leading controller."""
+
+    at: Time
+    leader: str | None
+    leader_before: str | None
+    controller_epoch: int
+
+
+Row = Mastership | Failover | Unavailability | SetChange | Truncation | ToCheck | Controller
+_NAMES: Final[Mapping[type[Row], str]] = {
+    Mastership: "masterships",
+    Failover: "failovers",
+    Unavailability: "unavailability",
+    SetChange: "set_changes",
+    Truncation: "truncations",
+    ToCheck: "findings",
+    Controller: "controllers",
 }
+TABLES: Final = {name: schema_of(row) for row, name in _NAMES.items()}
 """Columns without those that are folders."""
 _BY_GROUP: Final = "unavailability"
 """It has one row for each day of each group: a file for each would be nothing but files."""
@@ -112,30 +202,29 @@ class TableFiles:
     span: TimeSpan
     last_day: int
     counts: Counter[str] = field(default_factory=Counter)
-    _held: dict[tuple[str, str, int | None], list[Sequence[Any]]] = field(default_factory=dict)
+    _held: dict[tuple[str, str, int | None], list[Row]] = field(default_factory=dict)
     _rows: int = 0
     _files: int = 0
 
-    def add(
-        self, table: str, group: str, day_ms: int | None, at_ms: int | None, row: Sequence[Any]
-    ) -> bool:
-        """A row without folders; times in ms. False if its time `at_ms` is not wanted."""
+    def add(self, row: Row, group: str, day_ms: int | None, at_ms: int | None) -> bool:
+        """A row, in the folder of a group and of the day of a time in ms. False if its time `at_ms`
+        is not wanted."""
         if not self.span.has(at_ms):
             return False
         day = None if day_ms is None else day_ms // DAY_MS
-        if day is None and table == "findings":
+        if day is None and isinstance(row, ToCheck):
             day = self.last_day
-        self._put((table, group, day), row)
+        self._put((_NAMES[type(row)], group, day), row)
         return True
 
-    def add_day(self, group: str, day: int, row: Sequence[Any]) -> bool:
-        """A row of table unavailability for a day counted from 1970; False as in `add`."""
+    def add_day(self, row: Unavailability, group: str, day: int) -> bool:
+        """A row for a day counted from 1970; False as in `add`."""
         if not self.span.has_day(day):
             return False
-        self._put((_BY_GROUP, group, None), (*row, day_of(day)))
+        self._put((_BY_GROUP, group, None), row)
         return True
 
-    def _put(self, key: tuple[str, str, int | None], row: Sequence[Any]) -> None:
+    def _put(self, key: tuple[str, str, int | None], row: Row) -> None:
         self._held.setdefault(key, []).append(row)
         self.counts[key[0]] += 1
         self._rows += 1
@@ -149,7 +238,7 @@ class TableFiles:
             place = self.folder / table / partition_of(group=group, **on)
             self._files += 1
             path = place / f"part-{self.task:05}-{self._files:05}.parquet"
-            write_part(path, table_of(rows, TABLES[table]))
+            write_part(path, table_of([*map(msgspec.structs.astuple, rows)], TABLES[table]))
         self._held.clear()
         self._rows = 0
 
@@ -161,6 +250,6 @@ def write_empty(folder: Path) -> None:
         if not place.exists():
             place.mkdir(parents=True)
             more = [] if table == _BY_GROUP else [pa.field("day", pa.date32())]
-            for each in [pa.field("group", _STRING), *more]:
+            for each in [pa.field("group", pa.string()), *more]:
                 schema = schema.append(each)
             pq.write_table(schema.empty_table(), place / "part-00000-00000.parquet")
