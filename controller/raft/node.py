@@ -49,6 +49,7 @@ from batonmq.process.sockets import CannotListenError, check_port_free, listenin
 
 log = logging.getLogger(__name__)
 
+_FOLLOWER: Final = 0
 _LEADER: Final = 2
 """pysyncobj's _RAFT_STATE.LEADER."""
 
@@ -68,6 +69,8 @@ _UNKNOWN: Final = {
 }
 
 _EXIT_FATAL: Final = 70
+_FOLLOWER_TICKS: Final = 4
+_JUST_AFTER_S: Final = 0.001
 
 SNAPSHOT_NAME: Final = "snapshot"
 COMPACT_AFTER_ENTRIES: Final = 2_000
@@ -149,6 +152,22 @@ class _Node(SyncObj):  # type: ignore[misc]
     def transport(self) -> transport.GuardedTransport:
         guarded: transport.GuardedTransport = self._SyncObj__transport
         return guarded
+
+    def _onTick(self, timeToWait: float = 0.0) -> None:
+        super()._onTick(self._wait_s(timeToWait))
+
+    def _wait_s(self, tick_s: float) -> float:
+        """How long a turn of the tick thread waits. Messages and commands wake it at once; what a
+        follower that is connected to all others has to do by itself is to stand for election."""
+        if self.raft_state != _FOLLOWER or self.transport.is_apart:
+            return tick_s
+        left_s = float(self._SyncObj__raftElectionDeadline) - boot_s()
+        return min(max(0.0, left_s) + _JUST_AFTER_S, _FOLLOWER_TICKS * tick_s)
+
+    @property
+    def raft_state(self) -> int:
+        state: int = self._SyncObj__raftState
+        return state
 
     def majority_answered_since(self, since_s: float) -> bool:
         """Whether a majority, this leader counted, answered later than that (`boot_s`)."""

@@ -310,6 +310,11 @@ class GuardedTransport(MendedTransport):
             if since + _APART_S < now:
                 self._problems.note_missing(node.id, "does not answer on its Raft port")
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether it is to be connected with another node."""
+        return bool(self._apart_since)
+
     def setOnUtilityMessageCallback(self, message: str, callback: object) -> None:
         """Ignores all: strangers could use them to change the cluster."""
 

@@ -4,10 +4,12 @@ The hooks under it stand on pysyncobj's private names, so the version and those 
 """
 
 import asyncio
+import math
 import shutil
 import socket
 from collections.abc import Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pysyncobj
@@ -20,7 +22,8 @@ from raft_cluster import BECOME, QUICK, Cluster, apply_id, free_peers, with_clus
 
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.raft.log import Applied, Machine, NotApplied, Unknown
-from batonmq.controller.raft.node import RaftLog, RaftSettings, make_conf
+from batonmq.controller.raft.node import RaftLog, RaftSettings, _Node, make_conf
+from batonmq.process.clock import boot_s
 from batonmq.process.sockets import CannotListenError
 
 
@@ -43,6 +46,7 @@ def test_the_pinned_version_still_has_the_names_the_hooks_stand_on() -> None:
         "_SyncObj__raftState",
     }
     assert _RAFT_STATE.FOLLOWER == 0 and _RAFT_STATE.LEADER == 2
+    assert "timeToWait" in SyncObj._onTick.__code__.co_varnames
     assert used <= {*SyncObj.__init__.__code__.co_names}
     assert {"disconnect", "send", "setSockoptKeepalive", "state"} <= vars(TcpConnection).keys()
     for name in ("processRead", "processParseMessage", "trySendBuffer"):
@@ -60,6 +64,21 @@ def test_the_pinned_version_still_has_the_names_the_hooks_stand_on() -> None:
     ):
         assert hasattr(TCPTransport, name)
     assert "_unknownConnections" in TCPTransport.__init__.__code__.co_names
+
+
+def test_a_connected_follower_waits_for_its_election_deadline_and_not_for_ticks() -> None:
+    """A deadline is met sooner than by ticks, and idle followers are woken by messages only."""
+
+    def wait_s(state: int, left_s: float, *, is_apart: bool = False) -> float:
+        node = SimpleNamespace(raft_state=state, transport=SimpleNamespace(is_apart=is_apart))
+        node._SyncObj__raftElectionDeadline = boot_s() + left_s
+        return _Node._wait_s(node, 0.05)  # type: ignore[arg-type]
+
+    follower, leader = _RAFT_STATE.FOLLOWER, _RAFT_STATE.LEADER
+    assert wait_s(follower, 100) == wait_s(follower, math.inf) == 0.2
+    assert 0 < wait_s(follower, -100) < 0.002
+    assert wait_s(follower, 100, is_apart=True) == 0.05, "it dials at every tick"
+    assert wait_s(leader, 100) == wait_s(_RAFT_STATE.CANDIDATE, 100) == 0.05
 
 
 def test_settings_are_those_of_the_audit_and_unknown_names_are_refused() -> None:
