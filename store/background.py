@@ -228,6 +228,11 @@ class Background:
 
         step()
 
+    @property
+    def has_threads(self) -> bool:
+        """Whether jobs run beside the caller."""
+        return self._jobs is not None
+
     def run_job(self, job: Callable[[], None]) -> None:
         """Something that waits for the disk: in the thread for that, in the order of the calls, and
         done before `stop_threads` returns. If it raises there, `fail` is called. What finds no

@@ -81,10 +81,8 @@ class ConsumeQueue:
         """
         self.topic = topic
         self.queue_id = queue_id
-        whole_units = -(-file_size // UNIT_SIZE) * UNIT_SIZE
-        self._files = QueueFiles(
-            directory, whole_units, FileHandles(8) if handles is None else handles
-        )
+        handles = FileHandles(8) if handles is None else handles
+        self._files = QueueFiles(directory, whole_units(file_size), handles)
         self._health = health or StoreHealth()
         self._dirty: dict[ConsumeQueue, None] = {} if dirty is None else dirty
         self._tail = bytearray()
@@ -217,9 +215,10 @@ class ConsumeQueue:
         return self._files.take_unsynced()
 
     @property
-    def needs_file(self) -> bool:
-        """Whether `write_back` makes a file, which takes ten times as long as writing to one."""
-        return self._tail_position + len(self._tail) > self._files.end
+    def missing_file(self) -> str | None:
+        """The next file that `write_back` makes; None if it makes none."""
+        last_position = self._tail_position + len(self._tail) - UNIT_SIZE
+        return self._files.missing_at(last_position) if self._tail else None
 
     def write_tail(self) -> None:
         """Bring the tail into the files (page cache). Raises OSError (disk full); then the tail is
@@ -468,6 +467,10 @@ class ConsumeQueue:
         self._minimum_phy = -1
         self._tail.clear()
         self._tail_position = self._minimum = self.last_physical_end = self.loaded_end = 0
+
+
+def whole_units(file_size: int) -> int:
+    return -(-file_size // UNIT_SIZE) * UNIT_SIZE
 
 
 def _spill(queue: ConsumeQueue, health: StoreHealth) -> None:

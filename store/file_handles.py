@@ -8,6 +8,7 @@ import os
 from collections import OrderedDict
 
 from batonmq.process import disk
+from batonmq.store.new_files import NewFiles
 
 
 class FileHandles:
@@ -17,6 +18,8 @@ class FileHandles:
         assert limit >= 1
         self._limit = limit
         self._fds: OrderedDict[str, int] = OrderedDict()
+        #: Of the same files: those that a thread makes.
+        self.new_files = NewFiles()
 
     def fd(self, path: str) -> int:
         """A read-write descriptor of an existing file; FileNotFoundError if there is none."""

@@ -108,6 +108,12 @@ class QueueFiles:
         block = disk.pread(fd, BLOCK_SIZE - within % BLOCK_SIZE, within)
         return is_zero(block) and next_data(fd, within + len(block)) is None
 
+    def missing_at(self, position: int) -> str | None:
+        """The next file, if that of `position` is not there: `write` makes it."""
+        if position < self.end:
+            return None
+        return self._path(self.end if self.starts else position - position % self.file_size)
+
     def write(self, position: int, data: memoryview) -> None:
         """Write over as many files as it takes. Raises OSError; then it can be done again."""
         done = 0
@@ -123,6 +129,16 @@ class QueueFiles:
         if self.starts and self.starts[-1] >= start:
             return
         assert not self.starts or self.end == start
+        if not self._handles.new_files.take(self._path(start)):
+            self._make(start)
+        if not self.starts:
+            topic, _, _ = self._directory.rpartition("/")
+            self._note_unsynced(topic)
+            self._note_unsynced(topic.rpartition("/")[0])
+        self._note_unsynced(self._directory)
+        self.starts += (start,)
+
+    def _make(self, start: int) -> None:
         if not self.starts:
             self._make_folder()
         fd = disk.open(self._path(start), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -130,8 +146,6 @@ class QueueFiles:
             disk.ftruncate(fd, self.file_size)
         finally:
             disk.close(fd)
-        self._note_unsynced(self._directory)
-        self.starts += (start,)
 
     def _make_folder(self) -> None:
         try:
@@ -140,9 +154,6 @@ class QueueFiles:
             pass
         except FileNotFoundError:
             disk.makedirs(self._directory)
-        topic, _, _ = self._directory.rpartition("/")
-        self._note_unsynced(topic)
-        self._note_unsynced(topic.rpartition("/")[0])
 
     def _note_unsynced(self, path: str) -> None:
         if path not in self._unsynced:
@@ -188,5 +199,6 @@ class QueueFiles:
     def forget(self) -> None:
         """Go on as if there were no files."""
         self.close()
+        self._handles.new_files.forget(self._directory)
         self.starts = ()
         self._unsynced = ()

@@ -9,7 +9,7 @@ descriptors. Origin: Java `QueueOffsetOperator`, `ConsumeQueueStore`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from batonmq.process import disk
@@ -17,9 +17,10 @@ from batonmq.process.durable_file import sync_below, sync_directory
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.record import RecordHead
 from batonmq.protocol.topic_name import DUE_TOPICS, METADATA_TOPIC
-from batonmq.store.consume_queue import ConsumeQueue
+from batonmq.store.consume_queue import ConsumeQueue, whole_units
 from batonmq.store.file_handles import FileHandles
 from batonmq.store.health import StoreHealth
+from batonmq.store.new_files import Making
 from batonmq.store.queue_positions import POSITIONS_QUEUE, QueuePositions, decode_positions
 
 SystemRecordHandler = Callable[[RecordHead, bytes], None]
@@ -59,7 +60,7 @@ class ConsumeQueueStore:
         self._aside: list[Path] = []
         self._health = health or StoreHealth()
         self._before_rebuild = before_rebuild
-        self._file_size = file_size
+        self._file_size = whole_units(file_size)
         self._handles = FileHandles(open_files_max)
         self._dirty: dict[ConsumeQueue, None] = {}
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
@@ -178,6 +179,14 @@ class ConsumeQueueStore:
     def dirty(self) -> list[ConsumeQueue]:
         """The queues that have something for `ConsumeQueue.write_back` now."""
         return list(self._dirty)
+
+    def missing_files(self, queues: Sequence[ConsumeQueue]) -> Making | None:
+        """What makes the files that these would make, in a thread; `note_made` when it has."""
+        paths = [path for queue in queues if (path := queue.missing_file) is not None]
+        return self._handles.new_files.make(paths, self._file_size) if paths else None
+
+    def note_made(self, making: Making) -> None:
+        self._handles.new_files.note(making)
 
     def write_back(self) -> list[Path]:
         """Bring all tails into the page cache; the paths that `sync_file` then makes durable.

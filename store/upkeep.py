@@ -25,6 +25,7 @@ from batonmq.process.clock import boot_ms
 from batonmq.process.durable_file import sync_below, sync_directory
 from batonmq.store.background import Background
 from batonmq.store.config import StoreConfig
+from batonmq.store.consume_queue import ConsumeQueue
 from batonmq.store.dispatch import Dispatcher
 from batonmq.store.mapped_file import Segment
 from batonmq.store.room import RoomWatch
@@ -38,7 +39,8 @@ _SLICE_COST: Final = 48
 _FLUSH: Final = "flush-slices"
 _TRIM: Final = "trim-slices"
 _TRIMMED_AT_ONCE: Final = 32
-_FILE_COST: Final = 8
+_NEW_FILE_COST: Final = 2
+_FILES_AT_ONCE: Final = 192
 
 
 def disk_use(folders: tuple[Path, ...]) -> DiskUse:
@@ -243,12 +245,27 @@ class CheckpointWriter:
         """Bring every tail of the round into its file. Raises OSError; what was written by then is
         synced by the next round."""
         left = _SLICE_COST
-        for queue in self._files.consume_queues.dirty():
-            left -= _FILE_COST if queue.needs_file else 1
-            self._queue_paths += queue.write_back()
-            if left <= 0:
+        dirty = self._files.consume_queues.dirty()
+        for start in range(0, len(dirty), _FILES_AT_ONCE):
+            some = dirty[start : start + _FILES_AT_ONCE]
+            yield from self._make_files(some)
+            for queue in some:
+                left -= 1 if queue.missing_file is None else _NEW_FILE_COST
+                self._queue_paths += queue.write_back()
+                if left <= 0:
+                    yield
+                    left = _SLICE_COST
+
+    def _make_files(self, queues: Sequence[ConsumeQueue]) -> Iterator[None]:
+        """Those that they need and do not have, in the thread if there is one."""
+        if not self._background.has_threads:
+            return
+        making = self._files.consume_queues.missing_files(queues)
+        if making is not None:
+            self._background.run_job(making.run)
+            while not making.is_done:
                 yield
-                left = _SLICE_COST
+            self._files.consume_queues.note_made(making)
 
     def _hand_over(self, work: Round) -> None:
         """The rest of a round waits for the disk, so it is a job; none if nothing is new."""
