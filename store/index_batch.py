@@ -4,8 +4,10 @@ Imported only when a batch is large enough to pay for it (`index_file`), so an i
 loads numpy. Everything here gives the same bytes as the scalar way in `index_file`.
 """
 
+import mmap
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +69,11 @@ class SlotTable:
     """The slots of one index file in memory: the newest entry number of each, 0 if none."""
 
     def __init__(self, slot_num: int) -> None:
-        self._slots: npt.NDArray[np.int32] = np.zeros(slot_num, dtype=np.int32)
+        pages = mmap.mmap(-1, 4 * slot_num)
+        with suppress(OSError):  # a kernel without them
+            # The first keys touch nearly all of 20 MB: the loop would wait for every page at once.
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
+        self._slots: npt.NDArray[np.int32] = np.frombuffer(pages, dtype=np.int32)
         self._changed = np.zeros(-(-slot_num // _BLOCK_SLOTS), dtype=np.bool_)
 
     @classmethod

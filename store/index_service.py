@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from batonmq.process import disk
 from batonmq.process.clock import wall_ms
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _DRAIN_RECORDS = 512
-# From so many entries on, numpy is quicker than a loop, also counting what its import costs.
+# From so many entries on, numpy is quicker than a loop.
 _BATCH_MIN = 64
+# To load it takes as long as to put so many one by one. A broker loads it in a thread.
+_LOADING_PAYS = 10_000
 _TOPIC_HASHES_MAX = 4096
 _NAME_FORMAT = "%Y%m%d%H%M%S"
 _NAME_DIGITS = 17
@@ -48,6 +50,8 @@ class IndexAnswer(NamedTuple):
 
 class IndexService:
     """Index files oldest first; only the last one grows."""
+
+    _is_preloaded: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -75,6 +79,7 @@ class IndexService:
         self.end_phy_offset = -1
         #: Store timestamp of that record in ms, 0 if none.
         self.end_timestamp = 0
+        self._put_before_numpy = 0
         #: Whether `load` had to drop entries of damaged files.
         self.was_cut = False
 
@@ -184,7 +189,7 @@ class IndexService:
         timestamps: list[int],
         keys: list[bytes],
     ) -> None:
-        if len(keys) < _BATCH_MIN:
+        if not self._uses_numpy(len(keys)):
             records = list(zip(topics, counts, phy_offsets, timestamps, strict=True))
             each = [record for record in records for _ in range(record[1])]
             file.put(
@@ -200,6 +205,13 @@ class IndexService:
 
         prefixes = [self._topic_hash(topic) for topic in topics]
         file.put_batch(*record_columns(prefixes, counts, phy_offsets, timestamps, keys))
+
+    def _uses_numpy(self, count: int) -> bool:
+        if count < _BATCH_MIN:
+            return False
+        if not IndexService._is_preloaded:
+            self._put_before_numpy += count
+        return IndexService._is_preloaded or self._put_before_numpy > _LOADING_PAYS
 
     def _topic_hash(self, topic: str) -> int:
         cache = self._topic_hashes
@@ -243,6 +255,8 @@ class IndexService:
     def preload() -> None:
         """Load numpy now, on any thread, so that the first large batch does not wait for it."""
         import batonmq.store.index_batch  # noqa: F401
+
+        IndexService._is_preloaded = True
 
     # Queries.
 

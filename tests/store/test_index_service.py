@@ -72,6 +72,7 @@ def test_the_golden_file_is_built_again_byte_by_byte(
     """Fed with the same records, one by one or as one batch, ours equals Java's file."""
     if not few:
         monkeypatch.setattr("batonmq.store.index_service._BATCH_MIN", 1)
+        IndexService.preload()
     service = service_at(tmp_path / "index")
     for record in golden_records(broker):
         properties = record["properties"]
@@ -227,6 +228,7 @@ def test_r22_truncated_entries_are_out_of_reach(
     if batch:
         monkeypatch.setattr("batonmq.store.index_file._LARGE", 1)
         monkeypatch.setattr("batonmq.store.index_service._BATCH_MIN", 1)
+        IndexService.preload()
     service = service_at(tmp_path, index_num=100)
     fill(service, 150)
     service.drain()
@@ -328,6 +330,7 @@ def test_power_loss_left_a_hole_among_the_entries(
     if batch:
         monkeypatch.setattr("batonmq.store.index_file._LARGE", 1)
         monkeypatch.setattr("batonmq.store.index_service._BATCH_MIN", 1)
+        IndexService.preload()
     service = service_at(tmp_path, clean=False)
     assert service.end_phy_offset < 10_000
     resume = service.end_phy_offset // 100 + 1
