@@ -59,7 +59,7 @@ def _round(run: Run, side: Side, table: dict[str, Row]) -> None:
     side.start_broker(slave)
     # A new process starts at zero, so its whole time is what it uses from here on.
     meter = CpuMeter({"master": [side.broker_pid(master)], "slave": [side.broker_pid(slave)]})
-    first, level, size = _watch(master)
+    first, level, size = watch(master)
     use = meter.stop()
     rate = size / 1e6 / (level - first)
     table["catch_up"].samples(side.name).append(rate)
@@ -76,7 +76,7 @@ def _round(run: Run, side: Side, table: dict[str, Row]) -> None:
     side.wait_level()
 
 
-def _watch(master: str) -> tuple[float, float, int]:
+def watch(master: str) -> tuple[float, float, int]:
     """When the first byte was sent, when all were acknowledged, and how many they were."""
     deadline = time.monotonic() + LIMIT_S
     first = time.monotonic()

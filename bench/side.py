@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, Self
@@ -154,21 +155,26 @@ class Side(ABC):
 
     def create_topic(self, topic: str, queues: int) -> None:
         """Creates a topic on the master, and waits for its route."""
-        ext = {
-            "topic": topic,
-            "defaultTopic": frames.TEMPLATE_TOPIC,
-            "readQueueNums": queues,
-            "writeQueueNums": queues,
-            "perm": READ_WRITE,
-            "topicFilterType": "SINGLE_TAG",
-            "topicSysFlag": "0",
-            "order": "false",
-        }
-        reply = ask(self.master(), frames.UPDATE_TOPIC, ext)
-        if reply.code != frames.OK:
-            raise SideError(f"{self.name}: topic {topic}: code {reply.code} {reply.remark}")
-        for address in self.name_servers:
-            wait_for(f"the route of {topic}", partial(_has_route, address, topic), WHOLE_LIMIT_S)
+        create_topic(self.master(), self.name_servers, topic, queues)
+
+
+def create_topic(master: str, name_servers: Sequence[str], topic: str, queues: int) -> None:
+    """Creates a topic on that master, and waits for its route."""
+    ext = {
+        "topic": topic,
+        "defaultTopic": frames.TEMPLATE_TOPIC,
+        "readQueueNums": queues,
+        "writeQueueNums": queues,
+        "perm": READ_WRITE,
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": "0",
+        "order": "false",
+    }
+    reply = ask(master, frames.UPDATE_TOPIC, ext)
+    if reply.code != frames.OK:
+        raise SideError(f"{master}: topic {topic}: code {reply.code} {reply.remark}")
+    for address in name_servers:
+        wait_for(f"the route of {topic}", partial(_has_route, address, topic), WHOLE_LIMIT_S)
 
 
 def _has_route(address: str, topic: str) -> bool:

@@ -2,102 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from batonmq.protocol.record import decode_records
 from lab import frames
+from lab.classic import SEGMENT, ClassicGroup, in_sync
 from lab.connection import Connection, ha_status
-from lab.java import BROKER_MAIN, start_server
-from lab.processes import HOST, free_base_port, spawn, wait_for
+from lab.processes import free_base_port, wait_for
 
 pytestmark = pytest.mark.java
 
-SEGMENT = 1 << 20
-HEAP = ("-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC")
 TOPIC = "Classic"
 
 
-class Group:
-    """A name server of ours, and the brokers of one classic group."""
-
-    def __init__(self, folder: Path, base: int) -> None:
-        self.folder = folder
-        self.name_server = f"{HOST}:{base}"
-        self._base = base
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        config = folder / "namesrv.properties"
-        config.write_text(f"listenPort={base}\nbindAddress={HOST}\n")
-        argv = [sys.executable, "-m", "batonmq.namesrv.main", "-c", str(config)]
-        self._processes["namesrv"] = spawn(argv, folder / "namesrv.log", cwd=folder)
-
-    def address(self, broker_id: int) -> str:
-        return f"{HOST}:{self._port(broker_id)}"
-
-    def _port(self, broker_id: int) -> int:
-        return self._base + 1035 + 100 * broker_id
-
-    def settings(self, broker_id: int, role: str, store: Path) -> dict[str, object]:
-        """RocketMQ's keys; both kinds of broker take them."""
-        port = self._port(broker_id)
-        return {
-            "brokerClusterName": "DefaultCluster",
-            "brokerName": frames.BROKER_NAME,
-            "brokerId": broker_id,
-            "brokerRole": role,
-            "inSyncReplicas": 2,
-            "listenPort": port,
-            "haListenPort": port + 1,
-            "namesrvAddr": self.name_server,
-            "brokerIP1": HOST,
-            "brokerIP2": HOST,
-            "storePathRootDir": store,
-            "storePathCommitLog": store / "commitlog",
-            "mappedFileSizeCommitLog": SEGMENT,
-            "mappedFileSizeConsumeQueue": 20_000,
-            "maxHashSlotNum": 1000,
-            "maxIndexNum": 4000,
-            "deleteWhen": "04",
-            "fileReservedTime": 48,
-            "flushDiskType": "ASYNC_FLUSH",
-            "diskMaxUsedSpaceRatio": 95,
-        }
-
-    def start_ours(self, name: str, settings: Mapping[str, object]) -> None:
-        config = self.folder / f"{name}.properties"
-        config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-        argv = [sys.executable, "-m", "batonmq.broker.main", "-c", str(config)]
-        self._processes[name] = spawn(argv, self.folder / f"{name}.log", cwd=self.folder)
-
-    def start_java(self, name: str, settings: Mapping[str, object]) -> None:
-        more = {"transferMsgByHeap": "true", "warmMapedFileEnable": "false"}
-        process = start_server(BROKER_MAIN, {**settings, **more}, self.folder / name, HEAP)
-        self._processes[name] = process
-
-    def kill(self, name: str) -> None:
-        process = self._processes.pop(name)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-
-    def close(self) -> None:
-        """By kill -9: a Java broker takes its time with SIGTERM."""
-        for name in list(self._processes):
-            self.kill(name)
-
-
 @pytest.fixture
-def group(java_classpath: str, tmp_path: Path) -> Iterator[Group]:
-    running = Group(tmp_path, free_base_port(2))
-    try:
+def group(java_classpath: str, tmp_path: Path) -> Iterator[ClassicGroup]:
+    with ClassicGroup(tmp_path, free_base_port(2)) as running:
         yield running
-    finally:
-        running.close()
 
 
 def wait_level(address: str) -> None:
@@ -144,7 +68,7 @@ def log_of(store: Path, size: int) -> bytes:
     return b"".join(file.read_bytes() for file in files)[:size]
 
 
-def test_a_java_slave_follows_our_master(group: Group, tmp_path: Path) -> None:
+def test_a_java_slave_follows_our_master(group: ClassicGroup, tmp_path: Path) -> None:
     """SYNC_MASTER: each code 0 says that the Java slave has the message. It holds the same bytes,
     and goes on after a kill -9 and a new start of our master."""
     ours, java = tmp_path / "ours", tmp_path / "java"
@@ -163,7 +87,7 @@ def test_a_java_slave_follows_our_master(group: Group, tmp_path: Path) -> None:
     assert log_of(java, end) == log_of(ours, end)
 
 
-def test_our_slave_follows_a_java_master(group: Group, tmp_path: Path) -> None:
+def test_our_slave_follows_a_java_master(group: ClassicGroup, tmp_path: Path) -> None:
     """Java as SYNC_MASTER with inSyncReplicas 2 waits for our slave. After a kill -9 of the master
     our slave has every acknowledged message, tables included, and is promoted."""
     ours, java = tmp_path / "ours", tmp_path / "java"
@@ -185,8 +109,3 @@ def test_our_slave_follows_a_java_master(group: Group, tmp_path: Path) -> None:
     wait_for("the promoted slave", lambda: serves_pulls(master))
     assert bodies_at(master, len(sent)) == sent
     assert send(master, 200, 1)
-
-
-def in_sync(address: str) -> int:
-    status = ha_status(address, timeout_s=1.0)
-    return 0 if status is None else status.in_sync_slaves

@@ -1,0 +1,103 @@
+"""A classic group, without controllers: a name server of ours, and brokers of either kind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, Self
+
+from lab import frames
+from lab.connection import ha_status
+from lab.java import BROKER_MAIN, start_server
+from lab.processes import HOST, spawn
+
+SEGMENT: Final = 1 << 20
+HEAP: Final = ("-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC")
+
+
+class ClassicGroup:
+    """See the module. Small files, for tests, unless others are given. A context manager that ends
+    everything."""
+
+    def __init__(
+        self, folder: Path, base: int, *, segment: int = SEGMENT, heap: Sequence[str] = HEAP
+    ) -> None:
+        self.folder = folder
+        self._segment = segment
+        self._heap = heap
+        self.name_server = f"{HOST}:{base}"
+        self._base = base
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        config = folder / "namesrv.properties"
+        config.write_text(f"listenPort={base}\nbindAddress={HOST}\n")
+        argv = [sys.executable, "-m", "batonmq.namesrv.main", "-c", str(config)]
+        self._processes["namesrv"] = spawn(argv, folder / "namesrv.log", cwd=folder)
+
+    def pid(self, name: str) -> int:
+        return self._processes[name].pid
+
+    def address(self, broker_id: int) -> str:
+        return f"{HOST}:{self._port(broker_id)}"
+
+    def _port(self, broker_id: int) -> int:
+        return self._base + 1035 + 100 * broker_id
+
+    def settings(self, broker_id: int, role: str, store: Path) -> dict[str, object]:
+        """RocketMQ's keys; both kinds of broker take them."""
+        port = self._port(broker_id)
+        return {
+            "brokerClusterName": "DefaultCluster",
+            "brokerName": frames.BROKER_NAME,
+            "brokerId": broker_id,
+            "brokerRole": role,
+            "inSyncReplicas": 2,
+            "listenPort": port,
+            "haListenPort": port + 1,
+            "namesrvAddr": self.name_server,
+            "brokerIP1": HOST,
+            "brokerIP2": HOST,
+            "storePathRootDir": store,
+            "storePathCommitLog": store / "commitlog",
+            "mappedFileSizeCommitLog": self._segment,
+            "mappedFileSizeConsumeQueue": 20_000,
+            "maxHashSlotNum": 1000,
+            "maxIndexNum": 4000,
+            "deleteWhen": "04",
+            "fileReservedTime": 48,
+            "flushDiskType": "ASYNC_FLUSH",
+            "diskMaxUsedSpaceRatio": 95,
+        }
+
+    def start_ours(self, name: str, settings: Mapping[str, object]) -> None:
+        config = self.folder / f"{name}.properties"
+        config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        argv = [sys.executable, "-m", "batonmq.broker.main", "-c", str(config)]
+        self._processes[name] = spawn(argv, self.folder / f"{name}.log", cwd=self.folder)
+
+    def start_java(self, name: str, settings: Mapping[str, object]) -> None:
+        more = {"transferMsgByHeap": "true", "warmMapedFileEnable": "false"}
+        process = start_server(BROKER_MAIN, {**settings, **more}, self.folder / name, self._heap)
+        self._processes[name] = process
+
+    def kill(self, name: str) -> None:
+        process = self._processes.pop(name)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """By kill -9: a Java broker takes its time with SIGTERM."""
+        for name in list(self._processes):
+            self.kill(name)
+
+
+def in_sync(address: str) -> int:
+    """How many slaves that master has near enough; 0 while it does not answer."""
+    status = ha_status(address, timeout_s=1.0)
+    return 0 if status is None else status.in_sync_slaves
