@@ -101,7 +101,8 @@ def _sends(
                 question = f"run {TOPIC} {threads} {seconds * 1000:.0f}"
                 answer = client.ask(question, seconds + ANSWER_EXTRA_S)
                 if not warming:
-                    found[f"sends/s, {threads} threads"][kind].append(answer["perSecond"])
+                    what = f"sends/s, {threads} thread{'s' if threads > 1 else ''}"
+                    found[what][kind].append(answer["perSecond"])
                     progress(f"{kind}: {threads} threads {answer['perSecond']:,.0f}/s")
 
 

@@ -6,7 +6,6 @@ its defaults but for what `test_java_mixed` names, too.
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 
@@ -142,7 +141,6 @@ class TestTwoOfOurs:
         logs_are_equal(group, load)
 
 
-@pytest.mark.skipif(os.environ.get("BATONMQ_SOAK") != "1", reason="a long one: BATONMQ_SOAK=1")
 class TestThreeControllers:
     """With the master the leading controller dies, too."""
 
