@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from batonmq.spark.audit.replicas import LogFile, ReplicaGroup
-from batonmq.spark.read.log_range import Block, Damage, LogRange, RangeReader
+from batonmq.spark.read.damage import Damage
+from batonmq.spark.read.log_range import Block, LogRange, RangeReader
 from batonmq.spark.read.record_columns import Int64s
 from batonmq.spark.read.selection import HIGH
 from batonmq.spark.read.storage import OpenFile

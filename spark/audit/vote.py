@@ -17,7 +17,7 @@ from batonmq.spark.audit.findings import CRITICAL, INFO, Finding
 from batonmq.spark.audit.message import Message, message_at
 from batonmq.spark.audit.replicas import ReplicaGroup
 from batonmq.spark.audit.sides import Items, Side, Stretch
-from batonmq.spark.read.log_range import Damage
+from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.record_columns import is_record
 
 _BLANK = MAGIC_BLANK.to_bytes(4, "big")

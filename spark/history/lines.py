@@ -20,8 +20,8 @@ from pyarrow import fs
 
 from batonmq.history.event import TIMES, HistoryEvent, lenient_event
 from batonmq.history.file import controller_of
+from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.history_table import HistoryRange, checked_line, line_pieces
-from batonmq.spark.read.log_range import Damage
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from batonmq.spark.read.schemas import HISTORY_COLUMNS

@@ -13,7 +13,7 @@ from typing import Final
 
 from batonmq.history.event import ON_BROKER_CLOCK, HistoryEvent
 from batonmq.spark.history.lines import Line
-from batonmq.spark.read.log_range import Damage
+from batonmq.spark.read.damage import Damage
 
 DAY_MS: Final = 86_400_000
 GAP_DAYS: Final = 366

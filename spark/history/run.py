@@ -23,7 +23,7 @@ from batonmq.spark.history.lines import Plan, plan_files, plan_parquet
 from batonmq.spark.history.overview import DAY_MS, Facts, Overview
 from batonmq.spark.history.summary import FindingSums, GroupSums, summarise
 from batonmq.spark.history.tables import TABLES, TableFiles, TimeSpan, write_empty
-from batonmq.spark.read.log_range import Damage
+from batonmq.spark.read.damage import Damage
 from batonmq.spark.steps.result_folder import PARQUET, ResultFolder
 
 LOCAL_BYTES: Final = 64 << 20

@@ -1,4 +1,4 @@
-"""What to do where a file is damaged: stop, leave it out and count, or make a row of it.
+"""Damage in files, and what to do about it: stop, leave it out and count, or make a row of it.
 
 Free of Spark.
 """
@@ -13,7 +13,6 @@ from typing import Final
 import pyarrow as pa
 
 from batonmq.spark.read.arrow_parts import batch_of
-from batonmq.spark.read.log_range import Damage
 from batonmq.spark.read.schemas import CORRUPT
 
 _ROWS: Final = 1024
@@ -25,6 +24,24 @@ class Mode(StrEnum):
     FAILFAST = "FAILFAST"
     DROPMALFORMED = "DROPMALFORMED"
     PERMISSIVE = "PERMISSIVE"
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes [offset, offset + size) of the log are no records; `file` holds them.
+
+    `in_log` False: bytes of another file; the offset is that in it (of a queue: in the queue).
+    """
+
+    file: str
+    offset: int
+    size: int
+    reason: str
+    in_log: bool = True
+
+    def __str__(self) -> str:
+        where = "log offset" if self.in_log else "offset"
+        return f"{self.file}: {self.reason} at {where} {self.offset} ({self.size} bytes)"
 
 
 class DamagedFile(Exception):

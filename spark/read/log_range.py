@@ -24,6 +24,7 @@ from batonmq.protocol.record import (
     CorruptRecord,
     scan_record,
 )
+from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.record_columns import (
     Records,
     candidates,
@@ -84,24 +85,6 @@ class Block:
     window: bytes
     base: int
     records: Records
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """Bytes [offset, offset + size) of the log are no records; `file` holds them.
-
-    `in_log` False: bytes of another file; the offset is that in it (of a queue: in the queue).
-    """
-
-    file: str
-    offset: int
-    size: int
-    reason: str
-    in_log: bool = True
-
-    def __str__(self) -> str:
-        where = "log offset" if self.in_log else "offset"
-        return f"{self.file}: {self.reason} at {where} {self.offset} ({self.size} bytes)"
 
 
 class RangeReader:

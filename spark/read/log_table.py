@@ -10,7 +10,8 @@ from itertools import pairwise
 import pyarrow as pa
 
 from batonmq.protocol.record import CorruptRecord, scan_record
-from batonmq.spark.read.log_range import Block, Damage, LogGap, LogRange, RangeReader
+from batonmq.spark.read.damage import Damage
+from batonmq.spark.read.log_range import Block, LogGap, LogRange, RangeReader
 from batonmq.spark.read.message_columns import message_batch
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.record_columns import is_record

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from batonmq.protocol.record import FIXED_SIZE_V1
-from batonmq.spark.read.damage import Mode
-from batonmq.spark.read.log_range import Damage
+from batonmq.spark.read.damage import Damage, Mode
 from batonmq.spark.read.log_table import log_span
 from batonmq.spark.read.message_columns import message_batch
 from batonmq.spark.read.options import ReadOptions

@@ -13,7 +13,7 @@ from pyarrow import fs
 
 from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
 from batonmq.protocol.topic_name import DUE_TOPICS
-from batonmq.spark.read.log_range import Damage
+from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.record_columns import Bools, Int64s
 from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.storage import OpenFile, Storage

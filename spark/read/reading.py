@@ -11,9 +11,9 @@ from typing import Final
 
 import pyarrow as pa
 
-from batonmq.spark.read.damage import DamageCount, Mode, settle
+from batonmq.spark.read.damage import Damage, DamageCount, Mode, settle
 from batonmq.spark.read.history_table import HistoryRange, plan_history, read_history
-from batonmq.spark.read.log_range import Damage, LogGap, LogRange
+from batonmq.spark.read.log_range import LogGap, LogRange
 from batonmq.spark.read.log_table import confirmed_end, plan_ranges, read_range
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.queue_tables import QueueReader

@@ -9,9 +9,8 @@ import pytest
 from batonmq.history.event import EventKind, HistoryEvent
 from batonmq.history.file import HistoryFile
 from batonmq.spark.read import history_table
-from batonmq.spark.read.damage import DamagedFile
+from batonmq.spark.read.damage import Damage, DamagedFile
 from batonmq.spark.read.history_table import HistoryRange, plan_history, read_history
-from batonmq.spark.read.log_range import Damage
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from batonmq.spark.read.schemas import TABLES

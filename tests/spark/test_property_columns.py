@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batonmq.protocol.properties import decode_properties
-from batonmq.spark.read.property_columns import split_properties
+from batonmq.spark.read.message_columns import split_properties
 
 PIECE = st.sampled_from([b"\x01", b"\x02", b"TAGS", b"KEYS", b"A", b"\xff", "é".encode(), b"1 2"])
 STRINGS = st.lists(st.lists(PIECE, max_size=12).map(b"".join), max_size=8)
