@@ -136,17 +136,18 @@ class Copies:
         if broker_id not in self._newest:
             return ""
         host, service = self._newest[broker_id]
+        record, manager = group.replica(broker_id), service.replication.manager
+        registered = record.incarnation if record is not None else ""
+        is_registered = manager is not None and manager.incarnation == registered
         lost_power = host.boot > 1 and not self._settings.acks_are_flushed
-        if lost_power or host.name in self._rot.met:
-            record, manager = group.replica(broker_id), service.replication.manager
-            if record is None or manager is None or record.incarnation != manager.incarnation:
-                return ""  # an ack may be under way of what it lost since (R12, R17)
+        if (lost_power or host.name in self._rot.met) and not is_registered:
+            return ""  # an ack may be under way of what it lost since (R12, R17)
         holds, end = service.store.max_phy_offset, begin + len(data)
         if holds < end:
             return f"R1: {host.incarnation}, member {broker_id}, holds {holds}"
         of_master, own = acting.store.epochs.entries, service.store.epochs.entries
         entered = service.path.gate.master_epoch
-        if entered < group.master_epoch:
+        if is_registered and entered < group.master_epoch:
             return f"R41: {host.incarnation} counts in {group.master_epoch}, it is in {entered}"
         first = max(entries[0].epoch if entries else 0 for entries in (of_master, own))
         expected, found = (_history(entries, first, end) for entries in (of_master, own))

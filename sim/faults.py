@@ -17,6 +17,7 @@ NEARLY_FULL = 0.87
 _LOOK_S = 0.2
 _LEASE_OVER_S = 1.2
 _TRIES = 5
+_BOTH_S = 3.5
 _AWAY_S = 4.0
 
 
@@ -358,6 +359,13 @@ class ClientFaults(Kinds):
         if tries and group.master_broker_id != broker_id:
             self.operator.elect(broker_id, unclean=True, cut=int(fault.pick2 * 4) % 2 == 1)
             self.cluster.later(2 * _LOOK_S, self._elect, fault, tries - 1)
+            return
+        both_s = _BOTH_S if 0.5 <= fault.pick2 < 0.75 and tries else 0.0
+        self.cluster.later(both_s, self._come_together, fault, winner)
+
+    def _come_together(self, fault: Fault, winner: BrokerHost) -> None:
+        """Clients may have found the new master by then, while some were at the old one (R44)."""
+        if self._target is None or self.over:
             return
         self._target = None
         self.cluster.network.heal()

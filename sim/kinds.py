@@ -68,6 +68,9 @@ STRAINING = {"strained switch": 3, "half open": 3, "stranger": 3}
 #: And where clocks of brokers leap while segments expire.
 LEAPING = {"clock leap": 1}
 
+#: What plain lives never meet.
+NEVER_PLAIN = {*WEARING, *STRAINING, *LEAPING} - {*WEIGHTS}
+
 FAILING = ("pwrite", "fdatasync", "open", "pread", "read_bytes", "fsync", "link", "replace")
 """Calls to a disk that fail."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sim.kinds import NEVER_PLAIN
 from sim.settings import NOT_PLAIN
 
 _FOUND_BY = re.compile(r"Found by seed (\d+)$")
@@ -45,7 +46,8 @@ class Defect:
     @property
     def plain(self) -> bool:
         """Whether it is sought in lives with neither features nor worn disks: none is wanted."""
-        return not any(each.partition(" ")[0] in NOT_PLAIN for each in self.lives)
+        heads = (each.partition(" ") for each in self.lives)
+        return not any(head in NOT_PLAIN or kind in NEVER_PLAIN for head, _, kind in heads)
 
     def plant(self, text_of: Callable[[str], str]) -> dict[str, str]:
         """The new texts of the files that it changes. Raises PatchError where one does not fit."""
