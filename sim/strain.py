@@ -27,6 +27,7 @@ from sim.loop import Process
 
 _STRANGER = "10.0.3.1"
 _HANGS_S = 0.45
+_SLOW_S = 0.1
 
 
 class StrainFaults(Kinds):
@@ -45,16 +46,25 @@ class StrainFaults(Kinds):
         return host.process is not None and not host.process.paused
 
     def strained_switch(self, fault: Fault) -> str | None:
-        """To one slave, while the other hangs: the chosen one has what nobody has confirmed."""
+        """To one slave, while the other hangs: the chosen one has what nobody has confirmed. Or
+        while the link to the chosen one is slow: it lacks what was sent last."""
         master, slaves = self._master_and_slaves()
         if master is None or len(slaves) < 2:
             return None
         chosen, other = slaves if fault.pick < 0.5 else slaves[::-1]
         service, process = chosen.service, other.process
         assert service is not None and process is not None
+        self._operator.elect(service.replication.broker_id())
+        if fault.pick2 < 0.5:
+            links, pair = (
+                self.cluster.network.slow_links,
+                frozenset((master.address, chosen.address)),
+            )
+            links[pair] = _SLOW_S
+            self.cluster.later(_HANGS_S, links.pop, pair, None)
+            return f"to {chosen.name}, by a slow link"
         process.pause()
         self.cluster.later(_HANGS_S, process.resume)
-        self._operator.elect(service.replication.broker_id())
         return f"to {chosen.name}, {other.name} hangs"
 
     def half_open(self, fault: Fault) -> str | None:
