@@ -260,7 +260,7 @@ class TransactionService:
             raise _refused(f"the transaction of half message {queue_offset} has ended already")
         try:
             if outcome == TRANSACTION_COMMIT:
-                self._commit(record, half)
+                self._commit(record, half, self._table.place_of(offsets[-1]))
             done = self._write_op(offsets)
         except BaseException:
             self._table.not_ended(offsets)
@@ -339,7 +339,8 @@ class TransactionService:
                 ResponseCode.SERVICE_NOT_AVAILABLE, "this master is still reading its transactions"
             ) from None
 
-    def _commit(self, record: memoryview, half: MessageExt) -> None:
+    def _commit(self, record: memoryview, half: MessageExt, latest_offset: int) -> None:
+        """`latest_offset`: of its last copy in the log, by which a new master knows the commit."""
         place = real_place(message_to_store(record).properties)
         if place is None:
             raise _refused(f"half message {half.queue_offset} has no REAL_TOPIC and REAL_QID")
@@ -347,8 +348,8 @@ class TransactionService:
             raise BrokerRefusal(
                 ResponseCode.TOPIC_NOT_EXIST, f"topic {place[0]} does not exist any more"
             )
-        self._path.put_message(committed(record, half.physical_offset, place))
-        self._store.recent_commits.append(half.physical_offset)
+        self._path.put_message(committed(record, latest_offset, place))
+        self._store.recent_commits.append(latest_offset)
         self._path.schedule_flush()
 
     def _write_op(self, offsets: list[int]) -> asyncio.Future[None]:

@@ -129,6 +129,10 @@ class TransactionTable:
         """Whether a half message was seen, and no op that names it."""
         return queue_offset in self._open
 
+    def place_of(self, queue_offset: int) -> int:
+        """The physical offset of an open half."""
+        return self._open[queue_offset].phy_offset
+
     def is_waiting(self, key: bytes) -> bool:
         """Whether a half message of this unique key is open."""
         return key in self._by_key

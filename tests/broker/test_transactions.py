@@ -158,6 +158,43 @@ def test_r30_a_log_that_ends_between_a_commit_and_its_op_commits_once(tmp_path: 
     run_with_broker(tmp_path, after, broker=NO_CHECKS)
 
 
+def test_r30_a_commit_of_what_was_checked_is_known_by_its_last_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 a half is checked, so it is in the log twice. 2 its producer ends it by the first copy, and
+    the log ends behind the commit. 3 the new master writes the op, and commits nothing again."""
+    sends: list[RemotingCommand] = []
+
+    async def before(rig: Rig) -> None:
+        producer = Asked(rig, UNKNOWN)
+        await producer.beat()
+        sends.append(await half(rig))
+        await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1)
+        appender = rig.service.store.appender
+        real = appender.put_message
+
+        def put_message(message: NewMessage) -> PutResult:
+            if message.topic == TRANS_OP_HALF_TOPIC:
+                raise PutRefused("the log ends here")
+            return real(message)
+
+        monkeypatch.setattr(appender, "put_message", put_message)
+        assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 14
+        await until(lambda: end_of(rig, "T", 1) == 1)
+        await producer.client.close()
+
+    async def after(rig: Rig) -> None:
+        await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 2)
+        assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 1
+        assert end_of(rig, "T", 1) == 1
+
+    checked_once = {"transaction_time_out": 0, "transaction_check_interval": 3_600_000}
+    run_with_broker(tmp_path, before, broker=checked_once)
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "abort").touch()
+    run_with_broker(tmp_path, after, broker=checked_once)
+
+
 @pytest.mark.parametrize(
     ("changed", "code", "named"),
     [
