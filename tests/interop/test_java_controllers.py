@@ -111,8 +111,20 @@ class TestTwoOfOurs:
             group.start_ours(dead)
             group.wait_in_sync(OURS, OTHER)
 
+    def test_r8_a_master_that_hung_goes_on_as_a_slave(
+        self, group: MixedGroup, load: Writer
+    ) -> None:
+        """Only the controllers' time-out tells that it hangs."""
+        group.signal(OURS, signal.SIGSTOP)
+        try:
+            wait_master(group, load, OTHER)
+        finally:
+            group.signal(OURS, signal.SIGCONT)
+        group.wait_in_sync(OURS, OTHER)
+        nothing_lost(group, load)
+
     def test_planned_switches(self, group: MixedGroup, load: Writer) -> None:
-        switches(group, load, OTHER, OURS)
+        switches(group, load, OURS, OTHER, OURS)
 
     def test_r33_a_master_that_is_told_to_end_hands_over(
         self, group: MixedGroup, load: Writer
