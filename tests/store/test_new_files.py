@@ -1,0 +1,107 @@
+"""Files that a thread makes for queues: nothing is taken that is not there, and none shows a unit
+that nobody wrote."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+import pytest
+
+from batonmq.process import disk
+from batonmq.store.consume_queue import ConsumeQueue
+from batonmq.store.file_handles import FileHandles
+from batonmq.store.new_files import Making
+
+FILE_SIZE = 200
+
+
+class Rig:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "T" / "0"
+        self.handles = FileHandles(8)
+
+    def queue(self) -> ConsumeQueue:
+        """With one unit, in memory."""
+        queue = ConsumeQueue(self.folder, "T", 0, file_size=FILE_SIZE, handles=self.handles)
+        queue.append_unit(700, 50, 9)
+        return queue
+
+    def making(self, queue: ConsumeQueue) -> Making:
+        assert queue.missing_file is not None
+        return self.handles.new_files.make([queue.missing_file], FILE_SIZE)
+
+    def written(self) -> ConsumeQueue:
+        """As the next start finds it."""
+        queue = ConsumeQueue(self.folder, "T", 0, file_size=FILE_SIZE)
+        queue.load()
+        return queue
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+def test_a_made_file_is_taken_with_its_folders_to_sync(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = rig.queue()
+    making = rig.making(queue)
+    making.run()
+    rig.handles.new_files.note(making)
+    for name in ("mkdir", "makedirs", "ftruncate"):
+        monkeypatch.setattr(disk, name, lambda *_: pytest.fail("the loop makes no files"))
+    paths = queue.write_back()
+    file = rig.folder / f"{0:020d}"
+    assert {file, rig.folder, rig.folder.parent, rig.folder.parent.parent} == set(paths)
+    assert queue.missing_file is None
+    assert rig.written().unit_at(0) == (700, 50, 9)
+
+
+def test_r39_a_queue_that_was_deleted_meanwhile_leaves_its_files_to_nobody(rig: Rig) -> None:
+    """1. A thread makes the file of a queue. 2. Its topic is deleted, and made again."""
+    queue = rig.queue()
+    making = rig.making(queue)
+    making.run()
+    queue.forget_files()
+    shutil.rmtree(rig.folder)
+    rig.handles.new_files.note(making)
+    again = rig.queue()
+    again.write_back()
+    assert rig.written().unit_at(0) == (700, 50, 9)
+
+
+def test_a_kill_before_a_made_file_is_taken_leaves_a_queue_without_units(rig: Rig) -> None:
+    rig.making(rig.queue()).run()
+    found = rig.written()
+    assert found.max_offset == 0 and found.last_physical_end == 0
+
+
+def test_a_file_that_is_there_is_left_alone(rig: Rig) -> None:
+    """It was made by the loop meanwhile, and has units."""
+    queue = rig.queue()
+    making = rig.making(queue)
+    queue.write_back()
+    making.run()
+    assert making.is_done and not making.made
+    assert rig.written().unit_at(0) == (700, 50, 9)
+
+
+def test_r45_without_room_it_is_done_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = rig.queue()
+    making = rig.making(queue)
+    with monkeypatch.context() as full:
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "no room")
+
+        full.setattr(disk, "ftruncate", refuse)
+        with pytest.raises(OSError):
+            making.run()
+    assert not making.is_done
+    making.run()
+    rig.handles.new_files.note(making)
+    queue.write_back()
+    assert making.is_done and rig.written().unit_at(0) == (700, 50, 9)
