@@ -183,6 +183,11 @@ class SimRaftTransport(MendedTransport):
         )
         core.addOnTickCallback(self._onTick)
 
+    @property
+    def is_apart(self) -> bool:
+        """As that of `GuardedTransport`."""
+        return len(self._connections) < len(self._nodes)
+
     def _maybeBind(self) -> None:
         """It is bound from the start."""
 
