@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 from power_cut import watching
 
-from batonmq.replicas_manager.config import SessionTimings, controller_addresses
+from batonmq.replicas_manager.config import (
+    SessionTimings,
+    controller_addresses,
+    remoting_timings,
+)
 from batonmq.replicas_manager.identity import IdentityError, IdentityFile, RoleFile, RoleFileError
 
 
@@ -34,6 +38,24 @@ def test_r34_times_that_contradict_each_other_are_named(times: dict[str, int], k
 def test_grpc_addresses_are_one_above_the_remoting_endpoints() -> None:
     assert controller_addresses("a:9878; b:9978;") == ("a:9879", "b:9979")
     assert controller_addresses("a:9878", "x:1;y:2") == ("x:1", "y:2")
+
+
+def test_remoting_addresses_are_those_of_the_file() -> None:
+    assert controller_addresses("a:9878; b:9978", protocol="remoting") == ("a:9878", "b:9978")
+
+
+@pytest.mark.parametrize(("interval", "limit"), [(1000, 2000), (50, 10_000), (5000, 10_000)])
+def test_r34_times_under_rocketmqs_controllers_that_contradict_each_other(
+    interval: int, limit: int
+) -> None:
+    """The lease must end before the controllers may call this broker dead."""
+    with pytest.raises(ValueError, match=r"brokerHeartbeatInterval.*HeartBeatTimeoutMills"):
+        remoting_timings(interval, limit)
+
+
+@pytest.mark.parametrize(("interval", "limit"), [(1000, 5000), (1000, 10_000), (200, 1000)])
+def test_r34_times_under_rocketmqs_controllers_fit(interval: int, limit: int) -> None:
+    remoting_timings(interval, limit).check()
 
 
 @pytest.mark.parametrize("text", ["", " ; ", "host", "host:", "host:port", ":9878", "h:70000"])
