@@ -53,6 +53,7 @@ class _Popped:
     due: int = 0
     is_done: bool = False
     is_acked: bool = False
+    is_replaced: bool = False  # a later pop in order began before it: acks of this flight are void
 
 
 class Pops(Checker):
@@ -143,7 +144,9 @@ class Pops(Checker):
             behind = self._messages.get((*queue, offset))
             if behind is None:
                 break
-            behind.is_done = False
+            behind.is_done, behind.is_replaced = False, True
+        for one in given:
+            one.is_replaced = False
         self._ordered[queue] = attempt, given
 
     def _check_next(self, queue: tuple[str, int], popped: dict[str, Any]) -> None:
@@ -171,7 +174,8 @@ class Pops(Checker):
         """The ack of the message popped then was answered."""
         self.log.read()
         one = self._messages.get(place)
-        if one is not None and one.pop_time == pop_time and not one.is_done:
+        is_in_flight = one is not None and one.pop_time == pop_time and not one.is_replaced
+        if one is not None and is_in_flight and not one.is_done:
             self.log.violate(f"R30: the ack of {one.name} is answered, and not in the log")
 
     def pending(self) -> str:
