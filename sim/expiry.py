@@ -43,9 +43,10 @@ class Expiry:
 
     def grown(self) -> None:
         """More of the log is confirmed, or some of it was given up."""
-        end = len(self._truth)
+        end, now_s = len(self._truth), self._world.clocks.true_s()
+        at_s = next((at_s for before, at_s in self._grown if before >= end), now_s)
         self._grown = [each for each in self._grown if each[0] < end]
-        self._grown.append((end, self._world.clocks.true_s()))
+        self._grown.append((end, at_s))
 
     def watch(self, host: BrokerHost) -> None:
         """Its store was opened."""

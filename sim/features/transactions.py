@@ -64,7 +64,8 @@ class Transactions(Checker):
                 self._open[self._name_at[int(offset)]].discard(int(offset))
         elif record.topic == TRANS_CHECK_MAX_TIME_TOPIC:
             self._given_up.add(name)
-            if self.log.cluster.clocks.farthest_s < _OLD_S:
+            clocks = self.log.cluster.clocks
+            if clocks.farthest_s + clocks.passed_s < _OLD_S:
                 self.log.violate(f"transactions: {name} is given up")
         elif record.topic == TOPIC:
             self._commits[name] += 1
