@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from lab import network_commands
-from lab.cluster import ROOT
 from lab.network import NETNS, Namespaces, remove_stale, why_not
+from lab.processes import ROOT
 
 pytestmark = pytest.mark.process
 
