@@ -10,7 +10,7 @@ Origin: Java `ReputMessageService` with `CommitLogDispatcherBuildConsumeQueue`, 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -33,6 +33,7 @@ NO_UNIT: Final = -1
 
 # From so many records on, dispatch in bulk is quicker.
 _BULK_ROWS: Final = 32
+RECENT_COMMITS: Final = 4096
 
 
 class Pending(NamedTuple):
@@ -52,6 +53,21 @@ class Pending(NamedTuple):
     store_timestamp: int
 
 
+class RecentCommits:
+    """The prepared offsets of the last RECENT_COMMITS committed transactions that the log shows."""
+
+    def __init__(self) -> None:
+        self._offsets: OrderedDict[int, None] = OrderedDict()
+
+    def append(self, prepared_offset: int) -> None:
+        self._offsets[prepared_offset] = None
+        if len(self._offsets) > RECENT_COMMITS:
+            self._offsets.popitem(last=False)
+
+    def __contains__(self, prepared_offset: int) -> bool:
+        return prepared_offset in self._offsets
+
+
 class Dispatcher:
     """Feeds consume queues and index from the log up to the confirmed offset.
 
@@ -66,9 +82,8 @@ class Dispatcher:
         delay_levels: DelayLevels,
         verified: VerifiedLog,
         arrival_listeners: list[ArrivalListener],
-        commits: deque[int],
+        commits: RecentCommits,
     ) -> None:
-        """`commits` takes the prepared offsets of committed transactions that the log shows."""
         self._log = log
         self.verified = verified
         self.queues = queues

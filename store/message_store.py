@@ -16,7 +16,6 @@ import asyncio
 import errno
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
@@ -30,7 +29,7 @@ from batonmq.store.appender import Appender
 from batonmq.store.background import Background
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
-from batonmq.store.dispatch import ArrivalListener, Dispatcher
+from batonmq.store.dispatch import ArrivalListener, Dispatcher, RecentCommits
 from batonmq.store.health import StoreHealth
 from batonmq.store.position_rounds import PositionRounds
 from batonmq.store.queries import StoreQueries
@@ -49,7 +48,6 @@ log = logging.getLogger(__name__)
 
 # How much of the log a slave dispatches before the loop serves its sockets again.
 _DISPATCH_SLICE_BYTES: Final = 512 * 1024
-RECENT_COMMITS: Final = 4096
 _NOT_MASTER: Final = "this replica is not the master"
 
 
@@ -117,7 +115,7 @@ class MessageStore:
         self.deleting_topics: set[str] = set()
         #: Physical offsets of the half messages that were committed last: whose op may be missing
         #: at the end of the log.
-        self.recent_commits: deque[int] = deque(maxlen=RECENT_COMMITS)
+        self.recent_commits = RecentCommits()
         self._store_host = store_host
         self._clock_ms = clock_ms
         self._disk_use_of = disk_use_of

@@ -33,7 +33,7 @@ class TimerQueue:
         self._blocks: dict[int, int] = {}
         self._recalls: Counter[bytes] = Counter()
         self._late: deque[int] = deque()
-        self._done = self._known_to = 0
+        self._done = self._known_to = self._level_at = 0
         self.next_offset = 0
 
     def begin(self, progress: TimerProgress, least_offset: int, end_offset: int) -> None:
@@ -45,6 +45,7 @@ class TimerQueue:
         self._recalls.clear()
         self._done = progress.done_ms << _BITS | progress.done_offset
         self._known_to = min(progress.next_offset, end_offset)
+        self._level_at = end_offset
         self.next_offset = min(max(progress.from_offset, least_offset), end_offset)
 
     def __len__(self) -> int:
@@ -131,5 +132,7 @@ class TimerQueue:
 
     @property
     def is_level(self) -> bool:
-        """Whether all was seen that the last progress knew of."""
-        return self.next_offset >= self._known_to
+        """Whether all was seen that the log had when the mastership began: a recall that the master
+        before has answered may be its last record, and becomes visible only when it is confirmed
+        again (R30)."""
+        return self.next_offset >= self._level_at

@@ -220,8 +220,10 @@ class TransactionService:
 
     def _end_torn(self) -> None:
         """Half messages whose commit, or whose copy, is in the log without the op."""
+        if self._path.gate.refusal is not None:
+            return
         torn, self._torn = [one for one in self._torn if self._table.is_open(one)], []
-        if torn and self._path.gate.refusal is None:
+        if torn:
             self._write_op(torn)
 
     def _keep_progress(self) -> None:
@@ -258,15 +260,22 @@ class TransactionService:
         offsets = self._table.to_end(queue_offset, half.properties.get(UNIQ_KEY, "").encode())
         if not offsets:
             raise _refused(f"the transaction of half message {queue_offset} has ended already")
+        # A master may have the commit, and the op is still to be written (`_end_torn`, `_check`).
+        committed_before = any(map(self._is_committed, offsets))
         try:
-            if outcome == TRANSACTION_COMMIT:
+            if outcome == TRANSACTION_COMMIT and not committed_before:
                 self._commit(record, half, self._table.place_of(offsets[-1]))
             done = self._write_op(offsets)
         except BaseException:
             self._table.not_ended(offsets)
             raise
         await asyncio.shield(done)
+        if committed_before and outcome != TRANSACTION_COMMIT:
+            raise _refused(f"the transaction of half message {queue_offset} was committed before")
         return RemotingCommand.response_to(request)
+
+    def _is_committed(self, queue_offset: int) -> bool:
+        return self._table.place_of(queue_offset) in self._store.recent_commits
 
     async def resume_check(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """323. `msgId`, an offsetMsgId, names a half message that was given up, or one that is

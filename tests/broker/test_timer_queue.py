@@ -113,3 +113,13 @@ def test_a_million_waiting_ones_fit() -> None:
         queue.seen(1_700_000_000_000 + number * 7 % 1000)
     assert max(map(int.__sizeof__, queue._heap)) <= 40
     assert len(queue._blocks) == 5
+
+
+def test_r30_nothing_is_delivered_before_all_that_the_log_had_at_the_start_was_seen() -> None:
+    """The last of it may recall what is due, and is visible only when it is confirmed again."""
+    queue = TimerQueue()
+    queue.begin(TimerProgress(next_offset=1), 0, 3)
+    for due_ms in (100, 200, -300):
+        assert not queue.is_level
+        queue.seen(abs(due_ms))
+    assert queue.is_level

@@ -431,6 +431,58 @@ def test_r30_a_commit_whose_op_found_no_room_is_ended_by_the_check_without_askin
     run_with_broker(tmp_path, play, broker=broker)
 
 
+@pytest.mark.parametrize(("again", "code"), [(COMMIT, 0), (ROLLBACK, 1)])
+def test_r30_an_end_that_comes_again_before_the_op_of_the_first_commits_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: str, code: int
+) -> None:
+    """The commit is in the log, its op was refused. What comes again writes the op alone."""
+
+    async def play(rig: Rig) -> None:
+        sent = await half(rig)
+        appender, is_full = rig.service.store.appender, [True]
+        real = appender.put_message
+
+        def put_message(message: NewMessage) -> PutResult:
+            if message.topic == TRANS_OP_HALF_TOPIC and is_full[0]:
+                raise PutRefused("no room")
+            return real(message)
+
+        monkeypatch.setattr(appender, "put_message", put_message)
+        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 14
+        is_full[0] = False
+        assert (await rig.ask(37, end_fields(sent, again))).code == code
+        await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1)
+        assert end_of(rig, "T", 1) == 1 and len(rig.service.waiting.transactions) == 0
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_r30_a_new_master_commits_nothing_again_while_it_writes_the_op(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read the half message and knows its commit; the op is on its way when the producer
+    ends the transaction once more."""
+    sends: list[RemotingCommand] = []
+
+    async def before(rig: Rig) -> None:
+        sends.append(await half(rig))
+        monkeypatch.setattr(rig.service.waiting.transactions, "_put_ops", lambda _: None)
+        ask = asyncio.ensure_future(rig.ask(37, end_fields(sends[0], COMMIT)))
+        await until(lambda: end_of(rig, "T", 1) == 1)
+        ask.cancel()
+
+    async def after(rig: Rig) -> None:
+        service = rig.service.waiting.transactions
+        monkeypatch.setattr(service, "_end_torn", lambda: None)
+        assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 0
+        assert end_of(rig, "T", 1) == 1
+
+    run_with_broker(tmp_path, before, broker=NO_CHECKS)
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "abort").touch()
+    run_with_broker(tmp_path, after, broker=NO_CHECKS)
+
+
 def test_r30_a_copy_for_a_check_without_the_op_of_the_first_takes_its_place(tmp_path: Path) -> None:
     """The log of a new master ends between the two."""
 
