@@ -8,7 +8,7 @@ Free of Spark.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -52,6 +52,11 @@ def _shown(value: Any, kind: str) -> str:
     return UNKNOWN if value is None else _TEXTS.get(kind, str)(value)
 
 
+def _group_names(names: Sequence[str]) -> str:
+    """Up to three names, or how many there are."""
+    return ", ".join(names) if len(names) <= 3 else f"{len(names)} groups"
+
+
 def _environment() -> jinja2.Environment:
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("batonmq.spark.report"),
@@ -59,7 +64,7 @@ def _environment() -> jinja2.Environment:
         extensions=["jinja2.ext.do"],
     )  # fmt: skip
     made.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False}
-    made.filters |= {**_TEXTS, "shown": _shown, "counted": counted}
+    made.filters |= {**_TEXTS, "shown": _shown, "counted": counted, "group_names": _group_names}
     made.globals |= {"UNKNOWN": UNKNOWN, "plotly_js": get_plotlyjs}
     return made
 

@@ -186,7 +186,7 @@ def run(
     with step("counting messages"):
         read, plan = scan.messages_of(sources, mode=wanted.mode, unconfirmed=wanted.unconfirmed)
         _all(engine.map(Count(shared, read), plan))
-        read, plan = scan.reading(sources, "offsets")
+        read, plan = scan.reading(sources, "offsets", mode=wanted.mode)
         _all(engine.map(Offsets(shared, read), plan))
     sums = Sums()
     with step("writing the tables"):

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 
+from batonmq.spark.report import page
 from batonmq.spark.report.epoch_figures import distribution_figure, parts_figure
 from batonmq.spark.report.page import Figure, render, write_page
 from batonmq.spark.report.plots import amount_ticks, folded, pointed_out, round_steps
@@ -180,3 +181,9 @@ def test_ticks_of_small_amounts_are_neither_thousandths_nor_parts_of_a_message()
     queues = [(f"queue {number}", 5, 1.0) for number in range(4)]
     axis = queue_heat_figure([("T", queues)]).layout["xaxis"]
     assert (axis["dtick"], axis["range"]) == (1, [-0.5, 3.5])
+
+
+def test_names_of_groups_in_a_sentence_are_escaped_once():
+    made = page._ENVIRONMENT.from_string('{{ "of %s" | format(them | group_names) }}')
+    assert made.render(them=["a&b", "c"]) == "of a&amp;b, c"
+    assert made.render(them=["a", "b", "c", "d"]) == "of 4 groups"

@@ -277,6 +277,16 @@ def test_which_stores_stand_for_their_groups(tmp_path):
     }
 
 
+@pytest.mark.parametrize(("mode", "code"), [("FAILFAST", 3), ("DROPMALFORMED", 0)])
+def test_damaged_offsets_are_left_out_in_the_mode_that_says_so(tmp_path, mode, code):
+    store = write_store(tmp_path / "store", offsets={})
+    (store / "config" / "consumerOffset.json").write_text('{"offsetTable":{"T@G":{"0":"x"}}}')
+    options = ["--stores", str(store), "--output", str(tmp_path / "out"), "--mode", mode]
+    result = CliRunner().invoke(main, [*options, "--no-report", "--quiet", "--json"])
+    assert result.exit_code == code, result.output
+    assert ("read with mode DROPMALFORMED" in result.stderr) == (code == 3)
+
+
 def test_bad_input_is_named(tmp_path):
     result = CliRunner().invoke(
         main, ["--stores", "x", "--output", str(tmp_path), "--bucket", "1w", "--quiet"]
