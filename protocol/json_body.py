@@ -53,7 +53,7 @@ class Json:
         """Reads a body. Raises RemoteProtocolError that names the body and what is wrong."""
         try:
             return decode_json(cls, data)
-        except (FastjsonError, msgspec.ValidationError) as error:
+        except (FastjsonError, msgspec.ValidationError, RecursionError) as error:
             raise RemoteProtocolError(f"{cls.__name__}: {error}") from error
 
 
@@ -96,7 +96,7 @@ class QueueKeyedBody(Body):
             }
             setattr(body, field.name, converted)
             return body
-        except (FastjsonError, msgspec.ValidationError, AttributeError) as error:
+        except (FastjsonError, msgspec.ValidationError, AttributeError, RecursionError) as error:
             raise RemoteProtocolError(f"{cls.__name__}: {error}") from error
 
 
@@ -192,7 +192,7 @@ def decoded_in_steps(kind: type[B], data: bytes) -> Generator[None, None, B]:
                 if number % ENTRIES_AT_ONCE == 0:
                     yield
         return kind(**fields)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return kind.decode(data)  # fastjson's dialect, or a clear error
 
 

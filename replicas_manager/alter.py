@@ -3,6 +3,11 @@
 Pure. Invariant: once its outcome is unknown it ends only by an answer to the same request id that
 proves what became of it, or by a view whose epochs passed it. "Same set" proves nothing while the
 first attempt may still be queued; and a fence may have been raised by that attempt itself.
+
+RocketMQ's controllers know no request ids. They refuse from the leader's memory, and what an
+earlier copy left in the log of a controller is applied later without a look at its epochs. So
+there no refusal ends it once its outcome is unknown. If the controllers go on refusing, the master
+gives way: what is elected then has a newer epoch, and every copy is in front of it or refused.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import RoleView
 from batonmq.replicas_manager.events import (
     Effect,
+    GiveWay,
     ProposalRefused,
     ProposalRequested,
     ProposalUnknown,
@@ -40,6 +46,9 @@ _PROVES_NOTHING_AFTER_UNKNOWN = _FENCES | {ResponseCode.CONTROLLER_ALTER_SYNC_ST
 
 RETRY_FIRST_MS = 50
 RETRY_MOST_MS = 1000
+STANDS_STILL_MS = 5000
+"""After so long refused and unknown at once: longer than controllers that just began to lead need
+to hear of every living broker."""
 
 
 class AlterOutcome(enum.Enum):
@@ -50,14 +59,18 @@ class AlterOutcome(enum.Enum):
 
 
 class OpenAlter:
-    """`key` is the (masterEpoch, setEpoch) that it replaces."""
+    """`key` is the (masterEpoch, setEpoch) that it replaces. `ids_remembered`: the controllers give
+    each copy of a request the answer of the first one."""
 
-    def __init__(self, request: SendAlter) -> None:
+    def __init__(self, request: SendAlter, *, ids_remembered: bool) -> None:
         self.request_id = request.request_id
         self.key = (request.master_epoch, request.sync_state_set_epoch)
         self._request = request
         self._in_flight = False
+        self._proves_nothing = _PROVES_NOTHING_AFTER_UNKNOWN if ids_remembered else _REFUSALS
+        self._ids_remembered = ids_remembered
         self._unknown = False
+        self._gives_way_ms: int | None = None
         self._attempts = 0
         self._retry_ms = 0
 
@@ -70,7 +83,7 @@ class OpenAlter:
 
     def outcome_of(self, code: int) -> AlterOutcome:
         """What an answer proves about this request."""
-        proves_nothing = self._unknown and code in _PROVES_NOTHING_AFTER_UNKNOWN
+        proves_nothing = self._unknown and code in self._proves_nothing
         if code in _REFUSALS and not proves_nothing:
             return AlterOutcome.REFUSED
         if code == ResponseCode.SUCCESS or code in _FENCES:
@@ -83,6 +96,16 @@ class OpenAlter:
             self._in_flight = False
             self._retry_ms = now_ms + pause_ms(RETRY_FIRST_MS, RETRY_MOST_MS, self._attempts)
         return self._doubt()
+
+    def stands_still(self, code: int, now_ms: int) -> list[Effect]:
+        """Answered with `code`, which proved nothing."""
+        if self._ids_remembered or not self._unknown or code not in _REFUSALS:
+            return []
+        if self._gives_way_ms is not None and now_ms < self._gives_way_ms:
+            return []
+        is_first = self._gives_way_ms is None
+        self._gives_way_ms = now_ms + STANDS_STILL_MS
+        return [] if is_first else [GiveWay("a set change is unknown, and its copies are refused")]
 
     def leader_changed(self, leader: str) -> list[Effect]:
         """Another controller leads: repeat the request there, without waiting for the old one."""
@@ -110,6 +133,8 @@ def alter_for(
     view: RoleView,
     broker_id: int,
     next_request_id: Callable[[], str],
+    *,
+    ids_remembered: bool = True,
 ) -> OpenAlter | ProposalRefused:
     """The request for `proposal` of the master `broker_id` in `view`; refused here is what no
     controller could grant."""
@@ -135,5 +160,6 @@ def alter_for(
             tuple(members),
             proposal.confirm_offset,
             proposal.reason,
-        )
+        ),
+        ids_remembered=ids_remembered,
     )

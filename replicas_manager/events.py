@@ -269,6 +269,13 @@ class LeaseChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveWay:
+    """Break down before the controllers for a moment: they elect anew."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReportEvent:
     """For the controllers' history."""
 
@@ -308,6 +315,7 @@ Effect = (
     | ProposalRefused
     | ProposalUnknown
     | LeaseChanged
+    | GiveWay
     | ReportEvent
     | Notice
 )

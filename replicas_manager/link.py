@@ -65,7 +65,7 @@ class ControllerLink(Protocol):
         """End that session, and begin another over a new connection."""
 
     def drop_all(self, reason: str) -> None:
-        """To the controllers this broker broke down; it comes back in a moment (R45)."""
+        """To the controllers this broker broke down; it comes back in a moment (R11, R45)."""
 
     def report(
         self, kind: str, broker_id: int, master_epoch: int, fields: Mapping[str, object]

@@ -38,14 +38,15 @@ class PeerNames:
         self._spawn = spawn
         self._changed = changed
         self._known: dict[tuple[int, str], ProcessName] = {}
-        self._asking: set[str] = set()
+        self._asking: set[tuple[int, str]] = set()
 
     def ask(self, view: RoleView, own_id: int) -> None:
-        """Every other replica, dead or alive to the controllers."""
+        """Every other replica, dead or alive to the controllers. A replica that was made anew has
+        another id at the same address: there both are asked for."""
         for replica in view.replicas:
-            address = replica.address
-            if replica.broker_id != own_id and address and address not in self._asking:
-                self._asking.add(address)
+            key = (replica.broker_id, replica.address)
+            if replica.broker_id != own_id and replica.address and key not in self._asking:
+                self._asking.add(key)
                 self._spawn(self._ask(replica, (view.cluster_name, view.broker_name)))
 
     def filled_in(self, view: RoleView, own: Replica, raft_index: int) -> RoleView:
@@ -71,6 +72,7 @@ class PeerNames:
         )
 
     async def _ask(self, replica: Replica, group: tuple[str, str]) -> None:
+        key = (replica.broker_id, replica.address)
         try:
             request = RemotingCommand.request(RequestCode.GET_BROKER_EPOCH_CACHE)
             reply = await self._client.call(replica.address, request, TIMEOUT_MS)
@@ -79,8 +81,7 @@ class PeerNames:
             log.debug("replica_not_named address=%s why=%s", replica.address, error)
             return
         finally:
-            self._asking.discard(replica.address)
-        key = (replica.broker_id, replica.address)
+            self._asking.discard(key)
         if name != self._known.get(key, ProcessName()):
             self._known[key] = name
             log.info("replica_named broker_id=%d address=%s name=%s", *key, name)

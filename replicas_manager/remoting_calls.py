@@ -11,7 +11,7 @@ from typing import Any, Final, assert_never
 
 from batonmq.process.clock import wall_ms
 from batonmq.protocol.codes import ResponseCode
-from batonmq.protocol.errors import BatonError, ResponseError
+from batonmq.protocol.errors import BatonError, RemoteProtocolError, ResponseError
 from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
@@ -36,8 +36,8 @@ CALL_MS: Final = 3000
 
 
 class RemotingCalls:
-    """The requests of one broker. `spawn` starts a task that its owner ends. Whatever is awaited
-    here raises BatonError where a controller does not answer, or with nonsense."""
+    """The requests of one broker. `spawn` starts a task that its owner ends. What is awaited here
+    raises BatonError where a controller does not answer, or with what is no answer to that."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class RemotingCalls:
             if replica.address == self._config.address:
                 request = self.requests.apply_id(replica.broker_id)
                 if (await self.ask(target, request)).code == ResponseCode.SUCCESS:
-                    return replica.broker_id
+                    return _checked_id(replica.broker_id, target)
         offered = await self._call(target, self.requests.next_id())
-        broker_id = offered.require_int("nextBrokerId")
+        broker_id = _checked_id(offered.require_int("nextBrokerId"), target)
         await self._call(target, self.requests.apply_id(broker_id))
         return broker_id
 
@@ -166,3 +166,10 @@ class RemotingCalls:
         if self._newest is not None:
             controller, group = self._newest
             self._events.step(ViewReceived(controller, self._named(group), pushed=False))
+
+
+def _checked_id(broker_id: int, controller: str) -> int:
+    """Raises RemoteProtocolError for what is no id of a replica: they begin at 1."""
+    if broker_id < 1:
+        raise RemoteProtocolError(f"{controller} names broker id {broker_id}: must be at least 1")
+    return broker_id

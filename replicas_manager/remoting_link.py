@@ -2,9 +2,10 @@
 
 They push nothing but the hint 1008, so the group is read from the leading one at every heartbeat
 (1005 says who leads, 1006 how the group is), and after each request that may have changed it. What
-they cannot be told, by what they know of a broker, is said with the heartbeat: a broker that must
-not be elected sends none. That is a learner, a suspect log (R17), and a process that they still
-take for the one before it (R3): they elect anew before it shows itself.
+they cannot be told is said by silence: a broker that must not be elected sends no heartbeat. That
+is a learner, a replica with a suspect log (R17), and a process that they name as master and that is
+not: they take it for the one before it (R3), or it has refused (R17). Silence ends an election only
+after they have called the broker dead; until then `state` refuses. A master is not silent.
 Origin: ReplicasManager, BrokerOuterAPI in Java.
 """
 
@@ -108,11 +109,13 @@ class RemotingLink:
 
     def _may_be_elected(self, facts: LogFacts) -> bool:
         current = self._current
-        if current.view is None or self._config.learner or facts.suspect:
+        if current.view is None or self._config.learner:
+            return False
+        if facts.suspect and current.role is not Role.MASTER:
             return False
         named = current.view.master_broker_id == current.broker_id
-        taken_for_earlier = named and current.role is Role.FENCED
-        return not taken_for_earlier and boot_ms() >= self._away_until_ms
+        is_not_that_master = named and current.role is Role.FENCED
+        return not is_not_that_master and boot_ms() >= self._away_until_ms
 
     async def _poll(self, connection: Connection, effect: SendHeartbeat) -> None:
         address = effect.controller
@@ -164,6 +167,9 @@ class RemotingLink:
             event = Replied(call, error.code, error.remark or "")
         except BatonError as error:
             event = Unanswered(call, str(error))
+        except Exception as error:
+            _report_defect(error)
+            event = Unanswered(call, repr(error))
         self._events.step(event)
 
     # -- history and planned switches
@@ -230,12 +236,16 @@ class RemotingLink:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A failed assertion ends the server (`server_main`); a request that failed otherwise is a
-        defect, too, and must be seen."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            context = {"message": "a task of the controller link failed", "exception": error}
-            asyncio.get_running_loop().call_exception_handler(context)
+            _report_defect(error)
+
+
+def _report_defect(error: BaseException) -> None:
+    """A failed assertion ends the server (`server_main`); a request that failed otherwise is a
+    defect, too, and must be seen."""
+    context = {"message": "a task of the controller link failed", "exception": error}
+    asyncio.get_running_loop().call_exception_handler(context)
 
 
 async def _end_of(connection: Connection) -> None:

@@ -4,7 +4,7 @@ Pure. Invariants
 - A view is taken only if its (masterEpoch, setEpoch) grows (R20) and its epoch is not below the
   highest accepted, which never falls (R2).
 - This process is master only where a view names its id *and* incarnation, in an epoch above all
-  that an earlier incarnation accepted (R3).
+  that an earlier incarnation accepted (R3), and that it did not refuse (R17).
 - The lease counts from the send time of a heartbeat that the leader answered for the epoch and the
   incarnation of this mastership, and ends with the role (R5).
 - The broker gets each role change, (masterEpoch, role, master), once, and again only if it failed.
@@ -55,7 +55,8 @@ class ViewInForce:
         self.highest_master_epoch = highest_master_epoch
         self.view: RoleView | None = None
         self._earlier_epoch = highest_master_epoch
-        """Highest epoch that an earlier incarnation of this broker accepted (R3)."""
+        """Highest epoch that an earlier incarnation of this broker accepted (R3), or that this one
+        refused (R17)."""
 
     @property
     def role(self) -> Role:
@@ -91,6 +92,16 @@ class ViewInForce:
         if view.master_epoch <= self.highest_master_epoch:
             return False
         self.highest_master_epoch = view.master_epoch
+        return True
+
+    def refuse(self, view: RoleView) -> bool:
+        """R17: this process will not be master of `view`'s epoch, whatever becomes of its log. True
+        if that takes the mastership from it; what it is master of already is not refused."""
+        if view.master_broker_id != self.broker_id or view.master_epoch <= self._earlier_epoch:
+            return False
+        if self.role is Role.MASTER and view.master_epoch == self.key[0]:
+            return False
+        self._earlier_epoch = view.master_epoch
         return True
 
     def role_in(self, view: RoleView) -> Role:

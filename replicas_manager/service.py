@@ -27,6 +27,7 @@ from batonmq.replicas_manager.events import (
     Effect,
     Event,
     FetchView,
+    GiveWay,
     LeaseChanged,
     Notice,
     NoticeReceived,
@@ -57,6 +58,7 @@ from batonmq.replicas_manager.identity import (
 )
 from batonmq.replicas_manager.link import ControllerLink, DurableFacts, LinkEvents
 from batonmq.replicas_manager.remoting_link import RemotingLink
+from batonmq.replicas_manager.role import ViewInForce
 from batonmq.replicas_manager.role_runner import RoleRunner
 from batonmq.replicas_manager.state import ReplicasState
 from batonmq.replicas_manager.switch import SwitchTask
@@ -108,7 +110,7 @@ class ReplicasManager:
         self._state: ReplicasState | None = None
         self._runner: RoleRunner | None = None
         events = LinkEvents(
-            step=self._step,
+            step=self._heard if config.protocol == "remoting" else self._step,
             switch_requested=self._switch_requested,
             leader=lambda: self.leader,
             log_facts=actions.log_facts,
@@ -183,12 +185,11 @@ class ReplicasManager:
         identity, earlier_incarnations, highest = await self.start_room.wait(load)
         self._state = ReplicasState(
             broker_name=self._config.broker_name,
-            broker_id=identity.broker_id,
-            incarnation=self.incarnation,
+            current=ViewInForce(identity.broker_id, self.incarnation, highest),
             controllers=self._config.controllers,
-            highest_master_epoch=highest,
             timings=self._config.timings,
             learner=self._config.learner,
+            protocol=self._config.protocol,
         )
         self._link.begin(
             DurableFacts(identity.check_code, earlier_incarnations, self._state.current)
@@ -247,6 +248,11 @@ class ReplicasManager:
             await self._runner.close()
         await self._link.close()
 
+    def _heard(self, event: Event) -> None:
+        """From controllers who judge no logs: what is wrong with ours now is known first (R17)."""
+        self._note_suspicion()
+        self._step(event)
+
     def _step(self, event: Event) -> None:
         state = self._state
         if self._closed or state is None:
@@ -294,6 +300,9 @@ class ReplicasManager:
                 self._open_sessions(broker_id)
             case CloseSession(controller, reason):
                 self._link.drop(controller, reason)
+            case GiveWay(reason):
+                log.warning("gives_way why=%s", reason)
+                self._link.drop_all(reason)
             case ReportEvent(kind, fields):
                 self.report_event(kind, **dict(fields))
             case Notice(name, fields, warning):

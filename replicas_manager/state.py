@@ -16,7 +16,7 @@ from batonmq.process.recent_events import RecentEvents, records_event, shows_eve
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import Role, RoleView
 from batonmq.replicas_manager.alter import AlterOutcome, OpenAlter, alter_for
-from batonmq.replicas_manager.config import SessionTimings
+from batonmq.replicas_manager.config import Protocol, SessionTimings
 from batonmq.replicas_manager.controllers import Controllers
 from batonmq.replicas_manager.events import (
     ActionFailed,
@@ -61,28 +61,33 @@ _ABOVE_ANY_KEY = (2**31, 2**31)
 
 
 class ReplicasState:
-    """One broker's role. `broker_id` 0: not assigned yet."""
+    """One broker's role. `current`: who this process is, without a view.
+
+    Controllers of `protocol` "remoting" hear nothing of the state of a log and know no request ids:
+    this replica itself refuses what its log is not fit for (R17), and `alter` trusts no refusal.
+    """
 
     def __init__(
         self,
         *,
         broker_name: str,
-        broker_id: int,
-        incarnation: str,
+        current: ViewInForce,
         controllers: tuple[str, ...],
-        highest_master_epoch: int,
         timings: SessionTimings,
         learner: bool = False,
+        protocol: Protocol = "grpc",
     ) -> None:
         self.broker_name = broker_name
         self.recent_events = RecentEvents()
-        self.current = ViewInForce(broker_id, incarnation, highest_master_epoch)
+        self.current = current
         self.controllers = Controllers(controllers, timings)
         self.open_alter: OpenAlter | None = None
         """The AlterSyncStateSet of this master that has no known outcome yet."""
         self.next_deadline_ms: int | None = None
         """When the next `Tick` is due, None if only an event can change anything."""
         self._learner = learner
+        self._java = protocol == "remoting"
+        self._suspect = ""
         self._requests = 0
         self._stale_logged: set[tuple[str, int]] = set()
         self._registration = Registration(len(controllers), self._next_request_id)
@@ -142,6 +147,7 @@ class ReplicasState:
                 return self._on_proposal(event)
             case SuspicionChanged(suspect):
                 # R17: a replica that is whole again may join again, a suspect one leaves the set.
+                self._suspect = suspect
                 self._registration.suspicion(suspect, now_ms)
                 return [Notice("log_suspect" if suspect else "log_whole", (("why", suspect),))]
             case NoticeReceived(master_epoch, sync_state_set_epoch):
@@ -346,11 +352,19 @@ class ReplicasState:
         # replica by an older heartbeat.
         self.controllers.hasten(now_ms)
         effects: list[Effect] = []
+        if self._unfit and self.current.refuse(view):
+            fields = (("master_epoch", view.master_epoch), ("why", self._unfit))
+            effects.append(Notice("mastership_refused", fields, warning=True))
         if self.current.take(view):
             effects.append(PersistRole(view.master_epoch))
         if self._changes.is_new(view, self.current.role_in(view)):
             return effects + self._act(view, now_ms)
         return [*effects, AdoptView(view)]
+
+    @property
+    def _unfit(self) -> str:
+        """Why this replica must not become master, where only it can know that; else empty."""
+        return self._suspect if self._java else ""
 
     def _act(self, view: RoleView, now_ms: int) -> list[Effect]:
         """The role change to what `view`, the one in force, makes of this process."""
@@ -369,7 +383,7 @@ class ReplicasState:
         view = self.current.view
         if view is None or self.current.role is not Role.FENCED or not self.registered:
             return []
-        if self._learner or not self._elections.due(now_ms, deadlines):
+        if self._learner or self._unfit or not self._elections.due(now_ms, deadlines):
             return []
         target = self.controllers.target()
         request_id = self._next_request_id()
@@ -385,7 +399,13 @@ class ReplicasState:
             code = ResponseCode.CONTROLLER_INVALID_MASTER
             return [ProposalRefused(code, "this broker is not master")]
         assert self.open_alter is None, "one Alter in flight (R11)"
-        alter = alter_for(event, view, self.current.broker_id, self._next_request_id)
+        alter = alter_for(
+            event,
+            view,
+            self.current.broker_id,
+            self._next_request_id,
+            ids_remembered=not self._java,
+        )
         if isinstance(alter, ProposalRefused):
             return [alter]
         self.open_alter = alter
@@ -404,7 +424,8 @@ class ReplicasState:
         if outcome is AlterOutcome.RECORDED:
             self._want_view((alter.key[0], alter.key[1] + 1), now_ms)
         self.controllers.pass_over(call.target)
-        return effects + alter.not_answered(call.target, now_ms)
+        effects += alter.not_answered(call.target, now_ms)
+        return effects + alter.stands_still(event.code, now_ms)
 
     def _next_request_id(self) -> str:
         self._requests += 1

@@ -11,6 +11,7 @@ import pytest
 from batonmq.protocol.bodies import (
     ConsumerOffsetSerializeWrapper,
     DataVersion,
+    ResetOffsetBody,
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
     TopicConfig,
@@ -61,6 +62,9 @@ def test_a_javas_dialect_is_read_and_nonsense_is_refused() -> None:
     }
     for odd in (b'{"offsetTable":null}', b'{"other":1}', b"{}"):
         assert decoded(kind, odd).offset_table == {}
-    for wrong in (b"nonsense", b'{"offsetTable":{"T@g":7}}', b'{"offsetTable":[]}', b"\xff"):
+    deep = b'{"x":' * 100_000
+    for wrong in (b"nonsense", b'{"offsetTable":{"T@g":7}}', b'{"offsetTable":[]}', b"\xff", deep):
         with pytest.raises(RemoteProtocolError):
             decoded(kind, wrong)
+    with pytest.raises(RemoteProtocolError, match="ResetOffsetBody: "):
+        ResetOffsetBody.decode(b'{"offsetTable":' + deep)

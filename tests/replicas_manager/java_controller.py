@@ -22,7 +22,7 @@ class Record:
 
 class JavaController:
     """Its record of the group is plain attributes, for a test to set; `refuse` answers a code
-    with another one instead."""
+    with another one instead, `bodies` with that body."""
 
     def __init__(self) -> None:
         self.replicas: dict[int, Record] = {}
@@ -35,6 +35,7 @@ class JavaController:
         self.heartbeats: list[dict[str, str]] = []
         self.asked: list[int] = []
         self.refuse: dict[int, ResponseCode] = {}
+        self.bodies: dict[int, bytes] = {}
         self.elected: Callable[[RemotingCommand], None] = lambda request: None
         self.address = ""
         self._changed = asyncio.Event()
@@ -72,6 +73,8 @@ class JavaController:
         return self._lead(request)
 
     def _lead(self, request: RemotingCommand) -> RemotingCommand:
+        if (body := self.bodies.get(request.code)) is not None:
+            return RemotingCommand.response_to(request, body=body)
         match request.code:
             case RequestCode.CONTROLLER_GET_SYNC_STATE_DATA:
                 return RemotingCommand.response_to(request, body=self._group())

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
 from java_controller import JavaController, Record
 
 from batonmq.process.clock import boot_ms
@@ -179,6 +180,22 @@ def test_r17_a_suspect_log_shows_no_sign_of_life_until_it_is_whole() -> None:
     play(script)
 
 
+def test_r17_a_master_whose_log_becomes_suspect_is_not_silent() -> None:
+    """They would elect nobody in its place while the set is this replica alone."""
+
+    async def script(broker: Broker) -> None:
+        lead(broker.controller)
+        await broker.in_session()
+        await broker.beat()
+        await broker.controller.until(lambda: broker.controller.heartbeats)
+        broker.facts = replace(broker.facts, suspect="rot")
+        broker.controller.heartbeats.clear()
+        await broker.beat()
+        await broker.controller.until(lambda: broker.controller.heartbeats)
+
+    play(script)
+
+
 def test_a_learner_shows_no_sign_of_life() -> None:
     async def script(broker: Broker) -> None:
         lead(broker.controller, master=2)
@@ -229,6 +246,23 @@ def test_a_taken_id_is_refused_and_another_one_asked_for() -> None:
         broker.controller.next_id = 2
         broker.link.send(SendRegister(broker.controller.address, 0, "r", ""))
         assert (await broker.next(Replied)).broker_id == 2
+
+    play(script)
+
+
+def test_an_id_below_1_is_no_answer() -> None:
+    """Neither a new one, nor one at this broker's address."""
+
+    async def script(broker: Broker) -> None:
+        broker.current.broker_id = 0
+        controller = broker.controller
+        controller.next_id = 0
+        broker.link.send(SendRegister(controller.address, 0, "r", ""))
+        assert "broker id 0: must be at least 1" in (await broker.next(Unanswered)).what
+        controller.next_id = 1
+        controller.replicas[0] = Record(OWN, f"{OWN};code")
+        broker.link.send(SendRegister(controller.address, 0, "r", ""))
+        assert "broker id 0: must be at least 1" in (await broker.next(Unanswered)).what
 
     play(script)
 
@@ -285,6 +319,29 @@ def test_a_call_without_an_answer_ends_as_such() -> None:
     play(script)
 
 
+def test_a_call_ends_whatever_the_answer_is() -> None:
+    """An answer of nonsense is none, and a defect here is reported; no call is in flight for
+    ever."""
+
+    async def script(broker: Broker) -> None:
+        reported: list[object] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
+        lead(broker.controller)
+        bodies = broker.controller.bodies
+        bodies[RequestCode.CONTROLLER_GET_SYNC_STATE_DATA] = b'{"x":' * 100_000
+        broker.link.send(FetchView(broker.controller.address))
+        assert "BrokerReplicasInfo" in (await broker.next(Unanswered)).what
+        bodies.clear()
+        del broker.facts
+        broker.link.send(FetchView(broker.controller.address))
+        assert "facts" in (await broker.next(Unanswered)).what
+        [error] = reported
+        assert isinstance(error, AttributeError)
+
+    play(script)
+
+
 def test_r33_a_master_that_hands_over_switches_by_itself() -> None:
     async def script(broker: Broker) -> None:
         address = broker.controller.address
@@ -314,12 +371,15 @@ def test_r33_a_hand_over_that_fails_is_told() -> None:
     play(script)
 
 
-def test_r41_brokers_of_ours_are_named_as_soon_as_they_answer() -> None:
-    """The view comes without the name first: nothing waits for a broker that may be dead."""
+@pytest.mark.parametrize("made_anew", [False, True])
+def test_r41_brokers_of_ours_are_named_as_soon_as_they_answer(made_anew: bool) -> None:
+    """The view comes without the name first: nothing waits for a broker that may be dead. Where a
+    replica was made anew, the controllers know its former id at the same address, too."""
+    living = 3 if made_anew else 2
 
     async def script(broker: Broker) -> None:
         def named(request: RemotingCommand, _: Connection) -> RemotingCommand:
-            said = EpochEntryCache(broker_id=2, broker_name="broker-a", cluster_name="C")
+            said = EpochEntryCache(broker_id=living, broker_name="broker-a", cluster_name="C")
             ext = {INCARNATION_FIELD: "life-2", LOG_ID_FIELD: "log-2", HA_ADDRESS_FIELD: "h:2"}
             return RemotingCommand.response_to(request, ext=ext, body=said.encode())
 
@@ -328,7 +388,9 @@ def test_r41_brokers_of_ours_are_named_as_soon_as_they_answer() -> None:
         peer = RemotingServer(processors)
         lead(broker.controller, master=2)
         port = await peer.listen("127.0.0.1", 0)
-        broker.controller.replicas[2].address = f"127.0.0.1:{port}"
+        for broker_id in {2, living}:
+            broker.controller.replicas[broker_id] = Record(f"127.0.0.1:{port}", "y")
+        broker.controller.master = living
         try:
             await broker.in_session()
             await broker.beat()

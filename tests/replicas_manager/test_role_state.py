@@ -3,7 +3,8 @@
 The broker is number 1, incarnation `b`. A view is MASTER@EPOCH.SETEPOCH:MEMBERS, `-` for none, with
 `by=INC` (incarnation of the master), `dead=IDS`, `index=N`, `inc2=INC`, `learner=ID` behind it.
 
-    broker [id=N] [highest=N] [learner]    a new process; setup verbs have no outcome:
+    broker [id=N] [highest=N] [learner] [java]    a new process, under RocketMQ's controllers:
+                                           setup verbs have no outcome
     registered                             at c1, which leads; sessions are open everywhere
     master EPOCH.SETEPOCH [MEMBERS]        registered, elected, with a lease
     start | open C | close C | refused C CODE | hint C LEADER | suspect [WHY] | notice E.S
@@ -40,6 +41,7 @@ from batonmq.replicas_manager.events import (
     Effect,
     Event,
     FetchView,
+    GiveWay,
     LeaderHinted,
     LeaseChanged,
     Notice,
@@ -67,6 +69,7 @@ from batonmq.replicas_manager.events import (
     Unanswered,
     ViewReceived,
 )
+from batonmq.replicas_manager.role import ViewInForce
 from batonmq.replicas_manager.state import ReplicasState
 
 SCRIPTS = sorted((Path(__file__).parent / "testdata").glob("role_*.txt"))
@@ -168,6 +171,8 @@ def in_words(effect: Effect) -> str:
             return "proposal unknown"
         case LeaseChanged(valid, epoch):
             return f"lease of epoch {epoch} {'granted' if valid else 'over'}"
+        case GiveWay(reason):
+            return f"gives way: {reason}"
         case ReportEvent(kind, fields):
             return f"reports {kind} {fields_text(fields)}"
         case Notice(event, fields, warning):
@@ -214,12 +219,11 @@ class Env:
         opts = options(words)
         self.core = ReplicasState(
             broker_name="broker-a",
-            broker_id=int(opts.get("id", "1")),
-            incarnation="b",
+            current=ViewInForce(int(opts.get("id", "1")), "b", int(opts.get("highest", "0"))),
             controllers=CONTROLLERS,
-            highest_master_epoch=int(opts.get("highest", "0")),
             timings=SessionTimings(),
             learner="learner" in words,
+            protocol="remoting" if "java" in words else "grpc",
         )
 
     def do_registered(self) -> None:
