@@ -55,6 +55,17 @@ async def gather_some(
     return results
 
 
+async def gather_apart(lots: Iterable[Iterable[Coroutine[Any, Any, T]]]) -> list[T]:
+    """The results, lot by lot. The lots run side by side, each as in `gather_some`, so that one
+    which waits holds up no other. Raises the first error, which ends them all."""
+    tasks = [asyncio.ensure_future(gather_some(lot)) for lot in lots]
+    try:
+        return [result for lot in await asyncio.gather(*tasks) for result in lot]
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
 async def result_of(work: Generator[object, None, T]) -> T:
     """What `work` returns, a step of it in a turn."""
     while True:

@@ -89,8 +89,9 @@ class RemoteOffsetStore(OffsetStore):
         async for queue in in_turns(sorted(self._dirty), _SENT_AT_ONCE):
             if queue not in self._dirty:  # released meanwhile
                 continue
-            address = self._client.routes.master_of(queue.broker_name)
-            offset = self._offsets[queue]
+            routes = self._client.routes
+            route, offset = routes.cached(queue.topic), self._offsets[queue]
+            address = route.master_address(queue.broker_name) if route is not None else None
             if address is None:
                 continue
             ext = {
@@ -101,7 +102,9 @@ class RemoteOffsetStore(OffsetStore):
                 "bname": queue.broker_name,
             }
             request = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, ext)
-            self._dirty.discard(queue)
+            # Routes that disagree: one of them is stale, so it is sent again until they agree.
+            if address == routes.master_of(queue.broker_name):
+                self._dirty.discard(queue)
             try:
                 await self._client.remoting.oneway(address, request)
             except ConnectError as error:

@@ -32,6 +32,7 @@ from batonmq.client.consumer.subscriber import Subscriber
 from batonmq.client.errors import (
     ClientClosedError,
     ClientError,
+    NoMasterError,
     NoRouteError,
     UnsupportedByBrokerError,
 )
@@ -39,7 +40,7 @@ from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.process.clock import boot_ms, wall_ms
-from batonmq.process.turns import gather_some
+from batonmq.process.turns import gather_apart, gather_some
 from batonmq.protocol.bodies import TAG
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageQueue
@@ -268,15 +269,40 @@ class PushConsumer(Subscriber):
         if plan.changed:
             log.info("rebalanced group=%s topic=%s %s", self.group, topic, plan)
         await self._give_up(plan.give_up, service)
-        taken = await gather_some(self._take_up(queue, service) for queue in plan.take_up)
+        taken = await self._take_up_all(plan.take_up, service)
         known = client_ids is not None or self.options.model is MessageModel.BROADCASTING
-        return all(taken) and known
+        return taken and known
+
+    async def _take_up_all(
+        self, queues: Sequence[MessageQueue], service: ConcurrentService | OrderlyService
+    ) -> bool:
+        """Of each broker group side by side. Whether all were taken up."""
+        of_broker: dict[str, list[MessageQueue]] = {}
+        for queue in queues:
+            of_broker.setdefault(queue.broker_name, []).append(queue)
+        silent: set[str] = set()
+        return all(
+            await gather_apart(
+                (self._take_up(queue, service, silent) for queue in some)
+                for some in of_broker.values()
+            )
+        )
 
     async def _take_up(
-        self, queue: MessageQueue, service: ConcurrentService | OrderlyService
+        self,
+        queue: MessageQueue,
+        service: ConcurrentService | OrderlyService,
+        silent: set[str],
     ) -> bool:
+        """`silent`: broker groups without a master; the next rebalance asks them again."""
+        if queue.broker_name in silent:
+            return False
         try:
             start = await self._start_offset(queue)
+        except NoMasterError as error:
+            silent.add(queue.broker_name)
+            log.warning("queue_not_taken_up queue=%s why=%s", queue, error)
+            return False
         except BatonError as error:
             log.warning("queue_not_taken_up queue=%s why=%s", queue, error)
             return False

@@ -5,7 +5,7 @@ Origin: MQClientInstance.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from typing import Self
 
 from batonmq.client.errors import ClientClosedError, MessageIllegalError
@@ -99,24 +99,21 @@ class ClientInstance(Connections, RouteListener):
         for member in self.heartbeats.members:
             member.route_changed(route)
 
-    def masters_moved(
-        self, moved: Mapping[str, str], former: Mapping[str, str | None], topic: str
-    ) -> None:
+    def masters_moved(self, moved: Mapping[str, str], known: Collection[str], topic: str) -> None:
         log.info("masters_moved topic=%s masters=%s", topic, moved)
-        if former:
-            self.spawn(self.heartbeats.send([moved[name] for name in former]))
-            self._retire(address for address in former.values() if address is not None)
+        if known:
+            self.spawn(self.heartbeats.send([moved[name] for name in known]))
         for member in self.heartbeats.members:
             member.masters_moved(moved.keys())
 
-    def _retire(self, addresses: Iterable[str]) -> None:
+    def masters_left(self, addresses: Collection[str]) -> None:
         """Closes connections to former masters, once their last answers had time to arrive.
 
         A deposed master answers what is pending at once; what is unanswered then (a held pull at
         a hung process) never will be.
         """
         loop = asyncio.get_running_loop()
-        for address in set(addresses):
+        for address in addresses:
             loop.call_later(self.options.suspicion_ms / 1000, self._close_if_no_master, address)
 
     def _close_if_no_master(self, address: str) -> None:

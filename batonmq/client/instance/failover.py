@@ -3,8 +3,10 @@ pause. Pure.
 
 A hung process keeps its sockets open, so only its silence shows that it hangs. Each request under
 way has a time from which its silence is suspicious; from then on, and again every `recheck_ms`, its
-address is due for a check at the name servers, once for all requests to it. What a check costs
-grows with the requests that are due, not with those under way.
+address is due for a check at the name servers, once for all requests to it. Requests that a broker
+holds on purpose come due one by one: in each `HELD_GAP_MS` of the clock one check of an address
+counts for all of them. What a check costs grows with the requests that are due, not with those
+under way.
 """
 
 from collections.abc import Sequence
@@ -17,6 +19,7 @@ from batonmq.protocol.codes import ResponseCode
 FIRST_PAUSE_MS = 5
 LAST_PAUSE_MS = 100
 GROWTH = 1.5
+HELD_GAP_MS = 250
 
 
 NOT_SERVING = frozenset(
@@ -46,7 +49,7 @@ class _Request:
     silence: Silence
     recheck_ms: int
     is_held: bool
-    """The broker holds it on purpose: one check of its address counts for all of them."""
+    """The broker holds it on purpose."""
 
 
 class SilenceWatch:
@@ -54,7 +57,8 @@ class SilenceWatch:
         self._requests: dict[int, _Request] = {}
         self._times: list[tuple[int, int]] = []
         """A heap of (suspect_at_ms, number); those that ended are left out when they come up."""
-        self._held_checked_ms: dict[str, int] = {}
+        self._held_checks: dict[str, int] = {}
+        """By address: the `HELD_GAP_MS` of the clock in which it was checked last."""
         self._serial = 0
 
     def begin(self, silence: Silence, now_ms: int, patience_ms: int, recheck_ms: int) -> int:
@@ -81,13 +85,12 @@ class SilenceWatch:
             serial = heappop(self._times)[1]
             request = self._requests[serial]
             address = request.silence.address
-            if request.is_held:
-                checked_ms = self._held_checked_ms.get(address, now_ms)
-                if checked_ms < now_ms < checked_ms + request.recheck_ms:
-                    again.append((checked_ms + request.recheck_ms, serial))
-                    continue
-                self._held_checked_ms[address] = now_ms
             again.append((now_ms + request.recheck_ms, serial))
+            if request.is_held:
+                gap = now_ms // HELD_GAP_MS
+                if self._held_checks.get(address) == gap:
+                    continue
+                self._held_checks[address] = gap
             found.setdefault(address, request.silence)
         for entry in again:
             heappush(self._times, entry)

@@ -5,6 +5,7 @@ A refusal that names the new master changes the routes without a name server.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from batonmq.client.errors import NoMasterError, NoNameServerError, NoRouteError
@@ -32,12 +33,13 @@ class RouteListener:
     def route_changed(self, route: TopicRoute) -> None:
         """A route differs from the last one, or is new."""
 
-    def masters_moved(
-        self, moved: Mapping[str, str], former: Mapping[str, str | None], topic: str
-    ) -> None:
+    def masters_moved(self, moved: Mapping[str, str], known: Collection[str], topic: str) -> None:
         """Masters (broker name -> address) that are new, or have another address: told once,
-        however many topics they have. `topic` is the first. `former`: where those were whose group
-        was known, None where it had no master."""
+        however many topics they have. `topic` is the first. `known`: those whose group was known,
+        with or without a master."""
+
+    def masters_left(self, addresses: Collection[str]) -> None:
+        """The last route that named these as masters now names others."""
 
 
 class RouteTable:
@@ -46,7 +48,10 @@ class RouteTable:
         self._listener = listener
         self._routes: dict[str, TopicRoute] = {}
         self._masters: dict[str, str | None] = {}
-        """Of each known group, as the newest route has it."""
+        """Of each known group, as the newest route has it, which may come from a name server that
+        lags behind: it says what is news, not who is master of a topic's queues."""
+        self._named: Counter[str] = Counter()
+        """How many routes name a master's address."""
         self._hints = MasterHints()
         self._fetches: dict[str, asyncio.Task[TopicRoute]] = {}
 
@@ -58,8 +63,8 @@ class RouteTable:
         return self._masters.get(broker_name)
 
     def is_master(self, address: str) -> bool:
-        """Whether a group of the known routes has its master there."""
-        return address in self._masters.values()
+        """Whether any of the known routes names it as a master."""
+        return self._named[address] > 0
 
     def cached(self, topic: str) -> TopicRoute | None:
         return self._routes.get(topic)
@@ -153,7 +158,9 @@ class RouteTable:
         self._hints.unreachable(address)
 
     def forget(self, topic: str) -> None:
-        self._routes.pop(topic, None)
+        route = self._routes.pop(topic, None)
+        if route is not None:
+            self._named.subtract(route.masters().values())
 
     async def poll(self, used_topics: Callable[[], Iterable[str]]) -> None:
         """Refreshes the known routes, and those of the topics in use, again and again."""
@@ -176,12 +183,27 @@ class RouteTable:
         return route
 
     def _adopt(self, route: TopicRoute) -> None:
-        if self._routes.get(route.topic) == route:
+        before = self._routes.get(route.topic)
+        if before == route:
             return
         self._routes[route.topic] = route
+        self._named.update(route.masters().values())
         moved = moved_masters(self._masters, route)
-        former = {name: self._masters[name] for name in moved if name in self._masters}
+        known = [name for name in moved if name in self._masters]
         self._masters |= {name: route.master_address(name) for name in route.brokers}
         if moved:
-            self._listener.masters_moved(moved, former, route.topic)
+            self._listener.masters_moved(moved, known, route.topic)
+        if before is not None:
+            self._leave(before, route)
         self._listener.route_changed(route)
+
+    def _leave(self, before: TopicRoute, route: TopicRoute) -> None:
+        named = before.masters()
+        self._named.subtract(named.values())
+        left = {
+            address
+            for name, address in named.items()
+            if not self.is_master(address) and route.master_address(name) is not None
+        }
+        if left:
+            self._listener.masters_left(left)

@@ -6,6 +6,8 @@ import asyncio
 from unittest.mock import AsyncMock, Mock
 
 from batonmq.client.consumer.offset_store import RemoteOffsetStore
+from batonmq.client.instance.routes import RouteTable
+from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.protocol.errors import ConnectError
 from batonmq.protocol.message import MessageQueue
 
@@ -13,12 +15,19 @@ Q0, Q1 = (MessageQueue("T", "broker-a", number) for number in (0, 1))
 
 
 def store(*, address: str | None = "h:1") -> RemoteOffsetStore:
-    """On a client whose route names one master; `remoting.oneway` notes what is sent."""
-    routes = Mock(master_of=lambda name: address)
+    """On a client whose routes name one master; `remoting.oneway` notes what is sent."""
+    routes = RouteTable(Mock(), Mock())
+    name_master(routes, address)
     client = Mock(routes=routes, remoting=Mock(oneway=AsyncMock()))
     made = RemoteOffsetStore(client, "g")
     made._calls = Mock(commit_offset=AsyncMock())
     return made
+
+
+def name_master(routes: RouteTable, address: str | None, topic: str = "T") -> None:
+    """A route of the topic arrives."""
+    of_group = {0: address} if address is not None else {2: "h:9"}
+    routes._adopt(TopicRoute(topic, (), (), {"broker-a": of_group, "broker-b": of_group}, {}))
 
 
 def sent(made: RemoteOffsetStore) -> list[tuple[str, str]]:
@@ -61,9 +70,32 @@ def test_without_a_master_progress_waits() -> None:
     made.update(Q0, 7)
     asyncio.run(made.persist())
     assert sent(made) == []
-    made._client.routes.master_of = lambda name: "h:1"  # type: ignore[method-assign]
+    name_master(made._client.routes, "h:1")
     asyncio.run(made.persist())
     assert sent(made) == [("0", "7")]
+
+
+def test_a_stale_route_of_another_topic_sends_no_progress_to_the_old_master() -> None:
+    made = store(address="new:1")
+    routes = made._client.routes
+    name_master(routes, "old:1", topic="C")
+    made.update(Q0, 7)
+    asyncio.run(made.persist())
+    oneway = made._client.remoting.oneway
+    assert [call.args[0] for call in oneway.await_args_list] == ["new:1"]  # type: ignore[attr-defined]
+    assert routes.is_master("new:1") and routes.is_master("old:1")
+
+
+def test_what_a_stale_route_sent_to_the_old_master_is_sent_again_to_the_new_one() -> None:
+    made = store(address="old:1")
+    name_master(made._client.routes, "new:1", topic="C")
+    made.update(Q0, 7)
+    asyncio.run(made.persist())
+    name_master(made._client.routes, "new:1")
+    asyncio.run(made.persist())
+    asyncio.run(made.persist())
+    oneway = made._client.remoting.oneway
+    assert [call.args[0] for call in oneway.await_args_list] == ["old:1", "new:1"]  # type: ignore[attr-defined]
 
 
 def test_a_failover_sends_the_offsets_of_that_broker_again() -> None:

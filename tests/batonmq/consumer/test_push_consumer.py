@@ -6,7 +6,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import uvloop
@@ -19,21 +19,27 @@ from batonmq import (
     ConsumeStatus,
     MessageModel,
     MessageQueue,
+    NoMasterError,
     PushConsumer,
     UnsupportedByBrokerError,
 )
 from batonmq.client.consumer import orderly_service
 from batonmq.client.consumer.options import ConsumeOptions, PullOptions, PushConsumerOptions
 from batonmq.client.consumer.process_queue import FlowLimits, ProcessQueue
+from batonmq.client.instance.client_instance import ClientInstance
+from batonmq.client.instance.topic_route import TopicRoute
+from batonmq.process.turns import GATHERED_AT_ONCE
 from batonmq.protocol.bodies import GetConsumerStatusBody, ResetOffsetBody
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, ResponseError
 from batonmq.protocol.fastjson import loads
 from batonmq.protocol.message import MessageExt
 from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Processors
 
 TOPIC = "T"
 GROUP = "cg"
+MANY = range(3 * GATHERED_AT_ONCE)
 FAST = ClientOptions(suspicion_ms=20)
 
 
@@ -794,3 +800,40 @@ def test_an_unknown_member_makes_itself_known_and_asks_again() -> None:
             assert broker.codes().count(RequestCode.HEART_BEAT) >= 2
 
     run(story)
+
+
+def test_a_group_without_a_master_holds_up_no_queue_of_another() -> None:
+    """It is given up for this rebalance after its first calls, not asked for each of its queues."""
+
+    async def main() -> None:
+        client = ClientInstance("h:9876")
+        options = PushConsumerOptions(model=MessageModel.BROADCASTING)
+        consumer = PushConsumer(GROUP, Collector(), client=client, options=options)
+        consumer.subscribe(TOPIC)
+        consumer._service = Mock(acquire=AsyncMock(return_value=True))
+        given_up, asked = asyncio.Event(), list[MessageQueue]()
+
+        async def read(queue: MessageQueue, **_: object) -> int:
+            if queue.broker_name == "dead":
+                asked.append(queue)
+                await given_up.wait()
+                raise NoMasterError("dead")
+            return 0
+
+        consumer._offsets = Mock(read=read)
+        queues = [MessageQueue(TOPIC, name, i) for name in ("alive", "dead", "well") for i in MANY]
+        brokers = {name: {0: f"{name}:1"} for name in ("alive", "dead", "well")}
+        client.connect(Processors())
+        client.routes._adopt(TopicRoute(TOPIC, (), tuple(queues), brokers, {}))
+        rebalanced = asyncio.ensure_future(consumer._rebalance())
+        of_others = tuple(q for q in queues if q.broker_name != "dead")
+        await until(lambda: consumer.assigned_queues == of_others)
+        assert not rebalanced.done()
+        given_up.set()
+        assert await rebalanced is False
+        assert len(asked) == GATHERED_AT_ONCE
+        for reader in consumer._readers.values():
+            await reader.stop()
+        await client.disconnect()
+
+    uvloop.run(asyncio.wait_for(main(), 20))

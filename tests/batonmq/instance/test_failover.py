@@ -36,3 +36,21 @@ def test_an_address_is_looked_into_once_for_all_its_requests() -> None:
         watch.begin(Silence("T", "a", "h:1"), 0, 300, 100)
     assert len(watch.due(300)) == 1
     assert watch.due(300) == []
+
+
+def test_a_hung_master_is_noticed_by_each_held_request_that_comes_due() -> None:
+    watch = SilenceWatch()
+    for began_ms in range(0, 2000, 250):
+        watch.begin(Silence("T", "a", "h:1"), began_ms, 2000, 2000)
+    checked_ms = [now_ms for now_ms in range(0, 6001, 50) if watch.due(now_ms)]
+    assert checked_ms == list(range(2000, 6001, 250))
+
+
+def test_held_requests_have_an_address_checked_once_in_a_gap() -> None:
+    watch = SilenceWatch()
+    for began_ms in range(1000):
+        watch.begin(Silence("T", "a", "h:1"), began_ms, 2000, 2000)
+    watch.begin(Silence("T", "b", "h:2"), 100, 2000, 2000)
+    checked = [(now_ms, s.address) for now_ms in range(4000) for s in watch.due(now_ms)]
+    assert [now_ms for now_ms, address in checked if address == "h:1"] == [2000, 2250, 2500, 2750]
+    assert [now_ms for now_ms, address in checked if address == "h:2"] == [2100]

@@ -1,0 +1,54 @@
+"""Which addresses the known routes name as masters."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock
+
+from batonmq.client.instance.routes import RouteTable
+from batonmq.client.instance.topic_route import TopicRoute
+
+
+def route(topic: str, master: str | None) -> TopicRoute:
+    return TopicRoute(topic, (), (), {"b": {0: master} if master else {2: "h:9"}}, {})
+
+
+def test_a_stale_route_takes_no_master_from_the_other_topics() -> None:
+    listener = Mock()
+    routes = RouteTable(Mock(), listener)
+    for topic, master in (("A", "new:1"), ("B", "new:1"), ("C", "old:1")):
+        routes._adopt(route(topic, master))
+    assert routes.is_master("new:1") and routes.is_master("old:1")
+    listener.masters_left.assert_not_called()
+
+
+def test_a_master_is_left_once_the_last_route_names_another() -> None:
+    listener = Mock()
+    routes = RouteTable(Mock(), listener)
+    for topic in ("A", "B"):
+        routes._adopt(route(topic, "old:1"))
+    routes._adopt(route("A", "new:1"))
+    assert routes.is_master("old:1")
+    listener.masters_left.assert_not_called()
+    routes._adopt(route("B", "new:1"))
+    assert not routes.is_master("old:1")
+    listener.masters_left.assert_called_once_with({"old:1"})
+
+
+def test_a_master_without_a_successor_is_not_left() -> None:
+    listener = Mock()
+    routes = RouteTable(Mock(), listener)
+    routes._adopt(route("A", "old:1"))
+    routes._adopt(route("A", None))
+    assert not routes.is_master("old:1")
+    listener.masters_left.assert_not_called()
+
+
+def test_a_forgotten_route_names_no_master() -> None:
+    routes = RouteTable(Mock(), Mock())
+    routes._adopt(route("A", "h:1"))
+    routes._adopt(route("B", "h:1"))
+    routes.forget("A")
+    assert routes.is_master("h:1")
+    routes.forget("B")
+    routes.forget("B")
+    assert not routes.is_master("h:1")
