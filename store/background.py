@@ -93,7 +93,12 @@ class DiskJobs:
     no room is repeated every second, and those behind it wait (R45)."""
 
     def __init__(
-        self, health: StoreHealth, *, post: Post, on_fatal: Callable[[BaseException], None]
+        self,
+        name: str,
+        health: StoreHealth,
+        *,
+        post: Post,
+        on_fatal: Callable[[BaseException], None],
     ) -> None:
         self._health = health
         self._stopping = threading.Event()
@@ -102,7 +107,7 @@ class DiskJobs:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._is_dropping = False
         self.failure: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="store-jobs", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -156,6 +161,7 @@ class Background:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flush: FlushService | None = None
         self._jobs: DiskJobs | None = None
+        self._freeing: DiskJobs | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         #: Why a thread ended before `stop_threads`; known once that has returned.
         self.failure: Exception | None = None
@@ -176,8 +182,12 @@ class Background:
             on_fatal=self._fail,
         )
         self._flush.start()
-        self._jobs = DiskJobs(self._health, post=self._post, on_fatal=self._fail)
+        self._jobs = DiskJobs("store-jobs", self._health, post=self._post, on_fatal=self._fail)
         self._jobs.start()
+        self._freeing = DiskJobs(
+            "store-freeing", self._health, post=self._post, on_fatal=self._fail
+        )
+        self._freeing.start()
 
     def repeat(self, name: str, period_s: float, work: Callable[[], object]) -> None:
         """Do `work` in the loop every `period_s`, until `stop_timers`."""
@@ -243,6 +253,14 @@ class Background:
         self._held.append(job)
         self.retry_jobs()
 
+    def free_room(self, job: Callable[[], None]) -> None:
+        """As `run_job`, for what gives room back and depends on no other job: it must not stand
+        behind one that waits for room (R45)."""
+        if self._freeing is not None:
+            self._freeing.submit(job)
+        else:
+            job()
+
     def retry_jobs(self) -> None:
         """Do again what found no room; the thread, where there is one, does so by itself."""
         while self._held:
@@ -276,11 +294,12 @@ class Background:
     def stop_threads(self, *, finish: bool = True) -> None:
         """Returns when they have ended: after a last flush and all jobs, or (`finish` False)
         without another sync or job."""
-        if self._flush is not None and self._jobs is not None:
+        if self._flush is not None and self._jobs is not None and self._freeing is not None:
             self._flush.stop(flush=finish)
+            self._freeing.stop(finish=finish)
             self._jobs.stop(finish=finish)
-            self.failure = self._flush.failure or self._jobs.failure
-        self._flush = self._jobs = self._loop = None
+            self.failure = self._flush.failure or self._jobs.failure or self._freeing.failure
+        self._flush = self._jobs = self._freeing = self._loop = None
 
     def _post(self, callback: Callable[[], None]) -> None:
         loop = self._loop

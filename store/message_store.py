@@ -483,7 +483,9 @@ class MessageStore:
         self.end_turn()
         count = self._queues.delete_topic(topic)
         self._dispatcher.forget_topic(topic)
-        self.background.run_job(partial(remove_folders, self._files.consume_queues.take_deleted()))
+        self.background.free_room(
+            partial(remove_folders, self._files.consume_queues.take_deleted())
+        )
         return count
 
     def runtime_info(self) -> dict[str, str]:

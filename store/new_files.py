@@ -1,71 +1,127 @@
 """Files that a thread makes before their queues write to them.
 
 A new name in a folder waits for the journal of the file system, for tenths of a second while a
-sync is under way: in a burst of new topics no loop can wait for that. What was made and is not
-taken is a file of zeros, in which the next start finds no unit. One thread, but for `Making.run`.
+sync is under way: in a burst of new topics no loop can wait for that. It is a head start and no
+more: what the thread could not make, the loop makes when it writes. What was made and is not taken
+is a file of zeros, in which the next start finds no unit. One thread, but for `Making.run`.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 from collections.abc import Sequence
+from typing import Final
 
 from batonmq.process import disk
 
+log = logging.getLogger(__name__)
+
+_NEW: Final = ".new"
+"""Behind the name of a folder whose first file is being made: a folder without one is damage."""
+
+
+def _folder_of(path: str) -> str:
+    return path.rpartition("/")[0]
+
 
 class Making:
-    """Some files, each of `size` bytes."""
+    """Some files, each of `size` bytes. `is_done`: `run` has ended."""
 
     def __init__(self, paths: Sequence[str], size: int) -> None:
-        self._left = list(paths)
+        self.paths = paths
         self._size = size
+        self._skipped: set[str] = set()
         self.made: list[str] = []
+        self.is_done = False
 
-    @property
-    def is_done(self) -> bool:
-        return not self._left
+    def skip(self, folder: str) -> None:
+        """Make nothing more in it. From any thread."""
+        self._skipped.add(folder)
 
     def run(self) -> None:
         """In any thread. A file that is there already is left alone, and does not count as made.
-        Raises OSError; without room it can be called again."""
-        while self._left:
-            path = self._left[-1]
-            disk.makedirs(path.rpartition("/")[0])
-            try:
-                fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-            except FileExistsError:
-                pass
-            else:
-                try:
-                    disk.ftruncate(fd, self._size)
-                finally:
-                    disk.close(fd)
-                self.made.append(path)
-            self._left.pop()
+        At the first error it ends: the loop will meet it, and deal with it (R45)."""
+        try:
+            for path in self.paths:
+                if _folder_of(path) not in self._skipped:
+                    self._make(path)
+        except OSError as error:
+            log.info("files_left_to_the_loop count=%d why=%s", len(self.paths), error)
+        finally:
+            self.is_done = True
+
+    def _make(self, path: str) -> None:
+        try:
+            self._make_file(path, os.O_EXCL)
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            if not self._make_folder(path):
+                return
+        self.made.append(path)
+
+    def _make_folder(self, path: str) -> bool:
+        """With its first file in it; whether it was this that made it."""
+        folder = _folder_of(path)
+        disk.makedirs(folder + _NEW)
+        self._make_file(f"{folder}{_NEW}/{path[len(folder) + 1 :]}", 0)
+        try:
+            if folder not in self._skipped:
+                disk.rename(folder + _NEW, folder)
+                return True
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        disk.rmtree(folder + _NEW)
+        return False
+
+    def _make_file(self, path: str, how: int) -> None:
+        fd = disk.open(path, os.O_RDWR | os.O_CREAT | how, 0o644)
+        try:
+            disk.ftruncate(fd, self._size)
+        finally:
+            disk.close(fd)
 
 
 class NewFiles:
     """Which files were made, and wait to be taken."""
 
     def __init__(self) -> None:
-        self._is_made: dict[str, bool] = {}
+        self._running: list[Making] = []
+        # Folder -> path -> whether it was made.
+        self._files: dict[str, dict[str, bool]] = {}
 
     def make(self, paths: Sequence[str], size: int) -> Making:
         """What is to run in a thread; then call `note`."""
-        self._is_made |= dict.fromkeys(paths, False)
-        return Making(paths, size)
+        for path in paths:
+            self._files.setdefault(_folder_of(path), {})[path] = False
+        making = Making(paths, size)
+        self._running.append(making)
+        return making
 
     def note(self, making: Making) -> None:
         """It has ended. What was forgotten meanwhile is not there any more, or another's."""
-        for path in making.made:
-            if path in self._is_made:
-                self._is_made[path] = True
+        self._running.remove(making)
+        made = set(making.made)
+        for path in making.paths:
+            if path not in made:
+                self.take(path)
+            elif path in (files := self._files.get(_folder_of(path), {})):
+                files[path] = True
 
     def take(self, path: str) -> bool:
         """Whether the file is there, as it was made; from now on it is the caller's."""
-        return self._is_made.pop(path, False)
+        folder = _folder_of(path)
+        files = self._files.get(folder, {})
+        is_made = files.pop(path, False)
+        if not files:
+            self._files.pop(folder, None)
+        return is_made
 
-    def forget(self, folder: str) -> None:
-        """What is in it goes away with it."""
-        for path in [path for path in self._is_made if path.rpartition("/")[0] == folder]:
-            del self._is_made[path]
+    def forget(self, folder: str) -> list[str]:
+        """Nothing in it is taken any more; what was made and is the caller's to remove."""
+        for making in self._running:
+            making.skip(folder)
+        return [path for path, is_made in self._files.pop(folder, {}).items() if is_made]

@@ -68,7 +68,11 @@ class QueueFiles:
             path = f"{self._directory}/{name}"
             size = os.stat(path).st_size
             if size == 0 and name == names[-1]:
-                disk.unlink(path)
+                if self.starts:
+                    disk.unlink(path)
+                else:  # without a file the folder would be damage
+                    self._make(int(name))
+                    self.starts = (int(name),)
                 return
             if size != self.file_size:
                 raise CorruptLogError(
@@ -130,6 +134,7 @@ class QueueFiles:
             return
         assert not self.starts or self.end == start
         if not self._handles.new_files.take(self._path(start)):
+            self._remove_untaken()
             self._make(start)
         if not self.starts:
             topic, _, _ = self._directory.rpartition("/")
@@ -155,6 +160,11 @@ class QueueFiles:
         except FileNotFoundError:
             disk.makedirs(self._directory)
 
+    def _remove_untaken(self) -> None:
+        """What was made for another place: a hole between two files is damage."""
+        for path in self._handles.new_files.forget(self._directory):
+            disk.unlink(path)
+
     def _note_unsynced(self, path: str) -> None:
         if path not in self._unsynced:
             self._unsynced += (path,)
@@ -170,6 +180,7 @@ class QueueFiles:
 
         The first file stays, even if emptied: its name keeps the queue's place.
         """
+        self._remove_untaken()
         while len(self.starts) > 1 and self.starts[-1] >= position:
             self._unlink(self.starts[-1])
             self.starts = self.starts[:-1]

@@ -368,7 +368,7 @@ class Expirer:
             else ""
         )
         if removed:
-            self._background.run_job(lambda: unlink_segments(removed))
+            self._background.free_room(lambda: unlink_segments(removed))
         return len(removed)
 
     def _decide(self, now_ms: int, *, manual: bool) -> ExpiryDecision:

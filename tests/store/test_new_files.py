@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -89,7 +91,30 @@ def test_a_file_that_is_there_is_left_alone(rig: Rig) -> None:
     assert rig.written().unit_at(0) == (700, 50, 9)
 
 
-def test_r45_without_room_it_is_done_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_file_comes_with_its_folder(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill at any call leaves no folder without a file: that would be damage."""
+    for step in range(1, 5):
+        making, calls = rig.making(rig.queue()), 0
+
+        def dies(*args: object, real: Callable[..., object], at: int = step) -> object:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                raise OSError(errno.EIO, "the kill")
+            return real(*args)
+
+        with monkeypatch.context() as patched:
+            for name in ("makedirs", "open", "ftruncate", "rename"):
+                patched.setattr(disk, name, partial(dies, real=getattr(disk, name)))
+            making.run()
+        assert making.is_done and rig.written().max_offset == 0
+    rig.making(rig.queue()).run()
+    assert list(rig.folder.parent.iterdir()) == [rig.folder]
+
+
+def test_r45_what_finds_no_room_is_left_to_the_loop(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = rig.queue()
     making = rig.making(queue)
     with monkeypatch.context() as full:
@@ -98,10 +123,38 @@ def test_r45_without_room_it_is_done_again(rig: Rig, monkeypatch: pytest.MonkeyP
             raise OSError(errno.ENOSPC, "no room")
 
         full.setattr(disk, "ftruncate", refuse)
+        making.run()
+        rig.handles.new_files.note(making)
         with pytest.raises(OSError):
-            making.run()
-    assert not making.is_done
+            queue.write_back()
+    queue.write_back()
+    assert rig.written().unit_at(0) == (700, 50, 9)
+
+
+def test_r39_nothing_is_made_in_the_folder_of_a_deleted_queue(rig: Rig) -> None:
+    queue = rig.queue()
+    making = rig.making(queue)
+    queue.forget_files()
     making.run()
     rig.handles.new_files.note(making)
-    queue.write_back()
-    assert making.is_done and rig.written().unit_at(0) == (700, 50, 9)
+    assert not rig.folder.exists() and not making.made
+
+
+def test_what_was_made_behind_a_cut_goes_with_it(rig: Rig) -> None:
+    """A hole between two files would be damage at the next start."""
+    queue = rig.queue()
+    for number in range(1, 21):
+        queue.write_back()
+        queue.append_unit(700 + 50 * number, 50, 9)
+    making = rig.making(queue)
+    making.run()
+    rig.handles.new_files.note(making)
+    queue.truncate_dirty(950)
+    assert rig.written().max_offset == 5
+
+
+def test_an_empty_file_of_a_queue_is_completed(rig: Rig) -> None:
+    rig.folder.mkdir(parents=True)
+    (rig.folder / f"{0:020d}").touch()
+    assert rig.written().max_offset == 0
+    assert (rig.folder / f"{0:020d}").stat().st_size == FILE_SIZE

@@ -1,0 +1,87 @@
+"""What a store does while its threads run: jobs beside the loop, and room that comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from batonmq.process import disk
+from tests.store.conftest import StoreRig
+
+
+def within(
+    seconds: float, started: Callable[[asyncio.AbstractEventLoop], Coroutine[Any, Any, None]]
+) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(seconds):
+            await started(asyncio.get_running_loop())
+
+    asyncio.run(run())
+
+
+async def until(reached: Callable[[], object]) -> None:
+    while not reached():  # noqa: ASYNC110  it is a thread that reaches it
+        await asyncio.sleep(0.001)
+
+
+def test_r39_a_topic_may_be_deleted_while_a_thread_makes_its_files(
+    rig: StoreRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a running store: the thread makes the file, the loop deletes the topic in its middle."""
+    store = rig.open_master(flush_interval_consume_queue=20)
+    fatal: list[BaseException] = []
+
+    async def play(loop: asyncio.AbstractEventLoop) -> None:
+        store.start(loop, fatal.append)
+        real, threads = disk.makedirs, list[str]()
+        deleted = threading.Event()
+
+        def delete() -> None:
+            store.delete_topic("T")
+            deleted.set()
+
+        def makedirs(folder: object) -> None:
+            real(folder)  # type: ignore[arg-type]
+            if "/T/" in str(folder) and not threads:
+                threads.append(threading.current_thread().name)
+                loop.call_soon_threadsafe(delete)
+                assert deleted.wait(5)
+
+        monkeypatch.setattr(disk, "makedirs", makedirs)
+        rig.put_confirmed(store, b"x")
+        await until(deleted.is_set)
+        rig.put_confirmed(store, b"y", topic="U")
+        await until((rig.root / "consumequeue" / "U").exists)
+        assert threads == ["store-jobs"] and not fatal and not store.health.has_failed
+
+    within(8, play)
+
+
+def test_r45_expired_segments_go_while_another_job_waits_for_room(
+    rig: StoreRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = rig.open_master(clean_resource_interval=20, disk_space_clean_forcibly_ratio=85)
+    rig.put_confirmed(store, *[b"z" * 1000] * 30)
+    store.checkpoints.flush_derived()
+    folder = rig.root / "commitlog"
+    before = len(list(folder.iterdir()))
+    tried = threading.Event()
+
+    def table() -> None:
+        tried.set()
+        if len(list(folder.iterdir())) >= before:
+            raise OSError(errno.ENOSPC, "no room")
+
+    async def play(loop: asyncio.AbstractEventLoop) -> None:
+        store.start(loop, lambda error: pytest.fail(str(error)))
+        store.background.run_job(table)
+        await until(tried.is_set)
+        rig.disk_ratio = 0.95
+        await until(lambda: len(list(folder.iterdir())) < before)
+
+    within(8, play)
