@@ -8,18 +8,13 @@ is a file of zeros, in which the next start finds no unit. One thread, but for `
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 from collections.abc import Sequence
-from typing import Final
 
 from batonmq.process import disk
 
 log = logging.getLogger(__name__)
-
-_NEW: Final = ".new"
-"""Behind the name of a folder whose first file is being made: a folder without one is damage."""
 
 
 def _folder_of(path: str) -> str:
@@ -53,36 +48,16 @@ class Making:
             self.is_done = True
 
     def _make(self, path: str) -> None:
+        disk.makedirs(_folder_of(path))
         try:
-            self._make_file(path, os.O_EXCL)
+            fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
             return
-        except FileNotFoundError:
-            if not self._make_folder(path):
-                return
-        self.made.append(path)
-
-    def _make_folder(self, path: str) -> bool:
-        """With its first file in it; whether it was this that made it."""
-        folder = _folder_of(path)
-        disk.makedirs(folder + _NEW)
-        self._make_file(f"{folder}{_NEW}/{path[len(folder) + 1 :]}", 0)
-        try:
-            if folder not in self._skipped:
-                disk.rename(folder + _NEW, folder)
-                return True
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-        disk.rmtree(folder + _NEW)
-        return False
-
-    def _make_file(self, path: str, how: int) -> None:
-        fd = disk.open(path, os.O_RDWR | os.O_CREAT | how, 0o644)
         try:
             disk.ftruncate(fd, self._size)
         finally:
             disk.close(fd)
+        self.made.append(path)
 
 
 class NewFiles:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -89,27 +87,6 @@ def test_a_file_that_is_there_is_left_alone(rig: Rig) -> None:
     making.run()
     assert making.is_done and not making.made
     assert rig.written().unit_at(0) == (700, 50, 9)
-
-
-def test_a_first_file_comes_with_its_folder(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill at any call leaves no folder without a file: that would be damage."""
-    for step in range(1, 5):
-        making, calls = rig.making(rig.queue()), 0
-
-        def dies(*args: object, real: Callable[..., object], at: int = step) -> object:
-            nonlocal calls
-            calls += 1
-            if calls == at:
-                raise OSError(errno.EIO, "the kill")
-            return real(*args)
-
-        with monkeypatch.context() as patched:
-            for name in ("makedirs", "open", "ftruncate", "rename"):
-                patched.setattr(disk, name, partial(dies, real=getattr(disk, name)))
-            making.run()
-        assert making.is_done and rig.written().max_offset == 0
-    rig.making(rig.queue()).run()
-    assert list(rig.folder.parent.iterdir()) == [rig.folder]
 
 
 def test_r45_what_finds_no_room_is_left_to_the_loop(
