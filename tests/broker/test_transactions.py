@@ -75,6 +75,19 @@ def end_fields(sent: RemotingCommand, outcome: str, **changed: str) -> dict[str,
     return fields | changed
 
 
+def refuse_ops(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no room for the records that end half messages."""
+    appender = rig.service.store.appender
+    real = appender.put_message
+
+    def put_message(message: NewMessage) -> PutResult:
+        if message.topic == TRANS_OP_HALF_TOPIC:
+            raise PutRefused("no room")
+        return real(message)
+
+    monkeypatch.setattr(appender, "put_message", put_message)
+
+
 def test_a_half_is_seen_by_nobody_until_it_is_committed(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         sent = await half(rig)
@@ -170,15 +183,7 @@ def test_r30_a_commit_of_what_was_checked_is_known_by_its_last_copy(
         await producer.beat()
         sends.append(await half(rig))
         await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1)
-        appender = rig.service.store.appender
-        real = appender.put_message
-
-        def put_message(message: NewMessage) -> PutResult:
-            if message.topic == TRANS_OP_HALF_TOPIC:
-                raise PutRefused("the log ends here")
-            return real(message)
-
-        monkeypatch.setattr(appender, "put_message", put_message)
+        refuse_ops(rig, monkeypatch)
         assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 14
         await until(lambda: end_of(rig, "T", 1) == 1)
         await producer.client.close()
@@ -412,17 +417,9 @@ def test_r30_a_commit_whose_op_found_no_room_is_ended_by_the_check_without_askin
 
     async def play(rig: Rig) -> None:
         sent = await half(rig)
-        appender, is_full = rig.service.store.appender, [True]
-        real = appender.put_message
-
-        def put_message(message: NewMessage) -> PutResult:
-            if message.topic == TRANS_OP_HALF_TOPIC and is_full[0]:
-                raise PutRefused("no room")
-            return real(message)
-
-        monkeypatch.setattr(appender, "put_message", put_message)
-        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 14
-        is_full[0] = False
+        with monkeypatch.context() as full:
+            refuse_ops(rig, full)
+            assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 14
         await until(lambda: len(rig.service.waiting.transactions) == 0)
         assert (end_of(rig, "T", 1), end_of(rig, TRANS_HALF_TOPIC)) == (1, 1)
         assert rig.service.waiting.producers.asked_total == 0
@@ -439,17 +436,9 @@ def test_r30_an_end_that_comes_again_before_the_op_of_the_first_commits_nothing_
 
     async def play(rig: Rig) -> None:
         sent = await half(rig)
-        appender, is_full = rig.service.store.appender, [True]
-        real = appender.put_message
-
-        def put_message(message: NewMessage) -> PutResult:
-            if message.topic == TRANS_OP_HALF_TOPIC and is_full[0]:
-                raise PutRefused("no room")
-            return real(message)
-
-        monkeypatch.setattr(appender, "put_message", put_message)
-        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 14
-        is_full[0] = False
+        with monkeypatch.context() as full:
+            refuse_ops(rig, full)
+            assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 14
         assert (await rig.ask(37, end_fields(sent, again))).code == code
         await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1)
         assert end_of(rig, "T", 1) == 1 and len(rig.service.waiting.transactions) == 0
