@@ -24,7 +24,7 @@ from batonmq.replicas_manager.events import (
     Unanswered,
     ViewReceived,
 )
-from batonmq.replicas_manager.link import DurableFacts, ElectAnswer, LinkEvents
+from batonmq.replicas_manager.link import HAND_OVER_S, DurableFacts, ElectAnswer, LinkEvents
 from batonmq.replicas_manager.reporter import EventReporter
 from batonmq.replicas_manager.session import (
     ControllerChannels,
@@ -37,8 +37,6 @@ log = logging.getLogger(__name__)
 
 GOODBYE_TIMEOUT_S: Final = 0.3
 ELECT_TIMEOUT_S: Final = 0.2
-HAND_OVER_S: Final = 1.0
-"""A switch lasts some 0.05 s, and 0.9 s at most (R33)."""
 UNANSWERED_TOLD: Final = 20
 """After so many registrations that nobody answered the log says what may be wrong."""
 

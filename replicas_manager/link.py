@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from batonmq.replicas_manager.actions import LogFacts
 from batonmq.replicas_manager.events import Call, Event, SendHeartbeat
 from batonmq.replicas_manager.role import ViewInForce
 from batonmq.replicas_manager.switch import SwitchTask
+
+HAND_OVER_S: Final = 1.0
+"""A switch lasts some 0.05 s, and 0.9 s at most (R33)."""
 
 
 @dataclass(frozen=True, slots=True)

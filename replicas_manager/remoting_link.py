@@ -36,7 +36,7 @@ from batonmq.replicas_manager.events import (
     Unanswered,
     ViewReceived,
 )
-from batonmq.replicas_manager.link import DurableFacts, ElectAnswer, LinkEvents
+from batonmq.replicas_manager.link import HAND_OVER_S, DurableFacts, ElectAnswer, LinkEvents
 from batonmq.replicas_manager.remoting_calls import RemotingCalls
 from batonmq.replicas_manager.role import ViewInForce
 from batonmq.replicas_manager.switch import SwitchTask
@@ -46,7 +46,6 @@ log = logging.getLogger(__name__)
 CONNECT_MS: Final = 1000
 POLL_MS: Final = 1000
 ELECT_MS: Final = 400
-HAND_OVER_S: Final = 1.0
 REDIAL_S: Final = 0.2
 AWAY_MS: Final = 2000
 """How long a broker that gives way shows no sign of life: the end of its connection makes the
