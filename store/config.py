@@ -15,14 +15,23 @@ from batonmq.protocol.layout import UNIT_SIZE
 from batonmq.store.delay_levels import DelayLevels
 
 HOURS_OF_DAY = 24
+DEFAULT_ROOT = "store"  # in the home of the user who runs the broker
 SEGMENT_SIZE_MIN = 4096
 MESSAGE_SIZE_MIN = 16 * 1024
+
+
+def default_root() -> str:
+    """`$HOME/store`. Raises ValueError for a user without a home."""
+    try:
+        return str(Path.home() / DEFAULT_ROOT)
+    except RuntimeError as error:
+        raise ValueError("storePathRootDir is needed: this user has no home") from error
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What the commit log, its queues, its index and their upkeep are set to."""
 
-    store_path_root_dir: str = "store"
+    store_path_root_dir: str = msgspec.field(default_factory=default_root)
     store_path_commit_log: str = ""  # empty: <storePathRootDir>/commitlog
     mapped_file_size_commit_log: int = 1 << 30
     mapped_file_size_consume_queue: int = 300_000 * UNIT_SIZE
@@ -66,6 +75,8 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     truncated_log_max_bytes: int = 4 << 30
 
     def __post_init__(self) -> None:
+        if not self.store_path_root_dir.strip():
+            raise ValueError("storePathRootDir is empty: name a folder, or leave the key out")
         if self.mapped_file_size_commit_log < SEGMENT_SIZE_MIN:
             raise ValueError(f"mappedFileSizeCommitLog must be at least {SEGMENT_SIZE_MIN} bytes")
         if self.mapped_file_size_consume_queue < UNIT_SIZE:
