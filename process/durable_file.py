@@ -7,8 +7,10 @@ leaves the old or the new content under the name, never a mixture and never noth
 
 import errno
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -142,6 +144,27 @@ def replace_file(
             disk.remove(temp)
         raise
     sync_directory(path.parent)
+
+
+class SnapshotOrder:
+    """Of the writes of one file none is done behind that of a later snapshot: it may wait in
+    another thread while the owner of the state writes a newer one itself."""
+
+    def __init__(self) -> None:
+        self._taken = self._written = 0
+        self._lock = threading.Lock()
+
+    def ordered(self, write: Callable[[], None]) -> Callable[[], None]:
+        """`write`, which writes the newest snapshot so far, for any thread. It may be repeated
+        after an error."""
+        self._taken += 1
+        return partial(self._run, self._taken, write)
+
+    def _run(self, number: int, write: Callable[[], None]) -> None:
+        with self._lock:
+            if number > self._written:
+                write()
+                self._written = number
 
 
 def replace_with_twin(path: Path, data: bytes) -> None:

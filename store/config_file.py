@@ -15,7 +15,12 @@ from typing import Generic, TypeVar
 import msgspec
 
 from batonmq.process import disk
-from batonmq.process.durable_file import UnreadableFileError, load_with_backup, replace_file
+from batonmq.process.durable_file import (
+    SnapshotOrder,
+    UnreadableFileError,
+    load_with_backup,
+    replace_file,
+)
 from batonmq.protocol.bodies import DataVersion
 from batonmq.protocol.errors import CorruptLogError, RemoteProtocolError
 from batonmq.protocol.json_body import Body, encoded_parts
@@ -33,6 +38,7 @@ class ConfigFile(Generic[B]):
         self.path = path
         self._kind = kind
         self._written: bytes | None = None
+        self._order = SnapshotOrder()
 
     def load(self) -> B | None:
         """The body, or None if neither the file nor its `.bak` exists.
@@ -59,13 +65,16 @@ class ConfigFile(Generic[B]):
         except RemoteProtocolError as error:
             raise ValueError(str(error)) from error
 
-    def write(self, body: B) -> None:
-        """Make `body`, which nobody changes any more, the durable content; nothing is written if
-        it is that already.
+    def write_of(self, body: B) -> Callable[[], None]:
+        """What makes `body`, which nobody changes any more, the durable content, unless a later one
+        is that by then; nothing is written if it is the content already.
 
-        May run on another thread than the tables' owner, one call at a time. What encodes holds
-        the interpreter for a thousandth of a second at most: the owner goes on meanwhile.
+        May run on another thread than the tables' owner. What encodes holds the interpreter for a
+        thousandth of a second at most: the owner goes on meanwhile.
         """
+        return self._order.ordered(functools.partial(self._write, body))
+
+    def _write(self, body: B) -> None:
         text = b"".join(_each_by_itself(_formatted(body)))
         if text == self._written:
             return
@@ -122,7 +131,7 @@ class ConfigManager(Generic[B]):
         self._dirty = True
 
     def writes_due(self) -> list[Callable[[], None]]:
-        """The write of a snapshot, for another thread, one at a time; none if nothing changed.
+        """The write of a snapshot, for any thread; none if nothing changed.
 
         Only the snapshot is taken here: no fsync, which on a busy disk takes tenths of a second,
         and no encoder stops the owner's thread. The write raises OSError; the process must end
@@ -131,7 +140,7 @@ class ConfigManager(Generic[B]):
         if not self._dirty:
             return []
         self._dirty = False
-        return [functools.partial(self._file.write, self.wrapper())]
+        return [self._file.write_of(self.wrapper())]
 
 
 class NamedTable(ConfigManager[B], Generic[B, C]):

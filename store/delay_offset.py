@@ -19,7 +19,7 @@ import msgspec
 
 from batonmq.process import disk
 from batonmq.process.clock import wall_ms
-from batonmq.process.durable_file import replace_file
+from batonmq.process.durable_file import SnapshotOrder, replace_file
 from batonmq.protocol.bodies import DelayOffsetSerializeWrapper
 from batonmq.store.config_file import ConfigManager
 
@@ -49,6 +49,7 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
         """`path` is `config/delayOffset.json`; call `load` next."""
         super().__init__(path, _DelayFile, clock_ms)
         self._check_path = path.with_name("timercheck")
+        self._check_order = SnapshotOrder()
         self._table: dict[int, int] = {}
         self._timer: TimerProgress | None = None
         self._dirty = False
@@ -97,7 +98,8 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
         writes = super().writes_due()
         if writes and self._timer is not None:
             data = self.timer_check().ljust(_TIMER_CHECK_SIZE, b"\0")
-            writes.append(functools.partial(replace_file, self._check_path, data))
+            write = functools.partial(replace_file, self._check_path, data)
+            writes.append(self._check_order.ordered(write))
         return writes
 
     def set_timer(self, timer: TimerProgress) -> None:
@@ -143,7 +145,7 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
         """The log of this replica begins anew: only what the master sends counts. Durable on
         return; raises OSError."""
         self._table.clear()
-        self._timer = None
+        self._timer = TimerProgress()  # which replaces what `timercheck` says, too
         self._new_version()
         for write in self.writes_due():
             write()

@@ -26,7 +26,7 @@ from zlib import crc32
 import msgspec
 
 from batonmq.process import disk
-from batonmq.process.durable_file import replace_file
+from batonmq.process.durable_file import SnapshotOrder, replace_file
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.system_record import decode_system_record
 
@@ -98,6 +98,7 @@ class QueuePositions:
         """A damaged file is named in the log; `was_damaged` tells that the queues are to be built
         anew from the log, which holds the positions as well."""
         self._path = path
+        self._order = SnapshotOrder()
         self._is_stored = True
         self._state = _Stored()
         self.was_damaged = False
@@ -138,7 +139,8 @@ class QueuePositions:
             return []
         self._is_stored = True
         body = msgspec.json.encode(self._state)
-        return [partial(replace_file, self._path, b"%08x\n%b\n" % (crc32(body), body))]
+        data = b"%08x\n%b\n" % (crc32(body), body)
+        return [self._order.ordered(partial(replace_file, self._path, data))]
 
     def _store_now(self) -> None:
         self._is_stored = False

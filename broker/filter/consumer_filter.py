@@ -162,7 +162,7 @@ class ConsumerFilterManager:
                     topic, FilterDataMapByTopic(topic=topic)
                 )
                 by_topic.group_filter_data[group] = msgspec.structs.replace(data)
-        return [lambda: self._file.write(table)]
+        return [self._file.write_of(table)]
 
 
 def bloom_bits(key: str) -> list[int]:

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -168,3 +169,27 @@ def test_r44_what_is_lowered_is_stored(tmp_path):
     again = ConsumerOffsetManager(path)
     again.load()
     assert again.query("g", "T", 0) == 4
+
+
+def test_r27_a_snapshot_that_waited_does_not_replace_a_later_one(tmp_path: Path) -> None:
+    """Its write is still a job of another thread when the owner begins the log anew."""
+    offsets = offsets_at(tmp_path)
+    offsets.commit("g", "T", 0, 7)
+    (waiting,) = offsets.writes_due()
+    offsets.begin_anew()
+    waiting()
+    assert not offsets_at(tmp_path).table
+
+
+def test_a_write_that_found_no_room_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offsets = offsets_at(tmp_path)
+    offsets.commit("g", "T", 0, 7)
+    (write,) = offsets.writes_due()
+    with monkeypatch.context() as full:
+        full.setattr("batonmq.process.disk.replace", Mock(side_effect=OSError(28, "no room")))
+        with pytest.raises(OSError, match="no room"):
+            write()
+    write()
+    assert offsets_at(tmp_path).query("g", "T", 0) == 7

@@ -27,3 +27,14 @@ def test_r27_a_log_that_begins_anew_knows_of_no_deliveries(tmp_path: Path) -> No
     again.load()
     for one in (own, again):
         assert (one.table, one.timer) == ({}, TimerProgress())
+
+
+def test_r27_writes_that_waited_do_not_bring_deliveries_back(tmp_path: Path) -> None:
+    own = manager(tmp_path / "own.json", 5, {1: 7})
+    waiting = own.writes_due()
+    own.begin_anew()
+    for write in waiting:
+        write()
+    again = DelayOffsetManager(tmp_path / "own.json")
+    again.load()
+    assert (again.table, again.timer) == ({}, TimerProgress())

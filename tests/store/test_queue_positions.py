@@ -526,6 +526,16 @@ def test_r38_positions_are_known_by_a_whole_round_that_began_with_the_log(tmp_pa
     assert positions.stated_from == QueuePositions(path).stated_from == 0
 
 
+def test_r38_a_write_that_waited_does_not_bring_positions_of_the_old_log_back(tmp_path):
+    positions = QueuePositions(tmp_path / "queuePositions")
+    positions.note_placed("T", 0, 9, SEGMENT)
+    (waiting,) = positions.writes_due()
+    positions.begin_at(2 * SEGMENT)
+    waiting()
+    again = QueuePositions(tmp_path / "queuePositions")
+    assert (again.placed, again.are_known) == ({}, False)
+
+
 def test_r38_a_round_is_whole_with_its_last_queue_and_leaves_no_piece_out():
     """Three queues, one a piece; the second piece finds no room at first."""
     idle = SimpleNamespace(last_physical_end=0)
