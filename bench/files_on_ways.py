@@ -1,11 +1,11 @@
 """`python -m bench.files_on_ways [CHECKOUT]`: the files that run in a send and in a failover.
 
 It starts a cluster of that checkout (default: this one). Between two signals its processes record
-the files in which a Python function is called. A file counts for a send if it ran in every one of
-some sends, and for a failover if it ran in every failover, so tasks that only happen to run in
-between do not count. A send: from the request to its acknowledgement, at master and slave. A
-failover: from kill -9 of the master to the first acknowledged write, at the leading controller, the
-new master and the slave.
+the functions that are called. A function counts for a send if it ran in every one of some sends,
+and for a failover if it ran in every failover, and if none ran of itself while the cluster was
+idle; its file counts with it. A send: from the request to its acknowledgement, at master and slave.
+A failover: from kill -9 of the master to the first acknowledged write, at the leading controller,
+the new master and the slave.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from lab.up import ClusterProcess
 TOPIC = "FilesOnWays"
 SENDS = 30
 FAILOVERS = 8
+IDLE_S = 6.0  # longer than whatever a cluster does from time to time but for registrations
 NOT_PRODUCT = ("tests", "bench", "faults", "lab", ".venv")
 # Threads that run already cannot be given a profiler by another one, so all get it when they start.
 RECORDER = """
@@ -34,7 +35,7 @@ armed, seen, folder = False, set(), os.environ["FILES_ON_WAYS"]
 
 def profile(frame, event, argument):
     if armed:
-        seen.add(frame.f_code.co_filename)
+        seen.add(f"{frame.f_code.co_filename}:{frame.f_code.co_qualname}")
 
 def arm(*_):
     global armed
@@ -78,7 +79,7 @@ class RecordedCluster(ClusterProcess):
             wait_for("the recorder", (self._folder / f"{pid}.armed").exists)
 
     def disarm(self, roles: Mapping[str, int]) -> dict[str, set[str]]:
-        """The files that ran since `arm`, by role; paths below the checkout."""
+        """`file:function` of what ran since `arm`, by role; paths below the checkout."""
         for pid in roles.values():
             os.kill(pid, signal.SIGUSR2)
         return {role: self._seen(pid) for role, pid in roles.items()}
@@ -88,9 +89,10 @@ class RecordedCluster(ClusterProcess):
         wait_for("the recorded files", file.exists)
         found = set()
         for name in file.read_text().splitlines():
-            path = Path(name).resolve()
+            file_name, _, function = name.partition(":")
+            path = Path(file_name).resolve()
             if name.startswith("/") and path.is_relative_to(self.checkout):
-                found.add(str(path.relative_to(self.checkout)))
+                found.add(f"{path.relative_to(self.checkout)}:{function}")
         return {name for name in found if not name.startswith(NOT_PRODUCT)}
 
     def leader_pid(self) -> int:
@@ -98,6 +100,15 @@ class RecordedCluster(ClusterProcess):
             if ask(node["address"], frames.METADATA).ext.get("isLeader") == "true":
                 return self.pid_of(node)
         raise RuntimeError("no controller leads")
+
+
+def while_idle(cluster: RecordedCluster) -> set[str]:
+    """What every process of the way does of itself."""
+    roles = {node["address"]: cluster.pid_of(node) for node in cluster.document["brokers"]}
+    roles["controller"] = cluster.leader_pid()
+    cluster.arm(roles.values())
+    time.sleep(IDLE_S)
+    return set().union(*cluster.disarm(roles).values())
 
 
 def one_send(cluster: RecordedCluster, connection: Connection) -> dict[str, set[str]]:
@@ -136,8 +147,10 @@ def _first_to_acknowledge(addresses: list[str]) -> str | None:
     return None
 
 
-def in_all(runs: list[dict[str, set[str]]]) -> dict[str, set[str]]:
-    return {role: set.intersection(*(run[role] for run in runs)) for role in runs[0]}
+def files(runs: list[dict[str, set[str]]], idle: set[str]) -> dict[str, set[str]]:
+    """By role, the files of the functions that ran in all runs and in no idle cluster."""
+    in_all = {role: set.intersection(*(run[role] for run in runs)) for role in runs[0]}
+    return {role: {name.partition(":")[0] for name in ran - idle} for role, ran in in_all.items()}
 
 
 def show(what: str, by_role: Mapping[str, set[str]]) -> None:
@@ -161,11 +174,12 @@ def main() -> None:
         with Connection(cluster.master()["address"]) as connection:
             assert connection.send(TOPIC, b"first").code == frames.OK
             time.sleep(1.0)  # the creation of the topic is over
+            idle = while_idle(cluster)
             sends = [one_send(cluster, connection) for _ in range(SENDS)]
         failovers = [one_failover(cluster) for _ in range(FAILOVERS)]
     print(checkout)
-    show("one acknowledged send", in_all(sends))
-    show("one failover", in_all(failovers))
+    show("one acknowledged send", files(sends, idle))
+    show("one failover", files(failovers, idle))
 
 
 if __name__ == "__main__":
