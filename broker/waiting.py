@@ -25,6 +25,12 @@ from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.record import RecordHead
+from batonmq.protocol.topic_name import (
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
+)
 from batonmq.remoting.connection import Processors
 
 log = logging.getLogger(__name__)
@@ -53,7 +59,12 @@ class WaitingMessages:
         self.transactions = TransactionService(
             config, path, topics, tables.offsets, self.producers, damaged
         )
-
+        self._listeners: dict[str, Callable[[int], None]] = {
+            SCHEDULE_TOPIC: self.schedule.arrived,
+            TIMER_TOPIC: self.timers.arrived,
+            TRANS_HALF_TOPIC: self.transactions.arrived,
+            TRANS_OP_HALF_TOPIC: self.transactions.arrived,
+        }
         self.pop = PopService(path, topics, tables.offsets, broker, damaged)
 
     def register(self, processors: Processors) -> None:
@@ -76,11 +87,11 @@ class WaitingMessages:
         self.pop.end()
         self.progress.role_left()
 
-    def arrived(self, topic: str, queue_id: int, max_offset: int) -> None:
+    def arrived(self, topic: str, queue_id: int, _max_offset: int) -> None:
         """Listens to arrivals of the store."""
-        self.schedule.arrived(topic, queue_id, max_offset)
-        self.timers.arrived(topic, queue_id, max_offset)
-        self.transactions.arrived(topic, queue_id, max_offset)
+        listener = self._listeners.get(topic)
+        if listener is not None:
+            listener(queue_id)
 
     def progress_record(self, _: RecordHead, body: bytes) -> None:
         """A record of PROGRESS_TOPIC, in its place in the log. One that cannot be read is left out:

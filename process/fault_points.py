@@ -64,7 +64,7 @@ _OPTIONS: Final = re.compile(r"\s*(?:after (?P<after>\d+)|(?P<once>once)|for (?P
 _JUMP: Final = re.compile(r"[+-]\d+(\.\d+)?")
 _plain_clock: Final = {"time_ns": time.time_ns, "time": time.time}
 
-Deed = Literal["fail", "before", "during", "after"]
+Action = Literal["fail", "before", "during", "after"]
 
 
 class FaultRuleError(BatonError):
@@ -73,10 +73,10 @@ class FaultRuleError(BatonError):
 
 @dataclass(frozen=True, slots=True)
 class DiskFault:
-    """One rule. `error` is an errno, of deed "fail" only; `for_ms` None: no end."""
+    """One rule. `error` is an errno, of action "fail" only; `for_ms` None: no end."""
 
     text: str
-    deed: Deed
+    action: Action
     call: str
     path: str
     error: int = 0
@@ -114,15 +114,15 @@ def _parse_rule(text: str) -> DiskFault:
             f"{text!r}: needed are CALL PATH ERROR, or kill before|during|after CALL PATH"
         )
     if kills:
-        deed, call, path, rest = words[1], words[2], words[3], "".join(words[4:])
-        if deed not in ("before", "during", "after"):
-            raise FaultRuleError(f"{text!r}: kill before, during or after, not {deed!r}")
-        if deed == "during" and call not in _WRITES:
+        action, call, path, rest = words[1], words[2], words[3], "".join(words[4:])
+        if action not in ("before", "during", "after"):
+            raise FaultRuleError(f"{text!r}: kill before, during or after, not {action!r}")
+        if action == "during" and call not in _WRITES:
             raise FaultRuleError(f"{text!r}: only {' and '.join(_WRITES)} have a middle")
         number = 0
     else:
         call, path, name = words[:3]
-        deed, rest = "fail", " ".join(words[3:])
+        action, rest = "fail", " ".join(words[3:])
         number = getattr(errno, name, 0) if name.startswith("E") else 0
         if not number:
             raise FaultRuleError(f"{text!r}: {name!r} is no error, such as EIO or ENOSPC")
@@ -135,7 +135,7 @@ def _parse_rule(text: str) -> DiskFault:
     seconds = given.get("for")
     return DiskFault(
         text,
-        deed,  # type: ignore[arg-type]  # one of the three, or "fail"
+        action,  # type: ignore[arg-type]  # one of the three, or "fail"
         call,
         path,
         number,
@@ -233,12 +233,12 @@ class DiskFaults:
             rule = self._striking(name, arguments)
             if rule is None:
                 return plain(*arguments, **named)
-            if rule.deed == "fail":
+            if rule.action == "fail":
                 log.warning("disk_fault rule=%r call=%s", rule.text, name)
                 raise OSError(rule.error, os.strerror(rule.error))
-            if rule.deed == "during":
+            if rule.action == "during":
                 _half(plain, arguments)
-            elif rule.deed == "after":
+            elif rule.action == "after":
                 plain(*arguments, **named)
             _die(rule, name)
 

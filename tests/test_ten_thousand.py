@@ -23,7 +23,7 @@ import pytest
 from msgspec.structs import replace
 
 from batonmq.broker.consume.consumer_manager import ConsumerManager
-from batonmq.broker.consume.pull_hold import Held, PullHold
+from batonmq.broker.consume.held_requests import Held, PullHold
 from batonmq.broker.pop.assignment import popped_share
 from batonmq.broker.pop.pop_hold import PopHold, Waiting
 from batonmq.broker.relay import SLICE, WAIT_MS, Relay

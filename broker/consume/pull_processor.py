@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from batonmq.broker.config import BrokerConfig
+from batonmq.broker.consume.held_requests import Held, PullHold
 from batonmq.broker.consume.offset_resets import OffsetResets
-from batonmq.broker.consume.pull_hold import Held, PullHold
 from batonmq.broker.consume.pull_request import Pull, PullChecks, PullForbiddenError
 from batonmq.broker.relay import Relay
 from batonmq.broker.replies import (

@@ -56,9 +56,9 @@ class ScheduleMessageService(DueService):
         super().end()
         self._queues.end()
 
-    def arrived(self, topic: str, queue_id: int, _max_offset: int) -> None:
-        """Listens to arrivals of the store."""
-        if topic == SCHEDULE_TOPIC and self._queues.arrived(queue_id):
+    def arrived(self, queue_id: int) -> None:
+        """There is more in a queue of SCHEDULE_TOPIC."""
+        if self._queues.arrived(queue_id):
             self._wake_in(0)
 
     @property

@@ -69,9 +69,9 @@ class TimerService(DueService):
         super().end()
         self._counts = TimerCounts()
 
-    def arrived(self, topic: str, _queue_id: int, _max_offset: int) -> None:
-        """Listens to arrivals of the store."""
-        if topic == TIMER_TOPIC and self._is_running:
+    def arrived(self, _queue_id: int) -> None:
+        """There is more in TIMER_TOPIC."""
+        if self._is_running:
             self._wake_in(0)
 
     def __len__(self) -> int:

@@ -142,9 +142,9 @@ class TransactionService:
             self._timer.cancel()
             self._timer = None
 
-    def arrived(self, topic: str, _queue_id: int, _max_offset: int) -> None:
-        """Listens to arrivals of the store."""
-        if self._is_running and topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC):
+    def arrived(self, _queue_id: int) -> None:
+        """There is more in a topic of half messages or of their ends."""
+        if self._is_running:
             self._wake_in(0)
 
     def __len__(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batonmq.broker.consume.pull_hold import Held, PullHold
+from batonmq.broker.consume.held_requests import Held, PullHold
 from tests.shared.turns import counted_turns
 
 

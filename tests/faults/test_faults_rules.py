@@ -14,12 +14,12 @@ from lab.acks import Ack
 
 
 def test_every_kill_inside_a_step_is_a_rule_of_the_servers() -> None:
-    rng, deeds = random.Random(7), set()
+    rng, actions = random.Random(7), set()
     for _ in range(500):
         (rule,) = parse_disk_faults(midway.KillInCut().rule(rng, midway.CUT_STEPS, 12))
-        deeds.add(rule.deed)
-        assert rule.call == ("pwrite" if rule.deed == "during" else "changes")
-    assert deeds == {"before", "during", "after"}
+        actions.add(rule.action)
+        assert rule.call == ("pwrite" if rule.action == "during" else "changes")
+    assert actions == {"before", "during", "after"}
 
 
 def test_every_jump_is_one_that_a_server_takes() -> None:

@@ -98,7 +98,7 @@ def test_rules_are_read_with_comments_and_in_order() -> None:
         "# nothing\n\nfdatasync commitlog EIO once after 3 # why\npwrite * ENOSPC for 0.5s;"
         "kill during pwrite journal after 7"
     )
-    assert [(r.deed, r.call, r.path, r.error, r.after, r.once, r.for_ms) for r in rules] == [
+    assert [(r.action, r.call, r.path, r.error, r.after, r.once, r.for_ms) for r in rules] == [
         ("fail", "fdatasync", "commitlog", errno.EIO, 3, True, None),
         ("fail", "pwrite", "*", errno.ENOSPC, 0, False, 500),
         ("during", "pwrite", "journal", 0, 7, False, None),
