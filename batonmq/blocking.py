@@ -114,6 +114,18 @@ def _on_loop(
     return call
 
 
+def _here(
+    method: Callable[Concatenate[S, P], T],
+) -> Callable[Concatenate[_Blocking[S], P], T]:
+    """The plain method of the twin, called in the caller's thread."""
+
+    @functools.wraps(method)
+    def call(self: _Blocking[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(self.twin, *args, **kwargs)
+
+    return call
+
+
 def _parameters_of(
     twin_class: Callable[P, S],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[_Blocking[S], P], None]]:
@@ -182,6 +194,7 @@ class BlockingPopConsumer(_BlockingStartable[PopConsumer]):
     receive = _blocking(PopConsumer.receive)
     ack = _blocking(PopConsumer.ack)
     change_invisible_time = _blocking(PopConsumer.change_invisible_time)
+    processing = _here(PopConsumer.processing)
 
 
 class BlockingPullConsumer(_BlockingStartable[PullConsumer]):
@@ -203,6 +216,7 @@ class BlockingPullConsumer(_BlockingStartable[PullConsumer]):
     max_offset = _blocking(PullConsumer.max_offset)
     min_offset = _blocking(PullConsumer.min_offset)
     offset_by_time = _blocking(PullConsumer.offset_by_time)
+    processing = _here(PullConsumer.processing)
 
 
 class BlockingLitePullConsumer(_BlockingStartable[LitePullConsumer]):
@@ -225,6 +239,7 @@ class BlockingLitePullConsumer(_BlockingStartable[LitePullConsumer]):
     poll = _blocking(LitePullConsumer.poll)
     commit = _blocking(LitePullConsumer.commit)
     committed = _blocking(LitePullConsumer.committed)
+    processing = _here(LitePullConsumer.processing)
 
     def __iter__(self) -> Iterator[MessageExt]:
         """Every message, one by one: one counts as processed when the next is asked for."""

@@ -1,18 +1,21 @@
-"""OpenTelemetry: a span for each send and for each call of a listener, joined across processes.
+"""OpenTelemetry: spans of sends, receptions and processing, joined across processes.
 
     hook = OpenTelemetryHook()
     Producer("group", client_options=ClientOptions(hook=hook))
 
-The context travels in the message's properties, by default as W3C's `traceparent`. A span of one
-message is a child of its send; one of several has links to all of them. Names and attributes follow
-OpenTelemetry's conventions for messaging. Needs `pip install 'batonmq[otel]'`.
+The context travels in the message's properties, by default as W3C's `traceparent`. A `process` span
+is the call of a push consumer's listener, or what another consumer's program does `with
+consumer.processing(message)`: of one message it is a child of its send, of several it has links to
+all of them. A `receive` span is a `poll`, `pull` or `receive` that returned messages, with links to
+their sends. Names and attributes follow OpenTelemetry's conventions for messaging. Needs `pip
+install 'batonmq[otel]'`.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from batonmq.client.hooks import ConsumeCall, SendCall
+from batonmq.client.hooks import ConsumeCall, Reception, SendCall
 from batonmq.process.extras import lacking
 from batonmq.protocol.message import Message, MessageExt
 
@@ -25,11 +28,7 @@ except ImportError as error:
 
 
 class OpenTelemetryHook:
-    """For `ClientOptions(hook=...)`; one may serve all clients of a process.
-
-    A pull consumer's messages are processed by its owner: `with hook.consuming(ConsumeCall(group,
-    queue, messages)) as call: ...; call.succeeded = True`.
-    """
+    """For `ClientOptions(hook=...)`; one may serve all clients of a process."""
 
     def __init__(self, tracer_provider: trace.TracerProvider | None = None) -> None:
         """`tracer_provider`: by default the global one."""
@@ -56,10 +55,20 @@ class OpenTelemetryHook:
                 if not call.acknowledged:
                     span.set_status(Status(StatusCode.ERROR, "stored, not acknowledged"))
 
+    def received(self, reception: Reception) -> None:
+        messages, topic = reception.messages, reception.topic
+        self._tracer.start_span(
+            f"receive {topic}",
+            kind=SpanKind.CLIENT,
+            links=_links(_senders(messages)),
+            attributes=_attributes("receive", topic, reception.group, messages),
+            start_time=reception.began_ms * 1_000_000,
+        ).end()
+
     @contextmanager
     def consuming(self, call: ConsumeCall) -> Iterator[ConsumeCall]:
         topic = call.messages[0].topic
-        senders = [propagate.extract(message.properties, Context()) for message in call.messages]
+        senders = _senders(call.messages)
         is_one = len(senders) == 1
         attributes = _attributes("process", topic, call.group, call.messages)
         attributes["messaging.destination.partition.id"] = str(call.queue)
@@ -74,6 +83,10 @@ class OpenTelemetryHook:
             yield call
             if not call.succeeded:
                 span.set_status(Status(StatusCode.ERROR, "to be consumed again"))
+
+
+def _senders(messages: Sequence[MessageExt]) -> list[Context]:
+    return [propagate.extract(message.properties, Context()) for message in messages]
 
 
 def _links(contexts: list[Context]) -> list[Link]:

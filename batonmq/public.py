@@ -40,6 +40,7 @@ from batonmq.client.errors import SendFailedError as SendFailedError
 from batonmq.client.errors import UnsupportedByBrokerError as UnsupportedByBrokerError
 from batonmq.client.hooks import ConsumeCall as ConsumeCall
 from batonmq.client.hooks import Hook as Hook
+from batonmq.client.hooks import Reception as Reception
 from batonmq.client.hooks import SendCall as SendCall
 from batonmq.client.instance.client_instance import ClientInstance as ClientInstance
 from batonmq.client.instance.connections import ClientOptions as ClientOptions

@@ -1,15 +1,15 @@
-"""Seeing each send and each call of a listener, as tracing does: `ClientOptions(hook=...)`.
+"""Seeing sends, receptions and processing, as tracing does: `ClientOptions(hook=...)`.
 
 `batonmq.otel` has a hook for OpenTelemetry. Origin: SendMessageHook, ConsumeMessageHook in Java.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
+from batonmq.client.failures import Failures
 from batonmq.protocol.message import Message, MessageExt, MessageQueue
 
 
@@ -26,9 +26,21 @@ class SendCall:
     acknowledged: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Reception:
+    """Messages of one topic that a call of `poll`, `pull` or `receive` returns, at least one. It
+    began at `began_ms` of the wall clock."""
+
+    group: str
+    topic: str
+    messages: Sequence[MessageExt]
+    began_ms: int
+
+
 @dataclass(slots=True)
 class ConsumeCall:
-    """One call of a listener. `succeeded` is set when it has returned SUCCESS."""
+    """One call of a listener, or a block of `processing`. `succeeded` is set when the listener has
+    returned SUCCESS, or the block has ended without an error."""
 
     group: str
     queue: MessageQueue
@@ -37,51 +49,53 @@ class ConsumeCall:
 
 
 class Hook(Protocol):
-    """What it returns is entered before the step, and left after it, with its error if it failed:
-    of a send after all tries. All of it runs on the loop, so it must be quick: what takes long or
-    blocks belongs in a thread of its own. It cannot change what becomes of a step: an error that it
-    raises is logged and passed over, one of the step goes on though it swallows it."""
+    """`received` is told. What the others return is entered before the step, and left after it,
+    with its error if it failed: of a send after all tries. All of it runs on the loop, but for
+    blocking clients, so it must be quick: what takes long or blocks belongs in a thread of its own.
+    It cannot change what becomes of a step: an error that it raises is logged and passed over, one
+    of the step goes on though it swallows it."""
 
     def sending(self, call: SendCall) -> AbstractContextManager[object]: ...
 
+    def received(self, reception: Reception) -> None: ...
+
     def consuming(self, call: ConsumeCall) -> AbstractContextManager[object]: ...
 
-
-log = logging.getLogger(__name__)
 
 _Enter = Callable[[], AbstractContextManager[object]]
 
 
 class Watch:
-    """The steps of one producer or listener under its hook, whose errors end here."""
+    """The steps of one producer or consumer under its hook, whose errors end here."""
 
     def __init__(self, hook: Hook) -> None:
         self._hook = hook
-        self._failures = 0
+        self._failures = Failures("hook_failed")
 
     def sending(self, call: SendCall) -> "_Watched":
         return _Watched(lambda: self._hook.sending(call), self._failed)
 
+    def received(self, group: str, messages: Sequence[MessageExt], began_ms: int) -> None:
+        by_topic: dict[str, list[MessageExt]] = {}
+        for message in messages:
+            by_topic.setdefault(message.topic, []).append(message)
+        for topic, some in by_topic.items():
+            try:
+                self._hook.received(Reception(group, topic, some, began_ms))
+            except Exception as error:
+                self._failed(error)
+
     def consuming(self, call: ConsumeCall) -> "_Watched":
         return _Watched(lambda: self._hook.consuming(call), self._failed)
 
-    def _failed(self) -> None:
-        """A broken hook fails at each step: the first error is logged whole, then at times how
-        many there were."""
-        self._failures += 1
-        if self._failures & (self._failures - 1) == 0:
-            log.error(
-                "hook_failed hook=%s count=%d",
-                type(self._hook).__name__,
-                self._failures,
-                exc_info=self._failures == 1,
-            )
+    def _failed(self, error: Exception) -> None:
+        self._failures.note(error, f"hook={type(self._hook).__name__}")
 
 
 class _Watched:
     """Yields whether the hook was entered."""
 
-    def __init__(self, enter: _Enter, failed: Callable[[], None]) -> None:
+    def __init__(self, enter: _Enter, failed: Callable[[Exception], None]) -> None:
         self._enter = enter
         self._failed = failed
         self._entered: AbstractContextManager[object] | None = None
@@ -91,8 +105,8 @@ class _Watched:
             manager = self._enter()
             manager.__enter__()
             self._entered = manager
-        except Exception:
-            self._failed()
+        except Exception as error:
+            self._failed(error)
         return self._entered is not None
 
     def __exit__(
@@ -107,4 +121,4 @@ class _Watched:
             self._entered.__exit__(kind, error, trace)
         except Exception as raised:
             if raised is not error:
-                self._failed()
+                self._failed(raised)

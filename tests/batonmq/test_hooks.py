@@ -24,8 +24,10 @@ from batonmq import (
     MessageIllegalError,
     MessageQueue,
     Producer,
+    PullConsumer,
     PushConsumer,
     PushConsumerOptions,
+    Reception,
     SendCall,
     SendFailedError,
     TransactionProducer,
@@ -44,6 +46,10 @@ class Notes:
 
     def __init__(self) -> None:
         self.ended: list[tuple[SendCall | ConsumeCall, BaseException | None]] = []
+        self.receptions: list[Reception] = []
+
+    def received(self, reception: Reception) -> None:
+        self.receptions.append(reception)
 
     @contextmanager
     def sending(self, call: SendCall) -> Iterator[None]:
@@ -89,6 +95,9 @@ class Broken:
 
     def sending(self, call: SendCall) -> AbstractContextManager[None]:
         return self._step(call)
+
+    def received(self, reception: Reception) -> None:
+        raise RuntimeError("no exporter")
 
     def consuming(self, call: ConsumeCall) -> AbstractContextManager[None]:
         if self.moment == "call":
@@ -205,6 +214,52 @@ def test_a_hook_sees_each_call_of_a_listener() -> None:
             if isinstance(call, ConsumeCall)
         ]
         assert seen[:2] == [("cg", Q0, b"1", True, type(None)), ("cg", Q0, b"2", False, ValueError)]
+
+    run(story)
+
+
+@pytest.mark.parametrize("hook", [None, Notes()], ids=["without", "with"])
+def test_a_hook_sees_what_a_pull_consumer_gets_and_does(hook: Notes | None) -> None:
+    async def story(cluster: FakeCluster) -> None:
+        cluster.master().store(TOPIC, 0, b"1")
+        consumer = PullConsumer(
+            "cg",
+            name_servers=cluster.name_server_addresses,
+            client_options=ClientOptions(suspicion_ms=20, hook=hook),
+        )
+        async with consumer:
+            assert not (await consumer.pull(Q0, 1)).messages
+            await consumer.assign([Q0])
+            polled = await consumer.poll()
+            pulled = (await consumer.pull(Q0, 0)).messages
+            with consumer.processing(*polled):
+                pass
+            with pytest.raises(ValueError, match="no"), consumer.processing(*pulled):
+                raise ValueError("no")
+        if hook is None:
+            return
+        assert [(each.group, each.topic) for each in hook.receptions] == [("cg", TOPIC)] * 2
+        assert [list(each.messages) for each in hook.receptions] == [polled, list(pulled)]
+        calls = [call for call, _ in hook.ended]
+        assert [(c.queue, c.succeeded) for c in calls if isinstance(c, ConsumeCall)] == [
+            (Q0, True),
+            (Q0, False),
+        ]
+
+    run(story)
+
+
+def test_a_broken_hook_changes_nothing_of_what_is_polled() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        cluster.master().store(TOPIC, 0, b"1")
+        options = ClientOptions(suspicion_ms=20, hook=Broken("enter"))
+        async with PullConsumer(
+            "cg", name_servers=cluster.name_server_addresses, client_options=options
+        ) as consumer:
+            await consumer.assign([Q0])
+            (message,) = await consumer.poll()
+            with consumer.processing(message):
+                assert message.body == b"1"
 
     run(story)
 

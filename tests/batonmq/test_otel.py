@@ -21,6 +21,7 @@ from batonmq import (
     MessageExt,
     MessageQueue,
     Producer,
+    PullConsumer,
     PushConsumer,
     PushConsumerOptions,
     SendFailedError,
@@ -164,5 +165,38 @@ def test_a_batch_has_links_and_what_fails_is_an_error() -> None:
         }
         assert len(first.links) == first.attributes["messaging.batch.message_count"] >= 2
         assert first.status.status_code.name == "ERROR" and first.parent is None
+
+    run(story)
+
+
+def test_what_is_polled_is_received_and_processed_in_the_senders_trace() -> None:
+    async def story(cluster: FakeCluster, spans: Spans) -> None:
+        async with producer_of(cluster, spans) as producer:
+            for body in (b"1", b"2"):
+                await producer.send(Message(TOPIC, body), queue=Q0)
+        consumer = PullConsumer(
+            "cg", name_servers=cluster.name_server_addresses, client_options=spans.client_options
+        )
+        async with consumer:
+            await consumer.assign([Q0])
+            polled = await consumer.poll()
+            with consumer.processing(polled[0]), spans.tracer.start_as_current_span("within"):
+                pass
+            with pytest.raises(ValueError, match="no"), consumer.processing(polled[1]):
+                raise ValueError("no")
+        sends, (receive,) = spans.ended(f"send {TOPIC}"), spans.ended(f"receive {TOPIC}")
+        first, second = spans.ended(f"process {TOPIC}")
+        (within,) = spans.ended("within")
+        assert [link.context.span_id for link in receive.links] == [
+            send.context.span_id for send in sends
+        ]
+        assert (receive.kind.name, receive.parent) == ("CLIENT", None)
+        assert receive.attributes["messaging.operation.type"] == "receive"
+        assert receive.attributes["messaging.batch.message_count"] == 2
+        assert receive.start_time <= receive.end_time
+        for parent, child in ((sends[0], first), (sends[1], second), (first, within)):
+            assert child.parent.span_id == parent.context.span_id
+        assert first.status.status_code.name == "UNSET"
+        assert second.status.status_code.name == "ERROR"
 
     run(story)

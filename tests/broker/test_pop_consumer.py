@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from lone_broker import Rig, run_with_broker, until
 
-from batonmq import MessageExt, PopConsumer
+from batonmq import ClientOptions, Hook, MessageExt, PopConsumer
 from batonmq.broker.schedule import delivery
 from batonmq.client.errors import ClientError
 from batonmq.protocol.bodies import BrokerData, QueueData, TopicRouteData
@@ -22,7 +23,7 @@ from batonmq.remoting.endpoint import RemotingServer
 
 
 @asynccontextmanager
-async def consumer_of(rig: Rig) -> AsyncIterator[PopConsumer]:
+async def consumer_of(rig: Rig, hook: Hook | None = None) -> AsyncIterator[PopConsumer]:
     """One that finds the broker by a name server that knows nothing else."""
     route = TopicRouteData(
         broker_datas=[
@@ -38,7 +39,9 @@ async def consumer_of(rig: Rig) -> AsyncIterator[PopConsumer]:
     server = RemotingServer(processors, name="names", idle_timeout_s=60)
     port = await server.listen("127.0.0.1", 0)
     try:
-        async with PopConsumer("g", name_servers=f"127.0.0.1:{port}") as consumer:
+        options = ClientOptions(hook=hook)
+        servers = f"127.0.0.1:{port}"
+        async with PopConsumer("g", name_servers=servers, client_options=options) as consumer:
             await consumer.subscribe("T")
             yield consumer
     finally:
@@ -85,5 +88,21 @@ def test_r30_received_acked_put_off_and_given_again_through_a_change_of_masters(
             with pytest.raises(ClientError, match="subscribe"):
                 await consumer.receive("Other")
             assert await consumer.receive("T", timeout_ms=1) == []
+
+    run_with_broker(tmp_path, play)
+
+
+def test_a_hook_sees_what_is_received_and_what_is_done_with_it(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        hook = Mock(consuming=Mock(side_effect=lambda call: nullcontext(call)))
+        await rig.send("T", b"0")
+        async with consumer_of(rig, hook) as consumer:
+            (message,) = await consumer.receive("T")
+            with consumer.processing(message):
+                await consumer.ack(message)
+        ((reception,),) = [each.args for each in hook.received.call_args_list]
+        assert (reception.group, reception.topic, reception.messages) == ("g", "T", [message])
+        ((call,),) = [each.args for each in hook.consuming.call_args_list]
+        assert (str(call.queue), call.succeeded) == (f"T@broker-a:{message.queue_id}", True)
 
     run_with_broker(tmp_path, play)

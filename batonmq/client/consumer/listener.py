@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -11,6 +10,7 @@ from enum import Enum
 from functools import partial
 
 from batonmq.client.consumer.member_stats import MemberStats
+from batonmq.client.failures import Failures
 from batonmq.client.hooks import ConsumeCall, Hook, Watch
 from batonmq.process.clock import boot_ms
 from batonmq.protocol.message import MessageExt, MessageQueue
@@ -47,8 +47,6 @@ Listener = Callable[
 ]
 """`listener(messages, context)`: a coroutine function runs on the loop, a plain one in a thread."""
 
-log = logging.getLogger(__name__)
-
 
 class ListenerCall:
     """Runs a coroutine function on the loop, a plain function in a thread."""
@@ -64,6 +62,7 @@ class ListenerCall:
         self._group = group
         self._stats = stats
         self._watch = None if hook is None else Watch(hook)
+        self._failures = Failures("listener_failed")
         self._listener = listener
         call = getattr(listener, "__call__", None)  # noqa: B004 - the method, not callability
         self._on_loop = inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(call)
@@ -94,14 +93,10 @@ class ListenerCall:
                 status = await self._called(messages, context)
                 call.succeeded = status is ConsumeStatus.SUCCESS
             return status
-        except Exception:
+        except Exception as error:
             # Any exception of a user's listener means that these messages are not consumed.
-            log.exception(
-                "listener_failed group=%s queue=%s offset=%d",
-                self._group,
-                context.queue,
-                messages[0].queue_offset,
-            )
+            at = messages[0].queue_offset
+            self._failures.note(error, f"group={self._group} queue={context.queue} offset={at}")
             return ConsumeStatus.RECONSUME_LATER
 
     async def _called(

@@ -15,7 +15,7 @@ from batonmq.client.consumer.options import (
     ConsumeType,
 )
 from batonmq.client.consumer.pulling import ALL, for_reader, wanted_only
-from batonmq.client.consumer.subscriber import Subscriber
+from batonmq.client.consumer.subscriber import Receiver
 from batonmq.client.errors import ClientError, NoMasterError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
@@ -34,7 +34,7 @@ _TURN_MS = 1000
 """How long one broker group of several is waited for before the others are looked at again."""
 
 
-class PopConsumer(Subscriber):
+class PopConsumer(Receiver):
     """Methods raise NoMasterError, NoRouteError, NoNameServerError when a broker cannot be reached
     in time, ResponseError when it refuses. Several tasks may receive at once."""
 
@@ -78,7 +78,7 @@ class PopConsumer(Subscriber):
         subscription = self._subscriptions.get(topic)
         if subscription is None:
             raise ClientError(f"topic {topic} is not subscribed: call subscribe() first")
-        deadline_ms = boot_ms() + timeout_ms
+        began_ms, deadline_ms = wall_ms(), boot_ms() + timeout_ms
         waits_ms = 0
         while True:
             route = await self._client.routes.get(topic, deadline_ms=deadline_ms)
@@ -95,6 +95,7 @@ class PopConsumer(Subscriber):
                     deadline_ms,
                 )
                 if messages or boot_ms() >= deadline_ms:
+                    self._note_received(messages, began_ms)
                     return messages
                 waits_ms = 0
             waits_ms = timeout_ms if len(names) == 1 else _TURN_MS

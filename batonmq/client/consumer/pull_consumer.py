@@ -21,7 +21,7 @@ from batonmq.client.consumer.pulling import (
     read_pull_reply,
 )
 from batonmq.client.consumer.queue_calls import QueueCalls
-from batonmq.client.consumer.subscriber import Subscriber
+from batonmq.client.consumer.subscriber import Receiver
 from batonmq.client.errors import ClientError, NoRouteError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
@@ -31,7 +31,7 @@ from batonmq.protocol.bodies import SubscriptionData
 from batonmq.protocol.message import MessageExt, MessageQueue
 
 
-class PullConsumer(Subscriber):
+class PullConsumer(Receiver):
     """Methods raise NoMasterError, NoRouteError, NoNameServerError when a queue's broker cannot be
     reached in time, ResponseError when it refuses."""
 
@@ -119,9 +119,13 @@ class PullConsumer(Subscriber):
         `timeout_ms`; else the status is NO_NEW_MSG at once. Retries within `timeout_ms`.
         """
         self._check_running()
-        deadline_ms = boot_ms() + timeout_ms
+        began_ms, deadline_ms = wall_ms(), boot_ms() + timeout_ms
         subscription = await self._subscribed(queue.topic, expression)
-        return await self._pull(queue, offset, max_messages, subscription, deadline_ms, block=block)
+        result = await self._pull(
+            queue, offset, max_messages, subscription, deadline_ms, block=block
+        )
+        self._note_received(result.messages, began_ms)
+        return result
 
     async def _pull(
         self,
@@ -201,10 +205,11 @@ class PullConsumer(Subscriber):
         self._check_running()
         if not self._assigned:
             raise ClientError("no queue is assigned: call assign() first")
-        deadline_ms = boot_ms() + timeout_ms
+        began_ms, deadline_ms = wall_ms(), boot_ms() + timeout_ms
         while True:
             ready = self._take_ready(max_messages)
             if ready:
+                self._note_received(ready, began_ms)
                 return ready
             self._start_fetches(max_messages)
             left_ms = deadline_ms - boot_ms()

@@ -1,14 +1,17 @@
 """What every consumer is to the brokers: a member of a group, with subscriptions."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import ClassVar
 
 from batonmq.client.consumer.options import ConsumeFromWhere, ConsumeType, MessageModel
 from batonmq.client.consumer.pulling import build_subscription
+from batonmq.client.hooks import ConsumeCall, Watch
 from batonmq.client.instance.client_instance import ClientInstance, GroupMember
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.process.clock import wall_ms
 from batonmq.protocol.bodies import TAG, ConsumerData, SubscriptionData
+from batonmq.protocol.message import MessageExt, MessageQueue
 
 
 class Subscriber(GroupMember):
@@ -45,3 +48,39 @@ class Subscriber(GroupMember):
         self._subscriptions[topic] = build_subscription(
             topic, expression, wall_ms(), expression_type
         )
+
+
+class Receiver(Subscriber):
+    """A consumer whose program asks for messages and processes them itself."""
+
+    def __init__(
+        self,
+        group: str,
+        name_servers: str | Sequence[str] | None,
+        client: ClientInstance | None,
+        client_options: ClientOptions | None,
+        from_where: ConsumeFromWhere,
+    ) -> None:
+        super().__init__(group, name_servers, client, client_options, from_where)
+        hook = self._client.options.hook
+        self._watch = None if hook is None else Watch(hook)
+
+    @contextmanager
+    def processing(self, *messages: MessageExt) -> Iterator[None]:
+        """`with consumer.processing(message): ...` around what the program does with messages of a
+        queue that it was given: the hook sees it as it sees the call of a listener. Without a hook
+        it does nothing."""
+        if self._watch is None or not messages:
+            yield
+            return
+        first = messages[0]
+        queue = MessageQueue(first.topic, first.broker_name, first.queue_id)
+        call = ConsumeCall(self.group, queue, messages)
+        with self._watch.consuming(call):
+            yield
+            call.succeeded = True
+
+    def _note_received(self, messages: Sequence[MessageExt], began_ms: int) -> None:
+        """`began_ms`: of the wall clock."""
+        if self._watch is not None:
+            self._watch.received(self.group, messages, began_ms)

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from batonmq.client.errors import MessageIllegalError, NoMasterError
+from batonmq.client.failures import Failures
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.producer.producer import Producer, ProducerOptions, QueueSelector
@@ -83,6 +84,7 @@ class TransactionProducer(Producer):
             client_options=client_options,
         )
         self._check = check
+        self._failures = Failures("transaction_check_failed")
 
     async def send_in_transaction(
         self,
@@ -184,8 +186,8 @@ class TransactionProducer(Producer):
             state = await _state_of(self._check(message))
         except asyncio.CancelledError:
             raise
-        except Exception:
-            log.exception("transaction_check_failed group=%s", self.group)
+        except Exception as error:
+            self._failures.note(error, f"group={self.group}")
             state = TransactionState.UNKNOWN
         ext = request.ext
         end = self._end_request(

@@ -452,12 +452,15 @@ def test_without_send_back_a_failed_message_stays_and_holds_the_offset(
 
 
 def test_an_exception_of_the_listener_counts_as_failed(caplog: pytest.LogCaptureFixture) -> None:
+    """Each kind is logged whole once, and then how often it came."""
+
     async def story(cluster: FakeCluster) -> None:
         cluster.master().unsupported.discard(RequestCode.CONSUMER_SEND_MSG_BACK)
-        cluster.master().store(TOPIC, 0, b"bad")
+        fill(cluster, 9)
+        cluster.master().store(TOPIC, 0, b"other")
 
         async def listener(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
-            raise ValueError("no")
+            raise KeyError("?") if messages[0].body == b"other" else ValueError("no")
 
         consumer = PushConsumer(
             GROUP,
@@ -467,11 +470,18 @@ def test_an_exception_of_the_listener_counts_as_failed(caplog: pytest.LogCapture
         )
         consumer.subscribe(TOPIC)
         async with consumer:
-            await until(lambda: bool(cluster.master().sent_back))
+            await until(lambda: len(cluster.master().sent_back) == 10)
 
     with caplog.at_level(logging.ERROR):
         run(story)
-    assert "listener_failed" in caplog.text
+    told = [record for record in caplog.records if "listener_failed" in record.message]
+    counts = [record.message.split()[-1] for record in told if "ValueError" in record.message]
+    assert counts == ["count=1", "count=2", "count=4", "count=8"]
+    assert [record.exc_info is not None for record in told if "count=1" in record.message] == [
+        True,
+        True,
+    ]
+    assert len(told) == 5
 
 
 def test_flow_control_stops_pulling_until_messages_are_consumed() -> None:
