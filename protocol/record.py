@@ -250,22 +250,23 @@ def decode_record(
     )
 
 
-def raw_properties(record: Buffer) -> bytes:
-    """The property bytes of a whole record that was checked before, the CRC tail included.
+def raw_properties(buf: Buffer, pos: int = 0) -> bytes:
+    """The property bytes, the CRC tail included, of the whole record at `pos`, checked before.
 
     Raises CorruptRecord.
     """
-    if len(record) >= FIXED_SIZE_V1:
-        size, magic, flag, body_length = _unpack_measures(record)
-        if magic == MAGIC_V1 and not flag & _HOST_BITS and size <= len(record):
+    if len(buf) - pos >= FIXED_SIZE_V1:
+        size, magic, flag, body_length = _unpack_measures(buf, pos)
+        end = pos + size
+        is_usual = magic == MAGIC_V1 and not flag & _HOST_BITS and end <= len(buf)
+        if is_usual and 0 <= body_length <= size - FIXED_SIZE_V1:
             # As nearly all records are. The rest of the head is not unpacked: filters read many.
-            at = _HEAD_V4.size + body_length
-            if 0 <= body_length <= size - FIXED_SIZE_V1:
-                at += 1 + record[at]
-                if at + 2 <= size and at + 2 + _I16.unpack_from(record, at)[0] == size:
-                    return bytes(record[at + 2 : size])
-    size, magic = _FIRST.unpack_from(record, 0)
-    return bytes(record[_locate(record, 0, size, magic)[4] : size])
+            at = pos + _HEAD_V4.size + body_length
+            at += 1 + buf[at]
+            if at + 2 <= end and at + 2 + _I16.unpack_from(buf, at)[0] == end:
+                return bytes(buf[at + 2 : end])
+    size, magic = _FIRST.unpack_from(buf, pos)
+    return bytes(buf[_locate(buf, pos, size, magic)[4] : pos + size])
 
 
 def message_to_store(buf: Buffer, pos: int = 0) -> NewMessage:

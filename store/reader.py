@@ -76,8 +76,25 @@ class Wanted(NamedTuple):
     matches: Callable[[bytes], bool] | None = None
 
 
-def _properties(record: memoryview) -> bytes:
-    return b"\x02%b\x02" % raw_properties(record)
+def _test_of(
+    log: CommitLog, matches: Callable[[bytes], bool] | None
+) -> Callable[[int], bool] | None:
+    """Whether the record at a physical offset of the log passes. It runs for each record that a
+    filtered pull looks at, so it cuts no view of each."""
+    if matches is None:
+        return None
+    begin = end = 0
+    buffer = memoryview(b"")
+
+    def passes(phy_offset: int) -> bool:
+        nonlocal begin, end, buffer
+        if not begin <= phy_offset < end:
+            segment = log.segment_at(phy_offset)
+            assert segment is not None, "a record of the log lies in one of its segments"
+            begin, end, buffer = segment.start_offset, segment.end_offset, segment.buffer
+        return matches(b"\x02%b\x02" % raw_properties(buffer, phy_offset - begin))
+
+    return passes
 
 
 class _BadUnit(Exception):
@@ -278,7 +295,7 @@ class QueueReader:
         max_bytes: int | None,
         wanted: Wanted,
     ) -> None:
-        log, (codes, matches) = self._log, wanted
+        log, codes, passes = self._log, wanted.codes, _test_of(self._log, wanted.matches)
         log_min, log_end = log.min_offset, log.max_offset
         verified_start, loaded_end = self._verified.start, queue.consume_queue.loaded_end
         size_sum = count = phy_offset = 0
@@ -294,7 +311,7 @@ class QueueReader:
                 continue
             if codes is not None and tags not in codes:
                 continue
-            if matches is not None and not matches(_properties(log.view(phy_offset, size))):
+            if passes is not None and not passes(phy_offset):
                 continue
             if count:
                 if count >= max_num or (max_bytes is not None and size_sum + size > max_bytes):

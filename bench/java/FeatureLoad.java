@@ -115,6 +115,7 @@ public final class FeatureLoad {
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
         consumer.start();
+        awaitQueues(consumer, words[1]);
         LongAdder acked = new LongAdder();
         AtomicLong number = new AtomicLong();
         boolean timers = words[0].equals("timers");
@@ -143,6 +144,21 @@ public final class FeatureLoad {
         return rate.substring(0, rate.length() - 1) + String.format(
                 Locale.ROOT, ",\"seen\":%d,\"lateMs50\":%d,\"lateMs99\":%d}",
                 sorted.length, share(sorted, 0.5), share(sorted, 0.99));
+    }
+
+    /** A consumer of a new topic may see its route only seconds later; what it reads by then is late. */
+    private static void awaitQueues(DefaultMQPushConsumer consumer, String topic) throws Exception {
+        var inner = consumer.getDefaultMQPushConsumerImpl();
+        long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(LIMIT_S);
+        while (inner.getRebalanceImpl().getProcessQueueTable().keySet().stream()
+                .noneMatch(queue -> queue.getTopic().equals(topic))) {
+            if (System.nanoTime() > end) {
+                throw new IllegalStateException("no queue of " + topic + " came in " + LIMIT_S + " s");
+            }
+            inner.getmQClientFactory().updateTopicRouteInfoFromNameServer(topic);
+            inner.doRebalance();
+            Thread.sleep(50);
+        }
     }
 
     private static long share(long[] sorted, double share) {

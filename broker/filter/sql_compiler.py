@@ -1,9 +1,9 @@
 """The grammar of SQL92 filters, and how an expression becomes a Python function.
 
-The function finds the few names that the expression has in the raw properties and tells whether the
-message passes. AND, OR and NOT are three-valued; a value that cannot be compared makes
-the message fail, as in Java. Text behind a whole expression is refused: Java ignores it, so `a LIKE
-'x'` passes nothing there and nobody learns why.
+The function finds the few names that the expression has in the raw properties, each when it is
+needed, and tells whether the message passes. AND, OR and NOT are three-valued; a value that cannot
+be compared makes the message fail, as in Java. Text behind a whole expression is refused: Java
+ignores it, so `a LIKE 'x'` passes nothing there and nobody learns why.
 
 Names keep their case, keywords do not. NOT binds tighter than any comparison. Origin: Java
 `SelectorParser.jj`, `ComparisonExpression`, `LogicExpression`, `UnaryExpression`.
@@ -11,6 +11,8 @@ Names keep their case, keywords do not. NOT binds tighter than any comparison. O
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -73,26 +75,40 @@ NAME: /[a-z_$][a-z0-9_$]*/i
 class Node:
     """An operand: Python source that gives its value, or None for null.
 
-    `is_boolean`: it may stand where a condition is needed; `is_constant`, `value`: of a literal.
+    `truth`: shorter source that is true where `source` gives True, and false where it gives False
+    or None; `last` the same, but evaluates and raises less, so nothing may come after it but False.
+    Empty: there is none. `is_boolean`: it may stand where a condition is needed; `is_constant`,
+    `value`: of a literal.
     """
 
     source: str
     kind: Kind
     depth: int = 1
+    truth: str = ""
+    last: str = ""
     is_boolean: bool = False
     is_property: bool = False
     is_constant: bool = False
     value: Any = None
 
+    @property
+    def passes(self) -> str:
+        return self.truth or f"({self.source} is True)"
+
+    @property
+    def passes_at_last(self) -> str:
+        return self.last or self.passes
+
 
 @v_args(inline=True)
 class _Operands(Transformer[Token, Node]):
-    """Builds Python source bottom-up; `names` are the properties that it reads, `constants` what it
-    refers to by name."""
+    """Builds Python source bottom-up; `names` are the properties that it reads, with their
+    variables, `uses` how often each stands there, `constants` what it refers to by name."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: dict[str, str] = {}
+        self.uses: Counter[str] = Counter()
         self.constants: dict[str, Any] = {}
         self._variables = 0
 
@@ -129,6 +145,7 @@ class _Operands(Transformer[Token, Node]):
 
     def name(self, token: Token) -> Node:
         variable = self.names.setdefault(str(token), f"p{len(self.names)}")
+        self.uses[variable] += 1
         return Node(variable, Kind.TEXT, is_property=True)
 
     def plus(self, node: Node) -> Node:
@@ -162,14 +179,17 @@ class _Compiler(_Operands):
         kept = [f"({self._variable()} := {term.source})" for term in terms]
         found = " or ".join(f"{part} is True" for part in kept)
         unknown = " or ".join(f"{part[1 : part.index(' ')]} is None" for part in kept)
-        return _boolean(f"({found} or (None if {unknown} else False))", *terms)
+        truth = " or ".join(term.passes for term in terms)
+        return _boolean(f"({found} or (None if {unknown} else False))", *terms, truth=f"({truth})")
 
     def both(self, *parts: Node) -> Node:
         terms = [_condition(part) for part in parts if isinstance(part, Node)]
         kept = [f"({self._variable()} := {term.source})" for term in terms]
         failed = " or ".join(f"{part} is False" for part in kept)
         unknown = " or ".join(f"{part[1 : part.index(' ')]} is None" for part in kept)
-        return _boolean(f"(False if {failed} else None if {unknown} else True)", *terms)
+        last = " and ".join(term.passes_at_last for term in terms)
+        source = f"(False if {failed} else None if {unknown} else True)"
+        return _boolean(source, *terms, last=f"({last})")
 
     def negated(self, _: Token, node: Node) -> Node:
         return self._not(_condition(node))
@@ -186,10 +206,10 @@ class _Compiler(_Operands):
         return self._not(self.equals(left, right))
 
     def is_null(self, node: Node, *_: Token) -> Node:
-        return _boolean(f"({node.source} is None)", node)
+        return _boolean(source := f"({node.source} is None)", node, truth=source)
 
     def is_not_null(self, node: Node, *_: Token) -> Node:
-        return _boolean(f"({node.source} is not None)", node)
+        return _boolean(source := f"({node.source} is not None)", node, truth=source)
 
     def ordered(self, left: Node, sign: Token, right: Node) -> Node:
         for node in (left, right):
@@ -235,8 +255,8 @@ class _Compiler(_Operands):
     def _equal(self, left: Node, right: Node) -> Node:
         if left.is_property and right.is_constant:
             if right.kind is Kind.TEXT:
-                p = left.source
-                return _boolean(f"(None if {p} is None else {p} == {right.source})", left)
+                p, equal = left.source, f"{left.source} == {right.source}"
+                return _boolean(f"(None if {p} is None else {equal})", left, truth=f"({equal})")
             return self._order(left, "==", right)
         call = (
             f"_equal({left.source}, {self._constant(left.kind)},"
@@ -249,7 +269,9 @@ class _Compiler(_Operands):
             p, most = left.source, 10 if right.kind is Kind.INT else 19
             convert = "_to_int" if right.kind is Kind.INT else "_to_long"
             number = f"(int({p}) if len({p}) < {most} and {p}.isdigit() else {convert}({p}))"
-            return _boolean(f"(None if {p} is None else {number} {sign} {right.source})", left)
+            ordered = f"{number} {sign} {right.source}"
+            source = f"(None if {p} is None else {ordered})"
+            return _boolean(source, left, truth=f"({p} is not None and {ordered})")
         a, b = self._variable(), self._variable()
         if left.kind is right.kind is Kind.TEXT:
             signed = f"_compare_texts({a}, {b})"
@@ -274,8 +296,9 @@ class _Compiler(_Operands):
         if not node.is_property:
             raise SqlError(f"IN needs a property's name before it, not {_shown(node)}")
         values = frozenset(_unquoted(token) for token in tokens if token.type == "STRING")
-        held = self._constant(values)
-        return _boolean(f"(None if {node.source} is None else {node.source} {how} {held})", node)
+        p, held = node.source, self._constant(values)
+        source = f"(None if {p} is None else {p} {how} {held})"
+        return _boolean(source, node, truth=f"({p} is not None and {p} {how} {held})")
 
     def _tested(self, node: Node, test: Token, literal: Token, negation: str) -> Node:
         searched = _unquoted(literal)
@@ -292,11 +315,11 @@ class _Compiler(_Operands):
         )
 
 
-def _boolean(source: str, *parts: Node) -> Node:
+def _boolean(source: str, *parts: Node, truth: str = "", last: str = "") -> Node:
     depth = 1 + max(part.depth for part in parts)
     if depth > DEPTH_MAX:
         raise SqlError(f"the expression is nested deeper than {DEPTH_MAX}")
-    return Node(source, Kind.BOOLEAN, depth, is_boolean=True)
+    return Node(source, Kind.BOOLEAN, depth, truth, last, is_boolean=True)
 
 
 def _condition(node: Node) -> Node:
@@ -339,22 +362,22 @@ _HELPERS: Final = {
 
 
 def _function(compiler: _Compiler, root: Node) -> Matches:
-    lines = ["def matches(raw):"]
-    names: dict[str, Any] = {}
+    before: list[str] = []
+    scope: dict[str, Any] = {**_HELPERS, **compiler.constants}
+    test = root.passes_at_last
     for number, (name, variable) in enumerate(compiler.names.items()):
         needle = b"\x02%b\x01" % name.encode()
-        names |= {f"k{number}": needle, f"n{number}": name.encode()}
-        lines += [
-            f"    at = raw.rfind(k{number})",
-            "    if at < 0:",
-            f"        {variable} = None",
-            "    else:",
-            f"        at += {len(needle)}",
-            f"        {variable} = raw[at:raw.index(2, at)] or _find(raw, n{number})",
-        ]
-    lines += ["    try:", f"        return {root.source} is True"]
+        scope |= {f"k{number}": needle, f"n{number}": name.encode()}
+        begin = f"at + {len(needle)}"
+        value = f"raw[{begin}:raw.index(2, {begin})] or _find(raw, n{number})"
+        found = f"({variable} := None if (at := raw.rfind(k{number})) < 0 else {value})"
+        if compiler.uses[variable] == 1:
+            # Its first mention is evaluated before its others: it may be looked up there.
+            test = re.sub(rf"\b{variable}\b", found, test, count=1)
+        else:
+            before.append(f"    {found}")
+    lines = ["def matches(raw):", *before, "    try:", f"        return {test}"]
     lines += ["    except ValueError:", "        return False"]
-    scope: dict[str, Any] = {**_HELPERS, **names, **compiler.constants}
     exec(compile("\n".join(lines), "<sql filter>", "exec"), scope)  # of our own source only
     matches: Matches = scope["matches"]
     return matches
