@@ -174,8 +174,8 @@ class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `controllerAddr` names the controllers' remoting endpoints as RocketMQ does; the gRPC endpoints
     are one port above, unless `controllerGrpcAddr` names them. `controllerProtocol: remoting` is
-    for RocketMQ's controllers: the two times behind it count there, the `brokerSession` ones
-    and `masterLeaseMs` under ours. `relayToMaster`: a slave passes on what only the master may do,
+    for RocketMQ's controllers: the two times behind it count there, the `brokerSession…` ones and
+    `masterLeaseMs` under ours. `relayToMaster`: a slave passes on what only the master may do,
     and serves pulls below its confirmOffset.
     """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from batonmq.protocol.record import decode_records
@@ -9,6 +11,16 @@ from lab import frames
 from lab.connection import Connection, ha_status
 from lab.mixed import MixedGroup
 from lab.writer import Writer, number_in, wait_acks
+
+
+@contextmanager
+def steady_load(group: MixedGroup, topic: str, *places: int) -> Iterator[Writer]:
+    """Writes to these brokers, all of which are in the set when it begins."""
+    addresses = [group.address(place) for place in places]
+    with Writer(addresses, topic, 0, pause_s=0.002) as writer:
+        wait_acks(writer, 20)
+        group.wait_in_sync(*places)
+        yield writer
 
 
 def wait_master(group: MixedGroup, load: Writer, place: int) -> None:

@@ -71,6 +71,16 @@ class Client:
         raise NotImplementedError
 
 
+def producer_of(group: str) -> Producer:
+    """With the times of the simulation."""
+    return Producer(
+        group,
+        name_servers=NAME_SERVERS,
+        options=ProducerOptions(send_timeout_ms=SEND_MS),
+        client_options=CLIENT_OPTIONS,
+    )
+
+
 class Topics(Client):
     """Creates topics, and is tried again until it could."""
 
@@ -144,13 +154,7 @@ class Sender(Client):
         self.stopping = False
 
     async def run(self) -> None:
-        producer = Producer(
-            "Producers",
-            name_servers=NAME_SERVERS,
-            options=ProducerOptions(send_timeout_ms=SEND_MS),
-            client_options=CLIENT_OPTIONS,
-        )
-        async with producer:
+        async with producer_of("Producers") as producer:
             await asyncio.gather(*(self._send_forever(producer) for _ in range(2)))
 
     async def _send_forever(self, producer: Producer) -> None:

@@ -54,7 +54,7 @@ class LineReporter:
 
 
 class MemoryReporter:
-    """Keeps the latest lines for a view that draws itself anew, and passes every event on."""
+    """Keeps the latest events, each with the time of day, for a view that draws itself anew."""
 
     def __init__(self, keep: int = 12) -> None:
         self._keep = keep

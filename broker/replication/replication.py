@@ -2,7 +2,7 @@
 
 In controller mode the HA service confirms writes and proposes SyncStateSets; the ReplicasManager
 gets the proposals, and changes the role through `RoleActions`. Outside controller mode the
-configuration gives the role (`broker.classic`).
+configuration gives the role (`broker.replication.classic`).
 """
 
 from __future__ import annotations

@@ -69,7 +69,6 @@ class DueService:
         self._damaged = damaged
         self._timer: asyncio.Handle | None = None
         self._is_running = False
-        self.delivered_total = 0
 
     def begin(self) -> None:
         """This broker has become master."""

@@ -1,7 +1,7 @@
 """Delivers delayed messages when they are due. Only a master does.
 
 The shell around `delay_queues`: it reads units when that asks for them, puts what is due into the
-log again, and behind it the progress record (`broker.progress`), in one turn.
+log again, and behind it the progress record (`broker.schedule.progress`), in one turn.
 Origin: org.apache.rocketmq.broker.schedule.ScheduleMessageService.
 """
 
@@ -102,7 +102,6 @@ class ScheduleMessageService(DueService):
             log.warning("delayed_message_waits queue_id=%d reason=%s", look.queue_id, error)
             return count, REFUSED_MS
         finally:
-            self.delivered_total += count
             if count:
                 self._queues.delivered(look.queue_id, count)
         return count, 0

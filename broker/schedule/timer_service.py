@@ -1,8 +1,9 @@
 """Delivers timed messages at the millisecond that their producers asked for. Only a master does.
 
 The shell around `timer_queue`: it reads the units of rmq_sys_wheel_timer as they become visible,
-puts what is due into the log again, and behind it the progress record (`broker.progress`), in one
-turn. A recall (370) is a message of the same queue that names another by its unique key.
+puts what is due into the log again, and behind it, in the same turn, the progress record
+(`broker.schedule.progress`). A recall (370) is a message of the same queue that names another by
+its unique key.
 Origin: org.apache.rocketmq.store.timer.TimerMessageStore.
 """
 
@@ -188,7 +189,4 @@ class TimerService(DueService):
             message.properties.rstrip(b"\x02"),
             now_ms,
         )
-        if not self._deliverer.deliver(message):
-            return False
-        self.delivered_total += 1
-        return True
+        return self._deliverer.deliver(message)

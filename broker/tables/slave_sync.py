@@ -1,14 +1,15 @@
 """What a slave fetches from its master beside the log, and how a master answers it.
 
-Topics, groups and how far delayed messages are delivered travel in the log (`broker.topics`,
-`broker.progress`); what lies before the slave's first byte is fetched once after the slave follows
-a master, and again when a version differs. Consumer offsets
-are fetched twice a second (SAFETY R31: at the slaves within 1 s, with the masterEpoch; lower epochs
-are ignored). Codes 21, 43, 45 and 201 on the master's port - 2, as a Java slave uses them, or on
-its main port where that fails. Until all of them are here for the epoch that is followed, the
-replica does not join (R42); `failure` says what keeps it. Our own fields are extFields that Java
-ignores. A table is one answer: its total is given, so that a Java slave that reads pages is content
-with the first one.
+Topics, groups and how far delayed messages are delivered travel in the log (`broker.tables.topics`,
+`broker.schedule.progress`). What lies before the slave's first byte is fetched once after the slave
+follows a master, and again when a version differs. Consumer offsets are fetched twice a second
+(SAFETY R31: at the slaves within 1 s, with the masterEpoch; lower epochs are ignored).
+
+The requests are 21, 43, 45 and 201 on the master's port - 2, as a Java slave sends them, or on its
+main port where that fails. Until all of them are here for the epoch that is followed, the replica
+does not join (R42); `failure` says what keeps it. Our own fields are extFields that Java ignores. A
+table is one answer: its total is given, so that a Java slave that reads pages is content with the
+first one.
 Origin: org.apache.rocketmq.broker.slave.SlaveSynchronize.
 """
 

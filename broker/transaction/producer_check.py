@@ -32,7 +32,6 @@ class ProducerCheck:
         self._broker_name = broker_name
         self._store_host = store_host
         self._senders: dict[str, Connection] = {}
-        self.asked_total = 0
 
     def sent_half(self, group: str, channel: Connection) -> None:
         """A producer of `group` sent a half message on `channel`."""
@@ -74,4 +73,3 @@ class ProducerCheck:
             "bname": self._broker_name,
         }
         channel.oneway(RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, ext, record))
-        self.asked_total += 1

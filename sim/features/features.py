@@ -12,13 +12,13 @@ from batonmq.client.admin.admin import Admin
 from batonmq.client.consumer.listener import ConsumeContext, ConsumeStatus
 from batonmq.client.consumer.options import ConsumeOptions
 from batonmq.client.consumer.push_consumer import PushConsumer
-from batonmq.client.producer.producer import Producer, ProducerOptions
+from batonmq.client.producer.producer import Producer
 from batonmq.protocol.bodies import SubscriptionGroupConfig
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageExt
 from batonmq.remoting.command import RemotingCommand
-from sim.clients import CLIENT_OPTIONS, SEND_MS, Client, Reader, Topics
+from sim.clients import CLIENT_OPTIONS, Client, Reader, Topics, producer_of
 from sim.cluster import Cluster
 from sim.features import delays, orderly, pops, retries, transactions
 from sim.features.log import FeatureLog
@@ -127,13 +127,7 @@ class FeatureSender(Client):
         self._names = itertools.count(1)
 
     async def run(self) -> None:
-        producer = Producer(
-            "FeatureProducers",
-            name_servers=NAME_SERVERS,
-            options=ProducerOptions(send_timeout_ms=SEND_MS),
-            client_options=CLIENT_OPTIONS,
-        )
-        async with producer:
+        async with producer_of("FeatureProducers") as producer:
             while not self._log.stopping:
                 await asyncio.sleep(self.rng.uniform(0.02, 0.3 / len(self._topics)))
                 try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,12 +21,7 @@ from batonmq.protocol.record import decode_records
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.store.config import StoreConfig
-
-
-async def until(done: Callable[[], bool]) -> None:
-    """Lets the loop run until `done()`; the test's own time limit ends a vain wait."""
-    while not done():  # noqa: ASYNC110  what it waits for has no event of its own
-        await asyncio.sleep(0)
+from tests.shared.waiting import until as until
 
 
 def free_port() -> int:

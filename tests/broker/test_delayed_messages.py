@@ -69,7 +69,6 @@ def test_r30_a_restart_goes_on_where_the_log_says(tmp_path: Path, clock: Clock) 
     async def after(rig: Rig) -> None:
         clock.ahead_ms = 5_100
         await until(lambda: end_of(rig, "T") == 3)
-        assert rig.service.waiting.schedule.delivered_total == 1
 
     run_with_broker(tmp_path, before)
     (tmp_path / "config" / "delayOffset.json").unlink()
@@ -254,6 +253,5 @@ def test_r39_what_is_due_waits_while_its_topic_may_be_deleted(tmp_path: Path, cl
         assert answers == [False, False] and end_of(rig, "T") == 0
         deleting.discard("T")
         await until(lambda: end_of(rig, "T") == 1)
-        assert rig.service.waiting.schedule.delivered_total == 1
 
     run_with_broker(tmp_path, play)

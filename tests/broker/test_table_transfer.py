@@ -22,6 +22,7 @@ from batonmq.store.queue_locks import QueueLockManager
 from batonmq.store.request_modes import MessageRequestModeManager
 from batonmq.store.subscription_group import SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
+from tests.shared.waiting import until
 
 MAIN, VIP = "10.0.0.1:10911", "10.0.0.1:10909"
 
@@ -91,11 +92,6 @@ def play(tmp_path):
         asyncio.run(main())
 
     return run
-
-
-async def until(done):
-    while not done():  # noqa: ASYNC110  the task has no event of its own
-        await asyncio.sleep(0)
 
 
 def test_r42_the_tables_are_told_once_they_are_here(play):

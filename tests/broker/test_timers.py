@@ -225,7 +225,6 @@ def test_r30_a_restart_goes_on_where_the_log_says(tmp_path: Path, clock: Clock) 
         await until(lambda: len(rig.service.waiting.timers) == 2)
         clock.ahead_ms = 100_000
         await until(lambda: end_of(rig, "T") == 4)
-        assert rig.service.waiting.timers.delivered_total == 2
         bodies = [one.body for one in await messages(rig, "T")]
         assert bodies == [b"10", b"20", b"30", b"90"]
 

@@ -1,12 +1,12 @@
 """Heartbeats are answered at once, but after a stall only by a leader that a majority confirms."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from batonmq.controller.liveness.heartbeat_answers import STALL_MS, HeartbeatAnswers
 from batonmq.controller.rules.state import ControllerState
 from batonmq.proto.controller.v1 import controller_pb2 as pb
+from tests.shared.waiting import until
 
 
 class Requests:
@@ -61,12 +61,6 @@ def play(script: Any) -> None:
 async def settled() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not reached():  # noqa: ASYNC110 - a few turns of this loop away
-            await asyncio.sleep(0)
 
 
 def test_a_heartbeat_is_answered_in_the_same_turn() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from lab.mixed import SEGMENT, MixedGroup
-from lab.mixed_checks import logs_equal, nothing_lost, wait_master
+from lab.mixed_checks import logs_equal, nothing_lost, steady_load, wait_master
 from lab.writer import Writer, wait_acks
 
 pytestmark = pytest.mark.java
@@ -41,10 +41,7 @@ def group(
 
 @pytest.fixture(scope="class")
 def load(group: MixedGroup) -> Iterator[Writer]:
-    addresses = [group.address(OURS), group.address(OTHER)]
-    with Writer(addresses, TOPIC, 0, pause_s=0.002) as writer:
-        wait_acks(writer, 20)
-        group.wait_in_sync(OURS, OTHER)
+    with steady_load(group, TOPIC, OURS, OTHER) as writer:
         yield writer
 
 

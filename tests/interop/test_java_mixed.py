@@ -18,9 +18,9 @@ import pytest
 from lab import frames
 from lab.connection import Connection, ask
 from lab.mixed import GROUP, SEGMENT, MixedGroup
-from lab.mixed_checks import logs_equal, nothing_lost, wait_master
+from lab.mixed_checks import logs_equal, nothing_lost, steady_load, wait_master
 from lab.mqctl import mqctl
-from lab.writer import Writer, wait_acks
+from lab.writer import Writer
 
 pytestmark = pytest.mark.java
 
@@ -41,10 +41,7 @@ def group(java_classpath: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="module")
 def load(group: MixedGroup) -> Iterator[Writer]:
-    addresses = [group.address(OURS), group.address(JAVA)]
-    with Writer(addresses, TOPIC, 0, pause_s=0.002) as writer:
-        wait_acks(writer, 20)
-        group.wait_in_sync(OURS, JAVA)
+    with steady_load(group, TOPIC, OURS, JAVA) as writer:
         yield writer
 
 

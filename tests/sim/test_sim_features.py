@@ -224,6 +224,16 @@ def acked(offsets: list[int], pop_time: int = NOW) -> str:
     return of_pop("acked", offsets=offsets, pop_time=pop_time)
 
 
+def popped_in_order(count: int) -> tuple[Log, pops.Pops]:
+    """A queue with so many messages, all of which a member means to acknowledge."""
+    log = Log()
+    checker = pops.Pops(log, in_order=True)
+    for n in range(count):
+        log.put(pops.TOPIC, f"m{n}|", n)
+        checker.acks((pops.TOPIC, 0, n))
+    return log, checker
+
+
 def test_nothing_is_checked_once_a_segment_has_expired() -> None:
     log = Log()
     checker = delays.Delays(log, "g", IN_1_S)
@@ -262,11 +272,7 @@ def test_what_is_popped_is_acknowledged_or_comes_back() -> None:
 
 
 def test_in_order_a_queue_goes_on_behind_what_is_acknowledged() -> None:
-    log = Log()
-    checker = pops.Pops(log, in_order=True)
-    for n in range(4):
-        log.put(pops.TOPIC, f"m{n}|", n)
-        checker.acks((pops.TOPIC, 0, n))
+    log, _ = popped_in_order(4)
     again = {"pop_time": NOW + 500, "due": NOW + 900}
     log.put(POP_TOPIC, popped([0, 1]))
     log.put(POP_TOPIC, acked([0]))
@@ -281,11 +287,7 @@ def test_in_order_a_queue_goes_on_behind_what_is_acknowledged() -> None:
 
 
 def test_in_order_what_is_in_flight_is_not_popped_but_by_the_same_attempt() -> None:
-    log = Log()
-    checker = pops.Pops(log, in_order=True)
-    for n in range(3):
-        log.put(pops.TOPIC, f"m{n}|", n)
-        checker.acks((pops.TOPIC, 0, n))
+    log, _ = popped_in_order(3)
     first = popped([0, 1], attempt="a")
     log.put(POP_TOPIC, first)
     log.put(POP_TOPIC, first, after_ms=1)
@@ -307,11 +309,7 @@ def test_in_order_what_is_in_flight_is_not_popped_but_by_the_same_attempt() -> N
 
 
 def test_in_order_what_is_done_behind_an_open_one_comes_again_with_it() -> None:
-    log = Log()
-    checker = pops.Pops(log, in_order=True)
-    for n in range(3):
-        log.put(pops.TOPIC, f"m{n}|", n)
-        checker.acks((pops.TOPIC, 0, n))
+    log, checker = popped_in_order(3)
     log.put(POP_TOPIC, popped([0, 1]))
     log.put(POP_TOPIC, acked([1]))
     log.put(POP_TOPIC, popped([0, 1]), after_ms=500)
@@ -322,11 +320,7 @@ def test_in_order_what_is_done_behind_an_open_one_comes_again_with_it() -> None:
 
 
 def test_in_order_fewer_than_before_leave_the_rest_to_the_next_pop() -> None:
-    log = Log()
-    checker = pops.Pops(log, in_order=True)
-    for n in range(3):
-        log.put(pops.TOPIC, f"m{n}|", n)
-        checker.acks((pops.TOPIC, 0, n))
+    log, checker = popped_in_order(3)
     log.put(POP_TOPIC, popped([0, 1]))
     log.put(POP_TOPIC, acked([1]))
     log.put(POP_TOPIC, popped([0]), after_ms=500)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from batonmq.process import disk
+from tests.shared.waiting import until
 from tests.store.conftest import StoreRig
 
 
@@ -22,11 +23,6 @@ def within(
             await started(asyncio.get_running_loop())
 
     asyncio.run(run())
-
-
-async def until(reached: Callable[[], object]) -> None:
-    while not reached():  # noqa: ASYNC110  it is a thread that reaches it
-        await asyncio.sleep(0.001)
 
 
 def test_r39_a_topic_may_be_deleted_while_a_thread_makes_its_files(

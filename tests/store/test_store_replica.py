@@ -10,6 +10,7 @@ from batonmq.process import disk
 from batonmq.protocol.record import decode_records
 from batonmq.store.errors import StoreStateError
 from batonmq.store.mapped_file import Segment
+from tests.shared.waiting import until
 
 
 def log_of(store):
@@ -19,13 +20,6 @@ def log_of(store):
         data += view
         offset += len(view)
     return data
-
-
-async def until(is_done):
-    """Let the loop and the store's threads run until the condition holds."""
-    async with asyncio.timeout(10):
-        while not is_done():  # noqa: ASYNC110  the store has no event for it
-            await asyncio.sleep(0)
 
 
 def master_with(rig, count, size=700):
