@@ -174,7 +174,6 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     # Elections, as RocketMQ names them. These may be changed while running (code 1009).
     enable_elect_unclean_master: bool = False
     notify_broker_role_changed: bool = True
-    elect_master_max_retry_count: int = 3
     is_process_read_event: bool = False
     scan_not_active_broker_interval: int = 5_000
     scan_inactive_master_interval: int = 5_000
@@ -196,6 +195,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     propose_timeout_ms: int = 3_000
 
     # Keys of RocketMQ that have no effect here; they are read, kept and shown.
+    elect_master_max_retry_count: int = 3
     controller_type: str = "DLedger"
     mapped_file_size: int = 1 << 30
     controller_thread_pool_nums: int = 16

@@ -49,7 +49,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     ha_sync_flush: bool = False
     flush_interval_commit_log: int = 500  # ms
     flush_interval_consume_queue: int = 1000  # ms
-    sync_flush_timeout: int = 5000  # ms
+    sync_flush_timeout: int = 5000  # ms; RocketMQ's, without effect: slaveTimeout bounds the wait
 
     file_reserved_time: int = 72  # hours
     delete_when: str = "04"  # hours of the day, separated by `;`
