@@ -28,6 +28,7 @@ server finds it by them. A new code goes into the processor of its kind:
 | `transaction.transaction_service` | ends of transactions 37; checks begun anew 323 |
 | `schedule` | recalls of timed messages 370; how many wait 61 |
 | `tables.slave_sync` | tables for slaves 21, 43, 45, 60, 201, 402, 60002 |
+| `replication.classic` | outside controller mode 905, 906, 908, 60004 |
 | `service` | 1008 |
 
 On a member that is not master, `relay` takes what only the master may do and passes it on. Before

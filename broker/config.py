@@ -46,6 +46,11 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         default="ASYNC_MASTER", name="brokerRole"
     )
     broker_id: int = msgspec.field(default=0, name="brokerId")
+    enable_slave_acting_master: bool = msgspec.field(default=False, name="enableSlaveActingMaster")
+    skip_pre_online: bool = msgspec.field(default=False, name="skipPreOnline")
+    broker_not_active_timeout: int = msgspec.field(
+        default=10_000, name="brokerNotActiveTimeoutMillis"
+    )
     auto_create_topic_enable: bool = msgspec.field(default=True, name="autoCreateTopicEnable")
     auto_create_subscription_group: bool = msgspec.field(
         default=True, name="autoCreateSubscriptionGroup"
@@ -105,6 +110,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError("transactionCheckMax and flushConsumerOffsetInterval are at least 1")
         if self.pop_in_flight_max < 1:
             raise ValueError("popInFlightMax is a number of messages, at least 1")
+        if self.broker_not_active_timeout < 1000:
+            raise ValueError("brokerNotActiveTimeoutMillis is in ms, at least 1000")
         if self.register_name_server_period < 1000:
             raise ValueError("registerNameServerPeriod is in ms, at least 1000")
 
@@ -112,6 +119,11 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def name_servers(self) -> tuple[str, ...]:
         """Addresses `host:port`, in the order of the file."""
         return tuple(a.strip() for a in self.namesrv_addr.split(";") if a.strip())
+
+    @property
+    def slaves_serve_pulls(self) -> bool:
+        """A slave that has acted for its master goes on until the routes name that one again."""
+        return self.slave_read_enable or self.enable_slave_acting_master
 
     @property
     def bind_host(self) -> str:
@@ -254,6 +266,11 @@ class BrokerSections:
     @property
     def is_classic_slave(self) -> bool:
         return not self.controller_mode and self.broker.broker_role == "SLAVE"
+
+    @property
+    def may_act(self) -> bool:
+        """Whether slaves of this group act for a master that is away."""
+        return not self.controller_mode and self.broker.enable_slave_acting_master
 
     @property
     def needed_slaves(self) -> int:

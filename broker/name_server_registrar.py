@@ -47,6 +47,8 @@ class Registration:
     is_partial: bool = False
     relays: bool = False
     """It passes requests on to its master: producers may be shown it in its place."""
+    silence_ms: int | None = None
+    """enableSlaveActingMaster: after so long without a heartbeat (904) it is taken for dead."""
 
     def request(self) -> RemotingCommand:
         return RemotingCommand.request(
@@ -61,9 +63,15 @@ class Registration:
                 "bodyCrc32": str(zlib.crc32(self.body) & 0x7FFFFFFF),
                 **({EXT_PARTIAL: "true"} if self.is_partial else {}),
                 **({EXT_RELAYS: "true"} if self.relays else {}),
+                **self._acting_fields(),
             },
             self.body,
         )
+
+    def _acting_fields(self) -> dict[str, str]:
+        if self.silence_ms is None:
+            return {}
+        return {"enableActingMaster": "true", "heartbeatTimeoutMillis": str(self.silence_ms)}
 
     def farewell(self) -> RemotingCommand:
         return RemotingCommand.request(

@@ -67,6 +67,7 @@ class RoleGate:
         self.was_cut_off = False
         """Whether writes were refused for want of both since this was last reset."""
         self._stopping: Refusal | None = None
+        self._takes_offsets: Callable[[], bool] | None = None
         self.changed: Callable[[], None] = lambda: None
         """Called after each change of the role or of the master that it names."""
         self.after_unclean = False
@@ -111,6 +112,20 @@ class RoleGate:
         )
         self.refusal = self._stopping
         self.changed()
+
+    def act(self, takes_offsets: Callable[[], bool] | None) -> None:
+        """As a slave outside controller mode: from now on groups are served here in place of the
+        master, and commit their offsets while `takes_offsets()`; None: not any more."""
+        self._takes_offsets = takes_offsets
+
+    @property
+    def is_acting(self) -> bool:
+        return self._takes_offsets is not None
+
+    @property
+    def takes_offsets(self) -> bool:
+        """Whether groups may commit their offsets here, as far as the role goes."""
+        return self.refusal is None or (self._takes_offsets is not None and self._takes_offsets())
 
     def _refuse(self, code: int, remark: str, master_address: str) -> None:
         """A stopping broker goes on to say so, but names the new master."""

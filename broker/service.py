@@ -177,6 +177,8 @@ class BrokerService:
             ),
         ):
             processor.register(processors)
+        if self.replication.classic is not None:
+            self.replication.classic.register(processors)
         processors.register(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, self._role_notice)
         self.relay.stand_before(processors)
         return processors

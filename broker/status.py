@@ -26,6 +26,7 @@ from batonmq.protocol.record import scan_record
 from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.protocol.role_view import Role, RoleView
 
+ACTING = "the group takes no writes"
 _SAMPLES = 61  # one a second: rates over 10 s, 1 min
 
 
@@ -127,6 +128,7 @@ class BrokerStatus:
             ).encode(),
             is_partial=topics is not None,
             relays=self._config.relays,
+            silence_ms=broker.broker_not_active_timeout if self._config.may_act else None,
         )
 
     def table(self) -> dict[str, str]:
@@ -180,7 +182,7 @@ class BrokerStatus:
     def problems(self) -> list[str]:
         """What is wrong with this broker, as far as it knows, in words (`mqctl health`)."""
         path, replication = self._path, self._replication
-        store, gate = path.store, path.gate
+        store, gate, classic = path.store, path.gate, replication.classic
         refusal = gate.refusal.remark if gate.refusal is not None else store.appender.refusal
         found = {
             "refuses writes": refusal if gate.is_master else "",
@@ -188,6 +190,8 @@ class BrokerStatus:
             "its start waits for room": replication.missing_room,
             "its log is suspect": store.trust.reason,
             "does not join yet": store.positions.why_not_whole if replication.ha else "",
+            "its group is not well": classic.group_problem if classic is not None else "",
+            "acts for its master, which is away": ACTING if gate.is_acting else "",
             "cannot follow its master": replication.service.following_problem,
             "gets no tables and consumer offsets from its master": replication.slave_sync.failure,
         }
@@ -207,6 +211,7 @@ class BrokerStatus:
             "brokerRole": gate.role.value,
             "masterEpoch": str(gate.master_epoch),
             "brokerActive": str(gate.refusal is None).lower(),
+            "actingMaster": str(gate.is_acting).lower(),
             "pendingAcks": str(len(path.acks)),
             "heldSends": str(len(path.hold)),
             "relayWaiting": str(len(self._relay)),

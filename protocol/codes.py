@@ -151,6 +151,8 @@ class RequestCode(IntEnum):
     BATON_GET_QUEUE_LOCKS = 60_002
     # Ours: which consumers a member has seen, for one that was started again.
     BATON_GET_CONSUMER_SIGHTINGS = 60_003
+    # Ours: another broker has the same brokerId, and has found this one.
+    BATON_SAME_BROKER_ID = 60_004
     GET_BROKER_EPOCH_CACHE = 1007
     NOTIFY_BROKER_ROLE_CHANGED = 1008
     UPDATE_CONTROLLER_CONFIG = 1009

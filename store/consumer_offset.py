@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from batonmq.process.clock import boot_ms, wall_ms
-from batonmq.protocol.bodies import ConsumerOffsetSerializeWrapper
+from batonmq.protocol.bodies import ConsumerOffsetSerializeWrapper, DataVersion
 from batonmq.store.config_file import ConfigManager
 
 log = logging.getLogger(__name__)
@@ -28,6 +30,7 @@ SEPARATOR = "@"
 NO_OFFSET = -1
 # Java moves the data version once per so many commits, not at each.
 _COMMITS_PER_VERSION = 500
+_VERSIONS_AHEAD = 1000
 _DELETED_TOPICS_MAX = 4096
 
 
@@ -281,6 +284,33 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         self._deletion_due = False
         return super().writes_due()
 
+    # Where a slave acts for its master, outside controller mode.
+
+    def act_for_master(self) -> None:
+        """Commits are made here from now on. A Java master that comes back takes no table whose
+        version is older than its own, which may have moved on since it was fetched."""
+        version = self.data_version
+        self.data_version = replace(version, counter=version.counter + _VERSIONS_AHEAD)
+        self._dirty = True
+
+    def taken_back(
+        self, incoming: Mapping[str, Mapping[int, int]], end_of: Callable[[str, int], int]
+    ) -> Iterator[int]:
+        """As a master that comes back: takes what groups have committed elsewhere, as far as it is
+        beyond the own offset and not beyond `end_of(topic, queue id)`. One `topic@group` a step,
+        which gives how many offsets it took."""
+        for key, offsets in incoming.items():
+            topic, _, group = key.partition(SEPARATOR)
+            own = self._table.get(key, {})
+            further = {
+                queue_id: offset
+                for queue_id, offset in offsets.items()
+                if own.get(queue_id, NO_OFFSET) < offset <= end_of(topic, queue_id)
+            }
+            for queue_id, offset in further.items():
+                self.commit(group, topic, queue_id, offset)
+            yield len(further)
+
     # From the master.
 
     def apply_from_master(
@@ -288,13 +318,14 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         master_epoch: int,
         incoming: Mapping[str, Mapping[int, int]],
         carried_out: int | None = None,
+        version: DataVersion | None = None,
     ) -> bool:
         """Take over the offset table that the master of `master_epoch` sent (43), when it had
         carried out the log up to `carried_out` (None: a Java master, which deletes by no record).
 
         False, and nothing done, if offsets of a later master were applied before, or if a topic was
         deleted here that the master still had: ask again. Offsets of queues that are not in the
-        table stay.
+        table stay. The own version falls not behind `version`, the master's (`act_for_master`).
         """
         if master_epoch < self.master_epoch:
             return False
@@ -313,4 +344,7 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
                 changed = True
         if changed:
             self._new_version(master_epoch)
+        if version is not None and version.counter > self.data_version.counter:
+            self.data_version = replace(self.data_version, counter=version.counter)
+            self._dirty = True
         return True

@@ -28,7 +28,8 @@ QUEUES_AT_ONCE: Final = 512
 
 
 class LockProcessor:
-    """On masters only; the relay brings what reaches another member."""
+    """On masters; the relay brings what reaches another member. The locks of a slave that acts for
+    its master are in its memory only, as all of Java's are."""
 
     def __init__(self, path: WritePath, topics: TopicService, locks: QueueLockManager) -> None:
         self._path = path
@@ -50,7 +51,7 @@ class LockProcessor:
             granted += [queues[queue] for queue in got]
             if change is not None:
                 self._topics.put_locks(change)
-        if granted:
+        if granted and not self._path.gate.is_acting:
             await self._path.still_master(f"queue locks of group {group}")
         body = LockBatchResponseBody(lock_ok_mq_set=granted)
         return RemotingCommand.response_to(request, body=body.encode())
@@ -79,8 +80,9 @@ class LockProcessor:
             self._release(group, client_id, queues)
 
     def _require_open(self) -> None:
-        if self._path.gate.refusal is not None:
-            raise GateClosedError(self._path.gate.refusal)
+        gate = self._path.gate
+        if gate.refusal is not None and not gate.is_acting:
+            raise GateClosedError(gate.refusal)
 
     def _asked(self, request: RemotingCommand) -> LockBatchRequestBody:
         self._require_open()

@@ -118,7 +118,7 @@ class PullProcessor:
     def pull(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
         """11, and 361, the same from a lite pull consumer."""
         request = decode_pull(kind, header)
-        if not self._gate.is_master:
+        if not (self._gate.is_master or self._gate.is_acting):
             self._pull_elsewhere(request, channel, kind, header, body)
             return
         try:
@@ -149,7 +149,7 @@ class PullProcessor:
         taken = False
         if self._gate.role is not Role.SLAVE or (request.is_ours and not on_purpose):
             taken = self._relay.take_raw(channel, self.pull, kind, header, body, for_any_role=True)
-        elif self._relay.enabled or self._config.slave_read_enable:
+        elif self._relay.enabled or self._config.slaves_serve_pulls:
             if self._answered_as_slave(request, channel, on_purpose=on_purpose):
                 return
             taken = self._relay.take_raw(channel, self.pull, kind, header, body)
@@ -399,4 +399,6 @@ class PullProcessor:
             and offset <= self._store.queries.next_offset_in_queue(pull.topic, pull.queue_id)
         ):
             return ResponseCode.PULL_NOT_FOUND  # R28: the log reaches there, confirmation lags
+        if result.status is GetMessageStatus.OFFSET_OVERFLOW_BADLY and self._gate.is_acting:
+            return ResponseCode.PULL_NOT_FOUND  # the master has it, and comes back with it
         return _CODES[result.status]

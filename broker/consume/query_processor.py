@@ -59,9 +59,11 @@ class OffsetProcessor:
         return RemotingCommand.response_to(request, ext={"offset": str(offset)})
 
     def update_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """15. Only the master keeps progress; a slave's copy comes from it (R31). None in a topic
-        that is not there: a consumer may go on for a while after its deletion (R39)."""
-        self._require_master()
+        """15. Only the master keeps progress, or the slave that acts for it; a slave's copy comes
+        from it (R31). None in a topic that is not there: a consumer may go on for a while after its
+        deletion (R39)."""
+        if not self._gate.is_acting:
+            self._require_master()
         group, (topic, queue_id) = text(request, "consumerGroup"), _queue(request)
         offset = number(request, "commitOffset")
         if topic not in self._topics:

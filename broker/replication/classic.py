@@ -3,6 +3,8 @@
 ASYNC_MASTER acknowledges what is on its own disk, SYNC_MASTER what `inSyncReplicas - 1` slaves have
 as well. Consumers see a write at once in both, as with Java: there is no confirmOffset beyond the
 own disk rule. A slave follows the master of its configuration, or the one that a name server knows.
+Before it takes its role, and while it has it, the broker looks at its group (`group_watch`): it
+takes none that another one has, and a slave acts for a master that is away.
 Origin: Java BrokerController and DefaultHAService without controllers.
 """
 
@@ -12,7 +14,10 @@ import logging
 from typing import Final
 
 from batonmq.broker.config import BrokerSections
+from batonmq.broker.replication.group_watch import GroupWatch
+from batonmq.broker.replication.pre_online import PreOnline
 from batonmq.broker.replication.role_actions import BrokerHooks
+from batonmq.broker.request_fields import number
 from batonmq.broker.tables.slave_sync import BrokerTables, Followed, SlaveSynchronize
 from batonmq.broker.write.write_path import WritePath
 from batonmq.ha.classic.service import ClassicHAService
@@ -20,6 +25,7 @@ from batonmq.ha.classic.slave_core import MasterAddresses
 from batonmq.protocol.bodies import HARuntimeInfo
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
 
 log = logging.getLogger(__name__)
@@ -30,7 +36,8 @@ SLAVE_REMARK: Final = "this broker is a slave"
 
 
 class ClassicReplication:
-    """Implements `batonmq.ha.classic.service.ClassicListener`. One per broker, on its loop."""
+    """Implements `batonmq.ha.classic.service.ClassicListener` and `group_watch.GroupActions`. One
+    per broker, on its loop."""
 
     def __init__(
         self,
@@ -48,6 +55,7 @@ class ClassicReplication:
         self._client = client
         self._hooks = hooks
         self._master = MasterAddresses(ha=config.ha.ha_master_address)
+        self._init_end = 0
         self.ha = ClassicHAService(
             path.store,
             config.ha,
@@ -57,20 +65,45 @@ class ClassicReplication:
             log_end_of=self._log_end_of,
             clock_ms=path.clock_ms,
         )
+        self.group = GroupWatch(config, client, self, path.clock_ms)
+        self._pre_online = PreOnline(path.store, tables, self.ha, client)
 
     @property
     def broker_id(self) -> int:
         return self._config.broker.broker_id if self._config.is_classic_slave else 0
 
+    def register(self, processors: Processors) -> None:
+        self.group.register(processors)
+        processors.register(RequestCode.EXCHANGE_BROKER_HA_INFO, self._exchange_ha_info)
+        processors.register(RequestCode.RESET_MASTER_FLUSH_OFFSET, self._reset_flush_offset)
+
+    @property
+    def group_problem(self) -> str:
+        """What is wrong with the group, or keeps this broker from its role; empty if nothing."""
+        return self.group.core.problem
+
     async def start(self) -> None:
-        """Listens; a master takes writes at once, a slave follows as soon as it has an address."""
+        """Listens. A master takes writes, a slave follows, as soon as nobody else has its id."""
         path = self._path
+        self._init_end = max(0, path.store.max_phy_offset)
         await self.ha.start(self._config.broker.bind_host)
         log.info(
             "classic_role role=%s needed_slaves=%d",
             self._config.broker.broker_role,
             self._config.needed_slaves,
         )
+        if not self._config.is_classic_slave:
+            self.ha.lead()
+        await self.group.start()
+
+    async def close(self) -> None:
+        await self.group.close()
+        await self.ha.close()
+
+    # -- what the group makes of this broker
+
+    def take_role(self) -> None:
+        path = self._path
         if self._config.is_classic_slave:
             path.store.stop_writes(SLAVE_REMARK)
             path.store.positions.master_begins_at(None)  # until it says so itself (R27)
@@ -81,11 +114,59 @@ class ClassicReplication:
             path.store.advance_confirm_offset(path.store.max_phy_offset)
             self._tables.locks.lead(path.clock_ms())
             path.gate.opening(CLASSIC_EPOCH)
-            self.ha.lead()
             path.replicate_classic(self.ha, waits=self._config.needed_slaves > 0)
             path.gate.open()
             self._hooks.master_opened()
         self._hooks.routes_changed()
+
+    def act(self, on: bool) -> None:
+        """As slave: groups are served here while their master is away."""
+        log.warning("classic_acting_master on=%s", str(on).lower())
+        self._path.gate.act(self.group.takes_offsets if on else None)
+        if on:
+            self._slave_sync.follow(None)
+            self._tables.offsets.act_for_master()
+            self._tables.locks.lead(self._path.clock_ms())
+        elif self._master.remoting:
+            self._slave_sync.follow(Followed(self._master.remoting, CLASSIC_EPOCH))
+
+    def register_again(self) -> None:
+        self._hooks.routes_changed()
+
+    def stand_back(self, reason: str) -> None:
+        path = self._path
+        path.gate.fence()
+        path.gate.close(reason)
+        path.acks.fail_all(ResponseCode.SERVICE_NOT_AVAILABLE, reason)
+        self._hooks.role_left()
+        path.store.stop_writes(reason)
+
+    async def meet(self, address: str) -> str:
+        return await self._pre_online.meet(address, self._ha_info())
+
+    def _ha_info(self) -> dict[str, str]:
+        return {
+            "masterHaAddress": self._config.ha_address,
+            "masterFlushOffset": str(self._init_end),
+            "masterAddress": self._config.broker.address,
+        }
+
+    def _exchange_ha_info(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """906. A master that comes back tells where it is; without fields a master is asked."""
+        ha_address = request.ext.get("masterHaAddress")
+        if ha_address and self._config.is_classic_slave:
+            self.group.master_announced()
+            fixed = self._config.ha.ha_master_address
+            address = request.ext.get("masterAddress") or ""
+            self.ha.follow(MasterAddresses(fixed or ha_address, address))
+        is_asked = not ha_address and not self._config.is_classic_slave
+        return RemotingCommand.response_to(request, ext=self._ha_info() if is_asked else {})
+
+    def _reset_flush_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """908. Shown by 907; it bounds nothing."""
+        if self._config.is_classic_slave:
+            self.ha.master_flush_offset = number(request, "masterFlushOffset")
+        return RemotingCommand.response_to(request)
 
     def master_told(self, address: str, ha_address: str) -> bool:
         """A name server names the master of this group, or "" for both; whether this broker needs
@@ -101,7 +182,9 @@ class ClassicReplication:
             if address != self._master.remoting:
                 self._path.gate.follow(CLASSIC_EPOCH, address)
                 followed = Followed(address, CLASSIC_EPOCH) if address else None
-                self._slave_sync.follow(followed)
+                if not self._path.gate.is_acting:  # else as soon as the whole group has seen it
+                    self._slave_sync.follow(followed)
+                self.group.hint()
             self._master = master
             self.ha.follow(master)
         return bool(address)
@@ -129,6 +212,7 @@ class ClassicReplication:
         log.error("classic_slave_cannot_follow reason=%s", reason)
 
     def on_master_lost(self) -> None:
+        self.group.hint()
         self._hooks.routes_changed()  # the reply to the registration says where the master is
 
     def on_fatal(self, exc: BaseException) -> None:

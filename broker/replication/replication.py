@@ -167,7 +167,7 @@ class Replication:
         if self.ha is not None:
             await self.ha.close()
         if self.classic is not None:
-            await self.classic.ha.close()
+            await self.classic.close()
 
     def tick(self, now_ms: int) -> None:
         """Lease, required set and room may have changed with time."""

@@ -85,7 +85,7 @@ def commit_refusal(
     election, or of a topic that was deleted and made again; kept, it would let the group skip those
     that come in their place (R44, R39).
     """
-    if gate.refusal is not None:
+    if gate.refusal is not None and not gate.takes_offsets:
         return GateClosedError(gate.refusal)
     group, topic, queue_id, offset = progress
     may_be_gone = gate.after_unclean or offsets.was_deleted(topic)

@@ -244,7 +244,7 @@ class SlaveSynchronize:
             if followed is not self._followed:
                 return False
         if offsets is not None and not self._tables.offsets.apply_from_master(
-            epoch, offsets.offset_table, carried_out
+            epoch, offsets.offset_table, carried_out, offsets.data_version
         ):
             if carried_out is not None and carried_out < self._tables.offsets.deleted_end:
                 # It may still have a topic that is deleted here: again next time. Until then what

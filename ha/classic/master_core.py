@@ -164,6 +164,9 @@ class ClassicMasterCore:
         lowest = self.end - self.policy.gap_bytes
         return sum(slave.vouches and slave.acked > lowest for slave in self._slaves())
 
+    def is_followed_from(self, host: str) -> bool:
+        return any(slave.host == host for slave in self._slaves())
+
     # -- inside
 
     def _slaves(self) -> list[ReportingSlave]:

@@ -55,6 +55,8 @@ class ClassicHAService:
         self._server: asyncio.Server | None = None
         self._master: ClassicMasterShell | None = None
         self._slave: ClassicSlaveShell | None = None
+        self.master_flush_offset = 0
+        """As slave: what was told of it (908). Shown, and for nothing else."""
         self._links_made = 0
         self._open_links = OpenLinks()
 
@@ -141,6 +143,10 @@ class ClassicHAService:
         """As master: itself and the slaves that are near enough. Else 1."""
         return 1 if self._master is None else 1 + self._master.core.slaves_within_gap()
 
+    def is_followed_from(self, host: str) -> bool:
+        """As master: whether a slave on that host has reported."""
+        return self._master is not None and self._master.core.is_followed_from(host)
+
     def runtime_info(self) -> HARuntimeInfo:
         """The reply to request 907. Times are wall clock."""
         if self._master is not None:
@@ -151,7 +157,9 @@ class ClassicHAService:
             master_commit_log_max_offset=0,
             in_sync_slave_nums=0,
             ha_connection_info=[],
-            ha_client_runtime_info=HAClientRuntimeInfo() if slave is None else slave.runtime_info(),
+            ha_client_runtime_info=HAClientRuntimeInfo()
+            if slave is None
+            else slave.runtime_info(self.master_flush_offset),
         )
 
     def _new_link(self) -> ReportLink:

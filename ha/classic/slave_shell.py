@@ -213,5 +213,7 @@ class ClassicSlaveShell(MasterFollower[FrameReader]):
                 self.core.log_end_told(master_end, self._log_end, self._flushed, self._now_ms())
             )
 
-    def runtime_info(self) -> HAClientRuntimeInfo:
-        return self._client_info(self.core.bytes_received, self.core.read_ms, self.core.sent_ms)
+    def runtime_info(self, master_flush_offset: int) -> HAClientRuntimeInfo:
+        info = self._client_info(self.core.bytes_received, self.core.read_ms, self.core.sent_ms)
+        info.master_flush_offset = master_flush_offset
+        return info

@@ -1,0 +1,240 @@
+"""The group of a broker outside controller mode: who else is in it, as name servers tell.
+
+The shell around `group_core`: it asks name servers (901) and the other broker of an own id (28,
+60004), sends heartbeats (904) where a slave may act for the master, and takes the notices of others
+(905, 60004). Origin: BrokerController, BrokerPreOnlineService, AdminBrokerProcessor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from batonmq.broker.config import BrokerSections
+from batonmq.broker.replication.group_core import (
+    Act,
+    AskMembers,
+    AskRival,
+    ClassicGroupCore,
+    GroupEffect,
+    GroupPolicy,
+    Meet,
+    Members,
+    Register,
+    Rival,
+    Stage,
+    StandBack,
+    TakeRole,
+)
+from batonmq.broker.request_fields import text
+from batonmq.process.clock import wall_ms
+from batonmq.protocol.bodies import GetBrokerMemberGroupResponseBody, KVTable
+from batonmq.protocol.codes import MASTER_ID, RequestCode
+from batonmq.protocol.errors import BatonError, ConnectError
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.endpoint import RemotingClient
+
+log = logging.getLogger(__name__)
+
+ASK_MS: Final = 1000
+LOOK_MS: Final = 5000
+"""Between two looks at the group."""
+ACTING_LOOK_MS: Final = 1000
+"""The same where a slave may act: Java's syncBrokerMemberGroupPeriod."""
+
+
+class GroupActions(Protocol):
+    """What the effects of `group_core` do to this broker."""
+
+    def take_role(self) -> None: ...
+
+    def act(self, on: bool) -> None: ...
+
+    def register_again(self) -> None: ...
+
+    def stand_back(self, reason: str) -> None: ...
+
+    async def meet(self, address: str) -> str:
+        """Why pre-online with that member failed, "" if it did not. Raises BatonError, OSError or
+        ValueError."""
+
+
+class GroupWatch:
+    """One for a broker, on its loop."""
+
+    def __init__(
+        self,
+        config: BrokerSections,
+        client: RemotingClient,
+        actions: GroupActions,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        broker = config.broker
+        self._broker = broker
+        self._beat_s = config.replicas.broker_heartbeat_interval / 1000
+        self._client = client
+        self._actions = actions
+        self._clock_ms = clock_ms
+        acting = broker.enable_slave_acting_master and bool(broker.name_servers)
+        self._policy = GroupPolicy(
+            broker_id=broker.broker_id if config.is_classic_slave else MASTER_ID,
+            address=broker.address,
+            started_ms=wall_ms(),
+            acting=acting,
+            pre_online=acting and not broker.skip_pre_online,
+            look_ms=ACTING_LOOK_MS if acting else LOOK_MS,
+        )
+        self.core = ClassicGroupCore(self._policy, clock_ms())
+        self._hinted = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._told_problem = ""
+
+    def register(self, processors: Processors) -> None:
+        processors.register(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, self._min_id_changed)
+        processors.register(RequestCode.BATON_SAME_BROKER_ID, self._claimed)
+
+    async def start(self) -> None:
+        """Looks at the group once before it returns: who is alone has its role then."""
+        await self._look()
+        self._tasks = [asyncio.create_task(self._look_forever(), name="group-watch")]
+        if self._policy.acting:
+            self._tasks.append(asyncio.create_task(self._beat_forever(), name="group-heartbeat"))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def hint(self) -> None:
+        """Something has changed in the group: look now."""
+        self.core.hinted(self._clock_ms())
+        self._hinted.set()
+
+    def master_announced(self) -> None:
+        self.core.master_announced(self._clock_ms())
+
+    def takes_offsets(self) -> bool:
+        return self.core.takes_offsets(self._clock_ms())
+
+    def _min_id_changed(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """905: a hint. The look that follows asks every name server, this one too."""
+        log.info("min_broker_id_changed to=%s", request.ext.get("minBrokerId"))
+        self.hint()
+        return RemotingCommand.response_to(request)
+
+    def _claimed(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """60004, our own: a broker that has found this one under its own id."""
+        self.core.claimed(text(request, "brokerAddr"), self._clock_ms())
+        self._hinted.set()
+        return RemotingCommand.response_to(request)
+
+    async def _look_forever(self) -> None:
+        while True:
+            wait_ms = self.core.wakeup_ms - self._clock_ms()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0, wait_ms) / 1000):
+                    await self._hinted.wait()
+            self._hinted.clear()
+            await self._look()
+
+    async def _look(self) -> None:
+        effects = deque(self.core.tick(self._clock_ms()))
+        while effects:
+            effects += await self._perform(effects.popleft())
+        problem = self.core.problem
+        if problem != self._told_problem:
+            self._told_problem = problem
+            if problem:
+                log.error("classic_group_problem stage=%s why=%s", self.core.stage.value, problem)
+            else:
+                log.info("classic_group_well stage=%s", self.core.stage.value)
+
+    async def _perform(self, effect: GroupEffect) -> Iterable[GroupEffect]:
+        core, actions = self.core, self._actions
+        match effect:
+            case AskMembers():
+                members = await self._members()
+                return core.members_told(members, self._clock_ms())
+            case AskRival(address):
+                rival, started_ms = await self._ask_rival(address)
+                return core.rival_told(address, rival, started_ms, self._clock_ms())
+            case Meet(address):
+                try:
+                    problem = await actions.meet(address)
+                except (BatonError, OSError, ValueError) as error:
+                    problem = repr(error)
+                return core.met(address, problem, self._clock_ms())
+            case TakeRole():
+                actions.take_role()
+            case Act(on):
+                actions.act(on)
+            case Register():
+                actions.register_again()
+            case StandBack(reason):
+                actions.stand_back(reason)
+        return ()
+
+    async def _members(self) -> Members | None:
+        """Of all name servers that answer; None if there are some and none answers."""
+        name_servers = self._broker.name_servers
+        answers = await asyncio.gather(*map(self._members_at, name_servers), return_exceptions=True)
+        members: dict[int, set[str]] = {}
+        known = not name_servers
+        for answer in answers:
+            if isinstance(answer, GetBrokerMemberGroupResponseBody):
+                known = True
+                for broker_id, address in answer.broker_member_group.broker_addrs.items():
+                    members.setdefault(broker_id, set()).add(address)
+            elif not isinstance(answer, BatonError):
+                raise answer
+        return members if known else None
+
+    async def _members_at(self, name_server: str) -> GetBrokerMemberGroupResponseBody:
+        broker = self._broker
+        names = {"clusterName": broker.broker_cluster_name, "brokerName": broker.broker_name}
+        request = RemotingCommand.request(RequestCode.GET_BROKER_MEMBER_GROUP, names)
+        reply = await self._client.call(name_server, request, ASK_MS)
+        return GetBrokerMemberGroupResponseBody.decode(reply.body)
+
+    async def _ask_rival(self, address: str) -> tuple[Rival, int]:
+        """Whether it lives, and since when, as it says. One of ours hears of this broker, too."""
+        claim = {"brokerAddr": self._broker.address}
+        try:
+            request = RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)
+            reply = await self._client.call(address, request, ASK_MS)
+            told = KVTable.decode(reply.body).table.get("bootTimestamp", "")
+            request = RemotingCommand.request(RequestCode.BATON_SAME_BROKER_ID, claim)
+            await self._client.oneway(address, request)
+        except ConnectError as error:
+            refused = isinstance(error.__cause__, ConnectionRefusedError)
+            return (Rival.GONE if refused else Rival.SILENT), 0
+        except BatonError:
+            return Rival.SILENT, 0
+        return Rival.LIVES, int(told) if told.isdigit() else 0
+
+    async def _beat_forever(self) -> None:
+        """904: name servers take a broker that is silent for brokerNotActiveTimeoutMillis away."""
+        broker = self._broker
+        while True:
+            await asyncio.sleep(self._beat_s)
+            if self.core.stage is not Stage.ONLINE:
+                continue
+            for name_server in broker.name_servers:
+                connection = self._client.live_connection(name_server)
+                if connection is not None:  # else the registrar dials, and registers anew
+                    connection.oneway(
+                        RemotingCommand.request(
+                            RequestCode.BROKER_HEARTBEAT,
+                            {
+                                "clusterName": broker.broker_cluster_name,
+                                "brokerName": broker.broker_name,
+                                "brokerAddr": broker.address,
+                                "brokerId": str(self._policy.broker_id),
+                            },
+                        )
+                    )

@@ -1,0 +1,365 @@
+"""Two brokers of one id, and a slave that acts for its master: the core by table, and whole brokers
+with a name server in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from batonmq.broker.replication import group_watch
+from batonmq.broker.replication.group_core import (
+    Act,
+    AskMembers,
+    AskRival,
+    ClassicGroupCore,
+    GroupPolicy,
+    Meet,
+    Register,
+    Rival,
+    Stage,
+    StandBack,
+    TakeRole,
+)
+from batonmq.namesrv.config import NamesrvConfig
+from batonmq.namesrv.service import NamesrvService
+from batonmq.protocol.bodies import HARuntimeInfo
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.role_view import Role
+from tests.broker.lone_broker import Rig, free_port, lone_broker, until
+from tests.broker.test_classic_pair import level
+
+OWN, OTHER = "10.0.0.1:10911", "10.0.0.2:10911"
+
+
+def core(broker_id: int = 0, **policy: object) -> ClassicGroupCore:
+    of = GroupPolicy(broker_id=broker_id, address=OWN, started_ms=1000, **policy)
+    return ClassicGroupCore(of, now_ms=0)
+
+
+def online(broker_id: int = 0, **policy: object) -> ClassicGroupCore:
+    made = core(broker_id, **policy)
+    assert made.tick(0) == [AskMembers()]
+    assert TakeRole() in made.members_told({0: [OTHER]} if broker_id else {}, 0)
+    return made
+
+
+class TestOneId:
+    def test_alone_it_takes_its_role_at_once(self):
+        assert core().members_told({}, 0) == [TakeRole()]
+        assert core().members_told({0: [OWN], 1: [OTHER]}, 0) == [TakeRole()]
+
+    def test_where_no_name_server_answers_it_takes_its_role(self):
+        assert core().members_told(None, 0) == [TakeRole()]
+
+    @pytest.mark.parametrize("broker_id", [0, 2])
+    @pytest.mark.parametrize("rival", [Rival.LIVES, Rival.SILENT])
+    def test_the_later_one_waits_and_says_for_whom(self, broker_id, rival):
+        group = core(broker_id)
+        assert group.members_told({broker_id: [OTHER]}, 0) == [AskRival(OTHER)]
+        assert group.rival_told(OTHER, rival, 500, 0) == []
+        assert group.stage is Stage.STARTING
+        assert OTHER in group.problem
+        assert group.members_told({}, 5000) == [AskRival(OTHER)], "until it is known to be gone"
+        assert group.rival_told(OTHER, Rival.GONE, 0, 5000) == [TakeRole()]
+        assert group.problem == ""
+
+    def test_of_two_masters_that_met_late_the_one_that_started_later_stands_back(self):
+        group = online()
+        assert group.members_told({0: [OTHER]}, 5000) == [AskRival(OTHER)]
+        effects = group.rival_told(OTHER, Rival.LIVES, 999, 5000)
+        assert effects == [StandBack(group.problem)]
+        assert group.stage is Stage.BARRED
+        assert group.rival_told(OTHER, Rival.GONE, 0, 9000) == [], "what it wrote is nowhere else"
+
+    def test_the_earlier_one_goes_on_and_takes_the_route_back(self):
+        group = online()
+        group.members_told({0: [OTHER]}, 5000)
+        assert group.rival_told(OTHER, Rival.LIVES, 1001, 5000) == [Register()]
+        assert "started later" in group.problem
+        assert group.stage is Stage.ONLINE
+
+    def test_equal_start_times_are_told_apart_by_address(self):
+        group = online()
+        group.members_told({0: [OTHER]}, 5000)
+        assert group.rival_told(OTHER, Rival.LIVES, 1000, 5000) == [Register()]
+
+    def test_one_that_waits_elsewhere_is_named_though_no_name_server_knows_it(self):
+        group = online()
+        group.claimed(OTHER, 100)
+        assert group.wakeup_ms == 100
+        assert group.members_told({0: [OWN]}, 100) == [AskRival(OTHER)]
+        assert group.rival_told(OTHER, Rival.LIVES, 2000, 100) == []
+        assert OTHER in group.problem
+        assert group.members_told({0: [OWN]}, 5100) == [AskRival(OTHER)]
+        assert group.rival_told(OTHER, Rival.GONE, 0, 5100) == []
+        assert group.problem == ""
+
+
+class TestActing:
+    def test_the_lowest_id_acts_while_the_master_is_away(self):
+        group = online(1, acting=True)
+        assert not group.acts
+        assert group.members_told({1: [OWN], 2: [OTHER]}, 1000) == [Act(True), Register()]
+        assert group.members_told({1: [OWN]}, 2000) == []
+        assert group.members_told({0: [OTHER], 1: [OWN]}, 3000) == [Act(False), Register()]
+
+    def test_a_higher_id_does_not_act(self):
+        group = online(2, acting=True)
+        assert group.members_told({1: [OTHER], 2: [OWN]}, 1000) == []
+
+    def test_nobody_acts_where_it_is_off_or_unknown(self):
+        assert online(1).members_told({1: [OWN]}, 1000) == []
+        group = online(1, acting=True)
+        assert group.members_told(None, 1000) == []
+
+    def test_no_offsets_are_taken_for_a_master_that_may_have_fetched_them(self):
+        group = online(1, acting=True)
+        group.members_told({1: [OWN]}, 1000)
+        assert group.takes_offsets(1000)
+        group.master_announced(1000)
+        assert not group.takes_offsets(15_999)
+        assert group.takes_offsets(16_000), "it has not come"
+
+    def test_a_master_meets_each_member_before_it_takes_its_role(self):
+        group = core(0, acting=True, pre_online=True)
+        members = {1: ["a:1"], 2: ["b:1"]}
+        assert group.members_told(members, 0) == [Meet("a:1")]
+        assert group.met("a:1", "", 1) == [Meet("b:1")]
+        assert group.met("b:1", "its log is longer", 2) == []
+        assert "b:1: its log is longer" in group.problem
+        assert group.members_told(members, 1000) == [Meet("b:1")]
+        assert group.members_told({1: ["a:1"]}, 2000) == [TakeRole()], "b is gone"
+
+    def test_pre_online_waits_for_a_name_server(self):
+        group = core(0, acting=True, pre_online=True)
+        assert group.members_told(None, 0) == []
+        assert "name server" in group.problem
+        assert group.members_told({}, 1000) == [TakeRole()]
+
+
+@contextlib.asynccontextmanager
+async def name_server(**settings: object):
+    port = free_port()
+    service = NamesrvService(NamesrvConfig(listen_port=port, bind_address="127.0.0.1", **settings))
+    await service.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await service.close()
+
+
+@contextlib.asynccontextmanager
+async def broker(folder: Path, at: str, broker_id: int, role: str, *, acting: bool = False):
+    settings = {
+        "broker_role": role,
+        "broker_id": broker_id,
+        "namesrv_addr": at,
+        "enable_slave_acting_master": acting,
+    }
+    async with lone_broker(folder, broker=settings, ha_listen_port=free_port()) as rig:
+        yield rig
+
+
+async def commit(rig: Rig, offset: int, group: str = "g") -> int:
+    fields = {"consumerGroup": group, "topic": "T", "queueId": "0", "commitOffset": str(offset)}
+    return (await rig.ask(RequestCode.UPDATE_CONSUMER_OFFSET, fields)).code
+
+
+def committed(rig: Rig, group: str = "g") -> int:
+    return rig.service.tables.offsets.query(group, "T", 0)
+
+
+@pytest.fixture(autouse=True)
+def brisk(monkeypatch):
+    monkeypatch.setattr(group_watch, "LOOK_MS", 50)
+    monkeypatch.setattr(group_watch, "ACTING_LOOK_MS", 50)
+
+
+def test_the_second_master_of_one_id_takes_no_writes_until_the_first_is_gone(tmp_path):
+    """Java detects nothing: the name server's last registration wins, and both write."""
+
+    async def play():
+        async with name_server() as at, contextlib.AsyncExitStack() as first_life:
+            first = await first_life.enter_async_context(
+                broker(tmp_path / "1", at, 0, "ASYNC_MASTER")
+            )
+            await until(lambda: all(first.service.registrar.registered.values()))
+            async with broker(tmp_path / "2", at, 0, "ASYNC_MASTER") as second:
+                refused = await second.send()
+                assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+                assert second.service.store.max_phy_offset == 0
+                assert any(
+                    first.service.address in each for each in second.service.status.problems()
+                )
+                await until(lambda: first.service.status.problems() != [])
+                assert second.service.address in first.service.status.problems()[0]
+                assert (await first.send()).code == 0
+                await first_life.aclose()
+                await until(lambda: second.service.path.gate.role is Role.MASTER)
+                assert (await second.send()).code == 0
+                assert second.service.status.problems() == []
+
+    uvloop.run(play())
+
+
+def test_of_two_masters_that_started_apart_one_stands_back(tmp_path):
+    """They began before either was registered."""
+
+    async def play():
+        async with (
+            name_server() as at,
+            broker(tmp_path / "1", at, 0, "ASYNC_MASTER") as first,
+            contextlib.AsyncExitStack() as later,
+        ):
+            watch = later.enter_context(pytest.MonkeyPatch.context())
+            watch.setattr(group_watch.GroupWatch, "_members", nobody)
+            second = await later.enter_async_context(broker(tmp_path / "2", at, 0, "ASYNC_MASTER"))
+            assert (await second.send()).code == 0
+            watch.undo()
+            await until(lambda: second.service.path.gate.role is Role.FENCED)
+            refused = await second.send()
+            assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            assert first.service.address in refused.remark
+            assert (await first.send()).code == 0
+            await until(lambda: second.service.address in str(first.service.status.problems()))
+
+    uvloop.run(play())
+
+
+async def nobody(_watch: object) -> dict[int, set[str]]:
+    """The group as it was before the other one registered."""
+    return {}
+
+
+def test_the_second_slave_of_one_id_stays_out_of_the_group(tmp_path):
+    async def play():
+        async with (
+            name_server() as at,
+            broker(tmp_path / "m", at, 0, "ASYNC_MASTER") as m,
+            broker(tmp_path / "1", at, 1, "SLAVE") as first,
+        ):
+            assert (await m.send()).code == 0
+            await level(first, m)
+            async with broker(tmp_path / "2", at, 1, "SLAVE") as second:
+                assert any(
+                    first.service.address in each for each in second.service.status.problems()
+                )
+                await until(lambda: second.service.address in str(first.service.status.problems()))
+                assert second.service.store.max_phy_offset == 0
+                assert not any(second.service.registrar.registered.values())
+
+    uvloop.run(play())
+
+
+def test_a_slave_acts_for_its_master_and_gives_the_offsets_back(tmp_path):
+    """Reads and progress go on; writes are refused. The master that comes back has what was
+    committed meanwhile before it takes a write."""
+
+    async def play():
+        async with (
+            name_server(support_acting_master=True) as at,
+            broker(tmp_path / "s", at, 1, "SLAVE", acting=True) as s,
+        ):
+            async with broker(tmp_path / "m", at, 0, "SYNC_MASTER", acting=True) as m:
+                await until(lambda: m.service.replication.in_sync_count() == 2)
+                for n in range(5):
+                    assert (await m.send(body=b"%d" % n)).code == 0
+                assert await commit(m, 2) == 0
+                await until(lambda: committed(s) == 2)
+                assert await commit(s, 3) != 0, "the master keeps progress"
+            gate = s.service.path.gate
+            await until(lambda: gate.is_acting)
+            assert (await s.pull(offset=2)).code == 0
+            assert (await s.pull(offset=9)).code == ResponseCode.PULL_NOT_FOUND
+            assert await commit(s, 4) == 0
+            refused = await s.send()
+            assert refused.code != 0
+            assert any("acts for its master" in each for each in s.service.status.problems())
+            async with broker(tmp_path / "m", at, 0, "SYNC_MASTER", acting=True) as m:
+                await until(lambda: m.service.path.gate.role is Role.MASTER)
+                assert committed(m) == 4
+                assert (await m.send()).code == 0, "the slave follows before it takes writes"
+                await until(lambda: not gate.is_acting)
+                assert await commit(s, 5) != 0
+
+    uvloop.run(play())
+
+
+def test_a_master_that_lost_what_its_slave_holds_does_not_come_back_over_it(tmp_path):
+    """Java opens, and writes another history at the same offsets."""
+
+    async def play():
+        async with (
+            name_server(support_acting_master=True) as at,
+            broker(tmp_path / "s", at, 1, "SLAVE", acting=True) as s,
+        ):
+            async with broker(tmp_path / "m", at, 0, "SYNC_MASTER", acting=True) as m:
+                await until(lambda: m.service.replication.in_sync_count() == 2)
+                assert (await m.send()).code == 0
+            await until(lambda: s.service.path.gate.is_acting)
+            async with broker(tmp_path / "empty", at, 0, "SYNC_MASTER", acting=True) as m:
+                assert "it holds what this master has lost" in m.service.status.problems()[0]
+                assert (await m.send()).code == ResponseCode.SERVICE_NOT_AVAILABLE
+                assert (await s.pull(offset=0)).code == 0
+
+    uvloop.run(play())
+
+
+def test_queues_are_locked_at_an_acting_master(tmp_path):
+    async def play():
+        async with (
+            name_server(support_acting_master=True) as at,
+            broker(tmp_path / "s", at, 1, "SLAVE", acting=True) as s,
+        ):
+            await until(lambda: s.service.path.gate.is_acting)
+            body = (
+                b'{"clientId":"c","consumerGroup":"g","mqSet":'
+                b'[{"brokerName":"broker-a","queueId":0,"topic":"T"}]}'
+            )
+            reply = await s.ask(RequestCode.LOCK_BATCH_MQ, body=body)
+            assert reply.code == 0
+            assert b'"queueId":0' in reply.body
+            assert s.service.store.max_phy_offset == 0
+
+    uvloop.run(play())
+
+
+def test_906_and_908_are_answered_as_java_does(tmp_path):
+    async def play():
+        async with (
+            name_server() as at,
+            broker(tmp_path / "m", at, 0, "ASYNC_MASTER") as m,
+            broker(tmp_path / "s", at, 1, "SLAVE") as s,
+        ):
+            told = (await m.ask(RequestCode.EXCHANGE_BROKER_HA_INFO)).ext
+            assert told["masterAddress"] == m.service.address
+            assert told["masterHaAddress"] == m.service.config.ha_address
+            assert told["masterFlushOffset"] == "0"
+            assert "masterAddress" not in (await s.ask(RequestCode.EXCHANGE_BROKER_HA_INFO)).ext
+            fields = {"masterFlushOffset": "77"}
+            assert (await s.ask(RequestCode.RESET_MASTER_FLUSH_OFFSET, fields)).code == 0
+            info = HARuntimeInfo.decode((await s.ask(RequestCode.GET_BROKER_HA_STATUS)).body)
+            assert info.ha_client_runtime_info.master_flush_offset == 77
+
+    uvloop.run(play())
+
+
+def test_905_makes_it_look_at_once(tmp_path, monkeypatch):
+    async def play():
+        async with name_server() as at, broker(tmp_path / "s", at, 1, "SLAVE", acting=True) as s:
+            gate = s.service.path.gate
+            await until(lambda: gate.is_acting)
+            core = s.service.replication.classic.group.core
+            looked = asyncio.Event()
+            told = core.members_told
+            monkeypatch.setattr(core, "members_told", lambda *args: (looked.set(), told(*args))[1])
+            fields = {"minBrokerId": "0", "brokerName": "broker-a", "minBrokerAddr": OTHER}
+            assert (await s.ask(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, fields)).code == 0
+            await looked.wait()
+
+    monkeypatch.setattr(group_watch, "ACTING_LOOK_MS", 3_600_000)
+    uvloop.run(play())
