@@ -331,3 +331,19 @@ def test_a_frame_below_or_above_the_own_end_ends_the_connection(offset: int) -> 
     core = a_slave(100)
     effects = core.frame_received(FrameHead(offset, 50), 100, NOW)
     assert isinstance(effects[0], Hangup) and core.stage is Stage.WAIT
+
+
+def test_each_connection_begins_with_a_report_though_nothing_is_new() -> None:
+    """It says where the master goes on: without it nothing more comes."""
+    core = a_slave(7)
+    core.disconnected(NOW)
+    assert core.tick(core.wakeup_ms) == [Dial("m:10912")]
+    assert core.connected(7, 7, NOW) == [SendToMaster(encode_report(7))]
+
+
+def test_what_keeps_a_connection_up_reports_nothing_that_is_not_flushed() -> None:
+    core = a_slave(100, sync_flush=True)
+    core.frame_received(FrameHead(100, 20), 100, NOW)
+    core.body_received(memoryview(b"x" * 20))
+    assert core.turn_ended(120, 100, NOW) == [FlushTo(120)]
+    assert core.tick(core.wakeup_ms) == [SendToMaster(encode_report(100))]

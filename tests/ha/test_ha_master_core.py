@@ -114,6 +114,15 @@ def test_the_handshake_shows_the_whole_history(entries):
     assert [e.epoch for e in handshake.entries] == [1, 2, 3]
 
 
+def test_r41_after_its_first_ack_a_slave_acks_no_more_than_it_was_sent(entries):
+    """An empty one, too, whose first ack was measured by the end of our log."""
+    core = master(entries, written=1_000, window_bytes=100, batch_bytes=100)
+    following(core)
+    effects = core.acks_received(7, [100, 1_000], NOW)
+    (close,) = [e for e in effects if isinstance(e, CloseConnection)]
+    assert "ack of 1000" in close.reason and core.log.confirm_offset == 0
+
+
 def test_a_learner_receives_everything_and_counts_for_nothing(entries):
     core = master(entries, written=100, recorded=(1,))
     assert sent(following(core, async_learner=True)) == [(0, 100)]

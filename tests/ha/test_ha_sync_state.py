@@ -742,3 +742,37 @@ def test_who_is_not_connected_has_acked_nothing():
     follow(sync, 2, 0)
     sync.disconnected(2, 20, NOW)
     assert sync.follower(2).ack == -1
+
+
+def test_r13_who_was_joining_in_the_epoch_before_delays_nothing_in_the_next():
+    sync = state((1,), written=1_000, confirm=1_000)
+    follow(sync, 2, 900)
+    sync.appended(1_100, NOW)
+    sync.tick(NOW + 50)
+    assert sync.required_set == {1, 2}
+    effects = sync.begin_epoch(2, 1_100, recorded_set((1,), 6), NOW + 60)
+    assert sync.required_set == {1} and confirmed(effects) == [1_100]
+
+
+def test_r8_r42_the_time_for_tables_does_not_pass_while_we_stood_still():
+    sync = state((1, 2))
+    follow(sync, 2, 0, tables_awaited=True)
+    for now in range(NOW, NOW + 4_000, 50):
+        sync.acked(2, 20, 0, now)
+        sync.tick(now)
+    assert not proposed(sync.tick(NOW + 14_000))
+
+
+def test_r13_no_rate_lets_a_slave_join_from_beyond_the_limit():
+    """Confirming would stand still for all of a log that is as long as that."""
+    sync = state((1,), written=1 << 30, confirm=1 << 30)
+    sync.connected(2, 20, NOW)
+    for tick in range(5):
+        sync.acked(2, 20, tick * 200_000_000, NOW + tick * 100)
+        sync.tick(NOW + tick * 100)
+    assert sync.follower(2).rate == 2_000_000_000
+    limit = sync.policy.join_lag_bytes_max
+    sync.acked(2, 20, sync.log.written - limit - 1, NOW + 410)
+    assert not sync.joining
+    sync.acked(2, 20, sync.log.written - limit, NOW + 420)
+    assert sync.joining.keys() == {2}

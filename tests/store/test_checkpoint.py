@@ -1,10 +1,12 @@
 """The checkpoint: Java's five fields, and our recovery point behind its own CRC."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from power_cut import watching
 
+from batonmq.process import disk
 from batonmq.protocol.layout import CHECKPOINT_SIZE
 from batonmq.store.checkpoint import StoreCheckpoint
 
@@ -87,3 +89,18 @@ def test_a_file_of_another_length_reads_as_zero_and_is_put_right(
     checkpoint.flush()
     checkpoint.close()
     assert path.read_bytes() == bytes(CHECKPOINT_SIZE)
+
+
+def test_r45_what_found_no_room_is_written_by_the_next_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = StoreCheckpoint(tmp_path / "checkpoint")
+    checkpoint.flush()
+    checkpoint.confirm_phy_offset = 1234
+    with monkeypatch.context() as full:
+        full.setattr(disk, "pwrite", Mock(side_effect=OSError(28, "no room")))
+        with pytest.raises(OSError, match="no room"):
+            checkpoint.flush()
+    assert checkpoint.flush()
+    checkpoint.close()
+    assert StoreCheckpoint(tmp_path / "checkpoint").confirm_phy_offset == 1234

@@ -11,7 +11,7 @@ import pytest
 from batonmq.protocol.bodies import ConsumerOffsetSerializeWrapper
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.store.config_file import ConfigManager
-from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.store.consumer_offset import ConsumerOffsetManager, OldPositions
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
 
@@ -148,6 +148,7 @@ def test_r39_a_replica_that_begins_anew_keeps_no_offsets_of_its_own(tmp_path: Pa
     """The deletion of a topic may have expired with the log before."""
     manager = offsets_at(tmp_path)
     manager.commit("g", "T", 0, 5)
+    manager.delete_topic("another", 100)
     persist(manager)
     manager.begin_anew()
     assert not offsets_at(tmp_path).table
@@ -193,3 +194,22 @@ def test_a_write_that_found_no_room_is_done_again(
             write()
     write()
     assert offsets_at(tmp_path).query("g", "T", 0) == 7
+
+
+def test_a_commit_behind_the_last_write_is_in_the_next(tmp_path: Path) -> None:
+    manager = offsets_at(tmp_path)
+    for offset in (5, 7):
+        manager.commit("g", "T", 0, offset)
+        assert persist(manager)
+    assert not persist(manager)
+    assert offsets_at(tmp_path).query("g", "T", 0) == 7
+
+
+def test_r39_positions_are_old_again_after_each_deletion() -> None:
+    """A group that began in the topic made again holds positions of that one by then."""
+    old = OldPositions(lambda: 0)
+    old.deleted("T")
+    old.begins("g", "T", 0)
+    assert not old.is_old("g", "T", 0)
+    old.deleted("T")
+    assert old.is_old("g", "T", 0)

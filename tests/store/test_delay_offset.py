@@ -1,5 +1,6 @@
 """How far delays and timers are: what a master sends counts where it goes further (R30)."""
 
+import struct
 from pathlib import Path
 
 from batonmq.store.delay_offset import DelayOffsetManager, TimerProgress
@@ -38,3 +39,18 @@ def test_r27_writes_that_waited_do_not_bring_deliveries_back(tmp_path: Path) -> 
     again = DelayOffsetManager(tmp_path / "own.json")
     again.load()
     assert (again.table, again.timer) == ({}, TimerProgress())
+
+
+def test_r44_what_lies_above_the_ends_of_its_queues_goes_back_to_them(tmp_path: Path) -> None:
+    own = manager(tmp_path / "own.json", 5, {1: 7, 2: 3})
+    own.set_timer(TimerProgress(done_ms=50, next_offset=9, from_offset=8))
+    own.clamp(lambda level: 4, 6)
+    assert own.table == {1: 4, 2: 3}
+    assert own.timer == TimerProgress(done_ms=50, next_offset=6, from_offset=6)
+
+
+def test_java_reads_its_timers_from_no_later_than_now(tmp_path: Path) -> None:
+    own = DelayOffsetManager(tmp_path / "own.json", clock_ms=lambda: 100)
+    for done_ms, read_ms in ((500, 100), (60, 60)):
+        own.set_timer(TimerProgress(done_ms=done_ms, next_offset=3, from_offset=2))
+        assert struct.unpack(">7q", own.timer_check())[:4] == (read_ms, 0, 2, 2)
