@@ -32,6 +32,8 @@ from batonmq.broker.service import BrokerService
 from batonmq.broker.write.pending_acks import PendingAcks
 from batonmq.client.consumer.offset_store import RemoteOffsetStore
 from batonmq.client.consumer.options import MessageModel, PushConsumerOptions
+from batonmq.client.consumer.pull_consumer import PullConsumer
+from batonmq.client.consumer.pulling import PullResult, PullStatus
 from batonmq.client.consumer.push_consumer import PushConsumer
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.failover import HELD_GAP_MS, Silence, SilenceWatch
@@ -619,3 +621,41 @@ def test_ten_thousand_that_waited_too_long_are_refused_in_slices() -> None:
         calls += 1
         assert channel.replies == calls * SLICE
     assert channel.replies == MANY and len(relay) == 0
+
+
+def test_a_poll_looks_at_the_queues_that_changed(runner: asyncio.Runner) -> None:
+    """10,000 assigned queues are fetched a few in a turn; after that a message of one of them is
+    returned without a look at the others."""
+    queues = [MessageQueue("T", "b", number) for number in range(MANY)]
+    consumer = PullConsumer("g", name_servers="127.0.0.1:1")
+    arrivals: dict[MessageQueue, asyncio.Future[PullResult]] = {}
+
+    async def pull(queue: MessageQueue, *_: object, **__: object) -> PullResult:
+        arrivals[queue] = asyncio.get_running_loop().create_future()
+        return await arrivals[queue]
+
+    async def play() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("_check_running", "_subscribe_all"):
+                patch.setattr(consumer, name, AsyncMock() if "all" in name else Mock())
+            patch.setattr(consumer, "_first_position", AsyncMock(return_value=0))
+            patch.setattr(consumer, "_pull", pull)
+            consumer._subscriptions["T"] = Mock()
+            await consumer.assign(queues)
+            with counted_turns() as turns:
+                assert await consumer.poll(1) == []
+                await until(lambda: len(arrivals) == MANY)
+            assert turns.lines < MANY
+            for number in (7, MANY - 1):
+                found = PullResult(PullStatus.FOUND, 1, 0, 1, (Mock(queue_offset=0),))
+                arrivals.pop(queues[number]).set_result(found)
+                with counted_turns() as turns:
+                    assert await consumer.poll(1000) == list(found.messages)
+                assert turns.lines < LINES_MAX
+                assert consumer.position(queues[number]) == 1
+            assert set(arrivals) == set(queues) - {queues[MANY - 1]}
+            with counted_turns() as turns:
+                await consumer._forget(queues)
+            assert turns.lines < MANY
+
+    runner.run(play())

@@ -22,7 +22,7 @@ from batonmq.client.errors import ClientError, NoRouteError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.instance.topic_route import TopicRoute
-from batonmq.process.turns import gather_some
+from batonmq.process.turns import gather_some, in_turns
 from batonmq.protocol.bodies import TAG
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageExt, MessageQueue
@@ -78,7 +78,7 @@ class LitePullConsumer(PullConsumer):
     @property
     def assigned_queues(self) -> tuple[MessageQueue, ...]:
         """The queues that this member reads now, ascending."""
-        return self._assigned
+        return tuple(sorted(self._positions))
 
     def subscribe(self, topic: str, expression: str = ALL, *, expression_type: str = TAG) -> None:
         """Shares the topic's queues with the group; before `start`. Expressions as in
@@ -126,7 +126,7 @@ class LitePullConsumer(PullConsumer):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._running and self._shared:
-            await self._give_up(self._assigned)
+            await self._give_up(list(self._positions))
         elif self._running and self.options.auto_commit_ms is not None:
             await self._store(self._processed)
         await super().close()
@@ -135,12 +135,14 @@ class LitePullConsumer(PullConsumer):
         """As `PullConsumer.poll`; empty after the time-out also while this member has no queue.
         What earlier calls returned counts as processed."""
         self._check_running()
-        self._processed = dict(self._positions)
-        if self._shared and not self._assigned:
+        self._processed |= self._moved
+        self._moved = {}
+        if self._shared and not self._positions:
+            self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_ms / 1000):
                     await self._changed.wait()
-        if self._shared and not self._assigned:
+        if self._shared and not self._positions:
             return []
         return await super().poll(timeout_ms, max_messages=max_messages)
 
@@ -172,7 +174,7 @@ class LitePullConsumer(PullConsumer):
     async def _store(self, offsets: dict[MessageQueue, int]) -> None:
         """Commits what is not committed yet, up to the first failure: the rest has its turn later.
         A queue that was given away meanwhile is left out."""
-        for queue, offset in offsets.items():
+        async for queue, offset in in_turns(offsets.items()):
             if self._committed.get(queue) == offset or queue not in self._positions:
                 continue
             try:
@@ -194,7 +196,7 @@ class LitePullConsumer(PullConsumer):
         """Whether every topic's queues are shared out as the brokers say."""
         self._rebalance_now.clear()
         held: dict[str, list[MessageQueue]] = {}
-        for queue in self._assigned:
+        for queue in self._positions:
             held.setdefault(queue.topic, []).append(queue)
         settled = True
         for topic in sorted(self._shared):
@@ -223,9 +225,7 @@ class LitePullConsumer(PullConsumer):
         if not queues:
             return
         positions = await gather_some(self._first_position(queue) for queue in queues)
-        self._positions |= dict(zip(queues, positions, strict=True))
-        self._assigned = tuple(sorted({*self._assigned, *queues}))
-        self._has_changed()
+        self._begin_at(zip(queues, positions, strict=True))
         await _tell(self._on_assigned, queues)
 
     async def _give_up(self, queues: Collection[MessageQueue]) -> None:
@@ -233,17 +233,15 @@ class LitePullConsumer(PullConsumer):
         if not queues:
             return
         gone = set(queues)
-        self._assigned = tuple(queue for queue in self._assigned if queue not in gone)
-        await self._cancel_fetches(gone)
+        await self._forget(gone)
         await _tell(self._on_revoked, queues)
         if self.options.auto_commit_ms is not None:
             await self._store({q: at for q, at in self._processed.items() if q in gone})
         for queue in gone:
-            self._ready.pop(queue, None)
-            for table in (self._positions, self._processed, self._committed):
+            for table in (self._positions, self._processed, self._moved, self._committed):
                 table.pop(queue, None)
             self._paused.discard(queue)
-        self._has_changed()
+        await self._forget(gone)  # `seek` and `resume` may have begun to read it again
 
 
 async def _tell(callback: QueuesChanged | None, queues: Collection[MessageQueue]) -> None:

@@ -6,8 +6,10 @@ Origin: DefaultMQPullConsumer, DefaultLitePullConsumer (assign mode).
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import islice
 
 from batonmq.client.consumer.options import ConsumeFromWhere, ConsumeType
 from batonmq.client.consumer.pulling import (
@@ -15,18 +17,17 @@ from batonmq.client.consumer.pulling import (
     SUSPEND_MS,
     PullRequest,
     PullResult,
-    PullStatus,
     build_subscription,
     pull_at_master,
     read_pull_reply,
 )
 from batonmq.client.consumer.queue_calls import QueueCalls
 from batonmq.client.consumer.subscriber import Receiver
-from batonmq.client.errors import ClientError, NoRouteError
+from batonmq.client.errors import ClientError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.process.clock import boot_ms, wall_ms
-from batonmq.process.turns import gather_some
+from batonmq.process.turns import GATHERED_AT_ONCE, Pace, gather_some, in_turns
 from batonmq.protocol.bodies import SubscriptionData
 from batonmq.protocol.message import MessageExt, MessageQueue
 
@@ -50,16 +51,23 @@ class PullConsumer(Receiver):
         LAST)."""
         super().__init__(group, name_servers, client, client_options, from_where)
         self._calls = QueueCalls(self._client)
-        self._assigned: tuple[MessageQueue, ...] = ()
         self._positions: dict[MessageQueue, int] = {}
+        self._moved: dict[MessageQueue, int] = {}
+        """The positions that are new to a subclass, which empties it."""
+        self._due: dict[MessageQueue, None] = {}
+        """To be fetched, or paused."""
         self._fetches: dict[MessageQueue, asyncio.Task[PullResult]] = {}
-        self._ready: dict[MessageQueue, list[MessageExt]] = {}
+        self._done: deque[MessageQueue] = deque()
+        """Whose fetch has ended."""
+        self._ready: OrderedDict[MessageQueue, list[MessageExt]] = OrderedDict()
+        self._aside: dict[MessageQueue, list[MessageExt]] = {}
+        """As `_ready`, of paused queues."""
         self._paused: set[MessageQueue] = set()
         self._changed = asyncio.Event()
 
     async def close(self) -> None:
         """Commits nothing: what was polled and not committed is delivered again."""
-        await self._cancel_fetches(list(self._fetches))
+        await self._forget(list(self._fetches))
         await super().close()
 
     async def fetch_queues(self, topic: str, *, timeout_ms: int = 3000) -> tuple[MessageQueue, ...]:
@@ -100,8 +108,10 @@ class PullConsumer(Receiver):
         """Stores offsets at the brokers; default: the positions behind what `poll` returned."""
         self._check_running()
         deadline_ms = boot_ms() + timeout_ms
-        for queue, offset in sorted((self._positions if offsets is None else offsets).items()):
-            await self._calls.commit_offset(self.group, queue, offset, deadline_ms=deadline_ms)
+        await gather_some(
+            self._calls.commit_offset(self.group, queue, offset, deadline_ms=deadline_ms)
+            for queue, offset in sorted((self._positions if offsets is None else offsets).items())
+        )
 
     async def pull(
         self,
@@ -144,28 +154,45 @@ class PullConsumer(Receiver):
         return read_pull_reply(reply, request, address)
 
     async def _subscribed(self, topic: str, expression: str) -> SubscriptionData:
-        known = self._subscriptions.get(topic)
-        wanted = build_subscription(topic, expression, wall_ms())
-        if known is not None and known.sub_string == wanted.sub_string:
-            return known
-        self._subscriptions[topic] = wanted
-        # A broker serves pulls of a group only after its heartbeat.
-        route = await self._client.routes.get(topic)
-        await self._client.heartbeats.send(route.masters().values())
-        return wanted
+        await self._subscribe_all([topic], expression)
+        return self._subscriptions[topic]
+
+    async def _subscribe_all(self, topics: Iterable[str], expression: str) -> None:
+        """A broker serves pulls of a group only after its heartbeat."""
+        changed = []
+        async for topic in in_turns(topics):
+            known = self._subscriptions.get(topic)
+            wanted = build_subscription(topic, expression, wall_ms())
+            if known is None or known.sub_string != wanted.sub_string:
+                self._subscriptions[topic] = wanted
+                changed.append(topic)
+        routes = await gather_some(map(self._client.routes.get, changed))
+        if routes:
+            await self._client.heartbeats.send({a for r in routes for a in r.masters().values()})
 
     async def assign(self, queues: Iterable[MessageQueue], expression: str = ALL) -> None:
         """Replaces what `poll` reads. Positions begin at the committed offsets, or `from_where`."""
         self._check_running()
-        wanted = tuple(sorted(set(queues)))
-        await self._cancel_fetches(list(self._fetches))
-        for topic in sorted({q.topic for q in wanted}):
-            await self._subscribed(topic, expression)
-        positions = await gather_some(self._first_position(q) for q in wanted)
-        self._assigned = wanted
-        self._positions = dict(zip(wanted, positions, strict=True))
-        self._ready.clear()
+        wanted = sorted(set(queues))
+        await self._forget(list(self._fetches))
+        await self._subscribe_all(sorted({queue.topic for queue in wanted}), expression)
+        positions = await gather_some(map(self._first_position, wanted))
+        await self._forget(list(self._positions))
+        self._positions, self._moved = {}, {}
         self._paused.clear()
+        self._begin_at(zip(wanted, positions, strict=True))
+
+    def _begin_at(self, positions: Iterable[tuple[MessageQueue, int]]) -> None:
+        """From now on `poll` reads these queues, too."""
+        new = dict(positions)
+        self._positions |= new
+        self._moved |= new
+        self._due |= dict.fromkeys(new)
+        self._changed.set()
+
+    def _move(self, queue: MessageQueue, offset: int) -> None:
+        """Everything below `offset` was returned by `poll`, or is not for it."""
+        self._positions[queue] = self._moved[queue] = offset
 
     def position(self, queue: MessageQueue) -> int:
         """The offset behind the last message that `poll` returned of an assigned queue."""
@@ -176,25 +203,27 @@ class PullConsumer(Receiver):
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """`poll` continues at `offset` of this assigned queue."""
         self.position(queue)
-        await self._cancel_fetches([queue])
-        self._ready.pop(queue, None)
-        self._positions[queue] = offset
+        await self._forget([queue])
+        self._move(queue, offset)
+        self._due[queue] = None
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
         """`poll` returns nothing of these assigned queues until `resume`; their positions stay."""
         for queue in queues:
             self.position(queue)
             self._paused.add(queue)
+            if queue in self._ready:
+                self._aside[queue] = self._ready.pop(queue)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
         """`poll` goes on with these queues where it was."""
-        self._paused.difference_update(queues)
-        self._has_changed()
-
-    def _has_changed(self) -> None:
-        """Wakes a `poll` that waits: it may read other queues now."""
+        for queue in queues:
+            self._paused.discard(queue)
+            if queue in self._aside:
+                self._ready[queue] = self._aside.pop(queue)
+            elif queue in self._positions:
+                self._due[queue] = None
         self._changed.set()
-        self._changed = asyncio.Event()
 
     async def poll(self, timeout_ms: int = 1000, *, max_messages: int = 32) -> list[MessageExt]:
         """Messages of one or more assigned queues, each queue's in order; empty after the timeout.
@@ -203,75 +232,83 @@ class PullConsumer(Receiver):
         once. A queue whose broker cannot be reached raises only if no other queue has any.
         """
         self._check_running()
-        if not self._assigned:
+        if not self._positions:
             raise ClientError("no queue is assigned: call assign() first")
         began_ms, deadline_ms = wall_ms(), boot_ms() + timeout_ms
         while True:
+            self._changed.clear()
+            await self._collect()
             ready = self._take_ready(max_messages)
             if ready:
                 self._note_received(ready, began_ms)
                 return ready
-            self._start_fetches(max_messages)
+            await self._start_fetches(max_messages)
             left_ms = deadline_ms - boot_ms()
             if left_ms <= 0:
                 return []
-            changed = asyncio.ensure_future(self._changed.wait())
-            try:
-                done, _ = await asyncio.wait(
-                    [*self._fetches.values(), changed],
-                    timeout=left_ms / 1000,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-            finally:
-                changed.cancel()
-            self._collect(done)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_ms / 1000):
+                    await self._changed.wait()
 
-    def _start_fetches(self, max_messages: int) -> None:
-        for queue in self._assigned:
-            if not (queue in self._fetches or queue in self._ready or queue in self._paused):
-                self._fetches[queue] = asyncio.get_running_loop().create_task(
-                    self._pull(
-                        queue,
-                        self._positions[queue],
-                        max_messages,
-                        self._subscriptions[queue.topic],
-                        boot_ms() + 2 * SUSPEND_MS,
-                        block=True,
-                    )
+    async def _start_fetches(self, max_messages: int) -> None:
+        """For the queues that are due, a few in a turn."""
+        pace = Pace(GATHERED_AT_ONCE)
+        while self._due:
+            queue, _ = self._due.popitem()
+            if queue not in self._fetches and queue not in self._paused:
+                pull = self._pull(
+                    queue,
+                    self._positions[queue],
+                    max_messages,
+                    self._subscriptions[queue.topic],
+                    boot_ms() + 2 * SUSPEND_MS,
+                    block=True,
                 )
+                fetch = self._fetches[queue] = asyncio.get_running_loop().create_task(pull)
+                fetch.add_done_callback(partial(self._ended, queue))
+            await pace.step()
 
-    def _collect(self, done: Collection[asyncio.Future[Any]]) -> None:
+    def _ended(self, queue: MessageQueue, fetch: asyncio.Task[PullResult]) -> None:
+        if self._fetches.get(queue) is fetch:
+            self._done.append(queue)
+            self._changed.set()
+
+    async def _collect(self) -> None:
+        """What the fetches that have ended brought."""
         errors: list[BaseException] = []
-        for queue, fetch in list(self._fetches.items()):
-            if fetch not in done:
+        pace = Pace()
+        while self._done:
+            queue = self._done.popleft()
+            fetch = self._fetches.pop(queue, None)
+            if fetch is None or not fetch.done():
                 continue
-            del self._fetches[queue]
             error = fetch.exception()
-            if error is not None:
-                errors.append(error)
-                continue
-            result = fetch.result()
-            if result.status is PullStatus.FOUND and result.messages:
-                self._ready[queue] = list(result.messages)
+            if error is None and fetch.result().messages:
+                found = self._aside if queue in self._paused else self._ready
+                found[queue] = list(fetch.result().messages)
+            elif error is None:
+                self._move(queue, fetch.result().next_begin_offset)
+                self._due[queue] = None
             else:
-                self._positions[queue] = result.next_begin_offset
+                errors.append(error)
+                self._due[queue] = None
+            await pace.step()
         if errors and not self._ready:
             raise errors[0]
 
     def _take_ready(self, max_messages: int) -> list[MessageExt]:
         taken: list[MessageExt] = []
-        for queue in [queue for queue in self._ready if queue not in self._paused]:
-            room = max_messages - len(taken)
-            if room <= 0:
-                break
-            messages = self._ready[queue]
+        while self._ready and len(taken) < max_messages:
+            queue = next(iter(self._ready))
+            messages, room = self._ready[queue], max_messages - len(taken)
             part, rest = messages[:room], messages[room:]
             taken += part
-            self._positions[queue] = part[-1].queue_offset + 1
+            self._move(queue, part[-1].queue_offset + 1)
             if rest:
                 self._ready[queue] = rest
             else:
                 del self._ready[queue]
+                self._due[queue] = None
         return taken
 
     async def _first_position(self, queue: MessageQueue) -> int:
@@ -282,9 +319,14 @@ class PullConsumer(Receiver):
             return await self.max_offset(queue)
         return await self.min_offset(queue)
 
-    async def _cancel_fetches(self, queues: Iterable[MessageQueue]) -> None:
-        fetches = [f for q in queues if (f := self._fetches.pop(q, None)) is not None]
-        for fetch in fetches:
-            fetch.cancel()
-        with contextlib.suppress(NoRouteError):
+    async def _forget(self, queues: Iterable[MessageQueue]) -> None:
+        """What was fetched of these queues, or is under way. They are not due any more."""
+        left = iter(queues)
+        while some := list(islice(left, GATHERED_AT_ONCE)):
+            for queue in some:
+                for table in (self._due, self._ready, self._aside):
+                    table.pop(queue, None)
+            fetches = [self._fetches.pop(queue) for queue in some if queue in self._fetches]
+            for fetch in fetches:
+                fetch.cancel()
             await asyncio.gather(*fetches, return_exceptions=True)
