@@ -22,7 +22,13 @@ from batonmq.protocol.tags import tags_code
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.delay_levels import DelayLevels
 from batonmq.store.index_service import IndexService
-from batonmq.store.log_scan import LogScanner, bulk_pays, fault_behind, quick_record
+from batonmq.store.log_scan import (
+    BULK_DISPATCH_BYTES,
+    LogScanner,
+    bulk_pays,
+    fault_behind,
+    quick_record,
+)
 from batonmq.store.queue_table import Queue, QueueTable
 from batonmq.store.verified_log import VerifiedLog
 
@@ -213,7 +219,7 @@ class Dispatcher:
     def _dispatch_part(self, end: int, limit: int, touched: set[Queue], *, check_crc: bool) -> None:
         scanner = LogScanner(self._log, self.offset, end, check_crc=check_crc)
         try:
-            if not check_crc and bulk_pays(min(limit, end) - self.offset):
+            if not check_crc and bulk_pays(min(limit, end) - self.offset, BULK_DISPATCH_BYTES):
                 self._dispatch_in_bulk(scanner, limit, touched)
             self._dispatch_each(scanner, limit, touched, check_crc)
         finally:

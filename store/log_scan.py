@@ -52,8 +52,10 @@ _unpack_head = _HEAD.unpack_from
 _unpack_place: Final = _PLACE.unpack_from
 _crc32 = zlib.crc32
 
-# From so many bytes on numpy is quicker than a loop, and from so many also its import is paid.
-_BULK_BYTES: Final = 64 << 10
+# From so many bytes on numpy is quicker than a loop, and from so many also its import is paid. For
+# less, as a busy master sends in a turn, it costs up to half as much again.
+BULK_DISPATCH_BYTES: Final = 160 << 10
+_BULK_CHECK_BYTES: Final = 640 << 10
 _IMPORT_BYTES: Final = 32 << 20
 _BEFORE_BULK: Final = 8
 
@@ -61,9 +63,10 @@ _BEFORE_BULK: Final = 8
 QuickRecord = tuple[int, int, int, int, bytes, bytes | None, bytes | None, bytes | None]
 
 
-def bulk_pays(size: int) -> bool:
-    """Whether `size` bytes of the log are best read many records at a time, with numpy."""
-    return size >= _BULK_BYTES and ("numpy" in sys.modules or size >= _IMPORT_BYTES)
+def bulk_pays(size: int, least: int) -> bool:
+    """Whether `size` bytes of the log are best read many records at a time, with numpy. `least`:
+    from how many on that is quicker once numpy is there."""
+    return size >= least and ("numpy" in sys.modules or size >= _IMPORT_BYTES)
 
 
 def quick_record(
@@ -234,7 +237,9 @@ class LogScanner:
         offset = self.offset
         for number in itertools.count():
             # Many at once only behind some that are common: of other logs nothing is read twice.
-            if number == _BEFORE_BULK and bulk_pays(len(view) - (offset - start)):
+            if number == _BEFORE_BULK and bulk_pays(
+                len(view) - (offset - start), _BULK_CHECK_BYTES
+            ):
                 from batonmq.store.record_batch import checked_end
 
                 offset = checked_end(view, start, offset, segment_end)

@@ -43,7 +43,7 @@ def bulk(*, always: bool):
     """Whether everything is checked and dispatched in bulk, or nothing."""
     stack = ExitStack()
     for module in (dispatch, log_scan):
-        stack.enter_context(patch.object(module, "bulk_pays", lambda size: always))
+        stack.enter_context(patch.object(module, "bulk_pays", lambda size, least: always))
     stack.enter_context(patch.object(dispatch, "_BULK_ROWS", 1))
     return stack
 
