@@ -10,6 +10,7 @@ from typing import Final
 
 import grpc
 
+from batonmq.process.descriptors import LowDescriptors
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1.role_view import role_view_from_pb
 from batonmq.protocol.codes import ResponseCode
@@ -21,6 +22,7 @@ from batonmq.replicas_manager.events import (
     Event,
     SendHeartbeat,
     SendRegister,
+    SessionOpened,
     Unanswered,
     ViewReceived,
 )
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 
 GOODBYE_TIMEOUT_S: Final = 0.3
 ELECT_TIMEOUT_S: Final = 0.2
+LOW_HELD_S: Final = 5.0
+"""The longest that clients get high descriptors, where a controller is away."""
 UNANSWERED_TOLD: Final = 20
 """After so many registrations that nobody answered the log says what may be wrong."""
 
@@ -52,11 +56,17 @@ class GrpcLink:
         self._sessions: dict[str, ControllerSession] = {}
         self._calls: ControllerCalls | None = None
         self._unanswered = 0
+        self._opened: set[str] = set()
+        self._low: LowDescriptors | None = None
         self._reporter = EventReporter(
             config.broker_name, incarnation, self._channels, events.leader
         )
 
     def begin(self, facts: DurableFacts) -> None:
+        """The connections with the controllers get high descriptors: by their end a kill is
+        noticed, and those of thousands of clients would be closed before them."""
+        self._low = LowDescriptors()
+        asyncio.get_running_loop().call_later(LOW_HELD_S, self._low.free)
         self._calls = ControllerCalls(
             self._config,
             facts.check_code,
@@ -96,9 +106,16 @@ class GrpcLink:
                     address,
                     hello,
                     self._channels,
-                    self._events.step,
+                    self._session_event,
                     self._events.switch_requested,
                 )
+
+    def _session_event(self, event: Event) -> None:
+        if isinstance(event, SessionOpened) and self._low is not None:
+            self._opened.add(event.controller)
+            if len(self._opened) == len(self._config.controllers):
+                self._low.free()
+        self._events.step(event)
 
     def heartbeat(self, effect: SendHeartbeat, facts: LogFacts) -> None:
         session = self._sessions.get(effect.controller)
@@ -191,6 +208,8 @@ class GrpcLink:
         await asyncio.gather(*(session.close(reason, GOODBYE_TIMEOUT_S) for session in sessions))
 
     async def close(self) -> None:
+        if self._low is not None:
+            self._low.free()
         await self._reporter.close()
         if self._calls is not None:
             await self._calls.close()

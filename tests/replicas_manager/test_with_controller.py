@@ -5,6 +5,8 @@ Each story twice: over gRPC, and over remoting, as under RocketMQ's controllers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -224,6 +226,31 @@ def test_the_first_is_master_the_second_follows_and_joins_the_set(
         assert [first.manager.broker_id, second.manager.broker_id] == [1, 2]
 
     play(tmp_path, protocol, script)
+
+
+def peers_by_descriptor() -> list[tuple[int, int]]:
+    """(descriptor, port of the other end) of the sockets of this process that are connected."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as copy:
+            if copy.family in (socket.AF_INET, socket.AF_INET6):
+                found.append((int(name), copy.getpeername()[1]))
+    return found
+
+
+def test_clients_have_lower_descriptors_than_the_sessions(tmp_path: Path) -> None:
+    """Of a killed broker the kernel closes the highest first: by the end of its sessions the
+    controllers notice the kill, however many clients it had."""
+
+    async def script(group: Group) -> None:
+        await group.in_sync()
+        grpc_port = group.controller.config.self_peer.grpc_port
+        sessions = [fd for fd, peer in peers_by_descriptor() if peer == grpc_port]
+        assert len(sessions) == 2
+        with socket.socket() as client:
+            assert client.fileno() < min(sessions)
+
+    play(tmp_path, "grpc", script)
 
 
 def test_the_master_dies_and_its_slave_takes_over(tmp_path: Path, protocol: Protocol) -> None:

@@ -1,0 +1,43 @@
+"""Low descriptors are held for a while, and free again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import socket
+
+import pytest
+
+from batonmq.process.descriptors import HELD_MAX, LowDescriptors
+
+
+def open_now() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def test_what_is_opened_meanwhile_has_higher_numbers_than_what_comes_later() -> None:
+    before = open_now()
+    low = LowDescriptors()
+    with socket.socket() as session:
+        low.free()
+        low.free()
+        with socket.socket() as client:
+            assert client.fileno() < session.fileno()
+            allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            assert session.fileno() > min(HELD_MAX, allowed // 2)
+    assert open_now() == before
+
+
+def test_where_descriptors_run_out_none_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, left, dup = open_now(), iter(range(5)), os.dup
+
+    def scarce(descriptor: int) -> int:
+        if next(left, None) is None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return dup(descriptor)
+
+    monkeypatch.setattr(os, "dup", scarce)
+    low = LowDescriptors()
+    assert next(left, None) is None and open_now() == before
+    low.free()
