@@ -30,8 +30,9 @@ def parse_stat(text: str) -> ProcStat:
     return ProcStat(int(pid), command, fields[0], int(fields[11]) + int(fields[12]))
 
 
-def parse_status_kib(text: str, name: str) -> int:
-    """A memory line of /proc/PID/status, such as `RssAnon`, in KiB. Raises KeyError if absent."""
+def parse_memory_kib(text: str, name: str) -> int:
+    """A memory line of /proc/PID/smaps_rollup, such as `Pss_Anon`, in KiB. Raises KeyError if it is
+    absent."""
     for line in text.splitlines():
         key, _, value = line.partition(":")
         if key == name:
@@ -50,9 +51,10 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     return sum(parse_stat(_read(pid, "stat")).cpu_ticks for pid in pids) / CLOCK_TICKS
 
 
-def rss_anon_mib(pids: Iterable[int]) -> float:
-    """Anonymous resident memory of these processes together, MiB."""
-    return sum(parse_status_kib(_read(pid, "status"), "RssAnon") for pid in pids) / 1024
+def anon_mib(pids: Iterable[int]) -> float:
+    """Anonymous resident memory of these processes together, MiB; of a page that processes share
+    since a fork each has its part."""
+    return sum(parse_memory_kib(_read(pid, "smaps_rollup"), "Pss_Anon") for pid in pids) / 1024
 
 
 def _read(pid: int, name: str) -> str:

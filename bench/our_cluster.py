@@ -6,6 +6,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bench.side import BROKERS, NAME_SERVERS, Side
 from lab.processes import is_running, wait_for
 from lab.stores import wipe
@@ -51,7 +53,9 @@ class OurCluster(Side):
         return [int(node["pid"]) for node in self._up.document["nameServers"]]
 
     def supervisor_pids(self) -> list[int]:
-        return [int(self._up.document["supervisorPid"])]
+        up = psutil.Process(int(self._up.document["supervisorPid"]))
+        servers = self.serving_pids()
+        return [up.pid, *(child.pid for child in up.children() if child.pid not in servers)]
 
     def kill_broker(self, address: str) -> None:
         self._signalled[address] = self.broker_pid(address)

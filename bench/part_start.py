@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from bench.cpu import CpuMeter, rss_anon_mib
+from bench.cpu import CpuMeter, anon_mib
 from bench.report import Mark, Row
 from bench.run import Part, Run, progress
 from bench.side import SideError
@@ -17,8 +17,8 @@ START_LIMIT_S = 120.0
 def rows() -> list[Row]:
     return [
         Row("cold_start", "cold start to the first acked write", "s", "less", Mark(limit=2.0)),
-        Row("memory", "RssAnon of the idle cluster", "MiB", "less", Mark(limit=350)),
-        Row("memory_supervisor", "  and of `batonmq up` itself", "MiB", "less"),
+        Row("memory", "anonymous memory of the idle cluster", "MiB", "less", Mark(limit=350)),
+        Row("memory_supervisor", "  and of `batonmq up` with its fork server", "MiB", "less"),
         Row("idle_cpu", "idle processor use", "% of a core", "less", Mark(limit=10)),
         Row("idle_cpu_supervisor", "  and of `batonmq up` itself", "% of a core", "less"),
     ]
@@ -54,7 +54,7 @@ def _round(run: Run, name: str, table: dict[str, Row]) -> None:
         meter = CpuMeter(groups)
         time.sleep(run.seconds(30, 5))
         use = meter.stop()
-        memory = {what: rss_anon_mib(pids) for what, pids in groups.items() if pids}
+        memory = {what: anon_mib(pids) for what, pids in groups.items() if pids}
     percent = {what: 100 * used / use.wall_s for what, used in use.seconds.items()}
     table["cold_start"].samples(name).append(cold)
     table["memory"].samples(name).append(memory["serving"])
@@ -62,7 +62,7 @@ def _round(run: Run, name: str, table: dict[str, Row]) -> None:
     if "supervisor" in memory:
         table["memory_supervisor"].samples(name).append(memory["supervisor"])
         table["idle_cpu_supervisor"].samples(name).append(percent["supervisor"])
-    seen = {"coldStartS": cold, "fullSetS": level, "rssAnonMiB": memory, "idlePercent": percent}
+    seen = {"coldStartS": cold, "fullSetS": level, "anonMiB": memory, "idlePercent": percent}
     run.note("start", name, seen, use.others_percent)
     progress(
         f"  first ack {cold:.2f} s, full set {level:.2f} s, {memory['serving']:.0f} MiB,"

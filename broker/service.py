@@ -66,7 +66,7 @@ from batonmq.store.topic_config import TopicConfigManager, topic_config
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.1
+TICK_S = 0.25
 WARM_UP_AFTER_S = 1.0
 SECOND_MS = 1000
 CLIENT_SCAN_MS = 10_000

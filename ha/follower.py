@@ -40,6 +40,11 @@ class SyncPolicy:
     retry_ms: int = 50
     retry_ms_max: int = 1_000
     tick_ms: int = 50
+    calm_tick_ms: int = 200
+    """The same while no replica is late, or to be added."""
+    calm_ack_ms: int = 300
+    """Who has not acked for so long is looked at every `tick_ms`: that is below `slave_silent_ms`
+    by more than a calm tick."""
     stall_ms: int = 100
     """R8: a tick that comes later than this shifts every deadline by which others are judged."""
 
@@ -113,6 +118,16 @@ class Follower:
         lag = written - self.ack
         within_reach = max(policy.join_near_bytes, self.rate * policy.join_ms / 1000)
         return lag <= min(within_reach, policy.join_lag_bytes_max)
+
+    def is_calm(self, policy: SyncPolicy, unacked_ms: int | None, now_ms: int) -> bool:
+        """Whether it follows, acked a moment ago, and leaves no byte unacked that is older:
+        `unacked_ms` is when the oldest one was written. Then nothing is due before the next calm
+        tick, and R8 loses nothing by it."""
+        return (
+            self.following
+            and now_ms - self.ack_ms <= policy.calm_ack_ms
+            and (unacked_ms is None or now_ms - unacked_ms <= policy.tick_ms)
+        )
 
     def joined(self, now_ms: int) -> None:
         """It is a member from now on."""

@@ -175,7 +175,7 @@ class MasterCore:
         self.policy = policy
         self.min_offset = min_offset
         self.connections: dict[int, SlaveConnection] = {}
-        self.wakeup_ms = now_ms + sync.policy.tick_ms
+        self.wakeup_ms = now_ms + sync.tick_ms
         self._half_window = policy.window_bytes // 2
         self._entries = with_ends(entries)
         self._following: dict[int, SlaveConnection] = {}
@@ -405,7 +405,7 @@ class MasterCore:
     def tick(self, now_ms: int) -> list[MasterEffect]:
         """Heartbeats, housekeeping, and the set's own deadlines. Due whenever `wakeup_ms` is."""
         effects: list[MasterEffect] = list(self.sync.tick(now_ms))
-        self.wakeup_ms = now_ms + self.sync.policy.tick_ms
+        self.wakeup_ms = now_ms + self.sync.tick_ms
         policy = self.policy
         for connection in list(self.connections.values()):
             if now_ms - connection.read_ms >= policy.housekeeping_ms:

@@ -168,6 +168,8 @@ class SyncState:
         self._retry_at_ms = now_ms
         self._retry = Backoff(policy.retry_ms, policy.retry_ms_max)
         self._ticked_ms = now_ms
+        self.tick_ms = policy.tick_ms
+        """How long after the last tick the next one is due."""
         self._renew_required()
 
     # -- reading
@@ -340,8 +342,8 @@ class SyncState:
         return self._settle(now_ms)
 
     def tick(self, now_ms: int) -> list[SyncEffect]:
-        """To be called every `policy.tick_ms`."""
-        late_ms = now_ms - self._ticked_ms - self.policy.tick_ms
+        """To be called `tick_ms` after the last call, at the latest."""
+        late_ms = now_ms - self._ticked_ms - self.tick_ms
         self._ticked_ms = now_ms
         if late_ms > self.policy.stall_ms:
             self._postpone(late_ms)
@@ -351,7 +353,18 @@ class SyncState:
             self._followers[broker_id].joined_in_vain(self.policy, now_ms)
         if expired:
             self._renew_required()
-        return self._settle(now_ms)
+        effects = self._settle(now_ms)
+        is_calm = (
+            self.proposal is None
+            and self._followers.keys() == self.recorded - {self.broker_id}
+            and all(
+                each.is_calm(self.policy, self.log.written_ms(each.held), now_ms)
+                and each.holds_tables(self.master_epoch)
+                for each in self._followers.values()
+            )
+        )
+        self.tick_ms = self.policy.calm_tick_ms if is_calm else self.policy.tick_ms
+        return effects
 
     # -- decisions
 

@@ -31,7 +31,7 @@ LISTEN_FDS_START: Final = 3
 READY: Final = b"READY=1"
 STOPPING: Final = b"STOPPING=1"
 WATCHDOG: Final = b"WATCHDOG=1"
-FEEDS: Final = 8
+FEEDS: Final = 4
 """How often it is fed within the time-out: a few may be late."""
 
 

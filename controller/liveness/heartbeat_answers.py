@@ -19,8 +19,8 @@ from batonmq.proto.controller.v1 import controller_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-STALL_MS: Final = 250
-"""Others elect a new leader after 300 ms without this one's heartbeats, sent every 50 ms."""
+STALL_MS: Final = 200
+"""Others elect a new leader after 300 ms without this one's heartbeats, sent every 90 ms."""
 CONFIRM_TIMEOUT_MS: Final = 300
 CONFIRM_AGAIN_MS: Final = 10
 

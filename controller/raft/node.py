@@ -69,7 +69,11 @@ _UNKNOWN: Final = {
 }
 
 _EXIT_FATAL: Final = 70
-_FOLLOWER_TICKS: Final = 4
+_DEADLINES: Final = {
+    _FOLLOWER: "_SyncObj__raftElectionDeadline",
+    _LEADER: "_SyncObj__newAppendEntriesTime",
+}
+_TICKS_MOST: Final = 4
 _JUST_AFTER_S: Final = 0.001
 
 SNAPSHOT_NAME: Final = "snapshot"
@@ -158,11 +162,12 @@ class _Node(SyncObj):  # type: ignore[misc]
 
     def _wait_s(self, tick_s: float) -> float:
         """How long a turn of the tick thread waits. Messages and commands wake it at once; what a
-        follower that is connected to all others has to do by itself is to stand for election."""
-        if self.raft_state != _FOLLOWER or self.transport.is_apart:
+        node that is connected to all others has to do by itself is, as a follower, to stand for
+        election, and as a leader to send heartbeats."""
+        if self.transport.is_apart or self.raft_state not in _DEADLINES:
             return tick_s
-        left_s = float(self._SyncObj__raftElectionDeadline) - boot_s()
-        return min(max(0.0, left_s) + _JUST_AFTER_S, _FOLLOWER_TICKS * tick_s)
+        left_s = float(getattr(self, _DEADLINES[self.raft_state])) - boot_s()
+        return min(max(0.0, left_s) + _JUST_AFTER_S, _TICKS_MOST * tick_s)
 
     @property
     def raft_state(self) -> int:

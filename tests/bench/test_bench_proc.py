@@ -8,11 +8,11 @@ import pytest
 
 from bench.cpu import (
     CpuUse,
+    anon_mib,
     cpu_seconds,
     parse_busy_ticks,
+    parse_memory_kib,
     parse_stat,
-    parse_status_kib,
-    rss_anon_mib,
 )
 
 STAT = (
@@ -27,15 +27,15 @@ def test_stat_of_a_command_with_blanks_and_brackets() -> None:
 
 
 def test_status_line_in_kib() -> None:
-    text = "Name:\tjava\nVmRSS:\t  900 kB\nRssAnon:\t  512 kB\n"
-    assert parse_status_kib(text, "RssAnon") == 512
+    text = "00400000-7ff0 ---p 00000000 00:00 0 [rollup]\nRss:  900 kB\nPss_Anon:\t  512 kB\n"
+    assert parse_memory_kib(text, "Pss_Anon") == 512
     with pytest.raises(KeyError):
-        parse_status_kib(text, "RssShmem")
+        parse_memory_kib(text, "Pss_Shmem")
 
 
 def test_this_process_can_be_read() -> None:
     assert cpu_seconds([os.getpid()]) >= 0
-    assert rss_anon_mib([os.getpid()]) > 1
+    assert anon_mib([os.getpid()]) > 1
 
 
 def test_busy_is_all_but_idle_and_waiting() -> None:

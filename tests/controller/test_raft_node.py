@@ -39,6 +39,7 @@ def test_the_pinned_version_still_has_the_names_the_hooks_stand_on() -> None:
         "Serializer",
         "_SyncObj__raftLog",
         "_SyncObj__raftElectionDeadline",
+        "_SyncObj__newAppendEntriesTime",
         "_SyncObj__lastResponseTime",
         "_SyncObj__otherNodes",
         "_SyncObj__transport",
@@ -66,19 +67,22 @@ def test_the_pinned_version_still_has_the_names_the_hooks_stand_on() -> None:
     assert "_unknownConnections" in TCPTransport.__init__.__code__.co_names
 
 
-def test_a_connected_follower_waits_for_its_election_deadline_and_not_for_ticks() -> None:
-    """A deadline is met sooner than by ticks, and idle followers are woken by messages only."""
+def test_a_connected_node_waits_for_its_deadline_and_not_for_ticks() -> None:
+    """A deadline is met sooner than by ticks; between heartbeats only messages wake a node."""
 
     def wait_s(state: int, left_s: float, *, is_apart: bool = False) -> float:
         node = SimpleNamespace(raft_state=state, transport=SimpleNamespace(is_apart=is_apart))
-        node._SyncObj__raftElectionDeadline = boot_s() + left_s
+        of = "newAppendEntriesTime" if state == leader else "raftElectionDeadline"
+        setattr(node, f"_SyncObj__{of}", boot_s() + left_s)
         return _Node._wait_s(node, 0.05)  # type: ignore[arg-type]
 
     follower, leader = _RAFT_STATE.FOLLOWER, _RAFT_STATE.LEADER
     assert wait_s(follower, 100) == wait_s(follower, math.inf) == 0.2
-    assert 0 < wait_s(follower, -100) < 0.002
-    assert wait_s(follower, 100, is_apart=True) == 0.05, "it dials at every tick"
-    assert wait_s(leader, 100) == wait_s(_RAFT_STATE.CANDIDATE, 100) == 0.05
+    for state in (follower, leader):
+        assert 0 < wait_s(state, -100) < 0.002
+        assert wait_s(state, 0.09) < 0.092
+        assert wait_s(state, 100, is_apart=True) == 0.05, "it dials at every tick"
+    assert wait_s(_RAFT_STATE.CANDIDATE, 100) == 0.05
 
 
 def test_settings_are_those_of_the_audit_and_unknown_names_are_refused() -> None:

@@ -492,6 +492,27 @@ def test_r14_coming_back_without_progress_is_being_behind():
     assert first_removal(sync, write, 3_000) == 600
 
 
+@pytest.mark.parametrize("hangs_at", [NOW + 1_010, NOW + 1_100, NOW + 1_190])
+def test_r14_calm_ticks_judge_a_slave_as_early_as_quick_ones(hangs_at):
+    """While all is well a tick each 200 ms is enough: who hangs is looked at more often long before
+    its time is up."""
+    sync = state((1, 2))
+    follow(sync, 2, 0)
+    now = ticked = acked = NOW
+    pauses, removed = set(), False
+    while not removed:
+        now += 10
+        if now < hangs_at and now % 100 == 0:
+            acked = now
+            sync.acked(2, 20, 0, now)
+        if now == ticked + sync.tick_ms:
+            ticked = now
+            pauses.add(sync.tick_ms)
+            removed = any(proposal.remove == {2} for proposal in proposed(sync.tick(now)))
+    assert pauses == {sync.policy.tick_ms, sync.policy.calm_tick_ms}
+    assert 600 <= now - acked < 650
+
+
 def test_r14_a_slave_that_acks_200_ms_late_stays():
     sync = state((1, 2))
     follow(sync, 2, 0)
