@@ -13,41 +13,30 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bench.cpu import CpuMeter, CpuUse
+from bench.cpu import CpuMeter
+from bench.load_loop import Phase, Target, write
 from bench.our_cluster import OurCluster
 from bench.store_scale import measure_store
 from lab import frames
 from lab.connection import Connection, ask
 from lab.processes import wait_for
 
-IN_FLIGHT: Final = 16
 BODY: Final = b"x" * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """`gap_s`: the longest time between two acks. `elections` counts new masterEpochs."""
-
-    acked: int
-    seconds: float
-    gap_s: float
-    use: CpuUse
-    elections: int
-
-    def text(self) -> str:
-        each = self.use.micros_per(self.acked)
-        return (
-            f"{self.acked / self.seconds:8,.0f} sends/s, longest gap {self.gap_s * 1000:6.0f} ms,"
-            f" master {each['master']:4.0f} + slave {each['slave']:4.0f} us,"
-            f" name servers {each['name_servers']:4.0f} us per send,"
-            f" {self.elections} elections, others used {self.use.others_percent:.0f} %"
-        )
+def text_of(phase: Phase, elections: int) -> str:
+    """`elections` counts new masterEpochs."""
+    each = phase.use.micros_per(phase.acked)
+    return (
+        f"{phase.per_second:8,.0f} sends/s, longest gap {phase.gap_s * 1000:6.0f} ms,"
+        f" master {each['master']:4.0f} + slave {each['slave']:4.0f} us,"
+        f" name servers {each['name_servers']:4.0f} us per send,"
+        f" {elections} elections, others used {phase.use.others_percent:.0f} %"
+    )
 
 
 def places(queues: int, per_topic: int) -> list[tuple[str, int]]:
@@ -60,43 +49,24 @@ def epoch_of(side: OurCluster, address: str) -> int:
     return int(info["masterEpoch"])
 
 
-def write(side: OurCluster, targets: Iterator[tuple[str, int]], per_topic: int) -> Phase:
-    """Sends until `targets` end. Raises RuntimeError for a send that was refused."""
-    master = side.master()
+def meter_of(side: OurCluster, master: str) -> CpuMeter:
     slaves = [side.broker_pid(address) for address in side.brokers if address != master]
-    epoch = epoch_of(side, master)
-    meter = CpuMeter(
+    return CpuMeter(
         {
             "master": [side.broker_pid(master)],
             "slave": slaves,
             "name_servers": side.name_server_pids(),
         }
     )
-    under_way: deque[int] = deque()
-    acked, gap_s = 0, 0.0
-    began = last = time.monotonic()
+
+
+def written(side: OurCluster, places: Iterator[tuple[str, int]], per_topic: int) -> str:
+    master = side.master()
+    epoch = epoch_of(side, master)
     with Connection(master, timeout_s=60) as connection:
-
-        def take() -> None:
-            nonlocal acked, gap_s, last
-            reply = connection.take()
-            if reply.code != frames.OK:
-                raise RuntimeError(f"send {acked}: code {reply.code} {reply.remark}")
-            now = time.monotonic()
-            gap_s, last = max(gap_s, now - last), now
-            acked += 1
-            under_way.popleft()
-
-        for topic, queue_id in targets:
-            if len(under_way) == IN_FLIGHT:
-                take()
-            fields = frames.send_ext(topic, queue_id, queues=per_topic)
-            under_way.append(connection.post(frames.SEND_V2, fields, BODY))
-        while under_way:
-            take()
-    seconds = time.monotonic() - began
-    use = meter.stop()
-    return Phase(acked, seconds, gap_s, use, epoch_of(side, side.master()) - epoch)
+        targets = (Target(connection, *place, per_topic) for place in places)
+        phase = write(targets, BODY, meter_of(side, master))
+    return text_of(phase, epoch_of(side, side.master()) - epoch)
 
 
 def over_and_over(found: list[tuple[str, int]], seconds: float) -> Iterator[tuple[str, int]]:
@@ -125,12 +95,10 @@ def measure(folder: Path, queues: int, per_topic: int, seconds: float) -> None:
         side.spawn()
         side.wait_whole()
         print(f"{queues} queues", flush=True)
-        print(f"  first sends   {write(side, iter(found), per_topic).text()}", flush=True)
+        print(f"  first sends   {written(side, iter(found), per_topic)}", flush=True)
         for _ in range(2):
-            print(
-                f"  in turn       {write(side, over_and_over(found, seconds), per_topic).text()}",
-                flush=True,
-            )
+            again = over_and_over(found, seconds)
+            print(f"  in turn       {written(side, again, per_topic)}", flush=True)
         print(f"  {killed(side)}", flush=True)
 
 

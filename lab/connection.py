@@ -72,6 +72,10 @@ class Connection:
     def write(self, data: bytes) -> None:
         self._socket.sendall(data)
 
+    def fileno(self) -> int:
+        """For selectors: readable when there is something that nobody has taken."""
+        return self._socket.fileno()
+
     def is_closed_by_peer(self) -> bool:
         """Waits for the peer to close; True if it did, False if it sent something instead."""
         try:

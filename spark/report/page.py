@@ -40,6 +40,7 @@ class Figure:
     layout: dict[str, Any]
 
 
+_PACKAGE: Final = "batonmq.spark.report"
 _TEXTS: Final[dict[str, Callable[[Any], str]]] = {
     "moment": moment_text, "duration": duration_text, "bytes": bytes_text, "count": count_text,
     "rate": rate_text, "kind": kind_label, "offset": "{:,}".format, "times": "{:.2f}".format,
@@ -59,7 +60,7 @@ def _group_names(names: Sequence[str]) -> str:
 
 def _environment() -> jinja2.Environment:
     made = jinja2.Environment(
-        loader=jinja2.PackageLoader("batonmq.spark.report"),
+        loader=jinja2.PackageLoader(_PACKAGE),
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         extensions=["jinja2.ext.do"],
     )  # fmt: skip
@@ -72,16 +73,21 @@ def _environment() -> jinja2.Environment:
 _ENVIRONMENT: Final = _environment()
 
 
-def render(template: str, facts: dict[str, Any]) -> str:
-    """The page as HTML. Raises ValueError for a number that JSON has not."""
-    return _ENVIRONMENT.get_template(template).render(toc=[], **facts)
+def render(template: str, facts: dict[str, Any], folder: Path | None = None) -> str:
+    """The page as HTML. `folder`: of a template that is not among those beside this file. Raises
+    ValueError for a number that JSON has not."""
+    made = _ENVIRONMENT
+    if folder is not None:
+        own = jinja2.FileSystemLoader(folder)
+        made = made.overlay(loader=jinja2.ChoiceLoader([own, jinja2.PackageLoader(_PACKAGE)]))
+    return made.get_template(template).render(toc=[], **facts)
 
 
-def write_page(path: str, template: str, facts: dict[str, Any]) -> str:
+def write_page(path: str, template: str, facts: dict[str, Any], folder: Path | None = None) -> str:
     """Write it whole or not at all; the path again. Raises OSError that names it."""
     place = Path(path)
     unready = place.with_name(f".{place.name}.{os.getpid()}")
-    text = render(template, facts)
+    text = render(template, facts, folder)
     try:
         with unready.open("w", encoding="utf-8") as file:
             file.write(text)
