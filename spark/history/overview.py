@@ -7,7 +7,7 @@ what a controller should have. Free of Spark.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -97,25 +97,21 @@ class Overview:
     highs: dict[tuple[str, int], Place] = field(default_factory=dict)
     damaged: dict[str, tuple[int, int, str]] = field(default_factory=dict)
 
-    def add(self, lines: Iterable[Line | Damage]) -> Overview:
-        """Take all of them; itself."""
-        groups, lows, highs = self.groups, self.lows, self.highs
-        for line in lines:
-            if isinstance(line, Damage):
-                self._damage(line.file, (1, line.offset, line.reason))
-                continue
-            event = line.event
-            seen = groups.get((event.log, event.broker_name))
-            if seen is None:
-                seen = groups[event.log, event.broker_name] = _GroupSeen()
-                self.begins.setdefault(event.log, event.time_ms)
-            place, who = (event.raft_index, event.part), (event.log, line.rank)
-            if who not in lows or place < lows[who]:
-                lows[who] = place
-            if who not in highs or place > highs[who]:
-                highs[who] = place
-            self._add(seen, event)
-        return self
+    def add(self, line: Line | Damage) -> None:
+        if isinstance(line, Damage):
+            self._damage(line.file, (1, line.offset, line.reason))
+            return
+        event, lows, highs = line.event, self.lows, self.highs
+        seen = self.groups.get((event.log, event.broker_name))
+        if seen is None:
+            seen = self.groups[event.log, event.broker_name] = _GroupSeen()
+            self.begins.setdefault(event.log, event.time_ms)
+        place, who = (event.raft_index, event.part), (event.log, line.rank)
+        if who not in lows or place < lows[who]:
+            lows[who] = place
+        if who not in highs or place > highs[who]:
+            highs[who] = place
+        self._add(seen, event)
 
     def _add(self, seen: _GroupSeen, event: HistoryEvent) -> None:
         time_ms = event.time_ms
@@ -139,8 +135,8 @@ class Overview:
         lines, offset, reason = self.damaged.get(file, (0, *other[1:]))
         self.damaged[file] = (lines + other[0], *min((offset, reason), other[1:]))
 
-    def merge(self, other: Overview) -> Overview:
-        """Take what another part has seen; itself."""
+    def merge(self, other: Overview) -> None:
+        """Take what another part has seen."""
         for key, theirs in other.groups.items():
             seen = self.groups.setdefault(key, _GroupSeen())
             for span in theirs.spans:
@@ -156,7 +152,6 @@ class Overview:
             self.highs[who] = max(other.highs[who], self.highs.get(who, other.highs[who]))
         for file, damage in other.damaged.items():
             self._damage(file, damage)
-        return self
 
     def facts(self) -> Facts:
         """Raises ValueError for too many logs: not one cluster's history."""

@@ -1,35 +1,47 @@
-"""One run: read, look over, fold each group, write. The engine decides only where the fold runs.
+"""One run: read and look over, fold each group, write. An engine runs the two steps.
 
-On this machine the lines are sorted in memory; Spark shuffles them and gives each task whole
-groups. Rows, files and summary come from the same functions. Free of Spark.
+Each task of the first one sorts the lines of a piece, each of the second one merges those of some
+groups, so that no task holds a history. Free of Spark.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
 
 from batonmq.spark.history import epoch_files, findings
 from batonmq.spark.history.epoch_files import GroupFiles
 from batonmq.spark.history.findings import Finding
 from batonmq.spark.history.group_tables import Known, fold_lines
-from batonmq.spark.history.lines import Plan, plan_files, plan_parquet
-from batonmq.spark.history.overview import DAY_MS, Facts, Overview
+from batonmq.spark.history.lines import Plan, Source, plan_files, plan_parquet
+from batonmq.spark.history.overview import DAY_MS, Overview
 from batonmq.spark.history.summary import FindingSums, GroupSums, summarise
 from batonmq.spark.history.tables import TABLES, TableFiles, TimeSpan, write_empty
 from batonmq.spark.read.damage import Damage
+from batonmq.spark.steps.engine import Engine
+from batonmq.spark.steps.exchange import Exchange
 from batonmq.spark.steps.result_folder import PARQUET, ResultFolder
+from batonmq.spark.steps.tables import table_of
 
-LOCAL_BYTES: Final = 64 << 20
-"""Histories of at most so many bytes, as lines of text, are folded on this machine: some 200,000
-lines, in less time than Spark takes to start."""
 SPLIT_BYTES: Final = 32 << 20
+_ROWS: Final = 512
+_LINES: Final = pa.schema(
+    [
+        ("group", pa.string()), ("log", pa.string()), ("raft_index", pa.int64()),
+        ("part", pa.int64()), ("rank", pa.int32()), ("offset", pa.int64()), ("line", pa.binary()),
+    ]
+)  # fmt: skip
+Row = tuple[str, str, int, int, int, int, bytes]
+"""Of _LINES, which ascend so: group, log, raft index, part, controller, offset, line."""
 
 Step = Callable[[str], AbstractContextManager[None]]
 
@@ -100,41 +112,70 @@ class Folded(NamedTuple):
     sums: list[GroupSums]
 
 
-class Engine(Protocol):
-    """Where the work is done."""
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Reads pieces of the histories: each line goes on to its group, in the order of the log."""
 
-    def overview(self, plan: Plan) -> Overview:
-        """Of all lines. Raises OSError."""
-        ...
+    plan: Plan
+    sorted_lines: Exchange
 
-    def fold(self, plan: Plan, known: Known, folder: Folder) -> Iterable[Folded]:
-        """Fold all groups, each in one task from 1 on. Raises OSError."""
-        ...
-
-
-class LocalEngine:
-    """This process: lines are sorted in memory."""
-
-    def overview(self, plan: Plan) -> Overview:
+    def __call__(self, task: tuple[int, Source]) -> Overview:
+        number, source = task
+        rows: list[Row] = []
         seen = Overview()
-        for source in plan.sources:
-            seen.add(plan.lines(source))
+        for line in self.plan.lines(source):
+            seen.add(line)
+            if not isinstance(line, Damage):
+                event = line.event
+                place = (event.broker_name, event.log, event.raft_index, event.part)
+                rows.append((*place, line.rank, line.offset, line.text))
+        rows.sort()
+        self.sorted_lines.send(f"{number:06}", table_of(rows, _LINES))
         return seen
 
-    def fold(self, plan: Plan, known: Known, folder: Folder) -> Iterator[Folded]:
-        rows = sorted(row for source in plan.sources for row in keyed(plan, source, known.facts))
-        yield fold_task(((row[0], row[4], row[6]) for row in rows), known, folder.task(1))
+
+@dataclass(frozen=True, slots=True)
+class FoldGroups:
+    """Folds the groups of one bucket; its rows go to the tables."""
+
+    known: Known
+    folder: Folder
+    sorted_lines: Exchange
+
+    def __call__(self, bucket: int) -> Folded:
+        files = self.folder.task(bucket + 1)
+        lines = heapq.merge(*map(_rows, self.sorted_lines.batches(bucket)))
+        sums = list(fold_lines(self._named(lines), self.known, files))
+        files.flush()
+        return Folded(files.counts, sums)
+
+    def _named(self, lines: Iterable[Row]) -> Iterator[tuple[str, int, bytes]]:
+        """Group in tables, controller, line."""
+        facts = self.known.facts
+        for group, log, _, _, rank, _, text in lines:
+            yield facts.group_in(group, log) if group in facts.shared else group, rank, text
 
 
-def run(inputs: Inputs, output: Output, step: Step, engine: Engine) -> dict[str, Any]:
+def _rows(batch: pa.RecordBatch) -> Iterator[Row]:
+    """A few at a time: of many files only the parts are in memory that are being merged."""
+    for at in range(0, batch.num_rows, _ROWS):
+        yield from zip(*(column.slice(at, _ROWS).to_pylist() for column in batch), strict=True)
+
+
+def run(engine: Engine, inputs: Inputs, output: Output, step: Step) -> dict[str, Any]:
     """Write all tables and the summary; the summary. `step` reports progress.
 
     Raises ValueError and OSError for input that cannot be read.
     """
     plan = inputs.plan
     stores = epoch_files.read_stores(inputs.stores)
+    buckets = engine.buckets(plan.size_bytes)
+    sorted_lines = Exchange(f"{output.work_folder}/lines", _LINES, ["group"], buckets)
+    seen = Overview()
     with step("reading the histories"):
-        seen = engine.overview(plan)
+        read = Read(replace(plan, sources=()), sorted_lines)
+        for part in engine.map(read, list(enumerate(plan.sources))):
+            seen.merge(part)
         facts = seen.facts()
     files = epoch_files.by_group(stores)
     for name in facts.shared.keys() & files.keys():
@@ -144,7 +185,8 @@ def run(inputs: Inputs, output: Output, step: Step, engine: Engine) -> dict[str,
     counts: Counter[str] = Counter(dict.fromkeys(TABLES, 0))
     sums: list[GroupSums] = []
     with step("folding the events"):
-        for folded in engine.fold(plan, Known(plan.controllers, facts, files), folder):
+        fold = FoldGroups(Known(plan.controllers, facts, files), folder, sorted_lines)
+        for folded in engine.map(fold, range(buckets)):
             counts.update(folded.counts)
             sums += folded.sums
     with step("summing up"):
@@ -175,27 +217,3 @@ def _write_findings(
     files.flush()
     counts.update(files.counts)
     return sums
-
-
-Row = tuple[str, str, int, int, int, int, bytes]
-"""Group in tables, log, raft index, part, controller, offset, line: in the order of the fold."""
-
-
-def keyed(plan: Plan, source: Any, facts: Facts) -> Iterator[Row]:
-    """The lines of one source with that by which they are sorted."""
-    shared: Mapping[str, Any] = facts.shared
-    for line in plan.lines(source):
-        if isinstance(line, Damage):
-            continue
-        rank, offset, event, text = line
-        group = event.broker_name
-        if group in shared:
-            group = facts.group_in(group, event.log)
-        yield group, event.log, event.raft_index, event.part, rank, offset, text
-
-
-def fold_task(lines: Iterable[Any], known: Known, files: TableFiles) -> Folded:
-    """Fold whole groups, sorted; `lines`: group, controller, line. Raises OSError."""
-    sums = list(fold_lines(lines, known, files))
-    files.flush()
-    return Folded(files.counts, sums)

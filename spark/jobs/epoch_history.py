@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from batonmq.spark.history.findings import CRITICAL, WARNING
-from batonmq.spark.history.run import LOCAL_BYTES, Inputs, LocalEngine, Output, run
+from batonmq.spark.history.run import Inputs, Output, run
 from batonmq.spark.history.summary import lines
 from batonmq.spark.jobs.command import (
     EXIT_CODES,
@@ -27,6 +27,7 @@ from batonmq.spark.jobs.command import (
     paths_of,
 )
 from batonmq.spark.report.epoch_report import write_epoch_report
+from batonmq.spark.steps.engine import SMALL_LOG_BYTES
 
 _MOMENTS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
 
@@ -74,7 +75,9 @@ def main(job: Job, **given: Any) -> None:
         options.until,
     )
     with Output(options.output, overwrite=options.overwrite, form=options.form) as place:
-        summary = _run(job, inputs, place)
+        size = inputs.plan.size_bytes
+        with job.engine("epoch_history", size, SMALL_LOG_BYTES, shared=options.output) as engine:
+            summary = run(engine, inputs, place, job.progress.step)
         report = None if options.no_report else partial(write_epoch_report, str(place.path))
         job.reported(summary, lines(summary), report)
     found = summary["findings"]
@@ -96,17 +99,6 @@ class Options(msgspec.Struct, kw_only=True):
     until: datetime | None
     fail_on: str
     no_report: bool
-
-
-def _run(job: Job, inputs: Inputs, place: Output) -> dict[str, Any]:
-    """The summary. The fold is the same, wherever it runs."""
-    if job.is_local(inputs.plan.size_bytes, LOCAL_BYTES):
-        return run(inputs, place, job.progress.step, LocalEngine())
-    from batonmq.spark.history.spark_engine import SparkEngine
-
-    with job.session("epoch_history") as session:
-        engine = SparkEngine(session, place.work_folder)
-        return run(inputs, place, job.progress.step, engine)
 
 
 if __name__ == "__main__":

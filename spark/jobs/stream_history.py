@@ -20,10 +20,11 @@ from typing import Any, Final
 import click
 import msgspec
 
-from batonmq.spark.history.run import Inputs, LocalEngine, Output, run
+from batonmq.spark.history.run import Inputs, Output, run
 from batonmq.spark.history.stream import Counts, HistoryLost, HistoryStream, StreamPlan, holes_told
 from batonmq.spark.history.stream_output import StreamOutput, output_folder
 from batonmq.spark.jobs.command import EXIT_CODES, FAILED, Job, JobCommand, job_options
+from batonmq.spark.steps.engine import LocalEngine
 
 _TRIGGER: Final = re.compile(r"(\d+) *(ms|s|m|min|h)?")
 _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "min": "minutes",
@@ -155,7 +156,7 @@ def write_failovers(table: Path, output: str) -> None:
     """
     inputs = Inputs(history_parquet=(str(table),))
     with Output(output, overwrite=True) as place:
-        run(inputs, place, lambda _: nullcontext(), LocalEngine())
+        run(LocalEngine(), inputs, place, lambda _: nullcontext())
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,13 +55,18 @@ class Exchange:
 
     def receive(self, bucket: int) -> pa.Table:
         """All rows of a bucket, in the order of the tasks' names. Raises OSError."""
+        return pa.Table.from_batches(self.batches(bucket), self.schema)
+
+    def batches(self, bucket: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a bucket of each task, in the order of their names and rows. Of local files
+        only what is looked at is in memory. Raises OSError.
+        """
         storage, place = locate(self.folder)
-        batches = []
+        opened = storage.file_system.open_input_file if storage.root else pa.memory_map
         for info in storage.children(place):
             if info.base_name.endswith(".arrow"):
-                with storage.file_system.open_input_file(info.path) as file:
-                    batches.append(pa.ipc.open_file(file).get_batch(bucket))
-        return pa.Table.from_batches(batches, self.schema)
+                with opened(info.path) as file:
+                    yield pa.ipc.open_file(file).get_batch(bucket)
 
     def buckets_of(self, table: pa.Table) -> npt.NDArray[np.int64]:
         """The bucket of each row by its keys; the same in every process."""

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from batonmq.spark.history.run import LOCAL_BYTES, Inputs, Output
+from batonmq.spark.history.run import Inputs, Output
 from batonmq.spark.history.tables import TABLES
 from batonmq.spark.jobs.command import AUTO, SPARK, Job
+from batonmq.spark.steps.engine import SMALL_LOG_BYTES
 from batonmq.spark.steps.result_folder import SUMMARY
 
 LAST = tuple(TABLES)[-1]
@@ -98,9 +99,9 @@ def test_the_engine_follows_the_size_of_the_input(tmp_path, monkeypatch):
     plan = Inputs((f"{tmp_path}/n*",)).plan
     assert (plan.size_bytes, plan.controllers) == (1_024, ("n0", "n1"))
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
-    assert Job(engine=AUTO).is_local(LOCAL_BYTES, LOCAL_BYTES)
-    assert not Job(engine=AUTO).is_local(LOCAL_BYTES + 1, LOCAL_BYTES)
-    assert not Job(engine=SPARK).is_local(0, LOCAL_BYTES)
-    assert not Job(engine=AUTO, master="local[2]").is_local(0, LOCAL_BYTES)
+    assert Job(engine=AUTO).is_local(SMALL_LOG_BYTES, SMALL_LOG_BYTES)
+    assert not Job(engine=AUTO).is_local(SMALL_LOG_BYTES + 1, SMALL_LOG_BYTES)
+    assert not Job(engine=SPARK).is_local(0, SMALL_LOG_BYTES)
+    assert not Job(engine=AUTO, master="local[2]").is_local(0, SMALL_LOG_BYTES)
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")  # by spark-submit
-    assert not Job(engine=AUTO).is_local(0, LOCAL_BYTES)
+    assert not Job(engine=AUTO).is_local(0, SMALL_LOG_BYTES)
