@@ -87,10 +87,9 @@ class BatonmqSource(DataSource):
         self._check_schema(schema)
         if self._is_live():
             from batonmq.spark.live.options import TopicOptions
-            from batonmq.spark.live.topic_source import FilteringTopicReader, TopicReader
+            from batonmq.spark.live.topic_source import TopicReader
 
-            topics = TopicOptions.from_mapping(self.options, streaming=False)
-            return FilteringTopicReader(topics) if topics.pushdown else TopicReader(topics)
+            return TopicReader(TopicOptions.from_mapping(self.options, streaming=False))
         options = self._options()
         return FilteringReader(options) if options.pushdown else TableReader(options)
 

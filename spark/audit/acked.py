@@ -17,15 +17,7 @@ import pyarrow.compute as pc
 
 from batonmq.protocol.topic_name import OLD_SYSTEM_TOPIC_PREFIX, SCHEDULE_TOPIC, SYSTEM_TOPIC_PREFIX
 from batonmq.spark.audit.acked_list import ENTRY_SCHEMA
-from batonmq.spark.audit.findings import (
-    CRITICAL,
-    FINDING_SCHEMA,
-    INFO,
-    WARNING,
-    Finding,
-    finding_table,
-    findings_of,
-)
+from batonmq.spark.audit.findings import FINDING_SCHEMA, Finding, finding_table, findings_of
 from batonmq.spark.audit.relations import (
     QUEUE,
     Bring,
@@ -36,6 +28,7 @@ from batonmq.spark.audit.relations import (
     of_message,
 )
 from batonmq.spark.audit.scan import MESSAGE_SCHEMA
+from batonmq.spark.steps.severity import CRITICAL, INFO, WARNING
 from batonmq.spark.steps.tables import runs_of, sorted_by
 
 PLACE: Final = [*QUEUE, "queue_offset"]

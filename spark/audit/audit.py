@@ -18,14 +18,7 @@ from pyarrow import fs
 
 from batonmq.spark.audit import acked, steps
 from batonmq.spark.audit.acked_list import Piece, plan_lists
-from batonmq.spark.audit.findings import (
-    SEVERITIES,
-    WARNING,
-    Finding,
-    FindingFiles,
-    Sums,
-    merged,
-)
+from batonmq.spark.audit.findings import Finding, FindingFiles, Sums, merged
 from batonmq.spark.audit.relations import AckedCounts, across_ranges
 from batonmq.spark.audit.replicas import ReplicaGroup, find_groups, log_files
 from batonmq.spark.audit.scan import Counts, RangeTask, ScanOptions, plan_tasks
@@ -34,6 +27,7 @@ from batonmq.spark.audit.steps import Listed, Shared, Step
 from batonmq.spark.read.storage import locate
 from batonmq.spark.steps.engine import Engine
 from batonmq.spark.steps.result_folder import DELTA, PARQUET, to_delta
+from batonmq.spark.steps.severity import SEVERITIES, WARNING
 
 StepName = Callable[[str], AbstractContextManager[None]]
 _WORK: Final = "_work-"

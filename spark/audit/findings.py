@@ -14,11 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from batonmq.spark.read.storage import locate
-
-CRITICAL: Final = "critical"
-WARNING: Final = "warning"
-INFO: Final = "info"
-SEVERITIES: Final = (CRITICAL, WARNING, INFO)
+from batonmq.spark.steps.severity import SEVERITIES
 
 #: The table of findings. `replicas`: those that deviate; `field`: header, body, properties.
 FINDING_SCHEMA: Final = pa.schema(

@@ -23,9 +23,10 @@ from batonmq.protocol.topic_name import (
     SCHEDULE_TOPIC,
     SYSTEM_TOPIC_PREFIX,
 )
-from batonmq.spark.audit.findings import INFO, Finding, findings_of
+from batonmq.spark.audit.findings import Finding, findings_of
 from batonmq.spark.audit.queues import step_finding
 from batonmq.spark.audit.replicas import ReplicaGroup
+from batonmq.spark.steps.severity import INFO
 from batonmq.spark.steps.tables import runs_of, sorted_by
 
 #: Topics in which keys repeat by design: retries, delays, halves of transactions.

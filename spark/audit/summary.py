@@ -7,8 +7,8 @@ from typing import Any, Final
 import msgspec
 
 from batonmq.spark.audit.audit import AuditResult
-from batonmq.spark.audit.findings import INFO, SEVERITIES
 from batonmq.spark.audit.replicas import ReplicaGroup
+from batonmq.spark.steps.severity import INFO, SEVERITIES
 
 _WIDTH_MAX: Final = 100
 _COLUMNS: Final = ("severity", "kind", "group", "replicas", "place", "physical", "epoch", "what")

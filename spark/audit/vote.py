@@ -13,12 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from batonmq.protocol.record import MAGIC_BLANK, CorruptRecord, scan_record
-from batonmq.spark.audit.findings import CRITICAL, INFO, Finding
+from batonmq.spark.audit.findings import Finding
 from batonmq.spark.audit.message import Message, message_at
 from batonmq.spark.audit.replicas import ReplicaGroup
 from batonmq.spark.audit.sides import Items, Side, Stretch
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.record_columns import is_record
+from batonmq.spark.steps.severity import CRITICAL, INFO
 
 _BLANK = MAGIC_BLANK.to_bytes(4, "big")
 

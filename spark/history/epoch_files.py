@@ -18,11 +18,12 @@ from typing import Final
 
 from batonmq.epoch.entry import MAX_OFFSET
 from batonmq.history.story import Story
-from batonmq.spark.history.findings import CRITICAL, INFO, WARNING, Finding, finding
+from batonmq.spark.history.findings import Finding, finding
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.store_facts import EPOCH_FILE, StoreFacts
+from batonmq.spark.steps.severity import CRITICAL, INFO, WARNING
 
 _CLUSTERS_SHOWN: Final = 20
 _UNTOLD: Final = {

@@ -16,12 +16,9 @@ from batonmq.history.event import EventDetail, HistoryEvent
 from batonmq.history.story import Story
 from batonmq.spark.history.overview import GAP_DAYS, Bounds, Facts
 from batonmq.spark.history.tables import ToCheck
+from batonmq.spark.steps.severity import CRITICAL, INFO, WARNING
 from batonmq.spark.steps.tables import Time
 
-CRITICAL: Final = "critical"
-WARNING: Final = "warning"
-INFO: Final = "info"
-SEVERITIES: Final = (CRITICAL, WARNING, INFO)
 CLOCK_MS: Final = 1_000
 """Clocks of hosts that keep time differ by less."""
 ALONE_MS: Final = 60_000

@@ -13,7 +13,6 @@ from typing import Any
 import click
 import msgspec
 
-from batonmq.spark.history.findings import CRITICAL, WARNING
 from batonmq.spark.history.run import Inputs, Output, run
 from batonmq.spark.history.summary import lines
 from batonmq.spark.jobs.command import (
@@ -28,6 +27,7 @@ from batonmq.spark.jobs.command import (
 )
 from batonmq.spark.report.epoch_report import write_epoch_report
 from batonmq.spark.steps.engine import SMALL_LOG_BYTES
+from batonmq.spark.steps.severity import CRITICAL, WARNING
 
 _MOMENTS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
 

@@ -72,33 +72,20 @@ def from_checkpoint(raw: Mapping[str, Any], topics: Iterable[str]) -> Offsets:
 class Bound:
     """Where a read begins or ends: at a time (wall clock ms), or at a place per queue.
 
-    The most exact of `queues`, `brokers` and `topics` counts, then `everywhere`; None: the
-    default.
+    What `queues` lack is read from where the default is.
     """
 
     time_ms: int | None = None
-    everywhere: Place | None = None
-    topics: Mapping[str, Place] = field(default_factory=dict)
-    brokers: Mapping[tuple[str, str], Place] = field(default_factory=dict)
+    everywhere: str | None = None
     queues: Mapping[MessageQueue, Place] = field(default_factory=dict)
 
     def place(self, queue: MessageQueue, default: Place) -> Place:
         """The place given for one queue, else `default`."""
-        for given in (
-            self.queues.get(queue),
-            self.brokers.get((queue.topic, queue.broker_name)),
-            self.topics.get(queue.topic),
-            self.everywhere,
-        ):
-            if given is not None:
-                return given
-        return default
+        return self.queues.get(queue, self.everywhere or default)
 
     def check_known(self, queues: Sequence[MessageQueue], option: str) -> None:
-        """Raises ValueError if a place is given for a broker or queue that is not there."""
-        brokers = {(queue.topic, queue.broker_name) for queue in queues}
+        """Raises ValueError if a place is given for a queue that is not there."""
         strange = [str(queue) for queue in sorted(set(self.queues) - set(queues))]
-        strange += [f"{topic}@{broker}" for topic, broker in sorted(set(self.brokers) - brokers)]
         if strange:
             raise ValueError(
                 f"{option} names {', '.join(strange)}; there are "
@@ -107,8 +94,8 @@ class Bound:
 
 
 def parse_bound(text: str, option: str, topics: Sequence[str]) -> Bound:
-    """`earliest`, `latest`, or JSON: {topic: place} , {topic: {broker: place}}, or {topic:
-    {broker: {queueId: place}}}; a place is an offset, `earliest` (-2) or `latest` (-1).
+    """`earliest`, `latest`, or JSON {topic: {broker: {queueId: place}}}; a place is an offset,
+    `earliest` (-2) or `latest` (-1).
 
     Raises ValueError that names the option.
     """
@@ -121,29 +108,25 @@ def parse_bound(text: str, option: str, topics: Sequence[str]) -> Bound:
         raw = None
     if not isinstance(raw, dict):
         raise ValueError(f"{option}={text!r}: it must be earliest, latest, or JSON {_FORM}")
-    said_topics: dict[str, Place] = {}
-    said_brokers: dict[tuple[str, str], Place] = {}
-    said_queues: dict[MessageQueue, Place] = {}
-    for topic, of_topic in raw.items():
+    places: dict[MessageQueue, Place] = {}
+    for topic, brokers in raw.items():
         if topic not in topics:
             raise ValueError(
                 f"{option} names topic {topic}, option topic has {', '.join(topics)}: name it there"
             )
-        if not isinstance(of_topic, dict):
-            said_topics[topic] = _place(of_topic, option, topic)
-            continue
-        for broker, of_broker in of_topic.items():
-            if not isinstance(of_broker, dict):
-                where = f"{topic}, broker {broker}"
-                said_brokers[topic, broker] = _place(of_broker, option, where)
-                continue
-            for queue_id, offset in of_broker.items():
+        for broker, queues in _inner(brokers, option, topic):
+            for queue_id, offset in _inner(queues, option, f"{topic}, broker {broker}"):
                 where = f"{topic}, broker {broker}, queue {queue_id}"
                 if not queue_id.isdecimal():
                     raise ValueError(f"{option}, topic {where}: a queueId is a number from 0 on")
-                queue = MessageQueue(topic, broker, int(queue_id))
-                said_queues[queue] = _place(offset, option, where)
-    return Bound(topics=said_topics, brokers=said_brokers, queues=said_queues)
+                places[MessageQueue(topic, broker, int(queue_id))] = _place(offset, option, where)
+    return Bound(queues=places)
+
+
+def _inner(value: object, option: str, where: str) -> Iterable[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{option}, topic {where}: {value!r} must be JSON as in {_FORM}")
+    return value.items()
 
 
 def _stored(value: object) -> int:
@@ -284,8 +267,3 @@ def fair_end(start: Mapping[MessageQueue, int], ends: Offsets, most: int) -> Off
         granted[queue] = min(backlog[queue], share)
         left -= granted[queue]
     return {queue: start.get(queue, 0) + granted[queue] for queue in ends}
-
-
-def total(ranges: Sequence[QueueRange]) -> int:
-    """How many offsets lie in them."""
-    return sum(map(len, ranges))

@@ -26,9 +26,7 @@ from batonmq.spark.read.options import (
 )
 
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
-_STREAM_ONLY: Final = (
-    "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "passOverSilentGroups",
-)  # fmt: skip
+_STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "passOverSilentGroups")
 #: Column of what is written -> types it may have, as Spark writes them.
 COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "body": ("binary", "string"),
@@ -84,16 +82,12 @@ class TopicOptions(Options, frozen=True):
     starting_timestamp: TimeMs = None
     ending_timestamp: TimeMs = None
     offsets_per_trigger_max: Positive = msgspec.field(name="maxOffsetsPerTrigger", default=0)
-    offsets_per_trigger_min: Positive = msgspec.field(name="minOffsetsPerTrigger", default=0)
-    trigger_delay_max_ms: DurationMs = msgspec.field(name="maxTriggerDelay", default=900_000)
     offsets_per_partition_max: Positive = msgspec.field(name="maxOffsetsPerPartition", default=0)
     fail_on_data_loss: bool = True
     operation_timeout_ms: DurationMs = msgspec.field(name="operationTimeout", default=60_000)
     pass_over_silent: bool = msgspec.field(name="passOverSilentGroups", default=False)
     batch_bytes: Annotated[int, Meta(ge=MIB // 16)] = 4 * MIB
-    time_slack_ms: Annotated[int, Meta(ge=0)] = 3_600_000
     group: Group = msgspec.field(name="consumerGroup", default="BATON_SPARK")
-    pushdown: bool = False
 
     @classmethod
     def what(cls) -> str:
@@ -116,11 +110,6 @@ class TopicOptions(Options, frozen=True):
     def __post_init__(self) -> None:
         for end in ("starting", "ending"):
             self._bound(end)
-        low, high = self.offsets_per_trigger_min, self.offsets_per_trigger_max
-        if high and low > high:
-            raise ValueError(
-                f"minOffsetsPerTrigger={low} is above maxOffsetsPerTrigger={high}: lower it"
-            )
 
     @property
     def starting(self) -> Bound | None:

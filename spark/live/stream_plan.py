@@ -24,7 +24,6 @@ from batonmq.spark.live.offsets import (
     QueueRange,
     fair_end,
     ranges_between,
-    total,
 )
 from batonmq.spark.live.topic_read import TopicRead, TopicTask, check_loss, resolve
 
@@ -48,7 +47,6 @@ class StreamPlan:
         self._routes: list[TopicRoute] = []
         self._routes_ms = -ROUTE_MS
         self._target: Offsets | None = None
-        self._last_batch_ms = boot_ms()
         self._idle_until_ms = 0
         self._told: set[MessageQueue] = set()
         self._silent: set[MessageQueue] = set()
@@ -80,26 +78,19 @@ class StreamPlan:
         """From now on nothing is offered that is not there already."""
         self._target = {queue: high for queue, (_, high) in self._bounds(whole=True).items()}
 
-    def next_end(self, start: Offsets, most: int, *, limited: bool) -> Offsets:
+    def next_end(self, start: Offsets, most: int) -> Offsets:
         """How far the batch after `start` goes: `start` itself if there is nothing to read.
 
-        `most`: offsets at most, 0 for all. `limited` false: take what there is, whatever the
-        options are. Raises DataLossError, ClusterError.
+        `most`: offsets at most, 0 for all. Raises DataLossError, ClusterError.
         """
         time.sleep(max(0, self._idle_until_ms - boot_ms()) / 1000)
         ends = self._ends(start)
         base = {queue: offset if offset <= ends[queue] else 0 for queue, offset in start.items()}
         ranges = ranges_between(start, ends)
-        now_ms = boot_ms()
-        self._idle_until_ms = now_ms + IDLE_MS
-        enough = total(ranges) >= self._options.offsets_per_trigger_min
-        patient = now_ms - self._last_batch_ms < self._options.trigger_delay_max_ms
-        if limited and self._target is None and not enough and patient:
-            return start
-        if limited and most and total(ranges) > most:
+        self._idle_until_ms = boot_ms() + IDLE_MS
+        if most and sum(map(len, ranges)) > most:
             ends = fair_end(base, ends, most)
         if ranges:
-            self._last_batch_ms = now_ms
             self._idle_until_ms = 0
         # A queue without a message yet is no news.
         return {queue: end for queue, end in ends.items() if end or queue in start}

@@ -1,8 +1,5 @@
 """One read of topics, without Spark: what there is to read on the driver, and reading on a task.
 
-Times, tags and offsets of filters become offsets and subscriptions; all filters are checked again
-by Spark, so they may let through too much.
-
 The columns of a stored record have the names and types of the table `messages`, and come from its
 code. Two things differ: `body` is the plain body (a zlib-compressed one is inflated; what cannot be
 stays as it is, and `sys_flag` has the compression), and there is no folder to name. Free of Spark.
@@ -42,11 +39,10 @@ from batonmq.spark.live.range_reader import RangeReader, Window
 from batonmq.spark.read.message_columns import message_batch
 from batonmq.spark.read.record_columns import Records
 from batonmq.spark.read.schemas import TABLES, wanted_columns
-from batonmq.spark.read.selection import HIGH, LOW, Selection
+from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.store_facts import StoreFacts
 
 _OPEN: Final = Bound()
-_ALL: Final = Selection()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +58,6 @@ class TopicRead:
     """A read of topics; it travels to the tasks."""
 
     options: TopicOptions
-    selection: Selection = _ALL
 
     @property
     def schema(self) -> pa.Schema:
@@ -88,13 +83,12 @@ class TopicRead:
             queues = [queue for route in routes for queue in route.subscribe_queues]
             for bound, name in ((options.starting, "starting"), (options.ending, "ending")):
                 (bound or _OPEN).check_known(queues, f"{name}Offsets")
-            queues = [queue for queue in queues if self._wants(queue)]
             bounds = cluster.bounds(queues, whole=True)
             starts = resolve(cluster, options.starting or _OPEN, EARLIEST, bounds)
             ends = resolve(cluster, options.ending or _OPEN, LATEST, bounds)
             ranges = [QueueRange(queue, starts[queue], ends[queue]) for queue in queues]
             ranges = [check_loss(cluster, each, bounds[each.queue], options) for each in ranges]
-            ranges = [each for each in self._filtered(cluster, ranges) if len(each)]
+            ranges = [each for each in ranges if len(each)]
             clusters = {name: at for route in routes for name, at in route.clusters.items()}
         return self.tasks(ranges, clusters)
 
@@ -109,29 +103,6 @@ class TopicRead:
             for part in shared
         ]
 
-    def _wants(self, queue: MessageQueue) -> bool:
-        wanted = self.selection
-        return (
-            (wanted.topics is None or queue.topic in wanted.topics)
-            and (wanted.brokers is None or queue.broker_name in wanted.brokers)
-            and (wanted.queue_ids is None or queue.queue_id in wanted.queue_ids)
-        )
-
-    def _filtered(self, cluster: LiveCluster, ranges: list[QueueRange]) -> list[QueueRange]:
-        """What of them may lie in the wanted offsets and times."""
-        offsets, times = self.selection.queue_offset, self.selection.store_ms
-        if not offsets.is_all:
-            ranges = [each.cut(max(offsets.low, 0), offsets.high + 1) for each in ranges]
-        slack_ms = self.options.time_slack_ms
-        queues = [each.queue for each in ranges if len(each)]
-        if times.low != LOW:
-            begins = cluster.offsets_by_time(queues, max(times.low - slack_ms, 0))
-            ranges = [each.cut(begins.get(each.queue, 0), HIGH) for each in ranges]
-        if times.high != HIGH:
-            ends = cluster.offsets_by_time(queues, max(times.high + slack_ms + 1, 0))
-            ranges = [each.cut(0, ends.get(each.queue, HIGH)) for each in ranges]
-        return ranges
-
     # -- reading --------------------------------------------------------------------------------
 
     def run(self, task: TopicTask) -> Iterator[pa.RecordBatch]:
@@ -142,6 +113,7 @@ class TopicRead:
         schema = self.schema
         clusters = dict(task.clusters)
         options = self.options
+        wanted_tags = Selection(tags=frozenset(options.tags) or None)
         with self.connect() as cluster:
             for wanted in task.ranges:
                 reader = RangeReader(
@@ -155,7 +127,7 @@ class TopicRead:
                 )
                 epochs = _Epochs(cluster, wanted.queue)
                 while (window := cluster.run(reader.next_window())) is not None:
-                    records = self._rows(window)
+                    records = wanted_tags.rows(window.data, window.records)
                     if not len(records):
                         continue
                     held = epochs.up_to(window) if "epoch" in schema.names else ()
@@ -168,20 +140,9 @@ class TopicRead:
                         epochs=held,
                     )
 
-    def _rows(self, window: Window) -> Records:
-        selection = self.selection
-        if self.options.tags:
-            selection = selection.only("tags", frozenset(self.options.tags))
-        return selection.rows(window.data, window.records)
-
     def _subscription(self, topic: str) -> SubscriptionData:
-        """What the broker sifts by: the tags that both the option and the filters let through."""
-        tags = frozenset(self.options.tags) if self.options.tags else None
-        pushed = self.selection.tags
-        if pushed and all(tag == tag.strip() and _is_plain(tag) for tag in pushed):
-            tags = (tags & pushed or tags) if tags else pushed
-        expression = " || ".join(sorted(tags)) if tags else ALL
-        return build_subscription(topic, expression, wall_ms())
+        """What the broker sifts by."""
+        return build_subscription(topic, " || ".join(sorted(self.options.tags)) or ALL, wall_ms())
 
 
 class _Epochs:
@@ -253,10 +214,6 @@ def check_loss(
 
 def _brokers(ranges: Sequence[QueueRange]) -> set[str]:
     return {each.queue.broker_name for each in ranges}
-
-
-def _is_plain(tag: str) -> bool:
-    return bool(tag) and "|" not in tag and tag != ALL
 
 
 _FIRST: Final = ("topic", "queue_id", "queue_offset", "cluster", "broker")

@@ -1,20 +1,18 @@
 """`table=topic` as Spark sees it: a batch reader and a stream reader."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
-    Filter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
-    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
@@ -22,7 +20,6 @@ from batonmq.spark.live.offsets import from_checkpoint, to_checkpoint
 from batonmq.spark.live.options import TopicOptions
 from batonmq.spark.live.stream_plan import StreamPlan
 from batonmq.spark.live.topic_read import TopicRead, TopicTask
-from batonmq.spark.read.predicates import selection_of
 
 
 class TopicPartition(InputPartition):
@@ -49,14 +46,6 @@ class TopicReader(DataSourceReader):
         return self._read.run(partition.task)
 
 
-class FilteringTopicReader(TopicReader):
-    """Plans and reads what the filters of the query may let through."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._read = TopicRead(self._read.options, selection_of(filters))
-        return filters
-
-
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream. Spark sends copies to the tasks, which only `read`."""
 
@@ -74,18 +63,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         if options.offsets_per_trigger_max:
             return ReadMaxRows(options.offsets_per_trigger_max)
-        if options.offsets_per_trigger_min:
-            return ReadMinRows(options.offsets_per_trigger_min)
         return ReadAllAvailable()
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin = from_checkpoint(start, self._options.topics)
-        end = self._planner().next_end(
-            begin,
-            limit.max_rows if isinstance(limit, ReadMaxRows) else 0,
-            limited=not isinstance(limit, ReadAllAvailable),
-        )
-        return to_checkpoint(end)
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else 0
+        return to_checkpoint(self._planner().next_end(begin, most))
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._planner().aim()

@@ -3,11 +3,9 @@
 Free of Spark.
 """
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -54,30 +52,12 @@ class DamageCount:
 
     stretches: int = 0
     size_bytes: int = 0
-    first: list[Damage] = field(default_factory=list)
+    first: Damage | None = None
 
     def add(self, damage: Damage) -> None:
         self.stretches += 1
         self.size_bytes += damage.size
-        if len(self.first) < 10:
-            self.first.append(damage)
-
-    def write(self, folder: str, name: str) -> None:
-        """Leave `<folder>/<name>.json`; a repeated attempt of the same partition replaces it."""
-        text = json.dumps(
-            {
-                "partition": name,
-                "stretches": self.stretches,
-                "bytes": self.size_bytes,
-                "first": [
-                    {"file": d.file, "offset": d.offset, "bytes": d.size, "reason": d.reason}
-                    for d in self.first
-                ],
-            }
-        )
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        (target / f"{name}.json").write_text(text + "\n")
+        self.first = self.first or damage
 
 
 def corrupt_rows(

@@ -17,7 +17,7 @@ from batonmq.protocol.record import FIXED_SIZE_V1
 from batonmq.protocol.topic_name import group_problem, topic_problem
 from batonmq.spark.read.damage import Mode
 from batonmq.spark.read.schemas import LIVE_TABLE, TABLES
-from batonmq.spark.read.storage import locate, split_paths
+from batonmq.spark.read.storage import split_paths
 
 MIB: Final = 1 << 20
 # Arrow counts the bytes of a column of one window with 31 bits.
@@ -157,14 +157,6 @@ def _table(text: str) -> str:
     return text.lower()
 
 
-def _damage_folder(text: str) -> str:
-    """The absolute path, since tasks run in folders of their own."""
-    if "://" in text and not text.lower().startswith("file:"):
-        told = "it must be a path, or file:///path, of a folder that all executors share"
-        raise ValueError(f"{told}; no object store")
-    return locate(text)[1]
-
-
 def by(read: Callable[[str], Any], lacking: str = "") -> Meta:
     """How the text of an option becomes its value, and what is said where it must be given."""
     return Meta(extra={"read": read, "lacking": lacking})
@@ -202,9 +194,6 @@ class ReadOptions(Options, frozen=True, kw_only=True):
         name="maxRecordBytes", default=32 * MIB
     )
     time_slack_ms: Annotated[int, Meta(ge=0)] = 3_600_000
-    damage_folder: Annotated[str, by(_damage_folder)] = msgspec.field(
-        name="damageReport", default=""
-    )
     slot_num: Annotated[int, Meta(ge=0)] = msgspec.field(name="maxHashSlotNum", default=0)
     pushdown: bool = False
     """Spark keeps what a pushed filter planned with the `load`, not with the query: a data frame

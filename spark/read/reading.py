@@ -140,10 +140,8 @@ class Read:
                 work.number,
                 count.stretches,
                 count.size_bytes,
-                count.first[0],
+                count.first,
             )
-        if count.stretches and options.damage_folder:
-            count.write(options.damage_folder, f"part-{work.number:06d}")
 
     def _items(self, work: Work, schema: pa.Schema) -> Iterator[tuple[StoreFacts | None, Items]]:
         storage, options, selection = work.storage, self.options, self.selection

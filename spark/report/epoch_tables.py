@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from batonmq.spark.report.plots import PARTS
-from batonmq.spark.report.quantities import percentile
+from batonmq.spark.steps.severity import SEVERITIES
+from batonmq.spark.steps.tables import percentile
 
 #: More broker groups than this are counted but not drawn; those that cost most are.
 GROUPS_SHOWN: Final = 30
@@ -29,7 +30,6 @@ LEADERS_LISTED: Final = 30
 #: Bins of the distribution per decade of ms.
 BINS_PER_DECADE: Final = 6
 DAY_MS: Final = 86_400_000
-_SEVERITIES: Final = ("critical", "warning", "info")
 _MARKS_TOTAL: Final = 3_000
 _MARKS_MOST: Final = 400
 _CELLS_DRAWN: Final = 12_000
@@ -223,7 +223,7 @@ class EpochTables:
         counts = {
             row["values"]: row["counts"] for row in found["severity"].value_counts().to_pylist()
         }
-        rank = pc.index_in(found["severity"].cast(pa.string()), pa.array(_SEVERITIES))
+        rank = pc.index_in(found["severity"].cast(pa.string()), pa.array(SEVERITIES))
         order = [(name, "ascending") for name in ("rank", "kind", "group", "at")]
         return counts, _first(found.append_column("rank", rank), order, FINDINGS_LISTED)
 

@@ -6,12 +6,8 @@ Free of Spark.
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from math import ceil
-from typing import Any, Final
-
-import numpy as np
+from typing import Final
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 UNKNOWN: Final = "–"
@@ -32,13 +28,6 @@ DURATION_TICKS_MS: Final = (
 )  # fmt: skip
 #: Where a logarithmic axis of sizes has ticks, bytes.
 SIZE_TICKS: Final = tuple(1 << bits for bits in range(0, 41, 2))
-
-
-def percentile(values: Sequence[int] | np.ndarray[Any, Any], part: float) -> int | None:
-    """The least of the values that so large a part of them does not exceed; None without any."""
-    if not len(values):
-        return None
-    return int(np.sort(values)[max(0, ceil(part * len(values)) - 1)])
 
 
 def duration_text(ms: float | None) -> str:

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow import acero
 
-from batonmq.spark.stats.tables import TABLES, percentiles
+from batonmq.spark.stats.tables import TABLES
+from batonmq.spark.steps.tables import percentiles
 
 TOPICS_NAMED: Final = 7
 TOPICS_LISTED: Final = 100

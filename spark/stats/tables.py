@@ -6,18 +6,15 @@ All rows of a topic are made together, so that one task makes those of some topi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from batonmq.protocol.topic_name import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 from batonmq.spark.read.arrow_parts import TIMESTAMP
-from batonmq.spark.read.record_columns import Int64s
-from batonmq.spark.steps.tables import grouped, runs_of, sorted_by
+from batonmq.spark.steps.tables import grouped, percentiles, runs_of, sorted_by
 
 _S, _L, _F = pa.string(), pa.int64(), pa.float64()
 _DAY_MS: Final = 86_400_000
@@ -112,32 +109,8 @@ def _percentiles(counts: pa.Table, value: str, name: str) -> pa.Table:
     begins = runs_of(known, keys)
     values, counted = known[value].to_numpy(), known["messages"].to_numpy()
     found = percentiles(values, counted, list(_SHARES.values()), begins)
-    whole = {
-        name.format(each): pa.array((column + 0.5).astype(np.int64))
-        for each, column in zip(_SHARES, found, strict=True)
-    }
-    return _with(known.select(keys).take(begins), **whole)
-
-
-def percentiles(
-    values: Int64s, counts: Int64s, shares: Sequence[float], begins: Int64s | None = None
-) -> list[npt.NDArray[np.float64]]:
-    """For each share one value of each run, between two counted values by distance.
-
-    Runs begin at `begins` (None: all is one run, of at least one value); values ascend in each.
-    """
-    begins = np.zeros(1, np.int64) if begins is None else begins
-    ends = np.cumsum(counts)
-    before = (ends - counts)[begins]
-    total = np.append(before[1:], ends[-1:]) - before
-    found = []
-    for share in shares:
-        place = (total - 1) * share
-        first = place.astype(np.int64)
-        low = values[np.searchsorted(ends, before + first, "right")]
-        high = values[np.searchsorted(ends, before + np.minimum(first + 1, total - 1), "right")]
-        found.append(low + (high - low) * (place - first))
-    return found
+    named = {name.format(each): pa.array(of) for each, of in zip(_SHARES, found, strict=True)}
+    return _with(known.select(keys).take(begins), **named)
 
 
 def _hot_queues(queues: pa.Table) -> pa.Table:

@@ -94,3 +94,26 @@ def grouped(table: pa.Table, keys: Sequence[str], **sums: tuple[str, str]) -> pa
     columns = [made[f"{column}_{function}"] for column, function in sums.values()]
     named = pa.table([*made.select(keys).columns, *columns], names=[*keys, *sums])
     return sorted_by(named, *keys)
+
+
+def percentiles(
+    values: Int64s, counts: Int64s, parts: Sequence[float], begins: Int64s | None = None
+) -> list[Int64s]:
+    """For each part one value of each run: the least that so large a part of it does not exceed.
+
+    Runs begin at `begins` (None: all is one run, of at least one value); values ascend in each.
+    """
+    begins = np.zeros(1, np.int64) if begins is None else begins
+    ends = np.cumsum(counts)
+    before = (ends - counts)[begins]
+    total = np.append(before[1:], ends[-1:]) - before
+    ranks = (np.maximum(np.ceil(total * part).astype(np.int64), 1) for part in parts)
+    return [values[np.searchsorted(ends, before + rank, "left")] for rank in ranks]
+
+
+def percentile(values: Sequence[int] | Int64s, part: float) -> int | None:
+    """The same of values in any order; None without any."""
+    if not len(values):
+        return None
+    ordered = np.sort(np.asarray(values, np.int64))
+    return int(percentiles(ordered, np.ones(len(ordered), np.int64), [part])[0][0])

@@ -16,11 +16,12 @@ from batonmq.protocol.message_id import encode_offset_msg_id
 from batonmq.spark.audit import findings
 from batonmq.spark.audit.acked_list import entries_of, plan_lists
 from batonmq.spark.audit.audit import AuditRequest, plan_audit, run_audit
-from batonmq.spark.audit.findings import CRITICAL, INFO, Finding, FindingFiles, merged
+from batonmq.spark.audit.findings import Finding, FindingFiles, merged
 from batonmq.spark.audit.summary import lines_of, summary_of
 from batonmq.spark.jobs.message_audit import main
 from batonmq.spark.live.sink_sender import AckFile, _acks, row_of, write_committed
 from batonmq.spark.steps.engine import LocalEngine, SparkEngine
+from batonmq.spark.steps.severity import CRITICAL, INFO
 from lab.acks import Ack as ProbeAck
 from lab.acks import key_of
 from lab.frames import BROKER_NAME

@@ -94,34 +94,26 @@ def test_batches_go_to_the_end_within_the_limit_and_take_new_queues_from_0():
     cluster = Cluster({QUEUES[0]: (0, 10), QUEUES[1]: (0, 0)})
     plan = StreamPlan(Read(cluster, startingOffsets="earliest"))
     start = plan.initial()
-    end = plan.next_end(start, 4, limited=True)
+    end = plan.next_end(start, 4)
     assert ends(end) == {0: 4, 1: 0}
     assert plan.tasks(start, end) == [(0, 0, 4)]
-    assert ends(plan.next_end(end, 4, limited=False)) == {0: 10, 1: 0}, "a limit that is not asked"
+    assert ends(plan.next_end(end, 0)) == {0: 10, 1: 0}
     cluster.held[QUEUES[2]] = (0, 0)
-    assert plan.next_end(end, 0, limited=True).keys() == set(QUEUES[:2]), "an empty one is no news"
+    assert plan.next_end(end, 0).keys() == set(QUEUES[:2]), "an empty one is no news"
     cluster.held[QUEUES[2]] = (0, 3)
-    grown = plan.next_end(end, 0, limited=True)
+    grown = plan.next_end(end, 0)
     assert plan.tasks(end, grown) == [(0, 4, 10), (2, 0, 3)]
-    assert plan.next_end(grown, 0, limited=True) == grown
+    assert plan.next_end(grown, 0) == grown
     assert ends(plan.available) == {0: 10, 1: 0, 2: 3}
 
 
-def test_too_little_waits_unless_it_has_waited_long_or_the_stream_ends_now():
+def test_a_stream_that_ends_now_takes_nothing_that_came_after_its_aim():
     cluster = Cluster({QUEUES[0]: (0, 3)})
-    given = {"startingOffsets": "earliest", "minOffsetsPerTrigger": "5"}
-    plan = StreamPlan(Read(cluster, **given))
+    plan = StreamPlan(Read(cluster, startingOffsets="earliest"))
     start = plan.initial()
-    assert plan.next_end(start, 0, limited=True) == start
-    assert ends(plan.next_end(start, 0, limited=False)) == {0: 3}
     plan.aim()
-    assert ends(plan.next_end(start, 0, limited=True)) == {0: 3}
     cluster.held[QUEUES[0]] = (0, 99)
-    assert ends(plan.next_end(start, 0, limited=True)) == {0: 3}, "what came after the aim"
-    late = StreamPlan(Read(cluster, maxTriggerDelay="1ms", **given))
-    late._last_batch_ms -= 2
-    cluster.held[QUEUES[0]] = (0, 4)
-    assert ends(late.next_end(start, 0, limited=True)) == {0: 4}
+    assert ends(plan.next_end(start, 0)) == {0: 3}
 
 
 def test_a_new_master_that_shows_less_is_waited_for_and_a_remade_topic_is_not():
@@ -129,21 +121,21 @@ def test_a_new_master_that_shows_less_is_waited_for_and_a_remade_topic_is_not():
     plan = StreamPlan(Read(cluster))
     start = plan.initial()
     cluster.held[QUEUES[0]], cluster.logged = (0, 7), {QUEUES[0]: 10}
-    assert plan.next_end(start, 0, limited=True) == start
+    assert plan.next_end(start, 0) == start
     cluster.logged = {}
     with pytest.raises(DataLossError, match=r"\[10, 10\), available are \[0, 7\): the queue ends"):
-        plan.next_end(start, 0, limited=True)
+        plan.next_end(start, 0)
     loose = StreamPlan(Read(cluster, failOnDataLoss="false"))
-    end = loose.next_end(start, 5, limited=True)
+    end = loose.next_end(start, 5)
     assert ends(end) == {0: 5}
     assert loose.tasks(start, end) == [(0, 0, 5)]
-    assert loose.tasks(end, loose.next_end(end, 5, limited=True)) == [(0, 5, 7)]
+    assert loose.tasks(end, loose.next_end(end, 5)) == [(0, 5, 7)]
     cluster.held = {QUEUES[1]: (0, 0)}
     with pytest.raises(DataLossError, match="the topic has this queue no more"):
-        plan.next_end(start, 0, limited=True)
+        plan.next_end(start, 0)
     cluster.held = {QUEUES[0]: (12, 20)}
     with pytest.raises(DataLossError, match=r"requested offsets \[10, 20\), available are \[12,"):
-        plan.next_end(start, 0, limited=True)
+        plan.next_end(start, 0)
 
 
 def test_a_new_queue_whose_first_messages_have_expired_is_a_loss_that_says_so(caplog):
@@ -153,10 +145,10 @@ def test_a_new_queue_whose_first_messages_have_expired_is_a_loss_that_says_so(ca
     cluster.held[QUEUES[1]] = (4, 9)
     told = r"queue 1: requested offsets \[0, 9\), available are \[4, 9\): .* not seen this queue"
     with pytest.raises(DataLossError, match=told):
-        StreamPlan(Read(cluster)).next_end(start, 0, limited=True)
+        StreamPlan(Read(cluster)).next_end(start, 0)
     loose = StreamPlan(Read(cluster, failOnDataLoss="false"))
-    assert ends(loose.next_end(start, 0, limited=True)) == {0: 10, 1: 9}
-    loose.next_end(start, 0, limited=True)
+    assert ends(loose.next_end(start, 0)) == {0: 10, 1: 9}
+    loose.next_end(start, 0)
     assert caplog.text.count("data_lost") == 1
 
 
@@ -166,15 +158,15 @@ def test_silent_groups_are_passed_over_if_wanted_and_come_again(caplog):
     start = {QUEUES[0]: 2, QUEUES[1]: 3}
     cluster.silent = {QUEUES[1]}
     for _ in range(2):
-        assert ends(plan.next_end(start, 0, limited=True)) == {0: 5, 1: 3}
+        assert ends(plan.next_end(start, 0)) == {0: 5, 1: 3}
     assert caplog.text.count("group_silent broker_name=b") == 1
-    assert ends(plan.next_end({QUEUES[0]: 5}, 0, limited=True)) == {0: 5}
+    assert ends(plan.next_end({QUEUES[0]: 5}, 0)) == {0: 5}
     cluster.silent = set()
-    assert ends(plan.next_end(start, 0, limited=True)) == {0: 5, 1: 7}
+    assert ends(plan.next_end(start, 0)) == {0: 5, 1: 7}
     strict = StreamPlan(Read(cluster, startingOffsets="earliest"))
     cluster.silent = {QUEUES[1]}
     with pytest.raises(ClusterError):
-        strict.next_end(start, 0, limited=True)
+        strict.next_end(start, 0)
 
 
 def test_a_stream_that_ends_now_does_not_end_without_a_silent_group():
@@ -183,7 +175,7 @@ def test_a_stream_that_ends_now_does_not_end_without_a_silent_group():
     plan.aim()
     cluster.silent = {QUEUES[1]}
     with pytest.raises(ClusterError):
-        plan.next_end({QUEUES[0]: 2, QUEUES[1]: 3}, 0, limited=False)
+        plan.next_end({QUEUES[0]: 2, QUEUES[1]: 3}, 0)
 
 
 OTHER = MessageQueue("T", "c", 0)
@@ -200,11 +192,11 @@ def test_a_group_of_the_checkpoint_that_no_name_server_names_is_waited_for():
     """All of its brokers are down, or a name server has just begun: it must not be left out."""
     cluster, start, plan = two_groups()
     cluster.back = {"c": cluster.asked + 5}
-    assert plan.next_end(start, 0, limited=True) == {QUEUES[0]: 5, OTHER: 7}
+    assert plan.next_end(start, 0) == {QUEUES[0]: 5, OTHER: 7}
     cluster, start, plan = two_groups(operationTimeout="1ms")
     told = "broker group c: the checkpoint has offsets of it, and no name server has it"
     with pytest.raises(ClusterError, match=told):
-        plan.next_end(start, 0, limited=True)
+        plan.next_end(start, 0)
 
 
 def test_such_a_group_is_passed_over_if_that_is_wanted(caplog):
@@ -212,20 +204,20 @@ def test_such_a_group_is_passed_over_if_that_is_wanted(caplog):
         caplog.clear()
         cluster, start, plan = two_groups(**more)
         for _ in range(2):
-            assert plan.next_end(start, 0, limited=True) == {QUEUES[0]: 5, OTHER: 0}
+            assert plan.next_end(start, 0) == {QUEUES[0]: 5, OTHER: 0}
         assert caplog.text.count("group_silent broker_name=c") == 1
         cluster.unknown = set()
-        assert plan.next_end(start, 0, limited=True) == {QUEUES[0]: 5, OTHER: 7}
+        assert plan.next_end(start, 0) == {QUEUES[0]: 5, OTHER: 7}
 
 
 def test_a_stream_that_ends_now_does_not_end_without_such_a_group():
     cluster, start, plan = two_groups(passOverSilentGroups="true")
     plan.aim()
     cluster.back = {"c": cluster.asked + 5}
-    assert plan.next_end(start, 0, limited=False) == {QUEUES[0]: 5, OTHER: 7}
+    assert plan.next_end(start, 0) == {QUEUES[0]: 5, OTHER: 7}
     cluster.held |= {QUEUES[0]: (0, 50), OTHER: (0, 70)}
-    assert plan.next_end(start, 0, limited=False) == {QUEUES[0]: 5, OTHER: 7}, "behind the aim"
+    assert plan.next_end(start, 0) == {QUEUES[0]: 5, OTHER: 7}, "behind the aim"
     cluster, start, plan = two_groups(passOverSilentGroups="true", operationTimeout="1ms")
     plan.aim()
     with pytest.raises(ClusterError, match="broker group c"):
-        plan.next_end(start, 0, limited=False)
+        plan.next_end(start, 0)
