@@ -16,10 +16,9 @@ from typing import Annotated, Any, Final
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
 
 from batonmq.spark.read.history_table import HistoryRange, line_pieces
-from batonmq.spark.read.storage import OpenFile, Storage, locate
+from batonmq.spark.read.storage import OpenFile, Storage, files_of
 
 _PIECE_BYTES: Final = 32 << 20
 _PACKED: Final = (".gz", ".bz2", ".zst", ".lz4")
@@ -90,7 +89,7 @@ def plan_lists(patterns: Sequence[str]) -> tuple[list[Piece], int]:
     """
     pieces: list[Piece] = []
     size = 0
-    for storage, info in _files(patterns):
+    for storage, info in files_of(patterns):
         path = str(info.path)
         size += info.size
         if path.endswith(".parquet"):
@@ -115,26 +114,6 @@ def entries_of(piece: Piece) -> Iterator[Entry]:
     if piece.path.endswith((".csv", ".csv.gz")):
         return _of_csv(piece)
     return _of_lines(piece)
-
-
-def _files(patterns: Sequence[str]) -> Iterator[tuple[Storage, fs.FileInfo]]:
-    """All files, but for those whose path in a folder has a part that begins with `_` or a dot."""
-    for pattern in patterns:
-        storage, inner = locate(pattern)
-        found = storage.glob(inner)
-        if not found or not all(storage.exists(path) for path in found):
-            raise FileNotFoundError(f"{pattern}: nothing matches")
-        system = storage.file_system
-        for path in found:
-            info = system.get_file_info(path)
-            if info.is_file:
-                yield storage, info
-                continue
-            below = system.get_file_info(fs.FileSelector(path, recursive=True))
-            for each in sorted(below, key=lambda info: str(info.path)):
-                parts = str(each.path)[len(path) :].strip("/").split("/")
-                if each.is_file and not any(part.startswith(("_", ".")) for part in parts):
-                    yield storage, each
 
 
 def _check_columns(path: str, schema: pa.Schema) -> None:

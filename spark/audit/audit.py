@@ -21,7 +21,7 @@ from batonmq.spark.audit.acked_list import Piece, plan_lists
 from batonmq.spark.audit.findings import Finding, FindingFiles, Sums, merged
 from batonmq.spark.audit.relations import AckedCounts, across_ranges
 from batonmq.spark.audit.replicas import ReplicaGroup, find_groups, log_files
-from batonmq.spark.audit.scan import Counts, RangeTask, ScanOptions, plan_tasks
+from batonmq.spark.audit.scan import AuditRequest, Counts, RangeTask, plan_tasks
 from batonmq.spark.audit.standing import standing
 from batonmq.spark.audit.steps import Listed, Shared, Step
 from batonmq.spark.read.storage import locate
@@ -31,37 +31,6 @@ from batonmq.spark.steps.severity import SEVERITIES, WARNING
 
 StepName = Callable[[str], AbstractContextManager[None]]
 _WORK: Final = "_work-"
-
-
-@dataclass(frozen=True, slots=True)
-class AuditRequest:
-    """What to audit, and how. `group`: all stores are replicas of it. Sizes are bytes. `limit`: so
-    many findings are told one by one.
-    """
-
-    stores: tuple[str, ...]
-    acked: tuple[str, ...] = ()
-    group: str | None = None
-    unconfirmed: bool = False
-    check_crc: bool = True
-    duplicates: bool = True
-    queues: bool = True
-    range_bytes: int = 64 << 20
-    chunk_bytes: int = 8 << 20
-    record_bytes_max: int = 32 << 20
-    limit: int = 20
-
-    @property
-    def scan(self) -> ScanOptions:
-        return ScanOptions(
-            check_crc=self.check_crc,
-            unconfirmed=self.unconfirmed,
-            messages=self.duplicates or bool(self.acked),
-            queues=self.queues,
-            range_bytes=self.range_bytes,
-            chunk_bytes=self.chunk_bytes,
-            record_bytes_max=self.record_bytes_max,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +138,7 @@ def run_audit(
     sums = [files.write("known", known)]
     with step("comparing the replicas"):
         topics = frozenset(listed.topics) if request.acked else None
-        scan = steps.Scan(shared, plan.groups, request.scan, topics, listed.has_ids)
+        scan = steps.Scan(shared, plan.groups, request, topics, listed.has_ids)
         packs = list(enumerate(packed(plan.tasks, shared.buckets, request.range_bytes)))
         counts = {group.name: Counts() for group in plan.groups}
         for result, of_task in engine.map(scan, packs):

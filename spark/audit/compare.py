@@ -57,9 +57,7 @@ class Comparison:
     """How stretches of a group are compared."""
 
     group: ReplicaGroup
-    check_crc: bool = True
     unconfirmed: bool = False
-    record_bytes_max: int = 32 << 20
 
     def of(self, sides: Sequence[Side], stretch: Stretch) -> Compared:
         """Compare one stretch. Raises OSError."""
@@ -70,21 +68,16 @@ class Comparison:
             return Compared()
         result = Compared(min(stretch.end, max(s.limit for s in sides)) - stretch.begin)
         longest = max(sides, key=lambda side: (side.limit, -side.index))
-        items = self._items(longest, stretch, check_crc=self.check_crc)
+        items = longest.items(stretch)
         if not items.damages and _all_equal(longest, items, sides, stretch):
             for block in items.blocks:
                 ends = block.base + block.records.start + block.records.size
                 have = sum(np.where(ends <= side.limit, 1 << side.index, 0) for side in sides)
                 result.held.append(_whole(block, block.records, np.asarray(have, np.int64)))
         else:
-            # Where replicas differ CRCs are checked even if `check_crc` is off.
-            every = {side.index: self._items(side, stretch, check_crc=True) for side in sides}
+            every = {side.index: side.items(stretch) for side in sides}
             self._differing(result, sides, every, stretch)
         return result
-
-    def _items(self, side: Side, stretch: Stretch, *, check_crc: bool) -> Items:
-        most = self.record_bytes_max
-        return side.items(stretch, check_crc=check_crc, record_bytes_max=most)
 
     def _differing(
         self, result: Compared, sides: Sequence[Side], every: Mapping[int, Items], stretch: Stretch
@@ -103,7 +96,7 @@ class Comparison:
                 mine = wanted[at]
                 if mine.any():
                     result.held.append(_whole(block, block.records.keep(mine), have[at[mine]]))
-        vote = Vote(self.group, sides, every, stretch, self.unconfirmed, self.record_bytes_max)
+        vote = Vote(self.group, sides, every, stretch, self.unconfirmed)
         for offset in starts[~agree].tolist():
             for message, its, lack, is_true in vote.place(offset):
                 one = np.ones(1, np.int64)

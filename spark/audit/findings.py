@@ -131,7 +131,10 @@ def _grouped(rows: pa.Table) -> pa.Table:
 def _gravest(found: pa.Table, limit: int) -> pa.Table:
     """The first ones by severity, then by place; what a row lacks comes first."""
     rank = pc.index_in(found["severity"], pa.array(SEVERITIES))
-    keys = ("rank", "group", "physical_offset", "kind")
+    keys = (
+        "rank", "group", "physical_offset", "kind", "topic", "queue_id", "queue_offset",
+        "unique_key",
+    )  # fmt: skip
     order = pc.sort_indices(found.append_column("rank", rank), _nulls_first(*keys))
     return found.take(order[:limit])
 

@@ -11,14 +11,13 @@ from itertools import pairwise
 import numpy as np
 
 from batonmq.protocol.record import FIXED_SIZE_V1
-from batonmq.spark.read.log_range import Block, LogRange, RangeReader
+from batonmq.spark.read.log_range import RECORD_BYTES_MAX, Block, LogRange, RangeReader
 from batonmq.spark.read.queues import Queue, list_queues
 from batonmq.spark.read.selection import Selection
-from batonmq.spark.read.storage import Storage, locate
+from batonmq.spark.read.storage import Storage, found
 from batonmq.spark.read.store_facts import (
     NAME_DIGITS,
     Segment,
-    StoreError,
     StoreFacts,
     read_facts,
     segments,
@@ -136,8 +135,8 @@ def find_groups(
     one. `unconfirmed`: stores without a confirmOffset are compared to the end of their log.
     `with_tails`: logs are read to their ends. Raises ValueError, StoreError, OSError.
     """
-    found: dict[tuple[str, str], list[tuple[StoreFacts, Storage]]] = {}
-    for storage, path in _stores(patterns):
+    members: dict[tuple[str, str], list[tuple[StoreFacts, Storage]]] = {}
+    for storage, path in found(patterns):
         facts = read_facts(storage, path)
         key = (facts.cluster or "", facts.broker or "")
         if group is not None:
@@ -147,10 +146,10 @@ def find_groups(
                 f"{path} has no brokerIdentity, so its group is not known: name it with --group; "
                 "then all stores of this call are its replicas"
             )
-        found.setdefault(key, []).append((facts, storage))
-    brokers = [broker for _, broker in found]
+        members.setdefault(key, []).append((facts, storage))
+    brokers = [broker for _, broker in members]
     groups = []
-    for (cluster, broker), stores in sorted(found.items()):
+    for (cluster, broker), stores in sorted(members.items()):
         name = broker if brokers.count(broker) == 1 else f"{cluster}#{broker}"
         if len(stores) > 62:
             raise ValueError(f"{name}: {len(stores)} replicas; at most 62 can be compared")
@@ -164,19 +163,6 @@ def find_groups(
             replicas = [replace(each, confirm=each.end, knows_confirm=False) for each in replicas]
         groups.append(ReplicaGroup(name, tuple(replicas)))
     return groups
-
-
-def _stores(patterns: Sequence[str]) -> Iterable[tuple[Storage, str]]:
-    seen: set[tuple[Storage, str]] = set()
-    for pattern in patterns:
-        storage, inner = locate(pattern)
-        paths = storage.glob(inner)
-        if not paths:
-            raise FileNotFoundError(f"{pattern}: nothing matches")
-        for path in paths:
-            if (storage, path) not in seen:
-                seen.add((storage, path))
-                yield storage, path
 
 
 def _names(broker: str, stores: Sequence[StoreFacts]) -> list[str]:
@@ -195,15 +181,8 @@ def _replica(
     name: str, storage: Storage, facts: StoreFacts, *, unconfirmed: bool, with_tails: bool
 ) -> Replica:
     files = tuple(segments(storage, f"{facts.path}/commitlog"))
-    knows = facts.confirm_offset is not None
-    if facts.confirm_offset == 0 and facts.broker is None:
-        knows = False  # a broker without a controller does not keep it
-    if not knows and files and not unconfirmed:
-        raise StoreError(
-            f"{facts.path} has no confirmOffset: its checkpoint is missing, or it was "
-            "written without a controller; --unconfirmed reads its log to the end"
-        )
-    confirm = facts.confirm_offset or 0
+    facts.check_confirmed(files, unconfirmed=unconfirmed)
+    knows, confirm = facts.keeps_confirm, facts.confirm_offset or 0
     end = confirm
     if unconfirmed or with_tails or not knows:
         end = max(confirm, log_end(storage, files, confirm))
@@ -239,7 +218,7 @@ def log_end(storage: Storage, files: Sequence[Segment], confirm: int) -> int:
                 wanted,
                 check_crc=True,
                 window_bytes=_WINDOW_BYTES,
-                record_bytes_max=32 << 20,
+                record_bytes_max=RECORD_BYTES_MAX,
             )
             end = begin
             for item in reader.blocks():

@@ -63,16 +63,25 @@ BEHIND_SCHEMA: Final = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class ScanOptions:
-    """What tasks do. `messages`: a row of each message, too; sizes are bytes."""
+class AuditRequest:
+    """What to audit, and how. `group`: all stores are replicas of it. Sizes are bytes. `limit`: so
+    many findings are told one by one.
+    """
 
-    check_crc: bool = True
+    stores: tuple[str, ...]
+    acked: tuple[str, ...] = ()
+    group: str | None = None
     unconfirmed: bool = False
-    messages: bool = True
+    duplicates: bool = True
     queues: bool = True
+    limit: int = 20
     range_bytes: int = 64 << 20
     chunk_bytes: int = 8 << 20
-    record_bytes_max: int = 32 << 20
+
+    @property
+    def messages(self) -> bool:
+        """Whether a row of each message is needed."""
+        return self.duplicates or bool(self.acked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +136,15 @@ def plan_tasks(
     return tasks
 
 
-def scan_range(task: RangeTask, group: ReplicaGroup, options: ScanOptions, into: Scanned) -> None:
+def scan_range(task: RangeTask, group: ReplicaGroup, request: AuditRequest, into: Scanned) -> None:
     """Compare one range; what it has goes `into`. Raises OSError."""
-    comparison = Comparison(group, options.check_crc, options.unconfirmed, options.record_bytes_max)
-    top = max(replica.end if options.unconfirmed else replica.confirm for replica in group.replicas)
+    comparison = Comparison(group, request.unconfirmed)
+    top = max(replica.end if request.unconfirmed else replica.confirm for replica in group.replicas)
     tables = [NUMBERED_SCHEMA.empty_table()]
     with ExitStack() as stack:
         sides = list(open_sides(group, task.file, stack))
-        for begin in range(task.begin, task.end, options.chunk_bytes):
-            stretch = Stretch(task.file, begin, min(begin + options.chunk_bytes, task.end))
+        for begin in range(task.begin, task.end, request.chunk_bytes):
+            stretch = Stretch(task.file, begin, min(begin + request.chunk_bytes, task.end))
             result = comparison.of(sides, stretch)
             into.findings += result.findings
             into.counts.log_bytes += result.compared_bytes
@@ -144,9 +153,9 @@ def scan_range(task: RangeTask, group: ReplicaGroup, options: ScanOptions, into:
                 alike = counts & (held.lack == 0) & (held.have & (held.have - 1) != 0)
                 into.counts.messages += int(np.count_nonzero(counts))
                 into.counts.agreed += int(np.count_nonzero(alike))
-                if len(held.records) and (options.queues or options.messages):
-                    tables += _tell(held, group, options, counts, into)
-    if not options.queues:
+                if len(held.records) and (request.queues or request.messages):
+                    tables += _tell(held, group, request, counts, into)
+    if not request.queues:
         return
     queues = by_queue(pa.concat_tables(tables))
     for told in steps_of(group, queues):
@@ -158,14 +167,14 @@ def scan_range(task: RangeTask, group: ReplicaGroup, options: ScanOptions, into:
 
 
 def _tell(
-    held: Held, group: ReplicaGroup, options: ScanOptions, counts: Bools, into: Scanned
+    held: Held, group: ReplicaGroup, request: AuditRequest, counts: Bools, into: Scanned
 ) -> list[pa.Table]:
     """Rows of the messages of a block, and those that count for their queues."""
     records = held.records
     topics = texts(binaries(held.window, records.topic_at, records.topic_length))
     pairs = split_properties(held.window, records.properties_at, records.properties_length)
     starts = records.start + held.base
-    if options.messages:
+    if request.messages:
         epochs, missing, current = _epochs(group, starts, held.have)
         into.messages.append(pa.table([
             pa.repeat(pa.scalar(group.name), len(records)), topics,
@@ -173,7 +182,7 @@ def _tell(
             records.size, integers_or_null(epochs, missing, pa.int64()), *_unique_keys(pairs),
             held.have, held.lack, records.body_crc, (held.is_true & current).astype(np.int64),
         ], schema=MESSAGE_SCHEMA))  # fmt: skip
-    if not options.queues:
+    if not request.queues:
         return []
     table = numbered(records, topics, held.base, _hashes(pairs.column(TAGS)), counts)
     return [table]

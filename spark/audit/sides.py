@@ -13,7 +13,7 @@ import numpy as np
 
 from batonmq.spark.audit.replicas import LogFile, ReplicaGroup
 from batonmq.spark.read.damage import Damage
-from batonmq.spark.read.log_range import Block, LogRange, RangeReader
+from batonmq.spark.read.log_range import RECORD_BYTES_MAX, Block, LogRange, RangeReader
 from batonmq.spark.read.record_columns import Int64s
 from batonmq.spark.read.selection import HIGH
 from batonmq.spark.read.storage import OpenFile
@@ -113,7 +113,7 @@ class Side:
             return b""
         return self._held.read_at(size, begin - self._start)
 
-    def items(self, stretch: Stretch, *, check_crc: bool, record_bytes_max: int) -> Items:
+    def items(self, stretch: Stretch) -> Items:
         """What begins in a stretch. Raises OSError."""
         end = min(stretch.end, self.limit)
         if self._held is None or stretch.begin >= end:
@@ -125,9 +125,9 @@ class Side:
         reader = RangeReader(
             OpenFile(self.path, self._held),
             wanted,
-            check_crc=check_crc,
+            check_crc=True,
             window_bytes=end - stretch.begin,
-            record_bytes_max=record_bytes_max,
+            record_bytes_max=RECORD_BYTES_MAX,
         )
         return Items(list(reader.blocks()))
 

@@ -30,10 +30,10 @@ from batonmq.spark.audit.scan import (
     BEHIND_SCHEMA,
     MESSAGE_SCHEMA,
     RANGE_SCHEMA,
+    AuditRequest,
     Counts,
     RangeTask,
     Scanned,
-    ScanOptions,
     scan_range,
 )
 from batonmq.spark.steps.exchange import Exchange
@@ -163,7 +163,7 @@ class Scan:
 
     shared: Shared
     groups: Sequence[ReplicaGroup]
-    options: ScanOptions
+    request: AuditRequest
     topics: frozenset[tuple[str, str]] | None
     with_ids: bool
 
@@ -174,7 +174,7 @@ class Scan:
         for each in ranges:
             group = self.groups[each.group]
             every.counts = counts.setdefault(group.name, Counts())
-            scan_range(each, group, self.options, every)
+            scan_range(each, group, self.request, every)
         name = f"scan-{number:06}"
         send = self.shared.send
         told: dict[str, list[Finding]] = {"paired": [], "units": [], "": []}

@@ -18,6 +18,7 @@ from batonmq.spark.audit.message import Message, message_at
 from batonmq.spark.audit.replicas import ReplicaGroup
 from batonmq.spark.audit.sides import Items, Side, Stretch
 from batonmq.spark.read.damage import Damage
+from batonmq.spark.read.log_range import RECORD_BYTES_MAX
 from batonmq.spark.read.record_columns import is_record
 from batonmq.spark.steps.severity import CRITICAL, INFO
 
@@ -42,12 +43,10 @@ class Vote:
         every: Mapping[int, Items],
         stretch: Stretch,
         unconfirmed: bool,
-        record_bytes_max: int,
     ) -> None:
         self.findings: list[Finding] = []
         self._group = group
         self._stretch = stretch
-        self._record_bytes_max = record_bytes_max
         self._sides = sides
         self._every = every
         self._unconfirmed = unconfirmed
@@ -145,7 +144,7 @@ class Vote:
         """Whether a side holds a whole record where this one is damaged."""
         for side in self._sides:
             size = int.from_bytes(side.read(damage.offset, damage.offset + 4), "big")
-            data = side.read(damage.offset, damage.offset + min(size, self._record_bytes_max))
+            data = side.read(damage.offset, damage.offset + min(size, RECORD_BYTES_MAX))
             if is_record(data, 0, damage.offset):
                 return True
         return False

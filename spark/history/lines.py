@@ -16,7 +16,6 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyarrow import fs
 
 from batonmq.history.event import TIMES, HistoryEvent, lenient_event
 from batonmq.history.file import controller_of
@@ -26,7 +25,7 @@ from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from batonmq.spark.read.schemas import HISTORY_COLUMNS
 from batonmq.spark.read.selection import Selection
-from batonmq.spark.read.storage import Storage, locate
+from batonmq.spark.read.storage import Storage, files_of
 
 CONTROLLERS_MAX: Final = 63
 """As many as a bit mask of 64 bits has room for."""
@@ -113,7 +112,7 @@ def plan_parquet(paths: Sequence[str]) -> Plan:
     size = 0
     must = f"--history-parquet {','.join(paths)}: {{}}; it must be what stream_history writes, or "
     must += "the table history"
-    for storage, info in _parquet_files(paths):
+    for storage, info in files_of(paths):
         size += info.size
         with storage.file_system.open_input_file(info.path) as opened:
             file = pq.ParquetFile(opened)
@@ -128,25 +127,6 @@ def plan_parquet(paths: Sequence[str]) -> Plan:
     if not sources and not size:
         raise ValueError(must.format("no Parquet files are there"))
     return Plan(tuple(sources), tuple(sorted(names)), size * _PARQUET_TIMES)
-
-
-def _parquet_files(paths: Sequence[str]) -> Iterator[tuple[Storage, fs.FileInfo]]:
-    """As Spark lists them: nothing in or below what begins with `_` or a dot."""
-    for path in paths:
-        storage, inner = locate(path)
-        for place in storage.glob(inner):
-            root = storage.file_system.get_file_info(place)
-            selector = fs.FileSelector(place, recursive=True, allow_not_found=True)
-            found = (
-                [root]
-                if root.type == fs.FileType.File
-                else storage.file_system.get_file_info(selector)
-            )
-            for info in sorted(found, key=lambda each: str(each.path)):
-                below = str(info.path)[len(place) :].strip("/").split("/")
-                hidden = any(part.startswith(("_", ".")) for part in below)
-                if info.type == fs.FileType.File and not hidden:
-                    yield storage, info
 
 
 def _controllers(file: pq.ParquetFile) -> set[str]:

@@ -12,13 +12,13 @@ from typing import Any
 import click
 
 from batonmq.spark.audit.audit import (
-    AuditRequest,
     check_output,
     plan_audit,
     run_audit,
     work_folder,
     write_result,
 )
+from batonmq.spark.audit.scan import AuditRequest
 from batonmq.spark.audit.summary import lines_of, summary_of
 from batonmq.spark.jobs.command import (
     DONE,
@@ -32,7 +32,6 @@ from batonmq.spark.jobs.command import (
 )
 from batonmq.spark.steps.engine import SMALL_LOG_BYTES
 
-_MIB = 1 << 20
 _EPILOG = (
     "Exit codes: 0 clean (information only), 1 something critical or a warning was found, "
     "2 wrong usage or input, 3 failed."
@@ -61,12 +60,6 @@ _EPILOG = (
     help="take all stores for replicas of this group, whatever their identity",
 )
 @click.option("--unconfirmed", is_flag=True, help="compare what lies above confirmOffset, too")
-@click.option(
-    "--crc/--no-crc",
-    "check_crc",
-    default=True,
-    help="check CRCs where replicas agree, too",
-)
 @click.option("--duplicates/--no-duplicates", default=True, help="look for repeated unique keys")
 @click.option(
     "--queues/--no-queues", default=True, help="check consume queues, and queue offsets in the log"
@@ -79,27 +72,10 @@ _EPILOG = (
     show_default=True,
     help="findings that are printed; --output has all of them",
 )
-@click.option(
-    "--range-mib",
-    type=click.IntRange(1),
-    default=64,
-    show_default=True,
-    help="how much of the log one task takes",
-)
-@click.option(
-    "--max-record-bytes",
-    "record_bytes_max",
-    type=click.IntRange(91),
-    default=32 * _MIB,
-    show_default=True,
-    help="a larger record counts as damage",
-)
-def main(
-    job: Job, *, output: str | None, overwrite: bool, form: str, range_mib: int, **given: Any
-) -> None:
+def main(job: Job, *, output: str | None, overwrite: bool, form: str, **given: Any) -> None:
     """Compare replicas' stores with each other, and with acknowledged sends."""
     given |= {name: paths_of(f"--{name}", given[name]) for name in ("stores", "acked")}
-    request = AuditRequest(**given, range_bytes=range_mib * _MIB)
+    request = AuditRequest(**given)
     if output is not None:
         check_output(output, overwrite=overwrite, form=form)
     with job.progress.step("reading identity and epochs of the stores"):

@@ -36,6 +36,8 @@ from batonmq.spark.read.record_columns import (
 )
 from batonmq.spark.read.storage import OpenFile
 
+RECORD_BYTES_MAX: Final = 32 << 20
+"""A larger record counts as damage, where nothing else is said."""
 _SEARCH_MIN: Final = 1 << 16
 _SEARCH_MAX: Final = 1 << 20
 _FIRST: Final = 8

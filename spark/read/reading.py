@@ -7,6 +7,8 @@ Free of Spark.
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
 import pyarrow as pa
@@ -20,7 +22,7 @@ from batonmq.spark.read.queue_tables import QueueReader
 from batonmq.spark.read.queues import QueuePiece, gather, plan_pieces
 from batonmq.spark.read.schemas import table_schema
 from batonmq.spark.read.selection import Selection
-from batonmq.spark.read.storage import Storage, locate
+from batonmq.spark.read.storage import Storage, found
 from batonmq.spark.read.store_facts import StoreError, StoreFacts, read_facts, segments
 from batonmq.spark.read.store_tables import (
     IndexPiece,
@@ -76,8 +78,8 @@ class Read:
         """The partitions. Raises StoreError, OSError, ValueError for what cannot be read."""
         plan = [
             (storage, facts, parts)
-            for storage, paths in _places(self.options.paths)
-            for facts, parts in self._plan(storage, paths)
+            for storage, places in groupby(found(self.options.paths), itemgetter(0))
+            for facts, parts in self._plan(storage, [path for _, path in places])
         ]
         return [Work(number, *each) for number, each in enumerate(plan)]
 
@@ -179,17 +181,3 @@ def schema_of(options: ReadOptions) -> pa.Schema:
     return table_schema(
         options.table, options.columns, with_corrupt=options.mode is Mode.PERMISSIVE
     )
-
-
-def _places(paths: tuple[str, ...]) -> Iterator[tuple[Storage, list[str]]]:
-    """The places that paths and patterns match, each once. Raises FileNotFoundError."""
-    seen: set[tuple[Storage, str]] = set()
-    for path in paths:
-        storage, pattern = locate(path)
-        found = storage.glob(pattern)
-        if not found:
-            raise FileNotFoundError(f"{path}: nothing matches")
-        fresh = [each for each in found if (storage, each) not in seen]
-        seen.update((storage, each) for each in fresh)
-        if fresh:
-            yield storage, fresh

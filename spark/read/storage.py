@@ -5,6 +5,7 @@ Free of Spark.
 
 import json
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -144,6 +145,40 @@ def locate(path: str) -> tuple[Storage, str]:
     except (ValueError, OSError) as error:
         raise ValueError(f"path={path!r}: {error}") from error
     return Storage(head), inner + path[len(head) :]
+
+
+def found(patterns: Iterable[str]) -> Iterator[tuple[Storage, str]]:
+    """The places that paths and patterns mean, each once. Raises FileNotFoundError if nothing
+    matches one, ValueError.
+    """
+    seen: set[tuple[Storage, str]] = set()
+    for pattern in patterns:
+        storage, inner = locate(pattern)
+        paths = storage.glob(inner)
+        if not paths:
+            raise FileNotFoundError(f"{pattern}: nothing matches")
+        for path in paths:
+            if (storage, path) not in seen:
+                seen.add((storage, path))
+                yield storage, path
+
+
+def files_of(patterns: Iterable[str]) -> Iterator[tuple[Storage, fs.FileInfo]]:
+    """The files that these mean, or that lie below such folders, as Spark lists them: nothing
+    there that is in or below what begins with `_` or a dot. Raises FileNotFoundError, ValueError.
+    """
+    for storage, path in found(patterns):
+        info = storage.file_system.get_file_info(path)
+        if info.type == fs.FileType.NotFound:
+            raise FileNotFoundError(f"{path}: nothing matches")
+        if info.is_file:
+            yield storage, info
+            continue
+        below = storage.file_system.get_file_info(fs.FileSelector(path, recursive=True))
+        for each in sorted(below, key=lambda info: str(info.path)):
+            parts = str(each.path)[len(path) :].strip("/").split("/")
+            if each.is_file and not any(part.startswith(("_", ".")) for part in parts):
+                yield storage, each
 
 
 def _local_path(uri: str) -> str:

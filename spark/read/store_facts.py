@@ -4,6 +4,9 @@ Read once while a query is planned; the facts travel with each partition. All ac
 `pyarrow.fs`, so a store may lie in object storage as well. Free of Spark.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,6 +60,20 @@ class StoreFacts:
             "store": self.path, "cluster": self.cluster, "broker": self.broker,
             "broker_id": self.broker_id,
         }  # fmt: skip
+
+    @property
+    def keeps_confirm(self) -> bool:
+        """Whether its checkpoint tells what is confirmed: without a controller that stays 0."""
+        at = self.confirm_offset
+        return at is not None and at >= (self.broker is None)
+
+    def check_confirmed(self, log: Sequence[Segment], *, unconfirmed: bool) -> None:
+        """Raises StoreError for a log of which it must be known what is confirmed, and is not."""
+        if log and not self.keeps_confirm and not unconfirmed:
+            raise StoreError(
+                f"{self.path} has no confirmOffset: its checkpoint is missing, or it was written "
+                "without a controller; --unconfirmed reads its log to the end"
+            )
 
     def epoch_of(self, offsets: Int64s) -> tuple[Int64s, Bools]:
         """(epochs, missing): in which epoch the bytes at these log offsets were written."""

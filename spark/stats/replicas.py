@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batonmq.spark.read.storage import Storage, locate
-from batonmq.spark.read.store_facts import StoreError, StoreFacts, read_facts, segments
+from batonmq.spark.read.storage import Storage, found
+from batonmq.spark.read.store_facts import StoreFacts, read_facts, segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +47,12 @@ def one_per_group(patterns: Sequence[str], *, unconfirmed: bool = False) -> Sour
     """
     groups: dict[tuple[str, str], dict[str, StoreFacts]] = {}
     stores: dict[str, tuple[Storage, StoreFacts]] = {}
-    for pattern in patterns:
-        storage, place = locate(pattern)
-        found = storage.glob(place)
-        if not found:
-            raise FileNotFoundError(f"{pattern}: nothing matches")
-        for path in found:
-            facts = _facts(storage, path, unconfirmed=unconfirmed)
-            group = (facts.cluster or "", facts.broker) if facts.broker else ("", path)
-            groups.setdefault(group, {})[path] = facts
-            stores[path] = storage, facts
+    for storage, path in found(patterns):
+        facts = read_facts(storage, path)
+        facts.check_confirmed(segments(storage, f"{path}/commitlog"), unconfirmed=unconfirmed)
+        group = (facts.cluster or "", facts.broker) if facts.broker else ("", path)
+        groups.setdefault(group, {})[path] = facts
+        stores[path] = storage, facts
     names = [name for _, name in groups]
     chosen = []
     for (cluster, name), members in sorted(groups.items()):
@@ -66,18 +62,6 @@ def one_per_group(patterns: Sequence[str], *, unconfirmed: bool = False) -> Sour
         others, size = len(members) - 1, _log_bytes(*stores[best.path], unconfirmed=unconfirmed)
         chosen.append(Chosen(best.path, name, best.broker_id, best.confirm_offset, others, size))
     return Sources(list(patterns), chosen)
-
-
-def _facts(storage: Storage, path: str, *, unconfirmed: bool) -> StoreFacts:
-    facts = read_facts(storage, path)
-    # A broker without a controller has no identity, and keeps 0.
-    told = facts.confirm_offset is not None and facts.confirm_offset >= (not facts.broker)
-    if not told and not unconfirmed and segments(storage, f"{path}/commitlog"):
-        raise StoreError(
-            f"{path} has no confirmOffset: its checkpoint is missing, or it was written "
-            "without a controller; --unconfirmed reads its log to the end"
-        )
-    return facts
 
 
 def _log_bytes(storage: Storage, facts: StoreFacts, *, unconfirmed: bool) -> int:

@@ -10,7 +10,7 @@ from batonmq.protocol.record import NewMessage
 from batonmq.protocol.tags import tags_code
 from batonmq.spark.audit.findings import IDENTIFIED_SCHEMA, finding_table
 from batonmq.spark.audit.replicas import find_groups, log_files
-from batonmq.spark.audit.scan import Scanned, ScanOptions, plan_tasks, scan_range
+from batonmq.spark.audit.scan import AuditRequest, Scanned, plan_tasks, scan_range
 from batonmq.spark.audit.standing import standing
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
@@ -120,7 +120,7 @@ def scan(paths, *, group=None, unconfirmed=False, with_tails=False, **options):
     groups = find_groups(
         [str(path) for path in paths], group=group, unconfirmed=unconfirmed, with_tails=with_tails
     )
-    chosen = ScanOptions(unconfirmed=unconfirmed, **options)
+    chosen = AuditRequest((), unconfirmed=unconfirmed, **options)
     for number, each in enumerate(groups):
         files = log_files(each)
         known = standing(each, files, unconfirmed=unconfirmed)

@@ -15,8 +15,9 @@ from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.message_id import encode_offset_msg_id
 from batonmq.spark.audit import findings
 from batonmq.spark.audit.acked_list import entries_of, plan_lists
-from batonmq.spark.audit.audit import AuditRequest, plan_audit, run_audit
+from batonmq.spark.audit.audit import plan_audit, run_audit
 from batonmq.spark.audit.findings import Finding, FindingFiles, merged
+from batonmq.spark.audit.scan import AuditRequest
 from batonmq.spark.audit.summary import lines_of, summary_of
 from batonmq.spark.jobs.message_audit import main
 from batonmq.spark.live.sink_sender import AckFile, _acks, row_of, write_committed
