@@ -22,7 +22,7 @@ from batonmq.spark.read.queue_tables import QueueReader
 from batonmq.spark.read.queues import QueuePiece, gather, plan_pieces
 from batonmq.spark.read.schemas import table_schema
 from batonmq.spark.read.selection import Selection
-from batonmq.spark.read.storage import Storage, found
+from batonmq.spark.read.storage import COMMA_HINT, Storage, found
 from batonmq.spark.read.store_facts import StoreError, StoreFacts, read_facts, segments
 from batonmq.spark.read.store_tables import (
     IndexPiece,
@@ -39,8 +39,6 @@ log = logging.getLogger(__name__)
 _STORES_PER_PIECE: Final = 64
 # A unit of 20 bytes belongs to a message of about 1 KiB.
 _BYTES_PER_UNIT_BYTE: Final = 50
-
-_COMMA_HINT: Final = "; a path that holds a comma is given as a JSON list"
 
 Parts = (
     tuple[LogRange | LogGap, ...]
@@ -118,7 +116,7 @@ class Read:
                     yield facts, (log_range,)
 
     def _facts(self, storage: Storage, path: str) -> StoreFacts:
-        facts = read_facts(storage, path, _COMMA_HINT * (len(self.options.paths) > 1))
+        facts = read_facts(storage, path, COMMA_HINT * (len(self.options.paths) > 1))
         if self._misses_epochs(facts) and self.options.mode is Mode.FAILFAST:
             raise StoreError(
                 f"{facts.epochs_fault}; read with mode DROPMALFORMED or PERMISSIVE to get the rows "

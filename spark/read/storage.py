@@ -5,7 +5,7 @@ Free of Spark.
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -15,6 +15,7 @@ from pyarrow import fs
 
 _WILDCARDS: Final = frozenset("*?[")
 _LOCAL: Final = "file:"
+COMMA_HINT: Final = "; a path that holds a comma is given as a JSON list"
 
 
 @cache
@@ -147,7 +148,7 @@ def locate(path: str) -> tuple[Storage, str]:
     return Storage(head), inner + path[len(head) :]
 
 
-def found(patterns: Iterable[str]) -> Iterator[tuple[Storage, str]]:
+def found(patterns: Sequence[str]) -> Iterator[tuple[Storage, str]]:
     """The places that paths and patterns mean, each once. Raises FileNotFoundError if nothing
     matches one, ValueError.
     """
@@ -156,14 +157,14 @@ def found(patterns: Iterable[str]) -> Iterator[tuple[Storage, str]]:
         storage, inner = locate(pattern)
         paths = storage.glob(inner)
         if not paths:
-            raise FileNotFoundError(f"{pattern}: nothing matches")
+            raise FileNotFoundError(f"{pattern}: nothing matches{COMMA_HINT * (len(patterns) > 1)}")
         for path in paths:
             if (storage, path) not in seen:
                 seen.add((storage, path))
                 yield storage, path
 
 
-def files_of(patterns: Iterable[str]) -> Iterator[tuple[Storage, fs.FileInfo]]:
+def files_of(patterns: Sequence[str]) -> Iterator[tuple[Storage, fs.FileInfo]]:
     """The files that these mean, or that lie below such folders, as Spark lists them: nothing
     there that is in or below what begins with `_` or a dot. Raises FileNotFoundError, ValueError.
     """

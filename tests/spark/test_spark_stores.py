@@ -10,7 +10,7 @@ from pyarrow import fs
 from batonmq.protocol.record import NewMessage
 from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import METADATA_TOPIC
-from batonmq.spark.read import reading, storage
+from batonmq.spark.read import storage
 from batonmq.spark.read.damage import DamagedFile
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
@@ -398,7 +398,7 @@ def test_stores_of_another_file_system(tmp_path, monkeypatch):
     elsewhere = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
     monkeypatch.setattr(storage, "_file_system", lambda root: elsewhere)
     monkeypatch.setattr(
-        reading, "locate", lambda path: (storage.Storage("fake://bucket"), "bucket/store-*")
+        storage, "locate", lambda path: (storage.Storage("fake://bucket"), "bucket/store-*")
     )
     (row,) = read("fake://bucket/store-*")
     assert (row["store"], row["queue_offset"]) == ("bucket/store-1", 0)
