@@ -18,7 +18,7 @@ end, ours may not.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 MAX_OFFSET = 2**63 - 1
@@ -38,7 +38,10 @@ def with_ends(entries: Iterable[EpochEntry], last_end: int = MAX_OFFSET) -> tupl
     """The same epochs and starts, each ending where the next starts and the last at `last_end`."""
     listed = tuple(entries)
     ends = [entry.start_offset for entry in listed[1:]] + [last_end]
-    return tuple(replace(entry, end_offset=end) for entry, end in zip(listed, ends, strict=False))
+    return tuple(
+        EpochEntry(entry.epoch, entry.start_offset, end)
+        for entry, end in zip(listed, ends, strict=False)
+    )
 
 
 def within_log(entries: Sequence[EpochEntry], log_end: int) -> tuple[EpochEntry, ...]:

@@ -64,8 +64,9 @@ class Fold:
         self._started_ms = 0
         """When the controllers were started that lead now, without a leader before."""
 
-    def apply(self, event: HistoryEvent) -> list[Story]:
-        """Takes the next event; an unknown kind changes nothing."""
+    def apply(self, event: HistoryEvent, detail: EventDetail | None = None) -> list[Story]:
+        """Takes the next event; an unknown kind changes nothing. `detail`: that of the event, if
+        the caller has decoded it."""
         if event.kind == "controller_leader_changed":
             return [self._leader_changed(event)]
         handler = _HANDLERS.get(event.kind)
@@ -75,7 +76,7 @@ class Fold:
         if group is None:
             group = self._groups[event.broker_name] = Group()
         group.controllers_started_ms = self._started_ms
-        handler(group, event, event.detail)
+        handler(group, event, event.detail if detail is None else detail)
         return [] if event.kind in _ONLY_ADD else group.take_finished(self._patience)
 
     def finish(self) -> list[Story]:

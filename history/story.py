@@ -143,8 +143,10 @@ class Story:
     @property
     def began_ms(self) -> int:
         """The time from which the others are counted; 0 if there is none."""
-        began = _beginning(self.in_order())
-        return began.time_ms if began is not None else 0
+        for name in CAUSAL:
+            if name in self._times:
+                return self._times[name]
+        return min((step.time_ms for step in self.steps), default=0)
 
     @property
     def is_election(self) -> bool:

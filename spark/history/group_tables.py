@@ -138,7 +138,7 @@ class GroupFold:
                 self._top = max(self._top or event.master_epoch, event.master_epoch)
         elif kind == "truncated":
             self._truncation(event, detail)
-        for story in self._fold.apply(event):
+        for story in self._fold.apply(event, detail):
             self._story(story)
         if kind == "elected":
             self._latest = self._fold.latest(event.broker_name)

@@ -39,6 +39,12 @@ class _Span:
         )
 
 
+    def add(self, first_ms: int, last_ms: int, lines: int) -> None:
+        self.first_ms = min(self.first_ms, first_ms)
+        self.last_ms = max(self.last_ms, last_ms)
+        self.lines += lines
+
+
 @dataclass(slots=True)
 class _GroupSeen:
     """A group in one log. `first_ms` and `last_ms` are of all events with a time, 0 without any."""
@@ -61,9 +67,7 @@ class _GroupSeen:
             if not span.touches(joined.first_ms, joined.last_ms):
                 apart.append(span)
                 continue
-            joined.first_ms = min(joined.first_ms, span.first_ms)
-            joined.last_ms = max(joined.last_ms, span.last_ms)
-            joined.lines += span.lines
+            joined.add(span.first_ms, span.last_ms, span.lines)
         self.spans = [*apart, joined]
 
 
@@ -125,9 +129,9 @@ class Overview:
         seen.add_time(time_ms)
         if event.kind in ON_BROKER_CLOCK:
             return
-        last = seen.spans[-1] if seen.spans else None
-        if last is not None and last.first_ms <= time_ms <= last.last_ms:
-            last.lines += 1
+        spans = seen.spans
+        if len(spans) == 1 and spans[0].touches(time_ms, time_ms):
+            spans[0].add(time_ms, time_ms, 1)
         else:
             seen.add_span(time_ms, time_ms, 1)
 
