@@ -15,27 +15,8 @@ import pyarrow.parquet as pq
 
 from batonmq.spark.read.storage import locate
 from batonmq.spark.steps.severity import SEVERITIES
+from batonmq.spark.steps.tables import Int32, schema_of
 
-#: The table of findings. `replicas`: those that deviate; `field`: header, body, properties.
-FINDING_SCHEMA: Final = pa.schema(
-    [
-        ("group", pa.string()),
-        ("severity", pa.string()),
-        ("kind", pa.string()),
-        ("topic", pa.string()),
-        ("queue_id", pa.int32()),
-        ("queue_offset", pa.int64()),
-        ("physical_offset", pa.int64()),
-        ("size", pa.int64()),
-        ("epoch", pa.int64()),
-        ("replicas", pa.list_(pa.string())),
-        ("unique_key", pa.string()),
-        ("field", pa.string()),
-        ("file", pa.string()),
-        ("detail", pa.string()),
-    ]
-)
-IDENTIFIED_SCHEMA: Final = FINDING_SCHEMA.append(pa.field("identity", pa.int64()))
 _SORT: Final = ["group", "severity", "kind", "who"]
 _SUMS: Final = {
     "count": "sum", "first_offset": "min", "last_offset": "max", "first_epoch": "min",
@@ -48,7 +29,8 @@ _BETWEEN: Final = "\0"
 class Finding(msgspec.Struct, frozen=True):
     """One finding; offsets are log and queue offsets, sizes bytes. None: it does not apply.
 
-    `identity` pairs a message that is missing at one place with one that is extra at another.
+    `replicas`: those that deviate; `field`: header, body, properties. `identity` pairs a message
+    that is missing at one place with one that is extra at another.
     """
 
     group: str | None
@@ -57,7 +39,7 @@ class Finding(msgspec.Struct, frozen=True):
     detail: str
     replicas: tuple[str, ...] = ()
     topic: str | None = None
-    queue_id: int | None = None
+    queue_id: Int32 | None = None
     queue_offset: int | None = None
     physical_offset: int | None = None
     size: int | None = None
@@ -66,6 +48,11 @@ class Finding(msgspec.Struct, frozen=True):
     field: str | None = None
     file: str | None = None
     identity: int | None = None
+
+
+IDENTIFIED_SCHEMA: Final = schema_of(Finding)
+FINDING_SCHEMA: Final = IDENTIFIED_SCHEMA.remove(IDENTIFIED_SCHEMA.get_field_index("identity"))
+"""The table of findings."""
 
 
 def finding_table(found: Iterable[Finding], schema: pa.Schema = FINDING_SCHEMA) -> pa.Table:

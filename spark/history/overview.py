@@ -38,7 +38,6 @@ class _Span:
             and self.first_ms // DAY_MS - last_ms // DAY_MS <= GAP_DAYS
         )
 
-
     def add(self, first_ms: int, last_ms: int, lines: int) -> None:
         self.first_ms = min(self.first_ms, first_ms)
         self.last_ms = max(self.last_ms, last_ms)

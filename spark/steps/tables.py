@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any, Final, NewType, get_args, get_type_hints
+from typing import Annotated, Any, Final, NewType, get_args, get_type_hints
 from uuid import uuid4
 
 import numpy as np
@@ -22,16 +22,18 @@ _EPOCH: Final = date(1970, 1, 1).toordinal()
 
 Time = NewType("Time", int)
 """In ms since 1970."""
+Int32 = Annotated[int, pa.int32()]
 _KINDS: Final = {
-    bool: pa.bool_(), int: pa.int64(), str: pa.string(), Time: TIMESTAMP, date: pa.date32(),
-    tuple[int, ...]: pa.list_(pa.int64()), tuple[str, ...]: pa.list_(pa.string()),
+    bool: pa.bool_(), int: pa.int64(), Int32: pa.int32(), str: pa.string(), Time: TIMESTAMP,
+    date: pa.date32(), tuple[int, ...]: pa.list_(pa.int64()),
+    tuple[str, ...]: pa.list_(pa.string()),
 }  # fmt: skip
 
 
 def schema_of(row: type) -> pa.Schema:
     """The columns of a class of rows: its fields."""
     columns = []
-    for name, hint in get_type_hints(row).items():
+    for name, hint in get_type_hints(row, include_extras=True).items():
         kinds = [hint] if hint in _KINDS else [each for each in get_args(hint) if each in _KINDS]
         columns.append((name, _KINDS[kinds[0]]))
     return pa.schema(columns)
