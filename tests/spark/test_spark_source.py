@@ -11,10 +11,9 @@ from pyspark.sql import DataFrame
 
 from batonmq.spark.parquet_files import write_parquet
 from batonmq.spark.read.options import ReadOptions
-from batonmq.spark.read.predicates import selection_of
 from batonmq.spark.read.schemas import TABLES, table_schema
 from batonmq.spark.session import PUSHDOWN, register
-from batonmq.spark.source import FilteringReader, TableReader, WorkPartition
+from batonmq.spark.source import FilteringReader, TableReader, WorkPartition, selection_of
 from tests.spark.log_files import START_MS, LogFiles
 
 pytestmark = [
