@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from batonmq.history.event import EventKey
 
 CHAIN: Final = (
@@ -31,8 +33,7 @@ IDLE_AFTER_MS: Final = 100
 batonmq.client.instance.failover."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """`time_ms` is on the clock of `clock` ("controller n0", "broker 2")."""
 
     name: str

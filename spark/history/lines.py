@@ -140,17 +140,19 @@ def _controllers(file: pq.ParquetFile) -> set[str]:
     return {STREAM if name is None else str(name) for name in names}
 
 
-def _bounded(kind: Any) -> Any:
-    """The type of a field with the bounds of 64 bits, in which all columns are kept."""
+def _bounded(name: str, kind: Any) -> Any:
+    """The type of a field with the bounds of times, or of the 64 bits of all columns."""
+    if name in TIMES:
+        return Annotated[int, msgspec.Meta(ge=0, le=_TIME_MS_MAX)]
     number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
     return {int: number, tuple[int, ...]: tuple[number, ...]}.get(kind, kind)
 
 
 def _fields() -> list[Any]:
     return [
-        (field.name, _bounded(field.type))
+        (field.name, _bounded(field.name, field.type))
         if field.required
-        else (field.name, _bounded(field.type), field.default)
+        else (field.name, _bounded(field.name, field.type), field.default)
         for field in msgspec.structs.fields(HistoryEvent)
     ]
 
@@ -173,13 +175,8 @@ def event_of(text: bytes) -> HistoryEvent:
         checked_line(text)
         known = lenient_event(text)
         assert known is not None
-        event = known
-    times = (
-        event.time_ms, event.detected_ms, event.proposed_ms, event.started_ms, event.leader_seen_ms,
-    )  # fmt: skip
-    if min(times) < 0 or max(times) > _TIME_MS_MAX:
-        wild = [name for name in TIMES if not 0 <= getattr(event, name) <= _TIME_MS_MAX]
-        event = msgspec.structs.replace(event, **dict.fromkeys(wild, 0))
+        wild = [name for name in TIMES if not 0 <= getattr(known, name) <= _TIME_MS_MAX]
+        event = msgspec.structs.replace(known, **dict.fromkeys(wild, 0))
     if event.json and _WILD_NUMBER.search(event.json):
         event = msgspec.structs.replace(event, json="")
     return event

@@ -15,7 +15,10 @@ def place(_):
     import batonmq.spark.read.reading
     return os.getppid(), batonmq.spark.read.reading.__file__
 
-session = open_session("job")
+session = open_session("job", settings={
+    "spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+})
 session.read.format("batonmq").load(sys.argv[1]).write.parquet(sys.argv[2])
 places = set(session.sparkContext.range(16, numSlices=16).map(place).collect())
 print("RESULT " + json.dumps([session.sparkContext.master, sorted(places)]))
