@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import errno
-import heapq
 import itertools
 import random
 import struct
-import zlib
 from collections import deque
 from collections.abc import Callable
+from contextvars import copy_context
+from heapq import heappop, heappush
 from typing import Any
+from zlib import crc32
 
 _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 _NO_PROCESS = contextvars.Context()
@@ -48,7 +49,7 @@ class Process:
         self.on_kill: list[Callable[[], None]] = []
         self.threads: list[Any] = []
         self.serial = loop.new_serial()
-        self.context = contextvars.copy_context()
+        self.context = copy_context()
         self.context.run(_PROCESS.set, self)
 
     def post(self, callback: Callable[..., object], *args: object) -> None:
@@ -65,6 +66,21 @@ class Process:
         finally:
             if outside:
                 asyncio._set_running_loop(None)
+
+    def is_held(self, handle: _Handle, now_s: float) -> bool:
+        """Whether it does not run that now: it is dead, or hangs and runs it later."""
+        if self.dead:
+            return True
+        if self.paused or self.busy_until_s > now_s:
+            self.backlog.append(handle)
+            return True
+        if self.fuse >= 0:
+            self.fuse -= 1
+            if self.fuse < 0:
+                assert handle.context is not None
+                handle.context.run(self.kill)
+                return True
+        return False
 
     def spawn(self, work: Any) -> asyncio.Task[Any]:
         """Starts a program of it; what it raises ends the run."""
@@ -119,7 +135,7 @@ process_here: Callable[[], Process | None] = _PROCESS.get
 
 def at_world(loop: SimLoop, when_s: float, callback: Callable[..., object], *args: Any) -> None:
     """Calls it at that time, in no process: no kill and no pause delays it."""
-    loop.call_at(when_s, callback, *args, context=_NO_PROCESS.copy())
+    loop.add_timer(_Handle(callback, args, None, when_s))
 
 
 class _Future(asyncio.Future[Any]):
@@ -152,64 +168,43 @@ def number_anew() -> None:
     _numbers = itertools.count(1)
 
 
-class _Handle(asyncio.Handle):
-    """A callback, and the process that it belongs to; None: the world's own.
+class _Handle:
+    """A callback, None once it is cancelled, and the process that it belongs to, None: the world's.
 
-    As asyncio's, without what that does for its debug mode. Also in place of its TimerHandle.
+    In place of asyncio's Handle and TimerHandle. Some thousand of them live and die in each second
+    of a life, so it has what is used of them and no more.
     """
 
-    __slots__ = ("_process", "_when")
+    __slots__ = ("args", "callback", "context", "process", "when_s")
 
-    def __init__(  # with all fields of asyncio's
+    def __init__(
         self,
         callback: Callable[..., object],
         args: tuple[Any, ...],
-        loop: SimLoop,
-        context: contextvars.Context,
+        context: contextvars.Context | None,
         when_s: float,
     ) -> None:
-        self._callback = callback
-        self._args = args
-        self._loop = loop
-        self._context = context
-        self._cancelled = False
-        self._repr = self._source_traceback = None
-        self._when = when_s
-        self._process: Process | None = context.get(_PROCESS)
+        """`context` None: it runs in no process."""
+        self.callback: Callable[..., object] | None = callback
+        self.args = args
+        self.context = context
+        self.process: Process | None = None if context is None else context.get(_PROCESS)
+        self.when_s = when_s
 
     def when(self) -> float:
-        return self._when
+        return self.when_s
 
     def cancel(self) -> None:
-        self._cancelled = True
-        self._callback = self._args = None  # type: ignore[assignment]
+        self.callback = None
+        self.args = ()
 
-    def _run(self) -> None:
-        loop, process = self._loop, self._process
-        try:
-            if process is not None:
-                if process.dead:
-                    return
-                if process.paused or process.busy_until_s > loop.now_s:
-                    process.backlog.append(self)
-                    return
-                if process.fuse >= 0:
-                    process.fuse -= 1
-                    if process.fuse < 0:
-                        self._context.run(process.kill)
-                        return
-                loop.callbacks += 1
-                loop.digest = zlib.crc32(_pack_time(loop.now_s), loop.digest ^ process.serial)
-            self._context.run(self._callback, *self._args)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            loop.note_error(error)
+    def cancelled(self) -> bool:
+        return self.callback is None
 
     def run_late(self) -> None:
         """Its process hung when it was due."""
-        if not self._cancelled:
-            self._callback(*self._args)
+        if self.callback is not None:
+            self.callback(*self.args)
 
 
 class SimLoop(asyncio.BaseEventLoop):
@@ -297,26 +292,39 @@ class SimLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         """As asyncio's, on the virtual clock: what is ready, after what became due."""
         ready, timers = self._ready, self._timers
-        while timers and timers[0][2]._cancelled:
-            heapq.heappop(timers)
+        while timers and timers[0][2].callback is None:
+            heappop(timers)
         if not ready and not self._stopping:  # type: ignore[attr-defined]
             if not timers:
                 raise RuntimeError("nothing will ever happen again")
             self.now_s = max(self.now_s, timers[0][0])
         end_s = self.now_s + _RESOLUTION_S
         while timers and timers[0][0] < end_s:
-            ready.append(heapq.heappop(timers)[2])
+            ready.append(heappop(timers)[2])
+        now = _pack_time(self.now_s)
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if not handle._cancelled:
-                handle._run()
+            if handle.callback is not None:
+                process = handle.process
+                if process is not None:
+                    if process.is_held(handle, self.now_s):
+                        continue
+                    self.callbacks += 1
+                    self.digest = crc32(now, self.digest ^ process.serial)
+                try:
+                    if handle.context is None:
+                        handle.callback(*handle.args)
+                    else:
+                        handle.context.run(handle.callback, *handle.args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self.note_error(error)
 
     # Callbacks belong to processes.
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
-        if context is None:
-            context = contextvars.copy_context()
-        handle = _Handle(callback, args, self, context, 0.0)
+        handle = _Handle(callback, args, copy_context() if context is None else context, 0.0)
         if not self.finished:
             self._ready.append(handle)
         return handle
@@ -325,16 +333,16 @@ class SimLoop(asyncio.BaseEventLoop):
         return self.call_at(self.now_s + delay, callback, *args, context=context)
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
-        if context is None:
-            context = contextvars.copy_context()
-        handle = _Handle(callback, args, self, context, when)
-        if self.finished:
-            return handle
-        process = handle._process
+        handle = _Handle(callback, args, copy_context() if context is None else context, when)
+        process = handle.process
         if process is not None and process.rate != 1.0:
-            handle._when = when = self.now_s + (when - self.now_s) / process.rate
-        heapq.heappush(self._timers, (when, next(self._timer_numbers), handle))
+            handle.when_s = self.now_s + (when - self.now_s) / process.rate
+        self.add_timer(handle)
         return handle
+
+    def add_timer(self, handle: _Handle) -> None:
+        if not self.finished:
+            heappush(self._timers, (handle.when_s, next(self._timer_numbers), handle))
 
     def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         return self.call_soon(callback, *args, context=context)
