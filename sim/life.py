@@ -31,8 +31,8 @@ from sim.kinds import (
     Fault,
     draw_faults,
 )
-from sim.messages import Messages
-from sim.records import LogRecord
+from sim.messages import Messages, Place
+from sim.records import LogRecord, records
 from sim.settings import Settings, draw_settings, with_features, with_strains, with_variants
 from sim.world import Tell, Violation
 
@@ -325,15 +325,20 @@ class Life:
 
     def check_queues(self) -> None:
         """All replicas: equal logs; queues dense, equal, and with what clients were told."""
+        promises = self.cluster.promises
+        expired = {
+            (record.topic, record.queue_id, record.queue_offset)
+            for record in records(promises.truth, 0, promises.expiry.begin)
+        }
         tables: list[Table] = []
         for host in self.cluster.brokers.values():
             assert host.process is not None
-            tables.append(host.process.run(self._check_replica, host))
+            tables.append(host.process.run(self._check_replica, host, expired))
         if any(table != tables[0] for table in tables[1:]):
             self.cluster.violate(f"offsets: queues differ: {_difference(tables)}")
         self.cluster.check()
 
-    def _check_replica(self, host: BrokerHost) -> Table:
+    def _check_replica(self, host: BrokerHost, expired: Collection[Place]) -> Table:
         """Runs in its process. The units of its queues."""
         violate, truth = self.cluster.violate, self.cluster.promises.truth
         assert host.service is not None
@@ -355,21 +360,24 @@ class Life:
             if len(behind) + 1 > len(kept) > 0:
                 violate(f"offsets: {queue.topic} {queue.queue_id} at {host.name} has filler within")
             table[queue.topic, queue.queue_id] = (queue.max_offset, kept)
-        self._check_places(store, self.cluster.promises.rot.of(host))
+        self._check_places(store, self.cluster.promises.rot.of(host), expired)
         return table
 
-    def _check_places(self, store: MessageStore, rotten: Collection[int]) -> None:
+    def _check_places(
+        self, store: MessageStore, rotten: Collection[int], expired: Collection[Place]
+    ) -> None:
         """What was acknowledged or delivered stands where clients were told. `rotten` are bytes of
-        the log that flipped at rest."""
-        for (topic, queue_id, offset), name in self.messages.at.items():
+        the log that flipped at rest. Of a message that was sent twice one copy may be `expired`."""
+        for place, name in self.messages.at.items():
+            topic, queue_id, offset = place
             found = store._files.consume_queues.find(topic, queue_id)
             unit = found.unit_at(offset) if found is not None else None
             if unit is None:
                 is_there = found is None or offset >= found.min_offset
-                if is_there and not self.cluster.promises.is_expired(name):
+                if is_there and place not in expired:
                     self.cluster.violate(f"offsets: {name} is not at {topic} {queue_id} {offset}")
                 continue
-            if unit[1] == FILLER_SIZE and not self.cluster.promises.is_expired(name):
+            if unit[1] == FILLER_SIZE and place not in expired:
                 self.cluster.violate(f"offsets: filler is at {topic} {queue_id} {offset} of {name}")
             end = unit[0] + unit[1]
             if unit[0] < store.min_phy_offset or any(unit[0] <= at < end for at in rotten):

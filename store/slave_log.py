@@ -166,7 +166,10 @@ class SlaveLog:
         self._stop_writes()
         if self._log.max_offset > self._log.min_offset:
             self.cut(self._log.min_offset, keep_aside=True)
+        self._checkpoints.void_running()
         try:
+            # The new log may begin below the old one: nothing of it is confirmed.
+            self._truncation.lower_checkpoint(offset)
             self._queues.begin_at(offset)
             self._log.begin_at(offset)
         except OSError as error:

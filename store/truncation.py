@@ -96,6 +96,15 @@ class Truncation:
         self._carry_out(intent)
         return intent
 
+    def lower_checkpoint(self, offset: int) -> None:
+        """Nothing behind `offset` counts as confirmed or recovered any more. Durable on return;
+        raises OSError."""
+        checkpoint = self._files.checkpoint
+        checkpoint.confirm_phy_offset = min(checkpoint.confirm_phy_offset, offset)
+        if checkpoint.recovery_offset is not None:
+            checkpoint.recovery_offset = min(checkpoint.recovery_offset, offset)
+        checkpoint.flush()
+
     # The steps.
 
     def _carry_out(self, intent: TruncationIntent) -> None:
@@ -103,7 +112,7 @@ class Truncation:
         aside = self._aside_root / intent.aside if intent.aside else None
         root = files.config.root
         steps: tuple[tuple[str, Path, Callable[[], object]], ...] = (
-            ("checkpoint", root / "checkpoint", lambda: self._lower_checkpoint(offset)),
+            ("checkpoint", root / "checkpoint", lambda: self.lower_checkpoint(offset)),
             (
                 "consume_queues",
                 root / "consumequeue",
@@ -124,13 +133,6 @@ class Truncation:
             self.after_step(name)
         if aside is not None:
             self._prune_aside()
-
-    def _lower_checkpoint(self, offset: int) -> None:
-        checkpoint = self._files.checkpoint
-        checkpoint.confirm_phy_offset = min(checkpoint.confirm_phy_offset, offset)
-        if checkpoint.recovery_offset is not None:
-            checkpoint.recovery_offset = min(checkpoint.recovery_offset, offset)
-        checkpoint.flush()
 
     def _drop_segments(self, offset: int, aside: Path | None) -> None:
         if aside is not None:

@@ -669,6 +669,28 @@ def test_r27_a_log_of_which_an_unclean_election_dropped_all_begins_anew(
     assert isinstance(decision, BeginAnew if anew else Refuse)
 
 
+@pytest.mark.parametrize(
+    "unclean, member, begins, anew",
+    [
+        (3, False, 90, True),
+        (3, True, 90, False),
+        (0, False, 90, False),  # no unclean election explains what is confirmed
+        (1, False, 90, False),  # nor one before it was
+        (7, False, 90, False),  # nor one that this master's history should show
+        (3, False, 0, False),  # nothing of its history is expired: it would show that election
+    ],
+)
+def test_r27_an_unclean_election_may_be_expired_in_the_masters_history(
+    memory_log, entries, unclean, member, begins, anew
+):
+    """1. A replica that is away has 95 confirmed bytes of epoch 1. 2. The unclean election of epoch
+    3 drops some of them; 5 begins at 90. 3. All before that expires at the master."""
+    own = memory_log(b"1" * 100, (1, 0), confirm=95).facts()
+    master_log = MasterHandshake(200, 5, entries((5, begins)))
+    decision = judge_log(own, master_log, member=member, unclean_epoch=unclean)
+    assert isinstance(decision, BeginAnew if anew else Refuse)
+
+
 def test_r2_a_peer_that_ends_below_the_own_history_gets_no_ack(memory_log, slave_host, entries):
     """The view may be older than what this log has accepted."""
     log = memory_log(b"1" * 100, (1, 0), (3, 50))

@@ -192,6 +192,29 @@ def test_r27_an_empty_start_at_the_masters_first_offset(rig):
         slave.slave_log.reset_for_empty_start(100)
 
 
+@pytest.mark.parametrize("comes_again", [0, 4000])
+def test_r27_what_was_confirmed_of_the_old_log_is_not_of_the_new_one(rig, comes_again):
+    """1. The first segments of a slave's log expired; an unclean election dropped all the rest.
+    2. It begins anew below that, gets some bytes that nobody confirmed to it, and is killed."""
+    master, _ = master_with(rig, 60)
+    data = log_of(master)
+    assert len(data) > 3 * 8192
+    slave = slave_of(rig)
+    slave.slave_log.reset_for_empty_start(16384)
+    end = slave.slave_log.append_replicated(16384, data[16384:])
+    slave.advance_confirm_offset(end)
+    slave.checkpoints.flush_derived()
+    slave.slave_log.reset_for_empty_start(0)
+    if comes_again:
+        slave.slave_log.append_replicated(0, data[:comes_again])
+    whole = slave.slave_log.whole_end
+    rig.kill(slave)
+    slave = rig.open()
+    assert (slave.min_phy_offset, slave.max_phy_offset) == (0, whole)
+    assert slave.confirm_offset == 0
+    assert slave.trust.damage is None and not slave.trust.reason
+
+
 def test_an_empty_start_survives_a_crash_before_the_first_byte(rig):
     slave = slave_of(rig)
     slave.slave_log.reset_for_empty_start(8192)
