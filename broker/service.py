@@ -219,11 +219,14 @@ class BrokerService:
             self.store.room.on_room = self.replication.service.dial_now
             self.consumer_lists.started()
             await self.endpoint.open(self._processors)
-            self._tasks = [
+            ticks = [
                 asyncio.create_task(self._tick_forever(), name="broker-tick"),
                 asyncio.create_task(self._tick_clients(), name="broker-clients"),
-                asyncio.create_task(self._warm_up(), name="broker-warm-up"),
             ]
+            for tick in ticks:
+                tick.add_done_callback(self._tick_ended)
+            warm_up = asyncio.create_task(self._warm_up(), name="broker-warm-up")
+            self._tasks = [*ticks, warm_up]
             await self.replication.start()  # it may wait for room, however long
         except BaseException:
             await self.close()
@@ -336,8 +339,20 @@ class BrokerService:
     def fatal(self, exc: BaseException) -> None:
         log.critical("broker_fatal error=%s", exc)
         self.store.health.give_up(exc)
-        self.path.gate.close(f"this broker cannot trust its disk: {exc}")
-        self._stop_reason = f"it cannot trust its disk: {exc}"
+        self._end("cannot trust its disk", exc)
+
+    def _tick_ended(self, task: asyncio.Task[None]) -> None:
+        """One that fails must not leave a master that lives, and has stopped to look at its clock:
+        the process ends, and another replica leads. Its disk is as good as it was."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            name = task.get_name()
+            log.critical("broker_task_failed task=%s error=%r", name, error, exc_info=error)
+            self._end(f"ends, its task {name} failed", error)
+
+    def _end(self, why: str, exc: BaseException) -> None:
+        self.path.gate.close(f"this broker {why}: {exc}")
+        self._stop_reason = f"it {why}: {exc}"
         self._on_fatal(exc)
 
     def _totals(self) -> tuple[int, int]:

@@ -229,6 +229,8 @@ class BrokerHost(Host):
         self.last_failure = error
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             self.world.violate(f"R45: {self.incarnation} ends for want of room: {error}")
+        if not isinstance(error, OSError | BatonError):
+            self.world.loop.note_error(error)  # a defect, and no fault of its disk
         self.world.tell(self.name, f"cannot go on: {error!r}")
         if self._stop is not None:
             self._stop.set()
