@@ -124,5 +124,10 @@ class Expiry:
         return False
 
     def _newest_s(self, segment: Segment) -> float:
-        """When the last byte of a segment was confirmed."""
-        return next(at_s for end, at_s in self._grown if end >= segment.end_offset)
+        """When the last message of a segment was confirmed, or at least stored: hours may pass in
+        between. Its time of storage is that of a clock which was off."""
+        clocks = self._world.clocks
+        confirmed_s = next(at_s for end, at_s in self._grown if end >= segment.end_offset)
+        within = records(self._truth, segment.start_offset, segment.end_offset)
+        stored_ms = max((record.stored_ms for record in within), default=0)
+        return min(confirmed_s, stored_ms / 1000 + clocks.farthest_s) if stored_ms else confirmed_s

@@ -11,7 +11,7 @@ import asyncio
 import enum
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from batonmq.client.errors import MessageIllegalError, NoMasterError
@@ -170,6 +170,11 @@ class TransactionProducer(Producer):
                 "transactionId": msg_id,
             },
         )
+
+    def topics(self) -> Collection[str]:
+        """Also the template of new topics, so that it knows brokers before it sends: they ask a
+        producer that was started anew for what it, or another one of its group, left undecided."""
+        return {*super().topics(), self.options.default_topic}
 
     def transaction_asked(self, request: RemotingCommand, address: str) -> None:
         """A broker asks for the state of a transaction. One of another group is not answered."""

@@ -177,3 +177,20 @@ def test_a_check_that_fails_answers_unknown_and_one_of_another_group_nothing() -
         assert [end["commitOrRollback"] for end in ends(cluster)] == ["0"]
 
     tell(story, check)
+
+
+def test_a_producer_that_was_started_anew_is_known_to_brokers_before_it_sends() -> None:
+    """Else nobody asks it for what the one before it left undecided."""
+
+    async def main() -> None:
+        async with FakeCluster() as cluster:
+            cluster.add_topic("TBW102")
+            async with TransactionProducer(
+                "tg",
+                lambda message: TransactionState.UNKNOWN,
+                name_servers=cluster.name_server_addresses,
+                client_options=ClientOptions(route_poll_ms=5, heartbeat_ms=5),
+            ):
+                await until(lambda: RequestCode.HEART_BEAT in cluster.master().codes())
+
+    uvloop.run(main())
