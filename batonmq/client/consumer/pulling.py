@@ -15,9 +15,9 @@ from batonmq.protocol.bodies import (
     SubscriptionData,
 )
 from batonmq.protocol.codes import READ_REPLICA_FIELD, RequestCode, ResponseCode
-from batonmq.protocol.errors import BatonError, ResponseError
+from batonmq.protocol.errors import BatonError, RemoteProtocolError, ResponseError
 from batonmq.protocol.message import MessageExt, MessageQueue
-from batonmq.protocol.record import decode_records
+from batonmq.protocol.record import CorruptRecord, decode_records
 from batonmq.protocol.sysflag import (
     COMPRESSED,
     COMPRESSION_MASK,
@@ -142,12 +142,20 @@ class PullRequest:
 
 
 def read_pull_reply(reply: RemotingCommand, request: PullRequest, address: str) -> PullResult:
+    """Raises ResponseError, and RemoteProtocolError for a record that is damaged: none of that
+    reply is delivered."""
     status = STATUS_BY_CODE.get(reply.code)
     if status is None:
         raise ResponseError(reply.code, reply.remark, address)
     messages: Sequence[MessageExt] = ()
     if status is PullStatus.FOUND:
-        messages = wanted_only(decode_records(reply.body), request.subscription)
+        try:
+            records = decode_records(reply.body)
+        except CorruptRecord as error:
+            raise RemoteProtocolError(
+                f"{address}, {request.queue} from {request.offset} on: {error}"
+            ) from error
+        messages = wanted_only(records, request.subscription)
         for message in messages:
             for_reader(message, request.queue.broker_name)
     return PullResult(

@@ -21,7 +21,12 @@ from batonmq.client.instance.failover import pause_ms
 from batonmq.process.clock import boot_ms
 from batonmq.protocol.bodies import SubscriptionData
 from batonmq.protocol.codes import MASTER_ID, ResponseCode
-from batonmq.protocol.errors import ConnectError, RequestTimeoutError, ResponseError
+from batonmq.protocol.errors import (
+    ConnectError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+    ResponseError,
+)
 from batonmq.protocol.message import MessageQueue
 
 log = logging.getLogger(__name__)
@@ -103,6 +108,12 @@ class QueueReader:
             except ResponseError as error:
                 failures += 1
                 await asyncio.sleep(self._refused_pause_ms(error, failures) / 1000)
+            except RemoteProtocolError as error:
+                failures += 1
+                if failures == 1:
+                    log.error("pull_damaged why=%s", error)
+                self._suggested_id = failures  # one slave after the other: it may have good bytes
+                await asyncio.sleep(pause_ms(failures) / 1000)
             except (ConnectError, RequestTimeoutError, ClientError) as error:
                 failures += 1
                 if failures == 1:
@@ -186,7 +197,7 @@ class QueueReader:
                 address, request.command(), self._options.timeout_ms
             )
             result = read_pull_reply(reply, request, address)
-        except (ConnectError, RequestTimeoutError, ResponseError) as error:
+        except (ConnectError, RequestTimeoutError, RemoteProtocolError, ResponseError) as error:
             log.info("slave_not_read queue=%s address=%s why=%s", self.queue, address, error)
             return None
         if result.status is not PullStatus.FOUND:

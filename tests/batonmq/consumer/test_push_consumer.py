@@ -143,6 +143,39 @@ def test_it_reads_from_the_slave_that_the_master_suggests() -> None:
     run(story)
 
 
+@pytest.mark.parametrize("slave_has_it", [True, False])
+def test_a_damaged_message_stops_no_queue_and_is_never_delivered(slave_has_it: bool) -> None:
+    """1. A byte of a message has flipped on the master's disk. 2. It is read at a slave. 3. Where
+    that cannot answer, it is asked for until the master has it again (a failover, a repair)."""
+
+    async def story(cluster: FakeCluster) -> None:
+        expected = fill(cluster, 8)
+        master = cluster.master()
+        slave = next(broker for broker in cluster.brokers["broker-a"] if not broker.master)
+        good, is_rotten = master._pull_now, True
+
+        def rotten(request: RemotingCommand) -> RemotingCommand:
+            reply = good(request)
+            if is_rotten and b"m000" in reply.body:
+                reply.body = bytes(reply.body).replace(b"m000", b"m040")
+            return reply
+
+        master._pull_now = rotten  # type: ignore[method-assign]
+        if not slave_has_it:
+            busy = answer(ResponseCode.SYSTEM_BUSY, "not now")
+            slave.before[RequestCode.PULL_MESSAGE] = [busy] * 1_000
+        collector = Collector()
+        async with consumer_of(cluster, collector):
+            if not slave_has_it:
+                await until(lambda: RequestCode.PULL_MESSAGE in slave.codes())
+                assert b"m000" not in collector.bodies
+                is_rotten = False
+            await collector.until(8)
+        assert sorted(collector.bodies) == expected
+
+    run(story)
+
+
 async def asked(
     cluster: FakeCluster, code: int, ext: dict[str, str], body: bytes = b""
 ) -> RemotingCommand:
