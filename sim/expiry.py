@@ -10,7 +10,8 @@ the newest segment never, and none before the log states the positions of all qu
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 
 from batonmq.protocol.topic_name import METADATA_TOPIC
 from batonmq.store.mapped_file import Segment
@@ -38,6 +39,8 @@ class Expiry:
         self._started: dict[str, tuple[float, float]] = {}
         """Per broker: since when its store is open, and by how much its clock was ahead then."""
         self._grown: list[tuple[int, float]] = []  # up to where at what time
+        self._written: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        """Of each broker up to where it had its log at what time."""
         self._own: dict[str, int] = {}
         """Per broker: where its log begins by what it took away itself."""
 
@@ -47,6 +50,18 @@ class Expiry:
         at_s = next((at_s for before, at_s in self._grown if before >= end), now_s)
         self._grown = [each for each in self._grown if each[0] < end]
         self._grown.append((end, at_s))
+
+    def note_written(self, brokers: Iterable[BrokerHost]) -> None:
+        """To be called often, and before hours pass."""
+        now_s = self._world.clocks.true_s()
+        for host in brokers:
+            if host.service is None:
+                continue
+            end, written = host.service.store.max_phy_offset, self._written[host.name]
+            while written and written[-1][0] > end:  # it was cut
+                written.pop()
+            if not written or written[-1][0] < end:
+                written.append((end, now_s))
 
     def watch(self, host: BrokerHost) -> None:
         """Its store was opened."""
@@ -98,7 +113,7 @@ class Expiry:
         if not self._are_positions_stated(segment.end_offset):
             return "R38: the log does not state the positions of queues behind it"
         if host.disk.used() <= _FORCED_ABOVE:
-            age_s = self._world.clocks.true_s() - self._newest_s(segment)
+            age_s = self._world.clocks.true_s() - self._newest_s(host, segment)
             slack_s = _SLACK_S + self._clock_error_s(host)
             if age_s + slack_s < self._world.settings.reserved_hours * _HOUR_S:
                 return f"its newest message is {age_s:.0f} s old"
@@ -123,11 +138,8 @@ class Expiry:
                     return True
         return False
 
-    def _newest_s(self, segment: Segment) -> float:
-        """When the last message of a segment was confirmed, or at least stored: hours may pass in
-        between. Its time of storage is that of a clock which was off."""
-        clocks = self._world.clocks
-        confirmed_s = next(at_s for end, at_s in self._grown if end >= segment.end_offset)
-        within = records(self._truth, segment.start_offset, segment.end_offset)
-        stored_ms = max((record.stored_ms for record in within), default=0)
-        return min(confirmed_s, stored_ms / 1000 + clocks.farthest_s) if stored_ms else confirmed_s
+    def _newest_s(self, host: BrokerHost, segment: Segment) -> float:
+        """When the last byte of a segment was confirmed; or written there, if hours passed in
+        between."""
+        behind = [*self._grown, *self._written[host.name]]
+        return min(at_s for end, at_s in behind if end >= segment.end_offset)

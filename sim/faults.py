@@ -212,6 +212,7 @@ class DiskFaults(Kinds):
 
     def hours_pass(self, fault: Fault) -> str | None:
         hours = 1 + int(fault.pick * 4)
+        self.cluster.promises.note_written()
         self.cluster.clocks.passed_s += 3600 * hours
         return f"{hours} of them"
 
@@ -441,6 +442,7 @@ class Faults:
             kinds.over = True
         cluster.network.heal()
         cluster.network.slow = False
+        cluster.clocks.jumps.clear()  # what a clock ahead dates from now on would wait as long
         for host in cluster.hosts:
             host.disk.plan.full = False
             host.disk.plan = type(host.disk.plan)()

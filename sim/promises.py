@@ -108,6 +108,10 @@ class Promises:
             self.truth_ends[epoch] = end
             self._no_newer_master_lacks(host, epoch, end)
 
+    def note_written(self) -> None:
+        """Hours are to pass: what is written by now becomes old."""
+        self.expiry.note_written(self._brokers.values())
+
     def is_confirmed(self, name: str) -> bool:
         """Whether a message of that name stands in what was confirmed."""
         return self.truth.rfind(f"{name}|".encode()) >= 0
@@ -245,6 +249,7 @@ class Promises:
     def check_r1(self) -> None:
         """A master waits for the recorded set, whatever else it waits for."""
         self._copies.note()
+        self.note_written()
         group = self.group
         if group is None:
             return
