@@ -60,18 +60,25 @@ class Pending(NamedTuple):
 
 
 class RecentCommits:
-    """The prepared offsets of the last RECENT_COMMITS committed transactions that the log shows."""
+    """The last RECENT_COMMITS committed transactions that the log shows, by prepared offset."""
 
     def __init__(self) -> None:
-        self._offsets: OrderedDict[int, None] = OrderedDict()
+        self._commits: OrderedDict[int, int] = OrderedDict()  # to the commit's own offset
 
-    def append(self, prepared_offset: int) -> None:
-        self._offsets[prepared_offset] = None
-        if len(self._offsets) > RECENT_COMMITS:
-            self._offsets.popitem(last=False)
+    def append(self, prepared_offset: int, offset: int) -> None:
+        """The commit of the half message at `prepared_offset` is at `offset`."""
+        self._commits[prepared_offset] = offset
+        if len(self._commits) > RECENT_COMMITS:
+            self._commits.popitem(last=False)
+
+    def cut(self, offset: int) -> None:
+        """The log ends at `offset`, or what lies behind it is to be dispatched."""
+        cut = [prepared for prepared, at in self._commits.items() if at >= offset]
+        for prepared in cut:
+            del self._commits[prepared]
 
     def __contains__(self, prepared_offset: int) -> bool:
-        return prepared_offset in self._offsets
+        return prepared_offset in self._commits
 
 
 class Dispatcher:
@@ -107,6 +114,7 @@ class Dispatcher:
     def restart_at(self, offset: int) -> None:
         """Forget what is queued; the log is read from `offset`, a record boundary, on."""
         self.pending.clear()
+        self._commits.cut(offset)
         self.offset = offset
         self.target = min(self.target, offset)
         self.has_more = False
@@ -322,7 +330,7 @@ class Dispatcher:
         transaction = head.sys_flag & TRANSACTION_MASK
         is_indexed = transaction != TRANSACTION_ROLLBACK
         if transaction == TRANSACTION_COMMIT:
-            self._commits.append(head.prepared_transaction_offset)
+            self._commits.append(head.prepared_transaction_offset, head.physical_offset)
         return Pending(
             head.physical_offset + head.size,
             head.physical_offset,

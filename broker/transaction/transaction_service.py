@@ -357,8 +357,8 @@ class TransactionService:
             raise BrokerRefusal(
                 ResponseCode.TOPIC_NOT_EXIST, f"topic {place[0]} does not exist any more"
             )
-        self._path.put_message(committed(record, latest_offset, place))
-        self._store.recent_commits.append(latest_offset)
+        put = self._path.put_message(committed(record, latest_offset, place))
+        self._store.recent_commits.append(latest_offset, put.physical_offset)
         self._path.schedule_flush()
 
     def _write_op(self, offsets: list[int]) -> asyncio.Future[None]:

@@ -507,6 +507,31 @@ def test_an_end_that_could_not_be_carried_out_can_be_asked_for_again(tmp_path: P
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
 
+def test_r30_a_commit_that_was_cut_is_no_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A master writes the commit and the op, and is deposed; both are cut. 2. It is elected
+    again: the transaction is open, and its commit puts the message where it belongs."""
+
+    async def play(rig: Rig) -> None:
+        sent = await half(rig)
+        store, transactions = rig.service.store, rig.service.waiting.transactions
+        monkeypatch.setattr(transactions, "_keep_progress", lambda: None)  # none is confirmed
+        end = store.max_phy_offset
+        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
+        transactions.end()
+        store.slave_log.truncate_to(end, unclean_epoch=True)
+        store.prepare_master()
+        transactions.begin()
+        await until(lambda: transactions._loaded.is_set())
+        assert len(transactions) == 1 and end_of(rig, "T", 1) == 0
+        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
+        (came,) = await messages(rig, "T", 1)
+        assert came.body == b"body" and len(transactions) == 0
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
 def test_r4_ends_of_one_mastership_are_not_written_in_the_next(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         service = rig.service.waiting.transactions
