@@ -75,3 +75,13 @@ def test_pulls_expire_in_slices_and_leave_with_their_owner_at_any_number() -> No
     assert turns.lines < 8 * 128 * 8 and len(hold) == 0
     while hold.is_late(0):
         assert hold.expired(0, 128) == []
+
+
+def test_pulls_that_were_woken_leave_no_deadline_behind() -> None:
+    hold: PullHold[str] = PullHold()
+    for number in range(20):
+        hold.hold(held(f"{number}", deadline=60_000))
+    assert len(hold.arrived("T", 0, 1)) == 20
+    while hold.is_late(0):
+        assert hold.expired(0, 1) == []
+    assert not hold._deadlines

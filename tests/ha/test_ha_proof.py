@@ -183,6 +183,26 @@ def test_r41_a_java_slave_counts_again_with_the_first_byte_sent_since(entries):
     assert ConfirmAdvanced(160) in core.acks_received(MEMBER, [160], NOW + 103)
 
 
+def test_r41_a_late_mark_of_the_earlier_epoch_shows_no_entry_into_the_next(entries):
+    core = master(entries)
+    follow(core)
+    core.appended(150, NOW)
+    elected_again(core, entries, 150)
+    core.marks_received(MEMBER, 1, 1, NOW + 101)
+    effects = core.acks_received(MEMBER, [150], NOW + 101)
+    assert not of(ConfirmAdvanced, effects) and not core.sync.required_set_whole
+
+
+def test_r41_a_first_ack_is_measured_by_the_handshake_though_our_log_has_grown(entries):
+    """What was written since, no slave can hold: it has the bytes of another master there."""
+    core = master(entries)
+    core.appended(100, NOW)
+    connect(core, MEMBER, SlaveHandshake(2, identity=identity(2)))
+    core.appended(150, NOW)
+    (close,) = of(CloseConnection, core.acks_received(MEMBER, [120], NOW))
+    assert "our log ended at 100" in close.reason and core.log.confirm_offset == 0
+
+
 # -- R42
 
 

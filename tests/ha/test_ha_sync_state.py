@@ -797,3 +797,11 @@ def test_r13_no_rate_lets_a_slave_join_from_beyond_the_limit():
     assert not sync.joining
     sync.acked(2, 20, sync.log.written - limit, NOW + 420)
     assert sync.joining.keys() == {2}
+
+
+def test_r13_after_the_next_election_a_slave_joins_from_the_start_of_that_epoch_on():
+    sync = state((1,), written=100)
+    sync.begin_epoch(2, 100, recorded_set((1,), 6), NOW)
+    sync.connected(2, 20, NOW)
+    assert not proposed(sync.acked(2, 20, 99, NOW)) and not sync.joining
+    assert proposed(sync.acked(2, 20, 100, NOW))[0].add == {2}

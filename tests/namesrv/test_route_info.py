@@ -326,3 +326,40 @@ def test_a_group_that_may_not_be_written_has_no_replica_routes(routes: Routes) -
     routes.register(M2, 2)
     routes.core.wipe_write_perm("broker-a")
     assert ways(routes) == {}
+
+
+def test_a_heartbeat_gives_a_broker_its_own_time_again(routes: Routes) -> None:
+    routes.register(M1, 0, timeout_ms=10_000)
+    routes.core.refresh("C", M1, routes.now_ms + 9_000)
+    assert list(routes.core.scan(routes.now_ms + 19_000)) == []
+    assert list(routes.core.scan(routes.now_ms + 19_001)) == [(M1, f"socket of {M1}")]
+
+
+def test_a_broker_that_is_heard_again_while_silent_ones_go_stays(routes: Routes) -> None:
+    for addr, broker_id in ((M1, 0), (M2, 2), (S3, 3)):
+        routes.register(addr, broker_id, timeout_ms=10_000)
+    routes.now_ms += 10_001
+    scan = routes.core.scan(routes.now_ms)
+    assert next(scan)[0] == M1
+    routes.core.refresh("C", M2, routes.now_ms)
+    routes.register(S3, 3)
+    assert list(scan) == [] and routes.addrs() == {2: M2, 3: S3}
+
+
+def test_a_namesake_in_another_cluster_takes_nothing_along(routes: Routes) -> None:
+    """1 M1 of cluster C moves to D; its epoch there begins anew. 2 C's M1 is unregistered late."""
+    routes.register(M1, 0, body(epoch=5))
+    routes.register(M2, 0, body(epoch=5), cluster="D")
+    assert routes.register(M2, 0, body(epoch=4), cluster="D").outcome is Outcome.TAKEN
+    routes.core.unregister("C", M2, "broker-a")
+    assert routes.addrs() == {0: M2}
+
+
+def test_filter_servers_are_those_of_the_last_registration(routes: Routes) -> None:
+    for servers in (["10.0.0.9:1"], []):
+        what = body()
+        what.filter_server_list = servers
+        routes.register(M1, 0, what)
+        route = routes.core.route("TopicA")
+        assert route is not None
+        assert route.filter_server_table == ({M1: servers} if servers else {})

@@ -7,7 +7,12 @@ import pytest
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.replicas_manager.alter import OpenAlter, alter_for
-from batonmq.replicas_manager.events import ProposalRefused, ProposalRequested
+from batonmq.replicas_manager.events import (
+    ProposalRefused,
+    ProposalRequested,
+    ProposalUnknown,
+    SendAlter,
+)
 
 VIEW = RoleView(
     "c",
@@ -54,3 +59,17 @@ def test_what_no_controller_could_grant_is_refused_here(
 ) -> None:
     refused = asked(*members)
     assert isinstance(refused, ProposalRefused) and refused.code == code
+
+
+def test_r11_a_late_failure_at_an_earlier_controller_repeats_nothing() -> None:
+    made = asked(1, 2, 3)
+    assert isinstance(made, OpenAlter)
+    made.send("n0:1")
+    doubt, again = made.leader_changed("n1:1")
+    assert doubt == ProposalUnknown()
+    assert isinstance(again, SendAlter) and again.target == "n1:1"
+    assert made.not_answered("n0:1", 50) == []
+    deadlines: list[int] = []
+    assert made.due(60_000, deadlines, "n2:1") == [] and not deadlines
+    assert made.not_answered("n1:1", 100) == []
+    assert made.due(60_000, deadlines, "n2:1") != []

@@ -223,3 +223,20 @@ def test_r33_two_switches_in_a_row_each_hold_anew() -> None:
     assert switch.poll(progress(1_999, end=2_000), t1 + 2) == []
     effects = switch.poll(progress(2_000, end=2_000), t1 + 3)
     assert effects[0] == ElectTarget(second, 2_000)
+
+
+def test_r33_an_ack_of_the_very_moment_of_the_request_proves_nothing() -> None:
+    """It may have come before the request in the same millisecond."""
+    switch = asked()
+    assert switch.poll(progress(900, ms=T0), T0 + 1) == []
+    assert switch.poll(progress(900, ms=T0 + 1), T0 + 2) == [HoldSends()]
+
+
+def test_r33_what_comes_of_an_earlier_switch_is_nothing_to_this_one() -> None:
+    switch = electing()
+    due_ms = switch.next_ms
+    fenced = ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH
+    assert switch.elect_answered("switch:n/0", fenced, "late", T0 + 10) == []
+    switch.elect_unanswered("switch:n/0", T0 + 20)
+    assert switch.stage is SwitchStage.ELECTING and switch.next_ms == due_ms
+    assert switch.poll(progress(1_000), T0 + 20 + REPEAT_MS) == []

@@ -12,12 +12,13 @@ from batonmq.protocol.role_view import Role, RoleView
 from batonmq.replicas_manager import identity
 from batonmq.replicas_manager.events import (
     AdoptView,
+    AnswerReceived,
     BecomeMaster,
     BecomeSlave,
     ProposalRefused,
     SetDead,
 )
-from batonmq.replicas_manager.role import ViewInForce, Worth
+from batonmq.replicas_manager.role import Lease, RoleChanges, ViewInForce, Worth
 from batonmq.replicas_manager.role_runner import RoleRunner
 
 
@@ -106,3 +107,23 @@ def test_the_check_code_stays_until_the_id_is_durable(
             file.save(7)
     again = identity.IdentityFile(tmp_path / "brokerIdentity", "C", "broker-a").load()
     assert (again.broker_id, again.check_code) == (0, code)
+
+
+def test_r5_an_older_answer_does_not_shorten_the_lease() -> None:
+    lease = Lease(600)
+    for sent_ms in (100, 50):
+        lease.extend(AnswerReceived("c1", sent_ms, True, 1, "c1", 3, 1), 3)
+    assert lease.valid(699) and not lease.valid(700)
+
+
+def test_a_newer_role_change_begins_without_the_failures_of_the_one_before() -> None:
+    changes = RoleChanges()
+    assert changes.is_new(view(3), Role.MASTER)
+    for _ in range(4):
+        changes.failed(1_000)
+    newer = view(4, master=2)
+    assert changes.is_new(newer, Role.SLAVE)
+    changes.act(newer, Role.SLAVE, 1)
+    assert not changes.due(60_000, []), "the change before is not tried again"
+    changes.failed(1_000)
+    assert not changes.due(1_049, []) and changes.due(1_050, [])

@@ -355,3 +355,25 @@ def test_r24_damage_between_two_runs_is_not_stepped_over(rig):
     assert raised.value.offset == bad == slave._dispatcher.offset
     assert slave._queues.queues["T", 0].consume_queue.max_offset == 40
     slave.abandon()
+
+
+def test_a_slice_that_ends_with_a_record_is_not_the_end(rig):
+    """The next one goes on, though nothing more arrives."""
+    log = log_of(rig, [message("T", 0, bytes(10), b"")] * 20)
+    size = len(log) // 20
+    _, built = both_ways(rig, log, [len(log)], slice_bytes=4 * size)
+    assert built.ends == [4 * size, 8 * size, 12 * size, 16 * size, 20 * size]
+
+
+def test_the_time_of_the_newest_record_is_known_either_way(rig):
+    """Checkpoint and expiry go by it."""
+    log = log_of(rig, common(300), **LARGE)
+    times = []
+    for always in (False, True):
+        rig.root = rig.folder / f"slave-{always}"
+        with bulk(always=always):
+            store = rig.open(**LARGE)
+            store.slave_log.append_replicated(0, log)
+            store.advance_confirm_offset(len(log))
+        times.append(store._dispatcher.last_store_timestamp)
+    assert times[0] == times[1] > START_MS

@@ -492,3 +492,22 @@ def test_long_keys_are_hashed_in_parts(monkeypatch):
     monkeypatch.setattr(index_batch, "PieceHashes", lambda c: seen.append(len(c)) or real(c))
     assert index_batch.key_hashes(topics, keys).tolist() == whole.tolist()
     assert max(seen) <= 256 and sum(seen) == sum(map(len, keys))
+
+
+def test_a_large_table_of_slots_is_read_whole(tmp_path: Path) -> None:
+    """More than one read takes at once."""
+    path, slots = tmp_path / "slots", 600_000
+    path.write_bytes(bytes(40) + np.arange(1, slots + 1, dtype=">i4").tobytes())
+    with path.open("rb") as file:
+        table = index_batch.SlotTable.read(file.fileno(), 40, slots)
+    assert table.used() == slots and table.get(slots - 1) == slots
+
+
+def test_r22_entries_that_were_cut_are_in_no_chain() -> None:
+    """A slot on the disk may still lead to them: numbers at or above the next entry's."""
+    table = index_batch.SlotTable(10)
+    table.set(3, 7)
+    table.set(4, 2)
+    previous, slots, heads = table.chain(np.array([13, 14, 23], dtype=np.int64), 5)
+    assert previous.tolist() == [0, 2, 5]
+    assert dict(zip(slots.tolist(), heads.tolist(), strict=True)) == {3: 7, 4: 6}

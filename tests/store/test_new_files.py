@@ -135,3 +135,29 @@ def test_an_empty_file_of_a_queue_is_completed(rig: Rig) -> None:
     (rig.folder / f"{0:020d}").touch()
     assert rig.written().max_offset == 0
     assert (rig.folder / f"{0:020d}").stat().st_size == FILE_SIZE
+
+
+def test_a_file_that_is_there_is_left_alone_and_not_taken(rig: Rig) -> None:
+    """Whoever made it may have written to it."""
+    queue = rig.queue()
+    making = rig.making(queue)
+    path = Path(making.paths[0])
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"x" * FILE_SIZE)
+    making.run()
+    rig.handles.new_files.note(making)
+    assert not making.made and not rig.handles.new_files.take(str(path))
+    assert path.read_bytes() == b"x" * FILE_SIZE
+
+
+def test_r45_a_making_that_meets_a_full_disk_has_ended_too(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    making = rig.making(rig.queue())
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(disk, "makedirs", full)
+    making.run()
+    assert making.is_done and not making.made

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from batonmq.epoch.entry import EpochEntry
+from batonmq.process import disk
 from batonmq.store import upkeep
 from batonmq.store.config import StoreConfig
 from batonmq.store.errors import PutUnavailable
-from batonmq.store.upkeep import DiskUse, decide_expiry
+from batonmq.store.upkeep import DiskUse, decide_expiry, unlink_segments
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_000 * HOUR_MS
@@ -256,3 +257,20 @@ def test_r38_units_that_were_in_memory_only_may_expire_and_the_process_be_killed
     assert not store.trust.reason and rig.read_bodies(store) == kept
     assert store.queries.min_offset_in_queue("T", 0) == 65 - len(kept)
     assert rig.put(store).queue_offset == 65
+
+
+def test_a_segment_that_cannot_be_unlinked_keeps_those_behind_it(rig, monkeypatch):
+    """Else the next start would find a gap between two files, which is damage (R24)."""
+    store = rig.open_master()
+    rig.put_confirmed(store, *(bytes(1000) for _ in range(30)))
+    segments = [store.log.take_first_segment() for _ in range(2)]
+    real = disk.unlink
+
+    def refuses_the_first(path):
+        if path == segments[0].path:
+            raise OSError(16, "busy")
+        real(path)
+
+    monkeypatch.setattr(disk, "unlink", refuses_the_first)
+    unlink_segments(segments)
+    assert all(segment.path.exists() for segment in segments)

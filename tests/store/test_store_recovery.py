@@ -469,3 +469,16 @@ def test_a_queue_that_is_dropped_for_its_damage_is_built_again_from_the_logs_beg
     store = rig.open(controller_mode=False)
     assert rig.read_bodies(store) == BODIES[:12]
     assert rig.read_bodies(store, queue_id=1) == BODIES[:10]
+
+
+def test_r26_what_a_killed_process_wrote_counts_as_flushed_when_this_one_has_flushed_it(rig):
+    """It may be in the page cache only, and the power may go next."""
+    store = rig.open_master()
+    rig.put_confirmed(store, b"checkpointed")
+    store.checkpoints.flush_derived()
+    begin = store.max_phy_offset
+    rig.put_confirmed(store, b"written")
+    rig.kill(store)
+    store = rig.open()
+    assert store.max_phy_offset > begin == store.log.flushed_offset
+    assert store.flush() == store.max_phy_offset == store.log.flushed_offset

@@ -449,3 +449,37 @@ def test_r39_what_waits_behind_a_deletion_keeps_the_number_that_the_log_gave_it(
     assert rig.put(store, b"behind the deletion").queue_offset == 2
     store.delete_topic("T")
     assert rig.put(store, b"next").queue_offset == 3
+
+
+def test_a_master_that_is_elected_again_shows_each_message_once(rig):
+    """It lost its role with messages not yet confirmed, and nothing was cut meanwhile."""
+    store = rig.open_master()
+    rig.put_confirmed(store, b"a")
+    for body in (b"b", b"c"):
+        rig.put(store, body)
+    store.end_turn()
+    store.stop_writes()
+    end = store.prepare_master()
+    assert rig.put(store, b"d").queue_offset == 3
+    store.end_turn()
+    store.advance_confirm_offset(end)
+    assert rig.read_bodies(store) == [b"a", b"b", b"c"]
+    store.advance_confirm_offset(store.max_phy_offset)
+    assert rig.read_bodies(store) == [b"a", b"b", b"c", b"d"]
+
+
+def test_what_was_rolled_back_is_found_by_no_key(rig):
+    rig.root = rig.folder / "master"
+    master = rig.open_master()
+    for flag in (8, 12):
+        rig.put(master, b"end", uniq_key=b"U%d" % flag, keys=b"K%d" % flag, sys_flag=flag)
+    data = log_of(master) if master.end_turn() else b""
+    slave = slave_of(rig)
+    slave.slave_log.append_replicated(0, data)
+    for store in (master, slave):
+        store.advance_confirm_offset(len(data))
+        found = [
+            len(store.queries.query_message("T", key, 9, 0, 2**62).parts)
+            for key in ("U8", "K8", "U12", "K12")
+        ]
+        assert found == [1, 1, 0, 0]

@@ -7,8 +7,9 @@ import pytest
 from batonmq.epoch.entry import EpochEntry
 from batonmq.process import disk
 from batonmq.protocol.errors import CorruptLogError
+from batonmq.store import upkeep
 from batonmq.store.checkpoint import StoreCheckpoint
-from batonmq.store.errors import TruncationRefused
+from batonmq.store.errors import StoreFailedError, TruncationRefused
 from batonmq.store.mapped_file import Segment
 from batonmq.store.truncation import STEPS
 
@@ -343,3 +344,50 @@ def test_a_sync_covers_every_segment_that_was_written_since_the_last(rig, monkey
     rig.put(store, b"one more")
     store.log.datasync_to(store.end_turn())
     assert synced[3:] == [16384]
+
+
+def test_r28_what_comes_in_place_of_cut_bytes_is_not_confirmed_by_what_was(rig):
+    """An unclean election dropped what was confirmed; the new master's bytes are not yet."""
+    master, puts = store_with_two_epochs(rig)
+    begin, end = puts[2].physical_offset, puts[4].end_offset
+    again = bytes(master.log.view(begin, end - begin))
+    master.close()
+    store = rig.open()
+    store.advance_confirm_offset(end)
+    store.slave_log.truncate_to(begin, unclean_epoch=True)
+    store.slave_log.append_replicated(begin, again)
+    store.advance_confirm_offset(puts[2].end_offset)
+    assert store.confirm_offset == puts[2].end_offset and len(rig.read_bodies(store)) == 3
+
+
+def test_r23_a_cut_at_the_first_byte_of_a_file_keeps_that_file(rig):
+    store, puts = store_with_two_epochs(rig)
+    (first,) = [put for put in puts if put.physical_offset == 8192]
+    whole = rig.segment(1).read_bytes()
+    store.slave_log.truncate_to(first.physical_offset)
+    (kept,) = (rig.root / "truncated").iterdir()
+    assert (kept / rig.segment(1).name).read_bytes() == whole
+    assert store.max_phy_offset == 8192
+
+
+def test_r24_a_checkpoint_tells_of_what_its_round_has_synced(rig):
+    """More is put and shown while the round waits for the disk."""
+    store, puts = store_with_two_epochs(rig)
+    store.advance_confirm_offset(puts[9].end_offset)
+    running = store.checkpoints.begin()
+    store.advance_confirm_offset(puts[15].end_offset)
+    store.checkpoints.finish(running, [], [])
+    stored = StoreCheckpoint(rig.root / "checkpoint")
+    assert stored.recovery_offset == stored.confirm_phy_offset == puts[9].end_offset
+
+
+def test_r40_a_round_during_which_the_store_fails_writes_no_checkpoint(rig, monkeypatch):
+    store, puts = store_with_two_epochs(rig)
+    store.advance_confirm_offset(puts[9].end_offset)
+    running = store.checkpoints.begin()
+    before = (rig.root / "checkpoint").read_bytes()
+    failed = OSError(5, "the disk failed")
+    monkeypatch.setattr(upkeep, "sync_below", lambda *_: store.log.health.give_up(failed))
+    with pytest.raises(StoreFailedError):
+        store.checkpoints.finish(running, [], [])
+    assert (rig.root / "checkpoint").read_bytes() == before

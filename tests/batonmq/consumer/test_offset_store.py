@@ -62,3 +62,20 @@ def test_a_write_that_failed_leaves_nothing_behind(
             persist(tmp_path, 4)
     assert [path.name for path in (tmp_path / "DEFAULT").iterdir()] == ["g.json"]
     assert loaded(tmp_path) == 3
+
+
+def test_offsets_that_could_not_be_written_are_written_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalOffsetStore(tmp_path, "DEFAULT", "g")
+    store.update(QUEUE, 5)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "replace", full)
+        with pytest.raises(OSError, match="No space"):
+            asyncio.run(store.persist())
+    asyncio.run(store.persist())
+    assert loaded(tmp_path) == 5

@@ -100,3 +100,11 @@ def test_what_is_no_hint_is_none() -> None:
     other = TopicRoute("T", (), (), {"c": {0: OLD}, "d": {2: THIRD}}, {})
     hints.note("d", ext(NEW, 1), 0)
     assert hints.applied_to(other, 1) is other  # a group without a master has no queues to write to
+
+
+def test_a_hint_that_is_given_again_counts_anew() -> None:
+    """Each refusal of the old master names the new one: as long as the name servers lag."""
+    hints = MasterHints()
+    hints.note("b", ext(NEW, 8), 0)
+    assert hints.note("b", ext(NEW, 8), HINT_MS - 1) == NEW
+    assert hints.applied_to(route(OLD, NEW), HINT_MS).master_address("b") == NEW

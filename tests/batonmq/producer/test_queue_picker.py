@@ -1,12 +1,22 @@
 """Which queue a send goes to, and which refusals are retried."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batonmq.client.consumer.pulling import PULL_AGAIN
+from batonmq.client.errors import SendFailedError
+from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.client.producer.outgoing import Outgoing
-from batonmq.client.producer.sending import QueuePicker, RetryDecision, Sending, retry_decision
+from batonmq.client.producer.sending import (
+    HINTS_FOLLOWED_MAX,
+    QueuePicker,
+    RetryDecision,
+    Sending,
+    retry_decision,
+)
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.message import MessageQueue
 
@@ -102,3 +112,52 @@ def test_r45_the_advice_for_a_full_disk_names_the_disk_and_no_missing_master() -
     full = advice("the disk is full: No space left on device")
     assert "make room on the disk" in full and "no master" not in full
     assert "no master answers" in advice("this broker has no role yet")
+
+
+def test_a_group_that_has_a_new_master_is_avoided_no_longer() -> None:
+    picker = QueuePicker()
+    queues = [MessageQueue("T", name, 0) for name in "abc"]
+    for name in "ab":
+        picker.broker_failed(name, 0)
+    picker.moved(["a"])
+    assert {picker.pick(queues, 1).broker_name for _ in range(4)} == {"a", "c"}
+
+
+def a_send(deadline_ms: int = 3_000) -> tuple[Sending, list[str | None]]:
+    """And which group it was told to leave out, at each choice."""
+    left_out: list[str | None] = []
+
+    def choose(queues: Sequence[MessageQueue], last: str | None) -> MessageQueue:
+        left_out.append(last)
+        return queues[0]
+
+    return Sending(Outgoing("T", b"x", 0, 0, "", "id"), choose, 0, deadline_ms, 0), left_out
+
+
+def test_the_next_try_leaves_out_the_group_that_failed() -> None:
+    sending, left_out = a_send()
+    route = TopicRoute("T", tuple(QUEUES), (), {"a": {0: "10.0.0.1:10911"}}, {"a": "C"})
+    for _ in range(2):
+        target = sending.target(route, 0)
+        assert target is not None
+        sending.failed(*target, ResponseCode.SYSTEM_BUSY, "busy", 0)
+    assert left_out == [None, "a"]
+
+
+def test_two_brokers_that_name_each_other_are_asked_without_a_pause_a_few_times_only() -> None:
+    sending, _ = a_send()
+    pauses = []
+    for _ in range(HINTS_FOLLOWED_MAX + 2):
+        sending.failed(QUEUES[0], "10.0.0.1:10911", ResponseCode.SYSTEM_BUSY, "no master", 0)
+        sending.refused(RetryDecision.RETRY, other_master=True, now_ms=0)
+        pauses.append(sending.pause_ms(0) > 0)
+        sending.follow_hint = False
+    assert pauses == [False] * HINTS_FOLLOWED_MAX + [True, True]
+
+
+def test_a_pause_that_would_outlast_the_deadline_ends_the_send() -> None:
+    sending, _ = a_send(deadline_ms=100)
+    sending.failed(QUEUES[0], "10.0.0.1:10911", ResponseCode.SYSTEM_BUSY, "busy", 99)
+    assert sending.pause_ms(90) > 0
+    with pytest.raises(SendFailedError, match="busy"):
+        sending.pause_ms(99)
