@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+import uvloop
+
 from batonmq.protocol.batch import split_batch
 from batonmq.protocol.bodies import (
     BrokerData,
@@ -43,6 +45,7 @@ from tests.records import record_of as encode_record
 
 HOST = "127.0.0.1"
 CLUSTER = "DefaultCluster"
+TOPIC = "T"
 AUTO_CREATE = "TBW102"
 
 Answer = Callable[[RemotingCommand, Connection], Awaitable[RemotingCommand | None]]
@@ -603,6 +606,17 @@ class FakeCluster:
         for other in self.brokers[broker.group.name]:
             other.master = other is broker
         broker.wake()
+
+
+def run(story: Callable[[FakeCluster], Awaitable[None]], *, groups: int = 1) -> None:
+    """Plays it on a cluster that has the topic T."""
+
+    async def main() -> None:
+        async with FakeCluster(groups=groups) as cluster, asyncio.timeout(20):
+            cluster.add_topic(TOPIC)
+            await story(cluster)
+
+    uvloop.run(main())
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -4,11 +4,10 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable
 
 import pytest
 import uvloop
-from fake_cluster import FakeCluster
+from fake_cluster import TOPIC, FakeCluster
 
 from batonmq import (
     ConsumeFromWhere,
@@ -24,17 +23,7 @@ from batonmq.blocking import (
     BlockingPullConsumer,
 )
 
-TOPIC = "T"
 Q0 = MessageQueue(TOPIC, "broker-a", 0)
-
-
-def run(story: Callable[[FakeCluster], Awaitable[None]], *, groups: int = 1) -> None:
-    async def main() -> None:
-        async with FakeCluster(groups=groups) as cluster, asyncio.timeout(20):
-            cluster.add_topic(TOPIC)
-            await story(cluster)
-
-    uvloop.run(main())
 
 
 def test_blocking_facade_sends_pulls_and_asks() -> None:

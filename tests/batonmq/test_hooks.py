@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 import pytest
-import uvloop
-from fake_cluster import FakeCluster, answer
+from fake_cluster import TOPIC, FakeCluster, answer, run
 
 from batonmq import (
     ClientOptions,
@@ -37,7 +36,6 @@ from batonmq.client.consumer.options import ConsumeOptions
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.record import decode_record
 
-TOPIC = "T"
 Q0 = MessageQueue(TOPIC, "broker-a", 0)
 
 
@@ -103,15 +101,6 @@ class Broken:
         if self.moment == "call":
             raise RuntimeError("no exporter")
         return self._step(call)
-
-
-def run(story: Callable[[FakeCluster], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with FakeCluster() as cluster, asyncio.timeout(20):
-            cluster.add_topic(TOPIC)
-            await story(cluster)
-
-    uvloop.run(main())
 
 
 def producer_of(cluster: FakeCluster, hook: Hook) -> Producer:

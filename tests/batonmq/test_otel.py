@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from fake_cluster import FakeCluster, answer
+from fake_cluster import TOPIC, FakeCluster, answer
 
 from batonmq import (
     ClientOptions,
@@ -30,7 +30,6 @@ from batonmq.client.consumer.options import ConsumeOptions
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.record import decode_record
 
-TOPIC = "T"
 Q0 = MessageQueue(TOPIC, "broker-a", 0)
 
 

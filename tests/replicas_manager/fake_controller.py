@@ -60,6 +60,39 @@ class NoSwitch:
         raise AssertionError("no switch was requested")
 
 
+class RecordingBroker(NoSwitch):
+    """Writes down what it is told, each with its name first."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self._changed = asyncio.Event()
+
+    async def stand_down(self, view: RoleView) -> None:
+        self._note("stand_down", view.master_epoch)
+
+    def set_dead(self, broker_ids: frozenset[int]) -> None:
+        self._note("dead", broker_ids)
+
+    def proposal_refused(self, code: int, remark: str) -> None:
+        self._note("refused", code)
+
+    def proposal_unknown(self) -> None:
+        self._note("unknown")
+
+    def lease_changed(self, valid: bool) -> None:
+        self._note("lease", valid)
+
+    def _note(self, *what: Any) -> None:
+        self.calls.append(what)
+        self._changed.set()
+
+    async def until(self, *what: Any) -> None:
+        async with asyncio.timeout(10):
+            while what not in self.calls:
+                self._changed.clear()
+                await self._changed.wait()
+
+
 class FakeSession:
     """One broker's stream as the controller sees it."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_controller import FakeController, NoSwitch, view_message
+from fake_controller import FakeController, RecordingBroker, view_message
 
 from batonmq.process import start_room
 from batonmq.process.clock import boot_ms
@@ -44,11 +44,11 @@ class Wanted:
     confirm_offset: int = 0
 
 
-class Broker(NoSwitch):
+class Broker(RecordingBroker):
     """Writes down its calls; a gate can hold a role change open."""
 
     def __init__(self, role_path: Path) -> None:
-        self.calls: list[tuple[Any, ...]] = []
+        super().__init__()
         self.facts = LogFacts(epoch=-1, max_offset=0, confirm_offset=0, min_offset=0, log_id="log")
         self.gate = asyncio.Event()
         self.gate.set()
@@ -56,7 +56,6 @@ class Broker(NoSwitch):
         self.failure: Exception = OSError("the disk said no")
         self.persisted_at_action: list[int] = []
         self._role_path = role_path
-        self._changed = asyncio.Event()
 
     def log_facts(self) -> LogFacts:
         return self.facts
@@ -78,33 +77,8 @@ class Broker(NoSwitch):
     async def become_slave(self, view: RoleView) -> None:
         await self._role("slave", view)
 
-    async def stand_down(self, view: RoleView) -> None:
-        self._note("stand_down", view.master_epoch)
-
     def adopt_view(self, view: RoleView) -> None:
         self._note("adopt", view.sync_state_set_epoch)
-
-    def set_dead(self, broker_ids: frozenset[int]) -> None:
-        self._note("dead", broker_ids)
-
-    def proposal_refused(self, code: int, remark: str) -> None:
-        self._note("refused", code)
-
-    def proposal_unknown(self) -> None:
-        self._note("unknown")
-
-    def lease_changed(self, valid: bool) -> None:
-        self._note("lease", valid)
-
-    def _note(self, *what: Any) -> None:
-        self.calls.append(what)
-        self._changed.set()
-
-    async def until(self, *what: Any) -> None:
-        async with asyncio.timeout(10):
-            while what not in self.calls:
-                self._changed.clear()
-                await self._changed.wait()
 
 
 class Scene:

@@ -11,10 +11,9 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fake_controller import NoSwitch
+from fake_controller import RecordingBroker
 from local_log import LocalLog
 
 from batonmq.controller.config import ControllerConfig
@@ -57,14 +56,13 @@ class Wanted:
     confirm_offset: int = 0
 
 
-class Replica(NoSwitch):
+class Replica(RecordingBroker):
     """A broker without a log: takes each role at once and writes it down."""
 
     def __init__(
         self, folder: Path, number: int, life: int, controller: str, protocol: Protocol
     ) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-        self._changed = asyncio.Event()
+        super().__init__()
         self._log_id = f"log-{number}"
         self.manager = ReplicasManager(
             ReplicasManagerConfig(
@@ -103,33 +101,8 @@ class Replica(NoSwitch):
     async def become_slave(self, view: RoleView) -> None:
         self._note("slave", view.master_epoch, view.master_broker_id)
 
-    async def stand_down(self, view: RoleView) -> None:
-        self._note("stand_down", view.master_epoch)
-
     def adopt_view(self, view: RoleView) -> None:
         self._note("set", view.sync_state_set)
-
-    def set_dead(self, broker_ids: frozenset[int]) -> None:
-        self._note("dead", broker_ids)
-
-    def proposal_refused(self, code: int, remark: str) -> None:
-        self._note("refused", code)
-
-    def proposal_unknown(self) -> None:
-        self._note("unknown")
-
-    def lease_changed(self, valid: bool) -> None:
-        self._note("lease", valid)
-
-    def _note(self, *what: Any) -> None:
-        self.calls.append(what)
-        self._changed.set()
-
-    async def until(self, *what: Any) -> None:
-        async with asyncio.timeout(10):
-            while what not in self.calls:
-                self._changed.clear()
-                await self._changed.wait()
 
     async def proposes(self, wanted: Wanted) -> None:
         """Proposes until it is so: a member that the controller has not heard yet is refused."""

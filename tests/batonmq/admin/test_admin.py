@@ -2,11 +2,10 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
 
 import pytest
 import uvloop
-from fake_cluster import CLUSTER, FakeCluster, answer, silence
+from fake_cluster import CLUSTER, TOPIC, FakeCluster, answer, run, silence
 
 from batonmq import (
     Admin,
@@ -27,17 +26,7 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
 
-TOPIC = "T"
 Q0 = MessageQueue(TOPIC, "broker-a", 0)
-
-
-def run(story: Callable[[FakeCluster], Awaitable[None]], *, groups: int = 1) -> None:
-    async def main() -> None:
-        async with FakeCluster(groups=groups) as cluster, asyncio.timeout(20):
-            cluster.add_topic(TOPIC)
-            await story(cluster)
-
-    uvloop.run(main())
 
 
 def test_topics_are_made_listed_measured_and_deleted() -> None:

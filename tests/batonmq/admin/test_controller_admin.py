@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 import uvloop
-from fake_cluster import CLUSTER, FakeCluster, refuse, until
+from fake_cluster import CLUSTER, refuse, until
 
 from batonmq import (
     Admin,
@@ -25,17 +25,6 @@ from batonmq.protocol.errors import ConnectError, ResponseError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingServer
-
-TOPIC = "T"
-
-
-def run(story: Callable[[FakeCluster], Awaitable[None]], *, groups: int = 1) -> None:
-    async def main() -> None:
-        async with FakeCluster(groups=groups) as cluster, asyncio.timeout(20):
-            cluster.add_topic(TOPIC)
-            await story(cluster)
-
-    uvloop.run(main())
 
 
 class FakeController:

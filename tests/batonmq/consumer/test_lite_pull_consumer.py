@@ -1,11 +1,10 @@
 """Members of a group that share queues and pull, against scripted brokers."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
-import uvloop
-from fake_cluster import FakeCluster, until
+from fake_cluster import TOPIC, FakeCluster, run, until
 
 from batonmq import (
     ClientError,
@@ -16,17 +15,7 @@ from batonmq import (
     MessageQueue,
 )
 
-TOPIC = "T"
 QUEUES = [MessageQueue(TOPIC, "broker-a", queue_id) for queue_id in range(4)]
-
-
-def run(story: Callable[[FakeCluster], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with FakeCluster() as cluster, asyncio.timeout(20):
-            cluster.add_topic(TOPIC)
-            await story(cluster)
-
-    uvloop.run(main())
 
 
 class Seen:

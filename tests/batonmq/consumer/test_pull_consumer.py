@@ -1,11 +1,9 @@
 """Pull consumer against scripted servers."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
-import uvloop
-from fake_cluster import FakeCluster, until
+from fake_cluster import TOPIC, FakeCluster, run, until
 
 from batonmq import (
     ClientClosedError,
@@ -19,18 +17,8 @@ from batonmq import (
 )
 from batonmq.protocol.codes import RequestCode
 
-TOPIC = "T"
 Q0 = MessageQueue(TOPIC, "broker-a", 0)
 FAST = ClientOptions(suspicion_ms=20)
-
-
-def run(story: Callable[[FakeCluster], Awaitable[None]], *, groups: int = 1) -> None:
-    async def main() -> None:
-        async with FakeCluster(groups=groups) as cluster, asyncio.timeout(20):
-            cluster.add_topic(TOPIC)
-            await story(cluster)
-
-    uvloop.run(main())
 
 
 def puller(cluster: FakeCluster, where: ConsumeFromWhere = ConsumeFromWhere.FIRST) -> PullConsumer:

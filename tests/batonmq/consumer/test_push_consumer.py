@@ -3,14 +3,14 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import AsyncMock, Mock
 
 import pytest
 import uvloop
-from fake_cluster import FakeCluster, Topic, answer, silence, until
+from fake_cluster import TOPIC, FakeCluster, Topic, answer, run, silence, until
 
 from batonmq import (
     ClientOptions,
@@ -37,7 +37,6 @@ from batonmq.protocol.message import MessageExt
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Processors
 
-TOPIC = "T"
 GROUP = "cg"
 MANY = range(3 * GATHERED_AT_ONCE)
 FAST = ClientOptions(suspicion_ms=20)
@@ -64,15 +63,6 @@ class Collector:
     async def until(self, count: int) -> None:
         while len(self.bodies) < count:
             await self.got.wait()
-
-
-def run(story: Callable[[FakeCluster], Awaitable[None]], *, groups: int = 1) -> None:
-    async def main() -> None:
-        async with FakeCluster(groups=groups) as cluster, asyncio.timeout(20):
-            cluster.add_topic(TOPIC)
-            await story(cluster)
-
-    uvloop.run(main())
 
 
 def consumer_of(

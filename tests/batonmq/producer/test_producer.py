@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from fake_cluster import FakeBroker, FakeCluster, answer, silence, until
+from fake_cluster import TOPIC, FakeBroker, FakeCluster, answer, silence, until
 
 from batonmq import (
     ClientOptions,
@@ -26,7 +26,6 @@ from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.record import decode_record
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-TOPIC = "T"
 FAST = ClientOptions(suspicion_ms=20)
 
 Story = Callable[[FakeCluster, Producer], Awaitable[None]]
