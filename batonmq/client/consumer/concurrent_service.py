@@ -11,14 +11,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from batonmq.client.consumer.listener import ConsumeContext, ConsumeStatus, ListenerCall
-from batonmq.client.consumer.offset_store import OffsetStore
-from batonmq.client.consumer.options import ConsumeOptions, MessageModel
+from batonmq.client.consumer.consume_service import ConsumeService, Consuming
+from batonmq.client.consumer.listener import ConsumeContext, ConsumeStatus
+from batonmq.client.consumer.options import MessageModel
 from batonmq.client.consumer.process_queue import ProcessQueue
-from batonmq.client.consumer.queue_calls import QueueCalls
 from batonmq.client.consumer.queue_reader import QueueReader
 from batonmq.client.errors import UnsupportedByBrokerError
-from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.process.backoff import pause_ms
 from batonmq.process.clock import boot_ms
 from batonmq.protocol.errors import BatonError
@@ -34,23 +32,9 @@ class _Work:
     messages: Sequence[MessageExt]
 
 
-class ConcurrentService:
-    def __init__(
-        self,
-        client: ClientInstance,
-        group: str,
-        listener: ListenerCall,
-        offsets: OffsetStore,
-        model: MessageModel,
-        options: ConsumeOptions,
-    ) -> None:
-        self._client = client
-        self._calls = QueueCalls(client)
-        self._group = group
-        self._listener = listener
-        self._offsets = offsets
-        self._model = model
-        self._options = options
+class ConcurrentService(ConsumeService):
+    def __init__(self, what: Consuming) -> None:
+        super().__init__(what)
         self._work: asyncio.Queue[_Work | None] = asyncio.Queue()
         self._workers: list[asyncio.Task[None]] = []
         self._timers: set[asyncio.TimerHandle] = set()
@@ -81,13 +65,6 @@ class ConcurrentService:
         process_queue = reader.process_queue
         while batch := process_queue.take(self._options.batch):
             self._work.put_nowait(_Work(reader, process_queue, batch))
-
-    async def acquire(self, reader: QueueReader) -> bool:
-        """Concurrent consumers need no lock."""
-        return True
-
-    async def release(self, readers: Sequence[QueueReader]) -> None:
-        """Nothing to release."""
 
     async def _run(self) -> None:
         while (work := await self._work.get()) is not None:

@@ -11,14 +11,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from batonmq.client.consumer.listener import ConsumeContext, ConsumeStatus, ListenerCall
-from batonmq.client.consumer.offset_store import OffsetStore
-from batonmq.client.consumer.options import ConsumeOptions, MessageModel
+from batonmq.client.consumer.consume_service import ConsumeService, Consuming
+from batonmq.client.consumer.listener import ConsumeContext, ConsumeStatus
+from batonmq.client.consumer.options import MessageModel
 from batonmq.client.consumer.process_queue import ProcessQueue
-from batonmq.client.consumer.queue_calls import QueueCalls
 from batonmq.client.consumer.queue_reader import QueueReader
 from batonmq.client.errors import UnsupportedByBrokerError
-from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.process.clock import boot_ms
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageExt
@@ -31,24 +29,11 @@ _LOCK_CALL_MS = 1_000
 _NEVER_MS = 1 << 62
 
 
-class OrderlyService:
-    def __init__(
-        self,
-        client: ClientInstance,
-        group: str,
-        listener: ListenerCall,
-        offsets: OffsetStore,
-        model: MessageModel,
-        options: ConsumeOptions,
-    ) -> None:
-        self._client = client
-        self._calls = QueueCalls(client)
-        self._group = group
-        self._listener = listener
-        self._offsets = offsets
-        self._locks = model is MessageModel.CLUSTERING
-        self._options = options
-        self._slots = asyncio.Semaphore(options.concurrency)
+class OrderlyService(ConsumeService):
+    def __init__(self, what: Consuming) -> None:
+        super().__init__(what)
+        self._locks = what.model is MessageModel.CLUSTERING
+        self._slots = asyncio.Semaphore(what.options.concurrency)
         self._readers: set[QueueReader] = set()
         self._consuming: dict[QueueReader, asyncio.Task[None]] = {}
         self._renewing: asyncio.Task[None] | None = None

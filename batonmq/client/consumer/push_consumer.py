@@ -12,6 +12,7 @@ import logging
 from collections.abc import Collection, Sequence
 
 from batonmq.client.consumer.concurrent_service import ConcurrentService
+from batonmq.client.consumer.consume_service import ConsumeService, Consuming
 from batonmq.client.consumer.listener import Listener, ListenerCall
 from batonmq.client.consumer.member_calls import MemberState, answer
 from batonmq.client.consumer.member_stats import MemberStats
@@ -84,7 +85,7 @@ class PushConsumer(Subscriber):
         self._readers: dict[MessageQueue, QueueReader] = {}
         self._offsets = self._make_offset_store()
         self._stats = MemberStats()
-        self._service: ConcurrentService | OrderlyService | None = None
+        self._service: ConsumeService | None = None
         self._listener_call: ListenerCall | None = None
         self._rebalance_now = asyncio.Event()
         self._rebalancing = asyncio.Lock()
@@ -139,7 +140,7 @@ class PushConsumer(Subscriber):
         self._listener_call = ListenerCall(self.group, self._listener, threads, self._stats, hook)
         kind = OrderlyService if self._orderly else ConcurrentService
         self._service = kind(
-            self._client, self.group, self._listener_call, self._offsets, model, consume
+            Consuming(self._client, self.group, self._listener_call, self._offsets, model, consume)
         )
         self._service.start()
         for topic in sorted(self._subscriptions):
@@ -273,9 +274,7 @@ class PushConsumer(Subscriber):
         known = client_ids is not None or self.options.model is MessageModel.BROADCASTING
         return taken and known
 
-    async def _take_up_all(
-        self, queues: Sequence[MessageQueue], service: ConcurrentService | OrderlyService
-    ) -> bool:
+    async def _take_up_all(self, queues: Sequence[MessageQueue], service: ConsumeService) -> bool:
         """Of each broker group side by side. Whether all were taken up."""
         of_broker: dict[str, list[MessageQueue]] = {}
         for queue in queues:
@@ -291,7 +290,7 @@ class PushConsumer(Subscriber):
     async def _take_up(
         self,
         queue: MessageQueue,
-        service: ConcurrentService | OrderlyService,
+        service: ConsumeService,
         silent: set[str],
     ) -> bool:
         """`silent`: broker groups without a master; the next rebalance asks them again."""
@@ -327,7 +326,7 @@ class PushConsumer(Subscriber):
     async def _give_up(
         self,
         queues: Sequence[MessageQueue],
-        service: ConcurrentService | OrderlyService,
+        service: ConsumeService,
     ) -> None:
         """Once this returns, this member commits nothing of these queues any more."""
         readers = [self._readers.pop(queue) for queue in queues]
