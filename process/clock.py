@@ -12,7 +12,7 @@ def boot_ms() -> int:
 
 
 def boot_s() -> float:
-    """The same clock for pysyncobj, which counts in seconds."""
+    """The same clock for who counts in seconds."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -15,13 +15,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
 from batonmq.epoch.file_cache import EpochFileCache
 from batonmq.process import disk
+from batonmq.process.clock import wall_ms
 from batonmq.process.durable_file import remove_file
 from batonmq.process.lock_file import FolderLock
 from batonmq.protocol.errors import CorruptLogError
@@ -51,11 +51,6 @@ _DISPATCH_SLICE_BYTES: Final = 512 * 1024
 _NOT_MASTER: Final = "this replica is not the master"
 
 
-def wall_clock_ms() -> int:
-    """Milliseconds since the epoch, for timestamps that are stored in messages."""
-    return time.time_ns() // 1_000_000
-
-
 def _raise(error: BaseException) -> None:
     raise error
 
@@ -83,7 +78,7 @@ class MessageStore:
         *,
         store_host: bytes,
         controller_mode: bool,
-        clock_ms: Callable[[], int] = wall_clock_ms,
+        clock_ms: Callable[[], int] = wall_ms,
         disk_use_of: DiskUseOf = disk_use,
         boot_id: Callable[[], str] = kernel_boot_id,
     ) -> None:

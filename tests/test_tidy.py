@@ -32,7 +32,7 @@ CORE_NAMES = re.compile(r"(^|_)(core|state|rules|fold)\.py$")
 
 #: What one module does for all others.
 OWNERS = {
-    r"\bCLOCK_BOOTTIME\b": "process/clock.py",
+    r"\btime\.(time|monotonic|perf_counter|clock_gettime)\w*\(": "process/clock.py",
     r"\.setsockopt\(": "process/sockets.py",
     r"\bfcntl\.lockf\(": "process/lock_file.py",
 }
@@ -225,8 +225,10 @@ def test_a_package_that_re_exports_says_what() -> None:
 
 @pytest.mark.parametrize("pattern, owner", OWNERS.items())
 def test_one_module_owns(pattern: str, owner: str) -> None:
-    users = [module.name for module in PRODUCT if re.search(pattern, module.text)]
-    assert users == [owner]
+    # Spark's jobs are programs of their own: what they show is the wall clock of their machine.
+    others = {"spark"} if owner == "process/clock.py" else set()
+    found = [m.name for m in PRODUCT if m.folder not in others and re.search(pattern, m.text)]
+    assert found == [owner]
 
 
 def test_servers_reach_the_disk_through_one_module() -> None:

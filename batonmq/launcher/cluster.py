@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from collections.abc import Callable, Sequence
 
 from batonmq.client.admin.admin import Admin
@@ -30,7 +29,7 @@ from batonmq.launcher.preparation import (
     write_configs,
 )
 from batonmq.launcher.watch import ClusterView, poll
-from batonmq.process.clock import wall_ms
+from batonmq.process.clock import boot_s, wall_ms
 from batonmq.process.listeners import listens
 from batonmq.process.lock_file import FolderLock
 
@@ -99,9 +98,9 @@ class Cluster:
 
     async def wait_whole(self, seconds: float) -> None:
         """Returns when the cluster is whole. Raises StartError that names what it lacks."""
-        deadline = time.monotonic() + seconds
+        deadline_s = boot_s() + seconds
         while not self.whole:
-            if time.monotonic() > deadline:
+            if boot_s() > deadline_s:
                 raise StartError(
                     f"the cluster is not whole after {seconds:.0f} s:"
                     f" {self.view.missing(self.layout)}"

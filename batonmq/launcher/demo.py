@@ -11,7 +11,6 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +31,7 @@ from batonmq.launcher.events import Event, JsonReporter, LineReporter, Reporter
 from batonmq.launcher.forks import ForkServer
 from batonmq.launcher.layout import HOST, Layout, plan
 from batonmq.launcher.preparation import StartError
-from batonmq.process.clock import wall_ms
+from batonmq.process.clock import boot_s, wall_ms
 from batonmq.process.sockets import is_port_free
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageExt
@@ -176,7 +175,7 @@ class Demo:
                 self._tally.failed += 1
             else:
                 if result.acknowledged:
-                    self._tally.ack(key, time.monotonic())
+                    self._tally.ack(key, boot_s())
                 else:
                     self._tally.failed += 1
             await asyncio.sleep(pause)
@@ -192,7 +191,7 @@ class Demo:
         pid = self._cluster.children.by_name[node.name].pid
         assert pid is not None, "the recorded master has no process"
         killed_ms = wall_ms()
-        killed_at = time.monotonic()
+        killed_at = boot_s()
         self._reporter.report(
             Event(
                 "kill",
@@ -262,15 +261,15 @@ class Demo:
         return story
 
     async def _until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
-        deadline = time.monotonic() + seconds
+        deadline = boot_s() + seconds
         while not done():
-            if time.monotonic() > deadline:
+            if boot_s() > deadline:
                 raise StartError(f"{what}: not within {seconds:.0f} s")
             await asyncio.sleep(0.005)
 
     async def _drain(self) -> None:
-        deadline = time.monotonic() + DRAIN_S
-        while time.monotonic() < deadline:
+        deadline = boot_s() + DRAIN_S
+        while boot_s() < deadline:
             if self._tally.acked.keys() <= self._tally.consumed.keys():
                 return
             await asyncio.sleep(0.05)

@@ -24,6 +24,7 @@ from batonmq.mqctl.context import CommandContext
 from batonmq.mqctl.output import Output
 from batonmq.mqctl.target import data_folder_here
 from batonmq.process import extras
+from batonmq.process.clock import wall_ms
 
 ANALYSIS_FOLDER: Final = "analysis"
 HELP: Final = ("--help", "-h")
@@ -209,7 +210,7 @@ def _on_files(
     wanted = list(arguments)
     if not _asks_for_help(arguments):
         folder = data_folder_here()
-        wanted = with_local_files(job, arguments, options, folder, time.time(), instead)
+        wanted = with_local_files(job, arguments, options, folder, wall_ms() / 1000, instead)
     become(job, wanted)
 
 

@@ -16,6 +16,7 @@ import click
 from batonmq.mqctl.context import CommandContext
 from batonmq.mqctl.output import DIM, when
 from batonmq.mqctl.params import COUNT, Timestamp, command, option
+from batonmq.process.clock import wall_ms
 
 if TYPE_CHECKING:
     from batonmq.history.event import HistoryEvent
@@ -32,7 +33,7 @@ class Since(Timestamp):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         ago = re.fullmatch(r"(\d+)([smhd])", value) if isinstance(value, str) else None
         if ago is not None:
-            return time.time_ns() // 1_000_000 - int(ago[1]) * _UNITS_MS[ago[2]]
+            return wall_ms() - int(ago[1]) * _UNITS_MS[ago[2]]
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:
