@@ -140,6 +140,11 @@ class RoleGate:
             self._lease, self._whole = lease, required_set_whole
             self._judge()
 
+    def require_open(self) -> None:
+        """Raises GateClosedError while writes are refused."""
+        if self.refusal is not None:
+            raise GateClosedError(self.refusal)
+
     @property
     def is_stopping(self) -> bool:
         return self._stopping is not None

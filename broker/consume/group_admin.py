@@ -18,7 +18,6 @@ from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.consumer_manager import ClientChannel, ConsumerManager
 from batonmq.broker.consume.pull_processor import PullProcessor
 from batonmq.broker.request_fields import flag, number, stored_at, text
-from batonmq.broker.role_gate import GateClosedError
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.process.clock import wall_ms
@@ -240,8 +239,7 @@ class GroupAdminProcessor:
         """222. The group goes on at a time (-1: at the end), of one queue also at an offset. The
         body says where. With useServerSideResetOffset the broker sees to it at the next pulls, else
         it tells the members (220), which must be there."""
-        if self._path.gate.refusal is not None:
-            raise GateClosedError(self._path.gate.refusal)
+        self._path.gate.require_open()
         topic, config = self._topic(request)
         group = text(request, "group")
         if self._topics.groups.get(group) is None:
@@ -264,8 +262,7 @@ class GroupAdminProcessor:
             wanted = {}
             async for each in in_turns(queues):
                 wanted[each] = self._offset_at(topic, each, when)
-        if self._path.gate.refusal is not None:
-            raise GateClosedError(self._path.gate.refusal)
+        self._path.gate.require_open()
         if self._config.use_server_side_reset_offset:
             async for each in in_turns(list(wanted)):
                 self._offsets.commit(group, topic, each, wanted[each])
@@ -291,8 +288,7 @@ class GroupAdminProcessor:
         pace = Pace()
         for topic in topics:
             async for queue_id in pace.through(self._offsets.offsets_of(source, topic)):
-                if self._path.gate.refusal is not None:
-                    raise GateClosedError(self._path.gate.refusal)
+                self._path.gate.require_open()
                 offset = self._offsets.query(source, topic, queue_id)
                 if self._topics.get(topic) is not None and offset >= 0:
                     self._offsets.commit(target, topic, queue_id, offset)

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from batonmq.broker.config import BrokerConfig
-from batonmq.broker.role_gate import GateClosedError
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.allocation import STRATEGIES, Allocate, place_of
@@ -91,8 +90,7 @@ class AssignmentProcessor:
 
     async def set_mode(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """401."""
-        if self._path.gate.refusal is not None:
-            raise GateClosedError(self._path.gate.refusal)
+        self._path.gate.require_open()
         mode = SetMessageRequestModeRequestBody.decode(request.body)
         topic, group = mode.topic, mode.consumer_group
         if mode.mode not in MODES:

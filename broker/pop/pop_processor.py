@@ -22,7 +22,6 @@ from batonmq.broker.pop.pop_request import Ask, PopChecks
 from batonmq.broker.pop.pop_service import PopService
 from batonmq.broker.pop.pop_table import PopTable
 from batonmq.broker.request_fields import number, text
-from batonmq.broker.role_gate import GateClosedError
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.codes import RequestCode, ResponseCode
@@ -80,19 +79,19 @@ class PopProcessor:
 
     def pop(self, request: RemotingCommand, connection: Connection) -> None:
         """200050."""
-        self._require_open()
+        self._path.gate.require_open()
         now_ms, clock_ms = self._service.now_ms(), self._path.clock_ms()
         self._begin(self._checks.pop(request, connection, now_ms, clock_ms))
 
     def notification(self, request: RemotingCommand, connection: Connection) -> None:
         """200054: `hasMsg`, at once or when something has come."""
-        self._require_open()
+        self._path.gate.require_open()
         now_ms, clock_ms = self._service.now_ms(), self._path.clock_ms()
         self._begin(self._checks.notification(request, connection, now_ms, clock_ms))
 
     def peek(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
         """200052: the next messages of the group; nothing is taken."""
-        self._require_open()
+        self._path.gate.require_open()
         ask = self._checks.peek(request, connection)
         walk = self._reader.walk(ask)
         self._reader.look(ask, walk, peek=True)
@@ -107,15 +106,11 @@ class PopProcessor:
 
     def polling_info(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """200055: how many wait for the group in a queue, -1 for any."""
-        self._require_open()
+        self._path.gate.require_open()
         count = self._hold.count_of(
             text(request, "topic"), text(request, "consumerGroup"), number(request, "queueId")
         )
         return RemotingCommand.response_to(request, ext={"pollingNum": str(count)})
-
-    def _require_open(self) -> None:
-        if self._path.gate.refusal is not None:
-            raise GateClosedError(self._path.gate.refusal)
 
     # Looking and waiting.
 

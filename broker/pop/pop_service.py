@@ -20,7 +20,6 @@ from batonmq.broker.pop.pop_positions import PopPositions
 from batonmq.broker.pop.pop_records import Acked, Key, Popped, PopRecord, PutOff, decode_pop_record
 from batonmq.broker.pop.pop_table import ORDER_KEPT_MS, CheckPoint, PopTable
 from batonmq.broker.pop.reviver import Reviver
-from batonmq.broker.role_gate import GateClosedError
 from batonmq.broker.schedule import delivery
 from batonmq.broker.schedule.delivery import DueService
 from batonmq.broker.tables.offset_clamp import queue_end
@@ -105,8 +104,7 @@ class PopService(DueService):
     def require_master(self) -> None:
         """Raises BrokerRefusal while nothing may be changed, or is known."""
         gate, remark = self._path.gate, ""
-        if gate.refusal is not None:
-            raise GateClosedError(gate.refusal)
+        gate.require_open()
         if self._path.hold.active:
             remark = "the master of this group is changing: ask again"
         elif not self.is_loaded:

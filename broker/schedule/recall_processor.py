@@ -10,7 +10,6 @@ import os
 
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.request_fields import text
-from batonmq.broker.role_gate import GateClosedError
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.process.clock import wall_ms
@@ -53,8 +52,7 @@ class RecallProcessor:
             raise BrokerRefusal(
                 ResponseCode.NO_PERMISSION, "recall is off: set recallMessageEnable to true"
             )
-        if self._path.gate.refusal is not None:
-            raise GateClosedError(self._path.gate.refusal)
+        self._path.gate.require_open()
         topic = text(request, "topic")
         if self._topics.get(topic) is None:
             raise BrokerRefusal(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} does not exist")

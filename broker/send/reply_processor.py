@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Final, cast
 
 from batonmq.broker.consume.consumer_manager import ConsumerManager
-from batonmq.broker.role_gate import GateClosedError
 from batonmq.broker.send.send_processor import SendProcessor
 from batonmq.broker.write.write_path import WritePath
 from batonmq.process.clock import wall_ms
@@ -51,8 +50,7 @@ class ReplyProcessor:
 
     async def reply(self, request: RemotingCommand, channel: Connection) -> RemotingCommand:
         """324 and 325: the fields of a send, under long names or short ones."""
-        if self._path.gate.refusal is not None:
-            raise GateClosedError(self._path.gate.refusal)
+        self._path.gate.require_open()
         fields = send_fields(request.code, request.ext)
         place = self._send.place_of(fields)
         problem = await self._push(fields, request.body, channel)

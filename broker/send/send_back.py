@@ -14,7 +14,6 @@ import random
 from typing import Final
 
 from batonmq.broker.request_fields import number, text
-from batonmq.broker.role_gate import GateClosedError
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import SubscriptionGroupConfig
@@ -59,8 +58,7 @@ class SendBackProcessor:
 
     async def send_back(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """36. Answered with the code alone."""
-        if self._path.gate.refusal is not None:
-            raise GateClosedError(self._path.gate.refusal)
+        self._path.gate.require_open()
         if self._path.hold.active:
             raise BrokerRefusal(
                 ResponseCode.SERVICE_NOT_AVAILABLE,

@@ -21,7 +21,6 @@ from typing import Final
 
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.request_fields import flag, number, stored_at, text
-from batonmq.broker.role_gate import GateClosedError
 from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.transaction.producer_check import ProducerCheck
@@ -238,8 +237,7 @@ class TransactionService:
     async def end_transaction(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """37. Answered when the end is confirmed."""
         gate = self._path.gate
-        if gate.refusal is not None:
-            raise GateClosedError(gate.refusal)
+        gate.require_open()
         group = text(request, "producerGroup")
         queue_offset = number(request, "tranStateTableOffset")
         phy_offset = number(request, "commitLogOffset")
@@ -281,8 +279,7 @@ class TransactionService:
         """323. `msgId`, an offsetMsgId, names a half message that was given up, or one that is
         open: it is checked as if it had never been. Answered when that is confirmed. Java takes any
         message; of one that has ended it would make a second commit."""
-        if self._path.gate.refusal is not None:
-            raise GateClosedError(self._path.gate.refusal)
+        self._path.gate.require_open()
         await self._until_loaded()
         message_id = text(request, "msgId")
         record = self._store.queries.look_message_by_offset(stored_at(message_id))

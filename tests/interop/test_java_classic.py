@@ -11,6 +11,7 @@ from batonmq.protocol.record import decode_records
 from lab import frames
 from lab.classic import SEGMENT, ClassicGroup, in_sync
 from lab.connection import Connection, ha_status
+from lab.mixed_checks import log_of
 from lab.processes import free_base_port, wait_for
 
 pytestmark = pytest.mark.java
@@ -61,11 +62,6 @@ def bodies_at(address: str, count: int) -> list[bytes]:
             assert reply.code == frames.OK, reply
             found += [message.body for message in decode_records(reply.body)]
     return found
-
-
-def log_of(store: Path, size: int) -> bytes:
-    files = sorted((store / "commitlog").glob("0*"))
-    return b"".join(file.read_bytes() for file in files)[:size]
 
 
 def test_a_java_slave_follows_our_master(group: ClassicGroup, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from batonmq.store.message_store import MessageStore
 from lab import frames
 from lab.connection import Connection
 from lab.mixed import SEGMENT, MixedGroup
+from lab.mixed_checks import log_of
 
 pytestmark = pytest.mark.process
 
@@ -44,11 +45,6 @@ def numbers_at(address: str) -> list[int]:
             assert reply.code == frames.OK, reply
             found += [int(m.body.split()[0]) for m in decode_records(reply.body)]
     return found
-
-
-def log_of(store: Path, size: int) -> bytes:
-    files = sorted((store / "commitlog").glob("0*"))
-    return b"".join(file.read_bytes() for file in files)[:size]
 
 
 def test_a_classic_log_gets_its_first_epoch(tmp_path: Path) -> None:
