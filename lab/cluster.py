@@ -155,10 +155,7 @@ class Cluster:
 
     def wait_for(self, what: str, found: Callable[[], T | None], limit_s: float = WHOLE_S) -> T:
         """As `lab.processes.wait_for`; the error has the end of every log."""
-        try:
-            return processes.wait_for(what, found, limit_s)
-        except NotInTime as exc:
-            raise NotInTime(f"{exc}\n{self.diagnostics()}") from None
+        return processes.wait_for(what, found, limit_s, self.diagnostics)
 
     def wait_leader(self) -> int:
         """The leading controller."""

@@ -18,7 +18,6 @@ from lab.java import BROKER_MAIN, NAMESRV_MAIN, name_server_settings, start_serv
 from lab.processes import (
     ROOT,
     STOP_GRACE_S,
-    NotInTime,
     free_base_port,
     spawn,
     stop_all,
@@ -231,10 +230,7 @@ class MixedGroup:
 
     def wait_for(self, what: str, found: Callable[[], T | None], limit_s: float = LIMIT_S) -> T:
         """As `lab.processes.wait_for`; the error has the end of every log."""
-        try:
-            return processes.wait_for(what, found, limit_s)
-        except NotInTime as exc:
-            raise NotInTime(f"{exc}\n{self.diagnostics()}") from None
+        return processes.wait_for(what, found, limit_s, self.diagnostics)
 
     def wait_in_sync(self, *places: int, limit_s: float = LIMIT_S) -> None:
         """Until the set is exactly those, and each has the whole log."""

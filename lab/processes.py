@@ -38,15 +38,21 @@ class NotInTime(RuntimeError):
     """Something awaited did not happen in time; the text names it."""
 
 
-def wait_for(what: str, found: Callable[[], T | None], limit_s: float = READY_S) -> T:
-    """Polls until `found()` is true, and returns it. Raises NotInTime naming `what`."""
+def wait_for(
+    what: str,
+    found: Callable[[], T | None],
+    limit_s: float = READY_S,
+    diagnostics: Callable[[], str] = lambda: "",
+) -> T:
+    """Polls until `found()` is true, and returns it. Raises NotInTime with `what` and, if they are
+    given, `diagnostics()`."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         result = found()
         if result:
             return result
         time.sleep(POLL_S)
-    raise NotInTime(f"waited {limit_s:.0f} s in vain for {what}")
+    raise NotInTime(f"waited {limit_s:.0f} s in vain for {what}\n{diagnostics()}".rstrip())
 
 
 def _end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:

@@ -127,10 +127,7 @@ class ClusterProcess:
 
     def wait_for(self, what: str, found: Callable[[], T | None]) -> T:
         """As `lab.processes.wait_for`; the error has the end of every log."""
-        try:
-            return processes.wait_for(what, found)
-        except NotInTime as exc:
-            raise NotInTime(f"{exc}\n{self.diagnostics()}") from None
+        return processes.wait_for(what, found, diagnostics=self.diagnostics)
 
     def wait_whole(self) -> None:
         """Waits for cluster.json. Raises NotInTime, at once if `batonmq up` has ended."""
