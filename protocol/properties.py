@@ -126,3 +126,18 @@ def find_property(raw: bytes, key: bytes) -> bytes | None:
                 return value
         # Part of a longer key or of a value, or nothing behind it: search before it.
         end = at + len(needle) - 1
+
+
+def with_properties(raw: bytes, values: Mapping[bytes, bytes]) -> bytes:
+    """`raw` with these pairs behind its others, in place of those of the same names."""
+    for name in values:
+        if name + b"\x01" in raw:
+            raw = _without(raw, name + b"\x01")
+    if raw and raw[-1] != 2:
+        raw += b"\x02"
+    return raw + b"".join([b"%b\x01%b\x02" % pair for pair in values.items()])
+
+
+def _without(raw: bytes, needle: bytes) -> bytes:
+    """`raw` without the pairs that begin with `needle`."""
+    return b"\x02".join([pair for pair in raw.split(b"\x02") if not pair.startswith(needle)])

@@ -321,6 +321,13 @@ def _message(head: _Head, body: bytes, topic: bytes, properties: bytes) -> Messa
     )
 
 
+def msg_id_of(record: Buffer) -> str:
+    """The id by store host and physical offset of a whole record. Raises CorruptRecord."""
+    size, magic = _FIRST.unpack_from(record, 0)
+    head = _locate(record, 0, size, magic)[0]
+    return encode_offset_msg_id(head[11], head[6])
+
+
 def decode_records(buf: Buffer) -> list[MessageExt]:
     """All messages of a pull reply's body, body CRCs checked, in order.
 

@@ -17,7 +17,6 @@ from batonmq.broker.pop.pop_positions import Taken
 from batonmq.broker.pop.pop_records import Acked, Key, Popped, PopRecord, PutOff
 from batonmq.broker.pop.pop_request import check_queue, invisible_time, no_topic
 from batonmq.broker.pop.pop_service import PopService
-from batonmq.broker.replies import refusal
 from batonmq.broker.request_fields import number, text
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
@@ -132,7 +131,7 @@ class AckProcessor:
             "invisibleTime": str(answer[1]),
             "reviveQid": str(named.handle.revive_qid),
         }
-        self._answer(self._service.put(record), request, connection, fields)
+        self._path.answer_when_confirmed(self._service.put(record), request, connection, fields)
 
     def _popped_anew(self, named: _Named, now_ms: int, time_ms: int) -> Popped:
         unit = self._store.queries.units(*named.key[1:], named.offset, 1)
@@ -180,7 +179,7 @@ class AckProcessor:
         ]
         if not acked:
             # What it was settled by may not be confirmed yet, or not in the log: sent again.
-            self._answer(self._store.appender.end, request, connection, _NO_FIELDS)
+            self._path.answer_when_confirmed(self._store.appender.end, request, connection)
             return
         orders = [
             order
@@ -195,7 +194,7 @@ class AckProcessor:
                 taken.append((order.key, service.positions.take(order.key, first), first))
         if taken:
             self._go_on_in_order(end, taken)
-        self._answer(end, request, connection, _NO_FIELDS)
+        self._path.answer_when_confirmed(end, request, connection)
 
     def _go_on_in_order(self, end: int, taken: list[tuple[Key, Taken, int]]) -> None:
         def outcome(code: int, _: str) -> None:
@@ -206,22 +205,6 @@ class AckProcessor:
         for key, _, _ in taken:
             if self._service.table.order_of(key) is None:
                 self._service.look_again(key)
-
-    def _answer(
-        self,
-        end: int,
-        request: RemotingCommand,
-        connection: Connection,
-        fields: Mapping[str, str],
-    ) -> None:
-        """Code 0 when all below `end` is confirmed."""
-        reply = refusal(request.opaque, ResponseCode.SUCCESS, "", fields)
-        if request.is_oneway:
-            return
-        if end <= self._store.confirm_offset:
-            connection.write(reply)
-        else:
-            self._path.acks.add(end, self._path.clock_ms(), connection, reply)
 
 
 def _bits(text: str) -> list[int]:

@@ -19,22 +19,17 @@ from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import SubscriptionGroupConfig
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
-from batonmq.protocol.message import MessageExt
-from batonmq.protocol.message_id import host_bytes, split_address
 from batonmq.protocol.properties import (
-    CRC32,
     DELAY,
-    KEYS,
     ORIGIN_MESSAGE_ID,
     RETRY_TOPIC,
-    TAGS,
-    UNIQ_KEY,
     WAIT,
     decode_properties,
     encode_properties,
+    find_property,
+    with_properties,
 )
-from batonmq.protocol.record import NewMessage, decode_record
-from batonmq.protocol.tags import tags_code
+from batonmq.protocol.record import NewMessage, message_to_store, msg_id_of
 from batonmq.protocol.topic_name import dlq_topic, retry_topic
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
@@ -56,7 +51,7 @@ class SendBackProcessor:
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
 
-    async def send_back(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+    def send_back(self, request: RemotingCommand, connection: Connection) -> RemotingCommand | None:
         """36. Answered with the code alone."""
         self._path.gate.require_open()
         if self._path.hold.active:
@@ -75,19 +70,20 @@ class SendBackProcessor:
                 ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {offset}"
             )
         level = number(request, "delayLevel")
-        failed = decode_record(record)
+        failed = message_to_store(record)
         if level < 0 or failed.reconsume_times >= _limit(request, group):
             topic, queue_id, level = dlq_topic(group.group_name), 0, 0
             self._topics.of_group(topic, 1)
         else:
             level = level or FIRST_RETRY_LEVEL + failed.reconsume_times
             topic, queue_id = retry_topic(group.group_name), self._random.randrange(queues)
-        again = _again(failed, topic, queue_id, level)
-        result = self._path.put_message(again)
-        self._path.stats.sent_back(failed.topic, group.group_name)
+        _once_more(failed, record, level)
+        came_from, failed.topic, failed.queue_id = failed.topic, topic, queue_id
+        result = self._path.put_message(failed)
+        self._path.stats.sent_back(came_from, group.group_name)
         self._path.schedule_flush()
-        await self._path.wait_confirmed(result.end_offset, f"message at {offset} for {topic}")
-        return RemotingCommand.response_to(request)
+        self._path.answer_when_confirmed(result.end_offset, request, connection)
+        return None
 
 
 def _limit(request: RemotingCommand, group: SubscriptionGroupConfig) -> int:
@@ -97,28 +93,17 @@ def _limit(request: RemotingCommand, group: SubscriptionGroupConfig) -> int:
     return group.retry_max_times
 
 
-def _again(failed: MessageExt, topic: str, queue_id: int, level: int) -> NewMessage:
-    """The message once more: what it was, where it came from first, and how often it failed."""
-    properties = dict(failed.properties)
-    properties.pop(CRC32, None)  # of the record that it was
-    properties.setdefault(RETRY_TOPIC, failed.topic)
-    properties.setdefault(ORIGIN_MESSAGE_ID, failed.msg_id)
-    properties |= {WAIT: "false", DELAY: str(level)}
-    keys, unique_key = properties.get(KEYS), properties.get(UNIQ_KEY)
-    return NewMessage(
-        topic,
-        queue_id,
-        failed.body,
-        encode_properties(properties).encode(),
-        tags_code(properties.get(TAGS)),
-        keys.encode() if keys else None,
-        unique_key.encode() if unique_key else None,
-        failed.born_timestamp,
-        host_bytes(*split_address(failed.born_host)),
-        failed.flag,
-        failed.sys_flag,
-        failed.reconsume_times + 1,
-    )
+def _once_more(failed: NewMessage, record: memoryview, level: int) -> None:
+    """Notes where the message came from first, that it failed again, and how long it waits."""
+    raw = failed.properties
+    noted = {WAIT: "false", DELAY: str(level)}
+    if not find_property(raw, RETRY_TOPIC.encode()):
+        noted[RETRY_TOPIC] = failed.topic
+    if not find_property(raw, ORIGIN_MESSAGE_ID.encode()):
+        noted[ORIGIN_MESSAGE_ID] = msg_id_of(record)
+    pairs = {name.encode(): value.encode() for name, value in noted.items()}
+    failed.properties = with_properties(raw, pairs)
+    failed.reconsume_times += 1
 
 
 def dead_letter_properties(properties: str) -> str:

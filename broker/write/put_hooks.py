@@ -26,6 +26,8 @@ from batonmq.protocol.properties import (
     TRAN_MSG,
     decode_properties,
     encode_properties,
+    find_property,
+    with_properties,
 )
 from batonmq.protocol.record import NewMessage
 from batonmq.protocol.topic_name import DLQ_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
@@ -51,24 +53,29 @@ class PutHooks:
         off; then nothing may be stored. Dead letters do not wait."""
         if message.topic.startswith(DLQ_PREFIX):
             return
-        properties = decode_properties(message.properties)
-        level = delay_level(properties.get(DELAY, ""))
+        wish = find_property(message.properties, DELAY.encode()) or b""
+        level = delay_level(wish.decode("utf-8", "replace"))
         if level > 0:
-            for name in _TIMER_WISHES:
-                properties.pop(name, None)
-            self._delay(message, properties, level)
-        elif TIMER_OUT_MS not in properties:
+            self._delay(message, level)
+            return
+        properties = decode_properties(message.properties)
+        if TIMER_OUT_MS not in properties:
             self._time(message, properties, now_ms)
 
-    def _delay(self, message: NewMessage, properties: dict[str, str], level: int) -> None:
+    def _delay(self, message: NewMessage, level: int) -> None:
         """A level above the last counts as the last, as in Java."""
+        if b"TIMER_" in message.properties:
+            properties = decode_properties(message.properties)
+            for name in _TIMER_WISHES:
+                properties.pop(name, None)
+            message.properties = encode_properties(properties).encode()
         level = min(level, len(self._levels))
-        properties |= {
-            DELAY: str(level),
-            REAL_TOPIC: message.topic,
-            REAL_QID: str(message.queue_id),
+        wishes = {
+            DELAY.encode(): b"%d" % level,
+            REAL_TOPIC.encode(): message.topic.encode(),
+            REAL_QID.encode(): b"%d" % message.queue_id,
         }
-        message.properties = encode_properties(properties).encode()
+        message.properties = with_properties(message.properties, wishes)
         message.topic, message.queue_id = SCHEDULE_TOPIC, level - 1
 
     def _time(self, message: NewMessage, properties: dict[str, str], now_ms: int) -> None:

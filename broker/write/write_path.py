@@ -13,9 +13,10 @@ the rate, since one connection with many sends in flight gathers them by itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, Protocol
 
+from batonmq.broker.replies import refusal
 from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.write.broker_stats import BrokerStats
 from batonmq.broker.write.pending_acks import SLICE, AckPause, PendingAcks
@@ -26,10 +27,13 @@ from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.record import NewMessage
 from batonmq.protocol.role_view import Role
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection
 from batonmq.store.appender import PutResult
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
 
+_NO_FIELDS: Final[Mapping[str, str]] = {}
 NOT_REPLICATED = "stored, but not on every required replica in time"
 NOT_FLUSHED = "stored, but not on this broker's disk in time"
 
@@ -121,6 +125,22 @@ class WritePath:
         )
         self.schedule_flush()
         return result.end_offset
+
+    def answer_when_confirmed(
+        self,
+        end_offset: int,
+        request: RemotingCommand,
+        connection: Connection,
+        fields: Mapping[str, str] = _NO_FIELDS,
+    ) -> None:
+        """Answers code 0 with `fields` when all below `end_offset` is confirmed."""
+        if request.is_oneway:
+            return
+        reply = refusal(request.opaque, ResponseCode.SUCCESS, "", fields)
+        if end_offset <= self.store.confirm_offset:
+            connection.write(reply)
+        else:
+            self.acks.add(end_offset, self.clock_ms(), connection, reply)
 
     def wait_confirmed(self, end_offset: int, what: str) -> Awaitable[None]:
         """Done when all below `end_offset` is confirmed. Raises BrokerRefusal that names `what`."""

@@ -8,6 +8,7 @@ from batonmq.protocol.properties import (
     encode_properties,
     find_property,
     name_value_problem,
+    with_properties,
 )
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=8)
@@ -57,3 +58,15 @@ def test_a_repeated_key_counts_last() -> None:
 def test_separators_and_nothing_are_named() -> None:
     assert "separator" in (name_value_problem("a\x01", "b") or "")
     assert "value" in (name_value_problem("a", "") or "")
+
+
+@given(RAW, st.dictionaries(st.sampled_from(["a", "b", "ab"]), TEXT, max_size=3))
+def test_pairs_that_are_set_stand_once_and_the_others_stay(
+    raw: str, values: dict[str, str]
+) -> None:
+    pairs = {name.encode(): value.encode() for name, value in values.items()}
+    changed = with_properties(raw.encode(), pairs)
+    assert naive(changed.decode()) == naive(raw) | values
+    for name, value in pairs.items():
+        assert (b"\x02" + changed).count(b"\x02" + name + b"\x01") == 1
+        assert changed.endswith(b"\x02") and name + b"\x01" + value + b"\x02" in changed
