@@ -13,7 +13,7 @@ from batonmq.broker.pop.pop_records import (
     PutOff,
     decode_pop_record,
 )
-from batonmq.broker.pop.pop_table import NEVER, PopTable
+from batonmq.broker.pop.pop_table import NEVER, PopTable, Position
 
 KEY = ("g", "T", 0)
 
@@ -82,6 +82,16 @@ def test_an_orderly_pop_blocks_its_queue_until_acked_or_visible() -> None:
     assert again is not None and again.counts == {5: 1, 6: 1} and len(table) == 3
     table.apply(PopRecord(acked=[acked(5, 6, 7, at=71_000)]), 4)
     assert table.order_of(KEY) is None and not table.is_blocked(KEY, "", 0)
+
+
+def test_r30_a_new_master_goes_on_in_order_at_the_first_that_is_not_acked() -> None:
+    table = PopTable()
+    table.collects = True
+    table.apply(PopRecord(popped=[popped(4, 5, 6, order=True, next=7)]), 0)
+    table.apply(PopRecord(acked=[acked(5)]), 1)
+    assert table.positions[KEY] == Position(4, 6, 600)
+    table.apply(PopRecord(acked=[acked(4)]), 2)
+    assert table.positions[KEY] == Position(6, 6, 600)
 
 
 _STEP = st.one_of(

@@ -123,3 +123,25 @@ def test_r30_nothing_is_delivered_before_all_that_the_log_had_at_the_start_was_s
         assert not queue.is_level
         queue.seen(abs(due_ms))
     assert queue.is_level
+
+
+def test_r44_what_comes_in_place_of_cut_messages_is_not_taken_for_delivered() -> None:
+    """The last progress knew of 9 messages; the log has 3 of them after an unclean election."""
+    queue = TimerQueue()
+    queue.begin(TimerProgress(done_ms=100, next_offset=9), 0, 3)
+    assert [queue.seen(50) for _ in range(4)] == [False, False, False, True]
+    assert queue.next_due(50) == 3
+
+
+def test_a_late_message_takes_no_delivery_back() -> None:
+    queue = TimerQueue()
+    queue.begin(TimerProgress(done_ms=100), 0, ANY)
+    assert queue.seen(50) and not queue.done()
+    assert queue.progress().done_ms == 100
+
+
+def test_a_new_mastership_knows_of_no_recall() -> None:
+    queue = fresh()
+    queue.recalled(b"K")
+    queue.begin(TimerProgress(), 0, 0)
+    assert not queue.is_recalled(b"K")

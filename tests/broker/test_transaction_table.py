@@ -139,3 +139,27 @@ def test_r30_reading_again_from_the_progress_finds_the_same_open_ones(
 def test_the_body_of_an_op_is_javas() -> None:
     assert op_body([7, 12]) == b"7,12," and parse_op(b"7,12,") == [7, 12]
     assert parse_op(b"") == [] and parse_op(b"x,3,\xff") == [3]
+
+
+def test_r30_an_op_is_kept_as_long_as_one_that_it_names_may_be_read_again() -> None:
+    core = table(half(0), half(1), half(2))
+    core.op_seen(0, [0, 2])
+    assert core.progress() == (1, 0), "2 is read again, and has ended"
+    core.op_seen(1, [1])
+    assert core.progress() == (3, 2)
+    core.op_seen(2, [3])
+    assert core.progress() == (3, 2), "3 is read later than its end"
+
+
+def test_an_op_of_the_first_copy_leaves_the_last_one_under_its_key() -> None:
+    core = table(half(0), half(1, checks=1, key="K0"))
+    core.op_seen(0, [0])
+    assert core.is_waiting(b"K0") and core.to_end(0, b"K0") == [1]
+
+
+def test_a_new_mastership_knows_of_no_end_under_way() -> None:
+    core = table(half(0))
+    assert core.to_end(0, b"K0") == [0]
+    core.begin(0, 0)
+    core.half_seen(half(0))
+    assert core.next_due(6_000, 6_000) == Due(half(0), "check")

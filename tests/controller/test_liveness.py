@@ -33,6 +33,7 @@ from pathlib import Path
 
 import pytest
 
+from batonmq.controller.liveness.broker_sessions import BrokerSessions
 from batonmq.controller.liveness.core import LivenessConfig, LivenessCore
 from batonmq.controller.liveness.events import (
     AliveChanged,
@@ -287,3 +288,32 @@ def test_a_bug_shows_the_events_that_led_to_it(new_script):
     (note,) = raised.value.__notes__
     assert "SessionHeartbeat(broker_name='broker-a'" in note
     assert note.splitlines()[-1].endswith("handle(event=StateApplied(state=None))")
+
+
+def sessions():
+    """Of broker 2, under a leader since START_MS."""
+    made = BrokerSessions(LivenessConfig())
+    made.notice_time(START_MS)
+    made.gate_opened(START_MS)
+    made.hello(SessionHello(NAME, 2, "i2", 1), START_MS)
+    return made
+
+
+def test_r8_a_leader_has_not_led_while_it_stood_still():
+    made = sessions()
+    made.notice_time(START_MS + 5_000)
+    assert made.led_for_ms(START_MS + 5_000) < 100
+
+
+def test_r6_closings_of_long_ago_hold_no_verdict_back():
+    made, window_ms = sessions(), LivenessConfig().flap_window_ms
+    verdicts = []
+    for number, at_ms in enumerate((0, window_ms + 1_000, window_ms + 2_000), 1):
+        now_ms = START_MS + at_ms
+        for ms in range(made._last_ms, now_ms, 50):
+            made.notice_time(ms)
+        made.notice_time(now_ms)
+        made.hello(SessionHello(NAME, 2, "i2", number), now_ms)
+        made.closed(SessionClosed(NAME, 2, number), now_ms)
+        verdicts.append(made.judge(NAME, 2, "i2", START_MS, now_ms).standing)
+    assert verdicts == ["dead", "dead", "unknown"]

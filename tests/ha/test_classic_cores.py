@@ -347,3 +347,11 @@ def test_what_keeps_a_connection_up_reports_nothing_that_is_not_flushed() -> Non
     core.body_received(memoryview(b"x" * 20))
     assert core.turn_ended(120, 100, NOW) == [FlushTo(120)]
     assert core.tick(core.wakeup_ms) == [SendToMaster(encode_report(100))]
+
+
+def test_an_empty_slave_of_a_long_log_is_sent_its_last_segment() -> None:
+    """The bytes in front of that are not under way to it: they fill no window."""
+    core = a_master(end=20 * SEGMENT + 300)
+    core.connection_opened(1, "a:1", NOW)
+    sent = [(e.offset, e.size) for e in core.reported(1, 0, NOW) if isinstance(e, SendLog)]
+    assert sent == [(20 * SEGMENT, 300)]

@@ -702,3 +702,27 @@ def test_r2_a_peer_that_ends_below_the_own_history_gets_no_ack(memory_log, slave
     (hangup,) = core.handshake_received(answer(50, 2, entries((1, 0), (2, 50))), log.facts(), NOW)
     assert isinstance(hangup, Hangup) and "has accepted 3" in hangup.reason
     assert not host.sent and core.phase is Phase.READY
+
+
+def test_r23_what_was_damaged_and_dropped_is_not_confirmed_here_any_more(slave):
+    host = slave()
+    host.core.log.confirm_offset = 100
+    host.core.append_failed(80, 80, "a damaged record", NOW)
+    assert host.core.log.known_confirm == 80
+
+
+def test_r25_an_epoch_that_was_announced_on_a_lost_connection_is_not_entered(slave):
+    log = slave().core.log
+    assert log.frame_begins(2, 110, 0) == []
+    log.end_connection()
+    assert [type(effect) for effect in log.append(memoryview(b"1" * 20))] == [AppendLog]
+
+
+def test_ha_sync_flush_each_connection_asks_for_what_its_ack_waits_for(slave):
+    """The log may have been cut, and have grown again, in between."""
+    log = slave(SlavePolicy(sync_flush=True)).core.log
+    for _ in range(2):
+        effects = []
+        log.acknowledge(60, NOW, effects)
+        assert effects == [FlushTo(100)]
+        log.end_connection()

@@ -30,6 +30,7 @@ import pytest
 
 from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.replicas_manager.config import SessionTimings
+from batonmq.replicas_manager.controllers import Controllers
 from batonmq.replicas_manager.events import (
     ActionFailed,
     AdoptView,
@@ -69,6 +70,7 @@ from batonmq.replicas_manager.events import (
     Unanswered,
     ViewReceived,
 )
+from batonmq.replicas_manager.requests import MissedViews, Registration
 from batonmq.replicas_manager.role import ViewInForce
 from batonmq.replicas_manager.state import ReplicasState
 
@@ -449,3 +451,30 @@ def test_r5_a_view_that_calls_its_own_reader_dead_is_not_believed() -> None:
     env.out = []
     env.do_view("c1", "1@1.1:1,2", "dead=1,2")
     assert env.out == ["dead: 2"]
+
+
+def test_a_view_that_was_named_first_is_wanted_though_an_older_one_is_named_later() -> None:
+    missed = MissedViews()
+    missed.want((3, 2), 0)
+    missed.want((3, 1), 10)
+    assert missed.due(10, [], (3, 1), None, "c1", None) == [FetchView("c1")]
+
+
+def test_a_registration_that_begins_again_tries_without_the_pauses_of_the_one_before() -> None:
+    registration = Registration(1, lambda: "id")
+    for _ in range(4):
+        registration.not_answered(0)
+    registration.begin(0)
+    registration.not_answered(0)
+    assert not registration.due(49, [], "c1", 1) and registration.due(50, [], "c1", 1)
+
+
+def test_what_is_missed_is_counted_from_the_first_answer_that_told_of_it() -> None:
+    """Answers that come every 50 ms do not put the fetch off for ever."""
+    controllers = Controllers(("c1",), SessionTimings())
+    controllers.opened("c1", 0)
+    for now_ms in (10, 60):
+        controllers.answered(AnswerReceived("c1", now_ms, False, 1, "", 3, 2), (3, 1), now_ms)
+    assert controllers.ahead() == ("c1", 10)
+    controllers.answered(AnswerReceived("c1", 90, False, 1, "", 3, 1), (3, 1), 90)
+    assert controllers.ahead() is None

@@ -213,3 +213,11 @@ def test_r39_positions_are_old_again_after_each_deletion() -> None:
     assert not old.is_old("g", "T", 0)
     old.deleted("T")
     assert old.is_old("g", "T", 0)
+
+
+def test_r39_what_the_master_sent_behind_the_same_deletion_is_kept(tmp_path: Path) -> None:
+    for carried_out, kept in ((99, -1), (100, 12)):
+        slave = offsets_at(tmp_path)
+        slave.apply_from_master(1, {"T@g": {0: 12}}, carried_out)
+        slave.delete_topic("T", 100)
+        assert slave.query("g", "T", 0) == kept
