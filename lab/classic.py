@@ -20,11 +20,17 @@ HEAP: Final = ("-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+Use
 
 
 class ClassicGroup:
-    """See the module. Small files, for tests, unless others are given. A context manager that ends
-    everything."""
+    """See the module. Small files, for tests, unless others are given; `namesrv`: more keys of the
+    name server. A context manager that ends everything."""
 
     def __init__(
-        self, folder: Path, base: int, *, segment: int = SEGMENT, heap: Sequence[str] = HEAP
+        self,
+        folder: Path,
+        base: int,
+        *,
+        segment: int = SEGMENT,
+        heap: Sequence[str] = HEAP,
+        namesrv: Mapping[str, object] | None = None,
     ) -> None:
         self.folder = folder
         self._segment = segment
@@ -33,7 +39,8 @@ class ClassicGroup:
         self._base = base
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         config = folder / "namesrv.properties"
-        config.write_text(f"listenPort={base}\nbindAddress={HOST}\n")
+        settings = {"listenPort": base, "bindAddress": HOST, **(namesrv or {})}
+        config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         argv = [sys.executable, "-m", "batonmq.namesrv.main", "-c", str(config)]
         self._processes["namesrv"] = spawn(argv, folder / "namesrv.log", cwd=folder)
 

@@ -28,6 +28,7 @@ class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     enable_all_topic_list: bool = True
     enable_topic_list: bool = True
     support_acting_master: bool = False
+    notify_min_broker_id_changed: bool = False
     delete_topic_with_broker_registration: bool = False
     replica_routes: bool = False
     """Routes show producers a way to the master through each other member, too."""
@@ -65,6 +66,7 @@ RUNTIME_KEYS = frozenset(
         "enableAllTopicList",
         "enableTopicList",
         "supportActingMaster",
+        "notifyMinBrokerIdChanged",
         "deleteTopicWithBrokerRegistration",
         "replicaRoutes",
     }

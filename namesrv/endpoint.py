@@ -14,7 +14,7 @@ from itertools import islice
 
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.kv_config import ORDER_TOPIC_CONFIG, KVConfig
-from batonmq.namesrv.state import BrokerRegistration, Outcome, RouteInfoManager
+from batonmq.namesrv.state import BrokerRegistration, MinIdChange, Outcome, RouteInfoManager
 from batonmq.process.runtime_settings import RuntimeSettings
 from batonmq.process.turns import go_on, in_turns
 from batonmq.protocol.bodies import (
@@ -45,7 +45,8 @@ FAQ_LINE = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for furthe
 
 
 class NamesrvEndpoint:
-    """Handlers over one RouteInfoManager. `clock_ms` is monotonic."""
+    """Handlers over one RouteInfoManager. `clock_ms` is monotonic. `notify` tells members of a
+    group that its lowest id is another (notifyMinBrokerIdChanged)."""
 
     def __init__(
         self,
@@ -53,7 +54,9 @@ class NamesrvEndpoint:
         kv: KVConfig,
         config: RuntimeSettings[NamesrvConfig],
         clock_ms: Callable[[], int],
+        notify: Callable[[MinIdChange], None],
     ) -> None:
+        self._notify = notify
         self._routes = routes
         self._kv = kv
         self._config = config
@@ -88,6 +91,13 @@ class NamesrvEndpoint:
         """Removes its brokers from the routes."""
         for addr in self._routes.connection_lost(connection):
             log.info("broker_unregistered broker_addr=%s why=connection_lost", addr)
+        self._tell_min_ids()
+
+    def _tell_min_ids(self) -> None:
+        changes = self._routes.taken_min_id_changes()
+        if self._config.current.notify_min_broker_id_changed:
+            for change in changes:
+                self._notify(change)
 
     def scan(self) -> None:
         """Removes brokers that were silent for too long, a slice in a turn."""
@@ -99,6 +109,7 @@ class NamesrvEndpoint:
                 log.warning("broker_unregistered broker_addr=%s why=silent", addr)
                 if isinstance(connection, Connection):
                     connection.close("its broker was silent for too long")
+            self._tell_min_ids()
             return len(removed) == SCAN_SLICE
 
         go_on(some)
@@ -127,6 +138,7 @@ class NamesrvEndpoint:
             return _refused(request, ResponseCode.SYSTEM_ERROR, str(error))
         known = self._routes.members(registration.broker_name).get(registration.broker_id)
         registered = self._routes.register(registration, body, self._clock_ms())
+        self._tell_min_ids()
         if registered.outcome is Outcome.FAILED:
             return _refused(request, ResponseCode.SYSTEM_ERROR, "register broker failed")
         if registered.outcome is Outcome.IGNORED or known != registration.broker_addr:
@@ -156,6 +168,7 @@ class NamesrvEndpoint:
         addr = request.require("brokerAddr")
         name = request.require("brokerName")
         self._routes.unregister(request.require("clusterName"), addr, name)
+        self._tell_min_ids()
         log.info("broker_unregistered broker_addr=%s broker_name=%s why=asked", addr, name)
         return _done(request)
 

@@ -11,11 +11,14 @@ from batonmq.controller.service import ControllerService
 from batonmq.namesrv.config import RUNTIME_KEYS, NamesrvConfig
 from batonmq.namesrv.endpoint import NamesrvEndpoint
 from batonmq.namesrv.kv_config import KVConfig
-from batonmq.namesrv.state import RouteInfoManager
+from batonmq.namesrv.state import MinIdChange, RouteInfoManager
 from batonmq.process.clock import boot_ms
 from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
+from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.errors import BatonError
+from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Processors
-from batonmq.remoting.endpoint import RemotingServer
+from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +44,11 @@ class NamesrvService:
         rules = ChangeRules(RUNTIME_KEYS, config.black_list, remark, path)
         self._runtime = RuntimeSettings(config, rules)
         self._kv = KVConfig(Path(config.kv_path) if config.kv_path else None)
-        self._endpoint = NamesrvEndpoint(self.routes, self._kv, self._runtime, boot_ms)
+        self._endpoint = NamesrvEndpoint(
+            self.routes, self._kv, self._runtime, boot_ms, self._notify
+        )
+        self._client = RemotingClient(name="namesrv-out")
+        self._notices: set[asyncio.Task[None]] = set()
         processors = Processors()
         self._endpoint.install(processors)
         self._server = RemotingServer(
@@ -72,7 +79,34 @@ class NamesrvService:
             self._scan_timer = None
         if self.controller is not None:
             await self.controller.close()
+        for notice in self._notices:
+            notice.cancel()
+        await self._client.close()
         await self._server.close()
+
+    def _notify(self, change: MinIdChange) -> None:
+        for address in change.to:
+            notice = asyncio.get_running_loop().create_task(self._tell(address, change))
+            self._notices.add(notice)
+            notice.add_done_callback(self._notices.discard)
+
+    async def _tell(self, address: str, change: MinIdChange) -> None:
+        """905. Who misses it looks by itself."""
+        fields = {
+            "brokerName": change.broker_name,
+            "minBrokerId": str(change.min_id),
+            "minBrokerAddr": change.min_addr,
+            "offlineBrokerAddr": change.offline_addr,
+            "haBrokerAddr": change.ha_addr,
+        }
+        request = RemotingCommand.request(
+            RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE,
+            {key: value for key, value in fields.items() if value is not None},
+        )
+        try:
+            await self._client.oneway(address, request)
+        except BatonError as error:
+            log.info("min_broker_id_not_told address=%s reason=%s", address, error)
 
     def _scan_later(self) -> None:
         delay_s = self.config.scan_not_active_broker_interval / 1000

@@ -75,6 +75,19 @@ class Registered:
     ha_server_addr: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class MinIdChange:
+    """The lowest id of a group whose slaves may act for their master is another: `to` are told
+    (905). `offline_addr` was it, or `ha_addr` is the HA address of who is it now."""
+
+    broker_name: str
+    min_id: int
+    min_addr: str
+    to: tuple[str, ...]
+    offline_addr: str | None = None
+    ha_addr: str | None = None
+
+
 @dataclass(slots=True)
 class _Group:
     cluster_name: str
@@ -221,6 +234,12 @@ class RouteInfoManager:
         self._clusters: dict[str, dict[str, None]] = {}
         self._live = _LiveTable()
         self._filter_servers: dict[_Key, list[str]] = {}
+        self._min_id_changes: list[MinIdChange] = []
+
+    def taken_min_id_changes(self) -> list[MinIdChange]:
+        """Those since the last call."""
+        changes, self._min_id_changes = self._min_id_changes, []
+        return changes
 
     def check_invariants(self) -> None:
         assert all(self._topics.groups_of.values()), "a topic without queues"
@@ -253,12 +272,25 @@ class RouteInfoManager:
         group.zone_name = registration.zone_name
         group.addrs = _without(group.addrs, registration.broker_addr, registration.broker_id)
         first = first or registration.broker_id not in group.addrs
+        if group.addrs and registration.broker_id < min(group.addrs):
+            self._note_min_id(group, registration)
         group.addrs[registration.broker_id] = registration.broker_addr
         group.most_addrs = max(group.most_addrs, len(group.addrs))
         if _speaks_for_topics(registration, group):
             self._take_topics(registration, group, topics, wrapper.data_version, first)
         self._remember(registration, wrapper.data_version, body.filter_server_list, now_ms)
         return self._registered(registration, group)
+
+    def _note_min_id(self, group: _Group, lower: BrokerRegistration) -> None:
+        if group.enable_acting_master:
+            change = MinIdChange(
+                lower.broker_name,
+                lower.broker_id,
+                lower.broker_addr,
+                tuple(group.addrs.values()),
+                ha_addr=lower.ha_server_addr,
+            )
+            self._min_id_changes.append(change)
 
     def _outranked(self, registration: BrokerRegistration, version: DataVersion) -> bool:
         """R32. For id 0 the epochs of all other live brokers of the group count; for another id
@@ -342,8 +374,14 @@ class RouteInfoManager:
         if group is None or group.cluster_name != cluster_name:
             return
         lost_master = group.addrs.get(MASTER_ID) == broker_addr
+        lost_lowest = group.addrs[min(group.addrs)] == broker_addr
         group.addrs = {id_: addr for id_, addr in group.addrs.items() if addr != broker_addr}
         if group.addrs:
+            if lost_lowest and group.enable_acting_master:
+                least, others = min(group.addrs), tuple(group.addrs.values())
+                self._min_id_changes.append(
+                    MinIdChange(broker_name, least, group.addrs[least], others, broker_addr)
+                )
             if lost_master and group.enable_acting_master:
                 self.wipe_write_perm(broker_name)
             return

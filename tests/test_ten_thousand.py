@@ -255,7 +255,7 @@ def world(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> I
     life = lone_broker(tmp_path_factory.mktemp("broker"))
     rules = ChangeRules(frozenset(), frozenset(), "", None)
     settings = RuntimeSettings(NamesrvConfig(), rules)
-    names = NamesrvEndpoint(RouteInfoManager(), KVConfig(None), settings, lambda: 1)
+    names = NamesrvEndpoint(RouteInfoManager(), KVConfig(None), settings, lambda: 1, print)
     world = World(runner.run(life.__aenter__()), names)
     world.build()
     yield world

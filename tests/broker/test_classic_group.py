@@ -363,3 +363,29 @@ def test_905_makes_it_look_at_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr(group_watch, "ACTING_LOOK_MS", 3_600_000)
     uvloop.run(play())
+
+
+def test_our_name_server_tells_of_another_lowest_id(tmp_path, monkeypatch):
+    told = []
+    taken = group_watch.GroupWatch._min_id_changed
+
+    def noted(watch, request, connection):
+        told.append(dict(request.ext))
+        return taken(watch, request, connection)
+
+    monkeypatch.setattr(group_watch.GroupWatch, "_min_id_changed", noted)
+
+    async def play():
+        async with (
+            name_server(notify_min_broker_id_changed=True) as at,
+            broker(tmp_path / "s", at, 1, "SLAVE", acting=True) as s,
+        ):
+            async with broker(tmp_path / "m", at, 0, "ASYNC_MASTER", acting=True) as m:
+                await until(lambda: len(told) == 1)
+                assert told[0]["minBrokerId"] == "0"
+                assert told[0]["haBrokerAddr"] == m.service.config.ha_address
+            await until(lambda: len(told) == 2)
+            assert told[1]["minBrokerAddr"] == s.service.address
+            assert told[1]["offlineBrokerAddr"] == m.service.address
+
+    uvloop.run(play())

@@ -1,0 +1,132 @@
+"""A slave of one kind acts for a killed master of the other kind, and gives the offsets back.
+
+`enableSlaveActingMaster` on every broker, a name server of ours, and stock consumers.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lab import frames
+from lab.classic import ClassicGroup, in_sync
+from lab.connection import Connection, ask
+from lab.java import JavaProgram
+from lab.processes import free_base_port, wait_for
+from tests.interop.conftest import RunJava
+
+pytestmark = pytest.mark.java
+
+TOPIC, READERS = "Acting", "readers"
+MASTER, SLAVE = 0, 1
+COUNT = 10
+ACTING = {"enableSlaveActingMaster": "true", "inSyncReplicas": 1}
+JAVA = {**ACTING, "totalReplicas": 2, "slaveReadEnable": "true"}
+LIMIT_S = 120.0
+
+
+@pytest.fixture
+def group(java_classpath: str, tmp_path: Path) -> Iterator[ClassicGroup]:
+    settings = {"supportActingMaster": "true"}
+    with ClassicGroup(tmp_path, free_base_port(2), namesrv=settings) as running:
+        yield running
+
+
+def send(address: str, first: int) -> set[str]:
+    """COUNT messages into queue 0; their keys, all acknowledged."""
+    keys = [str(number) for number in range(first, first + COUNT)]
+    with Connection(address) as connection:
+        for key in keys:
+            reply = connection.send(TOPIC, b"x", properties=f"KEYS\x01{key}\x02")
+            assert reply.code == frames.OK, reply
+    return set(keys)
+
+
+def takes_writes(address: str) -> bool:
+    try:
+        with Connection(address) as connection:
+            return connection.send(TOPIC, b"first").code == frames.OK
+    except OSError:
+        return False
+
+
+def committed(address: str) -> int:
+    """Of the readers in queue 0; -1 where the broker knows none, or is away."""
+    fields = {"consumerGroup": READERS, "topic": TOPIC, "queueId": 0, "setZeroIfNotFound": "false"}
+    try:
+        reply = ask(address, frames.QUERY_OFFSET, fields, timeout_s=1.0)
+    except OSError:
+        return -1
+    return int(reply.ext["offset"]) if reply.code == frames.OK else -1
+
+
+def routed(group: ClassicGroup) -> dict[str, str]:
+    """Id -> address, as the name server routes; an acting master is 0."""
+    route = ask(group.name_server, frames.ROUTE, {"topic": TOPIC, "acceptStandardJsonOnly": "true"})
+    return route.json["brokerDatas"][0]["brokerAddrs"] if route.code == frames.OK else {}
+
+
+def read(program: JavaProgram, name: str, keys: set[str]) -> None:
+    """A new member of the readers gets these messages, commits, and leaves."""
+    program.ask(f"push {name} {READERS} {TOPIC} CLUSTERING TAG *", LIMIT_S)
+
+    def has_all() -> bool:
+        return keys <= {line["key"] for line in program.of("key") if line["by"] == name}
+
+    program.wait_for(f"{len(keys)} messages", has_all, LIMIT_S)
+    program.send(f"leave {name}")
+
+
+def play(group: ClassicGroup, run_java: RunJava, start_master: Callable[[], None]) -> None:
+    """Both brokers run, and the slave is level. The master is killed and comes back."""
+    master, slave = group.address(MASTER), group.address(SLAVE)
+    with run_java("Consumers", group.name_server) as program:
+        read(program, "before", send(master, 0))
+        wait_for("the offset", lambda: committed(master) == max_offset(master), LIMIT_S)
+        more = send(master, COUNT)
+        end = max_offset(master)
+        wait_for("the slave", lambda: max_offset(slave) == end)
+        group.kill("master")
+        wait_for("an acting master", lambda: routed(group) == {"0": slave}, LIMIT_S)
+        assert not takes_writes(slave)
+        read(program, "meanwhile", more)
+        wait_for("the offset at the acting master", lambda: committed(slave) == end, LIMIT_S)
+        start_master()
+        wait_for("the master", lambda: routed(group).get("0") == master, LIMIT_S)
+        assert committed(master) == end
+        read(program, "after", send(master, 2 * COUNT))
+
+
+def max_offset(address: str) -> int:
+    return int(ask(address, frames.MAX_OFFSET, {"topic": TOPIC, "queueId": 0}).ext["offset"])
+
+
+def test_our_slave_acts_for_a_java_master(
+    group: ClassicGroup, run_java: RunJava, tmp_path: Path
+) -> None:
+    master = {**group.settings(MASTER, "ASYNC_MASTER", tmp_path / "java"), **JAVA}
+    group.start_java("master", master)
+    wait_for("the Java master", lambda: takes_writes(group.address(MASTER)), LIMIT_S)
+    slave = {**group.settings(SLAVE, "SLAVE", tmp_path / "ours"), **ACTING}
+    group.start_ours("slave", slave)
+    wait_for("our slave", lambda: in_sync(group.address(MASTER)) == 1)
+    play(group, run_java, lambda: group.start_java("master", master))
+
+
+def test_a_java_slave_acts_for_our_master(
+    group: ClassicGroup, run_java: RunJava, tmp_path: Path
+) -> None:
+    master = {**group.settings(MASTER, "SYNC_MASTER", tmp_path / "ours"), **ACTING}
+    group.start_ours("master", master)
+    wait_for("our master", lambda: takes_writes(group.address(MASTER)))
+    # A Java slave has no topics in its first minute.
+    theirs, ours = tmp_path / "java" / "config", tmp_path / "ours" / "config" / "topics.json"
+    wait_for("the topic", lambda: ours.exists() and TOPIC in ours.read_text())
+    theirs.mkdir(parents=True)
+    shutil.copy(ours, theirs)
+    group.start_java("slave", {**group.settings(SLAVE, "SLAVE", tmp_path / "java"), **JAVA})
+    wait_for("the Java slave", lambda: in_sync(group.address(MASTER)) == 1)
+    play(group, run_java, lambda: group.start_ours("master", master))
