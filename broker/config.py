@@ -250,6 +250,7 @@ class BrokerSections:
         return f"{self.broker.ha_ip}:{self.store.ha_listen_port}"
 
     def __post_init__(self) -> None:
+        self.ha.check(controller_mode=self.controller_mode)
         if self.is_classic_slave and self.broker.broker_id < 1:
             raise ValueError(
                 f"brokerId is {self.broker.broker_id}: a broker with brokerRole SLAVE needs one"

@@ -174,6 +174,7 @@ class BrokerService:
                 path.gate,
                 log_begin=lambda: self.store.min_phy_offset,
                 confirm_offset=lambda: self.store.confirm_offset,
+                timers_until_ms=self.waiting.timers.delivered_until_ms,
             ),
         ):
             processor.register(processors)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class HAConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Times in ms, sizes in bytes. Raises ValueError for values that contradict each other."""
 
-    ha_send_heartbeat_interval: int = 200  # the same on all replicas: slaves expect one by it
+    ha_send_heartbeat_interval: int | None = None  # the same on all replicas
     ha_housekeeping_interval: int = 20_000
     ha_transfer_batch_size: int = 1 << 20
     ha_max_time_slave_not_catchup: int = 15_000  # for slaves that do not answer heartbeats
@@ -42,21 +42,14 @@ class HAConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     ha_reconnect_interval_max: int = 1_000
 
     def __post_init__(self) -> None:
-        for name in (
-            "ha_send_heartbeat_interval",
-            "ha_transfer_batch_size",
-            "ha_slave_silent_time",
-            "ha_reconnect_interval",
+        for name, value in (
+            ("haSendHeartbeatInterval", self.heartbeat_ms),
+            ("haTransferBatchSize", self.ha_transfer_batch_size),
+            ("haSlaveSilentTime", self.ha_slave_silent_time),
+            ("haReconnectInterval", self.ha_reconnect_interval),
         ):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name.replace('_', ' ')} must be above 0")
-        if self.ha_slave_silent_time < 3 * self.ha_send_heartbeat_interval:
-            raise ValueError(
-                "haSlaveSilentTime must be at least three times haSendHeartbeatInterval: "
-                "a slave answers each heartbeat, and one may be late"
-            )
-        if self.ha_housekeeping_interval <= 2 * self.ha_send_heartbeat_interval:
-            raise ValueError("haHousekeepingInterval must exceed two haSendHeartbeatInterval")
+            if value <= 0:
+                raise ValueError(f"{name} is {value}: it must be above 0")
         if self.in_sync_replicas < 1:
             raise ValueError("inSyncReplicas is 1 or more: the master is one of them")
         if self.gap_bytes < 1:
@@ -66,6 +59,33 @@ class HAConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             raise ValueError(f"haMasterAddress is {self.ha_master_address!r}: host:port is allowed")
         if self.ha_transfer_window_size < self.ha_transfer_batch_size:
             raise ValueError("haTransferWindowSize must hold one haTransferBatchSize")
+
+    def check(self, *, controller_mode: bool) -> None:
+        """What depends on the protocol. Raises ValueError."""
+        heartbeat_ms = self.heartbeat_ms if controller_mode else self.classic_heartbeat_ms
+        if controller_mode and self.ha_slave_silent_time < 3 * heartbeat_ms:
+            raise ValueError(
+                f"haSlaveSilentTime is {self.ha_slave_silent_time} ms: it must be at least three"
+                f" times haSendHeartbeatInterval, which is {heartbeat_ms} ms: a slave answers each"
+                " heartbeat, and one may be late"
+            )
+        if self.ha_housekeeping_interval <= 2 * heartbeat_ms:
+            raise ValueError(
+                f"haHousekeepingInterval is {self.ha_housekeeping_interval} ms: it must exceed two"
+                f" haSendHeartbeatInterval, which is {heartbeat_ms} ms"
+            )
+
+    @property
+    def heartbeat_ms(self) -> int:
+        """Slaves expect one by it."""
+        given = self.ha_send_heartbeat_interval
+        return 200 if given is None else given
+
+    @property
+    def classic_heartbeat_ms(self) -> int:
+        """Outside controller mode: RocketMQ's own value."""
+        given = self.ha_send_heartbeat_interval
+        return 5_000 if given is None else given
 
     @property
     def gap_bytes(self) -> int:
@@ -97,7 +117,7 @@ class HAConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             segment_size=segment_size,
             batch_bytes=self.ha_transfer_batch_size,
             window_bytes=self.ha_transfer_window_size,
-            heartbeat_ms=self.ha_send_heartbeat_interval,
+            heartbeat_ms=self.heartbeat_ms,
             confirm_beat_ms=self.ha_confirm_beat_interval,
             housekeeping_ms=self.ha_housekeeping_interval,
             flow_bytes_per_s=self.flow_bytes_per_s,
@@ -110,7 +130,7 @@ class HAConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             async_learner=self.async_learner,
             retry_ms=self.ha_reconnect_interval,
             retry_ms_max=self.ha_reconnect_interval_max,
-            keepalive_ms=max(1_000, self.ha_send_heartbeat_interval),
+            keepalive_ms=max(1_000, self.heartbeat_ms),
             housekeeping_ms=self.ha_housekeeping_interval,
-            brisk_ms=max(2_000, 5 * self.ha_send_heartbeat_interval),
+            brisk_ms=max(2_000, 5 * self.heartbeat_ms),
         )

@@ -90,9 +90,10 @@ class ClassicGroup:
         process = start_server(BROKER_MAIN, {**settings, **more}, self.folder / name, self._heap)
         self._processes[name] = process
 
-    def kill(self, name: str) -> None:
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Ends it by that signal, and waits for the end."""
         process = self._processes.pop(name)
-        os.kill(process.pid, signal.SIGKILL)
+        os.kill(process.pid, number)
         process.wait()
 
     def __enter__(self) -> Self:

@@ -7,14 +7,17 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-from batonmq.launcher.layout import CLUSTER_NAME, BrokerNode, plan
+from batonmq.launcher.layout import CLUSTER_NAME, BrokerNode, NameServerNode, plan
 from batonmq.launcher.preparation import write_configs
 from lab import frames, processes
 from lab.connection import ask, ha_status, sync_state
 from lab.java import BROKER_MAIN, NAMESRV_MAIN, name_server_settings, start_server
+from lab.network import Network
 from lab.processes import (
     ROOT,
     STOP_GRACE_S,
@@ -38,7 +41,8 @@ T = TypeVar("T")
 class MixedGroup:
     """Brokers by their place, from 0 on: a folder, a port and an id of its own, whichever kind of
     broker runs there. `java_controllers`: so many name servers of RocketMQ with its controllers,
-    0 for one of ours. A context manager that ends everything."""
+    0 for one of ours. `network`: with a host for each process, by its name. A context manager that
+    ends everything."""
 
     def __init__(
         self,
@@ -47,8 +51,10 @@ class MixedGroup:
         namesrv: Mapping[str, object] | None = None,
         *,
         java_controllers: int = 0,
+        network: Network | None = None,
     ) -> None:
         self.folder = folder
+        self._network = network
         protocol = {"controllerProtocol": "remoting"} if java_controllers else {}
         self._layout = plan(
             folder / "data",
@@ -57,6 +63,13 @@ class MixedGroup:
             base_port=free_base_port(places),
             overrides={**OURS, "namesrv": dict(namesrv or {}), "replicas": protocol},
         )
+        if network is not None:
+            at, layout = network.address, self._layout
+            self._layout = replace(
+                layout,
+                name_servers=tuple(replace(n, host=at[n.name]) for n in layout.name_servers),
+                brokers=tuple(replace(n, host=at[n.name]) for n in layout.brokers),
+            )
         self._has_java_controllers = java_controllers > 0
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._name_servers: list[subprocess.Popen[bytes]] = []
@@ -64,16 +77,23 @@ class MixedGroup:
 
     def __enter__(self) -> Self:
         write_configs(self._layout)
-        nodes = self._layout.name_servers
-        for i, node in enumerate(nodes):
-            if self._has_java_controllers:
-                home = node.data_dir / "home"
-                settings = name_server_settings([one.port for one in nodes], i, home)
-                started = start_server(NAMESRV_MAIN, settings, home, HEAP)
-            else:
-                started = spawn(node.argv, node.data_dir / "process.log", cwd=ROOT)
-            self._name_servers.append(started)
+        self._name_servers = list(map(self._start_name_server, self._layout.name_servers))
         return self
+
+    def _start_name_server(self, node: NameServerNode) -> subprocess.Popen[bytes]:
+        if not self._has_java_controllers:
+            return self._spawn(node, node.data_dir / "process.log")
+        home, ports = node.data_dir / "home", [one.port for one in self._layout.name_servers]
+        settings = name_server_settings(ports, node.index, home)
+        return start_server(NAMESRV_MAIN, settings, home, HEAP)
+
+    def _spawn(self, node: NameServerNode | BrokerNode, log: Path) -> subprocess.Popen[bytes]:
+        """One of ours."""
+        with self._inside(node.name):
+            return spawn(node.argv, log, cwd=ROOT)
+
+    def _inside(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext() if self._network is None else self._network.inside(name)
 
     def __exit__(self, *exc: object) -> None:
         """By kill -9: a Java broker takes its time with SIGTERM."""
@@ -120,14 +140,15 @@ class MixedGroup:
     def start_ours(self, place: int) -> None:
         node = self.node(place)
         self._is_java[place] = False
-        self._processes[place] = spawn(node.argv, self._log(place), cwd=ROOT)
+        self._processes[place] = self._spawn(node, self._log(place))
 
     def start_java(self, place: int, **more: object) -> None:
         """With Java's defaults but for small files, all-ack and `more`."""
         self._is_java[place] = True
         settings = {**self._java_settings(self.node(place)), **more}
         home = self.node(place).data_dir / "home"
-        self._processes[place] = start_server(BROKER_MAIN, settings, home, HEAP)
+        with self._inside(self.node(place).name):
+            self._processes[place] = start_server(BROKER_MAIN, settings, home, HEAP)
 
     def kill(self, place: int, number: signal.Signals = signal.SIGKILL) -> None:
         """Ends it by that signal, and waits for the end."""
@@ -140,6 +161,13 @@ class MixedGroup:
         place = self.controllers.index(self.controller)
         os.kill(self._name_servers[place].pid, signal.SIGKILL)
         self._name_servers[place].wait()
+
+    def restart_controllers(self) -> None:
+        """kill -9 of all, then a new start of each."""
+        for process in self._name_servers:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+        self._name_servers = list(map(self._start_name_server, self._layout.name_servers))
 
     def signal(self, place: int, number: signal.Signals) -> None:
         self._processes[place].send_signal(number)

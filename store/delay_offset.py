@@ -62,7 +62,7 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
             self._table, self.data_version = dict(body.offset_table), body.data_version
             self._timer = body.baton_timer
         if self._timer is None and self._check_path.exists():
-            self._timer = _read_timer_check(self._check_path)
+            self._timer = _timer_of_check(disk.read_bytes(self._check_path))
 
     @property
     def table(self) -> Mapping[int, int]:
@@ -80,11 +80,12 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
             baton_timer=self._timer,
         )
 
-    def timer_check(self) -> bytes:
+    def timer_check(self, delivered_until_ms: int = 0) -> bytes:
         """The answer of 60 and the begin of `timercheck`: time and queue offset from which on a
-        Java broker reads."""
+        Java broker reads. From 0 on it walks through three days of slots, for minutes: a master
+        may know that all that was due up to `delivered_until_ms` is delivered."""
         timer, version = self.timer, self.data_version
-        read_ms = min(timer.done_ms, self._clock_ms())
+        read_ms = min(max(timer.done_ms, delivered_until_ms), self._clock_ms())
         return _TIMER_CHECK.pack(
             read_ms,
             0,
@@ -130,6 +131,14 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
             }
         )
 
+    def apply_timer_check(self, data: bytes) -> None:
+        """Take over from a 60 body, of a Java master, what is further than the log has shown."""
+        found, own = _timer_of_check(data), self.timer
+        if found is not None and (
+            (found.next_offset, found.done_ms) > (own.next_offset, own.done_ms)
+        ):
+            self.set_timer(found)
+
     def clamp(self, end_of: Callable[[int], int], timer_end: int) -> None:
         """Lower what lies above `end_of(level)`, or above the end of the timer's queue: messages
         were cut, and others will take their offsets (R44)."""
@@ -152,12 +161,11 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
             write()
 
 
-def _read_timer_check(path: Path) -> TimerProgress | None:
-    """What a Java broker has left; None for a file that is no check point."""
-    data = disk.read_bytes(path)[: _TIMER_CHECK.size]
+def _timer_of_check(data: bytes) -> TimerProgress | None:
+    """What a Java broker says, in `timercheck` or by 60; None for what is no check point."""
     if len(data) < _TIMER_CHECK.size:
         return None
-    read_ms, _, queue_offset, *_ = _TIMER_CHECK.unpack(data)
+    read_ms, _, queue_offset, *_ = _TIMER_CHECK.unpack_from(data)
     if read_ms <= 0 or queue_offset < 0:
         return None
     return TimerProgress(done_ms=read_ms, next_offset=queue_offset)

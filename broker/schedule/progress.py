@@ -73,6 +73,10 @@ class DeliveryProgress:
         """Delay level -> where a mastership that begins now goes on."""
         return {**self._delays.table, **self._inherited}
 
+    def is_confirmed(self, timer: TimerProgress) -> bool:
+        """Whether every member has this, and what was delivered before it."""
+        return timer == self._delays.timer
+
     @property
     def timer(self) -> TimerProgress:
         """The same for timers."""

@@ -37,6 +37,8 @@ QUEUE: Final = 0
 COUNTED_UNITS: Final = 256
 READ_UNITS: Final = 4096
 """How many units are read in one turn of the loop."""
+LATE_MS: Final = 10_000
+"""A message that is put now may be due before it can be seen; never so long before."""
 _HASH_BITS: Final = 33
 """A tags code below is the hash of TAGS: a Java broker built the unit."""
 
@@ -74,6 +76,15 @@ class TimerService(DueService):
         """There is more in TIMER_TOPIC."""
         if self._is_running:
             self._wake_in(0)
+
+    def delivered_until_ms(self) -> int:
+        """Up to then all that was due is delivered, on every member. 0 where that is not known."""
+        queue = self._queue
+        if not self._is_running or not queue.is_level:
+            return 0
+        if not self._progress.is_confirmed(queue.progress()):
+            return 0
+        return min(queue.wake_ms - 1, self.now_ms() - LATE_MS)
 
     def __len__(self) -> int:
         """How many messages wait."""

@@ -5,8 +5,8 @@ Topics, groups and how far delayed messages are delivered travel in the log (`br
 follows a master, and again when a version differs. Consumer offsets are fetched twice a second
 (SAFETY R31: at the slaves within 1 s, with the masterEpoch; lower epochs are ignored).
 
-The requests are 21, 43, 45 and 201 on the master's port - 2, as a Java slave sends them, or on its
-main port where that fails. Until all of them are here for the epoch that is followed, the replica
+The requests are 21, 43, 45, 201 and 402, to a Java master also 60, on the master's port - 2, as a
+Java slave sends them, or on its main port where that fails. Until all of them are here for the epoch that is followed, the replica
 does not join (R42); `failure` says what keeps it. Our own fields are extFields that Java ignores. A
 table is one answer: its total is given, so that a Java slave that reads pages is content with the
 first one.
@@ -278,16 +278,19 @@ class SlaveSynchronize:
             way, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupWrapper
         )
         delays = await self._ask(way, RequestCode.GET_ALL_DELAY_OFFSET, {})
-        held = await self._ask(way, RequestCode.BATON_GET_QUEUE_LOCKS, {}) if ours else None
-        by_pop = (
-            await self._ask(way, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, {}) if ours else None
-        )
+        by_pop = await self._if_known(way, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+        if ours:
+            held, timers = await self._ask(way, RequestCode.BATON_GET_QUEUE_LOCKS, {}), None
+        else:  # ours has it in 45
+            held, timers = None, await self._if_known(way, RequestCode.GET_TIMER_CHECK_POINT)
         now = self._tables.version, locks.change_count, modes.change_count
         if followed is not self._followed or now != before:
             # Another master, or the log has shown a change that these answers cannot have (R31).
             return False
         tables = self._tables
         tables.delays.apply_from_master(delays.body)
+        if timers is not None:
+            tables.delays.apply_timer_check(timers.body)
         if held is not None:
             locks.replace_all(QueueLockTable.decode(held.body))
         if by_pop is not None:
@@ -303,6 +306,14 @@ class SlaveSynchronize:
             len(groups.subscription_group_table),
         )
         return True
+
+    async def _if_known(self, way: tuple[str, int], code: int) -> RemotingCommand | None:
+        """None from a master that does not have it: an older one, or one without timers."""
+        try:
+            return await self._ask(way, code, {})
+        except ResponseError as refused:
+            log.debug("slave_sync_without code=%d reason=%s", code, refused)
+            return None
 
     async def _table(self, way: tuple[str, int], code: int, kind: type[B]) -> B:
         return await result_of(decoded_in_steps(kind, (await self._ask(way, code, {})).body))
@@ -325,12 +336,15 @@ class SlaveSourceProcessor:
         gate: RoleGate,
         log_begin: Callable[[], int],
         confirm_offset: Callable[[], int],
+        timers_until_ms: Callable[[], int],
     ) -> None:
-        """`confirm_offset`: up to where the log is carried out."""
+        """`confirm_offset`: up to where the log is carried out. `timers_until_ms`: up to when all
+        timed messages are delivered."""
         self._tables = tables
         self._gate = gate
         self._log_begin = log_begin
         self._confirm_offset = confirm_offset
+        self._timers_until_ms = timers_until_ms
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.GET_ALL_TOPIC_CONFIG, self.all_topics)
@@ -388,7 +402,8 @@ class SlaveSourceProcessor:
 
     def timer_check_point(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """60."""
-        return RemotingCommand.response_to(request, body=self._tables.delays.timer_check())
+        check = self._tables.delays.timer_check(self._timers_until_ms())
+        return RemotingCommand.response_to(request, body=check)
 
     def all_delay_offsets(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """45."""

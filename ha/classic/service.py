@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from batonmq.ha.classic.master_core import ClassicMasterCore, ClassicPolicy
 from batonmq.ha.classic.master_shell import ClassicMasterShell, ReportLink
@@ -80,7 +81,7 @@ class ClassicHAService:
             gap_bytes=config.gap_bytes,
             batch_bytes=min(config.ha_transfer_batch_size, BODY_SIZE_MAX),
             window_bytes=config.ha_transfer_window_size,
-            heartbeat_ms=config.ha_send_heartbeat_interval,
+            heartbeat_ms=config.classic_heartbeat_ms,
             housekeeping_ms=config.ha_housekeeping_interval,
             flow_bytes_per_s=config.flow_bytes_per_s,
         )
@@ -93,8 +94,9 @@ class ClassicHAService:
         if self._slave is None:
             # R24: what a damaged log holds behind the damage is fetched again.
             self._store.trust.discard_damaged_tail()
+            policy = self._config.slave_policy(ha_sync_flush=self._store_config.ha_sync_flush)
             core = ClassicSlaveCore(
-                self._config.slave_policy(ha_sync_flush=self._store_config.ha_sync_flush),
+                replace(policy, keepalive_ms=self._config.classic_heartbeat_ms),
                 self._store_config.mapped_file_size_commit_log,
                 self._now_ms(),
             )

@@ -15,8 +15,9 @@ from batonmq.broker.main import SECTIONS
 from batonmq.process import disk
 from batonmq.process.settings import load_settings
 from batonmq.protocol.bodies import HARuntimeInfo
-from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from batonmq.protocol.role_view import Role
+from batonmq.remoting.command import RemotingCommand
 from tests.broker.lone_broker import Rig, free_port, lone_broker, until
 
 
@@ -116,6 +117,63 @@ def test_a_slave_shows_what_it_has_and_refuses_writes(tmp_path):
             refused = await s.send()
             assert refused.code != 0
             assert "slave" in refused.remark
+
+    uvloop.run(play())
+
+
+def test_a_slave_serves_reads_where_that_is_wanted(tmp_path):
+    """slaveReadEnable. Behind its end it sends the consumer back to the master."""
+
+    async def play():
+        reads = {"slave_read_enable": True, "broker_role": "SLAVE", "broker_id": 1}
+        async with master(tmp_path / "m") as m, lone_broker(tmp_path / "s", broker=reads) as s:
+            assert (await stock_pull(s, 0)).code != 0
+            tell(s, m)
+            await until(lambda: m.service.replication.in_sync_count() == 2)
+            assert (await m.send(body=b"seen")).code == 0
+            await until(lambda: s.service.store.queries.max_offset_in_queue("T", 0) == 1)
+            await until(lambda: "T" in s.service.tables.topics.table)
+            found = await stock_pull(s, 0)
+            assert found.code == 0
+            assert b"seen" in found.body
+            behind = await stock_pull(s, 1)
+            assert behind.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+            assert behind.ext["suggestWhichBrokerId"] == "0"
+
+    uvloop.run(play())
+
+
+async def stock_pull(rig: Rig, offset: int) -> RemotingCommand:
+    """As the Java client asks: it goes where the routes lead it."""
+    fields = {
+        "consumerGroup": "g",
+        "topic": "T",
+        "queueId": "0",
+        "queueOffset": str(offset),
+        "maxMsgNums": "32",
+        "sysFlag": "4",
+        "commitOffset": "0",
+        "suspendTimeoutMillis": "0",
+        "subscription": "*",
+        "subVersion": "0",
+    }
+    request = RemotingCommand.request(RequestCode.PULL_MESSAGE, fields)
+    request.language = LanguageCode.JAVA
+    return await rig.client.invoke(rig.service.address, request, 5000)
+
+
+@pytest.mark.parametrize("key", ["ha_max_gap_not_in_sync", "ha_slave_fallbehind_max"])
+def test_a_slave_too_far_behind_does_not_count(tmp_path, key):
+    """Also by the key's old name."""
+
+    async def play():
+        role = {"broker_role": "SYNC_MASTER"}
+        async with (
+            lone_broker(tmp_path / "m", broker=role, ha={key: 1}, ha_listen_port=free_port()) as m,
+            slave(tmp_path / "s", m),
+        ):
+            await until(lambda: m.service.replication.in_sync_count() == 2)
+            assert (await m.send()).code == ResponseCode.SLAVE_NOT_AVAILABLE
 
     uvloop.run(play())
 
@@ -284,6 +342,17 @@ def test_rocketmqs_stock_files_are_taken_as_they_are(tmp_path, role, broker_id, 
     assert not sections.controller_mode
     assert sections.needed_slaves == needed
     assert sections.is_classic_slave is is_slave
+
+
+def test_heartbeats_are_rocketmqs_there(tmp_path):
+    """5 s, and a file that says so starts; under controllers so rare ones are refused."""
+    assert stock_sections(tmp_path, "SYNC_MASTER", 0).ha.classic_heartbeat_ms == 5_000
+    rare = "haSendHeartbeatInterval=5000\n"
+    assert stock_sections(tmp_path, "SLAVE", 1, rare).ha.classic_heartbeat_ms == 5_000
+    with pytest.raises(ValueError, match="haSlaveSilentTime is 600 ms"):
+        stock_sections(tmp_path, "SLAVE", -1, rare + "controllerAddr=127.0.0.1:9878\n")
+    with pytest.raises(ValueError, match="haHousekeepingInterval is 9000 ms"):
+        stock_sections(tmp_path, "SLAVE", 1, "haHousekeepingInterval=9000\n")
 
 
 def test_a_slave_needs_an_id_of_its_own(tmp_path):

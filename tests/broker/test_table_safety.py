@@ -75,7 +75,11 @@ class Wire:
         self.gate.open()
         self.log_begin = 0
         self.source = SlaveSourceProcessor(
-            master.tables, self.gate, lambda: self.log_begin, lambda: master.carried_out
+            master.tables,
+            self.gate,
+            lambda: self.log_begin,
+            lambda: master.carried_out,
+            lambda: 0,
         )
         self.before_reply: dict[int, Any] = {}
 

@@ -313,6 +313,30 @@ def test_java_finds_its_check_point_and_ours_is_its_answer(tmp_path: Path, clock
     run_with_broker(tmp_path, java_was_here)
 
 
+def test_60_says_up_to_when_all_is_delivered(tmp_path: Path, clock: Clock) -> None:
+    """A Java slave that takes over begins there; from 0 on it would walk through three days. Never
+    beyond a message that waits, and never so near to now that one could have been missed."""
+
+    async def play(rig: Rig) -> None:
+        async def read_ms() -> int:
+            return int(struct.unpack(">7q", (await rig.ask(60)).body)[0])
+
+        timers = rig.service.waiting.timers
+        await until(lambda: timers.delivered_until_ms() > 0)
+        assert wall_ms() - 60_000 < await read_ms() <= wall_ms() - timer_service.LATE_MS
+        before_ms = wall_ms()
+        await rig.send("T", TIMER_DELAY_SEC="2")
+        await until(lambda: len(timers) == 1)
+        timers.end()
+        assert await read_ms() == 0, "it does not know"
+        timers.begin()
+        clock.ahead_ms = timer_service.LATE_MS + 1000
+        await until(lambda: timers.delivered_until_ms() > 0)
+        assert await read_ms() < before_ms + 2000, "it waits still"
+
+    run_with_broker(tmp_path, play)
+
+
 def test_how_many_wait_for_which_topic(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

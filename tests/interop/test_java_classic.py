@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from batonmq.protocol.record import decode_records
 from lab import frames
 from lab.classic import SEGMENT, ClassicGroup, in_sync
-from lab.connection import Connection, ha_status
+from lab.connection import Connection, ask, ha_status
 from lab.mixed_checks import log_of
 from lab.processes import free_base_port, wait_for
 
@@ -105,3 +106,41 @@ def test_our_slave_follows_a_java_master(group: ClassicGroup, tmp_path: Path) ->
     wait_for("the promoted slave", lambda: serves_pulls(master))
     assert bodies_at(master, len(sent)) == sent
     assert send(master, 200, 1)
+
+
+def test_a_store_is_swapped_cold_both_ways(group: ClassicGroup, tmp_path: Path) -> None:
+    """A folder of ours under a Java broker, and back under ours: each serves what the other wrote,
+    knows the offsets of groups, and writes on behind it."""
+    address = group.address(0)
+    settings = group.settings(0, "ASYNC_MASTER", tmp_path / "store")
+    sent: list[bytes] = []
+    for start in (group.start_ours, group.start_java, group.start_ours):
+        start("swapped", settings)
+        wait_for("the broker", lambda: takes_sends(address))
+        assert bodies_at(address, len(sent)) == sent
+        assert committed(address) == len(sent)
+        sent += send(address, len(sent), 100)
+        commit(address, len(sent))
+        group.kill("swapped", signal.SIGTERM)
+
+
+def takes_sends(address: str) -> bool:
+    try:
+        with Connection(address) as connection:
+            return connection.send("Other", b"x").code == frames.OK
+    except OSError:
+        return False
+
+
+def commit(address: str, offset: int) -> None:
+    """Java takes no offsets of a group that it does not know."""
+    known = ask(address, frames.UPDATE_GROUP, {}, b'{"groupName":"readers","consumeEnable":true}')
+    assert known.code == frames.OK
+    fields = {"consumerGroup": "readers", "topic": TOPIC, "queueId": 0, "commitOffset": offset}
+    assert ask(address, frames.UPDATE_OFFSET, fields).code == frames.OK
+
+
+def committed(address: str) -> int:
+    """0 where the broker knows none."""
+    fields = {"consumerGroup": "readers", "topic": TOPIC, "queueId": 0}
+    return int(ask(address, frames.QUERY_OFFSET, fields).ext.get("offset", 0))

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from batonmq.protocol.record import decode_records
 from lab import frames
 from lab.connection import Connection, ask
 from lab.mixed import GROUP, SEGMENT, MixedGroup
@@ -27,6 +29,8 @@ pytestmark = pytest.mark.java
 OURS, JAVA = 0, 1
 TOPIC = "Mixed"
 READERS = "readers"
+LATER, HALVES = "Later", "Halves"
+PREPARED, COMMIT = 4, 8
 
 
 @pytest.fixture(scope="module")
@@ -75,19 +79,85 @@ def wait_table(group: MixedGroup, place: int, file: str, text: str) -> None:
     group.wait_for(f"{text} in {path}", is_shown)
 
 
+def bodies_of(group: MixedGroup, place: int, topic: str) -> list[bytes]:
+    """Of the first messages in queue 0 there."""
+    with Connection(group.address(place)) as connection:
+        reply = connection.pull(topic, 0)
+    return [message.body for message in decode_records(reply.body)] if reply.body else []
+
+
+def send_later(group: MixedGroup, place: int) -> set[bytes]:
+    """Two messages that are due in 10 s, by level and by timer; their bodies."""
+    wishes = {"level": "DELAY\x013\x02", "timer": "TIMER_DELAY_SEC\x0110\x02"}
+    sent = {f"{place} by {kind}".encode(): wish for kind, wish in wishes.items()}
+    with Connection(group.address(place)) as connection:
+        for body, wish in sent.items():
+            assert connection.send(LATER, body, properties=wish).code == frames.OK
+    assert not sent.keys() & set(bodies_of(group, place, LATER))
+    return set(sent)
+
+
+def wait_delivered(group: MixedGroup, place: int, bodies: set[bytes]) -> None:
+    group.wait_for("what is due", lambda: bodies <= set(bodies_of(group, place, LATER)))
+
+
+def send_half(group: MixedGroup, place: int) -> dict[str, object]:
+    """A half message; the fields that commit it (37)."""
+    key = f"HALF{place}"
+    wish = f"TRAN_MSG\x01true\x02PGROUP\x01halves\x02UNIQ_KEY\x01{key}\x02"
+    fields = {**frames.send_ext(HALVES, 0, wish), "f": PREPARED}
+    reply = ask(group.address(place), frames.SEND_V2, fields, key.encode())
+    assert reply.code == frames.OK, reply
+    return {
+        "producerGroup": "halves",
+        "tranStateTableOffset": reply.ext["queueOffset"],
+        "commitLogOffset": int(reply.ext["msgId"][-16:], 16),
+        "commitOrRollback": COMMIT,
+        "fromTransactionCheck": "false",
+        "msgId": key,
+        "transactionId": key,
+    }
+
+
+def commit_half(group: MixedGroup, place: int, fields: dict[str, object]) -> None:
+    """At that broker, which is master now."""
+    done = ask(group.address(place), frames.END_TRANSACTION, fields)
+    assert done.code == frames.OK, done
+    key = str(fields["msgId"]).encode()
+    group.wait_for("the message", lambda: key in bodies_of(group, place, HALVES))
+
+
 def test_java_takes_over_from_our_killed_master(group: MixedGroup, load: Writer) -> None:
     """Ours is killed with kill -9, and comes back as the slave of a Java master."""
     make_readers(group, OURS)
+    with Connection(group.address(OURS)) as connection:
+        for topic in (LATER, HALVES):
+            assert connection.send(topic, b"makes the topic").code == frames.OK
     commit(group, OURS, 7)
     wait_table(group, JAVA, "consumerOffset.json", f"{TOPIC}@{READERS}:{{0:7")
     wait_table(group, JAVA, "subscriptionGroup.json", READERS)
-    wait_table(group, JAVA, "topics.json", TOPIC)
+    wait_table(group, JAVA, "topics.json", HALVES)
+    later, half = send_later(group, OURS), send_half(group, OURS)
     group.kill(OURS)
     wait_master(group, load, JAVA)
     nothing_lost(group, load)
     assert committed(group, JAVA) == 7
+    commit_half(group, JAVA, half)
+    wait_delivered(group, JAVA, later)
     group.start_ours(OURS)
     group.wait_in_sync(OURS, JAVA)
+
+
+def test_our_controllers_restart_under_a_java_master(group: MixedGroup, load: Writer) -> None:
+    """By kill -9: the master goes on, and is the one that they know."""
+    epoch = (group.state() or {})["masterEpoch"]
+    group.restart_controllers()
+    wait_acks(load, 50)
+    group.wait_in_sync(OURS, JAVA)
+    wait_acks(load, 50)
+    assert group.master() == JAVA
+    assert (group.state() or {})["masterEpoch"] == epoch
+    nothing_lost(group, load)
 
 
 def test_ours_takes_over_from_a_killed_java_master(group: MixedGroup, load: Writer) -> None:
@@ -97,12 +167,37 @@ def test_ours_takes_over_from_a_killed_java_master(group: MixedGroup, load: Writ
         assert connection.send("MadeAtJava", b"first").code == frames.OK
     wait_table(group, OURS, "consumerOffset.json", f"{TOPIC}@{READERS}:{{0:11")
     wait_table(group, OURS, "topics.json", "MadeAtJava")
+    later, half = send_later(group, JAVA), send_half(group, JAVA)
     group.kill(JAVA)
     wait_master(group, load, OURS)
     nothing_lost(group, load)
     assert committed(group, OURS) == 11
+    commit_half(group, OURS, half)
+    wait_delivered(group, OURS, later)
     with Connection(group.address(OURS)) as connection:
         assert connection.pull("MadeAtJava", 0).code == frames.OK
+    group.start_java(JAVA, haSendHeartbeatInterval=1000, allAckInSyncStateSet="false")
+    group.wait_in_sync(OURS, JAVA)
+
+
+def test_all_ack_is_switched_on_at_run_time(group: MixedGroup, load: Writer) -> None:
+    """Before it a Java master's code 0 says that the master has the message, and no more."""
+    group.elect(JAVA)
+    wait_master(group, load, JAVA)
+    group.wait_in_sync(OURS, JAVA)
+    group.signal(OURS, signal.SIGSTOP)
+    try:
+        with Connection(group.address(JAVA)) as connection:
+            assert connection.send("AllAck", b"Java has it").code == frames.OK
+            changed = connection.request(frames.UPDATE_CONFIG, {}, b"allAckInSyncStateSet=true")
+            assert changed.code == frames.OK, changed
+            assert connection.send("AllAck", b"do both have it?").code != frames.OK
+    finally:
+        group.signal(OURS, signal.SIGCONT)
+    group.wait_in_sync(OURS, JAVA)
+    group.kill(JAVA)
+    wait_master(group, load, OURS)
+    nothing_lost(group, load)
     group.start_java(JAVA, haSendHeartbeatInterval=1000)
     group.wait_in_sync(OURS, JAVA)
 

@@ -54,3 +54,21 @@ def test_java_reads_its_timers_from_no_later_than_now(tmp_path: Path) -> None:
     for done_ms, read_ms in ((500, 100), (60, 60)):
         own.set_timer(TimerProgress(done_ms=done_ms, next_offset=3, from_offset=2))
         assert struct.unpack(">7q", own.timer_check())[:4] == (read_ms, 0, 2, 2)
+
+
+def test_a_java_masters_check_point_counts_where_it_is_further(tmp_path: Path) -> None:
+    own = manager(tmp_path / "a.json", 1, {})
+    own.apply_timer_check(check_point(5_000, 7))
+    assert own.timer == TimerProgress(done_ms=5_000, next_offset=7)
+    own.apply_timer_check(check_point(4_000, 7))
+    own.apply_timer_check(check_point(9_000, 6))
+    own.apply_timer_check(b"short")
+    own.apply_timer_check(check_point(0, 0))
+    assert own.timer == TimerProgress(done_ms=5_000, next_offset=7)
+    own.apply_timer_check(check_point(6_000, 7))
+    assert own.timer.done_ms == 6_000
+
+
+def check_point(read_ms: int, queue_offset: int) -> bytes:
+    """As 60 gives it."""
+    return struct.pack(">7q", read_ms, 0, queue_offset, queue_offset, 0, 0, 0)

@@ -1,0 +1,68 @@
+"""A Java master that is cut off from all but its clients: each process has a network of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab import frames
+from lab.connection import Connection
+from lab.mixed import MixedGroup
+from lab.mixed_checks import logs_equal, nothing_lost, wait_master
+from lab.network import Namespaces, why_not
+from lab.network_commands import between
+from lab.writer import Writer, wait_acks
+
+pytestmark = pytest.mark.java
+
+OURS, JAVA = 0, 1
+CLIENTS = "clients"
+HOSTS = ("namesrv-0", "broker-a-0", "broker-a-1", CLIENTS)
+
+
+@pytest.fixture
+def network() -> Iterator[Namespaces]:
+    """The test runs where the clients are."""
+    missing = why_not()
+    if missing:
+        if os.environ.get("BATONMQ_CI") == "1":
+            pytest.fail(f"left out: {missing}")
+        pytest.skip(f"left out: {missing}")
+    made = Namespaces(HOSTS)
+    made.open()
+    try:
+        with made.inside(CLIENTS):
+            yield made
+    finally:
+        made.close()
+
+
+def test_a_java_master_that_is_cut_off_acknowledges_nothing(
+    java_classpath: str, tmp_path: Path, network: Namespaces
+) -> None:
+    """Its clients reach it: with all-ack it answers no write with 0, and goes on to serve reads.
+    Ours is elected; once the cut has healed Java follows it, without what nobody was promised."""
+    with MixedGroup(tmp_path, 2, network=network) as group:
+        group.start_java(JAVA, haSendHeartbeatInterval=1000)
+        group.wait_for("the Java master", lambda: group.master() == JAVA and group.is_open(JAVA))
+        group.start_ours(OURS)
+        addresses = [group.address(OURS), group.address(JAVA)]
+        with Writer(addresses, "Cut", 0, pause_s=0.002) as load:
+            wait_acks(load, 50)
+            group.wait_in_sync(OURS, JAVA)
+            assert group.master() == JAVA
+            at = {name: network.address[name] for name in HOSTS}
+            network.cut(between([at["broker-a-1"]], [at["namesrv-0"], at["broker-a-0"]]))
+            wait_master(group, load, OURS)
+            with Connection(group.address(JAVA)) as connection:
+                assert connection.send("Cut", b"to nobody", queue_id=1).code != frames.OK
+                assert connection.pull("Cut", 0).code == frames.OK
+            network.heal()
+            group.wait_in_sync(OURS, JAVA, limit_s=240.0)
+            nothing_lost(group, load)
+            load.stop()
+            group.wait_in_sync(OURS, JAVA)
+            assert logs_equal(group, OURS, JAVA) > 0
