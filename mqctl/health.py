@@ -3,14 +3,15 @@
 Healthy means: every node answers, the controllers have one leader, keep up with its log and hold
 equal states, every broker group has a master that the controllers and the name servers agree on,
 every known replica is in the SyncStateSet, and no broker tells of a problem of its own: refused
-writes, a full disk, a suspect log, transfers that fail.
+writes, a full disk, a suspect log, transfers that fail. Outside controller mode: every node
+answers, every group has a master in the routes, and no broker tells of a problem.
 `Findings.problems` decides; `poll` asks all nodes at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,8 @@ class Findings:
     expected: Mapping[str, frozenset[str]] = field(default_factory=dict)
     reported: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """What the brokers that replied tell of themselves, by address."""
+    classic: bool = False
+    """Outside controller mode: nobody was asked who leads and who is in sync."""
     nowhere: str = ""
     """Why no node could be asked: no cluster runs here."""
 
@@ -75,8 +78,9 @@ class Findings:
         for address, answer in self.controllers.items():
             if isinstance(answer, BatonError):
                 found.append(f"controller {address}: {reason(address, answer)}")
-        found += self._leader_problems()
-        found += self._log_problems()
+        if not self.classic:
+            found += self._leader_problems()
+            found += self._log_problems()
         found += [f"broker {a}: {why}" for a, why in self.brokers.items() if why]
         found += [f"broker {a}: {what}" for a, lines in self.reported.items() for what in lines]
         if not self.groups:
@@ -134,6 +138,9 @@ class Findings:
         return found
 
     def _group_problems(self, name: str) -> list[str]:
+        if self.classic:
+            has_master = MASTER_ID in self.routes.broker_addr_table[name].broker_addrs
+            return [] if has_master else [f"{name}: no master"]
         info = self.replicas.replicas_info_table.get(name)
         if info is None:
             return [f"{name}: the controllers know no such group"]
@@ -218,6 +225,21 @@ def no_cluster(why: str) -> Findings:
     return Findings({}, {}, {}, ClusterInfo(), BrokerReplicasInfo(), nowhere=why)
 
 
+async def poll_classic(admin: Admin) -> Findings:
+    """Asks every node of a cluster without controllers once."""
+    name_servers, routes = await asyncio.gather(admin.cluster.name_server_states(), _routes(admin))
+    answers = await _states(admin, _addresses(routes, BrokerReplicasInfo()))
+    return Findings(
+        {a: why and reason(a, why) for a, why in name_servers.items()},
+        {},
+        {a: answer if isinstance(answer, str) else None for a, answer in answers.items()},
+        routes,
+        BrokerReplicasInfo(),
+        reported={a: lines for a, lines in answers.items() if not isinstance(lines, str)},
+        classic=True,
+    )
+
+
 async def poll(
     admin: Admin, controller: ControllerAdmin, expected: Iterable[tuple[str, str]] = ()
 ) -> Findings:
@@ -238,8 +260,7 @@ async def poll(
         except BatonError as error:
             replicas_error = str(error)
     addresses = _addresses(routes, replicas) | {a for group in wanted.values() for a in group}
-    states = await asyncio.gather(*(_state(admin, address) for address in sorted(addresses)))
-    answers = dict(zip(sorted(addresses), states, strict=True))
+    answers = await _states(admin, addresses)
     return Findings(
         {a: why and reason(a, why) for a, why in name_servers.items()},
         controllers,
@@ -261,6 +282,11 @@ async def _routes(admin: Admin) -> ClusterInfo:
         return await admin.cluster.info()
     except BatonError:
         return ClusterInfo()
+
+
+async def _states(admin: Admin, addresses: Collection[str]) -> dict[str, str | tuple[str, ...]]:
+    states = await asyncio.gather(*(_state(admin, address) for address in sorted(addresses)))
+    return dict(zip(sorted(addresses), states, strict=True))
 
 
 async def _state(admin: Admin, address: str) -> str | tuple[str, ...]:

@@ -10,6 +10,7 @@ import click
 from batonmq.mqctl.context import CommandContext, reason
 from batonmq.mqctl.output import BAD, GOOD, Cell, when
 from batonmq.mqctl.params import SECONDS, command, option
+from batonmq.protocol.codes import MASTER_ID
 
 if TYPE_CHECKING:
     from batonmq.mqctl.health import Findings
@@ -29,14 +30,16 @@ if TYPE_CHECKING:
 @option(
     "--within", "within_s", type=SECONDS, help="With --watch: give up after so long, exit code 1."
 )
+@option("--classic", is_flag=True, help="The cluster has no controllers.")
 async def health(
-    context: CommandContext, watch: bool, every_s: float, within_s: float | None
+    context: CommandContext, watch: bool, every_s: float, within_s: float | None, classic: bool
 ) -> None:
     """Check nodes, masters, sets, and the controllers' leader.
 
     Healthy: every node answers, every broker group has a master that name servers route to, every
     replica is in the set, the controllers have one leader. Exit code: 0 healthy, 1 not. A local
-    cluster that has ended is not healthy; --watch waits for one to start.
+    cluster that has ended is not healthy; --watch waits for one to start. With --classic name
+    servers and brokers are asked, and no controller.
 
     JSON: healthy, problems, controllerLeaderAddress, nameServers, controllers, brokers (address,
     alive), replicasInfoTable as getSyncStateSet; with --watch one document a line.
@@ -45,7 +48,7 @@ async def health(
         raise click.UsageError("--within goes with --watch")
     import asyncio
 
-    from batonmq.mqctl.health import no_cluster, poll
+    from batonmq.mqctl.health import no_cluster, poll, poll_classic
 
     reports = _Reports(context, watch=watch, within_s=within_s)
     while (why := _nowhere(context.target, waits=watch)) is not None:
@@ -53,6 +56,12 @@ async def health(
             return
         await asyncio.sleep(every_s)
         context.forget_target()
+    if classic:
+        async with context.admin() as admin:
+            while True:
+                if reports.show(await poll_classic(admin)):
+                    return
+                await asyncio.sleep(every_s)
     async with context.controller() as (admin, controller):
         context.name_servers  # noqa: B018  wrong usage if they are not known
         expected = context.target.local.brokers if context.target.local else ()
@@ -143,6 +152,12 @@ def _show(context: CommandContext, findings: Findings, problems: Sequence[str]) 
         add("broker", address, why)
     for name in findings.groups:
         info = findings.replicas.replicas_info_table.get(name)
+        if findings.classic:
+            addresses = findings.routes.broker_addr_table[name].broker_addrs
+            master = addresses.get(MASTER_ID)
+            note = f"master {master or 'nobody'}, {len(addresses)} registered"
+            add("group", name, None if master else note, note)
+            continue
         if info is None:
             add("group", name, _why_unknown(findings))
             continue

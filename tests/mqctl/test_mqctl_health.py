@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from batonmq.mqctl.health import Findings
-from batonmq.protocol.bodies import ClusterInfo
+from batonmq.protocol.bodies import BrokerData, BrokerReplicasInfo, ClusterInfo
 from batonmq.protocol.errors import ConnectError
 
 NS = "10.0.0.1:9876"
@@ -51,6 +51,18 @@ def test_every_node_that_does_not_answer_is_named(whole: Findings) -> None:
         f"controller {OTHER}: no connection",
         f"broker {SLAVE}: Connection refused",
     ]
+
+
+def test_without_controllers_a_master_in_the_routes_is_enough(whole: Findings) -> None:
+    classic = replace(whole, controllers={}, replicas=BrokerReplicasInfo(), classic=True)
+    assert classic.problems() == []
+    told = replace(classic, reported={SLAVE: ("its group is not well: two of one id",)})
+    assert told.problems() == [f"broker {SLAVE}: its group is not well: two of one id"]
+    (name,) = whole.groups
+    for addresses, problems in (({0: MASTER}, []), ({1: SLAVE}, [f"{name}: no master"])):
+        routes = ClusterInfo()
+        routes.broker_addr_table[name] = BrokerData(broker_addrs=addresses, broker_name=name)
+        assert replace(classic, routes=routes).problems() == problems
 
 
 def test_no_leader_or_two_is_a_problem(whole: Findings, fake: Any) -> None:
