@@ -6,10 +6,10 @@ follows a master, and again when a version differs. Consumer offsets are fetched
 (SAFETY R31: at the slaves within 1 s, with the masterEpoch; lower epochs are ignored).
 
 The requests are 21, 43, 45, 201 and 402, to a Java master also 60, on the master's port - 2, as a
-Java slave sends them, or on its main port where that fails. Until all of them are here for the epoch that is followed, the replica
-does not join (R42); `failure` says what keeps it. Our own fields are extFields that Java ignores. A
-table is one answer: its total is given, so that a Java slave that reads pages is content with the
-first one.
+Java slave sends them, or on its main port where that fails. Until all of them are here for the
+epoch that is followed, the replica does not join (R42); `failure` says what keeps it. Our own
+fields are extFields that Java ignores. A table is one answer: its total is given, so that a Java
+slave that reads pages is content with the first one.
 Origin: org.apache.rocketmq.broker.slave.SlaveSynchronize.
 """
 

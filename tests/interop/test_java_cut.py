@@ -11,10 +11,9 @@ import pytest
 from lab import frames
 from lab.connection import Connection
 from lab.mixed import MixedGroup
-from lab.mixed_checks import logs_equal, nothing_lost, wait_master
+from lab.mixed_checks import logs_equal, nothing_lost, steady_load, wait_master
 from lab.network import Namespaces, why_not
 from lab.network_commands import between
-from lab.writer import Writer, wait_acks
 
 pytestmark = pytest.mark.java
 
@@ -49,10 +48,7 @@ def test_a_java_master_that_is_cut_off_acknowledges_nothing(
         group.start_java(JAVA, haSendHeartbeatInterval=1000)
         group.wait_for("the Java master", lambda: group.master() == JAVA and group.is_open(JAVA))
         group.start_ours(OURS)
-        addresses = [group.address(OURS), group.address(JAVA)]
-        with Writer(addresses, "Cut", 0, pause_s=0.002) as load:
-            wait_acks(load, 50)
-            group.wait_in_sync(OURS, JAVA)
+        with steady_load(group, "Cut", OURS, JAVA) as load:
             assert group.master() == JAVA
             at = {name: network.address[name] for name in HOSTS}
             network.cut(between([at["broker-a-1"]], [at["namesrv-0"], at["broker-a-0"]]))

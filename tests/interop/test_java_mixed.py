@@ -22,7 +22,7 @@ from lab.connection import Connection, ask
 from lab.mixed import GROUP, SEGMENT, MixedGroup
 from lab.mixed_checks import logs_equal, nothing_lost, steady_load, wait_master
 from lab.mqctl import mqctl
-from lab.writer import Writer
+from lab.writer import Writer, wait_acks
 
 pytestmark = pytest.mark.java
 
