@@ -373,8 +373,8 @@ class RouteInfoManager:
         group = self._groups.get(broker_name)
         if group is None or group.cluster_name != cluster_name:
             return
-        lost_master = group.addrs.get(MASTER_ID) == broker_addr
         lost_lowest = group.addrs[min(group.addrs)] == broker_addr
+        lost_master = group.addrs.get(MASTER_ID) == broker_addr
         group.addrs = {id_: addr for id_, addr in group.addrs.items() if addr != broker_addr}
         if group.addrs:
             if lost_lowest and group.enable_acting_master:
