@@ -178,8 +178,6 @@ class BrokerService:
             ),
         ):
             processor.register(processors)
-        if self.replication.classic is not None:
-            self.replication.classic.register(processors)
         processors.register(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, self._role_notice)
         self.relay.stand_before(processors)
         return processors
@@ -218,6 +216,8 @@ class BrokerService:
                 self.waiting.arrived,
             ]
             self.store.room.on_room = self.replication.service.dial_now
+            if self.replication.classic is not None:
+                self.replication.classic.register(self._processors)
             self.consumer_lists.started()
             await self.endpoint.open(self._processors)
             ticks = [

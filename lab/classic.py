@@ -1,4 +1,4 @@
-"""A classic group, without controllers: a name server of ours, and brokers of either kind."""
+"""A classic group, without controllers: a name server and brokers, each of either kind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final, Self
 
 from lab import frames
 from lab.connection import ha_status
-from lab.java import BROKER_MAIN, start_server
+from lab.java import BROKER_MAIN, NAMESRV_MAIN, start_server
 from lab.processes import HOST, spawn
 
 SEGMENT: Final = 1 << 20
@@ -20,8 +20,8 @@ HEAP: Final = ("-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+Use
 
 
 class ClassicGroup:
-    """See the module. Small files, for tests, unless others are given; `namesrv`: more keys of the
-    name server. A context manager that ends everything."""
+    """See the module; `java_namesrv`: RocketMQ's name server. Small files, for tests, unless others
+    are given; `namesrv`: more keys of the name server. A context manager that ends everything."""
 
     def __init__(
         self,
@@ -31,6 +31,7 @@ class ClassicGroup:
         segment: int = SEGMENT,
         heap: Sequence[str] = HEAP,
         namesrv: Mapping[str, object] | None = None,
+        java_namesrv: bool = False,
     ) -> None:
         self.folder = folder
         self._segment = segment
@@ -38,11 +39,15 @@ class ClassicGroup:
         self.name_server = f"{HOST}:{base}"
         self._base = base
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        config = folder / "namesrv.properties"
         settings = {"listenPort": base, "bindAddress": HOST, **(namesrv or {})}
-        config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-        argv = [sys.executable, "-m", "batonmq.namesrv.main", "-c", str(config)]
-        self._processes["namesrv"] = spawn(argv, folder / "namesrv.log", cwd=folder)
+        if java_namesrv:
+            process = start_server(NAMESRV_MAIN, settings, folder / "namesrv", heap)
+        else:
+            config = folder / "namesrv.properties"
+            config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+            argv = [sys.executable, "-m", "batonmq.namesrv.main", "-c", str(config)]
+            process = spawn(argv, folder / "namesrv.log", cwd=folder)
+        self._processes["namesrv"] = process
 
     def pid(self, name: str) -> int:
         return self._processes[name].pid

@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-from batonmq.launcher.layout import CLUSTER_NAME, BrokerNode, NameServerNode, plan
+from batonmq.launcher.layout import CLUSTER_NAME, BrokerNode, Layout, NameServerNode, plan
 from batonmq.launcher.preparation import write_configs
 from lab import frames, processes
 from lab.connection import ask, ha_status, sync_state
@@ -36,6 +36,74 @@ OURS: Final = {
 }
 LIMIT_S: Final = 90.0
 T = TypeVar("T")
+
+
+def inside(network: Network | None, name: str) -> AbstractContextManager[None]:
+    """What starts meanwhile is in that process's network."""
+    return nullcontext() if network is None else network.inside(name)
+
+
+def spawn_ours(
+    network: Network | None, node: NameServerNode | BrokerNode, log: Path
+) -> subprocess.Popen[bytes]:
+    with inside(network, node.name):
+        return spawn(node.argv, log, cwd=ROOT)
+
+
+def java_settings(layout: Layout, node: BrokerNode) -> dict[str, object]:
+    return {
+        "brokerClusterName": CLUSTER_NAME,
+        "brokerName": GROUP,
+        "brokerId": -1,
+        "brokerRole": "SLAVE",
+        "listenPort": node.port,
+        "haListenPort": node.port + 1,
+        "namesrvAddr": layout.name_server_addresses,
+        "controllerAddr": ";".join(one.controller_address for one in layout.name_servers),
+        "enableControllerMode": "true",
+        "allAckInSyncStateSet": "true",
+        "brokerIP1": node.host,
+        "brokerIP2": node.host,
+        "storePathRootDir": node.data_dir,
+        "storePathCommitLog": node.data_dir / "commitlog",
+        "mappedFileSizeCommitLog": SEGMENT,
+        "mappedFileSizeConsumeQueue": 20_000,
+        "maxHashSlotNum": 1000,
+        "maxIndexNum": 4000,
+        "diskMaxUsedSpaceRatio": 95,
+        "transferMsgByHeap": "true",
+        "warmMapedFileEnable": "false",
+    }
+
+
+class NameServers:
+    """The name servers of a group with their controllers, of one kind."""
+
+    def __init__(
+        self, nodes: Sequence[NameServerNode], network: Network | None, *, java: bool
+    ) -> None:
+        self._nodes = nodes
+        self._network = network
+        self._java = java
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        self._processes = list(map(self._start, self._nodes))
+
+    def _start(self, node: NameServerNode) -> subprocess.Popen[bytes]:
+        if not self._java:
+            return spawn_ours(self._network, node, node.data_dir / "process.log")
+        home, ports = node.data_dir / "home", [one.port for one in self._nodes]
+        settings = name_server_settings(ports, node.index, home)
+        return start_server(NAMESRV_MAIN, settings, home, HEAP)
+
+    def kill(self, place: int) -> None:
+        """By kill -9; waits for the end."""
+        os.kill(self._processes[place].pid, signal.SIGKILL)
+        self._processes[place].wait()
+
+    def stop(self) -> None:
+        stop_all(self._processes, 0.0 if self._java else STOP_GRACE_S)
 
 
 class MixedGroup:
@@ -70,36 +138,21 @@ class MixedGroup:
                 name_servers=tuple(replace(n, host=at[n.name]) for n in layout.name_servers),
                 brokers=tuple(replace(n, host=at[n.name]) for n in layout.brokers),
             )
-        self._has_java_controllers = java_controllers > 0
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._name_servers: list[subprocess.Popen[bytes]] = []
+        nodes = self._layout.name_servers
+        self._name_servers = NameServers(nodes, network, java=java_controllers > 0)
         self._is_java: dict[int, bool] = {}
 
     def __enter__(self) -> Self:
         write_configs(self._layout)
-        self._name_servers = list(map(self._start_name_server, self._layout.name_servers))
+        self._name_servers.start()
         return self
-
-    def _start_name_server(self, node: NameServerNode) -> subprocess.Popen[bytes]:
-        if not self._has_java_controllers:
-            return self._spawn(node, node.data_dir / "process.log")
-        home, ports = node.data_dir / "home", [one.port for one in self._layout.name_servers]
-        settings = name_server_settings(ports, node.index, home)
-        return start_server(NAMESRV_MAIN, settings, home, HEAP)
-
-    def _spawn(self, node: NameServerNode | BrokerNode, log: Path) -> subprocess.Popen[bytes]:
-        """One of ours."""
-        with self._inside(node.name):
-            return spawn(node.argv, log, cwd=ROOT)
-
-    def _inside(self, name: str) -> AbstractContextManager[None]:
-        return nullcontext() if self._network is None else self._network.inside(name)
 
     def __exit__(self, *exc: object) -> None:
         """By kill -9: a Java broker takes its time with SIGTERM."""
         for place in list(self._processes):
             self.kill(place)
-        stop_all(self._name_servers, 0.0 if self._has_java_controllers else STOP_GRACE_S)
+        self._name_servers.stop()
 
     @property
     def name_server(self) -> str:
@@ -140,14 +193,14 @@ class MixedGroup:
     def start_ours(self, place: int) -> None:
         node = self.node(place)
         self._is_java[place] = False
-        self._processes[place] = self._spawn(node, self._log(place))
+        self._processes[place] = spawn_ours(self._network, node, self._log(place))
 
     def start_java(self, place: int, **more: object) -> None:
         """With Java's defaults but for small files, all-ack and `more`."""
         self._is_java[place] = True
-        settings = {**self._java_settings(self.node(place)), **more}
+        settings = {**java_settings(self._layout, self.node(place)), **more}
         home = self.node(place).data_dir / "home"
-        with self._inside(self.node(place).name):
+        with inside(self._network, self.node(place).name):
             self._processes[place] = start_server(BROKER_MAIN, settings, home, HEAP)
 
     def kill(self, place: int, number: signal.Signals = signal.SIGKILL) -> None:
@@ -158,44 +211,16 @@ class MixedGroup:
 
     def kill_controller(self) -> None:
         """kill -9 of the leading one."""
-        place = self.controllers.index(self.controller)
-        os.kill(self._name_servers[place].pid, signal.SIGKILL)
-        self._name_servers[place].wait()
+        self._name_servers.kill(self.controllers.index(self.controller))
 
     def restart_controllers(self) -> None:
         """kill -9 of all, then a new start of each."""
-        for process in self._name_servers:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-        self._name_servers = list(map(self._start_name_server, self._layout.name_servers))
+        for place in range(len(self.controllers)):
+            self._name_servers.kill(place)
+        self._name_servers.start()
 
     def signal(self, place: int, number: signal.Signals) -> None:
         self._processes[place].send_signal(number)
-
-    def _java_settings(self, node: BrokerNode) -> dict[str, object]:
-        return {
-            "brokerClusterName": CLUSTER_NAME,
-            "brokerName": GROUP,
-            "brokerId": -1,
-            "brokerRole": "SLAVE",
-            "listenPort": node.port,
-            "haListenPort": node.port + 1,
-            "namesrvAddr": self._layout.name_server_addresses,
-            "controllerAddr": ";".join(self.controllers),
-            "enableControllerMode": "true",
-            "allAckInSyncStateSet": "true",
-            "brokerIP1": node.host,
-            "brokerIP2": node.host,
-            "storePathRootDir": node.data_dir,
-            "storePathCommitLog": node.data_dir / "commitlog",
-            "mappedFileSizeCommitLog": SEGMENT,
-            "mappedFileSizeConsumeQueue": 20_000,
-            "maxHashSlotNum": 1000,
-            "maxIndexNum": 4000,
-            "diskMaxUsedSpaceRatio": 95,
-            "transferMsgByHeap": "true",
-            "warmMapedFileEnable": "false",
-        }
 
     def _log(self, place: int) -> Path:
         name = "home/process.log" if self._is_java.get(place) else "process.log"

@@ -94,7 +94,7 @@ class NamesrvEndpoint:
         self._tell_min_ids()
 
     def _tell_min_ids(self) -> None:
-        changes = self._routes.taken_min_id_changes()
+        changes = self._routes.min_id_changes.taken()
         if self._config.current.notify_min_broker_id_changed:
             for change in changes:
                 self._notify(change)

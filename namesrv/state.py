@@ -98,6 +98,33 @@ class _Group:
     """The most members at one time: a member that is gone for a while is still counted."""
 
 
+class MinIdChanges:
+    """Those since `taken` was called last, of groups whose slaves may act for their master."""
+
+    def __init__(self) -> None:
+        self._changes: list[MinIdChange] = []
+
+    def came(self, group: _Group, lower: BrokerRegistration) -> None:
+        """That broker is the lowest from now on; the group is as it was before."""
+        name, least, addr = lower.broker_name, lower.broker_id, lower.broker_addr
+        to, ha_addr = tuple(group.addrs.values()), lower.ha_server_addr
+        self._add(group, MinIdChange(name, least, addr, to, ha_addr=ha_addr))
+
+    def went(self, group: _Group, broker_name: str, offline_addr: str) -> None:
+        """It was the lowest; the group is as it is without it."""
+        least, to = min(group.addrs), tuple(group.addrs.values())
+        change = MinIdChange(broker_name, least, group.addrs[least], to, offline_addr=offline_addr)
+        self._add(group, change)
+
+    def _add(self, group: _Group, change: MinIdChange) -> None:
+        if group.enable_acting_master:
+            self._changes.append(change)
+
+    def taken(self) -> list[MinIdChange]:
+        changes, self._changes = self._changes, []
+        return changes
+
+
 @dataclass(slots=True)
 class _Live:
     """A registered address."""
@@ -234,12 +261,7 @@ class RouteInfoManager:
         self._clusters: dict[str, dict[str, None]] = {}
         self._live = _LiveTable()
         self._filter_servers: dict[_Key, list[str]] = {}
-        self._min_id_changes: list[MinIdChange] = []
-
-    def taken_min_id_changes(self) -> list[MinIdChange]:
-        """Those since the last call."""
-        changes, self._min_id_changes = self._min_id_changes, []
-        return changes
+        self.min_id_changes = MinIdChanges()
 
     def check_invariants(self) -> None:
         assert all(self._topics.groups_of.values()), "a topic without queues"
@@ -273,24 +295,13 @@ class RouteInfoManager:
         group.addrs = _without(group.addrs, registration.broker_addr, registration.broker_id)
         first = first or registration.broker_id not in group.addrs
         if group.addrs and registration.broker_id < min(group.addrs):
-            self._note_min_id(group, registration)
+            self.min_id_changes.came(group, registration)
         group.addrs[registration.broker_id] = registration.broker_addr
         group.most_addrs = max(group.most_addrs, len(group.addrs))
         if _speaks_for_topics(registration, group):
             self._take_topics(registration, group, topics, wrapper.data_version, first)
         self._remember(registration, wrapper.data_version, body.filter_server_list, now_ms)
         return self._registered(registration, group)
-
-    def _note_min_id(self, group: _Group, lower: BrokerRegistration) -> None:
-        if group.enable_acting_master:
-            change = MinIdChange(
-                lower.broker_name,
-                lower.broker_id,
-                lower.broker_addr,
-                tuple(group.addrs.values()),
-                ha_addr=lower.ha_server_addr,
-            )
-            self._min_id_changes.append(change)
 
     def _outranked(self, registration: BrokerRegistration, version: DataVersion) -> bool:
         """R32. For id 0 the epochs of all other live brokers of the group count; for another id
@@ -377,11 +388,8 @@ class RouteInfoManager:
         lost_master = group.addrs.get(MASTER_ID) == broker_addr
         group.addrs = {id_: addr for id_, addr in group.addrs.items() if addr != broker_addr}
         if group.addrs:
-            if lost_lowest and group.enable_acting_master:
-                least, others = min(group.addrs), tuple(group.addrs.values())
-                self._min_id_changes.append(
-                    MinIdChange(broker_name, least, group.addrs[least], others, broker_addr)
-                )
+            if lost_lowest:
+                self.min_id_changes.went(group, broker_name, broker_addr)
             if lost_master and group.enable_acting_master:
                 self.wipe_write_perm(broker_name)
             return

@@ -1,6 +1,6 @@
 """A slave of one kind acts for a killed master of the other kind, and gives the offsets back.
 
-`enableSlaveActingMaster` on every broker, a name server of ours, and stock consumers.
+`enableSlaveActingMaster` on every broker, a name server of either kind, and stock consumers.
 """
 
 from __future__ import annotations
@@ -28,10 +28,16 @@ JAVA = {**ACTING, "totalReplicas": 2, "slaveReadEnable": "true"}
 LIMIT_S = 120.0
 
 
-@pytest.fixture
-def group(java_classpath: str, tmp_path: Path) -> Iterator[ClassicGroup]:
-    settings = {"supportActingMaster": "true"}
-    with ClassicGroup(tmp_path, free_base_port(2), namesrv=settings) as running:
+NAMESRV = {"supportActingMaster": "true", "notifyMinBrokerIdChanged": "true"}
+
+
+@pytest.fixture(params=["ours"])
+def group(
+    java_classpath: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[ClassicGroup]:
+    """With that kind of name server."""
+    is_java, base = request.param == "java", free_base_port(2)
+    with ClassicGroup(tmp_path, base, namesrv=NAMESRV, java_namesrv=is_java) as running:
         yield running
 
 
@@ -104,6 +110,7 @@ def max_offset(address: str) -> int:
     return int(ask(address, frames.MAX_OFFSET, {"topic": TOPIC, "queueId": 0}).ext["offset"])
 
 
+@pytest.mark.parametrize("group", ["java"], indirect=True)
 def test_our_slave_acts_for_a_java_master(
     group: ClassicGroup, run_java: RunJava, tmp_path: Path
 ) -> None:

@@ -238,16 +238,16 @@ def test_a_new_lowest_id_is_told_to_the_others(routes: Routes) -> None:
     """905, with slaves that may act for their master; a higher id changes nothing."""
     routes.register(M2, 2, acting=True)
     routes.register("m9:1", 9, acting=True)
-    assert routes.core.taken_min_id_changes() == []
+    assert routes.core.min_id_changes.taken() == []
     routes.register(M1, 0, acting=True)
-    came = routes.core.taken_min_id_changes()
+    came = routes.core.min_id_changes.taken()
     assert [(one.min_id, one.min_addr, one.to) for one in came] == [(0, M1, (M2, "m9:1"))]
     assert came[0].ha_addr
     assert came[0].offline_addr is None
     routes.register(M1, 0, acting=True)
-    assert routes.core.taken_min_id_changes() == []
+    assert routes.core.min_id_changes.taken() == []
     routes.core.connection_lost(f"socket of {M1}")
-    went = routes.core.taken_min_id_changes()
+    went = routes.core.min_id_changes.taken()
     assert [(one.min_id, one.min_addr, one.offline_addr) for one in went] == [(2, M2, M1)]
     assert went[0].to == (M2, "m9:1")
 
@@ -256,7 +256,7 @@ def test_without_acting_master_nobody_is_told(routes: Routes) -> None:
     routes.register(M2, 2)
     routes.register(M1, 0)
     routes.core.connection_lost(f"socket of {M1}")
-    assert routes.core.taken_min_id_changes() == []
+    assert routes.core.min_id_changes.taken() == []
 
 
 def test_without_acting_master_the_write_bit_stays(routes: Routes) -> None:
