@@ -154,6 +154,7 @@ RUNTIME_KEYS: Final = frozenset(
         "defaultMessageRequestMode",
         "defaultPopShareQueueNum",
         "enableMixedMessageType",
+        "enablePropertyFilter",
         "flushConsumerOffsetInterval",
         "litePullMessageEnable",
         "longPollingEnable",
@@ -162,11 +163,13 @@ RUNTIME_KEYS: Final = frozenset(
         "rejectTransactionMessage",
         "serverLoadBalancerEnable",
         "slaveReadEnable",
+        "storeReplyMessageEnable",
         "transactionCheckInterval",
         "transactionCheckMax",
         "transactionTimeOut",
         "useServerSideResetOffset",
         # store:
+        "accessMessageInMemoryMaxRatio",
         "cleanFileForciblyEnable",
         "deleteFileBatchMax",
         "deleteWhen",
@@ -175,7 +178,15 @@ RUNTIME_KEYS: Final = frozenset(
         "diskSpaceWarningLevelRatio",
         "fileReservedTime",
         "maxMessageSize",
+        "maxMsgsNumBatch",
+        "maxTransferBytesOnMessageInDisk",
+        "maxTransferBytesOnMessageInMemory",
+        "maxTransferCountOnMessageInDisk",
+        "maxTransferCountOnMessageInMemory",
         "timerMaxDelaySec",
+        "timerWheelEnable",
+        "truncatedLogMaxBytes",
+        "truncatedLogMaxSets",
     }
 )
 """Keys that take effect while running (25): their users read them when they need them."""

@@ -146,9 +146,7 @@ class BrokerService:
         damaged = self.replication.on_damage
         self.pull = PullProcessor(path, checks, offsets, broker, damaged=damaged, relay=self.relay)
         sightings = ConsumerSightings(clients)
-        self.clients = ClientProcessor(
-            clients, topics, path, self.filters, sightings, sql92=broker.enable_property_filter
-        )
+        self.clients = ClientProcessor(clients, topics, path, self.filters, sightings, broker)
         self.consumer_lists = ConsumerLists(
             clients, sightings, self._client, self.replication.other_members, path.clock_ms
         )
@@ -162,7 +160,7 @@ class BrokerService:
             self.consumer_lists,
             self.locks,
             SendBackProcessor(path, topics),
-            ReplyProcessor(path, self.send, clients, stores=broker.store_reply_message_enable),
+            ReplyProcessor(path, self.send, clients, broker),
             AdminProcessor(path, topics, self.status, self.registrar.known, broker),
             SettingsProcessor(self.config, self._settings),
             OffsetProcessor(self.store, self.tables, path.gate, self.pull.resets),

@@ -62,7 +62,7 @@ class StoreQueries:
         self._dispatcher = dispatcher
         self._appender = appender
         self._reader = QueueReader(files.log, files.config, dispatcher.verified)
-        self._query_max = files.config.max_msgs_num_batch
+        self._config = files.config
 
     def topics(self) -> set[str]:
         """The topics that have queues here."""
@@ -224,7 +224,7 @@ class StoreQueries:
 
         Newest first, at most `max_num` and 64. Raises CorruptLogError.
         """
-        wanted = min(max_num, self._query_max)
+        wanted = min(max_num, self._config.max_msgs_num_batch)
         answer = self._index.query(topic, key, wanted, begin_ms, end_ms)
         parts: list[memoryview] = []
         for phy_offset in answer.phy_offsets:

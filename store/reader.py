@@ -212,18 +212,8 @@ class QueueReader:
         self._log = log
         self._verified = verified
         self._unit_checks = UnitChecks(log, config.delay_levels)
-        percent_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 100
-        ratio = config.access_message_in_memory_max_ratio
-        self._memory_bytes = percent_bytes * ratio
-        self._slave_memory_bytes = percent_bytes * max(0, ratio - SLAVE_RATIO_LESS)
-        self._memory_limits = (
-            config.max_transfer_bytes_on_message_in_memory,
-            config.max_transfer_count_on_message_in_memory,
-        )
-        self._disk_limits = (
-            config.max_transfer_bytes_on_message_in_disk,
-            config.max_transfer_count_on_message_in_disk,
-        )
+        self._percent_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 100
+        self._config = config
 
     def read(
         self,
@@ -298,6 +288,7 @@ class QueueReader:
         log, codes, passes = self._log, wanted.codes, _test_of(self._log, wanted.matches)
         log_min, log_end = log.min_offset, log.max_offset
         verified_start, loaded_end = self._verified.start, queue.consume_queue.loaded_end
+        memory_bytes, memory_limits, disk_limits = self._limits()
         size_sum = count = phy_offset = 0
         run_start = run_end = -1  # adjacent records of one segment go out as one part
         first = queue_offset = result.next_begin_offset
@@ -316,8 +307,8 @@ class QueueReader:
             if count:
                 if count >= max_num or (max_bytes is not None and size_sum + size > max_bytes):
                     break
-                in_memory = log_end - phy_offset <= self._memory_bytes
-                bytes_max, count_max = self._memory_limits if in_memory else self._disk_limits
+                in_memory = log_end - phy_offset <= memory_bytes
+                bytes_max, count_max = memory_limits if in_memory else disk_limits
                 if size_sum + size > bytes_max or count >= count_max:
                     break
             if phy_offset == run_end:
@@ -340,7 +331,26 @@ class QueueReader:
     def is_on_disk_only(self, behind_bytes: int, *, on_slave: bool) -> bool:
         """Whether a message so far behind the log's end has left the memory, as far as a broker
         can guess. A slave guesses a smaller share, as in Java."""
-        return behind_bytes > (self._slave_memory_bytes if on_slave else self._memory_bytes)
+        ratio = self._config.access_message_in_memory_max_ratio
+        if on_slave:
+            ratio = max(0, ratio - SLAVE_RATIO_LESS)
+        return behind_bytes > self._percent_bytes * ratio
+
+    def _limits(self) -> tuple[int, tuple[int, int], tuple[int, int]]:
+        """How much of the log counts as in memory; bytes and messages of a pull there, and of one
+        from the disk. They may be changed while running."""
+        config = self._config
+        return (
+            self._percent_bytes * config.access_message_in_memory_max_ratio,
+            (
+                config.max_transfer_bytes_on_message_in_memory,
+                config.max_transfer_count_on_message_in_memory,
+            ),
+            (
+                config.max_transfer_bytes_on_message_in_disk,
+                config.max_transfer_count_on_message_in_disk,
+            ),
+        )
 
     def _is_good_unit(
         self, queue: Queue, index: int, unit: tuple[int, int, int], *, first: bool

@@ -13,6 +13,7 @@ from typing import Final, cast
 
 from msgspec.structs import replace
 
+from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.consumer_manager import ConsumerManager, GroupChanged
 from batonmq.broker.consume.consumer_sightings import ConsumerSightings
 from batonmq.broker.consume.pull_request import NO_SQL92
@@ -51,13 +52,11 @@ class ClientProcessor:
         path: WritePath,
         filters: ConsumerFilterManager,
         sightings: ConsumerSightings,
-        *,
-        sql92: bool,
+        config: BrokerConfig,
     ) -> None:
-        """`sql92`: whether filters of that kind are allowed (enablePropertyFilter)."""
         self._filters = filters
         self._sightings = sightings
-        self._sql92 = sql92
+        self._config = config
         self._clients = clients
         self._topics = topics
         self._gate = path.gate
@@ -163,7 +162,7 @@ class ClientProcessor:
                 f"expression type {asked.expression_type} is not supported,"
                 " allowed are TAG and SQL92",
             )
-        if not self._sql92:
+        if not self._config.enable_property_filter:
             raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, NO_SQL92)
         try:
             compiled(asked.sub_string)

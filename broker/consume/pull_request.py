@@ -80,7 +80,6 @@ class PullChecks:
         self._topics = topics
         self._clients = clients
         self._filters = filters
-        self._sql = config.enable_property_filter
         self._config = config
         self._writable = writable
 
@@ -153,7 +152,7 @@ class PullChecks:
                 ResponseCode.SUBSCRIPTION_PARSE_FAILED,
                 f"expression type {kind} is not supported, allowed are TAG and SQL92",
             )
-        if not self._sql:
+        if not self._config.enable_property_filter:
             raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, NO_SQL92)
         try:
             return None, compiled(expression)
@@ -181,7 +180,7 @@ class PullChecks:
                 f"the subscription of {topic} known here is older than the pull's",
             )
         kind = subscription.expression_type or TAG
-        if kind == SQL92 and self._sql:
+        if kind == SQL92 and self._config.enable_property_filter:
             known = self._filters.get(name, topic)
             if known is None:
                 raise BrokerRefusal(

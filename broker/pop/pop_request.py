@@ -54,7 +54,7 @@ class PopChecks:
 
     def __init__(self, topics: TopicService, config: BrokerConfig) -> None:
         self._topics = topics
-        self._sql = config.enable_property_filter
+        self._config = config
 
     def pop(
         self, request: RemotingCommand, connection: Connection, now_ms: int, clock_ms: int
@@ -124,11 +124,12 @@ class PopChecks:
         kind, expression = request.ext.get("expType") or TAG, request.ext.get("exp") or "*"
         if kind == TAG:
             return wanted_tags(expression), None
-        if kind != SQL92 or not self._sql:
+        takes_sql = self._config.enable_property_filter
+        if kind != SQL92 or not takes_sql:
             raise BrokerRefusal(
                 ResponseCode.SUBSCRIPTION_PARSE_FAILED,
                 f"expression type {kind} is not supported here, allowed are TAG"
-                f"{' and SQL92' if self._sql else ' (SQL92 is off: enablePropertyFilter)'}",
+                f"{' and SQL92' if takes_sql else ' (SQL92 is off: enablePropertyFilter)'}",
             )
         try:
             return None, compiled(expression)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Final, cast
 
+from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.consumer_manager import ConsumerManager
 from batonmq.broker.send.send_processor import SendProcessor
 from batonmq.broker.write.write_path import WritePath
@@ -36,13 +37,16 @@ class ReplyProcessor:
     """On masters only; the relay brings what reaches another member."""
 
     def __init__(
-        self, path: WritePath, send: SendProcessor, clients: ConsumerManager, *, stores: bool
+        self,
+        path: WritePath,
+        send: SendProcessor,
+        clients: ConsumerManager,
+        config: BrokerConfig,
     ) -> None:
-        """`stores`: whether answers are stored, too."""
         self._path = path
         self._send = send
         self._clients = clients
-        self._stores = stores
+        self._config = config
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.SEND_REPLY_MESSAGE, self.reply)
@@ -55,7 +59,7 @@ class ReplyProcessor:
         place = self._send.place_of(fields)
         problem = await self._push(fields, request.body, channel)
         ext = NOT_STORED | {"queueId": str(place[1])}
-        if self._stores:
+        if self._config.store_reply_message_enable:
             stored, stored_fields = self._send.put_for(fields, place, request.body, channel)
             await self._path.wait_confirmed(stored.end_offset, "the reply message")
             ext |= stored_fields

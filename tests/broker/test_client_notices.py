@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 from heartbeats import heartbeat
 
+from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.client_processor import ClientProcessor
 from batonmq.broker.consume.consumer_manager import ConsumerManager, GroupChanged
 from batonmq.broker.consume.consumer_sightings import ConsumerSightings
@@ -29,7 +30,7 @@ class _Channel:
 
 def test_the_members_of_a_large_group_hear_of_many_changes_once_and_in_slices() -> None:
     nothing = cast(Any, SimpleNamespace(gate=None, clock_ms=None, groups={}))
-    clients = ClientProcessor(ConsumerManager(), nothing, nothing, nothing, nothing, sql92=False)
+    clients = ClientProcessor(ConsumerManager(), nothing, nothing, nothing, nothing, BrokerConfig())
     small = tuple(_Channel() for _ in range(10))
     clients.notify([GroupChanged("small", small)])
     assert [channel.noticed for channel in small] == [1] * 10 and not clients.tick()
@@ -51,7 +52,7 @@ def test_a_good_bye_between_the_slices_of_a_heartbeat_counts() -> None:
     topics = Mock(groups={})
     path = Mock(clock_ms=lambda: 0, gate=Mock(refusal=None))
     known = ConsumerManager()
-    clients = ClientProcessor(known, topics, path, Mock(), ConsumerSightings(known), sql92=False)
+    clients = ClientProcessor(known, topics, path, Mock(), ConsumerSightings(known), BrokerConfig())
     channel = cast(Any, _Channel())
     beat = HeartbeatData(
         client_id="c",

@@ -169,7 +169,7 @@ def test_settings_change_while_the_broker_runs_and_outlast_a_restart(tmp_path: P
         )
         for text, code, why in (
             ("brokerName=b", 16, "brokerName is changed only in the file, at a restart; while run"),
-            ("maxMesageSize=5", 16, "maxMesageSize is no setting; while running: autoCreateSubsc"),
+            ("maxMesageSize=5", 16, "maxMesageSize is no setting; while running: accessMessage"),
             ("configBlackList=", 16, "configBlackList"),
             ("maxMessageSize=many", 1, "maxMessageSize is 'many': a whole number is allowed"),
             ("maxMessageSize=30000\ndeleteWhen=25", 1, "deleteWhen must list hours 00 to 23"),
@@ -196,6 +196,35 @@ def test_settings_change_while_the_broker_runs_and_outlast_a_restart(tmp_path: P
     kept.write_text("maxMessageSize=0\n")
     with pytest.raises(ValueError, match=r"broker\.properties: maxMessageSize is 0, at"):
         run_with_broker(tmp_path, again, broker=off)
+
+
+def test_limits_and_filters_take_effect_while_the_broker_runs(tmp_path: Path) -> None:
+    """25 again: what pulls, queries, timers and filters look at."""
+
+    async def play(rig: Rig) -> None:
+        async def update(text: str) -> None:
+            assert (await rig.ask(RequestCode.UPDATE_BROKER_CONFIG, body=text.encode())).code == 0
+
+        for number in range(6):
+            await rig.send("T", b"%d" % number, KEYS="k")
+        service = rig.service
+        read = service.store.queries
+        assert read.get_message("T", 0, 0, 32).message_count == 6
+        await update("maxTransferCountOnMessageInMemory=4\nmaxMsgsNumBatch=2")
+        assert read.get_message("T", 0, 0, 32).message_count == 4
+        await update("accessMessageInMemoryMaxRatio=0\nmaxTransferCountOnMessageInDisk=3")
+        assert read.get_message("T", 0, 0, 32).message_count == 3
+        assert len(read.query_message("T", "k", 32, 0, 2**62).parts) == 2
+        subscription = {"topic": "T", "subString": "a = 1", "expressionType": "SQL92"}
+        asked = {"clientId": "c", "group": "g", "subscriptionData": subscription}
+        code, body = RequestCode.CHECK_CLIENT_CONFIG, json.dumps(asked).encode()
+        assert (await rig.ask(code, body=body)).code == 0
+        await update("enablePropertyFilter=false\ntimerWheelEnable=false")
+        assert (await rig.ask(code, body=body)).code == 1
+        reply = await rig.send("T", TIMER_DELAY_MS="60000")
+        assert (reply.code, "timerWheelEnable" in (reply.remark or "")) == (1, True)
+
+    run_with_broker(tmp_path, play)
 
 
 def test_what_java_s_admin_asks_is_answered_as_by_a_java_broker(tmp_path: Path) -> None:
