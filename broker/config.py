@@ -85,6 +85,16 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     )
     default_pop_share_queue_num: int = msgspec.field(default=-1, name="defaultPopShareQueueNum")
     server_load_balancer_enable: bool = msgspec.field(default=True, name="serverLoadBalancerEnable")
+    broker_fast_failure_enable: bool = msgspec.field(default=True, name="brokerFastFailureEnable")
+    send_thread_pool_queue_capacity: int = msgspec.field(
+        default=100_000, name="sendThreadPoolQueueCapacity"
+    )
+    disable_consume_if_consumer_read_slowly: bool = msgspec.field(
+        default=False, name="disableConsumeIfConsumerReadSlowly"
+    )
+    consumer_fallbehind_threshold: int = msgspec.field(
+        default=16 << 30, name="consumerFallbehindThreshold"
+    )
     pop_in_flight_max: int = msgspec.field(default=200_000, name="popInFlightMax")
     enable_mixed_message_type: bool = msgspec.field(default=False, name="enableMixedMessageType")
 
@@ -112,6 +122,11 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError("popInFlightMax is a number of messages, at least 1")
         if self.broker_not_active_timeout < 1000:
             raise ValueError("brokerNotActiveTimeoutMillis is in ms, at least 1000")
+        if self.send_thread_pool_queue_capacity < 1 or self.consumer_fallbehind_threshold < 1:
+            raise ValueError(
+                "sendThreadPoolQueueCapacity (sends) and consumerFallbehindThreshold (bytes) are"
+                " at least 1"
+            )
         if self.register_name_server_period < 1000:
             raise ValueError("registerNameServerPeriod is in ms, at least 1000")
 
@@ -151,8 +166,11 @@ RUNTIME_KEYS: Final = frozenset(
         # broker:
         "autoCreateTopicEnable",
         "autoCreateSubscriptionGroup",
+        "brokerFastFailureEnable",
+        "consumerFallbehindThreshold",
         "defaultMessageRequestMode",
         "defaultPopShareQueueNum",
+        "disableConsumeIfConsumerReadSlowly",
         "enableMixedMessageType",
         "enablePropertyFilter",
         "flushConsumerOffsetInterval",
@@ -162,6 +180,7 @@ RUNTIME_KEYS: Final = frozenset(
         "recallMessageEnable",
         "rejectTransactionMessage",
         "serverLoadBalancerEnable",
+        "sendThreadPoolQueueCapacity",
         "slaveReadEnable",
         "storeReplyMessageEnable",
         "transactionCheckInterval",
@@ -183,6 +202,7 @@ RUNTIME_KEYS: Final = frozenset(
         "maxTransferBytesOnMessageInMemory",
         "maxTransferCountOnMessageInDisk",
         "maxTransferCountOnMessageInMemory",
+        "osPageCacheBusyTimeOutMills",
         "timerMaxDelaySec",
         "timerWheelEnable",
         "truncatedLogMaxBytes",

@@ -30,6 +30,7 @@ from batonmq.broker.consume.pull_request import PullChecks
 from batonmq.broker.consume.query_processor import OffsetProcessor, QueryProcessor
 from batonmq.broker.filter import sql_filter
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
+from batonmq.broker.housekeeping import Housekeeping
 from batonmq.broker.name_server_registrar import NameServerRegistrar
 from batonmq.broker.pop.ack_processor import AckProcessor
 from batonmq.broker.pop.assignment import AssignmentProcessor
@@ -43,6 +44,7 @@ from batonmq.broker.status import BrokerStatus
 from batonmq.broker.tables.slave_sync import BrokerTables, SlaveSourceProcessor, SlaveSynchronize
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.waiting import WaitingMessages
+from batonmq.broker.write.flow_control import FlowControl
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.broker.write.write_path import WritePath
 from batonmq.process.clock import boot_ms
@@ -89,8 +91,7 @@ class BrokerService:
         self._settings = broker_settings(config)
         self._settings.on_change = self._settings_changed
         self.endpoint = BrokerEndpoint(config) if endpoint is None else endpoint
-        self.relay = self.endpoint.relay
-        self.address = broker.address
+        self.relay, self.address = self.endpoint.relay, broker.address
         self._on_fatal = on_fatal
         self._stop_reason, self._clients_due = PLANNED_STOP, asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -130,6 +131,7 @@ class BrokerService:
             self.replication.master_told,
         )
         self._processors = self._build_processors(clients)
+        self.housekeeping = self._new_housekeeping(clients)
         self.endpoint.server.on_disconnect = self._disconnected
 
     def _build_processors(self, clients: ConsumerManager) -> Processors:
@@ -179,6 +181,26 @@ class BrokerService:
         processors.register(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, self._role_notice)
         self.relay.stand_before(processors)
         return processors
+
+    def _new_housekeeping(self, clients: ConsumerManager) -> Housekeeping:
+        def water_marks() -> dict[str, int]:
+            return {
+                "sends": len(self.path.acks),
+                "held_sends": len(self.path.hold),
+                "held_pulls": self.pull.held,
+                "held_pops": self.pop.held,
+                "relayed": len(self.relay),
+            }
+
+        return Housekeeping(
+            self.path,
+            self.topics,
+            clients,
+            self.tables.offsets,
+            self.config.broker,
+            water_marks,
+            self.status.ha,
+        )
 
     def _register_pop(self, processors: Processors) -> None:
         path, topics, popped = self.path, self.topics, self.waiting.pop
@@ -402,6 +424,7 @@ class BrokerService:
             await in_slices(partial(self.pop.tick, now_ms))
             await in_slices(self.clients.tick)
             await in_slices(partial(self.consumer_lists.tick, now_ms))
+            await self.housekeeping.tick(now_ms)
             if now_ms >= next_scan:
                 next_scan = now_ms + CLIENT_SCAN_MS
                 await in_slices(partial(self.clients.expire, now_ms))
@@ -421,6 +444,7 @@ def _write_path(config: BrokerSections, store: MessageStore, endpoint: BrokerEnd
         clock_ms=boot_ms,
         gate=endpoint.gate,
         hooks=PutHooks(config.store),
+        flow=FlowControl(config.broker, config.store),
     )
 
 

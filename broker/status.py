@@ -133,7 +133,7 @@ class BrokerStatus:
 
     def table(self) -> dict[str, str]:
         """28: texts under the keys that `clusterList` and `brokerStatus` read."""
-        puts, gets = self._totals()
+        path, (puts, gets) = self._path, self._totals()
         info = {
             "bootTimestamp": str(self._started_ms),
             "brokerVersion": str(MQ_VERSION),
@@ -149,13 +149,14 @@ class BrokerStatus:
             "msgPutTotalYesterdayMorning": str(self._days.yesterday[0]),
             "msgGetTotalTodayMorning": str(self._days.today[1]),
             "msgGetTotalYesterdayMorning": str(self._days.yesterday[1]),
-            "sendThreadPoolQueueSize": "0",
+            "sendThreadPoolQueueSize": str(len(path.acks)),
+            "sendThreadPoolQueueCapacity": str(self._config.broker.send_thread_pool_queue_capacity),
             "pullThreadPoolQueueSize": "0",
             "ackThreadPoolQueueSize": "0",
-            "sendThreadPoolQueueHeadWaitTimeMills": "0",
+            "sendThreadPoolQueueHeadWaitTimeMills": str(path.acks.waited_ms(path.clock_ms())),
             "pullThreadPoolQueueHeadWaitTimeMills": "0",
             "ackThreadPoolQueueHeadWaitTimeMills": "0",
-            "pageCacheLockTimeMills": "0",
+            "pageCacheLockTimeMills": str(path.flow.last_write_ms),
             "timerReadBehind": "0",
             "timerOffsetBehind": "0",
             "timerCongestNum": "0",

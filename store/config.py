@@ -65,6 +65,9 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_transfer_bytes_on_message_in_disk: int = 64 * 1024
     max_transfer_count_on_message_in_disk: int = 8
     access_message_in_memory_max_ratio: int = 40  # percent of the machine's memory
+    os_page_cache_busy_timeout_ms: int = msgspec.field(
+        name="osPageCacheBusyTimeOutMills", default=1000
+    )
     max_msgs_num_batch: int = 64  # answers of one key query
 
     min_in_sync_replicas: int = 1

@@ -288,7 +288,7 @@ class QueueReader:
         log, codes, passes = self._log, wanted.codes, _test_of(self._log, wanted.matches)
         log_min, log_end = log.min_offset, log.max_offset
         verified_start, loaded_end = self._verified.start, queue.consume_queue.loaded_end
-        memory_bytes, memory_limits, disk_limits = self._limits()
+        memory_begin, memory_limits, disk_limits = self._limits(log_end)
         size_sum = count = phy_offset = 0
         run_start = run_end = -1  # adjacent records of one segment go out as one part
         first = queue_offset = result.next_begin_offset
@@ -307,8 +307,7 @@ class QueueReader:
             if count:
                 if count >= max_num or (max_bytes is not None and size_sum + size > max_bytes):
                     break
-                in_memory = log_end - phy_offset <= memory_bytes
-                bytes_max, count_max = memory_limits if in_memory else disk_limits
+                bytes_max, count_max = memory_limits if phy_offset >= memory_begin else disk_limits
                 if size_sum + size > bytes_max or count >= count_max:
                     break
             if phy_offset == run_end:
@@ -336,12 +335,12 @@ class QueueReader:
             ratio = max(0, ratio - SLAVE_RATIO_LESS)
         return behind_bytes > self._percent_bytes * ratio
 
-    def _limits(self) -> tuple[int, tuple[int, int], tuple[int, int]]:
-        """How much of the log counts as in memory; bytes and messages of a pull there, and of one
+    def _limits(self, log_end: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
+        """From where on the log counts as in memory; bytes and messages of a pull there, and of one
         from the disk. They may be changed while running."""
         config = self._config
         return (
-            self._percent_bytes * config.access_message_in_memory_max_ratio,
+            log_end - self._percent_bytes * config.access_message_in_memory_max_ratio,
             (
                 config.max_transfer_bytes_on_message_in_memory,
                 config.max_transfer_count_on_message_in_memory,

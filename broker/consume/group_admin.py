@@ -99,7 +99,7 @@ class GroupAdminProcessor:
     async def topic_stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """202. Of each queue: its range, and when its last message was stored."""
         topic, config = self._topic(request)
-        table = TopicStatsTable()
+        table = TopicStatsTable(topic_put_tps=self._path.stats.put_tps(topic))
         queues = max(config.read_queue_nums, config.write_queue_nums)
         async for queue_id in in_turns(range(queues)):
             end = self._store.queries.max_offset_in_queue(topic, queue_id)
@@ -119,7 +119,9 @@ class GroupAdminProcessor:
         topics = named or await self._topics_of(group)
         stats, pace = ConsumeStats(), Pace()
         for topic in topics:
-            stats.offset_table.update(await self._progress_in(group, topic, pace))
+            if progress := await self._progress_in(group, topic, pace):
+                stats.offset_table.update(progress)
+                stats.consume_tps += self._path.stats.got_tps(topic, group)
         return RemotingCommand.response_to(request, body=stats.encode())
 
     async def all_consume_stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
@@ -141,7 +143,9 @@ class GroupAdminProcessor:
                     continue
                 table = await self._progress_in(group, topic, pace)
                 if table:
-                    of_group.append(msgspec.Raw(ConsumeStats(offset_table=table).encode()))
+                    tps = self._path.stats.got_tps(topic, group)
+                    stats = ConsumeStats(consume_tps=tps, offset_table=table)
+                    of_group.append(msgspec.Raw(stats.encode()))
                     body.total_diff += sum(
                         p.broker_offset - p.consumer_offset for p in table.values()
                     )

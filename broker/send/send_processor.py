@@ -80,6 +80,7 @@ class SendProcessor:
         self._relay = relay
         self._gate = path.gate
         self._acks = path.acks
+        self._flow = path.flow
         self._clock_ms = path.clock_ms
         self._topics = topics
         self._replies = SendReplies(broker.region_id)
@@ -346,6 +347,7 @@ class SendProcessor:
         """Where the message goes. Raises BrokerRefusal for every reason not to take it."""
         if self._gate.refusal is not None:
             raise GateClosedError(self._gate.refusal)
+        self._flow.check(len(self._acks), self._clock_ms())
         if self._min_in_sync > 1 and self._in_sync_count() < self._min_in_sync:
             raise BrokerRefusal(
                 ResponseCode.SYSTEM_ERROR,

@@ -149,6 +149,18 @@ class BrokerStats:
         for table in (self._puts, self._gets, self._send_backs):
             table.tick(now_ms)
 
+    def put_tps(self, topic: str) -> float:
+        """Messages a second over the last minute."""
+        return self._tps(self._puts, topic)
+
+    def got_tps(self, topic: str, group: str) -> float:
+        """The same, to a group."""
+        return self._tps(self._gets, f"{topic}@{group}")
+
+    def _tps(self, table: StatsTable, key: str) -> float:
+        shown = table.shown(key, self._clock_ms(), sizes=False)
+        return 0.0 if shown is None else shown.stats_minute.tps
+
     def shown(self, name: str, key: str) -> BrokerStatsData | None:
         """`key`: the topic, `topic@group`, or for the broker's own numbers its cluster, which may
         be any. None if nothing is counted there."""

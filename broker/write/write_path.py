@@ -16,9 +16,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
+from batonmq.broker.config import BrokerConfig
 from batonmq.broker.replies import refusal
 from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.write.broker_stats import BrokerStats
+from batonmq.broker.write.flow_control import FlowControl
 from batonmq.broker.write.pending_acks import SLICE, AckPause, PendingAcks
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.broker.write.send_hold import SendHold
@@ -61,15 +63,17 @@ class WritePath:
         sync_flush: bool,
         clock_ms: Callable[[], int],
         hooks: PutHooks | None = None,
+        flow: FlowControl | None = None,
         gate: RoleGate | None = None,
     ) -> None:
-        """`hooks` None: those of RocketMQ's settings."""
+        """`hooks` and `flow` None: those of RocketMQ's settings."""
         self.store = store
         self.clock_ms = clock_ms
         self.gate = RoleGate() if gate is None else gate
         self.hold = SendHold()
         self.acks = PendingAcks(ack_wait_ms)
         self.stats = BrokerStats(clock_ms)
+        self.flow = flow or FlowControl(BrokerConfig(), StoreConfig())
         self._hooks = hooks or PutHooks(StoreConfig())
         self._sync_flush = sync_flush
         self._replicator: Replicator | None = None
@@ -174,7 +178,9 @@ class WritePath:
     def end_turn(self) -> None:
         """Writes what this turn put into the log file, and replicates or confirms it."""
         self._scheduled = False
+        began_ms = self.clock_ms()
         end_offset = self._told_end = self.store.end_turn()
+        self.flow.wrote(began_ms, self.clock_ms())
         if self._replicator is not None:
             self._replicator.notify_append(end_offset)
         if self._confirms_itself and not self._sync_flush:

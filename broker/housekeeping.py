@@ -1,0 +1,110 @@
+"""What a broker does by itself about those who fall behind: it says so, and cuts slow groups off.
+
+Every minute a line tells what waits here, and others which slaves, or its own dispatch, are behind.
+Every three minutes, with `disableConsumeIfConsumerReadSlowly`, a connected group that has further
+to read than `consumerFallbehindThreshold` loses the right to consume (`consumeEnable`): it would
+push what the others read out of memory. An operator gives it back.
+Origin: BrokerController.protectBroker, printWaterMark and printMasterAndSlaveDiff in Java.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from batonmq.broker.config import BrokerConfig
+from batonmq.broker.consume.consumer_manager import ConsumerManager
+from batonmq.broker.tables.topics import TopicService
+from batonmq.broker.write.write_path import WritePath
+from batonmq.process.turns import Pace
+from batonmq.protocol.bodies import HARuntimeInfo
+from batonmq.store.consumer_offset import ConsumerOffsetManager
+
+log = logging.getLogger(__name__)
+
+REPORT_MS: Final = 60_000
+PROTECT_MS: Final = 180_000
+_PHYSICAL_OFFSET: Final = struct.Struct(">q")
+
+
+class Housekeeping:
+    """`waiting()` names what waits here and how much; `slaves()` is the body of 907."""
+
+    def __init__(
+        self,
+        path: WritePath,
+        topics: TopicService,
+        clients: ConsumerManager,
+        offsets: ConsumerOffsetManager,
+        config: BrokerConfig,
+        waiting: Callable[[], Mapping[str, int]],
+        slaves: Callable[[], HARuntimeInfo],
+    ) -> None:
+        self._path = path
+        self._topics = topics
+        self._clients = clients
+        self._offsets = offsets
+        self._config = config
+        self._waiting = waiting
+        self._slaves = slaves
+        now_ms = path.clock_ms()
+        self._next_report_ms = now_ms + REPORT_MS
+        self._next_look_ms = now_ms + PROTECT_MS
+
+    async def tick(self, now_ms: int) -> None:
+        """At least once a second."""
+        if now_ms >= self._next_report_ms:
+            self._next_report_ms = now_ms + REPORT_MS
+            self._report()
+        if now_ms >= self._next_look_ms:
+            self._next_look_ms = now_ms + PROTECT_MS
+            if self._config.disable_consume_if_consumer_read_slowly:
+                await self.protect_broker()
+
+    def _report(self) -> None:
+        waiting = self._waiting().items()
+        log.info("water_marks %s", " ".join(f"{what}={count}" for what, count in waiting))
+        store = self._path.store
+        behind = store.max_phy_offset - store.confirm_offset
+        if behind > 0:
+            log.info("dispatch_behind bytes=%d", behind)
+        for slave in self._slaves().ha_connection_info:
+            if slave.diff > 0:
+                log.info("slave_behind address=%s bytes=%d", slave.addr, slave.diff)
+
+    async def protect_broker(self) -> None:
+        """Only as a master: the members have it from its log (R31)."""
+        pace = Pace()
+        async for name in pace.through(list(self._clients.groups)):
+            group = self._topics.groups.get(name)
+            known = self._clients.groups.get(name)
+            if group is None or known is None or not group.consume_enable:
+                continue
+            for topic in list(known.subscriptions):
+                behind = await self._behind(name, topic, pace)
+                if self._path.gate.refusal is not None:
+                    return
+                if behind > self._config.consumer_fallbehind_threshold:
+                    log.warning(
+                        "slow_group_cut_off group=%s topic=%s behind_bytes=%d", name, topic, behind
+                    )
+                    self._topics.put_group(msgspec.structs.replace(group, consume_enable=False))
+                    self._path.schedule_flush()
+                    break
+
+    async def _behind(self, group: str, topic: str, pace: Pace) -> int:
+        """How far before the log's end the next message is that the group has to read in a topic,
+        in bytes; 0 if it has read all."""
+        queries, log_end = self._path.store.queries, self._path.store.max_phy_offset
+        most = 0
+        for queue_id, offset in self._offsets.offsets_of(group, topic).items():
+            await pace.step()
+            first = queries.min_offset_in_queue(topic, queue_id)
+            unit = queries.raw_units(topic, queue_id, max(offset, first), 1)
+            if unit:
+                most = max(most, log_end - _PHYSICAL_OFFSET.unpack_from(unit)[0])
+        return most

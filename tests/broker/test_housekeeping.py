@@ -1,0 +1,85 @@
+"""What a broker does by itself about who falls behind."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from unittest.mock import AsyncMock
+
+import pytest
+from heartbeats import heartbeat
+from lone_broker import Rig, run_with_broker
+
+from batonmq.broker.housekeeping import PROTECT_MS, REPORT_MS
+from batonmq.protocol.bodies import HAConnectionRuntimeInfo, HARuntimeInfo
+from batonmq.protocol.codes import RequestCode
+
+
+async def commit(rig: Rig, group: str, offset: int) -> None:
+    await rig.ask(
+        RequestCode.UPDATE_CONSUMER_OFFSET,
+        {"consumerGroup": group, "topic": "T", "queueId": "0", "commitOffset": str(offset)},
+    )
+
+
+def test_a_connected_group_that_is_far_behind_is_cut_off(tmp_path: Path) -> None:
+    """One that keeps up, or is away, or has nothing to read, goes on."""
+
+    async def play(rig: Rig) -> None:
+        for _ in range(8):
+            await rig.send("T", bytes(1000))
+        for group, offset in (("slow", 1), ("quick", 7), ("done", 8), ("away", 0)):
+            if group != "away":
+                await rig.ask(34, body=heartbeat(f"{group}@1", "T", group=group).encode())
+            await rig.pull(group=group, commit=offset)
+            await commit(rig, group, offset)
+        await rig.service.housekeeping.protect_broker()
+        groups = rig.service.tables.groups.table
+        allowed = {name: groups[name].consume_enable for name in ("slow", "quick", "done", "away")}
+        assert allowed == {"slow": False, "quick": True, "done": True, "away": True}
+        assert (await rig.pull(group="slow", offset=1)).code == 16
+        assert (await rig.pull(group="quick", offset=7)).code == 0
+        end = rig.service.store.max_phy_offset
+        await rig.service.housekeeping.protect_broker()
+        assert rig.service.store.max_phy_offset == end, "it is cut off once"
+
+    run_with_broker(tmp_path, play, broker={"consumer_fallbehind_threshold": 8000})
+
+
+def test_it_is_done_every_three_minutes_where_it_is_wanted(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        housekeeping = rig.service.housekeeping
+        housekeeping.protect_broker = look = AsyncMock()  # type: ignore[method-assign]
+        now_ms = rig.service.path.clock_ms()
+        await housekeeping.tick(now_ms + PROTECT_MS)
+        assert look.await_count == 0
+        assert (await rig.ask(25, body=b"disableConsumeIfConsumerReadSlowly=true")).code == 0
+        await housekeeping.tick(now_ms + 2 * PROTECT_MS - 1)
+        await housekeeping.tick(now_ms + 2 * PROTECT_MS)
+        await housekeeping.tick(now_ms + 2 * PROTECT_MS + 1)
+        assert look.await_count == 1
+
+    run_with_broker(tmp_path, play)
+
+
+def test_each_minute_it_tells_what_waits_and_who_is_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play(rig: Rig) -> None:
+        slaves = [
+            HAConnectionRuntimeInfo(addr="10.0.0.2:1", diff=77),
+            HAConnectionRuntimeInfo(addr="10.0.0.3:1"),
+        ]
+        housekeeping = rig.service.housekeeping
+        housekeeping._slaves = lambda: HARuntimeInfo(ha_connection_info=slaves)
+        now_ms = rig.service.path.clock_ms()
+        await housekeeping.tick(now_ms + REPORT_MS)
+        await housekeeping.tick(now_ms + REPORT_MS + 1)
+
+    with caplog.at_level(logging.INFO, "batonmq.broker.housekeeping"):
+        run_with_broker(tmp_path, play)
+    told = [r.message for r in caplog.records if r.name == "batonmq.broker.housekeeping"]
+    assert told == [
+        "water_marks sends=0 held_sends=0 held_pulls=0 held_pops=0 relayed=0",
+        "slave_behind address=10.0.0.2:1 bytes=77",
+    ]
