@@ -142,30 +142,32 @@ class PullRequest:
 
 
 def read_pull_reply(reply: RemotingCommand, request: PullRequest, address: str) -> PullResult:
-    """Raises ResponseError, and RemoteProtocolError for a record that is damaged: none of that
-    reply is delivered."""
+    """Raises ResponseError for a refusal, RemoteProtocolError for what cannot be read, a damaged
+    record, say: none of that reply is delivered."""
     status = STATUS_BY_CODE.get(reply.code)
     if status is None:
         raise ResponseError(reply.code, reply.remark, address)
-    messages: Sequence[MessageExt] = ()
-    if status is PullStatus.FOUND:
-        try:
-            records = decode_records(reply.body)
-        except CorruptRecord as error:
-            raise RemoteProtocolError(
-                f"{address}, {request.queue} from {request.offset} on: {error}"
-            ) from error
-        messages = wanted_only(records, request.subscription)
-        for message in messages:
-            for_reader(message, request.queue.broker_name)
-    return PullResult(
-        status=status,
-        next_begin_offset=int(reply.ext["nextBeginOffset"]),
-        min_offset=int(reply.ext["minOffset"]),
-        max_offset=int(reply.ext["maxOffset"]),
-        messages=tuple(messages),
-        suggest_broker_id=int(reply.ext.get("suggestWhichBrokerId", 0)),
-    )
+    try:
+        records = decode_records(reply.body) if status is PullStatus.FOUND else []
+        offsets = _offsets_of(reply)
+        suggested = int(reply.ext.get("suggestWhichBrokerId", 0))
+    except (CorruptRecord, KeyError, ValueError) as error:
+        raise _unreadable(error, request, address) from error
+    messages = wanted_only(records, request.subscription)
+    for message in messages:
+        for_reader(message, request.queue.broker_name)
+    return PullResult(status, *offsets, messages=tuple(messages), suggest_broker_id=suggested)
+
+
+def _offsets_of(reply: RemotingCommand) -> tuple[int, int, int]:
+    """Where to go on, and the queue's range. Raises KeyError, ValueError."""
+    ext = reply.ext
+    return int(ext["nextBeginOffset"]), int(ext["minOffset"]), int(ext["maxOffset"])
+
+
+def _unreadable(error: Exception, request: PullRequest, address: str) -> RemoteProtocolError:
+    where = f"{address}, {request.queue} from {request.offset} on"
+    return RemoteProtocolError(f"{where}: the answer to a pull cannot be read: {error!r}")
 
 
 def for_reader(message: MessageExt, broker_name: str) -> None:
@@ -230,15 +232,15 @@ async def pull_at_master(
 async def pull_records(
     client: ClientInstance, request: PullRequest, *, deadline_ms: int
 ) -> PulledRecords:
-    """As `pull_at_master`, the messages left as records. Raises ResponseError for refusals."""
+    """As `pull_at_master`, the messages left as records. Raises as `read_pull_reply`."""
     reply, address = await pull_at_master(client, request, deadline_ms=deadline_ms)
     status = STATUS_BY_CODE.get(reply.code)
     if status is None:
         raise ResponseError(reply.code, reply.remark, address)
+    try:
+        offsets = _offsets_of(reply)
+    except (KeyError, ValueError) as error:
+        raise _unreadable(error, request, address) from error
     return PulledRecords(
-        status=status,
-        next_begin_offset=int(reply.ext["nextBeginOffset"]),
-        min_offset=int(reply.ext["minOffset"]),
-        max_offset=int(reply.ext["maxOffset"]),
-        records=bytes(reply.body) if status is PullStatus.FOUND else b"",
+        status, *offsets, records=bytes(reply.body) if status is PullStatus.FOUND else b""
     )

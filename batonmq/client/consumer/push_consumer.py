@@ -233,8 +233,12 @@ class PushConsumer(Subscriber):
     async def _rebalance_all(self) -> bool:
         self._rebalance_now.clear()
         gone = [q for q in self._readers if q.topic not in self._subscriptions]
-        if gone and self._service is not None:
-            await self._give_up(gone, self._service)
+        now_ms = boot_ms()
+        expired = [q for q, reader in self._readers.items() if reader.is_expired(now_ms)]
+        for queue in expired:
+            log.error("queue_expired group=%s queue=%s: it is taken up anew", self.group, queue)
+        if (gone or expired) and self._service is not None:
+            await self._give_up(sorted({*gone, *expired}), self._service)
         held: dict[str, list[MessageQueue]] = {}
         for queue in self._readers:
             held.setdefault(queue.topic, []).append(queue)

@@ -15,13 +15,13 @@ from batonmq.client.consumer.offset_store import OffsetStore
 from batonmq.client.consumer.options import PullOptions
 from batonmq.client.consumer.process_queue import ProcessQueue
 from batonmq.client.consumer.pulling import PullRequest, PullResult, PullStatus, read_pull_reply
-from batonmq.client.errors import ClientError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.failover import pause_ms
 from batonmq.process.clock import boot_ms
 from batonmq.protocol.bodies import SubscriptionData
 from batonmq.protocol.codes import MASTER_ID, ResponseCode
 from batonmq.protocol.errors import (
+    BatonError,
     ConnectError,
     RemoteProtocolError,
     RequestTimeoutError,
@@ -31,6 +31,8 @@ from batonmq.protocol.message import MessageQueue
 
 log = logging.getLogger(__name__)
 
+EXPIRED_MS = 120_000
+"""A pull, with all that belongs to it, is over long before."""
 _REFUSED_PAUSE_MS = 3_000
 _FLOW_CONTROL_PAUSE_MS = 20
 _LOCK_PAUSE_MS = 200
@@ -68,10 +70,18 @@ class QueueReader:
         self._room = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._flow_controlled = 0
+        # None while it does not ask: consumers or a lock hold it up.
+        self._asked_ms: int | None = None
         self._suggested_id = 0
 
     def start(self) -> None:
         self._task = self._client.spawn(self._run())
+
+    def is_expired(self, now_ms: int) -> bool:
+        """Whether it reads no more, though it should: its queue is to be taken up anew."""
+        if self._task is not None and self._task.done():
+            return True
+        return self._asked_ms is not None and now_ms - self._asked_ms >= EXPIRED_MS
 
     async def stop(self) -> None:
         """Stops pulling; nothing of this queue is consumed or committed any more."""
@@ -93,6 +103,7 @@ class QueueReader:
         failures = 0
         address: str | None = None
         while not self.process_queue.dropped:
+            self._asked_ms = None
             await self._wait_until_allowed()
             subscription = self._shared.subscription(self.queue.topic)
             if subscription is None:
@@ -103,7 +114,7 @@ class QueueReader:
                     self.queue.broker_name,
                     failed_at=address if failures else None,
                 )
-                asked_ms = boot_ms()
+                asked_ms = self._asked_ms = boot_ms()
                 result = await self._pull(address, subscription)
             except ResponseError as error:
                 failures += 1
@@ -114,7 +125,7 @@ class QueueReader:
                     log.error("pull_damaged why=%s", error)
                 self._suggested_id = failures  # one slave after the other: it may have good bytes
                 await asyncio.sleep(pause_ms(failures) / 1000)
-            except (ConnectError, RequestTimeoutError, ClientError) as error:
+            except BatonError as error:
                 failures += 1
                 if failures == 1:
                     log.info("pull_failed queue=%s why=%s", self.queue, error)

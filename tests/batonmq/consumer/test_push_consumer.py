@@ -26,8 +26,10 @@ from batonmq import (
 from batonmq.client.consumer import orderly_service
 from batonmq.client.consumer.options import ConsumeOptions, PullOptions, PushConsumerOptions
 from batonmq.client.consumer.process_queue import FlowLimits, ProcessQueue
+from batonmq.client.consumer.queue_reader import EXPIRED_MS
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.topic_route import TopicRoute
+from batonmq.process.clock import boot_ms
 from batonmq.process.turns import GATHERED_AT_ONCE
 from batonmq.protocol.bodies import GetConsumerStatusBody, ResetOffsetBody
 from batonmq.protocol.codes import RequestCode, ResponseCode
@@ -870,3 +872,53 @@ def test_a_group_without_a_master_holds_up_no_queue_of_another() -> None:
         await client.disconnect()
 
     uvloop.run(asyncio.wait_for(main(), 20))
+
+
+@pytest.mark.parametrize(
+    "ext",
+    [{}, {"nextBeginOffset": "?", "minOffset": "0", "maxOffset": "9"}],
+    ids=["no offsets", "no number"],
+)
+def test_an_answer_that_cannot_be_read_does_not_end_a_queue(
+    ext: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(cluster: FakeCluster) -> None:
+        expected = fill(cluster, 8)
+        cluster.master().before[RequestCode.PULL_MESSAGE] = [
+            answer(ResponseCode.SUCCESS, ext=ext) for _ in range(4)
+        ]
+        collector = Collector()
+        async with consumer_of(cluster, collector):
+            await collector.until(8)
+        assert sorted(collector.bodies) == expected
+
+    with caplog.at_level(logging.INFO):
+        run(story)
+    assert "to a pull cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["ended", "silent"])
+def test_a_queue_that_is_read_no_more_is_taken_up_anew(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(cluster: FakeCluster) -> None:
+        collector = Collector()
+        async with consumer_of(cluster, collector) as consumer:
+            readers = consumer._readers
+            await until(lambda: all(reader._asked_ms for reader in readers.values()))
+            before = dict(readers)
+            queue = min(before)
+            if how == "ended":
+                await before[queue].pause()
+                before[queue]._task = task = asyncio.ensure_future(asyncio.sleep(0))
+                await task
+            else:
+                before[queue]._asked_ms = boot_ms() - EXPIRED_MS
+            await consumer.rebalance()
+            assert {q for q in before if readers[q] is not before[q]} == {queue}
+            expected = fill(cluster, 8)
+            await collector.until(8)
+            assert sorted(collector.bodies) == expected
+
+    run(story)
+    assert caplog.text.count("queue_expired") == 1
