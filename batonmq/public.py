@@ -27,6 +27,7 @@ from batonmq.client.consumer.pull_consumer import PullConsumer as PullConsumer
 from batonmq.client.consumer.pulling import PullResult as PullResult
 from batonmq.client.consumer.pulling import PullStatus as PullStatus
 from batonmq.client.consumer.push_consumer import PushConsumer as PushConsumer
+from batonmq.client.errors import ArgumentError as ArgumentError
 from batonmq.client.errors import ClientClosedError as ClientClosedError
 from batonmq.client.errors import ClientError as ClientError
 from batonmq.client.errors import MessageIllegalError as MessageIllegalError

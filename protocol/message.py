@@ -4,6 +4,7 @@ Origin: Java `Message`, `MessageExt`, `MessageQueue`.
 """
 
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -38,13 +39,22 @@ class Message:
     properties: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, topic: str, body: bytes | str, *, tags: str = "", keys: str = "") -> Self:
-        """A message with the two properties that nearly every user sets."""
+    def of(
+        cls, topic: str, body: bytes | str, *, tags: str = "", keys: str | Iterable[str] = ""
+    ) -> Self:
+        """A message with the two properties that nearly every user sets. `keys`: one, several
+        separated by single spaces, or a list of them. Raises TypeError and ValueError by the name
+        of the parameter."""
+        for name, value in (("topic", topic), ("tags", tags)):
+            if not isinstance(value, str):
+                raise TypeError(f"{name} is {value!r}, a text is allowed")
+        if not isinstance(body, str | bytes | bytearray | memoryview):
+            raise TypeError(f"body is {body!r}, bytes or a text are allowed")
         message = cls(topic, body.encode() if isinstance(body, str) else body)
         if tags:
             message.tags = tags
         if keys:
-            message.keys = keys
+            message.keys = keys if isinstance(keys, str) else _joined(keys)
         return message
 
     @property
@@ -77,6 +87,17 @@ class Message:
     def uniq_key(self) -> str:
         """The id that the producer gave the message, or empty."""
         return self.properties.get(names.UNIQ_KEY, "")
+
+
+def _joined(keys: Iterable[str]) -> str:
+    """Raises TypeError, and ValueError for a key that would not be found as it is."""
+    if not isinstance(keys, Iterable):
+        raise TypeError(f"keys is {keys!r}, a text or a list of texts is allowed")
+    found = list(keys)
+    for key in found:
+        if not isinstance(key, str) or not key or " " in key:
+            raise ValueError(f"keys has {key!r}: texts without a space are allowed, not empty")
+    return " ".join(found)
 
 
 @dataclass(slots=True)

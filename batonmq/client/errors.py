@@ -6,6 +6,7 @@ again later, and see `mqctl health`.
 `SendFailedError`: not acknowledged before the deadline; the message may or may not be stored.
 `NoReplyError`: a question was sent and not answered in time.
 `MessageIllegalError`, `UnsupportedByBrokerError`: another try gets the same reply; change the call.
+`ArgumentError`: an argument of another type, or a name that cannot be one; change the call.
 `ClientClosedError`: a bug of the program: a call before `start()` or after `close()`.
 A server's refusal is `protocol.errors.ResponseError`, with its code and remark.
 """
@@ -30,6 +31,14 @@ class ClientClosedError(ClientError):
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} is not running: call start() first, and nothing after close()")
         self.what = what
+
+
+class ArgumentError(ClientError, ValueError):
+    """An argument that cannot be meant; the text says what is allowed."""
+
+    def __init__(self, name: str, value: object, allowed: str) -> None:
+        super().__init__(f"{name} is {repr(value)[:120]}: {allowed}")
+        self.name = name
 
 
 class NoNameServerError(ClientError):

@@ -9,12 +9,14 @@ failover. Origin: SimpleConsumer of RocketMQ's 5.x clients, PullAPIWrapper.popAs
 import itertools
 from collections.abc import Sequence
 
+from batonmq.client.arguments import check_number, check_received
 from batonmq.client.consumer.options import (
     HELD_CHECK_MS,
     ConsumeFromWhere,
     ConsumeType,
 )
 from batonmq.client.consumer.pulling import ALL, for_reader, wanted_only
+from batonmq.client.consumer.queue_calls import QueueCalls
 from batonmq.client.consumer.subscriber import Receiver
 from batonmq.client.errors import ClientError, NoMasterError
 from batonmq.client.instance.client_instance import ClientInstance
@@ -52,16 +54,19 @@ class PopConsumer(Receiver):
         """`from_where`: where a group begins that never received from a topic (FIRST, or LAST: the
         last message)."""
         super().__init__(group, name_servers, client, client_options, from_where)
+        self._calls = QueueCalls(self._client)
         self._turns = itertools.count()
 
     async def subscribe(
         self, topic: str, expression: str = ALL, *, expression_type: str = TAG
     ) -> None:
         """`expression`: tags joined by `||`, or a condition in SQL92. What does not pass is passed
-        over for the whole group. Raises BatonError for an expression that is none."""
+        over for the whole group. Raises ArgumentError for an expression that is none,
+        ResponseError for a condition that a broker refuses."""
         self._check_running()
         self._subscribe(topic, expression, expression_type)
         route = await self._client.routes.get(topic)
+        await self._calls.check_subscription(self.group, self._subscriptions[topic])
         await self._client.heartbeats.send(route.masters().values())
 
     async def receive(
@@ -75,6 +80,9 @@ class PopConsumer(Receiver):
         """1 to `max_messages` (at most 32) messages of a subscribed topic, in no order between
         queues; empty after the timeout. Nobody else gets them for `invisible_ms`."""
         self._check_running()
+        check_number("max_messages", max_messages, 1)
+        check_number("invisible_ms", invisible_ms, 1)
+        check_number("timeout_ms", timeout_ms, 0)
         subscription = self._subscriptions.get(topic)
         if subscription is None:
             raise ClientError(f"topic {topic} is not subscribed: call subscribe() first")
@@ -154,6 +162,7 @@ class PopConsumer(Receiver):
     ) -> None:
         """The message comes again after `invisible_ms` from now on. Raises ResponseError if it is
         not this consumer's any more."""
+        check_number("invisible_ms", invisible_ms, 1)
         handle = self._handle(message)
         fields = {"invisibleTime": str(invisible_ms)}
         code = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
@@ -168,6 +177,7 @@ class PopConsumer(Receiver):
 
     def _handle(self, message: MessageExt) -> PopHandle:
         self._check_running()
+        check_received("message", message)
         text = message.properties.get(POP_CK)
         if text is None:
             raise ClientError(f"message {message.msg_id} was not received by a PopConsumer")

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice
 
+from batonmq.client.arguments import check_number, check_queue, checked_queues
 from batonmq.client.consumer.options import ConsumeFromWhere, ConsumeType
 from batonmq.client.consumer.pulling import (
     ALL,
@@ -107,6 +108,9 @@ class PullConsumer(Receiver):
     ) -> None:
         """Stores offsets at the brokers; default: the positions behind what `poll` returned."""
         self._check_running()
+        for queue, offset in (offsets or {}).items():
+            check_queue(queue)
+            check_number("offset", offset, 0)
         deadline_ms = boot_ms() + timeout_ms
         await gather_some(
             self._calls.commit_offset(self.group, queue, offset, deadline_ms=deadline_ms)
@@ -129,6 +133,9 @@ class PullConsumer(Receiver):
         `timeout_ms`; else the status is NO_NEW_MSG at once. Retries within `timeout_ms`.
         """
         self._check_running()
+        check_queue(queue)
+        check_number("offset", offset, 0)
+        check_number("max_messages", max_messages, 1)
         began_ms, deadline_ms = wall_ms(), boot_ms() + timeout_ms
         subscription = await self._subscribed(queue.topic, expression)
         result = await self._pull(
@@ -173,7 +180,7 @@ class PullConsumer(Receiver):
     async def assign(self, queues: Iterable[MessageQueue], expression: str = ALL) -> None:
         """Replaces what `poll` reads. Positions begin at the committed offsets, or `from_where`."""
         self._check_running()
-        wanted = sorted(set(queues))
+        wanted = sorted(set(checked_queues(queues)))
         await self._forget(list(self._fetches))
         await self._subscribe_all(sorted({queue.topic for queue in wanted}), expression)
         positions = await gather_some(map(self._first_position, wanted))
@@ -201,7 +208,9 @@ class PullConsumer(Receiver):
         return self._positions[queue]
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """`poll` continues at `offset` of this assigned queue."""
+        """`poll` continues at `offset` of this assigned queue. One that the queue does not have
+        any more, or not yet, leads to the nearest that it has."""
+        check_number("offset", offset, 0)
         self.position(queue)
         await self._forget([queue])
         self._move(queue, offset)
@@ -209,7 +218,7 @@ class PullConsumer(Receiver):
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
         """`poll` returns nothing of these assigned queues until `resume`; their positions stay."""
-        for queue in queues:
+        for queue in checked_queues(queues):
             self.position(queue)
             self._paused.add(queue)
             if queue in self._ready:
@@ -234,6 +243,8 @@ class PullConsumer(Receiver):
         self._check_running()
         if not self._positions:
             raise ClientError("no queue is assigned: call assign() first")
+        check_number("timeout_ms", timeout_ms, 0)
+        check_number("max_messages", max_messages, 1)
         began_ms, deadline_ms = wall_ms(), boot_ms() + timeout_ms
         while True:
             self._changed.clear()

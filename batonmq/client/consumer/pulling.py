@@ -5,7 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from batonmq.client.arguments import check_tags, check_text, check_topic_name
 from batonmq.client.consumer.options import HELD_CHECK_MS
+from batonmq.client.errors import ArgumentError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.failover import NOT_SERVING
 from batonmq.protocol import properties as names
@@ -15,7 +17,7 @@ from batonmq.protocol.bodies import (
     SubscriptionData,
 )
 from batonmq.protocol.codes import READ_REPLICA_FIELD, RequestCode, ResponseCode
-from batonmq.protocol.errors import BatonError, RemoteProtocolError, ResponseError
+from batonmq.protocol.errors import RemoteProtocolError, ResponseError
 from batonmq.protocol.message import MessageExt, MessageQueue
 from batonmq.protocol.record import CorruptRecord, decode_records
 from batonmq.protocol.sysflag import (
@@ -64,21 +66,22 @@ def build_subscription(
     topic: str, expression: str, version_ms: int, expression_type: str = TAG
 ) -> SubscriptionData:
     """`expression`: `*` or empty for all, else tags joined by `||`, or a condition on properties in
-    SQL92. Raises BatonError if it names no tag, or for another type."""
+    SQL92. Raises ArgumentError for what is neither, and for another type."""
+    check_topic_name(topic)
+    check_text("expression", expression)
     text = expression.strip()
     if expression_type == SQL92 and text and text != ALL:
         return SubscriptionData(
             topic=topic, sub_string=text, expression_type=SQL92, sub_version=version_ms
         )
     if expression_type not in (TAG, SQL92):
-        raise BatonError(f"expression type {expression_type!r}: allowed are {TAG} and {SQL92}")
+        raise ArgumentError("expression_type", expression_type, f"allowed are {TAG} and {SQL92}")
     if not text or text == ALL:
         return SubscriptionData(topic=topic, sub_string=ALL, sub_version=version_ms)
+    check_tags(text)
     tags = sorted({tag.strip() for tag in text.split("||")} - {""})
     if not tags:
-        raise BatonError(
-            f"subscription {expression!r} of {topic} names no tag: use '*' or 'a || b'"
-        )
+        raise ArgumentError("expression", expression, "it names no tag: use '*' or 'a || b'")
     return SubscriptionData(
         topic=topic,
         sub_string=text,

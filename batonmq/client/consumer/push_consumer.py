@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Collection, Sequence
 
+from batonmq.client.arguments import check_call
 from batonmq.client.consumer.concurrent_service import ConcurrentService
 from batonmq.client.consumer.consume_service import ConsumeService, Consuming
 from batonmq.client.consumer.listener import Listener, ListenerCall
@@ -76,7 +77,9 @@ class PushConsumer(Subscriber):
     ) -> None:
         """`orderly`: one call at a time per queue, in order (needs a broker with queue locks).
         `client`: an instance to share, started and closed by its owner; of one group it may hold
-        one consumer. Raises MessageIllegalError for a bad group name."""
+        one consumer. Raises MessageIllegalError for a bad group name, ArgumentError for a
+        listener that cannot be called so."""
+        check_call("listener", listener, ("messages", "context"))
         self.options = given = options or PushConsumerOptions()
         super().__init__(group, name_servers, client, client_options, given.from_where, given.model)
         self._orderly = orderly

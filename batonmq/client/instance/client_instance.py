@@ -169,7 +169,11 @@ class GroupMember(InstanceUser, ClientMember):
 
         Raises MessageIllegalError for a bad group name, NoNameServerError without addresses.
         """
-        problem = group_problem(group)
+        problem = (
+            group_problem(group)
+            if isinstance(group, str)
+            else f"group is {repr(group)[:80]}, allowed is a text"
+        )
         if problem is not None:
             raise MessageIllegalError(problem)
         super().__init__(name_servers, client, client_options)

@@ -10,7 +10,8 @@ import logging
 import os
 from collections.abc import Collection, Sequence
 
-from batonmq.client.errors import NoNameServerError, NoRouteError
+from batonmq.client.arguments import check_address, check_text
+from batonmq.client.errors import ArgumentError, NoNameServerError, NoRouteError
 from batonmq.process.clock import boot_ms
 from batonmq.protocol.bodies import ClusterInfo, TopicRouteData
 from batonmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
@@ -27,22 +28,32 @@ _SECOND_OPINION_S = 0.05
 
 
 def parse_addresses(text: str | Sequence[str] | None) -> tuple[str, ...]:
-    """`host:port` addresses out of a list or of a text separated by `;` or `,`."""
+    """`host:port` addresses out of a list or of a text separated by `;` or `,`. Raises
+    ArgumentError for what is none."""
     if text is None:
         return ()
-    parts = text.replace(",", ";").split(";") if isinstance(text, str) else list(text)
-    return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+    parts = text.replace(",", ";").split(";") if isinstance(text, str) else text
+    if not isinstance(parts, list | tuple):
+        raise ArgumentError("name_servers", text, "'host:port;host:port' or a list is allowed")
+    for part in parts:
+        check_text("an address", part)
+    addresses = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+    for address in addresses:
+        check_address("an address", address)
+    return addresses
 
 
 def name_servers_from(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The addresses given, else those of NAMESRV_ADDR. Raises NoNameServerError if none.
+    """The addresses given, else those of NAMESRV_ADDR. Raises NoNameServerError if none,
+    ArgumentError for what is no address.
 
     An empty list means none: for a client that uses controllers or brokers only. A call that needs
     a name server then raises NoNameServerError.
     """
-    if given is not None and not isinstance(given, str) and len(given) == 0:
+    addresses = parse_addresses(given)
+    if not addresses and isinstance(given, list | tuple):
         return ()
-    addresses = parse_addresses(given) or parse_addresses(os.environ.get(NAMESRV_ADDR_VARIABLE))
+    addresses = addresses or parse_addresses(os.environ.get(NAMESRV_ADDR_VARIABLE))
     if not addresses:
         raise NoNameServerError(())
     return addresses

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from batonmq.client.arguments import check_shape
 from batonmq.client.errors import MessageIllegalError
 from batonmq.protocol import properties as names
 from batonmq.protocol.batch import BatchItem, encode_batch
@@ -161,6 +162,7 @@ def outgoing_batch(
 
 
 def check_message(message: Message, size_max: int) -> None:
+    check_shape(message)
     problem = topic_problem(message.topic)
     if problem is not None:
         raise MessageIllegalError(problem)

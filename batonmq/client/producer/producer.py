@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TypeVar
 
+from batonmq.client.arguments import check_received, check_send, check_text, check_timeout
 from batonmq.client.errors import (
+    ArgumentError,
     MessageIllegalError,
     NoNameServerError,
     NoReplyError,
@@ -142,8 +144,10 @@ class Producer(GroupMember):
         A result whose `acknowledged` is false was stored but not confirmed by every replica that
         counts.
         Raises MessageIllegalError, NoRouteError, NoNameServerError, SendFailedError; after a
-        SendFailedError without a final reply the message may still be stored.
+        SendFailedError without a final reply the message may still be stored. ArgumentError for an
+        argument of another type, or a queue of another topic.
         """
+        check_send([message], queue, timeout_ms)
         new_key = self._ids.next if unique_key is None else lambda: unique_key
 
         async def send(messages: Sequence[Message]) -> SendResult:
@@ -160,6 +164,8 @@ class Producer(GroupMember):
         refuses (604: it is due; 16: recallMessageEnable is off), NoMasterError.
         """
         self._check_running()
+        check_text("recall_handle", recall_handle)
+        check_timeout(timeout_ms)
         try:
             handle = decode_handle(recall_handle)
         except ValueError as error:
@@ -189,6 +195,7 @@ class Producer(GroupMember):
         and as `send`.
         """
         self._check_running()
+        check_send([message], queue, timeout_ms)
         limit_ms = self.options.send_timeout_ms if timeout_ms is None else timeout_ms
         deadline_ms = boot_ms() + limit_ms
         asked = question(message, self._client.client_id, limit_ms)
@@ -211,6 +218,8 @@ class Producer(GroupMember):
         Returns when the producer that asked has the answer. Raises MessageIllegalError for a
         message that asks for no answer, SendFailedError if who asked is gone, and as `send`.
         """
+        check_received("asked", asked)
+        check_timeout(timeout_ms)
         message = answer(asked, body)
         queue = MessageQueue(message.topic, asked.broker_name, 0)
 
@@ -236,8 +245,11 @@ class Producer(GroupMember):
         All are stored or none. `msg_id` and `offset_msg_id` of the result are comma lists.
         `unique_keys`: the caller's own ids, one per message. Errors as `send`.
         """
+        if not isinstance(messages, list | tuple):
+            raise ArgumentError("messages", messages, "a list of messages is allowed")
         if not messages:
             raise MessageIllegalError("the batch is empty")
+        check_send(messages, queue, timeout_ms)
         keys = None if unique_keys is None else iter((*unique_keys, self._ids.next()))
 
         async def send(messages: Sequence[Message]) -> SendResult:
@@ -262,6 +274,7 @@ class Producer(GroupMember):
         Raises MessageIllegalError, NoRouteError, NoNameServerError, ConnectError.
         """
         self._check_running()
+        check_send([message], queue, None)
 
         async def send(messages: Sequence[Message]) -> None:
             await self._send_oneway(messages[0], self._chooser(message, queue, selector))

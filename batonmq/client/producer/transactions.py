@@ -14,6 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
+from batonmq.client.arguments import check_call, check_send
 from batonmq.client.errors import MessageIllegalError, NoMasterError
 from batonmq.client.failures import Failures
 from batonmq.client.instance.client_instance import ClientInstance
@@ -75,7 +76,8 @@ class TransactionProducer(Producer):
         client: ClientInstance | None = None,
         client_options: ClientOptions | None = None,
     ) -> None:
-        """Errors as `Producer`."""
+        """Errors as `Producer`, and ArgumentError for a `check` that cannot be called."""
+        check_call("check", check, ("message",))
         super().__init__(
             group,
             name_servers=name_servers,
@@ -101,6 +103,8 @@ class TransactionProducer(Producer):
         `timeout_ms` is for the half message, and again for the end.
         Raises MessageIllegalError for a message with a delay, and as `send`.
         """
+        check_send([message], queue, timeout_ms)
+        check_call("execute", execute, ("message",))
         waits = [name for name in _WAITS if message.properties.get(name, "0") != "0"]
         if waits:
             raise MessageIllegalError(f"a message of a transaction cannot be delayed ({waits[0]})")

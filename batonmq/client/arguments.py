@@ -1,0 +1,139 @@
+"""What an application hands in is checked where it does, and refused by the name of the argument.
+
+A wrong type or a typo would show much later, as a retry that never ends or a message that nobody
+finds. Pure.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from batonmq.client.errors import ArgumentError, MessageIllegalError
+from batonmq.protocol.message import Message, MessageExt, MessageQueue
+from batonmq.protocol.message_id import split_address
+from batonmq.protocol.topic_name import topic_problem
+
+PORT_MAX: Final = 65535
+_SQL: Final = re.compile(r"[=<>'()]|\s(AND|OR|NOT|IS|IN|BETWEEN|CONTAINS)\s", re.IGNORECASE)
+
+
+def check_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise ArgumentError(name, value, "a text is allowed")
+
+
+def check_number(name: str, value: object, least: int) -> None:
+    """A whole number from `least` on."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ArgumentError(name, value, f"a whole number of at least {least} is allowed")
+
+
+def check_timeout(value: object) -> None:
+    """`timeout_ms`; None stands for the default."""
+    if value is not None:
+        check_number("timeout_ms", value, 1)
+
+
+def check_call(name: str, value: object, parameters: tuple[str, ...]) -> None:
+    """Something that can be called with as many arguments."""
+    shape = f"a function of ({', '.join(parameters)}) is allowed"
+    if not callable(value):
+        raise ArgumentError(name, value, shape)
+    try:
+        signature = inspect.signature(value)
+    except ValueError:  # a builtin without one
+        return
+    try:
+        signature.bind(*parameters)
+    except TypeError:
+        raise ArgumentError(name, value, shape) from None
+
+
+def check_topic_name(topic: object) -> None:
+    check_text("topic", topic)
+    if (problem := topic_problem(str(topic))) is not None:
+        raise ArgumentError("topic", topic, problem)
+
+
+def check_tags(expression: str) -> None:
+    """An expression of tags: `*`, or `a || b`."""
+    if _SQL.search(expression):
+        raise ArgumentError(
+            "expression", expression, "this is no tag; a condition needs expression_type='SQL92'"
+        )
+    for tag in expression.split("||"):
+        if "|" in tag:
+            raise ArgumentError("expression", expression, "tags are joined by two bars: 'a || b'")
+
+
+def check_address(name: str, value: object) -> None:
+    """`host:port`."""
+    allowed = f"host:port is allowed, with a port of 1 to {PORT_MAX}"
+    if not isinstance(value, str):
+        raise ArgumentError(name, value, allowed)
+    try:
+        host, port = split_address(value)
+    except ValueError:
+        raise ArgumentError(name, value, allowed) from None
+    if not 1 <= port <= PORT_MAX or "/" in host or re.search(r"\s", host):
+        raise ArgumentError(name, value, allowed)
+
+
+def check_queue(queue: object, topic: str | None = None) -> None:
+    """One of `topic`, if that is given."""
+    if not isinstance(queue, MessageQueue):
+        raise ArgumentError("queue", queue, "a MessageQueue is allowed")
+    if topic is not None and queue.topic != topic:
+        raise ArgumentError("queue", queue, f"one of topic {topic} is allowed")
+
+
+def checked_queues(queues: object) -> list[MessageQueue]:
+    if isinstance(queues, str) or not isinstance(queues, Iterable):
+        raise ArgumentError("queues", queues, "several MessageQueues are allowed")
+    found: list[Any] = list(queues)
+    for queue in found:
+        check_queue(queue)
+    return found
+
+
+def check_received(name: str, message: object) -> None:
+    if not isinstance(message, MessageExt):
+        raise ArgumentError(name, message, "a message that was consumed is allowed")
+
+
+def check_shape(message: object) -> None:
+    """Types of a message's parts. Raises MessageIllegalError."""
+    if not isinstance(message, Message):
+        raise MessageIllegalError(f"message is {_short(message)}, allowed is a Message")
+    for name, value, kinds, allowed in (
+        ("topic", message.topic, str, "a text"),
+        ("body", message.body, (bytes, bytearray, memoryview), "bytes; Message.of takes a text"),
+        ("flag", message.flag, int, "a whole number"),
+        ("properties", message.properties, dict, "a dict of texts"),
+    ):
+        if not isinstance(value, kinds):
+            raise MessageIllegalError(f"{name} is {_short(value)}, allowed: {allowed}")
+    for key, value in message.properties.items():
+        for part in (key, value):
+            if not isinstance(part, str):
+                raise MessageIllegalError(
+                    f"property {_short(key)} is {_short(value)}, allowed are texts"
+                )
+
+
+def check_send(
+    messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int | None
+) -> None:
+    """What a send is given. Raises MessageIllegalError, ArgumentError."""
+    for message in messages:
+        check_shape(message)
+    if queue is not None:
+        check_queue(queue, messages[0].topic)
+    check_timeout(timeout_ms)
+
+
+def _short(value: object) -> str:
+    return repr(value)[:80]
