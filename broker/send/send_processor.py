@@ -25,7 +25,7 @@ from batonmq.broker.send.send_back import dead_letter_properties
 from batonmq.broker.send.send_properties import SendProperties
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.transaction.transaction_records import is_half, make_half
-from batonmq.broker.write.put_hooks import refuse_to_wait
+from batonmq.broker.write.put_hooks import refuse_inner_batch, refuse_to_wait
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.batch import split_batch
 from batonmq.protocol.codes import RequestCode, ResponseCode
@@ -202,6 +202,7 @@ class SendProcessor:
         if topic != ext.topic:
             given = dead_letter_properties(given)
         properties, tags, keys, unique_key = self._properties.prepare(given)
+        refuse_inner_batch(properties, ext.sys_flag)
         born_host = channel.attachments.get("born_host")
         if born_host is None or ext.relayed is not None:
             born_host = self._born_host(channel, ext)
@@ -282,6 +283,7 @@ class SendProcessor:
                 item.properties.decode("utf-8")
             )
             refuse_to_wait(properties)
+            refuse_inner_batch(properties, ext.sys_flag)
             unique_keys.append(unique_key)
             messages.append(
                 NewMessage(

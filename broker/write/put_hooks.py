@@ -16,6 +16,7 @@ from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.properties import (
     DELAY,
+    INNER_NUM,
     REAL_QID,
     REAL_TOPIC,
     TIMER_DEL_UNIQKEY,
@@ -30,6 +31,7 @@ from batonmq.protocol.properties import (
     with_properties,
 )
 from batonmq.protocol.record import NewMessage
+from batonmq.protocol.sysflag import INNER_BATCH
 from batonmq.protocol.topic_name import DLQ_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 from batonmq.store.config import StoreConfig
 
@@ -37,6 +39,7 @@ _INT_DIGITS_MAX: Final = 10
 _LONG_DIGITS_MAX: Final = 18
 _TIMER_WISHES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 TIMER_QUEUE: Final = 0
+_INNER: Final = INNER_NUM.encode() + b"\x01"
 _NOT_IN_A_BATCH: Final = (DELAY, TRAN_MSG, *_TIMER_WISHES)
 
 
@@ -146,3 +149,13 @@ def refuse_to_wait(properties: bytes) -> None:
     waits = [name for name in _NOT_IN_A_BATCH if found.get(name, "0") not in ("0", "-1", "false")]
     if waits:
         raise _illegal(f"a message with {waits[0]} may not be part of a batch: send it alone")
+
+
+def refuse_inner_batch(properties: bytes, sys_flag: int) -> None:
+    """Raises BrokerRefusal 13 for several messages in one record: they are for topics with
+    `queue.type=BatchCQ`, which no topic here has."""
+    if sys_flag & INNER_BATCH or properties.startswith(_INNER) or b"\x02" + _INNER in properties:
+        raise _illegal(
+            f"it is an inner batch (property {INNER_NUM}, or bit {INNER_BATCH:#x} of sysFlag): only"
+            " topics with queue.type=BatchCQ take those, and no topic of this broker has it"
+        )

@@ -255,3 +255,22 @@ def test_r39_what_is_due_waits_while_its_topic_may_be_deleted(tmp_path: Path, cl
         await until(lambda: end_of(rig, "T") == 1)
 
     run_with_broker(tmp_path, play)
+
+
+def test_an_inner_batch_is_refused_and_not_stored(tmp_path: Path) -> None:
+    """Several messages in one record are for topics of another kind (BatchCQ)."""
+
+    async def play(rig: Rig) -> None:
+        await rig.send("T")
+        flagged = {**send_header("T", 0, {}), "f": str(0x80)}
+        item = BatchItem(b"one", encode_properties({"INNER_NUM": "2"}).encode())
+        for reply in (
+            await rig.send("T", INNER_NUM="2"),
+            await rig.ask(310, flagged, b"x"),
+            await rig.ask(320, {**send_header("T", 0, {}), "m": "true"}, encode_batch([item])),
+        ):
+            assert (reply.code, "BatchCQ" in (reply.remark or "")) == (13, True), reply
+        assert end_of(rig, "T") == 1
+        assert (await rig.send("T", NOT_INNER_NUM="2")).code == 0
+
+    run_with_broker(tmp_path, play)
