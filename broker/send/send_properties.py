@@ -43,8 +43,10 @@ class SendProperties:
         find = marked.find
         at = find("\x02UNIQ_KEY\x01")
         unique_key = marked[at + 10 : find(SEPARATOR, at + 10)] if at >= 0 else ""
-        if not unique_key.isalnum() and not _fits_into_a_reply(unique_key):
+        key = unique_key.encode()
+        if not key.isalnum() and not _fits_into_a_reply(unique_key):
             unique_key = self._unique_ids.next()
+            key = unique_key.encode()
             text = encode_properties({**decode_properties(text), "UNIQ_KEY": unique_key})
             if text[-1] != SEPARATOR:
                 text += SEPARATOR
@@ -56,7 +58,7 @@ class SendProperties:
         keys = marked[at + 6 : find(SEPARATOR, at + 6)].encode() if at >= 0 else None
         if self._mark not in marked:
             text += self._suffix
-        return text.encode(), tags, keys or None, unique_key.encode()
+        return text.encode(), tags, keys or None, key
 
     def _unusual(self, text: str) -> str:
         properties = decode_properties(text)
