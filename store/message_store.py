@@ -193,6 +193,7 @@ class MessageStore:
             files, self._dispatcher, self.background, self._clock_ms, self._disk_use_of,
             lambda: self.positions.may_expire_below, self.room,
         )  # fmt: skip
+        self.expirer.before_checkpoint = self.before_checkpoint
         self.slave_log = SlaveLog(
             files, self._dispatcher, self.appender, self.truncation, self.checkpoints,
             self.stop_writes, self._fail,

@@ -336,6 +336,8 @@ class Expirer:
         room: RoomWatch,
     ) -> None:
         """No segment that ends above `may_expire_below` goes, whatever the disk (R38)."""
+        self.before_checkpoint: Callable[[], Iterable[Callable[[], None]]] | None = None
+        """See `MessageStore`."""
         self._files = files
         self._dispatcher = dispatcher
         self._may_expire_below = may_expire_below
@@ -367,9 +369,22 @@ class Expirer:
             if decision.disk_full
             else ""
         )
-        if removed:
-            self._background.free_room(lambda: unlink_segments(removed))
+        self._unlink(removed)
         return len(removed)
+
+    def _unlink(self, segments: list[Segment]) -> None:
+        """Oldest first. What a start would read again, above the checkpoint, is written first: its
+        records may be deletions of topics, and the log does not show them any more (R39)."""
+        covered = self._files.checkpoint.recovery_offset or 0
+        free = [segment for segment in segments if segment.end_offset <= covered]
+        if free:
+            self._background.free_room(lambda: unlink_segments(free))
+        if rest := segments[len(free) :]:
+            for job in self.before_checkpoint() if self.before_checkpoint is not None else ():
+                self._background.run_job(job)
+            self._background.run_job(
+                lambda: self._background.free_room(lambda: unlink_segments(rest))
+            )
 
     def _decide(self, now_ms: int, *, manual: bool) -> ExpiryDecision:
         commit_log, config = self._files.log, self._files.config

@@ -34,6 +34,7 @@ def test_lives_in_which_no_promise_is_broken(seed: int) -> None:
         pytest.param(10281, id="R27, the old log's confirmed end was taken for the new one's"),
         pytest.param(20168, id="transactions, brokers knew no producer that had not sent yet"),
         pytest.param(20642, id="sim, a clock was 300 s ahead when the faults were over"),
+        pytest.param(21255, id="R39, a deletion expired before its offsets were stored"),
         pytest.param(20348, id="checker, hours passed before what was stored was confirmed"),
         pytest.param(20629, id="checker, the same under a clock that leaps by hours"),
         pytest.param(20312, id="checker, one of two copies of a message had expired"),

@@ -274,3 +274,34 @@ def test_a_segment_that_cannot_be_unlinked_keeps_those_behind_it(rig, monkeypatc
     monkeypatch.setattr(disk, "unlink", refuses_the_first)
     unlink_segments(segments)
     assert all(segment.path.exists() for segment in segments)
+
+
+def test_r39_what_a_start_would_read_of_an_expired_segment_is_written_before_it_goes(
+    rig, monkeypatch
+):
+    """A topic was deleted a moment ago, and the disk fills up: the record of it expires with its
+    segment. The offsets without that topic are on the disk before the segment is not."""
+    done = []
+    rig.before_open = lambda store: setattr(
+        store, "before_checkpoint", lambda: [lambda: done.append("tables")]
+    )
+    store = rig.open_master()
+    rig.put_confirmed(store, *(bytes(1000) for _ in range(40)))
+    unlink = disk.unlink
+
+    def unlinked(path):
+        done.append("segment")
+        unlink(path)
+
+    monkeypatch.setattr(disk, "unlink", unlinked)
+    rig.disk_ratio = 0.87
+    assert store.expirer.clean_expired() >= 2
+    assert done[:2] == ["tables", "segment"]
+    rig.disk_ratio = 0.1
+    store.checkpoints.flush_derived()
+    rig.put_confirmed(store, *(bytes(1000) for _ in range(40)))
+    store.checkpoints.flush_derived()
+    done.clear()
+    rig.disk_ratio = 0.87
+    assert store.expirer.clean_expired() >= 2
+    assert "tables" not in done and "segment" in done, "they wait for no room that they would make"
