@@ -31,7 +31,6 @@ def test_lives_in_which_no_promise_is_broken(seed: int) -> None:
     "seed",
     [
         pytest.param(10117, id="R27, a slave refused a log whose unclean election had expired"),
-        pytest.param(10281, id="R27, the old log's confirmed end was taken for the new one's"),
         pytest.param(20168, id="transactions, brokers knew no producer that had not sent yet"),
         pytest.param(20642, id="sim, a clock was 300 s ahead when the faults were over"),
         pytest.param(21255, id="R39, a deletion expired before its offsets were stored"),
