@@ -217,8 +217,8 @@ class ConsumeQueue:
     @property
     def missing_file(self) -> str | None:
         """The next file that `write_back` makes; None if it makes none."""
-        last_position = self._tail_position + len(self._tail) - UNIT_SIZE
-        return self._files.missing_at(last_position) if self._tail else None
+        first, last = self._tail_position, self._tail_position + len(self._tail) - UNIT_SIZE
+        return self._files.missing_at(first, last) if self._tail else None
 
     def write_tail(self) -> None:
         """Bring the tail into the files (page cache). Raises OSError (disk full); then the tail is

@@ -112,11 +112,12 @@ class QueueFiles:
         block = disk.pread(fd, BLOCK_SIZE - within % BLOCK_SIZE, within)
         return is_zero(block) and next_data(fd, within + len(block)) is None
 
-    def missing_at(self, position: int) -> str | None:
-        """The next file, if that of `position` is not there: `write` makes it."""
-        if position < self.end:
+    def missing_at(self, first: int, last: int) -> str | None:
+        """The next file, if one of those from position `first` to `last` is not there: `write`
+        makes it. Of an empty queue that is the first: its name says where the queue begins."""
+        if last < self.end:
             return None
-        return self._path(self.end if self.starts else position - position % self.file_size)
+        return self._path(self.end if self.starts else first - first % self.file_size)
 
     def write(self, position: int, data: memoryview) -> None:
         """Write over as many files as it takes. Raises OSError; then it can be done again."""

@@ -60,6 +60,18 @@ def test_a_made_file_is_taken_with_its_folders_to_sync(
     assert rig.written().unit_at(0) == (700, 50, 9)
 
 
+def test_r38_a_queue_whose_first_units_take_more_than_one_file_begins_at_the_first(
+    rig: Rig,
+) -> None:
+    """1. A thread makes a file for 25 units, ten a file. 2. The process is killed before the loop
+    writes one: a file of the last of them alone would be a queue that begins at 20."""
+    queue = rig.queue()
+    for n in range(1, 25):
+        queue.append_unit(700 + 50 * n, 50, 9)
+    rig.making(queue).run()
+    assert rig.written().max_offset == 0
+
+
 def test_r39_a_queue_that_was_deleted_meanwhile_leaves_its_files_to_nobody(rig: Rig) -> None:
     """1. A thread makes the file of a queue. 2. Its topic is deleted, and made again."""
     queue = rig.queue()
