@@ -55,9 +55,10 @@ class Copies:
         self.note()
         return self._newest[broker_id][0] if broker_id in self._newest else None
 
-    def cut(self, offset: int) -> None:
-        """What was confirmed behind `offset` was given up."""
-        self._highest = min(self._highest, offset)
+    def cut(self, offset: int, brought_back: int = 0) -> None:
+        """What was confirmed behind `offset` was given up. The winner shows all below
+        `brought_back`: an earlier election had given that up."""
+        self._highest = max(min(self._highest, offset), brought_back)
 
     def shown(self, host: BrokerHost) -> str:
         """Why that broker may not show readers what it shows; "" if some master confirmed it."""

@@ -45,6 +45,7 @@ class Promises:
         self._shown: dict[str, tuple[int, int]] = {}
         """Of each broker its boot, and up to where it showed its log in it."""
         self.given_up = GivenUp(world.violate)
+        self._gave_up = False
         self.on_given_up: Callable[[Sequence[LogRecord]], None] = lambda records: None
         self.on_cut_later: Callable[[Sequence[str]], None] = lambda names: None
         self.truth_ends: dict[int, int] = {}  # masterEpoch -> how much of it stood in that epoch
@@ -158,7 +159,9 @@ class Promises:
         del self.truth[at:]
         self.expiry.grown()
         self.truth_ends = {e: min(end, at) for e, end in self.truth_ends.items()}
-        self._copies.cut(at)
+        store = host.service.store if self._gave_up and host.service is not None else None
+        self._copies.cut(at, store.confirm_offset if store is not None else 0)
+        self._gave_up = True
         for other in self._brokers.values():
             other.checked = min(other.checked, at)
         self.on_given_up(behind)

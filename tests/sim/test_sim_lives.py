@@ -31,6 +31,7 @@ def test_lives_in_which_no_promise_is_broken(seed: int) -> None:
     "seed",
     [
         pytest.param(10117, id="R27, a slave refused a log whose unclean election had expired"),
+        pytest.param(10281, id="checker, a second unclean election brought back what one gave up"),
         pytest.param(20168, id="transactions, brokers knew no producer that had not sent yet"),
         pytest.param(20642, id="sim, a clock was 300 s ahead when the faults were over"),
         pytest.param(21255, id="R39, a deletion expired before its offsets were stored"),
