@@ -6,10 +6,11 @@ arrived. `failover` weakens only what at-least-once cannot promise then: message
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from batonmq.protocol.message import MessageExt
 from lab.cluster import SMALL_STORE, Sections, merged
 
 Line = dict[str, Any]
@@ -27,6 +28,24 @@ SETTINGS: Final[Sections] = merged(
     },
 )
 MAX_RECONSUME: Final = 2
+WISHES: Final = (
+    "fails 1", "fails 2", "fails 9",
+    "level 1", "level 2", "level 18",
+    "sec 1", "ms 1234", "at 1500", "recall 2000",
+)  # fmt: skip
+
+
+def commands_of(name: str) -> list[str]:
+    """What a producer is told, without counts, where topics begin with `name`."""
+    wishes = [f"{wish} {name}-a" for wish in WISHES]
+    return wishes + [f"transaction {outcome} {name}-b" for outcome in sorted(OUTCOMES)]
+
+
+def check_commits(stored: Mapping[int, Sequence[MessageExt]]) -> None:
+    """`stored`: the topic of the transactions, by queue."""
+    commits = [message.keys for queue in stored.values() for message in queue]
+    assert len(commits) == len(set(commits)), "a commit is stored once"
+    assert not [key for key in commits if "rollback" in key]
 
 
 @dataclass(frozen=True)

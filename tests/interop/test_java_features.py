@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Final
 
 import pytest
 
@@ -15,18 +14,20 @@ from batonmq.process.clock import wall_ms
 from lab.java import JavaProgram
 from lab.queues import read_topic
 from lab.up import ClusterProcess
-from tests.interop.features import LEVELS_MS, MAX_RECONSUME, SETTINGS, Line, Seen
+from tests.interop.features import (
+    LEVELS_MS,
+    MAX_RECONSUME,
+    SETTINGS,
+    Line,
+    Seen,
+    check_commits,
+    commands_of,
+)
 from tests.interop.python_features import PythonFeatures
 
 pytestmark = pytest.mark.java
 
 RunJava = Callable[..., JavaProgram]
-WISHES: Final = (
-    "fails 1", "fails 2", "fails 9",
-    "level 1", "level 2", "level 18",
-    "sec 1", "ms 1234", "at 1500", "recall 2000",
-)  # fmt: skip
-OUTCOMES: Final = ("commit", "rollback", "later-commit", "later-rollback")
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +93,12 @@ def features(
     """`name` begins those of its topics and its group."""
     servers, group, topics = cluster.name_servers, f"{name}-group", [f"{name}-a", f"{name}-b"]
     cluster.wait_in_sync(3)
-    commands = [f"{wish} {topics[0]}" for wish in WISHES]
-    commands += [f"transaction {outcome} {topics[1]}" for outcome in OUTCOMES]
     consume = (servers, "consume", group, "one", str(MAX_RECONSUME), *topics)
     with ExitStack() as stack:
         consumer = stack.enter_context(run_java("Features", *consume))
         producer = stack.enter_context(run_java("Features", servers, "produce", f"{name}-p"))
         member = stack.enter_context(PythonFeatures(servers, group, topics)) if python else None
-        yield Run(commands, producer, consumer, member)
+        yield Run(commands_of(name), producer, consumer, member)
         producer.finish()
         consumer.finish()
 
@@ -144,10 +143,4 @@ def test_features_through_a_kill(cluster: ClusterProcess, run_java: RunJava, pyt
         seen.check_across(killed_ms)
         if not python:
             seen.check_before(killed_ms)
-        commits = [
-            message.properties["KEYS"]
-            for queue in read_topic(cluster.name_servers, f"{name}-b").values()
-            for message in queue
-        ]
-        assert len(commits) == len(set(commits)), "a commit is stored once"
-        assert not [key for key in commits if "rollback" in key]
+        check_commits(read_topic(cluster.name_servers, f"{name}-b"))

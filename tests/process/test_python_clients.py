@@ -39,6 +39,7 @@ QUESTIONS: Final = "PythonQuestions"
 LANES: Final = 4
 PHASE: Final = 300
 """So many messages are acknowledged before the kill, and as many behind it."""
+WANTED: Final = "digit > 6 AND digit <= 7"
 LIMIT_S: Final = 90
 FIRST: Final = ConsumeFromWhere.FIRST
 
@@ -53,6 +54,7 @@ class Story:
     shared: list[str] = field(default_factory=list)
     suspended: list[str] = field(default_factory=list)
     pulled: list[str] = field(default_factory=list)
+    filtered: list[str] = field(default_factory=list)
     popped: list[str] = field(default_factory=list)
     given_back: dict[str, int] = field(default_factory=dict)
     done_with: set[tuple[int, int]] = field(default_factory=set)
@@ -78,7 +80,9 @@ async def send(story: Story, producer: Producer, lane: int) -> None:
         key = f"{lane}-{number}"
         queue = MessageQueue(TOPIC, "broker-a", lane)
         with suppress(BatonError):
-            if (await producer.send(Message.of(TOPIC, key, keys=[key]), queue=queue)).acknowledged:
+            message = Message.of(TOPIC, key, keys=[key])
+            message.properties["digit"] = str(number % 10)
+            if (await producer.send(message, queue=queue)).acknowledged:
                 story.acked.append(key)
                 number += 1
         await asyncio.sleep(0.01)
@@ -109,6 +113,13 @@ def in_order(story: Story) -> Callable[..., Awaitable[ConsumeStatus]]:
 async def pull(story: Story, consumer: LitePullConsumer) -> None:
     async for message in consumer:
         story.pulled.append(message.keys)
+
+
+def filtered(story: Story) -> Callable[..., Awaitable[None]]:
+    async def listen(messages: Sequence[MessageExt], _: ConsumeContext) -> None:
+        story.filtered += [message.keys for message in messages]
+
+    return listen
 
 
 async def pop(story: Story, consumer: PopConsumer) -> None:
@@ -171,14 +182,15 @@ async def play(cluster: ClusterProcess, story: Story) -> None:
         push = PushConsumerOptions(
             from_where=FIRST, persist_ms=200, consume=ConsumeOptions(batch=4, concurrency=4)
         )
-        for group, listener, topic, orderly in (
-            ("orderly", in_order(story), TOPIC, True),
-            ("orderly", in_order(story), TOPIC, True),
-            ("answers", answer, QUESTIONS, False),
+        for group, listener, (topic, expression, kind), orderly in (
+            ("orderly", in_order(story), (TOPIC, "*", "TAG"), True),
+            ("orderly", in_order(story), (TOPIC, "*", "TAG"), True),
+            ("filtered", filtered(story), (TOPIC, WANTED, "SQL92"), False),
+            ("answers", answer, (QUESTIONS, "*", "TAG"), False),
         ):
             tasks.append(loop.create_task(asyncio.sleep(0)))
             consumer = client(PushConsumer, group, listener, orderly=orderly, options=push)
-            consumer.subscribe(topic)
+            consumer.subscribe(topic, expression, expression_type=kind)
             await stack.enter_async_context(consumer)
         lite = client(LitePullConsumer, "lite", options=LitePullOptions(FIRST, 200))
         lite.subscribe(TOPIC)
@@ -211,6 +223,11 @@ async def through_a_kill(cluster: ClusterProcess, story: Story) -> None:
     await asyncio.to_thread(cluster.restart, killed)
 
 
+def is_wanted(key: str) -> bool:
+    """What `WANTED` says of its message."""
+    return int(key.split("-")[1]) % 10 == 7
+
+
 def has_all(story: Story) -> bool:
     acked = set(story.acked)
     in_order = {f"{lane}-{number}" for lane, seen in story.in_order.items() for number in seen}
@@ -219,13 +236,15 @@ def has_all(story: Story) -> bool:
         acked <= in_order
         and acked <= set(story.pulled)
         and acked <= set(story.popped)
+        and {key for key in acked if is_wanted(key)} <= set(story.filtered)
         and given_back
     )
 
 
 def test_every_kind_of_client_goes_on_through_a_kill(cluster: ClusterProcess) -> None:
-    """1. Two members of a group consume in order, one pulls (`async for`), one pops and leaves some
-    messages unacknowledged, one asks questions that another answers; four lanes of sends.
+    """1. Two members of a group consume in order, one by SQL92, one pulls (`async for`), one pops
+    and leaves some messages unacknowledged, one asks questions that another answers; four lanes of
+    sends.
     2. kill -9 of the master: the sends go on, answers come.
     3. Each consumer gets every acknowledged message. No queue was in two listeners at once, and
     none left a number out; what was acknowledged to POP before the kill did not come again.
@@ -237,6 +256,7 @@ def test_every_kind_of_client_goes_on_through_a_kill(cluster: ClusterProcess) ->
         assert seen[0] == 0
         assert all(after <= before + 1 for before, after in pairwise(seen))
     assert story.suspended, "some failed the first time"
+    assert all(map(is_wanted, story.filtered))
     assert story.again == []
     assert story.given_back and min(story.given_back.values()) >= 1
     assert all(reply == f"answer to {question}" for question, reply in story.answers)
