@@ -12,7 +12,7 @@ from collections import Counter
 
 import psutil
 
-from bench.cpu import CpuMeter
+from bench.cpu import CpuMeter, anon_mib
 from bench.report import Row
 from bench.run import Part, Run, progress
 from bench.side import Side, SideError
@@ -64,7 +64,9 @@ def rows() -> list[Row]:
         if kind in DELAYED:
             found.append(Row(f"{kind}_50", "  beyond the time, p50", "ms", "less"))
             found.append(Row(f"{kind}_99", "  beyond the time, p99", "ms", "less"))
-    found.append(Row("held_memory", "20,000 held pulls: all memory of the master", "MiB", "less"))
+    found.append(
+        Row("held_memory", "20,000 held pulls: anonymous memory of the master", "MiB", "less")
+    )
     found.append(Row("held_wake", "  woken by a message, all answered", "ms", "less"))
     return found
 
@@ -147,11 +149,11 @@ def _measure(
 def _measure_held(run: Run, side: Side, table: dict[str, Row]) -> None:
     """Pulls at the end of one queue, over many connections; one message answers them all."""
     held, master = run.count(HELD, 2_000), side.master()
-    process = psutil.Process(side.broker_pid(master))
+    pid = side.broker_pid(master)
     end = int(ask(master, frames.MAX_OFFSET, {"topic": HELD_TOPIC, "queueId": 0}).ext["offset"])
     hold = {"sysFlag": HELD_FLAGS, "suspendTimeoutMillis": int(HELD_S * 1000)}
     fields = {**frames.pull_ext(HELD_TOPIC, 0, end, 1), **hold}
-    before = process.memory_info().rss
+    before = anon_mib([pid])
     connections = [_Puller(master) for _ in range(HELD_CONNECTIONS)]
     try:
         for number in range(held):
@@ -161,7 +163,7 @@ def _measure_held(run: Run, side: Side, table: dict[str, Row]) -> None:
             connection.read_through()
         if early := sum(connection.take().total() for connection in connections):
             raise SideError(f"{side.name}: {early} of {held} pulls were not held")
-        memory = process.memory_info().rss - before
+        memory = anon_mib([pid])
         with Connection(master) as sender:
             began = time.monotonic()
             sender.send(HELD_TOPIC, b"x" * 100)
@@ -174,10 +176,11 @@ def _measure_held(run: Run, side: Side, table: dict[str, Row]) -> None:
     finally:
         for connection in connections:
             connection.close()
-    table["held_memory"].samples(side.name).append((before + memory) / (1 << 20))
+    table["held_memory"].samples(side.name).append(memory)
     table["held_wake"].samples(side.name).append(wake_ms)
-    run.note("held", side.name, {"pulls": held, "bytes": memory, "wakeMs": wake_ms}, 0.0)
-    progress(f"  held: {held}, {memory / held:.0f} bytes each, woken in {wake_ms:.0f} ms")
+    run.note("held", side.name, {"pulls": held, "mib": memory, "wakeMs": wake_ms}, 0.0)
+    grown = memory - before
+    progress(f"  held: {held}, {memory:.0f} MiB, {grown:.1f} more, woken in {wake_ms:.0f} ms")
 
 
 class _Puller:
