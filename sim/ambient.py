@@ -160,6 +160,9 @@ def ambient(seed: int, network: Network, clocks: Clocks, disks: SimDisks | None)
         patches.set(random, "_urandom", chance.randbytes)
         patches.set(random, "Random", _seeded(chance))
         patches.set(os, "getpid", _pid)
+        # A broker divides it by ten while it loads numpy. One that is killed meanwhile sets it back
+        # never, and after some such lives the next division fails.
+        patches.set(sys, "setswitchinterval", lambda interval_s: None)
         _replace_network(patches, network)
         _replace_raft(patches)
         _replace_in_servers(patches)

@@ -55,13 +55,15 @@ class GivenUp:
     def completed(self, election: Unclean, at: int, host: BrokerHost, kept: Iterable[int]) -> None:
         """A master opened whose log is the truth up to `at`; those of others that live are up to
         `kept`."""
-        for each in self._elections:
-            if each.epoch <= election.epoch and each.at is None:
-                each.at = at
+        due = [each for each in self._elections if each.at is None and each.epoch <= election.epoch]
+        for each in due:
+            each.at = at
+        # It may have been named for an earlier epoch, and died before it opened.
+        takes_any = any(each.takes_any for each in due if each.winner is host)
         is_same = election.winner is host and election.boot == host.boot
         if is_same and at < election.held:
             self._violate(f"R44: {host.incarnation} opens with {at} of {election.held} it had")
-        if not election.takes_any and any(other > at for other in kept):
+        if not takes_any and any(other > at for other in kept):
             self._violate(f"G5: {host.incarnation} leads with {at}, others hold {list(kept)}")
 
     def bound(self, log_epoch: int) -> int | None:

@@ -11,9 +11,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from sim.given_up import GivenUp, Unclean
+from sim.hosts import BrokerHost
 from sim.life import Outcome, Plan, Statistics, plan_of, run
 from sim.shrink import shrink
 
@@ -63,6 +67,25 @@ def test_a_seed_is_the_same_life_in_every_process(seed: int) -> None:
         )
         digests.add(done.stdout.strip())
     assert len(digests) == 1, digests
+
+
+def test_a_life_does_not_depend_on_those_before_it() -> None:
+    """Brokers that were killed while they loaded numpy left the next ones a switch interval that
+    could not be divided again."""
+    assert run(10281).statistics.digest == run(10281).statistics.digest
+
+
+def test_what_an_operator_gave_up_may_take_a_second_election_to_be_given_up() -> None:
+    """Named in epoch 2, dead before it opened: the controllers elect it again, without asking."""
+    named, other = (cast(BrokerHost, SimpleNamespace(incarnation=name, boot=1)) for name in "ab")
+    violations: list[str] = []
+    for opens, found in ((named, 0), (other, 1)):
+        given_up = GivenUp(violations.append)
+        given_up.elected(Unclean(2, True, True, 50, named, 1))
+        again = Unclean(4, False, False, 50, opens, 2)
+        given_up.elected(again)
+        given_up.completed(again, 50, opens, [50, 80])
+        assert len(violations) == found, violations
 
 
 def test_a_journal_that_is_not_synced_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
