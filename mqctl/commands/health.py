@@ -10,7 +10,6 @@ import click
 from batonmq.mqctl.context import CommandContext, reason
 from batonmq.mqctl.output import BAD, GOOD, Cell, when
 from batonmq.mqctl.params import SECONDS, command, option
-from batonmq.protocol.codes import MASTER_ID
 
 if TYPE_CHECKING:
     from batonmq.mqctl.health import Findings
@@ -130,6 +129,8 @@ def _redraws() -> bool:
 
 
 def _show(context: CommandContext, findings: Findings, problems: Sequence[str]) -> None:
+    from batonmq.protocol.codes import MASTER_ID
+
     if findings.nowhere:
         context.out.line(findings.nowhere, style=BAD)
         return

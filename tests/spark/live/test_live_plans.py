@@ -67,7 +67,7 @@ def test_options_are_read_in_every_documented_form():
     [
         (None, {"startingOffset": "latest"}, "unknown option startingoffset .*startingOffsets"),
         (None, {"nameServers": ""}, "no nameServers"),
-        (None, {"nameServers": "host"}, "'host' is not host:port"),
+        (None, {"nameServers": "host"}, "an address is 'host': host:port is allowed"),
         (None, {"topic": " "}, "no topic"),
         (None, {"topic": "a b"}, "topic='a b'"),
         (True, {"endingOffsets": "latest"}, "endingOffsets is an option of batch reads only"),
