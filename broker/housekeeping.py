@@ -10,7 +10,6 @@ Origin: BrokerController.protectBroker, printWaterMark and printMasterAndSlaveDi
 from __future__ import annotations
 
 import logging
-import struct
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -22,13 +21,14 @@ from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.process.turns import Pace
 from batonmq.protocol.bodies import HARuntimeInfo
+from batonmq.protocol.layout import UNIT
 from batonmq.store.consumer_offset import ConsumerOffsetManager
 
 log = logging.getLogger(__name__)
 
 REPORT_MS: Final = 60_000
 PROTECT_MS: Final = 180_000
-_PHYSICAL_OFFSET: Final = struct.Struct(">q")
+_PHYSICAL_OFFSET: Final = UNIT.only("offset")
 
 
 class Housekeeping:

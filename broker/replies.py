@@ -22,7 +22,7 @@ _TAIL: Final = (
     % (MQ_VERSION)
 )
 _OK_PREFIX: Final = b'{"code":0,'
-_NO_FIELDS: Final[Mapping[str, str]] = {}
+NO_FIELDS: Final[Mapping[str, str]] = {}
 
 _PULL: Final = (
     b'{"code":%d,"extFields":{"maxOffset":"%d","minOffset":"%d","nextBeginOffset":"%d",'
@@ -79,7 +79,7 @@ def recode(reply: bytes, code: int, remark: str) -> bytes:
     )
 
 
-def refusal(opaque: int, code: int, remark: str, fields: Mapping[str, str] = _NO_FIELDS) -> bytes:
+def refusal(opaque: int, code: int, remark: str, fields: Mapping[str, str] = NO_FIELDS) -> bytes:
     """A reply without a stored message. extFields are there, since clients dereference them.
 
     `fields`: what clients and members of this project read in them; Java's do not.
@@ -91,7 +91,7 @@ def refusal(opaque: int, code: int, remark: str, fields: Mapping[str, str] = _NO
     )
 
 
-def refusal_of(opaque: int, error: BatonError, fields: Mapping[str, str] = _NO_FIELDS) -> bytes:
+def refusal_of(opaque: int, error: BatonError, fields: Mapping[str, str] = NO_FIELDS) -> bytes:
     """The refusal that `error` stands for, with the same fields."""
     if isinstance(error, BrokerRefusal):
         return refusal(opaque, error.code, error.remark, fields)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from batonmq.broker.role_gate import GateClosedError
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.process.turns import in_turns
@@ -81,8 +80,8 @@ class LockProcessor:
 
     def _require_open(self) -> None:
         gate = self._path.gate
-        if gate.refusal is not None and not gate.is_acting:
-            raise GateClosedError(gate.refusal)
+        if not gate.is_acting:
+            gate.require_open()
 
     def _asked(self, request: RemotingCommand) -> LockBatchRequestBody:
         self._require_open()

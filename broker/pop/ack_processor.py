@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from batonmq.broker.pop.pop_positions import Taken
@@ -29,7 +29,6 @@ from batonmq.remoting.connection import Connection, Processors
 
 ENTRIES_MAX: Final = 4096
 BIT_SET_BYTES_MAX: Final = 4096
-_NO_FIELDS: Final[Mapping[str, str]] = {}
 
 
 class _Named(NamedTuple):

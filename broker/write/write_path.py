@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, Protocol
+from typing import Protocol
 
 from batonmq.broker.config import BrokerConfig
-from batonmq.broker.replies import refusal
+from batonmq.broker.replies import NO_FIELDS, refusal
 from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.write.broker_stats import BrokerStats
 from batonmq.broker.write.flow_control import FlowControl
@@ -35,7 +35,6 @@ from batonmq.store.appender import PutResult
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
 
-_NO_FIELDS: Final[Mapping[str, str]] = {}
 NOT_REPLICATED = "stored, but not on every required replica in time"
 NOT_FLUSHED = "stored, but not on this broker's disk in time"
 
@@ -135,7 +134,7 @@ class WritePath:
         end_offset: int,
         request: RemotingCommand,
         connection: Connection,
-        fields: Mapping[str, str] = _NO_FIELDS,
+        fields: Mapping[str, str] = NO_FIELDS,
     ) -> None:
         """Answers code 0 with `fields` when all below `end_offset` is confirmed."""
         if request.is_oneway:
