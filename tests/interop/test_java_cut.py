@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from left_out import namespaces
 
 from lab import frames
 from lab.connection import Connection
 from lab.mixed import MixedGroup
 from lab.mixed_checks import logs_equal, nothing_lost, steady_load, wait_master
-from lab.network import Namespaces, why_not
+from lab.network import Namespaces
 from lab.network_commands import between
 
 pytestmark = pytest.mark.java
@@ -25,18 +25,8 @@ HOSTS = ("namesrv-0", "broker-a-0", "broker-a-1", CLIENTS)
 @pytest.fixture
 def network() -> Iterator[Namespaces]:
     """The test runs where the clients are."""
-    missing = why_not()
-    if missing:
-        if os.environ.get("BATONMQ_CI") == "1":
-            pytest.fail(f"left out: {missing}")
-        pytest.skip(f"left out: {missing}")
-    made = Namespaces(HOSTS)
-    made.open()
-    try:
-        with made.inside(CLIENTS):
-            yield made
-    finally:
-        made.close()
+    with namespaces(HOSTS) as made, made.inside(CLIENTS):
+        yield made
 
 
 def test_a_java_master_that_is_cut_off_acknowledges_nothing(

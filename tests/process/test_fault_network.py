@@ -9,9 +9,10 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from left_out import namespaces
 
 from lab import network_commands
-from lab.network import NETNS, Namespaces, remove_stale, why_not
+from lab.network import NETNS, Namespaces, remove_stale
 from lab.processes import ROOT
 
 pytestmark = pytest.mark.process
@@ -23,17 +24,8 @@ SILENT_S = 0.3
 
 @pytest.fixture
 def network() -> Iterator[Namespaces]:
-    missing = why_not()
-    if missing:
-        if os.environ.get("BATONMQ_CI") == "1":
-            pytest.fail(f"left out: {missing}")
-        pytest.skip(f"left out: {missing}")
-    made = Namespaces(HOSTS)
-    made.open()
-    try:
+    with namespaces(HOSTS) as made:
         yield made
-    finally:
-        made.close()
 
 
 def listener(network: Namespaces, host: str) -> socket.socket:

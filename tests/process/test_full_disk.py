@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from left_out import leave_out
 
 from lab.mqctl import mqctl
 from lab.processes import is_running, wait_for
@@ -40,9 +40,7 @@ def cluster(tmp_path: Path) -> Iterator[ClusterProcess]:
             command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(folder)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                if os.environ.get("BATONMQ_CI") == "1":
-                    pytest.fail(f"left out: {done.stderr}")
-                pytest.skip(f"left out: {done.stderr}")
+                leave_out(done.stderr)
             mounts.callback(subprocess.run, ["umount", str(folder)], check=True)
             (folder / "ballast").write_bytes(bytes(BALLAST_BYTES))
         with cluster:
