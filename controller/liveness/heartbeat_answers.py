@@ -77,7 +77,7 @@ class HeartbeatAnswers:
                 self.note_loop_turn(self._clock_ms())
                 if self._stalls != stalls:
                     continue  # the majority may have answered before this stall
-                self._answer_held(leading=confirmed and self._requests.leading)
+                self._answer_held(leading=confirmed)
                 if confirmed:
                     return
                 await asyncio.sleep(CONFIRM_AGAIN_MS / 1000)

@@ -69,8 +69,9 @@ def test_no_leader_or_two_is_a_problem(whole: Findings, fake: Any) -> None:
     leaderless = {a: replace(m, is_leader=False) for a, m in fake.metadata.items()}
     (problem,) = replace(whole, controllers=leaderless).problems()
     assert "no leader, though 2 of 2 answer" in problem
-    dead = {a: ConnectError(a, "refused") for a in leaderless}
-    assert "a majority of them must run" in replace(whole, controllers=dead).problems()[-1]
+    refused = {a: ConnectError(a, "refused") for a in leaderless}
+    for too_few in (refused, {**leaderless, OTHER: refused[OTHER]}):
+        assert "a majority of them must run" in replace(whole, controllers=too_few).problems()[-1]
     torn = {**fake.metadata, OTHER: replace(fake.metadata[OTHER], leader_address=OTHER)}
     assert "disagree" in replace(whole, controllers=torn).problems()[0]
 
