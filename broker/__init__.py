@@ -13,8 +13,7 @@ server finds it by them. A new code goes into the processor of its kind:
 | `send.send_back` | what a consumer gives back 36 |
 | `consume.pull_processor` | 11, 361 (raw) |
 | `consume.query_processor` | offsets 14, 15, 29 to 32; messages by key 12, by id 33; units 321 |
-| `consume.client_processor` | heartbeats 34, 35; filters 46; notice 40 |
-| `consume.consumer_lists` | members of groups 38; 60003 |
+| `consume.client_processor` | heartbeats 34, 35; members 38, 60003; filters 46; notice 40 |
 | `consume.lock_processor` | queue locks of orderly groups 41, 42 |
 | `pop.pop_processor` | POP 200050; 200052, 200054, 200055 |
 | `pop.ack_processor` | acks 200051, 200151; another invisible time 200053 |

@@ -18,11 +18,9 @@ from functools import partial
 from batonmq.broker.admin_processor import AdminProcessor
 from batonmq.broker.broker_endpoint import BrokerEndpoint
 from batonmq.broker.config import BrokerConfig, BrokerSections
-from batonmq.broker.consume.client_processor import ClientProcessor
+from batonmq.broker.consume.client_processor import ClientProcessor, ConsumerLists
 from batonmq.broker.consume.connection_processor import ConnectionProcessor
-from batonmq.broker.consume.consumer_lists import ConsumerLists
-from batonmq.broker.consume.consumer_manager import ConsumerManager
-from batonmq.broker.consume.consumer_sightings import ConsumerSightings
+from batonmq.broker.consume.consumer_manager import ConsumerManager, ConsumerSightings
 from batonmq.broker.consume.group_admin import GroupAdminProcessor
 from batonmq.broker.consume.lock_processor import LockProcessor
 from batonmq.broker.consume.pull_processor import PullProcessor
@@ -44,7 +42,7 @@ from batonmq.broker.status import BrokerStatus
 from batonmq.broker.tables.slave_sync import BrokerTables, SlaveSourceProcessor, SlaveSynchronize
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.waiting import WaitingMessages
-from batonmq.broker.write.flow_control import FlowControl
+from batonmq.broker.write.pending_acks import FlowControl
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.broker.write.write_path import WritePath
 from batonmq.process.clock import boot_ms

@@ -12,11 +12,9 @@ from collections.abc import Callable
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.consume.consumer_manager import ConsumerManager
 from batonmq.broker.pop.pop_service import PopService
-from batonmq.broker.schedule.delivery import Delivery
-from batonmq.broker.schedule.progress import DeliveryProgress
+from batonmq.broker.schedule.delivery import Delivery, ScheduleMessageService, TimerService
+from batonmq.broker.schedule.due_queues import DeliveryProgress
 from batonmq.broker.schedule.recall_processor import RecallProcessor
-from batonmq.broker.schedule.schedule_service import ScheduleMessageService
-from batonmq.broker.schedule.timer_service import TimerService
 from batonmq.broker.tables.slave_sync import BrokerTables
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.transaction.producer_check import ProducerCheck

@@ -46,7 +46,7 @@ RARE = {"TopicR": 2}
 _START_S = 10.0
 _WHOLE_S = 25.0
 _DELIVERED_S = 95.0
-"""A consumer whose end no living member saw keeps its queues for 40 s (consumer_sightings), its
+"""A consumer whose end no living member saw keeps its queues for 40 s (ConsumerSightings), its
 locks for 60 s, anew in each election."""
 _STEP_S = 0.25
 _OPERATOR_S = 8.0

@@ -1,7 +1,7 @@
 """How far delay levels and timers are delivered: table, version and `config/delayOffset.json`.
 
 The offset of a level is that of the next message in its queue of SCHEDULE_TOPIC_XXXX. What counts
-are the progress records of the log (`broker.schedule.progress`), in their order; the file holds
+are the progress records of the log (`broker.schedule.due_queues`), in their order; the file holds
 what they said up to the checkpoint, and what a master sent of the time before this replica's log.
 The timer is a member that Java leaves out; Java has `config/timercheck`, 7 i64 in 4096 bytes. It is
 written for a Java broker that starts on the folder, and read where one has been: Java reads the

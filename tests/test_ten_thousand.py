@@ -23,9 +23,8 @@ import pytest
 from msgspec.structs import replace
 
 from batonmq.broker.consume.consumer_manager import ConsumerManager
-from batonmq.broker.consume.held_requests import Held, PullHold
+from batonmq.broker.consume.held_requests import Held, PopHold, PullHold, Waiting
 from batonmq.broker.pop.assignment import popped_share
-from batonmq.broker.pop.pop_hold import PopHold, Waiting
 from batonmq.broker.relay import SLICE, WAIT_MS, Relay
 from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.service import BrokerService

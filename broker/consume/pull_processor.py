@@ -17,7 +17,6 @@ from typing import Final
 
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.held_requests import Held, PullHold
-from batonmq.broker.consume.offset_resets import OffsetResets
 from batonmq.broker.consume.pull_request import Pull, PullChecks, PullForbiddenError
 from batonmq.broker.relay import Relay
 from batonmq.broker.replies import (
@@ -28,7 +27,12 @@ from batonmq.broker.replies import (
     refusal,
     refusal_of,
 )
-from batonmq.broker.tables.offset_clamp import Progress, commit_refusal, where_to_go_on
+from batonmq.broker.tables.offset_clamp import (
+    OffsetResets,
+    Progress,
+    commit_refusal,
+    where_to_go_on,
+)
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.codes import LONG_MAX, MASTER_ID, RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, CorruptLogError

@@ -8,10 +8,9 @@ AdminBrokerProcessor and QueryMessageProcessor in Java.
 
 from __future__ import annotations
 
-from batonmq.broker.consume.offset_resets import OffsetResets
 from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.role_gate import RoleGate
-from batonmq.broker.tables.offset_clamp import Progress, commit_refusal, queue_end
+from batonmq.broker.tables.offset_clamp import OffsetResets, Progress, commit_refusal, queue_end
 from batonmq.broker.tables.slave_sync import BrokerTables
 from batonmq.protocol.bodies import ConsumeQueueData, QueryConsumeQueueResponseBody
 from batonmq.protocol.codes import RequestCode, ResponseCode

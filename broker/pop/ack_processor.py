@@ -13,10 +13,9 @@ import binascii
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from batonmq.broker.pop.pop_positions import Taken
-from batonmq.broker.pop.pop_records import Acked, Key, Popped, PopRecord, PutOff
 from batonmq.broker.pop.pop_request import check_queue, invisible_time, no_topic
-from batonmq.broker.pop.pop_service import PopService
+from batonmq.broker.pop.pop_service import PopService, Taken
+from batonmq.broker.pop.pop_table import Acked, Key, Popped, PopRecord, PutOff
 from batonmq.broker.request_fields import number, text
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath

@@ -2,7 +2,7 @@
 how many wait.
 
 What is given is in flight from the record on that says so; it leaves the broker when the record is
-confirmed. A request that finds nothing is held (`pop_hold`).
+confirmed. A request that finds nothing is held (`PopHold`).
 Origin: PopMessageProcessor, PeekMessageProcessor, NotificationProcessor, PollingInfoProcessor.
 """
 
@@ -14,13 +14,11 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from batonmq.broker.config import BrokerConfig
-from batonmq.broker.pop.pop_hold import PopHold, Waiting
-from batonmq.broker.pop.pop_positions import Taken
+from batonmq.broker.consume.held_requests import PopHold, Waiting
 from batonmq.broker.pop.pop_reader import Part, PopReader, Walk
-from batonmq.broker.pop.pop_records import NO_POSITION, Key, Popped, PopRecord
 from batonmq.broker.pop.pop_request import Ask, PopChecks
-from batonmq.broker.pop.pop_service import PopService
-from batonmq.broker.pop.pop_table import PopTable
+from batonmq.broker.pop.pop_service import PopService, Taken
+from batonmq.broker.pop.pop_table import NO_POSITION, Key, Popped, PopRecord, PopTable
 from batonmq.broker.request_fields import number, text
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath

@@ -14,9 +14,9 @@ from typing import Final
 
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.pull_request import MAX_REPLY_BYTES
-from batonmq.broker.pop.pop_records import Key
 from batonmq.broker.pop.pop_request import Ask
 from batonmq.broker.pop.pop_service import PopService
+from batonmq.broker.pop.pop_table import Key
 from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.tables.topics import TopicService
 from batonmq.protocol.layout import RECORD_HEAD

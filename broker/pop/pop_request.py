@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from batonmq.broker.config import BrokerConfig
+from batonmq.broker.consume.held_requests import Waiting
 from batonmq.broker.consume.pull_request import wanted_tags
 from batonmq.broker.filter.sql_filter import compiled
 from batonmq.broker.filter.sql_values import Matches, SqlError
-from batonmq.broker.pop.pop_hold import Waiting
 from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.tables.topics import TopicService
 from batonmq.protocol.bodies import PERM_READ, SQL92, TAG, TopicConfig

@@ -6,6 +6,17 @@ of the group CID_RMQ_SYS_REVIVE_GROUP on, and answers POP when it has. That offs
 groups are of one table, which slaves fetch as one body: what the offsets lack, the records after
 the first have. The oldest check points are written again before too many records would have to be
 read.
+
+`PopPositions` knows where a group goes on: its offset is committed when what was taken up to there
+is confirmed to be in flight, and not before (R30); until then this master knows better. Whoever
+else sets the offset (a reset, a consumer that pulls) is followed at once.
+
+`Reviver` gives what was not acknowledged in time to its group again. The copy goes into the POP
+retry topic of group and topic, with a higher reconsume count; behind it, in the same turn, comes
+the record that ends the flight of the first one. So a master that dies in between leaves a message
+that comes twice, and never one that is lost. Java leaves dead letters to its clients, of which some
+forget the message; here a message that came back `retryMaxTimes` times becomes one.
+Origin: Java `PopReviveService`.
 """
 
 from __future__ import annotations
@@ -13,13 +24,21 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from batonmq.broker.config import BrokerConfig
-from batonmq.broker.pop.pop_positions import PopPositions
-from batonmq.broker.pop.pop_records import Acked, Key, Popped, PopRecord, PutOff, decode_pop_record
-from batonmq.broker.pop.pop_table import ORDER_KEPT_MS, CheckPoint, PopTable
-from batonmq.broker.pop.reviver import Reviver
+from batonmq.broker.pop.pop_table import (
+    ORDER_KEPT_MS,
+    Acked,
+    CheckPoint,
+    Key,
+    Popped,
+    PopRecord,
+    PopTable,
+    PutOff,
+    decode_pop_record,
+)
 from batonmq.broker.schedule import delivery
 from batonmq.broker.schedule.delivery import DueService
 from batonmq.broker.tables.offset_clamp import queue_end
@@ -28,15 +47,146 @@ from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
 from batonmq.protocol.record import NewMessage, message_to_store
-from batonmq.protocol.topic_name import POP_TOPIC
+from batonmq.protocol.topic_name import POP_TOPIC, RETRY_PREFIX, dlq_topic, pop_retry_topics
 from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.errors import PutRefused
 
 log = logging.getLogger(__name__)
 
-PROGRESS_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 QUEUE: Final = 0
+_FIRST_POP_TIME: Final = b"1ST_POP_TIME\x01"
+
+PROGRESS_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 READ_RECORDS: Final = 256
+
+
+@dataclass(slots=True, eq=False)
+class Taken:
+    """Taken up to `next_offset`, in `pending` writes that are not confirmed; the offset was
+    `committed` when that was looked at last."""
+
+    next_offset: int
+    committed: int
+    pending: int = 0
+
+
+class PopPositions:
+    """`topic@group` and queue id, as in the table of consumer offsets."""
+
+    def __init__(self, offsets: ConsumerOffsetManager) -> None:
+        self._offsets = offsets
+        self._taken: dict[Key, Taken] = {}
+
+    def clear(self) -> None:
+        self._taken.clear()
+
+    def next_of(self, key: Key) -> int:
+        """The next offset to give; -1 if the group was never here."""
+        taken = self._current(key)
+        return self._offsets.query(*key) if taken is None else taken.next_offset
+
+    def _current(self, key: Key) -> Taken | None:
+        taken = self._taken.get(key)
+        if taken is not None and taken.committed != self._offsets.query(*key):
+            del self._taken[key]
+            return None
+        return taken
+
+    def take(self, key: Key, next_offset: int) -> Taken:
+        """What was before `next_offset` is in flight once a write is confirmed."""
+        taken = self._current(key)
+        if taken is None:
+            taken = self._taken[key] = Taken(next_offset, self._offsets.query(*key))
+        taken.next_offset = next_offset
+        taken.pending += 1
+        return taken
+
+    def confirmed(self, key: Key, taken: Taken, next_offset: int, *, ok: bool) -> None:
+        """The write of `take` is confirmed; not `ok`: it may be, later."""
+        taken.pending -= 1
+        if not ok or self._current(key) is not taken:
+            return
+        self._commit(key, next_offset if taken.pending else taken.next_offset)
+        taken.committed = self._offsets.query(*key)
+        if not taken.pending:
+            del self._taken[key]
+
+    def skip(self, key: Key, next_offset: int) -> None:
+        """Nothing before `next_offset` is for the group."""
+        taken = self._current(key)
+        if taken is None:
+            self._commit(key, next_offset)
+        else:
+            taken.next_offset = next_offset
+
+    def _commit(self, key: Key, next_offset: int) -> None:
+        self._offsets.commit(*key, next_offset)
+
+
+class Reviver:
+    """`retry_v2`: the topic of failed messages is named `%RETRY%group+topic`, not `..group_topic`
+    (enableRetryTopicV2)."""
+
+    def __init__(
+        self, path: WritePath, topics: TopicService, store_host: bytes, *, retry_v2: bool
+    ) -> None:
+        self._path = path
+        self._store = path.store
+        self._topics = topics
+        self._host = store_host
+        self._retry_v2 = retry_v2
+
+    def revive(self, point: CheckPoint, done: list[int]) -> None:
+        """Appends to `done` the open offsets that are settled; the others have to wait. Raises
+        PutRefused, BrokerRefusal where a topic may not be written, CorruptLogError."""
+        group, topic, _ = point.key
+        if topic in self._store.deleting_topics:
+            return
+        if not self._is_there(point):
+            log.warning(
+                "popped_messages_gone group=%s topic=%s n=%d", group, topic, len(point.open)
+            )
+            done += sorted(point.open)
+            return
+        for offset in sorted(point.open):
+            message = self._message(point, offset)
+            if message is not None:
+                self._put(point, message)
+            done.append(offset)
+
+    def _is_there(self, point: CheckPoint) -> bool:
+        """Whether the queue still has those very messages, and the group is there."""
+        group, topic, queue_id = point.key
+        if topic not in self._topics.topics or self._topics.groups.get(group) is None:
+            return False
+        last = self._store.queries.units(topic, queue_id, point.offsets[-1], 1)
+        return bool(last) and last[0][0] == point.last_phy
+
+    def _message(self, point: CheckPoint, offset: int) -> NewMessage | None:
+        """None for one that the log has no more."""
+        _, topic, queue_id = point.key
+        units = self._store.queries.units(topic, queue_id, offset, 1)
+        record = self._store.queries.record_at(units[0][0], units[0][1]) if units else None
+        return None if record is None else message_to_store(record)
+
+    def _put(self, point: CheckPoint, message: NewMessage) -> None:
+        group, topic, _ = point.key
+        limit = self._topics.group(group, writable=True).retry_max_times
+        if message.reconsume_times >= limit:
+            message.topic = dlq_topic(group)
+        elif not topic.startswith(RETRY_PREFIX):
+            message.topic = pop_retry_topics(group, topic)[0 if self._retry_v2 else 1]
+        self._topics.of_group(message.topic, 1)
+        message.queue_id = QUEUE
+        message.reconsume_times += 1
+        message.born_host = self._host
+        if _FIRST_POP_TIME not in message.properties:
+            tail = b"" if message.properties[-1:] in (b"", b"\x02") else b"\x02"
+            message.properties += b"%b%b%d\x02" % (tail, _FIRST_POP_TIME, point.pop_time)
+        self._store.appender.put_message(message)
+        self._path.schedule_flush()
+
+
 """How many records are read in one turn of the loop."""
 POSITIONS_A_TURN: Final = 256
 REVIVES_A_TURN: Final = 8
@@ -44,7 +194,6 @@ REVIVES_A_TURN: Final = 8
 SPAN_MIN: Final = 16_384
 WAITS_MS: Final = 1000
 """Until what could not be given back is tried again."""
-
 Outcome = Callable[[int, str], None]
 
 

@@ -3,6 +3,13 @@
 In controller mode the HA service confirms writes and proposes SyncStateSets; the ReplicasManager
 gets the proposals, and changes the role through `RoleActions`. Outside controller mode the
 configuration gives the role (`broker.replication.classic`).
+
+A Java master is known to its controllers by its remoting address only, so a slave asks it: 906
+gives the HA address, 1007 who it is and its epochs. An epoch that begins where the one before began
+(an election without a write in between) is refused by Java's own list, so a Java master may act in
+an epoch that its list lacks; the version of its topic table (21) has it all the same.
+Origin: AdminBrokerProcessor (exchangeBrokerHaInfo, getBrokerEpochCache), EpochFileCache.appendEntry
+and ReplicasManager.changeToMaster in Java.
 """
 
 from __future__ import annotations
@@ -13,30 +20,69 @@ from typing import Any, Final
 
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.replication.classic import ClassicReplication
-from batonmq.broker.replication.java_master import JavaMasterClient
 from batonmq.broker.replication.role_actions import BrokerHooks, RoleActions
 from batonmq.broker.tables.slave_sync import BrokerTables, SlaveSynchronize
 from batonmq.broker.write.write_path import WritePath
 from batonmq.ha.classic.service import ClassicHAService
+from batonmq.ha.proof import PeerIdentity
 from batonmq.ha.service import AutoSwitchHAService
 from batonmq.ha.sync_state import Proposal
 from batonmq.ha.wire import HAIdentity
 from batonmq.process.turns import in_slices
-from batonmq.protocol.bodies import EpochCacheEntry, EpochEntryCache
+from batonmq.protocol.bodies import (
+    EpochCacheEntry,
+    EpochEntryCache,
+    TopicConfigAndMappingSerializeWrapper,
+)
 from batonmq.protocol.codes import (
     HA_ADDRESS_FIELD,
     INCARNATION_FIELD,
     LOG_ID_FIELD,
+    RequestCode,
     ResponseCode,
 )
+from batonmq.protocol.role_view import RoleView
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.replicas_manager.service import ReplicasManager
 
 log = logging.getLogger(__name__)
 
+TIMEOUT_MS: Final = 1000
+
 FULL_MS: Final = 2_000
 HAND_OVER_AGAIN_MS: Final = 30_000
+
+
+class JavaMasterClient:
+    """Implements `batonmq.ha.ports.JavaMaster`. Every method raises BatonError where the broker
+    does not answer or refuses."""
+
+    def __init__(self, client: RemotingClient) -> None:
+        self._client = client
+
+    async def ha_address(self, view: RoleView) -> str:
+        """ "" while it is no master."""
+        reply = await self._ask(view, RequestCode.EXCHANGE_BROKER_HA_INFO)
+        return reply.ext.get("masterHaAddress") or ""
+
+    async def identity(self, view: RoleView) -> PeerIdentity:
+        """Raises ValueError for an answer of nonsense, too."""
+        reply = await self._ask(view, RequestCode.GET_BROKER_EPOCH_CACHE)
+        cache = EpochEntryCache.decode(reply.body)
+        last = max((entry.epoch for entry in cache.epoch_list), default=-1)
+        table_epoch = -1
+        if last < view.master_epoch:
+            topics = await self._ask(view, RequestCode.GET_ALL_TOPIC_CONFIG)
+            table = TopicConfigAndMappingSerializeWrapper.decode(topics.body)
+            table_epoch = table.data_version.state_version
+        return PeerIdentity(
+            cache.cluster_name, cache.broker_name, cache.broker_id, last, table_epoch
+        )
+
+    async def _ask(self, view: RoleView, code: int) -> RemotingCommand:
+        request = RemotingCommand.request(code)
+        return await self._client.call(view.master_address, request, TIMEOUT_MS)
 
 
 class WithoutRoom:

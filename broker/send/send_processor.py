@@ -13,6 +13,7 @@ Origin: org.apache.rocketmq.broker.processor.SendMessageProcessor; the checks co
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
@@ -22,15 +23,15 @@ from batonmq.broker.relay import NOT_STORED, Relay, relayed_by
 from batonmq.broker.replies import SendReplies, recode, refusal_of
 from batonmq.broker.role_gate import GateClosedError, Refusal
 from batonmq.broker.send.send_back import dead_letter_properties
-from batonmq.broker.send.send_properties import SendProperties
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.transaction.transaction_records import is_half, make_half
-from batonmq.broker.write.put_hooks import refuse_inner_batch, refuse_to_wait
+from batonmq.broker.write.put_hooks import SendProperties, refuse_inner_batch, refuse_to_wait
 from batonmq.broker.write.write_path import WritePath
+from batonmq.process.clock import wall_ms
 from batonmq.protocol.batch import split_batch
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, BrokerRefusal
-from batonmq.protocol.message_id import host_bytes, split_address
+from batonmq.protocol.message_id import UniqIdGenerator, host_bytes, split_address
 from batonmq.protocol.properties import REAL_TOPIC, TIMER_OUT_MS, UNIQ_KEY, decode_properties
 from batonmq.protocol.recall_handle import RecallHandle
 from batonmq.protocol.record import NewMessage
@@ -84,9 +85,8 @@ class SendProcessor:
         self._clock_ms = path.clock_ms
         self._topics = topics
         self._replies = SendReplies(broker.region_id)
-        self._properties = SendProperties(
-            broker.broker_cluster_name, broker.region_id, broker.store_host
-        )
+        unique_ids = UniqIdGenerator(broker.store_host[:-4], os.getpid(), wall_ms)
+        self._properties = SendProperties(broker.broker_cluster_name, broker.region_id, unique_ids)
         self._msg_id_prefix = broker.store_host.hex().upper().encode("ascii")
         self._min_in_sync = config.store.min_in_sync_replicas
         self._in_sync_count = in_sync_count

@@ -1,12 +1,18 @@
-"""Positions of consumer groups that are of other messages than those in their queue.
+"""Positions of consumer groups that are of other messages than those in their queue, or were reset.
 
 An unclean election cuts acknowledged messages (SAFETY R44): groups had consumed what the new master
 lacks. Left as they are, they would skip the new messages that get those offsets. So the new master
 sets each to the end of its queue before it takes a write, and a replica that cuts its log does so
-with what its own table still has of then. A topic that is deleted and made again has new queues
-(R39): offsets go with the deletion. Consumers that hold a position of either kind themselves may
-not commit it, and a pull from there goes on where the group does. How far delay levels are
-delivered goes back likewise after an unclean election.
+with what its own table still has of then (`OffsetClamp`). A topic that is deleted and made again
+has new queues (R39): offsets go with the deletion. Consumers that hold a position of either kind
+themselves may not commit it, and a pull from there goes on where the group does. How far delay
+levels are delivered goes back likewise after an unclean election.
+
+An operator's reset (222) is parked for its (group, topic, queue) (`OffsetResets`). Every pull from
+elsewhere is answered with the parked offset (21), and progress from before is not taken. The pull
+that asks for that very offset ends it. So the held pull of a member that gave the queue away, or
+has gone, does not use it up, as it does in Java. A new master has no resets parked: the group's
+offsets are what they were set to. Origin: `ConsumerOffsetManager.resetOffsetTable` in Java.
 """
 
 from __future__ import annotations
@@ -111,3 +117,36 @@ def queue_end(store: MessageStore, topic: str, queue_id: int) -> int:
     return max(
         queries.next_offset_in_queue(topic, queue_id), queries.max_offset_in_queue(topic, queue_id)
     )
+
+
+class OffsetResets:
+    """(group, topic, queue id) -> the offset to go on from."""
+
+    def __init__(self) -> None:
+        self._parked: dict[tuple[str, str, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def park(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """The next pull of the group from this queue goes on at `offset`."""
+        self._parked[group, topic, queue_id] = offset
+
+    def is_parked(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether progress of the group in this queue is from before a reset."""
+        return bool(self._parked) and (group, topic, queue_id) in self._parked
+
+    def redirected(self, group: str, topic: str, queue_id: int, offset: int) -> int | None:
+        """Where a pull at `offset` has to go instead. None: it may go on, and the reset is over."""
+        if not self._parked:
+            return None
+        key = (group, topic, queue_id)
+        parked = self._parked.get(key)
+        if parked is None or parked != offset:
+            return parked
+        del self._parked[key]
+        return None
+
+    def clear(self) -> None:
+        """This broker is not the master any more."""
+        self._parked.clear()

@@ -1,9 +1,9 @@
 """What a slave fetches from its master beside the log, and how a master answers it.
 
 Topics, groups and how far delayed messages are delivered travel in the log (`broker.tables.topics`,
-`broker.schedule.progress`). What lies before the slave's first byte is fetched once after the slave
-follows a master, and again when a version differs. Consumer offsets are fetched twice a second
-(SAFETY R31: at the slaves within 1 s, with the masterEpoch; lower epochs are ignored).
+`broker.schedule.due_queues`). What lies before the slave's first byte is fetched once after the
+slave follows a master, and again when a version differs. Consumer offsets are fetched twice a
+second (SAFETY R31: at the slaves within 1 s, with the masterEpoch; lower epochs are ignored).
 
 The requests are 21, 43, 45, 201 and 402, to a Java master also 60, on the master's port - 2, as a
 Java slave sends them, or on its main port where that fails. Until all of them are here for the

@@ -1,14 +1,25 @@
-"""The records of a transaction: half message, op, committed message, and the copy for a check.
+"""The records of transactions, which transactions are open, and which is due for a check. Pure.
 
-Each is made of the one before, so a message keeps its body, properties and birth whatever becomes
-of it. Pure. Origin: Java `TransactionalMessageBridge`, `EndTransactionProcessor`.
+The records are half message, op, committed message, and the copy for a check. Each is made of the
+one before, so a message keeps its body, properties and birth whatever becomes of it.
+
+A half message is open from when it is confirmed until an op record names its queue offset. All of
+this follows from two queues, that of the half messages and that of the ops, so a new master reads
+them from where the group's progress stands and knows the same (`TransactionTable`). A half that is
+checked is written again with a higher count, and its first copy is ended; a half with the unique
+key of an earlier one takes its place, whether a check or a producer's second try made it.
+
+Times are wall clock ms. Origin: Java `TransactionalMessageBridge`, `EndTransactionProcessor`,
+`TransactionalMessageServiceImpl.check`, which reads both queues again in each round.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import heapq
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
 
-from batonmq.broker.transaction.transaction_table import Half, op_body
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.properties import (
@@ -29,10 +40,180 @@ from batonmq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
 from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 
+NEVER: Final = 1 << 62
+
 QUEUE: Final = 0
 OP_TAG: Final = "d"
 IMMUNITY_DEFAULT_MS: Final = 6000
 _WAITS: Final = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
+
+
+class Half(NamedTuple):
+    """A half message. `checks`: how often it was checked; `immunity_ms`: how long after it was
+    stored it is not, None for the broker's rule; `key`: its UNIQ_KEY."""
+
+    queue_offset: int
+    phy_offset: int
+    size: int
+    key: bytes
+    group: str
+    stored_ms: int
+    checks: int = 0
+    immunity_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRules:
+    """`timeout_ms` after it was stored a half is checked, then each `interval_ms`, at most
+    `check_max` times and not when it is older than `age_max_ms`."""
+
+    timeout_ms: int
+    interval_ms: int
+    check_max: int
+    age_max_ms: int
+
+
+class Due(NamedTuple):
+    """What to do with a half now."""
+
+    half: Half
+    action: Literal["check", "give up"]
+
+
+class TransactionTable:
+    """`next_half` and `next_op` are the queue offsets to read next."""
+
+    def __init__(self, rules: CheckRules) -> None:
+        self.rules = rules
+        self.next_half = self.next_op = 0
+        self._open: dict[int, Half] = {}
+        self._by_key: dict[bytes, int] = {}
+        self._ending: set[int] = set()
+        self._ops: deque[tuple[int, int]] = deque()
+        self._due: list[tuple[int, int]] = []
+
+    def begin(self, half_offset: int, op_offset: int) -> None:
+        """A mastership begins: nothing is known but where to read from."""
+        self.next_half, self.next_op = half_offset, op_offset
+        self._open.clear()
+        self._by_key.clear()
+        self._ending.clear()
+        self._ops.clear()
+        self._due.clear()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def half_seen(self, half: Half) -> int | None:
+        """The next half message of the queue; the offset of the one that it replaces."""
+        self.next_half = half.queue_offset + 1
+        replaced = self._by_key.get(half.key) if half.key else None
+        self._open[half.queue_offset] = half
+        if half.key:
+            self._by_key[half.key] = half.queue_offset
+        rules = self.rules
+        wait_ms = rules.interval_ms if half.checks else rules.timeout_ms
+        if half.immunity_ms is not None and not half.checks:
+            wait_ms = half.immunity_ms
+        heapq.heappush(self._due, (half.stored_ms + wait_ms, half.queue_offset))
+        return replaced
+
+    def half_gone(self, queue_offset: int) -> None:
+        """The log has this one no more."""
+        self.next_half = queue_offset + 1
+
+    def skip_to(self, least_half: int, least_op: int) -> None:
+        """The queues begin there now: what was to be read before has expired."""
+        self.next_half = max(self.next_half, least_half)
+        self.next_op = max(self.next_op, least_op)
+
+    def op_seen(self, op_offset: int, ended: list[int]) -> None:
+        """The next op record of the queue, which names half messages that have ended."""
+        self.next_op = op_offset + 1
+        for offset in ended:
+            half = self._open.pop(offset, None)
+            self._ending.discard(offset)
+            if half is not None and self._by_key.get(half.key) == offset:
+                del self._by_key[half.key]
+        self._ops.append((op_offset, max(ended, default=-1)))
+
+    def to_end(self, queue_offset: int, key: bytes) -> list[int]:
+        """The open halves of a transaction that its producer ends, named by the offset that it
+        knows, or none if it has ended. They count as being ended from now on."""
+        latest = self._by_key.get(key)
+        offsets = [
+            offset
+            for offset in dict.fromkeys((queue_offset, latest))
+            if offset is not None and offset in self._open
+        ]
+        if any(offset in self._ending for offset in offsets):
+            return []
+        self._ending.update(offsets)
+        return offsets
+
+    def not_ended(self, offsets: list[int]) -> None:
+        """What `to_end` or `next_due` gave could not be carried out."""
+        self._ending.difference_update(offsets)
+
+    def is_open(self, queue_offset: int) -> bool:
+        """Whether a half message was seen, and no op that names it."""
+        return queue_offset in self._open
+
+    def place_of(self, queue_offset: int) -> int:
+        """The physical offset of an open half."""
+        return self._open[queue_offset].phy_offset
+
+    def is_waiting(self, key: bytes) -> bool:
+        """Whether a half message of this unique key is open."""
+        return key in self._by_key
+
+    @property
+    def wake_ms(self) -> int:
+        """When the next half is due, NEVER if none is open."""
+        return self._due[0][0] if self._due else NEVER
+
+    def next_due(self, now_ms: int, believed_ms: int) -> Due | None:
+        """The next half to check or to give up. It counts as being ended from now on: it is written
+        again, or to another topic, and `later` puts a check off.
+
+        `believed_ms`: what time it is as far as that is known without a clock that was set. By
+        `now_ms`, which may have leaped, a half is checked, but not given up.
+        """
+        rules = self.rules
+        while self._due and self._due[0][0] <= now_ms:
+            _, offset = heapq.heappop(self._due)
+            half = self._open.get(offset)
+            if half is None or offset in self._ending:
+                continue
+            self._ending.add(offset)
+            too_old = believed_ms - half.stored_ms >= rules.age_max_ms
+            return Due(half, "give up" if half.checks >= rules.check_max or too_old else "check")
+        return None
+
+    def later(self, half: Half, now_ms: int, pause_ms: int | None = None) -> None:
+        """Nobody can be asked, or nothing can be written now: again after the interval, or after
+        `pause_ms`."""
+        self._ending.discard(half.queue_offset)
+        wait_ms = self.rules.interval_ms if pause_ms is None else pause_ms
+        heapq.heappush(self._due, (now_ms + wait_ms, half.queue_offset))
+
+    def progress(self) -> tuple[int, int]:
+        """(half offset, op offset) from which on all of this can be read again."""
+        half = next(iter(self._open), self.next_half)
+        ops = self._ops
+        while ops and ops[0][1] < half:
+            ops.popleft()
+        return half, ops[0][0] if ops else self.next_op
+
+
+def parse_op(body: bytes) -> list[int]:
+    """The half queue offsets of an op record's body, each followed by a comma. What is no number is
+    left out."""
+    return [int(part) for part in body.split(b",") if part.isdigit()]
+
+
+def op_body(offsets: list[int]) -> bytes:
+    return b"".join(b"%d," % offset for offset in offsets)
 
 
 def is_half(properties: bytes) -> bool:

@@ -8,7 +8,7 @@ and its op, the op is written first (`store.recent_commits`). A half that nobody
 back: it is written again with a higher count, and CHECK_TRANSACTION_STATE goes to a producer of its
 group. The last place of one that stays open is TRANS_CHECK_MAX_TIME_TOPIC.
 
-The shell around `transaction_table`. Only a master acts.
+The shell around `transaction_records`. Only a master acts.
 Origin: EndTransactionProcessor, TransactionalMessageServiceImpl and TransactionalOpBatchService.
 """
 
@@ -25,21 +25,19 @@ from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.transaction.producer_check import ProducerCheck
 from batonmq.broker.transaction.transaction_records import (
+    NEVER,
     QUEUE,
+    CheckRules,
+    Due,
+    Half,
+    TransactionTable,
     checked_once_more,
     committed,
     half_of,
     immunity_ms,
     op,
-    real_place,
-)
-from batonmq.broker.transaction.transaction_table import (
-    NEVER,
-    CheckRules,
-    Due,
-    Half,
-    TransactionTable,
     parse_op,
+    real_place,
 )
 from batonmq.broker.write.write_path import WritePath
 from batonmq.process.clock import boot_ms, wall_ms

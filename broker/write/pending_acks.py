@@ -5,6 +5,10 @@ byte is cut, so no reply made for one epoch is ever released by the confirmOffse
 Entries come in the order of their deadline, the wait being one constant, and nearly of their end
 offset (a reply that waited for name servers comes late, and leaves with those before it), so a
 deque is all that is needed. Pure. Origin: GroupTransferService in Java, without its thread.
+
+`FlowControl` refuses sends that could only wait (2), so that their producer goes elsewhere: when so
+many wait that one more would be late anyway, and what queued up while the disk held a write of the
+log. Nothing that was refused is stored. Origin: BrokerFastFailure and the bound of the send queue.
 """
 
 from __future__ import annotations
@@ -13,7 +17,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from batonmq.broker.config import BrokerConfig
 from batonmq.broker.replies import recode
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.store.config import StoreConfig
+
+CLEAN_MS: Final = 50
 
 
 class ReplySink(Protocol):
@@ -24,10 +34,7 @@ class ReplySink(Protocol):
 
 Outcome = Callable[[int, str], None]
 """Called once with (response code, remark); code 0 means confirmed."""
-
 SLICE: Final = 512
-
-
 _Reply = tuple[int, int, ReplySink, bytes]
 """End offset, deadline, and the frame with where it goes."""
 
@@ -148,3 +155,39 @@ class AckPause:
             self._until_ms = 0
             return False
         return True
+
+
+"""How long after such a write: time enough to read what waited in the sockets."""
+
+
+class FlowControl:
+    """Times are ms of one monotonic clock."""
+
+    def __init__(self, broker: BrokerConfig, store: StoreConfig) -> None:
+        self._broker = broker
+        self._store = store
+        self._clean_until_ms = 0
+        self.last_write_ms = 0
+        """How long the log's last write took."""
+
+    def wrote(self, began_ms: int, now_ms: int) -> None:
+        """A write of the log is over."""
+        self.last_write_ms = now_ms - began_ms
+        if self.last_write_ms > self._store.os_page_cache_busy_timeout_ms:
+            self._clean_until_ms = now_ms + CLEAN_MS
+
+    def check(self, waiting: int, now_ms: int) -> None:
+        """A send has come; so many are `waiting` for their answers. Raises BrokerRefusal."""
+        broker = self._broker
+        if waiting >= broker.send_thread_pool_queue_capacity:
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_BUSY,
+                f"[OVERLOAD]system busy, start flow control for a while: {waiting} sends wait for"
+                " their acknowledgement (sendThreadPoolQueueCapacity)",
+            )
+        if now_ms < self._clean_until_ms and broker.broker_fast_failure_enable:
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_BUSY,
+                "[PCBUSY_CLEAN_QUEUE]broker busy, start flow control for a while: the last write of"
+                f" the log took {self.last_write_ms} ms (osPageCacheBusyTimeOutMills)",
+            )

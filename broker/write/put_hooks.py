@@ -1,10 +1,15 @@
-"""What happens to a message that is put: one that is to wait goes to a topic of the broker's own.
+"""What becomes of a message that is put: its properties, and the topic in which it waits. Pure.
 
-A message with DELAY above 0 goes to the queue of its level in SCHEDULE_TOPIC_XXXX and keeps where
-it belongs in REAL_TOPIC and REAL_QID. One with TIMER_DELAY_SEC, TIMER_DELAY_MS or TIMER_DELIVER_MS
-goes to rmq_sys_wheel_timer, with the millisecond at which it is due in TIMER_OUT_MS (Java: rounded
-to a second). Whatever puts a message for others passes here: sends, commits of transactions,
-retries. What the broker delivers, or writes for itself, does not. Pure.
+`SendProperties` takes the property string of a send in one pass: it finds what the store needs
+(TAGS, KEYS, UNIQ_KEY), drops what no client may set, and adds what every stored message carries.
+The common case searches the string a few times; anything unusual goes through a dictionary.
+
+`PutHooks` gives a message that is to wait to a topic of the broker's own. A message with DELAY
+above 0 goes to the queue of its level in SCHEDULE_TOPIC_XXXX and keeps where it belongs in
+REAL_TOPIC and REAL_QID. One with TIMER_DELAY_SEC, TIMER_DELAY_MS or TIMER_DELIVER_MS goes to
+rmq_sys_wheel_timer, with the millisecond at which it is due in TIMER_OUT_MS (Java: rounded to a
+second). Whatever puts a message for others passes here: sends, commits of transactions, retries.
+What the broker delivers, or writes for itself, does not.
 Origin: org.apache.rocketmq.broker.util.HookUtils.
 """
 
@@ -14,6 +19,7 @@ from typing import Final
 
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.message_id import UniqIdGenerator
 from batonmq.protocol.properties import (
     DELAY,
     INNER_NUM,
@@ -32,6 +38,7 @@ from batonmq.protocol.properties import (
 )
 from batonmq.protocol.record import NewMessage
 from batonmq.protocol.sysflag import INNER_BATCH
+from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import DLQ_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 from batonmq.store.config import StoreConfig
 
@@ -41,6 +48,9 @@ _TIMER_WISHES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 TIMER_QUEUE: Final = 0
 _INNER: Final = INNER_NUM.encode() + b"\x01"
 _NOT_IN_A_BATCH: Final = (DELAY, TRAN_MSG, *_TIMER_WISHES)
+
+SEPARATOR: Final = "\x02"
+_DROPPED: Final = ("POP_CK", "__CRC32#")
 
 
 class PutHooks:
@@ -159,3 +169,56 @@ def refuse_inner_batch(properties: bytes, sys_flag: int) -> None:
             f"it is an inner batch (property {INNER_NUM}, or bit {INNER_BATCH:#x} of sysFlag): only"
             " topics with queue.type=BatchCQ take those, and no topic of this broker has it"
         )
+
+
+class SendProperties:
+    """Prepares property strings for one broker. `unique_ids` makes what a message lacks."""
+
+    def __init__(self, cluster_name: str, region_id: str, unique_ids: UniqIdGenerator) -> None:
+        self._suffix = encode_properties(
+            {"MSG_REGION": region_id, "TRACE_ON": "true", "CLUSTER": cluster_name}
+        )
+        if not self._suffix.endswith(SEPARATOR):
+            self._suffix += SEPARATOR
+        self._mark = f"\x02CLUSTER\x01{cluster_name}\x02"
+        self._unique_ids = unique_ids
+
+    def prepare(self, text: str) -> tuple[bytes, int, bytes | None, bytes]:
+        """(property bytes to store, tagsCode, KEYS or None, UNIQ_KEY)."""
+        marked = "\x02" + text
+        if "\x02POP_CK\x01" in marked or "\x02__CRC32#\x01" in marked:
+            text = self._unusual(text)
+            marked = "\x02" + text
+        if text and text[-1] != SEPARATOR:
+            text += SEPARATOR
+            marked += SEPARATOR
+        find = marked.find
+        at = find("\x02UNIQ_KEY\x01")
+        unique_key = marked[at + 10 : find(SEPARATOR, at + 10)] if at >= 0 else ""
+        key = unique_key.encode()
+        if not key.isalnum() and not _fits_into_a_reply(unique_key):
+            unique_key = self._unique_ids.next()
+            key = unique_key.encode()
+            text = encode_properties({**decode_properties(text), "UNIQ_KEY": unique_key})
+            if text[-1] != SEPARATOR:
+                text += SEPARATOR
+            marked = "\x02" + text
+            find = marked.find
+        at = find("\x02TAGS\x01")
+        tags = tags_code(marked[at + 6 : find(SEPARATOR, at + 6)]) if at >= 0 else 0
+        at = find("\x02KEYS\x01")
+        keys = marked[at + 6 : find(SEPARATOR, at + 6)].encode() if at >= 0 else None
+        if self._mark not in marked:
+            text += self._suffix
+        return text.encode(), tags, keys or None, key
+
+    def _unusual(self, text: str) -> str:
+        properties = decode_properties(text)
+        for key in _DROPPED:
+            properties.pop(key, None)
+        return encode_properties(properties)
+
+
+def _fits_into_a_reply(unique_key: str) -> bool:
+    """Whether the reply's template may take it as it is: nothing in it needs escaping in JSON."""
+    return unique_key.isprintable() and not set(unique_key) & {'"', "\\"} and unique_key != ""

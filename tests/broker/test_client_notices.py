@@ -12,8 +12,7 @@ from heartbeats import heartbeat
 
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.client_processor import ClientProcessor
-from batonmq.broker.consume.consumer_manager import ConsumerManager, GroupChanged
-from batonmq.broker.consume.consumer_sightings import ConsumerSightings
+from batonmq.broker.consume.consumer_manager import ConsumerManager, ConsumerSightings, GroupChanged
 from batonmq.protocol.bodies import HeartbeatData, ProducerData
 from batonmq.protocol.codes import RequestCode
 from batonmq.remoting.command import RemotingCommand

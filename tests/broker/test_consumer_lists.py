@@ -14,13 +14,13 @@ import uvloop
 from heartbeats import heartbeat
 from lone_broker import Rig, lone_broker, until
 
-from batonmq.broker.consume import consumer_lists
-from batonmq.broker.consume.consumer_lists import ConsumerLists
-from batonmq.broker.consume.consumer_manager import ConsumerManager
-from batonmq.broker.consume.consumer_sightings import (
+from batonmq.broker.consume import client_processor
+from batonmq.broker.consume.client_processor import ConsumerLists
+from batonmq.broker.consume.consumer_manager import (
     MOVING_MS,
     PIECE,
     SIGHTING_MS,
+    ConsumerManager,
     ConsumerSightings,
 )
 from batonmq.protocol.bodies import ConsumerSightingsBody, GetConsumerListByGroupResponseBody
@@ -150,7 +150,7 @@ def test_a_rolling_restart_between_two_heartbeats_forgets_nobody(tmp_path: Path)
 
 def test_who_does_not_answer_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is dead, one hangs."""
-    monkeypatch.setattr(consumer_lists, "ASK_MS", 20)
+    monkeypatch.setattr(client_processor, "ASK_MS", 20)
 
     async def script(group: Members) -> None:
         async def hang(*_: object) -> None:
@@ -187,8 +187,8 @@ def test_no_sighting_counts_longer_than_a_heartbeat_takes_and_the_newest_wins() 
 def test_ten_thousand_consumers_cost_one_question_at_a_time_and_no_long_turn(
     tmp_path: Path, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer_lists, "ASK_MS", 60_000)
-    monkeypatch.setattr(consumer_lists, "COPY_MS", 60_000)
+    monkeypatch.setattr(client_processor, "ASK_MS", 60_000)
+    monkeypatch.setattr(client_processor, "COPY_MS", 60_000)
 
     async def script(group: Members) -> None:
         a, b = group.rigs["a"].service, group.rigs["b"].service

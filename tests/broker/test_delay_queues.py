@@ -7,7 +7,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batonmq.broker.schedule.delay_queues import NEVER, NOW, DelayQueues, Look
+from batonmq.broker.schedule.due_queues import NEVER, NOW, DelayQueues, Look
 
 DELAYS_MS = {0: 1_000, 1: 5_000}
 

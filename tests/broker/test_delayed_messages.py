@@ -10,7 +10,7 @@ import pytest
 from lone_broker import Clock, Rig, end_of, messages, run_with_broker, send_header, until
 
 from batonmq.broker.schedule import delivery
-from batonmq.broker.schedule.progress import ProgressRecord, decode_progress
+from batonmq.broker.schedule.due_queues import ProgressRecord, decode_progress
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.errors import RemoteProtocolError

@@ -8,7 +8,7 @@ import pytest
 from lone_broker import Rig, end_of, run_with_broker
 
 from batonmq.broker.config import BrokerConfig
-from batonmq.broker.write.flow_control import CLEAN_MS, FlowControl
+from batonmq.broker.write.pending_acks import CLEAN_MS, FlowControl
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.store.config import StoreConfig
 

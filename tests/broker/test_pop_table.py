@@ -5,15 +5,17 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batonmq.broker.pop.pop_hold import KEY_MAX, PopHold, Waiting
-from batonmq.broker.pop.pop_records import (
+from batonmq.broker.consume.held_requests import KEY_MAX, PopHold, Waiting
+from batonmq.broker.pop.pop_table import (
+    NEVER,
     Acked,
     Popped,
     PopRecord,
+    PopTable,
+    Position,
     PutOff,
     decode_pop_record,
 )
-from batonmq.broker.pop.pop_table import NEVER, PopTable, Position
 
 KEY = ("g", "T", 0)
 

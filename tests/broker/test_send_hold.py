@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import pytest
 from lone_broker import Rig, run_with_broker, until
 
-import batonmq.broker.write.send_hold as send_hold
 from batonmq.broker.role_gate import RoleGate
+from batonmq.broker.write import write_path
 from batonmq.protocol.codes import MASTER_ADDRESS_HINT, MASTER_EPOCH_HINT
 from batonmq.protocol.role_view import Role
 
@@ -68,14 +68,14 @@ def test_a_hold_without_room_refuses_at_once(
         assert (await rig.send()).code == 0
         hold = rig.service.path.hold
         hold.begin()
-        monkeypatch.setattr(send_hold, "HELD_MAX", 1)
+        monkeypatch.setattr(write_path, "HELD_MAX", 1)
         kept = asyncio.create_task(rig.send())
         await until(lambda: len(hold) == 1)
         refused = await rig.send()
         assert (refused.code, refused.ext) == (14, {})
         assert "1 sends wait already" in (refused.remark or "")
-        monkeypatch.setattr(send_hold, "HELD_BYTES_MAX", 10)
-        monkeypatch.setattr(send_hold, "HELD_MAX", 100)
+        monkeypatch.setattr(write_path, "HELD_BYTES_MAX", 10)
+        monkeypatch.setattr(write_path, "HELD_MAX", 100)
         assert (await rig.send(body=b"x" * 11)).code == 14
         hold.release()
         assert (await kept).code == 0
@@ -88,7 +88,7 @@ def test_a_hold_that_nobody_ends_ends_by_itself(
 ) -> None:
     async def play(rig: Rig) -> None:
         assert (await rig.send()).code == 0
-        monkeypatch.setattr(send_hold, "HELD_MOST_S", 0.01)
+        monkeypatch.setattr(write_path, "HELD_MOST_S", 0.01)
         rig.service.path.hold.begin()
         assert (await rig.send()).code == 0
         assert not rig.service.path.hold.active
@@ -101,7 +101,7 @@ class Handled:
 
     closed = False
 
-    def __init__(self, hold: send_hold.SendHold) -> None:
+    def __init__(self, hold: write_path.SendHold) -> None:
         self.kinds: list[int] = []
         self._hold = hold
 
@@ -115,10 +115,10 @@ def test_r34_many_held_sends_are_handled_over_many_turns_in_their_order(
 ) -> None:
     """Between the slices the loop does other things, and who comes then stands at the end. Each
     turn handles more than came in the one before, so it ends however many come."""
-    monkeypatch.setattr(send_hold, "SLICE", 3)
+    monkeypatch.setattr(write_path, "HELD_SLICE", 3)
 
     async def play() -> None:
-        hold = send_hold.SendHold()
+        hold = write_path.SendHold()
         connection = Handled(hold)
         after_turn: list[int] = []
 
@@ -146,10 +146,10 @@ def test_r34_many_held_sends_are_handled_over_many_turns_in_their_order(
 
 def test_r33_a_hold_that_begins_again_stops_the_release(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log must stand from then on: what is left waits for the next release, in its order."""
-    monkeypatch.setattr(send_hold, "SLICE", 3)
+    monkeypatch.setattr(write_path, "HELD_SLICE", 3)
 
     async def play() -> None:
-        hold = send_hold.SendHold()
+        hold = write_path.SendHold()
         connection = Handled(hold)
         hold.begin()
         for kind in range(8):

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batonmq.broker.send.send_properties import SendProperties
-from batonmq.protocol.message_id import host_bytes
+from batonmq.broker.write.put_hooks import SendProperties
+from batonmq.protocol.message_id import UniqIdGenerator, host_bytes
 from batonmq.protocol.properties import decode_properties, encode_properties
 from batonmq.protocol.tags import java_string_hash
 
-PREPARE = SendProperties("DefaultCluster", "DefaultRegion", host_bytes("127.0.0.1", 10911)).prepare
+IDS = UniqIdGenerator(host_bytes("127.0.0.1", 10911)[:-4], 1, lambda: 1_700_000_000_000)
+PREPARE = SendProperties("DefaultCluster", "DefaultRegion", IDS).prepare
 
 
 def test_what_the_store_needs_is_found_and_what_records_carry_is_added() -> None:

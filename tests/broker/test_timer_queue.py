@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batonmq.broker.schedule.timer_queue import NEVER, TimerQueue
+from batonmq.broker.schedule.due_queues import NEVER, TimerQueue
 from batonmq.store.delay_offset import TimerProgress
 
 ANY = 1 << 40

@@ -19,7 +19,7 @@ from lone_broker import (
     until,
 )
 
-from batonmq.broker.schedule import delivery, timer_service
+from batonmq.broker.schedule import delivery
 from batonmq.process.clock import wall_ms
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.layout import UNIT_SIZE
@@ -239,7 +239,7 @@ def test_r30_a_restart_goes_on_where_the_log_says(tmp_path: Path, clock: Clock) 
 def test_a_backlog_is_read_and_delivered_in_slices(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timer_service, "READ_UNITS", 7)
+    monkeypatch.setattr(delivery, "READ_UNITS", 7)
     monkeypatch.setattr(delivery, "SLICE", 5)
 
     async def before(rig: Rig) -> None:
@@ -323,14 +323,14 @@ def test_60_says_up_to_when_all_is_delivered(tmp_path: Path, clock: Clock) -> No
 
         timers = rig.service.waiting.timers
         await until(lambda: timers.delivered_until_ms() > 0)
-        assert wall_ms() - 60_000 < await read_ms() <= wall_ms() - timer_service.LATE_MS
+        assert wall_ms() - 60_000 < await read_ms() <= wall_ms() - delivery.LATE_MS
         before_ms = wall_ms()
         await rig.send("T", TIMER_DELAY_SEC="2")
         await until(lambda: len(timers) == 1)
         timers.end()
         assert await read_ms() == 0, "it does not know"
         timers.begin()
-        clock.ahead_ms = timer_service.LATE_MS + 1000
+        clock.ahead_ms = delivery.LATE_MS + 1000
         await until(lambda: timers.delivered_until_ms() > 0)
         assert await read_ms() < before_ms + 2000, "it waits still"
 
@@ -341,7 +341,7 @@ def test_how_many_wait_for_which_topic(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """61. Kept from the first question on, counted in slices, begun anew by a new master."""
-    monkeypatch.setattr(timer_service, "COUNTED_UNITS", 2)
+    monkeypatch.setattr(delivery, "COUNTED_UNITS", 2)
 
     async def counts(rig: Rig) -> dict[str, int]:
         body = json.loads((await rig.ask(61)).body)
@@ -412,5 +412,5 @@ def test_r30_a_new_master_delivers_nothing_before_it_has_read_the_recalls(
 
     run_with_broker(tmp_path, before, broker=RECALLS)
     clock.ahead_ms = 30_000
-    monkeypatch.setattr(timer_service, "READ_UNITS", 2)
+    monkeypatch.setattr(delivery, "READ_UNITS", 2)
     run_with_broker(tmp_path, after, broker=RECALLS)

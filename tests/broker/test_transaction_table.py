@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batonmq.broker.transaction.transaction_table import (
+from batonmq.broker.transaction.transaction_records import (
     NEVER,
     CheckRules,
     Due,

@@ -1,0 +1,347 @@
+"""What waits for its time, when it is due, and how far the group has delivered it. Pure.
+
+Delayed messages (`DelayQueues`): all of a level wait equally long, so each queue of
+SCHEDULE_TOPIC_XXXX is in the order of its due times, and only its first message is waited for. A
+level with a million waiting messages costs as much as one with none. Java looks every 100 ms.
+
+Timed messages (`TimerQueue`): the log and the queue of rmq_sys_wheel_timer hold everything, so the
+heap of (due time, offset in that queue) is derived: a new master fills it from the queue's units.
+A waiting message costs one integer, whatever its size. `TimerCounts` has what 61 tells. Java keeps
+a wheel with a slot for each second and a log of its own beside it.
+
+Progress (R30): a master that delivers a waiting message puts a copy of it into the log, and right
+behind it, in the same turn, a record of PROGRESS_TOPIC that says how far it is. So the progress of
+a replica is what its log says: it is confirmed with what was delivered, cut with it, and there at a
+new master, which delivers nothing twice but what was cut between the two. A Java replica keeps
+these records as ordinary messages; it gets the offsets with 45.
+
+Times are wall clock ms. Origin: Java `ScheduleMessageService`, `TimerMessageStore`, `TimerMetrics`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import msgspec
+
+from batonmq.protocol.bodies import DataVersion, TimerMetricsSerializeWrapper
+from batonmq.protocol.properties import REAL_TOPIC, TIMER_DEL_UNIQKEY, find_property
+from batonmq.protocol.system_record import decode_system_record
+from batonmq.store.delay_offset import DelayOffsetManager, TimerProgress
+
+NEVER: Final = 1 << 62
+NOW: Final = 0
+_BITS: Final = 44
+_OFFSET: Final = (1 << _BITS) - 1
+_BLOCK_BITS: Final = 12
+_REAL_TOPIC: Final = REAL_TOPIC.encode()
+_RECALLS: Final = TIMER_DEL_UNIQKEY.encode()
+
+PROGRESS_VERSION: Final = 1
+
+
+@dataclass(slots=True)
+class _Level:
+    queue_id: int
+    offset: int
+    look_ms: int = NOW
+    """When to look at the queue: when its first message is due; NEVER while it has none."""
+
+
+class Look(NamedTuple):
+    """Units of this queue are wanted from `offset` on."""
+
+    queue_id: int
+    offset: int
+
+
+class DelayQueues:
+    """Empty on a broker that is not master. `delay_ms` is that of a queue."""
+
+    def __init__(self, delay_ms: Callable[[int], int]) -> None:
+        self._delay_ms = delay_ms
+        self._levels: dict[int, _Level] = {}
+        self._turn = 0
+
+    def begin(self, offsets: Mapping[int, int]) -> None:
+        """A mastership begins: queue id -> offset of the next message to deliver."""
+        self._levels = {queue_id: _Level(queue_id, at) for queue_id, at in offsets.items()}
+
+    def end(self) -> None:
+        """This broker delivers nothing any more."""
+        self._levels = {}
+
+    def arrived(self, queue_id: int) -> bool:
+        """A message came to a queue; whether it is the first of it, so that it is looked at."""
+        level = self._levels.get(queue_id)
+        if level is None or level.look_ms != NEVER:
+            return False
+        level.look_ms = NOW
+        return True
+
+    @property
+    def wake_ms(self) -> int:
+        """When to look next, NEVER if only an arrival can change something."""
+        return min((level.look_ms for level in self._levels.values()), default=NEVER)
+
+    def next_look(self, now_ms: int) -> Look | None:
+        """A queue to read now, in turn; None if none has anything due. Also one whose first message
+        lies further ahead than its delay by now: the clock was set back."""
+        ids = sorted(self._levels)
+        for queue_id in (*ids[self._turn :], *ids[: self._turn]):
+            level = self._levels[queue_id]
+            latest = now_ms + self._delay_ms(queue_id)
+            if level.look_ms <= now_ms or latest < level.look_ms < NEVER:
+                self._turn = ids.index(queue_id) + 1
+                return Look(queue_id, level.offset)
+        return None
+
+    def due_of(self, queue_id: int, due: Sequence[int], now_ms: int) -> int:
+        """How many of the messages from the level's offset on, due at these times, are due now.
+
+        One that lies further ahead than the level's delay was stored before the clock was set back:
+        it is due. If none is due, or none is there, the level waits.
+        """
+        level = self._levels[queue_id]
+        latest = now_ms + self._delay_ms(queue_id)
+        for index, due_ms in enumerate(due):
+            if now_ms < due_ms <= latest:
+                if index == 0:
+                    level.look_ms = due_ms
+                return index
+        if not due:
+            level.look_ms = NEVER
+        return len(due)
+
+    def delivered(self, queue_id: int, count: int) -> None:
+        """The first `count` messages are in the log again, or are not to be delivered."""
+        level = self._levels[queue_id]
+        level.offset += count
+        level.look_ms = NOW
+
+    def skip_to(self, queue_id: int, offset: int) -> None:
+        """The queue has nothing below `offset` any more."""
+        self._levels[queue_id].offset = offset
+        self._levels[queue_id].look_ms = NOW
+
+    def offset_of(self, queue_id: int) -> int:
+        """The offset of the next message to deliver."""
+        return self._levels[queue_id].offset
+
+
+class TimerQueue:
+    """`next_offset` is the offset in the timer's queue to read next.
+
+    How far the group is, is a `TimerProgress`: one place in the heap's order. A message that
+    becomes visible when its time has passed may stand before that place. Such late ones come first,
+    in the order of their offsets, and while there are any the progress reaches to the first of them
+    only. A late one waits for its time as well: a clock that was set back has not reached it.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[int] = []
+        self._blocks: dict[int, int] = {}
+        self._recalls: Counter[bytes] = Counter()
+        self._late: deque[int] = deque()
+        self._done = self._known_to = self._level_at = 0
+        self.next_offset = 0
+
+    def begin(self, progress: TimerProgress, least_offset: int, end_offset: int) -> None:
+        """A mastership begins: nothing is known but where to read from. The queue holds
+        [`least_offset`, `end_offset`)."""
+        self._heap.clear()
+        self._late.clear()
+        self._blocks.clear()
+        self._recalls.clear()
+        self._done = progress.done_ms << _BITS | progress.done_offset
+        self._known_to = min(progress.next_offset, end_offset)
+        self._level_at = end_offset
+        self.next_offset = min(max(progress.from_offset, least_offset), end_offset)
+
+    def __len__(self) -> int:
+        """How many messages wait."""
+        return len(self._heap) + len(self._late)
+
+    def skip_to(self, least_offset: int) -> None:
+        """The queue begins there now: what was to be read before has expired."""
+        self.next_offset = max(self.next_offset, least_offset)
+
+    def seen(self, due_ms: int) -> bool:
+        """The next message of the queue is due at `due_ms`; whether it waits."""
+        offset = self.next_offset
+        self.next_offset = offset + 1
+        entry = due_ms << _BITS | offset
+        if entry > self._done:
+            heapq.heappush(self._heap, entry)
+        elif offset < self._known_to:
+            return False
+        else:
+            self._late.append(entry)
+        block = offset >> _BLOCK_BITS
+        self._blocks[block] = self._blocks.get(block, 0) + 1
+        return True
+
+    def recalled(self, key: bytes) -> None:
+        """A recall waits: no message of this key is to be delivered until that is due, for a send
+        that was tried again may have stored the message twice."""
+        self._recalls[key] += 1
+
+    def is_recalled(self, key: bytes) -> bool:
+        """Whether a recall of this key waits."""
+        return key in self._recalls
+
+    def recall_over(self, key: bytes) -> None:
+        """A recall of this key is due: what it names was due before it."""
+        self._recalls[key] -= 1
+        if self._recalls[key] <= 0:
+            del self._recalls[key]
+
+    @property
+    def wake_ms(self) -> int:
+        """When the next message is due, NEVER if none waits."""
+        if self._late:
+            return self._late[0] >> _BITS
+        return self._heap[0] >> _BITS if self._heap else NEVER
+
+    def next_due(self, now_ms: int) -> int | None:
+        """The offset of a message that is due, the first one first; it stays until `done`."""
+        if not len(self) or self.wake_ms > now_ms:
+            return None
+        return (self._late or self._heap)[0] & _OFFSET
+
+    def waits(self, offset: int, due_ms: int) -> bool:
+        """Whether a message that was seen is still to come, and not late."""
+        return due_ms << _BITS | offset > self._done
+
+    def done(self) -> bool:
+        """The message that `next_due` gave is in the log again, or is not to be delivered. False if
+        it was a late one."""
+        is_late = bool(self._late)
+        if is_late:
+            entry = self._late.popleft()
+        else:
+            entry = self._done = heapq.heappop(self._heap)
+        block = (entry & _OFFSET) >> _BLOCK_BITS
+        self._blocks[block] -= 1
+        if not self._blocks[block]:
+            del self._blocks[block]
+        return not is_late
+
+    def progress(self) -> TimerProgress:
+        """What is delivered of all that was seen. Not before all was seen that the last progress
+        knew of."""
+        block = next(iter(self._blocks), None)
+        end = self._late[0] & _OFFSET if self._late else self.next_offset
+        start = end if block is None else block << _BLOCK_BITS
+        return TimerProgress(
+            done_ms=self._done >> _BITS,
+            done_offset=self._done & _OFFSET,
+            next_offset=end,
+            from_offset=min(start, end),
+        )
+
+    @property
+    def is_level(self) -> bool:
+        """Whether all was seen that the log had when the mastership began: a recall that the master
+        before has answered may be its last record, and becomes visible only when it is confirmed
+        again (R30)."""
+        return self.next_offset >= self._level_at
+
+
+class TimerCounts:
+    """Of one mastership. Counted is what lies below `next_offset` of the timer's queue."""
+
+    def __init__(self) -> None:
+        self.next_offset = 0
+        self._counts: Counter[str] = Counter()
+        self._changes = 0
+        self._changed_ms: dict[str, int] = {}
+
+    def add(self, properties: bytes, count: int, now_ms: int) -> None:
+        """A message with these properties waits (1), or does not any more (-1)."""
+        topic = (find_property(properties, _REAL_TOPIC) or b"").decode("utf-8", "replace")
+        is_recall = find_property(properties, _RECALLS) is not None
+        self._counts[topic] += -count if is_recall else count
+        self._changed_ms[topic] = now_ms
+        self._changes += 1
+
+    def encode(self, master_epoch: int) -> bytes:
+        """The body: {"dataVersion", "timingCount": topic -> {"count", "timeStamp"}}."""
+        found = {
+            topic: {"count": count, "timeStamp": self._changed_ms[topic]}
+            for topic, count in sorted(self._counts.items())
+            if count > 0
+        }
+        version = DataVersion(
+            counter=self._changes,
+            state_version=master_epoch,
+            timestamp=max(self._changed_ms.values(), default=0),
+        )
+        return TimerMetricsSerializeWrapper(data_version=version, timing_count=found).encode()
+
+
+class ProgressRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """`delays`: delay level -> offset of the next message of its queue. `timer`: None if it is as
+    it was."""
+
+    v: int = PROGRESS_VERSION
+    delays: dict[int, int] = {}
+    timer: TimerProgress | None = None
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+
+_decoder = msgspec.json.Decoder(ProgressRecord)
+
+
+def decode_progress(body: bytes) -> ProgressRecord:
+    """Reads a record's body. Raises RemoteProtocolError for one of an unknown version or shape."""
+    return decode_system_record(_decoder, body, "progress", PROGRESS_VERSION)
+
+
+class DeliveryProgress:
+    """What the log says. `confirmed` is the table of what all members have; what a new master finds
+    above that in its own log counts for its mastership only."""
+
+    def __init__(self, delays: DelayOffsetManager) -> None:
+        self._delays = delays
+        self._inherited: dict[int, int] = {}
+        self._inherited_timer: TimerProgress | None = None
+
+    def confirmed(self, body: bytes) -> None:
+        """A record of the log is on every member. Raises RemoteProtocolError."""
+        record = decode_progress(body)
+        self._delays.set_all(record.delays)
+        if record.timer is not None:
+            self._delays.set_timer(record.timer)
+
+    def take_over(self, body: bytes) -> None:
+        """A new master finds this record in its log, not confirmed yet. Raises
+        RemoteProtocolError."""
+        record = decode_progress(body)
+        self._inherited.update(record.delays)
+        self._inherited_timer = record.timer or self._inherited_timer
+
+    def role_left(self) -> None:
+        """What was not confirmed may be cut: the log decides."""
+        self._inherited.clear()
+        self._inherited_timer = None
+
+    @property
+    def delays(self) -> Mapping[int, int]:
+        """Delay level -> where a mastership that begins now goes on."""
+        return {**self._delays.table, **self._inherited}
+
+    def is_confirmed(self, timer: TimerProgress) -> bool:
+        """Whether every member has this, and what was delivered before it."""
+        return timer == self._delays.timer
+
+    @property
+    def timer(self) -> TimerProgress:
+        """The same for timers."""
+        return self._inherited_timer or self._delays.timer
