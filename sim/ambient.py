@@ -34,7 +34,7 @@ import pysyncobj.transport
 import batonmq.client.instance.connections
 import batonmq.controller.raft.transport
 from batonmq.broker.filter import sql_filter
-from batonmq.process import disk, lock_file
+from batonmq.process import descriptors, disk, lock_file
 from batonmq.remoting.connection import Connection
 from batonmq.store.index_service import IndexService
 from batonmq.store.queue_table import Queue
@@ -160,6 +160,8 @@ def ambient(seed: int, network: Network, clocks: Clocks, disks: SimDisks | None)
         patches.set(random, "_urandom", chance.randbytes)
         patches.set(random, "Random", _seeded(chance))
         patches.set(os, "getpid", _pid)
+        # Of the one real process that they all share it would take thousands, at each start.
+        patches.set(descriptors, "HELD_MAX", 0)
         # A broker divides it by ten while it loads numpy. One that is killed meanwhile sets it back
         # never, and after some such lives the next division fails.
         patches.set(sys, "setswitchinterval", lambda interval_s: None)

@@ -56,6 +56,10 @@ class Process:
         """Run it soon, in this process."""
         self.loop.call_soon(callback, *args, context=self.context.copy())
 
+    def post_at(self, when_s: float, callback: Callable[..., object]) -> None:
+        """Run it at that time of the world, in this process."""
+        self.loop.add_timer(_Handle(callback, (), self.context.copy(), when_s))
+
     def run(self, callback: Callable[..., Any], *args: object) -> Any:
         """Run it now, in this process."""
         outside = asyncio._get_running_loop() is None

@@ -168,26 +168,28 @@ class Pipe:
         if network.muted:
             return
         delay_s = network.delay_between_s(self._source, self._target.host)
-        self._queue.append((network.loop.time() + delay_s, item))
-        self.pump()
+        self._queue.append((network.loop.now_s + delay_s, item))
+        if not self._armed or self._target.dead:
+            self.pump()
 
     def drop_unsent(self) -> None:
         self._queue.clear()
 
     def pump(self) -> None:
-        if self._armed or not self._queue:
+        target = self._target
+        if not self._queue or (self._armed and not target.dead):
             return
         network = self._network
-        if self._target.dead:
-            if self._target.vanished:
+        if target.dead:
+            if target.vanished:
                 self._watch()
             return
-        if network.is_blocked(self._source, self._target.host):
+        if network.is_blocked(self._source, target.host):
             network.waiting.append(self)
             self._watch()
             return
         self._armed = True
-        at_world(network.loop, max(self._queue[0][0], network.loop.time()), self._fire)
+        target.post_at(max(self._queue[0][0], network.loop.now_s), self._fire)
 
     def _watch(self) -> None:
         """Bytes wait: the sender's kernel gives up some time later."""
@@ -210,13 +212,16 @@ class Pipe:
             self._watch()
 
     def _fire(self) -> None:
+        """In the target, which may hang until much later than it was due, or end in the middle."""
         self._armed = False
-        network = self._network
-        if not network.is_blocked(self._source, self._target.host):
-            now = network.loop.time()
-            while self._queue and self._queue[0][0] <= now:
-                self._target.post(self._deliver, self._queue.popleft()[1])
-        self.pump()
+        network, target, queue = self._network, self._target, self._queue
+        try:
+            if not network.is_blocked(self._source, target.host):
+                now_s = network.loop.now_s
+                while queue and queue[0][0] <= now_s and not target.dead:
+                    self._deliver(queue.popleft()[1])
+        finally:
+            self.pump()
 
 
 class SimTransport(asyncio.Transport):

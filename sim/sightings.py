@@ -49,6 +49,7 @@ class Sightings:
         self._answered_s = 0.0
         self._seen: dict[str, BrokerService] = {}
         self._paused_s: dict[str, tuple[float, float]] = {}  # since when, and until when
+        self._tails: dict[str, tuple[int, int, int]] = {}  # start, log end and disk calls when seen
 
     def check(self) -> None:
         for host in self._brokers:
@@ -128,8 +129,12 @@ class Sightings:
             self._paused_s[host.name] = (since_s if is_same else now_s, now_s)
 
     def _check_tail(self, host: BrokerHost, store: MessageStore) -> None:
-        """R22, R24: what was cut, or torn, cannot come back behind the end of the log."""
+        """R22, R24: what was cut, or torn, cannot come back behind the end of the log. What was
+        right is so until the next call to the disk."""
         end, plan = store.log.max_offset, host.disk.plan
+        seen = (host.starts, end, host.disk.calls)
+        if self._tails.get(host.name) == seen:
+            return
         if store.slave_log._truncation._intent_path.exists() and not store.health.has_failed:
             self._violate(f"R37: {host.incarnation} goes on with a cut that is not finished")
         segment = store.log.segment_at(end)
@@ -138,6 +143,7 @@ class Sightings:
         behind = bytes(segment.buffer[end - segment.start_offset :])
         if store.trust.damage is None and behind != bytes(len(behind)):
             self._violate(f"R22: behind {end}, the end of its log, {host.incarnation} has more")
+        self._tails[host.name] = seen
 
     # Routes.
 

@@ -44,6 +44,7 @@ class Thread:
         self._error: BaseException | None = None
         self._started = self._done = self._ending = False
         self._turn = 0  # of the pause that it is in
+        self._timer: Any = None  # that ends it
         self._woken = True
         self.forced = False
         self._process: Process
@@ -113,12 +114,15 @@ class Thread:
             raise Crash(self.name)
         self._turn += 1
         if seconds is not None:
-            self._loop.call_later(
+            self._timer = self._loop.call_later(
                 seconds, self._resume, self._turn, context=self._process.context.copy()
             )
         self._woken = False
         assert self._stack is not None and self._stack.parent is not None
         self._stack.parent.switch()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._ending:
             raise Crash(self.name)
         return self._woken
