@@ -163,10 +163,13 @@ class _Node(SyncObj):  # type: ignore[misc]
     def _wait_s(self, tick_s: float) -> float:
         """How long a turn of the tick thread waits. Messages and commands wake it at once; what a
         node that is connected to all others has to do by itself is, as a follower, to stand for
-        election, and as a leader to send heartbeats."""
+        election, and as a leader to send heartbeats. Those that are due leave in this very turn,
+        before it waits."""
         if self.transport.is_apart or self.raft_state not in _DEADLINES:
             return tick_s
         left_s = float(getattr(self, _DEADLINES[self.raft_state])) - boot_s()
+        if left_s < 0 and self.raft_state == _LEADER:
+            left_s = float(self._SyncObj__conf.appendEntriesPeriod)
         return min(max(0.0, left_s) + _JUST_AFTER_S, _TICKS_MOST * tick_s)
 
     @property

@@ -71,15 +71,21 @@ def test_a_connected_node_waits_for_its_deadline_and_not_for_ticks() -> None:
     """A deadline is met sooner than by ticks; between heartbeats only messages wake a node."""
 
     def wait_s(state: int, left_s: float, *, is_apart: bool = False) -> float:
-        node = SimpleNamespace(raft_state=state, transport=SimpleNamespace(is_apart=is_apart))
+        conf = SimpleNamespace(appendEntriesPeriod=0.1)
+        node = SimpleNamespace(
+            raft_state=state,
+            transport=SimpleNamespace(is_apart=is_apart),
+            _SyncObj__conf=conf,
+        )
         of = "newAppendEntriesTime" if state == leader else "raftElectionDeadline"
         setattr(node, f"_SyncObj__{of}", boot_s() + left_s)
         return _Node._wait_s(node, 0.05)  # type: ignore[arg-type]
 
     follower, leader = _RAFT_STATE.FOLLOWER, _RAFT_STATE.LEADER
     assert wait_s(follower, 100) == wait_s(follower, math.inf) == 0.2
+    assert 0 < wait_s(follower, -100) < 0.002
+    assert 0.1 < wait_s(leader, -100) < 0.102, "what is due leaves in the turn that then waits"
     for state in (follower, leader):
-        assert 0 < wait_s(state, -100) < 0.002
         assert wait_s(state, 0.09) < 0.092
         assert wait_s(state, 100, is_apart=True) == 0.05, "it dials at every tick"
     assert wait_s(_RAFT_STATE.CANDIDATE, 100) == 0.05
