@@ -451,7 +451,7 @@ async def _client_of_queues(_: World) -> None:
 async def _silence(_: World) -> None:
     watch = SilenceWatch()
     for number in range(MANY):
-        watch.begin(Silence("T", "b", "h:1"), number // 2, MANY, MANY)
+        watch.begin(Silence("T", "b", "h:1", is_held=True), number // 2, MANY, MANY)
         await asyncio.sleep(0)
     assert len(watch.due(MANY)) == 1
     checks = 0

@@ -5,8 +5,8 @@ A hung process keeps its sockets open, so only its silence shows that it hangs. 
 way has a time from which its silence is suspicious; from then on, and again every `recheck_ms`, its
 address is due for a check at the name servers, once for all requests to it. Requests that a broker
 holds on purpose come due one by one: in each `HELD_GAP_MS` of the clock one check of an address
-counts for all of them. What a check costs grows with the requests that are due, not with those
-under way.
+counts for all of them, and while no other request waits there it is a look at one name server. What
+a check costs grows with the requests that are due, not with those under way.
 """
 
 from collections.abc import Sequence
@@ -39,17 +39,18 @@ def pause_ms(failures: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
+    """`is_held`: the broker holds the request on purpose."""
+
     topic: str
     broker_name: str
     address: str
+    is_held: bool = False
 
 
 @dataclass(slots=True)
 class _Request:
     silence: Silence
     recheck_ms: int
-    is_held: bool
-    """The broker holds it on purpose."""
 
 
 class SilenceWatch:
@@ -64,8 +65,7 @@ class SilenceWatch:
     def begin(self, silence: Silence, now_ms: int, patience_ms: int, recheck_ms: int) -> int:
         """A request was sent; the number is for `end`."""
         self._serial += 1
-        is_held = recheck_ms >= patience_ms
-        self._requests[self._serial] = _Request(silence, recheck_ms, is_held)
+        self._requests[self._serial] = _Request(silence, recheck_ms)
         heappush(self._times, (now_ms + patience_ms, self._serial))
         return self._serial
 
@@ -74,8 +74,8 @@ class SilenceWatch:
         del self._requests[serial]
 
     def due(self, now_ms: int) -> Sequence[Silence]:
-        """What to check now, one silence per address, of `AT_ONCE` requests at most: while more
-        are due, `next_ms` is not above `now_ms`."""
+        """What to check now, one silence per address, of no held request if there is another, of
+        `AT_ONCE` requests at most: while more are due, `next_ms` is not above `now_ms`."""
         found: dict[str, Silence] = {}
         again: list[tuple[int, int]] = []
         for _ in range(AT_ONCE):
@@ -84,14 +84,16 @@ class SilenceWatch:
                 break
             serial = heappop(self._times)[1]
             request = self._requests[serial]
-            address = request.silence.address
+            silence = request.silence
+            address = silence.address
             again.append((now_ms + request.recheck_ms, serial))
-            if request.is_held:
-                gap = now_ms // HELD_GAP_MS
-                if self._held_checks.get(address) == gap:
-                    continue
+            if not silence.is_held:
+                found[address] = silence
+                continue
+            gap = now_ms // HELD_GAP_MS
+            if self._held_checks.get(address) != gap:
                 self._held_checks[address] = gap
-            found.setdefault(address, request.silence)
+                found.setdefault(address, silence)
         for entry in again:
             heappush(self._times, entry)
         return list(found.values())

@@ -2,7 +2,8 @@
 
 A request that a master does not answer is watched: after `suspicion_ms` the name servers are asked,
 and if they name another master, the old connection is closed, which fails its requests over to the
-new one at once. So a hung master costs its election, not a request timeout.
+new one at once. So a hung master costs its election, not a request timeout. Of a request that it
+may hold, silence says little: one name server is asked each time, and another one the next time.
 """
 
 import asyncio
@@ -96,7 +97,7 @@ class MasterCalls:
         if held_check_ms is not None:
             patience_ms = recheck_ms = held_check_ms
         now_ms = boot_ms()
-        silence = Silence(topic, broker_name, address)
+        silence = Silence(topic, broker_name, address, is_held=held_check_ms is not None)
         serial = self._watch.begin(silence, now_ms, patience_ms, recheck_ms)
         if self._timer is None or now_ms + patience_ms < self._timer_ms:
             self._arm_timer(now_ms)
@@ -129,7 +130,10 @@ class MasterCalls:
 
     async def _find_new_master(self, silence: Silence) -> None:
         try:
-            route = await self._routes.refresh(silence.topic, suspects=(silence.address,))
+            if silence.is_held:
+                route = await self._routes.look_again(silence.topic)
+            else:
+                route = await self._routes.refresh(silence.topic, suspects=(silence.address,))
         except BatonError as error:
             log.info("suspicion_unresolved address=%s why=%s", silence.address, error)
             return

@@ -68,6 +68,7 @@ class NameServers:
         self._remoting = remoting
         self._share_ms = share_ms
         self._preferred = 0
+        self._turn = 0
 
     async def invoke(self, request: RemotingCommand, *, deadline_ms: int) -> RemotingCommand:
         """The first reply, whatever its code. Raises NoNameServerError."""
@@ -92,18 +93,26 @@ class NameServers:
         return ClusterInfo.decode(reply.body)
 
     async def route(
-        self, topic: str, *, deadline_ms: int, suspects: Collection[str] = ()
+        self,
+        topic: str,
+        *,
+        deadline_ms: int,
+        suspects: Collection[str] = (),
+        by_turns: bool = False,
     ) -> TopicRouteData:
         """Raises NoRouteError if no server that replies has the topic, else NoNameServerError.
 
         `suspects`: addresses that are probably no master any more. A reply that still names one as
         master, or that lacks the topic, is used only if no other server has a better one.
+        `by_turns`: another server is asked first each time, not the one that replied last.
         """
         answers = _RouteAnswers(topic, frozenset(suspects))
         if suspects:
             await self._ask_all_for_route(answers, deadline_ms)
         else:
-            order = self._in_turn()
+            if by_turns:
+                self._turn += 1
+            order = self._from(self._turn) if by_turns else self._in_turn()
             for n, index in enumerate(order):
                 await self._ask_for_route(index, answers, deadline_ms, last=n == len(order) - 1)
                 if answers.best is not None:
@@ -167,8 +176,11 @@ class NameServers:
         return dict(zip(self.addresses, answers, strict=True))
 
     def _in_turn(self) -> list[int]:
+        return self._from(self._preferred)
+
+    def _from(self, first: int) -> list[int]:
         count = len(self.addresses)
-        return [(self._preferred + i) % count for i in range(count)]
+        return [(first + i) % count for i in range(count)]
 
     async def _ask(
         self, index: int, request: RemotingCommand, deadline_ms: int, *, last: bool

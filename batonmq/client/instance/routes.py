@@ -82,9 +82,24 @@ class RouteTable:
         `suspects`: addresses that just failed as masters; a name server that names others wins.
         Raises NoRouteError, NoNameServerError.
         """
+        return await self._fetched(topic, deadline_ms, suspects=suspects)
+
+    async def look_again(self, topic: str) -> TopicRoute:
+        """The route, of another name server each time: one that lags behind is outvoted by the
+        next look. Raises NoRouteError, NoNameServerError."""
+        return await self._fetched(topic, None, by_turns=True)
+
+    async def _fetched(
+        self,
+        topic: str,
+        deadline_ms: int | None,
+        *,
+        suspects: Collection[str] = (),
+        by_turns: bool = False,
+    ) -> TopicRoute:
         fetch = self._fetches.get(topic)
         if fetch is None:
-            work = self._fetch(topic, frozenset(suspects))
+            work = self._fetch(topic, frozenset(suspects), by_turns)
             # Its failure is raised to each waiter; without waiters it is ignored.
             fetch = self._connections.spawn(work, log_failure=False)
             self._fetches[topic] = fetch
@@ -172,11 +187,11 @@ class RouteTable:
                 except BatonError as error:
                     log.info("route_poll_failed topic=%s why=%s", topic, error)
 
-    async def _fetch(self, topic: str, suspects: frozenset[str]) -> TopicRoute:
+    async def _fetch(self, topic: str, suspects: frozenset[str], by_turns: bool) -> TopicRoute:
         connections = self._connections
         deadline_ms = boot_ms() + connections.options.request_timeout_ms
         data = await connections.name_servers.route(
-            topic, deadline_ms=deadline_ms, suspects=suspects
+            topic, deadline_ms=deadline_ms, suspects=suspects, by_turns=by_turns
         )
         route = self._hints.applied_to(topic_route(topic, data), boot_ms())
         self._adopt(route)

@@ -2,6 +2,8 @@
 
 from batonmq.client.instance.failover import Silence, SilenceWatch, pause_ms
 
+HELD = Silence("T", "a", "h:1", is_held=True)
+
 
 def test_pauses_start_small_grow_and_are_bounded() -> None:
     pauses = [pause_ms(n) for n in range(1, 100)]
@@ -15,7 +17,7 @@ def test_silence_is_suspicious_after_its_patience_and_again_later() -> None:
     watch = SilenceWatch()
     assert watch.next_ms() is None
     send = watch.begin(Silence("T", "a", "h:1"), 0, 300, 100)
-    held = watch.begin(Silence("T", "a", "h:1"), 0, 2000, 2000)
+    held = watch.begin(HELD, 0, 2000, 2000)
     other = watch.begin(Silence("T", "b", "h:2"), 100, 300, 100)
     assert watch.next_ms() == 300
     assert watch.due(299) == []
@@ -38,10 +40,18 @@ def test_an_address_is_looked_into_once_for_all_its_requests() -> None:
     assert watch.due(300) == []
 
 
+def test_a_request_that_is_not_held_has_its_address_looked_into_as_a_suspect() -> None:
+    for order in ((True, False), (False, True)):
+        watch = SilenceWatch()
+        for is_held in order:
+            watch.begin(Silence("T", "a", "h:1", is_held=is_held), 0, 300, 300)
+        assert [silence.is_held for silence in watch.due(300)] == [False]
+
+
 def test_a_hung_master_is_noticed_by_each_held_request_that_comes_due() -> None:
     watch = SilenceWatch()
     for began_ms in range(0, 2000, 250):
-        watch.begin(Silence("T", "a", "h:1"), began_ms, 2000, 2000)
+        watch.begin(HELD, began_ms, 2000, 2000)
     checked_ms = [now_ms for now_ms in range(0, 6001, 50) if watch.due(now_ms)]
     assert checked_ms == list(range(2000, 6001, 250))
 
@@ -49,8 +59,8 @@ def test_a_hung_master_is_noticed_by_each_held_request_that_comes_due() -> None:
 def test_held_requests_have_an_address_checked_once_in_a_gap() -> None:
     watch = SilenceWatch()
     for began_ms in range(1000):
-        watch.begin(Silence("T", "a", "h:1"), began_ms, 2000, 2000)
-    watch.begin(Silence("T", "b", "h:2"), 100, 2000, 2000)
+        watch.begin(HELD, began_ms, 2000, 2000)
+    watch.begin(Silence("T", "b", "h:2", is_held=True), 100, 2000, 2000)
     checked = [(now_ms, s.address) for now_ms in range(4000) for s in watch.due(now_ms)]
     assert [now_ms for now_ms, address in checked if address == "h:1"] == [2000, 2250, 2500, 2750]
     assert [now_ms for now_ms, address in checked if address == "h:2"] == [2100]

@@ -1,0 +1,70 @@
+"""Which name servers are asked for a route, and when all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from unittest.mock import AsyncMock, Mock
+
+from batonmq.client.instance.master_calls import MasterCalls
+from batonmq.client.instance.name_servers import NameServers
+from batonmq.process.clock import boot_ms
+from batonmq.protocol.bodies import TopicRouteData
+from batonmq.protocol.errors import ConnectError
+from batonmq.remoting.command import RemotingCommand
+
+
+class Remoting:
+    """Every server that is not `down` has the same route."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.down: set[str] = set()
+
+    async def invoke(
+        self, address: str, request: RemotingCommand, timeout_ms: float
+    ) -> RemotingCommand:
+        self.asked.append(address)
+        if address in self.down:
+            raise ConnectError(address, "refused")
+        return RemotingCommand.response_to(request, body=TopicRouteData().encode())
+
+
+def test_a_look_asks_one_name_server_and_the_next_look_another_one() -> None:
+    async def looks() -> list[str]:
+        remoting = Remoting()
+        servers = NameServers(("h:1", "h:2", "h:3"), remoting)  # type: ignore[arg-type]
+        for _ in range(3):
+            await servers.route("T", deadline_ms=boot_ms() + 1000, by_turns=True)
+        remoting.down.add("h:2")
+        await servers.route("T", deadline_ms=boot_ms() + 1000, by_turns=True)
+        return remoting.asked
+
+    assert asyncio.run(looks()) == ["h:2", "h:3", "h:1", "h:2", "h:3"]
+
+
+def test_only_a_silence_that_is_not_meant_has_all_name_servers_asked() -> None:
+    async def asked(held_check_ms: int | None) -> str:
+        found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def never(*_: object) -> RemotingCommand:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        def looks(name: str) -> AsyncMock:
+            return AsyncMock(side_effect=lambda *_, **__: found.done() or found.set_result(name))
+
+        routes = Mock(look_again=looks("one"), refresh=looks("all"))
+        connections = Mock(running=True, spawn=asyncio.ensure_future)
+        connections.options.suspicion_ms = 1
+        connections.remoting.invoke = never
+        calls = MasterCalls(connections, routes)
+        call = asyncio.ensure_future(
+            calls.invoke_once("T", "b", "h:9", Mock(), 9, held_check_ms=held_check_ms)
+        )
+        which = await found
+        calls.close()
+        call.cancel()
+        return which
+
+    assert asyncio.run(asked(1)) == "one"
+    assert asyncio.run(asked(None)) == "all"
