@@ -7,6 +7,7 @@ changed but what reaches outside: module `time`, `os.urandom` and `os.getpid`, `
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import gc
@@ -52,6 +53,12 @@ _SERVERS = frozenset(
     {"store", "epoch", "ha", "broker", "process", "namesrv", "replicas_manager", "history",
      "controller", "remoting"}
 )  # fmt: skip
+
+_ALL_TASKS = next(
+    vars(asyncio.tasks)[name]
+    for name in ("_scheduled_tasks", "_all_tasks")
+    if name in vars(asyncio.tasks)
+)
 
 # What each start of a broker loads in the background is loaded once, before the first life.
 sql_filter.preload()
@@ -162,6 +169,8 @@ def ambient(seed: int, network: Network, clocks: Clocks, disks: SimDisks | None)
         patches.set(os, "getpid", _pid)
         # Of the one real process that they all share it would take thousands, at each start.
         patches.set(descriptors, "HELD_MAX", 0)
+        # Nobody asks for all tasks: they need not be kept.
+        patches.set(_ALL_TASKS, "add", lambda task: None)
         # A broker divides it by ten while it loads numpy. One that is killed meanwhile sets it back
         # never, and after some such lives the next division fails.
         patches.set(sys, "setswitchinterval", lambda interval_s: None)

@@ -94,9 +94,10 @@ class HostFaults(Kinds):
         host = self._of(self._up(), fault.pick)
         if host is None or host.process is None:
             return None
-        host.process.fuse = int(fault.pick2 * 400)
+        callbacks = int(fault.pick2 * 400)
+        host.process.die_after(callbacks)
         self._later(fault, host.start)
-        return f"{host.name} at the {host.process.fuse}th from now"
+        return f"{host.name} at the {callbacks}th from now"
 
     def clock_jump(self, fault: Fault) -> str | None:
         host = self._of(self.cluster.hosts, fault.pick)
@@ -448,5 +449,5 @@ class Faults:
             host.disk.plan = type(host.disk.plan)()
             if host.process is not None:
                 host.process.resume()
-                host.process.fuse = -1
+                host.process.die_after(None)
             host.start()

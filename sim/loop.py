@@ -43,8 +43,9 @@ class Process:
         self.dead = False
         self.paused = False
         self.vanished = False  # died with its host: no stream of it ends
-        self.fuse = -1  # after so many callbacks it is killed; below 0: never
+        self._fuse = -1  # after so many callbacks it is killed; below 0: never
         self.busy_until_s = 0.0  # it waits for its disk
+        self.hindered = False  # it is dead, or hangs, or its fuse burns
         self.backlog: list[_Handle] = []
         self.on_kill: list[Callable[[], None]] = []
         self.threads: list[Any] = []
@@ -72,19 +73,27 @@ class Process:
                 asyncio._set_running_loop(None)
 
     def is_held(self, handle: _Handle, now_s: float) -> bool:
-        """Whether it does not run that now: it is dead, or hangs and runs it later."""
+        """Whether it does not run that now: it is dead, or hangs and runs it later. Asked of a
+        process that is `hindered`."""
         if self.dead:
             return True
         if self.paused or self.busy_until_s > now_s:
             self.backlog.append(handle)
             return True
-        if self.fuse >= 0:
-            self.fuse -= 1
-            if self.fuse < 0:
+        if self._fuse >= 0:
+            self._fuse -= 1
+            if self._fuse < 0:
                 assert handle.context is not None
                 handle.context.run(self.kill)
                 return True
+            return False
+        self.hindered = False
         return False
+
+    def die_after(self, callbacks: int | None) -> None:
+        """It is killed so many callbacks from now; None: it is not."""
+        self._fuse = -1 if callbacks is None else callbacks
+        self.hindered = True
 
     def spawn(self, work: Any) -> asyncio.Task[Any]:
         """Starts a program of it; what it raises ends the run."""
@@ -95,7 +104,7 @@ class Process:
     def kill(self, *, vanish: bool = False) -> None:
         if self.dead:
             return
-        self.dead = True
+        self.dead = self.hindered = True
         self.vanished = vanish
         self.backlog.clear()
         self.loop.note(self.host, "killed" if not vanish else "gone with its host")
@@ -106,11 +115,12 @@ class Process:
         self.threads.clear()
 
     def pause(self) -> None:
-        self.paused = True
+        self.paused = self.hindered = True
 
     def stall(self, seconds: float) -> None:
         """Its loop does nothing for so long: it waits for the disk."""
         self.busy_until_s = max(self.busy_until_s, self.loop.now_s + seconds)
+        self.hindered = True
         at_world(self.loop, self.busy_until_s, self._unblocked)
 
     def _unblocked(self) -> None:
@@ -311,7 +321,7 @@ class SimLoop(asyncio.BaseEventLoop):
             if handle.callback is not None:
                 process = handle.process
                 if process is not None:
-                    if process.is_held(handle, self.now_s):
+                    if process.hindered and process.is_held(handle, self.now_s):
                         continue
                     self.callbacks += 1
                     self.digest = crc32(now, self.digest ^ process.serial)

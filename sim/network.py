@@ -19,7 +19,6 @@ from sim.loop import Process, SimLoop, at_world
 
 _END = object()
 _CONNECT_TRIES_S = 3.0
-_LOOK_S = 0.01
 
 
 class Network:
@@ -35,6 +34,7 @@ class Network:
         self.endpoints: dict[str, tuple[Process, Any]] = {}  # by gRPC address
         self.transports: list[SimTransport] = []
         self.waiting: list[Pipe] = []
+        self._more = asyncio.Event()
         self.slow = False
         self.muted = False
         self._next_port = 40_000
@@ -44,7 +44,7 @@ class Network:
         roll = self.rng.random()
         if roll < (0.2 if self.slow else 0.01):
             return self.rng.uniform(0.005, 0.08)
-        return self.rng.uniform(0.0001, 0.0015)
+        return 0.0001 + 0.0014 * self.rng.random()
 
     def delay_between_s(self, one: str, other: str) -> float:
         more = self.slow_links.get(frozenset((one, other)), 0.0) if self.slow_links else 0.0
@@ -69,17 +69,28 @@ class Network:
             self.one_way.discard(cut)
         else:
             self.blocked.discard(cut)
-        waiting, self.waiting = self.waiting, []
-        for pipe in waiting:
-            pipe.pump()
+        self._healed()
 
     def heal(self) -> None:
         self.blocked.clear()
         self.one_way.clear()
         self.slow_links.clear()
+        self._healed()
+
+    def _healed(self) -> None:
         waiting, self.waiting = self.waiting, []
         for pipe in waiting:
             pipe.pump()
+        self.more_is_reachable()
+
+    def more_is_reachable(self) -> None:
+        """A link was healed, or somebody listens anew."""
+        self._more.set()
+        self._more = asyncio.Event()
+
+    async def until(self, is_reachable: Callable[[], bool]) -> None:
+        while not is_reachable():
+            await self._more.wait()
 
     def reset_one(self) -> None:
         """Some connection breaks, as by a proxy."""
@@ -108,11 +119,11 @@ class Network:
         self, process: Process, factory: Callable[[], Any], host: str, port: int
     ) -> Any:
         await asyncio.sleep(self.delay_between_s(process.host, host))
-        give_up_s = self.loop.time() + _CONNECT_TRIES_S
-        while self.is_unreachable(process.host, host):
-            if self.loop.time() > give_up_s:
-                raise OSError(errno.ETIMEDOUT, "timed out")
-            await asyncio.sleep(_LOOK_S)
+        try:
+            async with asyncio.timeout(_CONNECT_TRIES_S):
+                await self.until(lambda: not self.is_unreachable(process.host, host))
+        except TimeoutError:
+            raise OSError(errno.ETIMEDOUT, "timed out") from None
         listener = self.listeners.get((host, port))
         if listener is None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"{host}:{port}")

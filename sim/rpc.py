@@ -64,6 +64,7 @@ class SimServer:
     async def start(self) -> None:
         for address in self._addresses:
             self._network.endpoints[address] = (self._process, self)
+        self._network.more_is_reachable()
         self._process.on_kill.append(self._unlisten)
 
     def _unlisten(self) -> None:
@@ -96,8 +97,10 @@ class SimChannel:
         host = self.address.rpartition(":")[0]
         here = current_process().host
         network = self.network
-        while self.address not in network.endpoints or network.is_unreachable(here, host):  # noqa: ASYNC110  two places end it
-            await asyncio.sleep(0.05)
+        await network.until(
+            lambda: self.address in network.endpoints and not network.is_unreachable(here, host)
+        )
+        await asyncio.sleep(network.delay_between_s(here, host))
 
     def unary_unary(
         self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any
