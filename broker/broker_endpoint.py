@@ -38,8 +38,7 @@ from batonmq.process.turns import in_slices, in_turns
 from batonmq.protocol.bodies import GetBrokerMemberGroupResponseBody
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError
-from batonmq.remoting.codec import decode_frame, peek_code
-from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.command import RemotingCommand, decode_frame, peek_code
 from batonmq.remoting.connection import Connection, Processors, Response
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 

@@ -39,8 +39,7 @@ from batonmq.protocol.codes import (
 )
 from batonmq.protocol.errors import BatonError, BrokerRefusal, ConnectError, RequestTimeoutError
 from batonmq.protocol.role_view import Role
-from batonmq.remoting.codec import decode_frame, encode_frame
-from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.command import RemotingCommand, decode_frame, encode_frame
 from batonmq.remoting.connection import Connection, Handler, Processors, RawHandler, Response
 from batonmq.remoting.endpoint import RemotingClient
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from batonmq.launcher.layout import BrokerNode, NameServerNode
 from batonmq.process.fault_points import CLOCK_VARIABLE, DISK_VARIABLE, RELOAD_SIGNAL
-from batonmq.process.listeners import listens
+from batonmq.process.sockets import listens
 from lab import frames
 from lab.checks import Epoch
 from lab.connection import HaStatus, ask, parse_ha_status, sync_state

@@ -1,21 +1,37 @@
-"""One request or response: a code, string fields, a remark and a body. Pure.
+"""One request or response, and its frame: bytes in, commands out, and back. Pure.
 
-`opaque` pairs a response with its request; the connection that sends a request sets it. Origin:
-Java `RemotingCommand`.
+A command has a code, string fields, a remark and a body. `opaque` pairs a response with its
+request; the connection that sends a request sets it.
+
+A frame is `i32 length`, `u8 header type`, `u24 header length`, header, body. A JSON header has its
+keys in alphabetical order, absent rather than null. A binary one ("ROCKETMQ") is code i16, language
+u8, version i16, opaque i32, flag i32, remark (i32 + utf8), fields (i32 bytes in all, then key i16 +
+bytes, value i32 + bytes). A binary code is cut to 16 bits, so POP codes arrive modulo 65536:
+`decode_frame` gives the whole code back.
+
+Origin: Java `RemotingCommand`, `NettyDecoder` (LengthFieldBasedFrameDecoder of 16777216 bytes),
+`RemotingSerializable`, `RocketMQSerializable`.
 """
 
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
 from typing import Final, Self
 
 import msgspec
 
-from batonmq.protocol.codes import MQ_VERSION, LanguageCode, ResponseCode
-from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.codes import MQ_VERSION, LanguageCode, RequestCode, ResponseCode
+from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
 
 FLAG_RESPONSE: Final = 1
 FLAG_ONEWAY: Final = 2
 TYPE_JSON: Final = 0
 TYPE_BINARY: Final = 1
+
+# Length field included, as Java counts.
+FRAME_SIZE_MAX: Final = 16_777_216
+BUFFER_SIZE: Final = 65_536
+_FRAME: Final = struct.Struct(">II")
+_unpack: Final = _FRAME.unpack_from
 
 
 class RemotingCommand(msgspec.Struct, eq=False):
@@ -120,3 +136,368 @@ def _to_int(name: str, text: str) -> int:
         raise BrokerRefusal(
             ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is no whole number: {text!r}"
         ) from None
+
+
+def receive_buffer() -> memoryview:
+    """A buffer for the readers of all connections of one loop."""
+    return memoryview(bytearray(BUFFER_SIZE))
+
+
+class FrameReader:
+    """Use: read into `get_buffer()`, then iterate over `received(n)` to its end.
+
+    All connections of a loop read into one buffer, so an idle one has none; between two reads a
+    connection keeps only the beginning of a frame that is not complete. Header and body are copied
+    out, because the next read overwrites the buffer. Invariant: `get_buffer()` is never empty. A
+    frame that does not fit into the shared buffer gets one of its own, of its size, known from its
+    first 8 bytes and limited to 16 MiB.
+    """
+
+    __slots__ = ("_kept", "_large", "_large_end", "_shared")
+
+    def __init__(self, shared: memoryview) -> None:
+        """`shared` is from `receive_buffer`; nobody else may write to it between `get_buffer` and
+        `received`, but between two reads anybody."""
+        self._shared = shared
+        self._kept = b""
+        self._large: memoryview | None = None
+        self._large_end = 0
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of a frame that is not complete yet."""
+        return len(self._kept) if self._large is None else self._large_end
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes go. Never empty."""
+        if self._large is not None:
+            return self._large[self._large_end :]
+        kept = self._kept
+        if kept:
+            self._shared[: len(kept)] = kept
+            return self._shared[len(kept) :]
+        return self._shared
+
+    def received(self, n: int) -> Iterator[tuple[int, bytes, bytes]]:
+        """(header type, header, body) of each frame that is complete after `n` more bytes.
+
+        Raises RemoteProtocolError at a malformed frame, after those before it; the connection
+        cannot be used any more.
+        """
+        large = self._large
+        view = self._shared if large is None else large
+        end = self.waiting + n
+        start = 0
+        needed = 8
+        while end - start >= 8:
+            length, mark = _unpack(view, start)
+            header_len = mark & 0xFFFFFF
+            needed = length + 4
+            if needed > FRAME_SIZE_MAX or header_len + 4 > length or mark >> 25 or not header_len:
+                first = bytes(view[start : min(end, start + 16)])
+                raise RemoteProtocolError(_complaint(length, mark, first))
+            if end - start < needed:
+                break
+            body_at = start + 8 + header_len
+            stop = start + needed
+            yield mark >> 24, view[start + 8 : body_at].tobytes(), view[body_at:stop].tobytes()
+            start = stop
+            needed = 8
+        if large is not None and start == 0:
+            self._large_end = end
+            return
+        self._large = None
+        if start == end:
+            self._kept = b""
+        else:
+            self._keep(view[start:end], needed)
+
+    def _keep(self, rest: memoryview, needed: int) -> None:
+        """The beginning of a frame of `needed` bytes."""
+        if needed <= BUFFER_SIZE:
+            self._kept = rest.tobytes()
+            return
+        self._large, self._large_end = memoryview(bytearray(needed)), len(rest)
+        self._large[: len(rest)] = rest
+        self._kept = b""
+
+
+def _complaint(length: int, mark: int, first: bytes) -> str:
+    if first[0] == 0x16:
+        return "a TLS handshake, but this port speaks plaintext"
+    if length + 4 > FRAME_SIZE_MAX:
+        what = f"frame of {length + 4} bytes is over the limit of {FRAME_SIZE_MAX}"
+    elif mark >> 25:
+        what = f"header type {mark >> 24} is neither JSON (0) nor binary (1)"
+    elif not mark & 0xFFFFFF:
+        what = "frame without a header"
+    else:
+        what = f"header of {mark & 0xFFFFFF} bytes does not fit into a frame of {length}"
+    return f"{what}; it begins with {first!r}"
+
+
+_UNSET: Final = msgspec.UNSET
+
+
+class _JsonOut(msgspec.Struct, gc=False):
+    code: int
+    extFields: dict[str, str] | msgspec.UnsetType
+    flag: int
+    language: str
+    opaque: int
+    remark: str | msgspec.UnsetType
+    serializeTypeCurrentRPC: str
+    version: int
+
+
+class _JsonIn(msgspec.Struct, gc=False):
+    code: int
+    extFields: dict[str, str] | None = None
+    flag: int = 0
+    language: str | int | None = None
+    opaque: int = 0
+    remark: str | None = None
+    version: int = 0
+
+
+class _JsonLoose(msgspec.Struct, gc=False):
+    """What peers in other languages write: numbers and booleans as field values."""
+
+    code: int
+    extFields: dict[str, str | int | float | bool | None] | None = None
+    flag: int = 0
+    language: str | int | None = None
+    opaque: int = 0
+    remark: str | None = None
+    version: int = 0
+
+
+_encode_json: Final = msgspec.json.Encoder().encode
+_decode_json: Final = msgspec.json.Decoder(_JsonIn).decode
+_decode_loose: Final = msgspec.json.Decoder(_JsonLoose).decode
+_TYPE_NAMES: Final = ("JSON", "ROCKETMQ")
+_LANGUAGES: Final = {language.name: language for language in LanguageCode}
+# Codes above 16 bits as they arrive in a binary header.
+_ALIASES: Final = {int(code) & 0xFFFF: int(code) for code in RequestCode if code > 0xFFFF}
+_BINARY_HEAD: Final = struct.Struct(">HBhiii")
+_I32: Final = struct.Struct(">i")
+_FLAG_AT: Final = 9
+# `{"code":310,`: the beginning of a header has its code, up to three digits; peers send few.
+_CODE_PREFIX: Final = 12
+_CODES_MAX: Final = 1024
+_codes: Final[dict[bytes, int]] = {}
+
+
+def encode_frame(cmd: RemotingCommand) -> bytes:
+    """The whole frame of a command, its length included, with a header of its `serialize_type`.
+
+    Raises RemoteProtocolError for a frame that is larger than any peer would read.
+    """
+    header = encode_header(cmd)
+    body = cmd.body
+    length = 4 + len(header) + len(body)
+    if length + 4 > FRAME_SIZE_MAX:
+        raise RemoteProtocolError(f"frame of {length + 4} bytes is over the limit")
+    return b"".join((_FRAME.pack(length, cmd.serialize_type << 24 | len(header)), header, body))
+
+
+def encode_header(cmd: RemotingCommand) -> bytes:
+    """The header alone."""
+    if cmd.serialize_type == TYPE_BINARY:
+        return _encode_binary(cmd)
+    return _encode_json(
+        _JsonOut(
+            cmd.code,
+            cmd.ext if cmd.has_ext else _UNSET,
+            cmd.flag,
+            cmd.language.name,
+            cmd.opaque,
+            _UNSET if cmd.remark is None else cmd.remark,
+            _TYPE_NAMES[TYPE_JSON],
+            cmd.version,
+        )
+    )
+
+
+def decode_frame(header: bytes, body: bytes, serialize_type: int) -> RemotingCommand:
+    """The command of a frame. Raises RemoteProtocolError."""
+    if serialize_type == TYPE_JSON:
+        return _decode_json_header(header, body)
+    if serialize_type == TYPE_BINARY:
+        return _decode_binary(header, body)
+    raise RemoteProtocolError(f"header type {serialize_type} is neither JSON (0) nor binary (1)")
+
+
+def peek_code(serialize_type: int, header: bytes) -> int:
+    """The code of a frame without decoding the rest.
+
+    Raises RemoteProtocolError for what is no header; other errors appear when it is decoded.
+    """
+    if serialize_type == TYPE_BINARY:
+        if len(header) < _BINARY_HEAD.size:
+            raise RemoteProtocolError(f"binary header of {len(header)} bytes is cut off")
+        code = header[0] << 8 | header[1]
+        return _ALIASES.get(code, code)
+    known = _codes.get(header[:_CODE_PREFIX])
+    return _find_code(header) if known is None else known
+
+
+def _find_code(header: bytes) -> int:
+    if header[:8] == b'{"code":':
+        end = header.find(b",", 8, 24)
+        if end > 0 and header[8:end].isdigit():
+            code = int(header[8:end])
+            if end < _CODE_PREFIX and len(_codes) < _CODES_MAX:
+                _codes[header[:_CODE_PREFIX]] = code
+            return code
+    return decode_frame(header, b"", TYPE_JSON).code
+
+
+def peek_is_response(serialize_type: int, header: bytes) -> bool:
+    """Whether a frame answers one of ours.
+
+    Inside the strings of a JSON header every quote is escaped, so the bytes looked for can only
+    be the key itself.
+    """
+    if serialize_type == TYPE_BINARY:
+        return bool(header[_FLAG_AT + 3] & 1)
+    # From the end: the key is there, behind a long property string.
+    if header.rfind(b'"flag":0') >= 0:
+        return False
+    return decode_frame(header, b"", serialize_type).is_response
+
+
+def _decode_json_header(header: bytes, body: bytes) -> RemotingCommand:
+    try:
+        try:
+            fields: _JsonIn = _decode_json(header)
+        except msgspec.ValidationError:
+            fields = _tighten(_decode_loose(header))
+    except msgspec.DecodeError as error:
+        raise RemoteProtocolError(f"JSON header {header[:64]!r}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise RemoteProtocolError(f"JSON header is not UTF-8: {error.reason}") from error
+    language = fields.language
+    ext = fields.extFields
+    return RemotingCommand(
+        fields.code,
+        flag=fields.flag,
+        opaque=fields.opaque,
+        language=(
+            _LANGUAGES.get(language, LanguageCode.OTHER)
+            if isinstance(language, str)
+            else LanguageCode.OTHER
+        ),
+        version=fields.version,
+        remark=fields.remark,
+        ext={} if ext is None else ext,
+        has_ext=ext is not None,
+        body=body,
+    )
+
+
+def _tighten(loose: _JsonLoose) -> _JsonIn:
+    ext: dict[str, str] | None = None
+    if loose.extFields is not None:
+        ext = {}
+        for name, value in loose.extFields.items():
+            if isinstance(value, bool):
+                ext[name] = "true" if value else "false"
+            elif value is not None:
+                ext[name] = str(value)
+    return _JsonIn(
+        loose.code, ext, loose.flag, loose.language, loose.opaque, loose.remark, loose.version
+    )
+
+
+def _encode_binary(cmd: RemotingCommand) -> bytes:
+    fields: list[bytes] = []
+    for name, value in cmd.ext.items():
+        key = name.encode()
+        data = value.encode()
+        fields.append(b"%b%b%b%b" % (len(key).to_bytes(2), key, len(data).to_bytes(4), data))
+    ext = b"".join(fields)
+    remark = (cmd.remark or "").encode()
+    return b"".join(
+        (
+            _BINARY_HEAD.pack(
+                cmd.code & 0xFFFF, cmd.language, cmd.version, cmd.opaque, cmd.flag, len(remark)
+            ),
+            remark,
+            _I32.pack(len(ext)),
+            ext,
+        )
+    )
+
+
+def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
+    try:
+        code, language, version, opaque, flag, remark_len = _BINARY_HEAD.unpack_from(header, 0)
+        at = _BINARY_HEAD.size
+        if remark_len < 0 or at + remark_len + 4 > len(header):
+            raise RemoteProtocolError(
+                f"binary header: a remark of {remark_len} bytes does not fit into {len(header)}"
+            )
+        remark = header[at : at + remark_len].decode() if remark_len else None
+        at += remark_len
+        ext = decode_binary_fields(header, at)
+    except struct.error as error:
+        raise RemoteProtocolError(f"binary header of {len(header)} bytes is cut off") from error
+    except UnicodeDecodeError as error:
+        raise RemoteProtocolError(f"binary header is not UTF-8: {error.reason}") from error
+    return RemotingCommand(
+        _ALIASES.get(code, code) if not flag & 1 else code,
+        flag=flag,
+        opaque=opaque,
+        language=LanguageCode(language) if language <= 13 else LanguageCode.OTHER,
+        version=version,
+        remark=remark,
+        ext=ext,
+        has_ext=bool(ext),
+        body=body,
+        serialize_type=TYPE_BINARY,
+    )
+
+
+def decode_binary_fields(header: bytes, at: int) -> dict[str, str]:
+    """The field map of a binary header, whose i32 size is at `at`. Empty values count as absent.
+
+    Raises RemoteProtocolError for lengths that do not fit, UnicodeDecodeError for other than UTF-8.
+    """
+    (size,) = _I32.unpack_from(header, at)
+    at += 4
+    end = at + size
+    if size < 0 or end > len(header):
+        raise RemoteProtocolError(
+            f"binary header: fields of {size} bytes do not fit into {len(header)}"
+        )
+    ext: dict[str, str] = {}
+    while at < end:
+        value_len_at = at + 2 + (header[at] << 8 | header[at + 1]) if at + 2 <= end else end
+        value_at = value_len_at + 4
+        if value_at > end:
+            raise RemoteProtocolError(f"binary header: the field at byte {at} is cut off")
+        next_at = value_at + int.from_bytes(header[value_len_at:value_at])
+        if next_at > end:
+            raise RemoteProtocolError(f"binary header: the field at byte {at} is cut off")
+        if next_at > value_at and value_len_at > at + 2:
+            ext[header[at + 2 : value_len_at].decode()] = header[value_at:next_at].decode()
+        at = next_at
+    return ext
+
+
+def binary_opaque_and_flag(header: bytes) -> tuple[int, int]:
+    """(opaque, flag) of a binary header that `peek_code` accepted."""
+    fields = _BINARY_HEAD.unpack_from(header, 0)
+    return fields[3], fields[4]
+
+
+def binary_language(header: bytes) -> int:
+    """The number of the sender's LanguageCode in a binary header that `peek_code` accepted."""
+    language: int = _BINARY_HEAD.unpack_from(header, 0)[1]
+    return language
+
+
+def binary_fields(header: bytes) -> dict[str, str]:
+    """The field map of a binary header alone. Raises RemoteProtocolError."""
+    return _decode_binary(header, b"").ext

@@ -21,13 +21,14 @@ from batonmq.protocol.codes import (
     ResponseCode,
 )
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
-from batonmq.remoting.codec import (
+from batonmq.remoting.command import (
+    FLAG_ONEWAY,
+    TYPE_JSON,
     binary_fields,
     binary_language,
     binary_opaque_and_flag,
     peek_code,
 )
-from batonmq.remoting.command import FLAG_ONEWAY, TYPE_JSON
 
 I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 I64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]

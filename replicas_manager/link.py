@@ -1,21 +1,130 @@
-"""What the ReplicasManager needs of a connection with its controllers, whatever they speak.
+"""The seams of the ReplicasManager: the broker that it steers, and the link with its controllers.
+
+The broker implements `BrokerActions`, its HA service `SyncStateSetActions`. All calls are made on
+the broker's event loop, one at a time and in the order in which the role views were taken: no call
+begins while an earlier one is awaited. Only the planned switch (R33) does not wait for its turn.
 
 Controllers of ours speak gRPC (`grpc_link`), RocketMQ's speak remoting (`remoting_link`). A link
-holds no policy: it performs the effects of the state machine, and tells it what came of them.
+holds no policy: it performs the effects of the state machine, and emits what came of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from batonmq.replicas_manager.actions import LogFacts
+from batonmq.protocol.role_view import RoleView
 from batonmq.replicas_manager.events import Call, Event, SendHeartbeat
 from batonmq.replicas_manager.role import ViewInForce
-from batonmq.replicas_manager.switch import SwitchTask
+from batonmq.replicas_manager.switch import SwitchProgress, SwitchTask
 
 HAND_OVER_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """A broker's log at this moment; sent with heartbeats and at registration."""
+
+    epoch: int
+    """Epoch of the last entry of the epoch file, -1 if there is none."""
+    max_offset: int
+    """End of the written log in bytes, exclusive."""
+    confirm_offset: int
+    min_offset: int
+    """From where on it has what its group has: of a master, where its log begins. Behind
+    `max_offset` while the replica does not know where its queues go on counting: the controllers
+    add nobody to a set with whom this begins behind the master's."""
+    log_id: str
+    """Random id made with the empty commit log and kept in its folder."""
+    suspect: str = ""
+    """Why the log may miss what it acknowledged (R17), empty if it does not. While it is not empty
+    no SyncStateSet takes this replica in (R12); when it becomes empty the broker registers anew."""
+
+
+class Proposal(Protocol):
+    """A SyncStateSet that the HA service of a master proposes (`ha` has the concrete class)."""
+
+    @property
+    def new_set(self) -> frozenset[int]:
+        """Broker ids of the whole new set, the master included."""
+
+    @property
+    def reason(self) -> str:
+        """For the history: "expand", "shrink: ack 600 ms old", ..."""
+
+    @property
+    def confirm_offset(self) -> int:
+        """confirmOffset when the proposal was made."""
+
+
+class BrokerActions(Protocol):
+    """Role changes and planned switches, as the broker carries them out.
+
+    The three role changes are awaited; while one runs, newer views are taken and persisted but
+    acted on afterwards, and only the newest of them. If one raises, the error is logged and the
+    action is tried again with the then newest view after a short, growing delay.
+    """
+
+    def log_facts(self) -> LogFacts:
+        """The log as it is at this moment. Called for every heartbeat: must be cheap."""
+
+    async def become_master(self, view: RoleView, role_durable: Awaitable[None]) -> None:
+        """Become, or go on as, master of `view.master_epoch`.
+
+        Also called when a master is elected again with a higher epoch. The role file is being
+        written meanwhile: before anything is acknowledged in this epoch, the epoch file has to be
+        durable and `role_durable` awaited (R2). It raises OSError if the write failed. A proposal
+        in flight is over: it gets no outcome any more.
+        """
+
+    async def become_slave(self, view: RoleView) -> None:
+        """Follow `view.master_broker_id` at `view.master_ha_address` in `view.master_epoch`.
+
+        Also called when only the epoch grew and the master stayed. `view.master_epoch` is durable
+        already (R2).
+        """
+
+    async def stand_down(self, view: RoleView) -> None:
+        """No master is known, or the master named is an earlier incarnation of this process:
+        refuse writes, close HA connections, go on serving reads up to confirmOffset."""
+
+    def lease_changed(self, valid: bool) -> None:
+        """The lease of this master was granted or ran out (R36)."""
+
+    def role_will_change(self, view: RoleView, *, master: bool) -> None:
+        """`view` was taken; it changes the role, or the epoch of the same role. Called before
+        anything is awaited. A future master holds early sends from now on; a former master answers
+        at once what waits."""
+
+    def hold_sends(self) -> int:
+        """Queue new sends, write what was taken; returns the end of the log."""
+
+    def release_sends(self) -> None:
+        """Handle what was queued, in its order."""
+
+    def switch_progress(self, broker_id: int) -> SwitchProgress:
+        """The end of the log, and how far that replica is."""
+
+
+class SyncStateSetActions(Protocol):
+    """What the HA service does with the recorded set and with the outcome of its proposals."""
+
+    def adopt_view(self, view: RoleView) -> None:
+        """The role stays; the recorded set, an address or an incarnation changed. Idempotent.
+        A proposal in flight is over: `view`'s set replaces the union (R11)."""
+
+    def set_dead(self, broker_ids: frozenset[int]) -> None:
+        """The replicas (never this one) that the leading controller judges dead right now."""
+
+    def proposal_refused(self, code: int, remark: str) -> None:
+        """The proposal in flight was refused for good: the union goes back to the recorded set."""
+
+    def proposal_unknown(self) -> None:
+        """It is not known yet whether the proposal was committed. The union stays (R11); the same
+        request is repeated until it is answered. Called at most once per proposal."""
+
+
 """A switch lasts some 0.05 s, and 0.9 s at most (R33)."""
 
 

@@ -23,7 +23,6 @@ from batonmq.protocol.errors import BatonError, ConnectError, ResponseError
 from batonmq.protocol.role_view import Role
 from batonmq.remoting.connection import Connection
 from batonmq.remoting.endpoint import RemotingClient
-from batonmq.replicas_manager.actions import LogFacts
 from batonmq.replicas_manager.config import ReplicasManagerConfig
 from batonmq.replicas_manager.events import (
     AnswerReceived,
@@ -36,7 +35,13 @@ from batonmq.replicas_manager.events import (
     Unanswered,
     ViewReceived,
 )
-from batonmq.replicas_manager.link import HAND_OVER_S, DurableFacts, ElectAnswer, LinkEvents
+from batonmq.replicas_manager.link import (
+    HAND_OVER_S,
+    DurableFacts,
+    ElectAnswer,
+    LinkEvents,
+    LogFacts,
+)
 from batonmq.replicas_manager.remoting_calls import RemotingCalls
 from batonmq.replicas_manager.role import ViewInForce
 from batonmq.replicas_manager.switch import SwitchTask

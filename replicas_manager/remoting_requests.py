@@ -1,7 +1,7 @@
 """What this broker asks RocketMQ's controllers, and the role view in what they answer. Pure.
 
 Codes, header fields and bodies are those of Java's ReplicasManager and ControllerRequestProcessor
-(5.3.3). Their records have no incarnations: what the brokers say of themselves (`peer_names`) is
+(5.3.3). Their records have no incarnations: what the brokers say of themselves (`PeerNames`) is
 filled in, so that two brokers of ours know each other as under controllers of ours (R41).
 """
 
@@ -24,8 +24,8 @@ from batonmq.protocol.codes import (
 )
 from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.remoting.command import RemotingCommand
-from batonmq.replicas_manager.actions import LogFacts
 from batonmq.replicas_manager.config import ReplicasManagerConfig
+from batonmq.replicas_manager.link import LogFacts
 
 Fields = dict[str, str | int | bool | None]
 

@@ -16,7 +16,6 @@ from typing import assert_never
 from batonmq.process.clock import boot_ms
 from batonmq.process.start_room import InOrder, StartRoom
 from batonmq.protocol.role_view import Role, RoleView
-from batonmq.replicas_manager.actions import BrokerActions, Proposal, SyncStateSetActions
 from batonmq.replicas_manager.config import ReplicasManagerConfig
 from batonmq.replicas_manager.events import (
     ActionFailed,
@@ -56,13 +55,19 @@ from batonmq.replicas_manager.identity import (
     LoadedIdentity,
     RoleFile,
 )
-from batonmq.replicas_manager.link import ControllerLink, DurableFacts, LinkEvents
+from batonmq.replicas_manager.link import (
+    BrokerActions,
+    ControllerLink,
+    DurableFacts,
+    LinkEvents,
+    Proposal,
+    SyncStateSetActions,
+)
 from batonmq.replicas_manager.remoting_link import RemotingLink
 from batonmq.replicas_manager.role import ViewInForce
-from batonmq.replicas_manager.role_runner import RoleRunner
+from batonmq.replicas_manager.role_runner import RoleRunner, SwitchRunner
 from batonmq.replicas_manager.state import ReplicasState
 from batonmq.replicas_manager.switch import SwitchTask
-from batonmq.replicas_manager.switch_runner import SwitchRunner
 
 log = logging.getLogger(__name__)
 

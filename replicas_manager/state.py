@@ -1,8 +1,8 @@
 """The role state machine of one broker: pure, events and `now_ms` in, effects out.
 
-Each part keeps its own invariants: `role` (R2, R3, R5, R20), `requests`, `alter` (R11) and
-`controllers`. This class keeps the order between them: `PersistRole` comes before the role change
-that it permits (R2), and a newer view ends an open Alter before its effects are given out.
+Each part keeps its own invariants: `role` (R2, R3, R5, R20), `alter` (R11) and `controllers`. This
+class keeps the order between them: `PersistRole` comes before the role change that it permits (R2),
+and a newer view ends an open Alter before its effects are given out.
 
 Origin: Java `ReplicasManager` (states, 1004 poll, changeBrokerRole); the sessions replace its
 polling. `next_deadline_ms` says when to send a `Tick` at the latest; more ticks do no harm. Pure.
@@ -17,7 +17,13 @@ from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import Role, RoleView
 from batonmq.replicas_manager.alter import AlterOutcome, OpenAlter, alter_for
 from batonmq.replicas_manager.config import Protocol, SessionTimings
-from batonmq.replicas_manager.controllers import Controllers
+from batonmq.replicas_manager.controllers import (
+    ELECT_GRACE_MS,
+    Controllers,
+    Elections,
+    MissedViews,
+    Registration,
+)
 from batonmq.replicas_manager.events import (
     ActionFailed,
     AdoptView,
@@ -47,7 +53,6 @@ from batonmq.replicas_manager.events import (
     Unanswered,
     ViewReceived,
 )
-from batonmq.replicas_manager.requests import ELECT_GRACE_MS, Elections, MissedViews, Registration
 from batonmq.replicas_manager.role import Key, Lease, RoleChanges, ViewInForce, Worth
 
 SUCCESS = ResponseCode.SUCCESS

@@ -36,11 +36,10 @@ from batonmq.store.queries import StoreQueries
 from batonmq.store.queue_table import QueueTable, SystemRecordHandler, remove_folders
 from batonmq.store.recovery import recover_store
 from batonmq.store.room import RoomWatch
-from batonmq.store.slave_log import SlaveLog
+from batonmq.store.slave_log import LogTrust, SlaveLog
 from batonmq.store.store_files import StoreFiles, abort_path, load_files
 from batonmq.store.suspicion import RunMark, kernel_boot_id
 from batonmq.store.truncation import Truncation
-from batonmq.store.trust import LogTrust
 from batonmq.store.upkeep import CheckpointWriter, DiskUseOf, Expirer, disk_use
 from batonmq.store.verified_log import VerifiedLog
 

@@ -69,11 +69,9 @@ from batonmq.protocol.json_body import (
 )
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.register_body import RegisterBrokerBody
-from batonmq.remoting.codec import encode_frame
-from batonmq.remoting.command import RemotingCommand
-from batonmq.remoting.connection import Processors
+from batonmq.remoting.command import RemotingCommand, encode_frame
+from batonmq.remoting.connection import PendingRequests, Processors
 from batonmq.remoting.endpoint import RemotingClient
-from batonmq.remoting.pending import PendingRequests
 from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.subscription_group import SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager

@@ -30,8 +30,8 @@ from batonmq.launcher.preparation import (
 )
 from batonmq.launcher.watch import ClusterView, poll
 from batonmq.process.clock import boot_s, wall_ms
-from batonmq.process.listeners import listens
 from batonmq.process.lock_file import FolderLock
+from batonmq.process.sockets import listens
 
 POLL_STARTING_S = 0.05
 POLL_S = 0.5

@@ -19,7 +19,7 @@ from batonmq.broker.write.write_path import WritePath
 from batonmq.ha.service import AutoSwitchHAService
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import RoleView
-from batonmq.replicas_manager.actions import LogFacts
+from batonmq.replicas_manager.link import LogFacts
 from batonmq.replicas_manager.switch import SwitchProgress
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class EventReport(Protocol):
 class RoleActions:
     """The one place that changes this broker's role: `path.gate` holds it, HA and store follow.
 
-    Implements `batonmq.replicas_manager.actions.BrokerActions`.
+    Implements `batonmq.replicas_manager.link.BrokerActions`.
     """
 
     def __init__(

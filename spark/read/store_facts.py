@@ -15,8 +15,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
-from batonmq.epoch.file_cache import decode_entries
-from batonmq.epoch.redo_file import REDO_SUFFIX, continuation, digest
+from batonmq.epoch.file_cache import REDO_SUFFIX, continuation, decode_entries, digest
 from batonmq.protocol.codes import LONG_MAX
 from batonmq.protocol.layout import CHECKPOINT, CHECKPOINT_SIZE
 from batonmq.spark.read.arrow_parts import integers_or_null

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from batonmq.epoch.entry import EpochEntry
-from batonmq.epoch.file_cache import EpochFileCache, decode_entries
-from batonmq.epoch.redo_file import SLOT_SIZE, SLOTS
+from batonmq.epoch.file_cache import SLOT_SIZE, SLOTS, EpochFileCache, decode_entries
 from batonmq.process import disk, durable_file
 
 FIRST = [(1, 100), (2, 300)]

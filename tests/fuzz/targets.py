@@ -20,8 +20,7 @@ from batonmq.controller.raft.journal import DurableJournal, JournalDamage
 from batonmq.controller.raft.membership import decode_greeting
 from batonmq.controller.raft.snapshot import BadSnapshot, decode_snapshot, encode_snapshot
 from batonmq.epoch.entry import EpochEntry
-from batonmq.epoch.file_cache import decode_entries, encode_entries
-from batonmq.epoch.redo_file import RedoFile, continuation, digest
+from batonmq.epoch.file_cache import RedoFile, continuation, decode_entries, digest, encode_entries
 from batonmq.ha.wire import MasterFrameReader, SlaveFrameReader
 from batonmq.history.event import lenient_event
 from batonmq.process.settings import load_settings
@@ -43,7 +42,7 @@ from batonmq.protocol.errors import (
 from batonmq.protocol.properties import decode_properties, find_property
 from batonmq.protocol.record import CorruptRecord, decode_record, scan_record
 from batonmq.protocol.register_body import RegisterBrokerBody
-from batonmq.remoting.codec import (
+from batonmq.remoting.command import (
     FRAME_SIZE_MAX,
     FrameReader,
     decode_frame,

@@ -6,7 +6,7 @@ import json
 
 from batonmq.protocol.batch import split_batch
 from batonmq.protocol.message_id import host_bytes
-from batonmq.remoting.codec import decode_frame
+from batonmq.remoting.command import decode_frame
 from bench.part_catchup import batch_body
 from lab import frames
 from lab.connection import parse_ha_status

@@ -27,8 +27,7 @@ from batonmq.protocol.codes import LanguageCode, RequestCode
 from batonmq.protocol.errors import ConnectError
 from batonmq.protocol.fastjson import loads
 from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of
-from batonmq.remoting.codec import decode_frame
-from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.command import RemotingCommand, decode_frame
 from batonmq.remoting.endpoint import RemotingClient
 from tests.protocol.compressed_body import compressed as compressed_form
 

@@ -9,8 +9,13 @@ import sys
 
 import pytest
 
-from batonmq.process.listeners import holder_of, listens
-from batonmq.process.sockets import CannotListenError, check_port_free, listening_as
+from batonmq.process.sockets import (
+    CannotListenError,
+    check_port_free,
+    holder_of,
+    listening_as,
+    listens,
+)
 
 SERVER = "import socket,sys; s=socket.create_server((sys.argv[1],0)); print(s.getsockname()[1],flush=True); sys.stdin.read()"  # noqa: E501
 

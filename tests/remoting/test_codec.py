@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from batonmq.protocol.codes import LanguageCode, RequestCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
-from batonmq.remoting.codec import (
+from batonmq.remoting.command import (
+    TYPE_BINARY,
+    TYPE_JSON,
     FrameReader,
+    RemotingCommand,
     binary_fields,
     binary_opaque_and_flag,
     decode_frame,
@@ -21,7 +24,6 @@ from batonmq.remoting.codec import (
     peek_is_response,
     receive_buffer,
 )
-from batonmq.remoting.command import TYPE_BINARY, TYPE_JSON, RemotingCommand
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -15,8 +15,13 @@ from batonmq.protocol.errors import (
     RequestTimeoutError,
 )
 from batonmq.remoting import connection as connection_module
-from batonmq.remoting.codec import decode_frame, encode_frame
-from batonmq.remoting.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
+from batonmq.remoting.command import (
+    FLAG_ONEWAY,
+    FLAG_RESPONSE,
+    RemotingCommand,
+    decode_frame,
+    encode_frame,
+)
 from batonmq.remoting.connection import Connection, Processors
 
 

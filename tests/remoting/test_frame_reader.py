@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batonmq.protocol.errors import RemoteProtocolError
-from batonmq.remoting.codec import BUFFER_SIZE, FRAME_SIZE_MAX, FrameReader, receive_buffer
+from batonmq.remoting.command import BUFFER_SIZE, FRAME_SIZE_MAX, FrameReader, receive_buffer
 
 Frame = tuple[int, bytes, bytes]
 FRAME = st.tuples(st.integers(0, 1), st.binary(min_size=1, max_size=40), st.binary(max_size=200))

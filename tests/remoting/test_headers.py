@@ -8,8 +8,13 @@ import pytest
 
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
-from batonmq.remoting.codec import decode_frame, encode_header
-from batonmq.remoting.command import TYPE_BINARY, TYPE_JSON, RemotingCommand
+from batonmq.remoting.command import (
+    TYPE_BINARY,
+    TYPE_JSON,
+    RemotingCommand,
+    decode_frame,
+    encode_header,
+)
 from batonmq.remoting.headers import decode_pull, decode_send, decode_send_v1, decode_send_v2
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -13,9 +13,9 @@ from java_controller import JavaController
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.role_view import Role, RoleView
 from batonmq.remoting.command import RemotingCommand
-from batonmq.replicas_manager.actions import LogFacts
 from batonmq.replicas_manager.config import ReplicasManagerConfig, remoting_timings
 from batonmq.replicas_manager.identity import RoleFile
+from batonmq.replicas_manager.link import LogFacts
 from batonmq.replicas_manager.service import ReplicasManager
 
 

@@ -23,7 +23,6 @@ from batonmq.protocol.codes import (
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingServer
-from batonmq.replicas_manager.actions import LogFacts
 from batonmq.replicas_manager.config import ReplicasManagerConfig, remoting_timings
 from batonmq.replicas_manager.events import (
     AnswerReceived,
@@ -40,7 +39,7 @@ from batonmq.replicas_manager.events import (
     Unanswered,
     ViewReceived,
 )
-from batonmq.replicas_manager.link import DurableFacts, LinkEvents
+from batonmq.replicas_manager.link import DurableFacts, LinkEvents, LogFacts
 from batonmq.replicas_manager.remoting_link import RemotingLink
 from batonmq.replicas_manager.role import ViewInForce
 from batonmq.replicas_manager.switch import SwitchTask

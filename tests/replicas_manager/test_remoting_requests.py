@@ -13,8 +13,8 @@ from batonmq.protocol.codes import HA_ADDRESS_FIELD, INCARNATION_FIELD, LOG_ID_F
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.role_view import Replica
 from batonmq.remoting.command import RemotingCommand
-from batonmq.replicas_manager.actions import LogFacts
 from batonmq.replicas_manager.config import ReplicasManagerConfig, remoting_timings
+from batonmq.replicas_manager.link import LogFacts
 from batonmq.replicas_manager.remoting_requests import (
     Metadata,
     ProcessName,

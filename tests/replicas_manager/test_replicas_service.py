@@ -21,7 +21,6 @@ from batonmq.process.clock import boot_ms
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.role_view import Role, RoleView
-from batonmq.replicas_manager.actions import LogFacts
 from batonmq.replicas_manager.config import ReplicasManagerConfig, SessionTimings
 from batonmq.replicas_manager.identity import (
     INCARNATIONS_MAX,
@@ -29,6 +28,7 @@ from batonmq.replicas_manager.identity import (
     IncarnationLog,
     RoleFile,
 )
+from batonmq.replicas_manager.link import LogFacts
 from batonmq.replicas_manager.service import ReplicasManager
 from tests.shared.failing_disk import failing
 
@@ -558,7 +558,7 @@ def test_a_proposal_goes_out_and_its_outcome_comes_back(tmp_path: Path) -> None:
 def test_r11_an_alter_that_times_out_is_unknown_until_the_retry_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batonmq.replicas_manager.calls.CALL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("batonmq.replicas_manager.session.CALL_TIMEOUT_S", 0.05)
 
     async def script(scene: Scene) -> None:
         manager = await scene.master()
@@ -585,7 +585,7 @@ def test_r11_a_call_whose_connection_is_closed_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session that is dropped for its silence closes the channel under the calls, too."""
-    monkeypatch.setattr("batonmq.replicas_manager.calls.CALL_TIMEOUT_S", 60)
+    monkeypatch.setattr("batonmq.replicas_manager.session.CALL_TIMEOUT_S", 60)
 
     async def script(scene: Scene) -> None:
         manager = await scene.master()

@@ -11,7 +11,7 @@ import uvloop
 from fake_controller import FakeController
 
 from batonmq.proto.controller.v1 import controller_pb2 as pb
-from batonmq.replicas_manager.reporter import OFTEN_MAX, OFTEN_MS, EventReporter
+from batonmq.replicas_manager.grpc_link import OFTEN_MAX, OFTEN_MS, EventReporter
 from batonmq.replicas_manager.session import ControllerChannels, ControllerSession
 
 
@@ -40,8 +40,8 @@ def test_a_report_that_died_with_the_leader_goes_to_the_next_one(
     """The first leader gets `opened` and dies before it answers. The next one gets it under
     the same request id, so that it stands in the history once, and the later ones in their order.
     """
-    monkeypatch.setattr("batonmq.replicas_manager.reporter.CALL_TIMEOUT_S", 0.05)
-    monkeypatch.setattr("batonmq.replicas_manager.reporter.RETRY_S", 0.01)
+    monkeypatch.setattr("batonmq.replicas_manager.grpc_link.CALL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("batonmq.replicas_manager.grpc_link.RETRY_S", 0.01)
 
     async def script(first: FakeController, second: FakeController) -> None:
         leader: list[str | None] = [first.address]

@@ -30,7 +30,7 @@ import pytest
 
 from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.replicas_manager.config import SessionTimings
-from batonmq.replicas_manager.controllers import Controllers
+from batonmq.replicas_manager.controllers import Controllers, MissedViews, Registration
 from batonmq.replicas_manager.events import (
     ActionFailed,
     AdoptView,
@@ -70,7 +70,6 @@ from batonmq.replicas_manager.events import (
     Unanswered,
     ViewReceived,
 )
-from batonmq.replicas_manager.requests import MissedViews, Registration
 from batonmq.replicas_manager.role import ViewInForce
 from batonmq.replicas_manager.state import ReplicasState
 

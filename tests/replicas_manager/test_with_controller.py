@@ -21,7 +21,6 @@ from batonmq.controller.raft.log import Machine
 from batonmq.controller.service import ControllerService
 from batonmq.process.clock import boot_ms
 from batonmq.protocol.role_view import Role, RoleView
-from batonmq.replicas_manager.actions import LogFacts
 from batonmq.replicas_manager.config import (
     Protocol,
     ReplicasManagerConfig,
@@ -29,6 +28,7 @@ from batonmq.replicas_manager.config import (
     controller_addresses,
 )
 from batonmq.replicas_manager.grpc_link import GrpcLink
+from batonmq.replicas_manager.link import LogFacts
 from batonmq.replicas_manager.service import ReplicasManager
 from batonmq.replicas_manager.switch import SwitchProgress
 
