@@ -23,8 +23,8 @@ from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
 from batonmq.ha.config import HAConfig
 from batonmq.process import read_faults
 from batonmq.process.server_main import ServerMain, keep_what_is_loaded, run_server
-from batonmq.store.bad_sector import fault_note
 from batonmq.store.config import StoreConfig
+from batonmq.store.suspicion import fault_note
 
 if TYPE_CHECKING:
     from batonmq.broker.service import BrokerService

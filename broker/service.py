@@ -55,13 +55,11 @@ from batonmq.protocol.topic_name import AUTO_CREATE_TOPIC, METADATA_TOPIC, PROGR
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
-from batonmq.store.consumer_offset import ConsumerOffsetManager
-from batonmq.store.delay_offset import DelayOffsetManager
+from batonmq.store.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
 from batonmq.store.index_service import IndexService
 from batonmq.store.message_store import MessageStore
 from batonmq.store.queue_locks import QueueLockManager
-from batonmq.store.request_modes import MessageRequestModeManager
-from batonmq.store.subscription_group import SubscriptionGroupManager
+from batonmq.store.subscription_group import MessageRequestModeManager, SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager, topic_config
 
 log = logging.getLogger(__name__)

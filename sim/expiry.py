@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from batonmq.protocol.topic_name import METADATA_TOPIC
-from batonmq.store.mapped_file import Segment
+from batonmq.store.commit_log import Segment
 from batonmq.store.queue_positions import POSITIONS_QUEUE
 from sim.hosts import BrokerHost
 from sim.records import records

@@ -1,14 +1,110 @@
-"""A bounded set of open file descriptors, shared by the many files of consume queues and indexes.
+"""The many files of consume queues and indexes: a bounded set of descriptors, and new files.
 
 Invariant: at most `limit` descriptors are open. A descriptor is borrowed for one system call and
 must not be kept: the next `fd` call may close it. One thread only.
+
+`NewFiles` are made by a thread before their queues write to them. A new name in a folder waits for
+the journal of the file system, for tenths of a second while a sync is under way: in a burst of new
+topics no loop can wait for that. It is a head start and no more: what the thread could not make,
+the loop makes when it writes. What was made and is not taken is a file of zeros, in which the next
+start finds no unit. One thread, but for `Making.run`.
 """
 
+from __future__ import annotations
+
+import logging
 import os
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from batonmq.process import disk
-from batonmq.store.new_files import NewFiles
+
+log = logging.getLogger(__name__)
+
+
+def _folder_of(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+class Making:
+    """Some files, each of `size` bytes. `is_done`: `run` has ended."""
+
+    def __init__(self, paths: Sequence[str], size: int) -> None:
+        self.paths = paths
+        self._size = size
+        self._skipped: set[str] = set()
+        self.made: list[str] = []
+        self.is_done = False
+
+    def skip(self, folder: str) -> None:
+        """Make nothing more in it. From any thread."""
+        self._skipped.add(folder)
+
+    def run(self) -> None:
+        """In any thread. A file that is there already is left alone, and does not count as made.
+        At the first error it ends: the loop will meet it, and deal with it (R45)."""
+        try:
+            for path in self.paths:
+                if _folder_of(path) not in self._skipped:
+                    self._make(path)
+        except OSError as error:
+            log.info("files_left_to_the_loop count=%d why=%s", len(self.paths), error)
+        finally:
+            self.is_done = True
+
+    def _make(self, path: str) -> None:
+        disk.makedirs(_folder_of(path))
+        try:
+            fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            return
+        try:
+            disk.ftruncate(fd, self._size)
+        finally:
+            disk.close(fd)
+        self.made.append(path)
+
+
+class NewFiles:
+    """Which files were made, and wait to be taken."""
+
+    def __init__(self) -> None:
+        self._running: list[Making] = []
+        # Folder -> path -> whether it was made.
+        self._files: dict[str, dict[str, bool]] = {}
+
+    def make(self, paths: Sequence[str], size: int) -> Making:
+        """What is to run in a thread; then call `note`."""
+        for path in paths:
+            self._files.setdefault(_folder_of(path), {})[path] = False
+        making = Making(paths, size)
+        self._running.append(making)
+        return making
+
+    def note(self, making: Making) -> None:
+        """It has ended. What was forgotten meanwhile is not there any more, or another's."""
+        self._running.remove(making)
+        made = set(making.made)
+        for path in making.paths:
+            if path not in made:
+                self.take(path)
+            elif path in (files := self._files.get(_folder_of(path), {})):
+                files[path] = True
+
+    def take(self, path: str) -> bool:
+        """Whether the file is there, as it was made; from now on it is the caller's."""
+        folder = _folder_of(path)
+        files = self._files.get(folder, {})
+        is_made = files.pop(path, False)
+        if not files:
+            self._files.pop(folder, None)
+        return is_made
+
+    def forget(self, folder: str) -> list[str]:
+        """Nothing in it is taken any more; what was made and is the caller's to remove."""
+        for making in self._running:
+            making.skip(folder)
+        return [path for path, is_made in self._files.pop(folder, {}).items() if is_made]
 
 
 class FileHandles:

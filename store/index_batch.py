@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from batonmq.process import disk
 from batonmq.protocol.layout import INDEX_ENTRY
-from batonmq.store.hash_batch import I64, U32, PieceHashes
+from batonmq.store.record_batch import I64, U32, PieceHashes
 
 ENTRY = np.dtype(INDEX_ENTRY.dtype)
 

@@ -25,8 +25,8 @@ from batonmq.protocol.tags import java_string_hash
 from batonmq.store.file_handles import FileHandles
 
 if TYPE_CHECKING:
-    from batonmq.store.hash_batch import I64
     from batonmq.store.index_batch import SlotTable
+    from batonmq.store.record_batch import I64
 
 HEADER = INDEX_HEADER.struct
 ENTRY = INDEX_ENTRY.struct

@@ -26,7 +26,7 @@ from batonmq.store.health import StoreHealth
 from batonmq.store.index_file import IndexFile, key_hash
 
 if TYPE_CHECKING:
-    from batonmq.store.hash_batch import I64
+    from batonmq.store.record_batch import I64
 
 log = logging.getLogger(__name__)
 

@@ -26,22 +26,21 @@ from batonmq.process.durable_file import remove_file
 from batonmq.process.lock_file import FolderLock
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.store.appender import Appender
-from batonmq.store.background import Background
+from batonmq.store.background import Background, RoomWatch
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
 from batonmq.store.dispatch import ArrivalListener, Dispatcher, RecentCommits
 from batonmq.store.health import StoreHealth
+from batonmq.store.log_scan import VerifiedLog
 from batonmq.store.position_rounds import PositionRounds
 from batonmq.store.queries import StoreQueries
 from batonmq.store.queue_table import QueueTable, SystemRecordHandler, remove_folders
 from batonmq.store.recovery import recover_store
-from batonmq.store.room import RoomWatch
 from batonmq.store.slave_log import LogTrust, SlaveLog
 from batonmq.store.store_files import StoreFiles, abort_path, load_files
 from batonmq.store.suspicion import RunMark, kernel_boot_id
 from batonmq.store.truncation import Truncation
 from batonmq.store.upkeep import CheckpointWriter, DiskUseOf, Expirer, disk_use
-from batonmq.store.verified_log import VerifiedLog
 
 log = logging.getLogger(__name__)
 

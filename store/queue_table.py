@@ -18,9 +18,8 @@ from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.record import RecordHead
 from batonmq.protocol.topic_name import DUE_TOPICS, METADATA_TOPIC
 from batonmq.store.consume_queue import ConsumeQueue, whole_units
-from batonmq.store.file_handles import FileHandles
+from batonmq.store.file_handles import FileHandles, Making
 from batonmq.store.health import StoreHealth
-from batonmq.store.new_files import Making
 from batonmq.store.queue_positions import POSITIONS_QUEUE, QueuePositions, decode_positions
 
 SystemRecordHandler = Callable[[RecordHead, bytes], None]

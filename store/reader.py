@@ -21,12 +21,10 @@ from batonmq.protocol.layout import FILLER_SIZE, RECORD_HEAD, UNIT, UNIT_SIZE
 from batonmq.protocol.record import RecordHead, raw_properties
 from batonmq.protocol.topic_name import DUE_TOPICS
 from batonmq.store.commit_log import CommitLog
-from batonmq.store.config import StoreConfig
+from batonmq.store.config import DelayLevels, StoreConfig
 from batonmq.store.consume_queue import ConsumeQueue
-from batonmq.store.delay_levels import DelayLevels
-from batonmq.store.log_scan import LogScanner, check_record
+from batonmq.store.log_scan import LogScanner, VerifiedLog, check_record
 from batonmq.store.queue_table import Queue
-from batonmq.store.verified_log import VerifiedLog
 
 SLAVE_RATIO_LESS: Final = 10  # points of accessMessageInMemoryMaxRatio
 SCAN_UNITS_MIN: Final = 16_000 // UNIT_SIZE  # Java: max(16000 bytes, maxMsgNums units)

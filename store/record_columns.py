@@ -27,10 +27,9 @@ from batonmq.protocol.record import (
     TOPIC_LENGTH_MAX_V1,
 )
 from batonmq.protocol.tags import tags_code
-from batonmq.store.hash_batch import I64, U32, Chars, PieceHashes
 from batonmq.store.index_batch import index_hashes
 from batonmq.store.log_scan import UNUSUAL_FLAGS
-from batonmq.store.record_batch import BYTES_MAX, HEAD, Mask, gather
+from batonmq.store.record_batch import BYTES_MAX, HEAD, I64, U32, Chars, Mask, PieceHashes, gather
 
 ROWS_MAX: Final = 1024
 

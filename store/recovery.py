@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from batonmq.protocol.layout import RECORD_HEAD
 from batonmq.protocol.record import FIXED_SIZE_V1, RecordHead
 from batonmq.store.checkpoint import StoreCheckpoint
-from batonmq.store.commit_log import CommitLog
+from batonmq.store.commit_log import CommitLog, Segment
 from batonmq.store.dispatch import Dispatcher
 from batonmq.store.log_scan import (
     LogScanner,
@@ -27,7 +27,6 @@ from batonmq.store.log_scan import (
     find_valid_record,
     whole_records_end,
 )
-from batonmq.store.mapped_file import Segment
 from batonmq.store.queue_table import QueueTable
 from batonmq.store.store_files import StoreFiles
 from batonmq.store.suspicion import Suspicion

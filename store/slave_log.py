@@ -1,9 +1,8 @@
-"""What only a replica does to its log: append a master's bytes, cut, start from empty.
+"""What only a replica does to its log: append a master's bytes, cut, start anew, regain trust.
 
 Queues, index and all other derived data follow each cut.
 
-How far this log is to be trusted, and how it becomes trusted again (R17, R24).
-
+`LogTrust` says how far this log is to be trusted, and how it becomes trusted again (R17, R24).
 `suspicion` stores what is wrong; here is what is done about it: how much of a damaged log counts,
 what is cut off to be fetched again, and what ends a suspicion.
 """

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from batonmq.epoch.file_cache import EpochFileCache
-from batonmq.store import bad_sector
+from batonmq.store import suspicion
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
@@ -78,10 +78,10 @@ def _open_files(
     commit_log = CommitLog(config.commit_log_folder, config.mapped_file_size_commit_log, health)
     opened.callback(commit_log.close)
     suspect_mark = SuspectMark(root / "suspect")
-    unreadable = bad_sector.mend(config, suspect_mark)
+    unreadable = suspicion.mend(config, suspect_mark)
     commit_log.load()
     if unreadable is not None:
-        bad_sector.narrow(commit_log, suspect_mark, unreadable)
+        suspicion.narrow(commit_log, suspect_mark, unreadable)
     positions = QueuePositions(root / "queuePositions")
     consume_queues = ConsumeQueueStore(
         root / "consumequeue",

@@ -23,12 +23,11 @@ from typing import Final
 from batonmq.process import disk
 from batonmq.process.clock import boot_ms
 from batonmq.process.durable_file import sync_below, sync_directory
-from batonmq.store.background import Background
+from batonmq.store.background import Background, RoomWatch
+from batonmq.store.commit_log import Segment
 from batonmq.store.config import StoreConfig
 from batonmq.store.consume_queue import ConsumeQueue
 from batonmq.store.dispatch import Dispatcher
-from batonmq.store.mapped_file import Segment
-from batonmq.store.room import RoomWatch
 from batonmq.store.store_files import StoreFiles
 
 log = logging.getLogger(__name__)

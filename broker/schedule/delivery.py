@@ -42,7 +42,7 @@ from batonmq.protocol.topic_name import (
 )
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection
-from batonmq.store.delay_levels import DelayLevels
+from batonmq.store.config import DelayLevels
 from batonmq.store.errors import PutRefused
 
 log = logging.getLogger(__name__)

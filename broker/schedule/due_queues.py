@@ -31,7 +31,7 @@ import msgspec
 from batonmq.protocol.bodies import DataVersion, TimerMetricsSerializeWrapper
 from batonmq.protocol.properties import REAL_TOPIC, TIMER_DEL_UNIQKEY, find_property
 from batonmq.protocol.system_record import decode_system_record
-from batonmq.store.delay_offset import DelayOffsetManager, TimerProgress
+from batonmq.store.consumer_offset import DelayOffsetManager, TimerProgress
 
 NEVER: Final = 1 << 62
 NOW: Final = 0

@@ -35,11 +35,9 @@ from batonmq.protocol.json_body import B, Body, decoded_in_steps, encoded_pieces
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
-from batonmq.store.consumer_offset import ConsumerOffsetManager
-from batonmq.store.delay_offset import DelayOffsetManager
+from batonmq.store.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
 from batonmq.store.queue_locks import QueueLockManager, QueueLockTable
-from batonmq.store.request_modes import MessageRequestModeManager
-from batonmq.store.subscription_group import SubscriptionGroupManager
+from batonmq.store.subscription_group import MessageRequestModeManager, SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
 
 log = logging.getLogger(__name__)

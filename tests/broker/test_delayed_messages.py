@@ -17,8 +17,7 @@ from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.properties import encode_properties
 from batonmq.protocol.record import NewMessage
 from batonmq.protocol.topic_name import PROGRESS_TOPIC, SCHEDULE_TOPIC
-from batonmq.store.config import StoreConfig
-from batonmq.store.delay_levels import DelayLevels
+from batonmq.store.config import DelayLevels, StoreConfig
 
 
 @pytest.fixture

@@ -16,11 +16,9 @@ from batonmq.protocol.bodies import SubscriptionGroupWrapper, TopicConfigAndMapp
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import ConnectError
 from batonmq.remoting.command import RemotingCommand
-from batonmq.store.consumer_offset import ConsumerOffsetManager
-from batonmq.store.delay_offset import DelayOffsetManager
+from batonmq.store.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
 from batonmq.store.queue_locks import QueueLockManager
-from batonmq.store.request_modes import MessageRequestModeManager
-from batonmq.store.subscription_group import SubscriptionGroupManager
+from batonmq.store.subscription_group import MessageRequestModeManager, SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
 from tests.shared.waiting import until
 

@@ -13,11 +13,9 @@ from batonmq.broker.tables.slave_sync import BrokerTables
 from batonmq.broker.tables.topics import MetadataChange, TopicService, decode_metadata
 from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from batonmq.protocol.errors import BrokerRefusal
-from batonmq.store.consumer_offset import ConsumerOffsetManager
-from batonmq.store.delay_offset import DelayOffsetManager
+from batonmq.store.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
 from batonmq.store.queue_locks import QueueLockManager
-from batonmq.store.request_modes import MessageRequestModeManager
-from batonmq.store.subscription_group import SubscriptionGroupManager
+from batonmq.store.subscription_group import MessageRequestModeManager, SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from batonmq.process import disk
 from batonmq.process.read_faults import ReadFault
-from batonmq.store.bad_sector import fault_note
 from batonmq.store.errors import StoreFormatError
+from batonmq.store.suspicion import fault_note
 
 PAGE = mmap.PAGESIZE
 READ_BEHIND_THE_END = """

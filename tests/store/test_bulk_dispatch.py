@@ -18,8 +18,8 @@ from batonmq.protocol.properties import find_property
 from batonmq.protocol.record import NewMessage, message_to_store
 from batonmq.protocol.tags import java_string_hash, tags_code
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC
-from batonmq.store import bulk_dispatch, dispatch, log_scan, record_batch, record_columns
-from batonmq.store.hash_batch import PieceHashes
+from batonmq.store import dispatch, log_scan, record_batch, record_columns
+from batonmq.store.record_batch import PieceHashes
 from tests.store.conftest import HOST, START_MS
 
 GOLDEN_END = 6760
@@ -88,14 +88,14 @@ def build(rig, name, data, targets, *, slice_bytes=None, begin=0, **config):
 def both_ways(rig, data, targets, **more):
     with bulk(always=False):
         each = build(rig, "each", data, targets, **more)
-    runs, real = [], bulk_dispatch.dispatch_run
+    runs, real = [], dispatch.dispatch_run
 
     def counted(columns, first, behind, *rest):
         done = real(columns, first, behind, *rest)
         runs.append((behind - first) * done)
         return done
 
-    with bulk(always=True), patch.object(bulk_dispatch, "dispatch_run", counted):
+    with bulk(always=True), patch.object(dispatch, "dispatch_run", counted):
         many = build(rig, "many", data, targets, **more)
     assert many == each
     return sum(runs), each

@@ -11,8 +11,7 @@ import pytest
 
 from batonmq.process import disk
 from batonmq.store.consume_queue import ConsumeQueue
-from batonmq.store.file_handles import FileHandles
-from batonmq.store.new_files import Making
+from batonmq.store.file_handles import FileHandles, Making
 
 FILE_SIZE = 200
 

@@ -8,8 +8,8 @@ import pytest
 
 from batonmq.process import disk
 from batonmq.protocol.record import decode_records
+from batonmq.store.commit_log import Segment
 from batonmq.store.errors import StoreStateError
-from batonmq.store.mapped_file import Segment
 from tests.shared.waiting import until
 
 

@@ -9,8 +9,8 @@ from batonmq.process import disk
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.store import upkeep
 from batonmq.store.checkpoint import StoreCheckpoint
+from batonmq.store.commit_log import Segment
 from batonmq.store.errors import StoreFailedError, TruncationRefused
-from batonmq.store.mapped_file import Segment
 from batonmq.store.truncation import STEPS
 
 
