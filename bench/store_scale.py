@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 from typing import Final, Self
 
-from batonmq.protocol.message_id import host_bytes
-from batonmq.protocol.record import NewMessage
+from batonmq.protocol.record import NewMessage, host_bytes
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
 

@@ -1,23 +1,40 @@
-"""The failover history of this node: the events that it applied, in its file, and the answers.
+"""The failover history of this node: the events that it applied, in its file, and its own notes.
 
 The history explains, it decides nothing: a full disk must not stop elections.
+
+`HistoryNotes` are events about what this controller did itself. Nothing waits for a note: a task of
+its own proposes each one a little after the event, so it is never ahead of an election in the log's
+queue. If this node does not lead any more the note is dropped.
 """
 
 import asyncio
+import json
 import logging
+import uuid
 from pathlib import Path
 from typing import Final
 
 from batonmq.controller.raft.log import Commit
-from batonmq.controller.rules.commands import HistoryAppended
+from batonmq.controller.requests import (
+    CommandTooLargeError,
+    ControllerRequests,
+    OutcomeUnknownError,
+)
+from batonmq.controller.rules.commands import NO_BROKER, HistoryAppended, NoteEvent
 from batonmq.controller.rules.state import ControllerState
-from batonmq.history.event import HISTORY_EVENTS_MAX, HistoryEvent
+from batonmq.history.event import HISTORY_EVENTS_MAX, EventKind, HistoryEvent
 from batonmq.history.file import HistoryFile
+from batonmq.process.clock import wall_ms
+from batonmq.protocol.errors import NotLeaderError
 
 log = logging.getLogger(__name__)
 
 REPLY_EVENTS_MAX: Final = 20_000
 REPLY_SIZE_MAX: Final = 8 << 20
+
+DELAY_S: Final = 0.1
+ATTEMPTS_MAX: Final = 5
+RETRY_S: Final = 0.25
 
 
 class HistoryLog:
@@ -86,3 +103,58 @@ class HistoryLog:
             and broker_name in ("", event.broker_name)
         ]
         return events[-limit:] if limit > 0 else events
+
+
+class HistoryNotes:
+    """`node` is this controller's id."""
+
+    def __init__(self, requests: ControllerRequests, node: str) -> None:
+        self._requests = requests
+        self._node = node
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def note(
+        self,
+        kind: EventKind,
+        broker_name: str,
+        *,
+        master_epoch: int = 0,
+        broker_id: int = NO_BROKER,
+        reason: str = "",
+        **fields: object,
+    ) -> None:
+        """Records an event of NOTED_KINDS with the time of now. Returns at once."""
+        command = NoteEvent(
+            request_id=uuid.uuid4().hex,
+            broker_name=broker_name,
+            kind=kind,
+            node=self._node,
+            broker_id=broker_id,
+            master_epoch=master_epoch,
+            time_ms=wall_ms(),
+            reason=reason,
+            json=json.dumps(fields) if fields else "",
+        )
+        task = asyncio.get_running_loop().create_task(self._propose(command))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _propose(self, command: NoteEvent) -> None:
+        await asyncio.sleep(DELAY_S)
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                result = await self._requests.submit(command)
+            except OutcomeUnknownError:
+                await asyncio.sleep(RETRY_S)
+                continue
+            except (NotLeaderError, CommandTooLargeError) as error:
+                log.debug("note_dropped kind=%s why=%s", command.kind, error)
+                return
+            if not result.ok:
+                log.warning("note_refused kind=%s remark=%r", command.kind, result.remark)
+            return

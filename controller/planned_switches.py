@@ -5,8 +5,8 @@ import logging
 import secrets
 from collections.abc import Callable
 
-from batonmq.controller.liveness.streams import BrokerSession, OpenSessions
-from batonmq.controller.notes import HistoryNotes
+from batonmq.controller.history_log import HistoryNotes
+from batonmq.controller.liveness.watch import BrokerSession, OpenSessions
 from batonmq.controller.requests import ControllerRequests, OutcomeUnknownError
 from batonmq.controller.rules.commands import CommandResult, ElectMaster
 from batonmq.controller.rules.state import ControllerState

@@ -16,14 +16,12 @@ from batonmq.controller.config import ControllerConfig, RuntimeConfig
 from batonmq.controller.endpoints.grpc_endpoint import GrpcEndpoint
 from batonmq.controller.endpoints.remoting_endpoint import RemotingEndpoint, RoleNotices
 from batonmq.controller.gate import LeaderGate
-from batonmq.controller.history_log import HistoryLog
+from batonmq.controller.history_log import HistoryLog, HistoryNotes
 from batonmq.controller.history_publisher import HistoryPublisher
 from batonmq.controller.liveness.broker_sessions import LivenessConfig
 from batonmq.controller.liveness.core import LivenessCore
 from batonmq.controller.liveness.events import GateClosed, GateOpened, StateApplied
-from batonmq.controller.liveness.streams import OpenSessions
-from batonmq.controller.liveness.watch import BrokerWatch
-from batonmq.controller.notes import HistoryNotes
+from batonmq.controller.liveness.watch import BrokerWatch, OpenSessions
 from batonmq.controller.planned_switches import PlannedSwitches
 from batonmq.controller.raft.log import Commit, Machine, ReplicatedLog
 from batonmq.controller.raft.node import RaftLog, RaftSettings

@@ -16,7 +16,16 @@ from enum import Enum
 from typing import Final
 
 from batonmq.ha.proof import PeerIdentity, master_fault, proof_fault
-from batonmq.ha.received_log import ReceivedLog
+from batonmq.ha.received_log import (
+    BeginAnew,
+    CutTo,
+    LocalLog,
+    ReceivedLog,
+    Refuse,
+    epochs_after,
+    judge_log,
+    shared_with_java,
+)
 from batonmq.ha.slave_effects import (
     AdoptEpochs,
     BeginAt,
@@ -30,15 +39,6 @@ from batonmq.ha.slave_effects import (
     TruncateTo,
 )
 from batonmq.ha.slave_policy import MasterSilence, Redial, SlavePolicy
-from batonmq.ha.truncation import (
-    BeginAnew,
-    CutTo,
-    LocalLog,
-    Refuse,
-    epochs_after,
-    judge_log,
-    shared_with_java,
-)
 from batonmq.ha.wire import (
     HAIdentity,
     MasterHandshake,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from batonmq.epoch.entry import EpochEntry
 from batonmq.ha.links import MasterLink, OpenLinks
 from batonmq.ha.ports import HAListener, JavaMaster, LogStore
+from batonmq.ha.received_log import LocalLog
 from batonmq.ha.shells import BUFFER_SIZE, MasterFollower
 from batonmq.ha.slave_core import SlaveCore
 from batonmq.ha.slave_effects import (
@@ -31,7 +32,6 @@ from batonmq.ha.slave_effects import (
     SlaveEffect,
     TruncateTo,
 )
-from batonmq.ha.truncation import LocalLog
 from batonmq.ha.wire import MasterFrameReader, MasterHandshake, TransferHeader
 from batonmq.process import disk
 from batonmq.protocol.bodies import HAClientRuntimeInfo

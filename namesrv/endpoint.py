@@ -1,20 +1,26 @@
-"""The requests of the name server: fields and bodies in, routes out.
+"""The requests of the name server: fields and bodies in, routes out; its table of key-values.
 
 Remarks are Java's where its clients show them. A route is standard JSON for peers of version 401
 and newer, or if the request asks for it; else, and in cluster infos always, it has fastjson's bare
-integer keys. Origin: Java `DefaultRequestProcessor` and `ClientRequestProcessor`.
+integer keys.
+
+`KVConfig` keeps key-values in namespaces in one JSON file (`{"configTable":{ns:{key:value}}}`). A
+change is durable before the reply; without a path nothing is kept.
+Origin: Java `DefaultRequestProcessor`, `ClientRequestProcessor`, `KVConfigManager`.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
 
 from batonmq.namesrv.config import NamesrvConfig
-from batonmq.namesrv.kv_config import ORDER_TOPIC_CONFIG, KVConfig
 from batonmq.namesrv.state import BrokerRegistration, MinIdChange, Outcome, RouteInfoManager
+from batonmq.process.durable_file import load_with_backup, replace_file
 from batonmq.process.runtime_settings import RuntimeSettings
 from batonmq.process.turns import go_on, in_turns
 from batonmq.protocol.bodies import (
@@ -26,12 +32,7 @@ from batonmq.protocol.bodies import (
     TopicList,
     TopicRouteData,
 )
-from batonmq.protocol.codes import (
-    MQ_VERSION_STANDARD_JSON,
-    LanguageCode,
-    RequestCode,
-    ResponseCode,
-)
+from batonmq.protocol.codes import MQ_VERSION_STANDARD_JSON, LanguageCode, RequestCode, ResponseCode
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of
 from batonmq.remoting.command import RemotingCommand
@@ -39,9 +40,61 @@ from batonmq.remoting.connection import Connection, Processors
 
 log = logging.getLogger(__name__)
 
+ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
+
 SCAN_SLICE = 64
 _ADDRESS = re.compile(rb'"(-?\d+)":"')
 FAQ_LINE = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+
+"""Namespace of the queue layouts of globally ordered topics: `broker-a:4;broker-b:4`."""
+
+
+class KVConfig:
+    """`path` None keeps the values in memory only."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._table: dict[str, dict[str, str]] = {}
+
+    def load(self) -> None:
+        """Raises UnreadableFileError (a ValueError) if the file is there but unusable."""
+        if self._path is None:
+            return
+        loaded = load_with_backup(self._path, _parse)
+        self._table = loaded.value if loaded is not None else {}
+
+    def get(self, namespace: str, key: str) -> str | None:
+        return self._table.get(namespace, {}).get(key)
+
+    def namespace(self, namespace: str) -> dict[str, str] | None:
+        """A copy of all pairs, None if the namespace does not exist."""
+        pairs = self._table.get(namespace)
+        return dict(pairs) if pairs is not None else None
+
+    def put(self, namespace: str, key: str, value: str) -> None:
+        self._table.setdefault(namespace, {})[key] = value
+        self._persist()
+
+    def delete(self, namespace: str, key: str) -> None:
+        """Does nothing for an unknown key."""
+        if self._table.get(namespace, {}).pop(key, None) is not None:
+            self._persist()
+
+    def _persist(self) -> None:
+        if self._path is not None:
+            text = json.dumps({"configTable": self._table}, ensure_ascii=False)
+            replace_file(self._path, text.encode(), keep_previous=True)
+
+
+def _parse(data: bytes) -> dict[str, dict[str, str]]:
+    value = json.loads(data)
+    table = value.get("configTable") if isinstance(value, dict) else None
+    if not isinstance(table, dict):
+        raise ValueError("no configTable in it")
+    return {
+        str(namespace): {str(key): str(item) for key, item in pairs.items()}
+        for namespace, pairs in table.items()
+    }
 
 
 class NamesrvEndpoint:

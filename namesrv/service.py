@@ -9,8 +9,7 @@ from pathlib import Path
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.service import ControllerService
 from batonmq.namesrv.config import RUNTIME_KEYS, NamesrvConfig
-from batonmq.namesrv.endpoint import NamesrvEndpoint
-from batonmq.namesrv.kv_config import KVConfig
+from batonmq.namesrv.endpoint import KVConfig, NamesrvEndpoint
 from batonmq.namesrv.state import MinIdChange, RouteInfoManager
 from batonmq.process.clock import boot_ms
 from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings

@@ -19,7 +19,6 @@ from typing import Final
 
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
-from batonmq.protocol.message_id import UniqIdGenerator
 from batonmq.protocol.properties import (
     DELAY,
     INNER_NUM,
@@ -36,7 +35,7 @@ from batonmq.protocol.properties import (
     find_property,
     with_properties,
 )
-from batonmq.protocol.record import NewMessage
+from batonmq.protocol.record import NewMessage, UniqIdGenerator
 from batonmq.protocol.sysflag import INNER_BATCH
 from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import DLQ_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC

@@ -19,8 +19,8 @@ import grpc.aio
 
 from batonmq.controller.config import Peer
 from batonmq.controller.history_log import HistoryLog
-from batonmq.controller.liveness import streams
-from batonmq.controller.liveness.watch import BrokerWatch
+from batonmq.controller.liveness import watch
+from batonmq.controller.liveness.watch import BrokerWatch, OpenSessions
 from batonmq.controller.planned_switches import PlannedSwitches
 from batonmq.controller.requests import (
     CommandTooLargeError,
@@ -77,7 +77,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
     def __init__(
         self,
         requests: ControllerRequests,
-        sessions: streams.OpenSessions,
+        sessions: OpenSessions,
         watch: BrokerWatch,
         switches: PlannedSwitches,
         history: HistoryLog,
@@ -307,7 +307,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
             await asyncio.gather(writer, reader, cut, return_exceptions=True)
 
     async def _read(
-        self, session: streams.BrokerSession, messages: AsyncIterator[pb.BrokerMessage]
+        self, session: watch.BrokerSession, messages: AsyncIterator[pb.BrokerMessage]
     ) -> str | None:
         """The reason of the Goodbye, or None when the stream ended without one."""
         async for message in messages:

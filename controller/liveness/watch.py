@@ -3,13 +3,25 @@
 Events come from the endpoints, the gate and the log; each is passed in within the loop turn in
 which it happens, so that a master's death becomes an election without waiting for a timer. The only
 timer here is the tick, for silences and for what was lost. Elections run as tasks of their own.
+
+`OpenSessions` has the gRPC sessions of BatonMQ's brokers on this node, and the messages queued for
+each. A push puts a message into the session's queue; the writer of its stream sends it. A session
+that does not read its messages is cut.
+
+`HeartbeatAnswers` grant masters their lease (R5). Only the leader's answers do. A node that stood
+still may have been deposed in the meantime without knowing it, since Raft's thread stood still,
+too. So after a stall this node answers nobody until a majority has confirmed its lead; heartbeats
+that arrived in between are answered then. The broker counts its lease from the time at which it
+sent the heartbeat, so a late answer grants no longer lease than a quick one.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
+from batonmq.controller.history_log import HistoryNotes
 from batonmq.controller.liveness.core import LivenessCore
 from batonmq.controller.liveness.events import (
     AliveChanged,
@@ -23,19 +35,197 @@ from batonmq.controller.liveness.events import (
     SessionHello,
     Tick,
 )
-from batonmq.controller.liveness.heartbeat_answers import HeartbeatAnswers
-from batonmq.controller.liveness.streams import BrokerSession
-from batonmq.controller.notes import HistoryNotes
 from batonmq.controller.requests import ControllerRequests, OutcomeUnknownError
 from batonmq.controller.rules.commands import ElectMaster, LiveBroker
 from batonmq.history.event import EventKind
 from batonmq.process.clock import boot_ms, wall_ms
 from batonmq.proto.controller.v1 import controller_pb2 as pb
+from batonmq.proto.controller.v1.role_view import role_view_to_pb
 from batonmq.protocol.errors import NotLeaderError
+from batonmq.protocol.role_view import RoleView
 
 log = logging.getLogger(__name__)
 
+_QUEUE_MAX: Final = 1_000
+
+STALL_MS: Final = 200
+
 PLANNED_GOODBYES: Final = ("goodbye", "planned stop")
+
+"""Messages that may wait for one session: some 100 s of heartbeat answers."""
+
+
+class BrokerSession:
+    """One stream of one broker process. `session_id` is unique on this node; newer ones are larger.
+
+    `cut` is set when the stream must end because the broker does not read.
+    """
+
+    def __init__(self, session_id: int, broker_name: str, broker_id: int, incarnation: str) -> None:
+        self.session_id = session_id
+        self.broker_name = broker_name
+        self.broker_id = broker_id
+        self.incarnation = incarnation
+        self.cut = asyncio.Event()
+        self._queue: deque[pb.ControllerMessage] = deque()
+        self._wake = asyncio.Event()
+        self._ended = False
+
+    def send(self, message: pb.ControllerMessage) -> None:
+        if self._ended:
+            return
+        if len(self._queue) >= _QUEUE_MAX:
+            log.warning(
+                "session_cut broker_name=%s broker_id=%d why='does not read'",
+                self.broker_name,
+                self.broker_id,
+            )
+            self._ended = True
+            self.cut.set()
+            return
+        self._queue.append(message)
+        self._wake.set()
+
+    def end(self) -> None:
+        """Sends what is queued and nothing more."""
+        self._ended = True
+        self._wake.set()
+
+    async def write_all(self, write: Callable[[pb.ControllerMessage], Awaitable[object]]) -> None:
+        """Writes queued messages in order until the session has ended."""
+        while True:
+            while self._queue:
+                await write(self._queue.popleft())
+            if self._ended:
+                return
+            self._wake.clear()
+            await self._wake.wait()
+
+
+class OpenSessions:
+    """The open sessions, by broker group."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[int, BrokerSession]] = {}
+        self._next_id = 1
+
+    def __len__(self) -> int:
+        return sum(map(len, self._groups.values()))
+
+    def add(self, broker_name: str, broker_id: int, incarnation: str) -> BrokerSession:
+        session = BrokerSession(self._next_id, broker_name, broker_id, incarnation)
+        self._next_id += 1
+        self._groups.setdefault(broker_name, {})[session.session_id] = session
+        return session
+
+    def remove(self, session: BrokerSession) -> None:
+        group = self._groups.get(session.broker_name, {})
+        group.pop(session.session_id, None)
+        if not group:
+            self._groups.pop(session.broker_name, None)
+
+    def of_group(self, broker_name: str) -> Iterable[BrokerSession]:
+        return list(self._groups.get(broker_name, {}).values())
+
+    def push_view(self, view: RoleView) -> None:
+        """Queues the view in every session of its group; the message is built once."""
+        sessions = self.of_group(view.broker_name)
+        if sessions:
+            message = pb.ControllerMessage(view=role_view_to_pb(view))
+            for session in sessions:
+                session.send(message)
+
+
+"""Others elect a new leader after 300 ms without this one's heartbeats, sent every 90 ms."""
+CONFIRM_TIMEOUT_MS: Final = 300
+CONFIRM_AGAIN_MS: Final = 10
+
+
+class HeartbeatAnswers:
+    """`note_loop_turn(now_ms)` must be called whenever this loop turns, at least every tick.
+
+    Invariant: between a stall and the first majority asked after it no answer is a leader's,
+    whatever the gate says: right after a stall it may be closed because no messages were read yet,
+    then open for a moment because of messages from before the stall.
+    """
+
+    def __init__(self, requests: ControllerRequests, clock_ms: Callable[[], int] = boot_ms) -> None:
+        self._requests = requests
+        self._clock_ms = clock_ms
+        self._last_turn_ms: int | None = None
+        self._stalls = 0
+        self._held: list[tuple[BrokerSession, pb.Heartbeat]] = []
+        self._confirming: asyncio.Task[None] | None = None
+
+    def note_loop_turn(self, now_ms: int) -> None:
+        """Detects a stall before anything that arrived during it is answered."""
+        last_ms, self._last_turn_ms = self._last_turn_ms, now_ms
+        stalled = last_ms is not None and now_ms - last_ms >= STALL_MS
+        if not stalled:
+            return
+        self._stalls += 1
+        if self._is_controller and self._confirming is None:
+            log.warning("lead_in_doubt stalled_ms=%d", now_ms - (last_ms or 0))
+            self._confirming = asyncio.get_running_loop().create_task(self._confirm())
+
+    def answer(self, session: BrokerSession, heartbeat: pb.Heartbeat) -> None:
+        if self._confirming is not None:
+            self._held.append((session, heartbeat))
+        else:
+            self._send(session, heartbeat, leading=self._requests.leading)
+
+    async def close(self) -> None:
+        if self._confirming is not None:
+            self._confirming.cancel()
+            await asyncio.gather(self._confirming, return_exceptions=True)
+
+    @property
+    def _is_controller(self) -> bool:
+        """This node became controller, and does not know of a later one."""
+        return self._requests.controller_epoch > 0
+
+    async def _confirm(self) -> None:
+        """Runs until a majority has confirmed the lead, or this node learns that it is deposed."""
+        try:
+            while self._is_controller:
+                stalls = self._stalls
+                confirmed = await self._requests.confirm_lead(CONFIRM_TIMEOUT_MS)
+                self.note_loop_turn(self._clock_ms())
+                if self._stalls != stalls:
+                    continue  # the majority may have answered before this stall
+                self._answer_held(leading=confirmed)
+                if confirmed:
+                    return
+                await asyncio.sleep(CONFIRM_AGAIN_MS / 1000)
+        finally:
+            self._confirming = None
+            self._answer_held(leading=False)
+
+    def _answer_held(self, *, leading: bool) -> None:
+        held, self._held = self._held, []
+        for session, heartbeat in held:
+            self._send(session, heartbeat, leading=leading)
+
+    def _send(self, session: BrokerSession, heartbeat: pb.Heartbeat, *, leading: bool) -> None:
+        requests = self._requests
+        leader = requests.leader()
+        group = requests.state.group(session.broker_name)
+        session.send(
+            pb.ControllerMessage(
+                answer=pb.HeartbeatAnswer(
+                    sequence=heartbeat.sequence,
+                    sent_ms=heartbeat.sent_ms,
+                    leader=leading,
+                    controller_epoch=requests.controller_epoch,
+                    leader_id=leader.node_id if leader else "",
+                    leader_grpc_address=leader.grpc_address if leader else "",
+                    master_epoch=group.master_epoch if group else 0,
+                    sync_state_set_epoch=group.sync_state_set_epoch if group else 0,
+                )
+            )
+        )
+
+
 """The reasons of a planned stop; any other one is shown in the history."""
 FOLLOWER_TICKS: Final = 2
 """A node that decides nothing ticks less often."""

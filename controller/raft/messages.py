@@ -37,7 +37,7 @@ from pysyncobj.node import Node
 from pysyncobj.transport import TCPTransport
 
 from batonmq.controller.raft.journal import DurableJournal
-from batonmq.controller.raft.problems import DigestWatch
+from batonmq.controller.raft.log import DigestWatch
 
 log = logging.getLogger(__name__)
 

@@ -31,15 +31,16 @@ from batonmq.controller.raft.journal import DurableJournal, JournalDamage
 from batonmq.controller.raft.log import (
     Applied,
     Commit,
+    DigestWatch,
     LogStatus,
     Machine,
     NotApplied,
     Outcome,
+    RaftProblems,
     Unknown,
 )
 from batonmq.controller.raft.membership import Membership, check_members
 from batonmq.controller.raft.messages import election_window_ms
-from batonmq.controller.raft.problems import DigestWatch, RaftProblems
 from batonmq.controller.raft.snapshot import BadSnapshot, FileSnapshots
 from batonmq.controller.rules.commands import AnyCommand
 from batonmq.controller.rules.state import ControllerState

@@ -18,8 +18,8 @@ from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import LockBatchRequestBody, SubscriptionGroupConfig
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.message import MessageQueue
-from batonmq.protocol.message_id import decode_offset_msg_id
 from batonmq.protocol.properties import encode_properties
+from batonmq.protocol.record import decode_offset_msg_id
 from batonmq.remoting.command import RemotingCommand
 
 Ask = Callable[[], Coroutine[Any, Any, RemotingCommand]]

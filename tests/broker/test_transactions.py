@@ -27,10 +27,10 @@ from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import HeartbeatData, ProducerData
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.layout import UNIT_SIZE
-from batonmq.protocol.message_id import decode_offset_msg_id
 from batonmq.protocol.properties import encode_properties
 from batonmq.protocol.record import (
     NewMessage,
+    decode_offset_msg_id,
     decode_record,
     message_to_store,
 )

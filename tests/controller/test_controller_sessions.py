@@ -2,7 +2,7 @@
 
 import asyncio
 
-from batonmq.controller.liveness.streams import OpenSessions
+from batonmq.controller.liveness.watch import OpenSessions
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1.role_view import role_view_from_pb, role_view_to_pb
 from batonmq.protocol.role_view import Replica, RoleView

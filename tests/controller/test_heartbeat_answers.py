@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from batonmq.controller.liveness.heartbeat_answers import STALL_MS, HeartbeatAnswers
+from batonmq.controller.liveness.watch import STALL_MS, HeartbeatAnswers
 from batonmq.controller.rules.state import ControllerState
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from tests.shared.waiting import until

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from raft_cluster import BECOME, Cluster, apply_id, with_cluster
 
-from batonmq.controller.raft import node, problems
-from batonmq.controller.raft.log import Applied
-from batonmq.controller.raft.problems import _DIGEST_INTERVAL_S, DigestWatch, RaftProblems
+from batonmq.controller.raft import log as raft_log
+from batonmq.controller.raft import node
+from batonmq.controller.raft.log import _DIGEST_INTERVAL_S, Applied, DigestWatch, RaftProblems
 
 
 class State:
@@ -66,7 +66,7 @@ def test_nodes_that_hold_other_states_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One node's state is changed behind its log's back; both it and the leader tell of it."""
-    monkeypatch.setattr(problems, "_DIGEST_INTERVAL_S", 0.02)
+    monkeypatch.setattr(raft_log, "_DIGEST_INTERVAL_S", 0.02)
 
     async def scenario(cluster: Cluster) -> None:
         leader_id, leader = await cluster.leader()

@@ -17,15 +17,15 @@ from raft_cluster import BECOME, Cluster, apply_id, free_peers, with_cluster
 
 from batonmq.controller.config import Peer
 from batonmq.controller.raft import transport
-from batonmq.controller.raft.connection import (
+from batonmq.controller.raft.log import Applied
+from batonmq.controller.raft.membership import Greeting, Membership, decode_greeting
+from batonmq.controller.raft.transport import (
     FRAME_BYTES_MAX,
     GREETING_BYTES_MAX,
     OTHER_PASSWORD,
     GuardedConnection,
     encryptor,
 )
-from batonmq.controller.raft.log import Applied
-from batonmq.controller.raft.membership import Greeting, Membership, decode_greeting
 from batonmq.process.password_file import (
     PASSWORD_CHARS_MIN,
     PasswordFileError,

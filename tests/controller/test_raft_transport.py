@@ -14,9 +14,13 @@ import pysyncobj.transport
 import pytest
 from pysyncobj.node import TCPNode
 
-from batonmq.controller.raft.connection import GuardedConnection, restricted_loads
 from batonmq.controller.raft.messages import MendedTransport
-from batonmq.controller.raft.transport import GuardedTransport, install
+from batonmq.controller.raft.transport import (
+    GuardedConnection,
+    GuardedTransport,
+    install,
+    restricted_loads,
+)
 from batonmq.process.clock import boot_s
 
 PEER = TCPNode("127.0.0.1:2")

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from batonmq.epoch.entry import EpochEntry, with_ends
 from batonmq.ha.follower import SyncPolicy
 from batonmq.ha.proof import PeerIdentity, Registrations
+from batonmq.ha.received_log import LocalLog
 from batonmq.ha.slave_core import SlaveCore
 from batonmq.ha.slave_effects import (
     AdoptEpochs,
@@ -22,7 +23,6 @@ from batonmq.ha.slave_effects import (
     TruncateTo,
 )
 from batonmq.ha.sync_state import RecordedSet, SyncState, WrittenLog
-from batonmq.ha.truncation import LocalLog
 from batonmq.ha.wire import HAIdentity, MasterFrameReader, TransferHeader
 from batonmq.protocol.role_view import Replica
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from batonmq.ha.proof import PeerIdentity, proof_fault
-from batonmq.ha.received_log import ReceivedLog
+from batonmq.ha.received_log import BeginAnew, CutTo, LocalLog, ReceivedLog, Refuse, judge_log
 from batonmq.ha.slave_core import Phase, SlaveCore
 from batonmq.ha.slave_effects import (
     AdoptEpochs,
@@ -21,7 +21,6 @@ from batonmq.ha.slave_effects import (
     TruncateTo,
 )
 from batonmq.ha.slave_policy import SlavePolicy
-from batonmq.ha.truncation import BeginAnew, CutTo, LocalLog, Refuse, judge_log
 from batonmq.ha.wire import (
     MasterHandshake,
     SlaveFrameReader,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from batonmq.ha.received_log import LocalLog
 from batonmq.ha.slave_core import TRANSITIONS, InvalidTransition, Phase, SlaveCore, Step
 from batonmq.ha.slave_policy import SlavePolicy
-from batonmq.ha.truncation import LocalLog
 from batonmq.protocol.role_view import RoleView
 from tests.ha.cores import identity
 

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 from batonmq.ha.links import OpenLinks
+from batonmq.ha.received_log import LocalLog
 from batonmq.ha.slave_core import Phase, SlaveCore
 from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.ha.slave_shell import SlaveShell
-from batonmq.ha.truncation import LocalLog
 from batonmq.ha.wire import SlaveHandshake, encode_slave_handshake
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.role_view import RoleView

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batonmq.protocol.message_id import (
+from batonmq.protocol.record import (
     UniqIdGenerator,
     decode_offset_msg_id,
     encode_offset_msg_id,

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batonmq.protocol.message_id import encode_offset_msg_id, host_bytes, host_text, split_address
 from batonmq.protocol.record import (
     CRC_TAIL_SIZE,
     MAGIC_V2,
@@ -17,8 +16,12 @@ from batonmq.protocol.record import (
     decode_record,
     decode_records,
     encode_blank,
+    encode_offset_msg_id,
+    host_bytes,
+    host_text,
     raw_properties,
     scan_record,
+    split_address,
 )
 from batonmq.protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
 from tests.records import record_of as encode_record

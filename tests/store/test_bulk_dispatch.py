@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from batonmq.process import disk
 from batonmq.protocol.errors import CorruptLogError
-from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.properties import find_property
-from batonmq.protocol.record import NewMessage, message_to_store
+from batonmq.protocol.record import NewMessage, host_bytes, message_to_store
 from batonmq.protocol.tags import java_string_hash, tags_code
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC
 from batonmq.store import dispatch, log_scan, record_batch, record_columns

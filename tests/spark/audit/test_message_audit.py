@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from batonmq.client.producer.sending import SendResult, SendStatus
 from batonmq.protocol.message import MessageQueue
-from batonmq.protocol.message_id import encode_offset_msg_id
+from batonmq.protocol.record import encode_offset_msg_id
 from batonmq.spark.audit import findings
 from batonmq.spark.audit.acked_list import entries_of, plan_lists
 from batonmq.spark.audit.audit import plan_audit, run_audit
