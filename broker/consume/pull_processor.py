@@ -19,14 +19,6 @@ from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.held_requests import Held, PullHold
 from batonmq.broker.consume.pull_request import Pull, PullChecks, PullForbiddenError
 from batonmq.broker.relay import Relay
-from batonmq.broker.replies import (
-    PullFlags,
-    PullOffsets,
-    pull_frame,
-    pull_header,
-    refusal,
-    refusal_of,
-)
 from batonmq.broker.tables.offset_clamp import (
     OffsetResets,
     Progress,
@@ -39,7 +31,17 @@ from batonmq.protocol.errors import BatonError, CorruptLogError
 from batonmq.protocol.role_view import Role
 from batonmq.protocol.sysflag import PULL_COMMIT_OFFSET, PULL_SUSPEND
 from batonmq.remoting.connection import Connection, Processors
-from batonmq.remoting.headers import PullFields, PullFrame, decode_pull
+from batonmq.remoting.headers import (
+    PullFields,
+    PullFlags,
+    PullFrame,
+    PullOffsets,
+    decode_pull,
+    pull_frame,
+    pull_header,
+    refusal,
+    refusal_of,
+)
 from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.reader import GetMessageResult, GetMessageStatus
 

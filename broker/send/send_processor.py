@@ -20,7 +20,6 @@ from typing import Final
 
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.relay import NOT_STORED, Relay, relayed_by
-from batonmq.broker.replies import SendReplies, recode, refusal_of
 from batonmq.broker.role_gate import GateClosedError, Refusal
 from batonmq.broker.send.send_back import dead_letter_properties
 from batonmq.broker.tables.topics import TopicService
@@ -46,9 +45,12 @@ from batonmq.remoting.connection import Connection, Processors, RawHandler
 from batonmq.remoting.headers import (
     SendFields,
     SendFrame,
+    SendReplies,
     decode_send,
     decode_send_v1,
     decode_send_v2,
+    recode,
+    refusal_of,
 )
 from batonmq.store.appender import PutResult
 

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from batonmq.broker.config import BrokerConfig
-from batonmq.broker.replies import recode
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
+from batonmq.remoting.headers import recode
 from batonmq.store.config import StoreConfig
 
 CLEAN_MS: Final = 50

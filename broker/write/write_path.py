@@ -26,7 +26,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from batonmq.broker.config import BrokerConfig
-from batonmq.broker.replies import NO_FIELDS, refusal
 from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.write.broker_stats import BrokerStats
 from batonmq.broker.write.pending_acks import SLICE, AckPause, FlowControl, PendingAcks
@@ -38,6 +37,7 @@ from batonmq.protocol.record import NewMessage
 from batonmq.protocol.role_view import Role
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection
+from batonmq.remoting.headers import NO_FIELDS, refusal
 from batonmq.store.appender import PutResult
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore

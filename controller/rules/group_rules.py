@@ -33,13 +33,14 @@ from batonmq.controller.rules.groups import (
     altered_event,
     deposed,
     event_of,
+    foreign_cluster,
     is_healthy,
     living_replicas,
     refused,
     without_members,
     without_stale_marks,
 )
-from batonmq.controller.rules.registration import apply_broker_id, foreign_cluster, register
+from batonmq.controller.rules.registration import apply_broker_id, register
 from batonmq.history.event import (
     NOTED_KINDS,
     REPORT_SIZE_MAX,

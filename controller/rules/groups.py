@@ -231,6 +231,18 @@ def refused(group: BrokerGroup | None, code: ResponseCode, remark: str) -> Chang
     return Change(group=group, code=code, remark=remark)
 
 
+def foreign_cluster(group: BrokerGroup, cluster_name: str) -> Change | None:
+    """The refusal of a command that names another cluster than the group's; empty is accepted."""
+    if not cluster_name or not group.cluster_name or group.cluster_name == cluster_name:
+        return None
+    return refused(
+        group,
+        ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+        f"broker set {group.broker_name} belongs to cluster {group.cluster_name}, "
+        f"not to {cluster_name}",
+    )
+
+
 def event_of(kind: EventKind, group: BrokerGroup, **fields: Any) -> HistoryEvent:
     """An event about `group`, which is the group after the change."""
     return HistoryEvent(

@@ -19,6 +19,7 @@ from batonmq.controller.rules.groups import (
     ReplicaRecord,
     altered_event,
     event_of,
+    foreign_cluster,
     is_healthy,
     living_replicas,
     refused,
@@ -80,18 +81,6 @@ def _invalid(group: BrokerGroup | None, command: RegisterBroker | ApplyBrokerId)
     if command.broker_id > BROKER_ID_MAX:
         wrong = f"id {command.broker_id} is no broker id"
     return refused(group, ResponseCode.CONTROLLER_INVALID_REQUEST, wrong) if wrong else None
-
-
-def foreign_cluster(group: BrokerGroup, cluster_name: str) -> Change | None:
-    """The refusal of a command that names another cluster than the group's; empty is accepted."""
-    if not cluster_name or not group.cluster_name or group.cluster_name == cluster_name:
-        return None
-    return refused(
-        group,
-        ResponseCode.CONTROLLER_BROKER_ID_INVALID,
-        f"broker set {group.broker_name} belongs to cluster {group.cluster_name}, "
-        f"not to {cluster_name}",
-    )
 
 
 def _admitted(

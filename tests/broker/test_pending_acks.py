@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from batonmq.broker.replies import SendReplies
 from batonmq.broker.write.pending_acks import PendingAcks
+from batonmq.remoting.headers import SendReplies
 
 REPLIES = SendReplies("DefaultRegion")
 
