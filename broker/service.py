@@ -26,7 +26,7 @@ from batonmq.broker.consume.lock_processor import LockProcessor
 from batonmq.broker.consume.pull_processor import PullProcessor
 from batonmq.broker.consume.pull_request import PullChecks
 from batonmq.broker.consume.query_processor import OffsetProcessor, QueryProcessor
-from batonmq.broker.filter import sql_filter
+from batonmq.broker.filter import subscription_filter
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
 from batonmq.broker.housekeeping import Housekeeping
 from batonmq.broker.name_server_registrar import NameServerRegistrar
@@ -386,7 +386,7 @@ class BrokerService:
         sys.setswitchinterval(interval_s / 10)
         try:
             await asyncio.to_thread(IndexService.preload)
-            await asyncio.to_thread(sql_filter.preload)
+            await asyncio.to_thread(subscription_filter.preload)
         finally:
             sys.setswitchinterval(interval_s)
 

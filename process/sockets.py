@@ -26,14 +26,15 @@ from pathlib import Path
 from typing import Final
 
 BACKLOG: Final = 1024
+"""How many connections of clients wait until they are accepted."""
 
 _LISTEN: Final = "0A"
 _COMMAND_CHARS_MAX: Final = 120
 
 HELD_MAX: Final = 12_288
 _SHARE: Final = 3 / 4
+"""Of the descriptors that this process may have."""
 
-"""How many connections of clients wait until they are accepted."""
 _IP = (socket.AF_INET, socket.AF_INET6)
 
 
@@ -161,9 +162,6 @@ def _command(folder: Path) -> str:
         return "unknown"
     text = b" ".join(words).decode(errors="replace")
     return text if len(text) <= _COMMAND_CHARS_MAX else f"{text[:_COMMAND_CHARS_MAX]}…"
-
-
-"""Of the descriptors that this process may have."""
 
 
 class LowDescriptors:

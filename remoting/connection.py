@@ -50,12 +50,13 @@ log = logging.getLogger(__name__)
 BACKLOG_BYTES_MAX: Final = 4 * 16_777_216
 WRITE_STALL_S: Final = 30.0
 UNANSWERED_MS: Final = 10_000
+"""If a peer acknowledges nothing for this time, its host is cut off or has another address now."""
 
 _STALL_S: Final = 0.1
 _AT_ONCE: Final = 256
 _ANSWERED_MAX: Final = 1024
+"""So many deadlines of answered requests may be in the heap, or as many as requests wait."""
 
-"""If a peer acknowledges nothing for this time, its host is cut off or has another address now."""
 Response: TypeAlias = RemotingCommand | None
 Handler: TypeAlias = "Callable[[RemotingCommand, Connection], Response | Awaitable[Response]]"
 # (connection, header type, header, body)
@@ -464,9 +465,6 @@ def _address_text(address: Any) -> str:
         return "?"
     host, port = address[0], address[1]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-"""So many deadlines of answered requests may be in the heap, or as many as requests wait."""
 
 
 class _Waiting(NamedTuple):

@@ -38,6 +38,8 @@ REFUSED_RETRY_MS = 1000
 NOT_LEADER_RETRY_MS = 50
 UNANSWERED_RETRY_MS = 100
 ELECT_GRACE_MS = 300
+"""For a view that names an earlier incarnation of this broker: the controllers elect by
+themselves (R3)."""
 
 
 @dataclass(slots=True)
@@ -228,8 +230,6 @@ class Controllers:
         return pace_ms if controller == self.leader else self._timings.follower_heartbeat_ms
 
 
-"""For a view that names an earlier incarnation of this broker: the controllers elect by
-themselves (R3)."""
 FETCH_AFTER_MS = 100
 """An answer named a newer view: its push may be this much later."""
 

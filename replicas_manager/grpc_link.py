@@ -59,12 +59,12 @@ OFTEN_MS = 10_000
 CALL_TIMEOUT_S = 1.0
 RETRY_S = 0.25
 SETTLE_S = 0.05
+"""How long after it happened the first of a row of events is sent."""
 
 GOODBYE_TIMEOUT_S: Final = 0.3
 ELECT_TIMEOUT_S: Final = 0.2
 LOW_HELD_S: Final = 5.0
-
-"""How long after it happened the first of a row of events is sent."""
+"""The longest that clients get high descriptors, where a controller is away."""
 
 
 class EventReporter:
@@ -164,7 +164,6 @@ class EventReporter:
         return bool(code != ResponseCode.CONTROLLER_NOT_LEADER)
 
 
-"""The longest that clients get high descriptors, where a controller is away."""
 UNANSWERED_TOLD: Final = 20
 """After so many registrations that nobody answered the log says what may be wrong."""
 

@@ -20,6 +20,7 @@ from batonmq.replicas_manager.role import ViewInForce
 from batonmq.replicas_manager.switch import SwitchProgress, SwitchTask
 
 HAND_OVER_S: Final = 1.0
+"""A switch lasts some 0.05 s, and 0.9 s at most (R33)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +124,6 @@ class SyncStateSetActions(Protocol):
     def proposal_unknown(self) -> None:
         """It is not known yet whether the proposal was committed. The union stays (R11); the same
         request is repeated until it is answered. Called at most once per proposal."""
-
-
-"""A switch lasts some 0.05 s, and 0.9 s at most (R33)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,8 @@ import pysyncobj.transport
 
 import batonmq.client.instance.connections
 import batonmq.controller.raft.transport
-from batonmq.broker.filter import sql_filter
-from batonmq.process import descriptors, disk, lock_file
+from batonmq.broker.filter import subscription_filter
+from batonmq.process import disk, lock_file, sockets
 from batonmq.remoting.connection import Connection
 from batonmq.store.index_service import IndexService
 from batonmq.store.queue_table import Queue
@@ -61,7 +61,7 @@ _ALL_TASKS = next(
 )
 
 # What each start of a broker loads in the background is loaded once, before the first life.
-sql_filter.preload()
+subscription_filter.preload()
 IndexService.preload()
 
 #: The real clock, for those who measure the simulation.
@@ -168,7 +168,7 @@ def ambient(seed: int, network: Network, clocks: Clocks, disks: SimDisks | None)
         patches.set(random, "Random", _seeded(chance))
         patches.set(os, "getpid", _pid)
         # Of the one real process that they all share it would take thousands, at each start.
-        patches.set(descriptors, "HELD_MAX", 0)
+        patches.set(sockets, "HELD_MAX", 0)
         # Nobody asks for all tasks: they need not be kept.
         patches.set(_ALL_TASKS, "add", lambda task: None)
         # A broker divides it by ten while it loads numpy. One that is killed meanwhile sets it back

@@ -32,6 +32,7 @@ Mask = npt.NDArray[np.bool_]
 HEAD: Final = np.dtype(RECORD_V4.dtype)
 BYTES_MAX: Final = 1 << 20
 _BYTES_FIRST: Final = 32 << 10
+"""What is read at first; twice as much each time while all of it is good."""
 
 
 class _Powers:
@@ -97,7 +98,6 @@ def _hash_behind(prefix: int, piece: bytes) -> int:
     return (prefix * pow(31, units, _MODULUS) + java_string_hash(text)) % _MODULUS
 
 
-"""What is read at first; twice as much each time while all of it is good."""
 # The end of the properties: the CRC of all before it, least significant digit first.
 _CRC_TAIL: Final = np.dtype(
     [("name", f"S{len(CRC_PROPERTY)}"), ("digits", "u1", 10), ("separator", "u1")]

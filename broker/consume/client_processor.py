@@ -31,16 +31,13 @@ from batonmq.broker.consume.consumer_manager import (
     ConsumerSightings,
     GroupChanged,
 )
-from batonmq.broker.consume.pull_request import NO_SQL92
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
-from batonmq.broker.filter.sql_filter import compiled
-from batonmq.broker.filter.sql_values import SqlError
+from batonmq.broker.filter.subscription_filter import filter_of
 from batonmq.broker.request_fields import text
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.process.turns import go_on
 from batonmq.protocol.bodies import (
-    SQL92,
     TAG,
     CheckClientRequestBody,
     ConsumerSightingsBody,
@@ -179,20 +176,8 @@ class ClientProcessor:
         """46. A consumer asks at its start whether its subscription can be used: 23 for one that
         does not compile, 1 where SQL92 is switched off."""
         asked = CheckClientRequestBody.decode(request.body).subscription_data
-        if asked.expression_type in (TAG, ""):
-            return RemotingCommand.response_to(request)
-        if asked.expression_type != SQL92:
-            raise BrokerRefusal(
-                ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-                f"expression type {asked.expression_type} is not supported,"
-                " allowed are TAG and SQL92",
-            )
-        if not self._config.enable_property_filter:
-            raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, NO_SQL92)
-        try:
-            compiled(asked.sub_string)
-        except SqlError as error:
-            raise BrokerRefusal(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+        kind = asked.expression_type or TAG
+        filter_of(kind, asked.sub_string, sql92=self._config.enable_property_filter)
         return RemotingCommand.response_to(request)
 
     def disconnected(self, channel: Connection) -> None:

@@ -35,6 +35,7 @@ _EXPIRED_AT_ONCE: Final = 128
 _TOPIC: Final = attrgetter("topic")
 
 SIGHTING_MS: Final = 40_000
+"""A stock client that lives is heard every 30 s."""
 
 
 @dataclass(slots=True)
@@ -271,7 +272,6 @@ class ConsumerManager:
         return tuple(group.members) if group is not None else ()
 
 
-"""A stock client that lives is heard every 30 s."""
 PIECE: Final = 500
 """How many clients one piece tells of, and how many old sightings one call forgets."""
 TOLD_MAX: Final = 40_000

@@ -26,6 +26,7 @@ from batonmq.protocol.topic_name import pop_retry_topics
 KEY_MAX: Final = 1024
 ALL_MAX: Final = 100_000
 _Place = tuple[str, str, int]
+"""Topic, group, queue id."""
 
 
 @dataclass(slots=True, eq=False)
@@ -156,9 +157,6 @@ class PullHold(HeldRequests[Held[P]], Generic[P]):
         del self._by_queue[key][one]
         if not self._by_queue[key]:
             del self._by_queue[key]
-
-
-"""Topic, group, queue id."""
 
 
 @dataclass(slots=True, eq=False)

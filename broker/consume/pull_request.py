@@ -13,8 +13,8 @@ from typing import Final
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.consumer_manager import ConsumerManager
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
-from batonmq.broker.filter.sql_filter import compiled
-from batonmq.broker.filter.sql_values import Matches, SqlError
+from batonmq.broker.filter.sql_values import Matches
+from batonmq.broker.filter.subscription_filter import SubscriptionFilter, filter_of
 from batonmq.broker.tables.topics import TopicService
 from batonmq.protocol.bodies import (
     BROADCASTING,
@@ -26,13 +26,10 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.sysflag import PULL_CLASS_FILTER, PULL_SUBSCRIPTION
-from batonmq.protocol.tags import tags_code
 from batonmq.remoting.connection import Connection
 from batonmq.remoting.headers import PullFields, PullFrame
 
 MAX_REPLY_BYTES: Final = 15 * 1024 * 1024
-NO_SQL92: Final = "The broker does not support consumer to filter message by SQL92"
-"""Java's words, with enablePropertyFilter false."""
 
 FORBIDDEN_GROUP: Final = 2
 FORBIDDEN_TOPIC: Final = 3
@@ -129,9 +126,7 @@ class PullChecks:
             request.is_ours,
         )
 
-    def _filter(
-        self, ext: PullFields, group: SubscriptionGroupConfig
-    ) -> tuple[frozenset[int] | None, Matches | None]:
+    def _filter(self, ext: PullFields, group: SubscriptionGroupConfig) -> SubscriptionFilter:
         if ext.sys_flag & PULL_CLASS_FILTER:
             raise BrokerRefusal(
                 ResponseCode.SUBSCRIPTION_PARSE_FAILED, "class filters are not supported"
@@ -145,19 +140,7 @@ class PullChecks:
                 FORBIDDEN_SUBSCRIPTION,
                 f"group {ext.consumer_group} is forbidden to read topic {ext.topic}",
             )
-        if kind == TAG:
-            return wanted_tags(expression), None
-        if kind != SQL92:
-            raise BrokerRefusal(
-                ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-                f"expression type {kind} is not supported, allowed are TAG and SQL92",
-            )
-        if not self._config.enable_property_filter:
-            raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, NO_SQL92)
-        try:
-            return None, compiled(expression)
-        except SqlError as error:
-            raise BrokerRefusal(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+        return filter_of(kind, expression, sql92=self._config.enable_property_filter)
 
     def _subscribed(self, ext: PullFields, group: SubscriptionGroupConfig) -> tuple[str, str]:
         """What the group's heartbeats told of this topic: expression type and expression."""
@@ -194,11 +177,3 @@ class PullChecks:
                 )
             return kind, known.expression
         return kind, subscription.sub_string or "*"
-
-
-def wanted_tags(expression: str) -> frozenset[int] | None:
-    """Tag hashes of `a || b`; None for `*` or nothing, which is everything."""
-    tags = [tag.strip() for tag in expression.split("||")]
-    if not expression.strip() or "*" in tags:
-        return None
-    return frozenset(tags_code(tag) for tag in tags if tag)

@@ -20,8 +20,8 @@ from typing import Final
 
 import msgspec
 
-from batonmq.broker.filter.sql_filter import compiled
 from batonmq.broker.filter.sql_values import SqlError
+from batonmq.broker.filter.subscription_filter import compiled
 from batonmq.process.clock import wall_ms
 from batonmq.protocol.bodies import SQL92, TAG, SubscriptionData
 from batonmq.protocol.json_body import Body

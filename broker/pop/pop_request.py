@@ -10,12 +10,11 @@ from typing import Final
 
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.held_requests import Waiting
-from batonmq.broker.consume.pull_request import wanted_tags
-from batonmq.broker.filter.sql_filter import compiled
-from batonmq.broker.filter.sql_values import Matches, SqlError
+from batonmq.broker.filter.sql_values import Matches
+from batonmq.broker.filter.subscription_filter import SubscriptionFilter, filter_of
 from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.tables.topics import TopicService
-from batonmq.protocol.bodies import PERM_READ, SQL92, TAG, TopicConfig
+from batonmq.protocol.bodies import PERM_READ, TAG, TopicConfig
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.pop import ANY_QUEUE
@@ -120,21 +119,10 @@ class PopChecks:
             )
         return count
 
-    def _filter(self, request: RemotingCommand) -> tuple[frozenset[int] | None, Matches | None]:
+    def _filter(self, request: RemotingCommand) -> SubscriptionFilter:
         kind, expression = request.ext.get("expType") or TAG, request.ext.get("exp") or "*"
-        if kind == TAG:
-            return wanted_tags(expression), None
-        takes_sql = self._config.enable_property_filter
-        if kind != SQL92 or not takes_sql:
-            raise BrokerRefusal(
-                ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-                f"expression type {kind} is not supported here, allowed are TAG"
-                f"{' and SQL92' if takes_sql else ' (SQL92 is off: enablePropertyFilter)'}",
-            )
-        try:
-            return None, compiled(expression)
-        except SqlError as error:
-            raise BrokerRefusal(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+        takes_sql, off = self._config.enable_property_filter, ResponseCode.SUBSCRIPTION_PARSE_FAILED
+        return filter_of(kind, expression, sql92=takes_sql, off=off)
 
 
 def no_topic(topic: str) -> BrokerRefusal:

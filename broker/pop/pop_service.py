@@ -58,6 +58,7 @@ _FIRST_POP_TIME: Final = b"1ST_POP_TIME\x01"
 
 PROGRESS_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 READ_RECORDS: Final = 256
+"""How many records are read in one turn of the loop."""
 
 
 @dataclass(slots=True, eq=False)
@@ -187,7 +188,6 @@ class Reviver:
         self._path.schedule_flush()
 
 
-"""How many records are read in one turn of the loop."""
 POSITIONS_A_TURN: Final = 256
 REVIVES_A_TURN: Final = 8
 """How many check points are given back in one turn, each of at most 32 messages."""

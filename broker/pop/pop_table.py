@@ -28,11 +28,11 @@ from batonmq.protocol.system_record import decode_system_record
 POP_VERSION: Final = 1
 NO_POSITION: Final = -1
 Key = tuple[str, str, int]
+"""Group, topic, queue id: a topic in which POP keeps failed messages is one of its own."""
 
 NEVER: Final = 1 << 62
 _BUCKET_BITS: Final = 7
-
-"""Group, topic, queue id: a topic in which POP keeps failed messages is one of its own."""
+"""What is due is looked at in buckets of 128 ms."""
 
 
 class Popped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -95,7 +95,6 @@ def decode_pop_record(body: bytes) -> PopRecord:
     return record
 
 
-"""What is due is looked at in buckets of 128 ms."""
 ORDER_KEPT_MS: Final = 24 * 3600 * 1000
 """How long an orderly pop that nobody goes on with is remembered, as in Java."""
 

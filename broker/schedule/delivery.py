@@ -48,12 +48,13 @@ from batonmq.store.errors import PutRefused
 log = logging.getLogger(__name__)
 
 SLICE: Final = 64
+"""How many messages are delivered in one turn of the loop."""
 
 QUEUE: Final = 0
 COUNTED_UNITS: Final = 256
 READ_UNITS: Final = 4096
+"""How many units are read in one turn of the loop."""
 
-"""How many messages are delivered in one turn of the loop."""
 UNCONFIRMED_BYTES_MAX: Final = 16 << 20
 LOOK_AGAIN_MS: Final = 1000
 BLOCKED_MS: Final = 10
@@ -240,7 +241,6 @@ class ScheduleMessageService(DueService):
         return count, 0
 
 
-"""How many units are read in one turn of the loop."""
 LATE_MS: Final = 10_000
 """A message that is put now may be due before it can be seen; never so long before."""
 _HASH_BITS: Final = 33

@@ -24,6 +24,7 @@ from batonmq.remoting.headers import recode
 from batonmq.store.config import StoreConfig
 
 CLEAN_MS: Final = 50
+"""How long after such a write: time enough to read what waited in the sockets."""
 
 
 class ReplySink(Protocol):
@@ -155,9 +156,6 @@ class AckPause:
             self._until_ms = 0
             return False
         return True
-
-
-"""How long after such a write: time enough to read what waited in the sockets."""
 
 
 class FlowControl:

@@ -47,12 +47,13 @@ from batonmq.protocol.role_view import RoleView
 log = logging.getLogger(__name__)
 
 _QUEUE_MAX: Final = 1_000
+"""Messages that may wait for one session: some 100 s of heartbeat answers."""
 
 STALL_MS: Final = 200
+"""Others elect a new leader after 300 ms without this one's heartbeats, sent every 90 ms."""
 
 PLANNED_GOODBYES: Final = ("goodbye", "planned stop")
-
-"""Messages that may wait for one session: some 100 s of heartbeat answers."""
+"""The reasons of a planned stop; any other one is shown in the history."""
 
 
 class BrokerSession:
@@ -136,7 +137,6 @@ class OpenSessions:
                 session.send(message)
 
 
-"""Others elect a new leader after 300 ms without this one's heartbeats, sent every 90 ms."""
 CONFIRM_TIMEOUT_MS: Final = 300
 CONFIRM_AGAIN_MS: Final = 10
 
@@ -226,7 +226,6 @@ class HeartbeatAnswers:
         )
 
 
-"""The reasons of a planned stop; any other one is shown in the history."""
 FOLLOWER_TICKS: Final = 2
 """A node that decides nothing ticks less often."""
 

@@ -60,14 +60,15 @@ log = logging.getLogger(__name__)
 
 GREETING_BYTES_MAX: Final = 8 << 10
 FRAME_BYTES_MAX: Final = 192 << 20
+"""A batch of 64 MiB that does not compress, half as long again when encrypted, and some room."""
 
 _STRANGER_S: Final = 2.0
 _DIAL_S: Final = 1.0
 _STRANGERS_MAX: Final = 64
 _BACKLOG: Final = 128
 _APART_S: Final = 2.0
+"""A member that is away for longer is reported as a problem."""
 
-"""A batch of 64 MiB that does not compress, half as long again when encrypted, and some room."""
 PLAIN_BYTES_MAX: Final = 128 << 20
 OTHER_PASSWORD: Final = b"batonmq raft: refused, this node has another password"
 """Sent in the clear; all that it causes is a line in the other node's log."""
@@ -239,9 +240,6 @@ def encryptor(password: bytes) -> Fernet:
     """Fernet (AES-128-CBC, HMAC-SHA256) under the password; replaces pysyncobj's key derivation."""
     key = hashlib.sha256(b"BatonMQ Raft port\0" + password).digest()
     return Fernet(base64.urlsafe_b64encode(key))
-
-
-"""A member that is away for longer is reported as a problem."""
 
 
 def _refuse_load(file: object) -> Any:

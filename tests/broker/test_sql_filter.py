@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from batonmq.broker.filter.sql_compiler import DEPTH_MAX
-from batonmq.broker.filter.sql_filter import EXPRESSION_MAX, compiled
 from batonmq.broker.filter.sql_values import SqlError
+from batonmq.broker.filter.subscription_filter import EXPRESSION_MAX, compiled
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3" / "sql92.json"
 
