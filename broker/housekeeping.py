@@ -1,6 +1,6 @@
-"""What a broker does by itself about those who fall behind: it says so, and cuts slow groups off.
+"""What a broker does by itself about readers that fall behind: it logs them, and stops slow groups.
 
-Every minute a line tells what waits here, and others which slaves, or its own dispatch, are behind.
+Every minute it logs what waits here, and which slaves, or its own dispatch, are behind.
 Every three minutes, with `disableConsumeIfConsumerReadSlowly`, a connected group that has further
 to read than `consumerFallbehindThreshold` loses the right to consume (`consumeEnable`): it would
 push what the others read out of memory. An operator gives it back.

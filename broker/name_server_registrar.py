@@ -157,8 +157,8 @@ class NameServerRegistrar:
 
     def when_known(self, then: Callable[[], None]) -> None:
         """Calls `then` as soon as each name server that has this broker knows all that changed
-        before this call, at the latest after KNOWN_S. So who is told that a topic is there finds
-        it; in Java the thread that makes a topic waits for that (registerBrokerAll)."""
+        before this call, at the latest after KNOWN_S. So a client that learns of a topic finds its
+        route; in Java the thread that makes a topic waits for that (registerBrokerAll)."""
         self._waiting.append((self._changes, then))
         self._release()
         if self._waiting:

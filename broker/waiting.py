@@ -1,7 +1,7 @@
-"""What waits in the log until the master acts on it, under one roof.
+"""What waits in the log until the master acts on it: delays, timers, transactions, POP.
 
-Here it begins and ends with the mastership, hears of arrivals, and learns from the log how far the
-group is. What is waited for is decided in the services and their cores.
+All begin and end with the mastership, get the arrivals of their topics, and learn from the log how
+far the group is. Their services and cores decide what is due.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from batonmq.process.server_main import ServerMain, run_server
 
 
 async def serve(main: ServerMain) -> None:
-    """Runs the node until the process is told to stop."""
+    """Runs the node until the process is to stop."""
     service = ControllerService(main.sections["controller"])
     await service.start()
     try:

@@ -110,10 +110,10 @@ class LogStore(Protocol):
 
 
 class JavaMaster(Protocol):
-    """Questions to the Java broker at a view's master_address, who names himself to nobody."""
+    """Questions to the Java broker at a view's master_address: it names itself on no connection."""
 
     async def ha_address(self, view: RoleView) -> str:
-        """Where it sends its log: controllers are not told. Raises BatonError."""
+        """Where it sends its log: Java's controllers do not know it. Raises BatonError."""
 
     async def identity(self, view: RoleView) -> PeerIdentity:
         """Who it is (R21). Whatever it raises means that there is no proof."""

@@ -19,14 +19,14 @@ ROOM_POLL_S: Final = 1.0
 
 class StartRoom:
     """`missing`: what finds no room now, in words; empty if nothing. `where`: a path on the disk,
-    which is named where the error names none."""
+    for errors that name none."""
 
     def __init__(self, where: Path) -> None:
         self.missing = ""
         self._where = where
 
     def note(self, error: OSError) -> bool:
-        """Whether it is for want of room that something failed; it is done again then."""
+        """Whether something failed for want of room; the caller does it again then."""
         if not disk.is_full(error):
             return False
         missing = f"{error.filename or self._where}: {error.strerror}"
@@ -52,7 +52,7 @@ class StartRoom:
 
 class InOrder(Generic[T]):
     """Does one thing after the other with `do`; what finds no room is tried again, and all behind
-    it waits. `failed` is told of other errors of a disk: what was behind is dropped."""
+    it waits. `failed` gets other errors of a disk: what was behind is dropped."""
 
     def __init__(
         self, do: Callable[[T], None], room: StartRoom, failed: Callable[[OSError], None]

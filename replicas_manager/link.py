@@ -128,7 +128,7 @@ class SyncStateSetActions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinkEvents:
-    """Where a link tells what happens, and whom it asks."""
+    """What a link reports events to, and where it reads this broker's facts."""
 
     step: Callable[[Event], None]
     switch_requested: Callable[[SwitchTask], None]

@@ -127,7 +127,7 @@ class RemotingCalls:
         self._views = 0
 
     async def answer(self, call: Call) -> Replied:
-        """Raises ResponseError for an answer that grants nothing and tells nothing."""
+        """Raises ResponseError for a refusal, and for an answer that cannot be used."""
         match call:
             case SendRegister():
                 return await self._register(call)

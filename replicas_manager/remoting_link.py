@@ -2,7 +2,8 @@
 
 They push nothing but the hint 1008, so the group is read from the leading one at every heartbeat
 (1005 says who leads, 1006 how the group is), and after each request that may have changed it. What
-they cannot be told is said by silence: a broker that must not be elected sends no heartbeat. That
+their requests have no field for is said by silence: a broker that must not be elected sends no
+heartbeat. That
 is a learner, a replica with a suspect log (R17), and a process that they name as master and that is
 not: they take it for the one before it (R3), or it has refused (R17). Silence ends an election only
 after they have called the broker dead; until then `state` refuses. A master is not silent.
@@ -56,7 +57,7 @@ AWAY_MS: Final = 2000
 """How long a broker that gives way shows no sign of life: the end of its connection makes the
 controllers elect, but not if they hear it again before they have looked."""
 ANY_LEADERSHIP: Final = 1
-"""RocketMQ's controllers tell no epoch of their leadership: whoever claimed it last has it."""
+"""RocketMQ's controllers report no epoch of their leadership: the last that claimed it has it."""
 
 
 class RemotingLink:
@@ -186,7 +187,7 @@ class RemotingLink:
         log.info("event kind=%s master_epoch=%d %s", kind, master_epoch, text)
 
     async def elect(self, task: SwitchTask, drained_offset: int) -> ElectAnswer | None:
-        """`drained_offset` is not told: the replica is in the set, so it has it."""
+        """`drained_offset` is not sent: the replica is in the set, so it has it."""
         target = self._events.leader() or task.controller
         request = self._calls.requests.elect(task.broker_id, designate=True, now_ms=wall_ms())
         try:

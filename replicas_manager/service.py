@@ -219,8 +219,8 @@ class ReplicasManager:
         self._step(Started())
 
     def _give_way(self) -> None:
-        """R45: this broker was elected, and has no room to become master. It lives, but to the
-        controllers its sessions broke: they elect another one, if there is one."""
+        """R45: this broker was elected, and has no room to become master. It ends its sessions, so
+        the controllers elect another one, if there is one."""
         self._link.drop_all("elected, and no room to become master")
 
     async def wait_registered(self) -> int:

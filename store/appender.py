@@ -98,8 +98,8 @@ class Appender:
             self.refusal = why or None
 
     def drop_unwritten(self) -> None:
-        """Forget what a full disk has kept from the log: this broker leaves its role, and nobody
-        was told of those records. Raises OSError; then it can be done again."""
+        """Forget what a full disk has kept from the log: this broker leaves its role, and none of
+        those records was acknowledged. Raises OSError; then it can be done again."""
         if not self._pieces:
             return
         log, pending = self._log, self._pending

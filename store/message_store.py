@@ -139,7 +139,7 @@ class MessageStore:
                 self._build_parts(self._files)
                 self._recover(boot_id)
                 self._mark_run(boot_id)
-                _ = self.log.log_id  # it is on the disk before anybody is told
+                _ = self.log.log_id  # it is on the disk before anybody learns it
             except BaseException:
                 self._files.close(write_back=False)
                 raise

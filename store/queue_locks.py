@@ -1,7 +1,7 @@
 """Which client may consume which queue of an orderly group, and `config/queueLocks.json`.
 
 A lock is a lease: it is over LEASE_MS after its owner last asked for it. Who owns a queue is on
-every member of the SyncStateSet before the owner hears of it, for the change is a record of the log
+every member of the SyncStateSet before the owner is answered, for the change is a record of the log
 (`broker.tables.topics`); when it was last renewed, only the master knows. A new master takes every
 lock that it finds for renewed in the moment of its election. So a lock that was answered before a
 failover is honoured after it, and a queue never has two owners: a client takes its lock for lost

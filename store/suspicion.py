@@ -91,7 +91,7 @@ class Suspicion:
     `kind` "damage" is met at the log's end, where nothing more can be read or written; "rot" is a
     bad record far below it, which keeps nobody from the rest.
 
-    `end_offset` is up to where it may once have vouched for bytes; `discarded` tells that what is
+    `end_offset` is up to where it may once have vouched for bytes; `discarded`: what is
     not to be trusted was cut off, to be fetched again from a master.
     """
 

@@ -182,7 +182,7 @@ class ClientProcessor:
 
     def disconnected(self, channel: Connection) -> None:
         """A connection closed: its client is gone from all groups here, of which it may have many.
-        It may be on its way to another member: who asks this one is told when it was heard."""
+        It may be on its way to another member: members that ask get the time of its last sign."""
 
         def leave_some() -> bool:
             changes = self._clients.channel_closed(channel)
@@ -271,13 +271,13 @@ class ConsumerLists:
         self._unsure_until_ms = 0
         self._copies_until_ms = 0
         self._questions: dict[str, _Questions] = {}
-        # Address -> when it is asked for all again; None once it has told all.
+        # Address -> when to ask it for everything again; None once it has answered with that.
         self._copy_at_ms: dict[str, int | None] = {}
         self._copies: set[asyncio.Task[None]] = set()
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self.consumer_list)
-        processors.register(RequestCode.BATON_GET_CONSUMER_SIGHTINGS, self.tell)
+        processors.register(RequestCode.BATON_GET_CONSUMER_SIGHTINGS, self.answer_sightings)
 
     def started(self) -> None:
         """Consumers have not been heard yet."""
@@ -309,7 +309,7 @@ class ConsumerLists:
     async def _asked_list(self, request: RemotingCommand, group: str) -> RemotingCommand:
         return _list_reply(request, group, await self._asked(group))
 
-    async def tell(self, request: RemotingCommand, _: Connection) -> Response:
+    async def answer_sightings(self, request: RemotingCommand, _: Connection) -> Response:
         """60003, our own: what this member knows of a group, or of all. One JSON a line."""
         lines = []
         sent = 0

@@ -28,7 +28,7 @@ from batonmq.remoting.connection import Connection, Processors
 
 
 class ConnectionProcessor:
-    """What the heartbeats at this broker told. `clock_ms` is the clock of the manager's times."""
+    """What the heartbeats at this broker said. `clock_ms` is the clock of the manager's times."""
 
     def __init__(self, clients: ConsumerManager, clock_ms: Callable[[], int]) -> None:
         self._clients = clients

@@ -273,7 +273,7 @@ class ConsumerManager:
 
 
 PIECE: Final = 500
-"""How many clients one piece tells of, and how many old sightings one call forgets."""
+"""How many clients one piece names, and how many old sightings one call drops."""
 TOLD_MAX: Final = 40_000
 SAME_MS: Final = 1000
 MOVING_MS: Final = 30_000
@@ -286,7 +286,7 @@ class _Sighting(NamedTuple):
 
 
 class ConsumerSightings:
-    """What was told by other members, and who left here, beside the `clients` that are here."""
+    """What other members answered, and who left here, beside the `clients` that are here."""
 
     def __init__(self, clients: ConsumerManager) -> None:
         self._clients = clients
@@ -322,7 +322,7 @@ class ConsumerSightings:
             self._moving_until_ms = now_ms + MOVING_MS
 
     def learn(self, piece: ConsumerSightingsBody, now_ms: int) -> None:
-        """Another member tells what it knows of some clients of a group."""
+        """Takes what another member knows of some clients of a group."""
         for client_id, age_ms in piece.seen.items():
             self._note(piece.group, client_id, _Sighting(now_ms - age_ms, is_member=True), now_ms)
         for client_id, age_ms in piece.left.items():
@@ -365,7 +365,7 @@ class ConsumerSightings:
     def _note(self, group: str, client_id: str, seen: _Sighting, now_ms: int) -> None:
         before = self._groups.get(group, {}).get(client_id)
         if before is not None:
-            # An age grows on its way: the same heartbeat told twice is no newer one.
+            # An age grows on its way: the same heartbeat, received twice, is no newer one.
             newer_by = SAME_MS if before.is_member == seen.is_member else 0
             if seen.at_ms <= before.at_ms + newer_by:
                 return

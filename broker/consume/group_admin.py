@@ -241,8 +241,8 @@ class GroupAdminProcessor:
 
     async def reset_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """222. The group goes on at a time (-1: at the end), of one queue also at an offset. The
-        body says where. With useServerSideResetOffset the broker sees to it at the next pulls, else
-        it tells the members (220), which must be there."""
+        body says where. With useServerSideResetOffset the broker moves the next pulls, else it
+        sends 220 to the members, which must be there."""
         self._path.gate.require_open()
         topic, config = self._topic(request)
         group = text(request, "group")
@@ -383,7 +383,7 @@ class GroupAdminProcessor:
         return RemotingCommand.response_to(request, body=body)
 
     async def running_info(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """307. What a member tells of itself."""
+        """307. What a member reports of itself."""
         return await self._passed_on(request, request.ext, b"")
 
     async def consume_directly(self, request: RemotingCommand, _: Connection) -> RemotingCommand:

@@ -1,7 +1,7 @@
 """What a pull (11, 361) must pass before it reads, in the order of RocketMQ's checks.
 
 The answer is a `Pull`: what is asked, and which messages pass. A subscription that the pull carries
-counts; else the one that the group's heartbeats told. Origin: PullMessageProcessor in Java.
+counts; else the one of the group's heartbeats. Origin: PullMessageProcessor in Java.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class PullChecks:
         return filter_of(kind, expression, sql92=self._config.enable_property_filter)
 
     def _subscribed(self, ext: PullFields, group: SubscriptionGroupConfig) -> tuple[str, str]:
-        """What the group's heartbeats told of this topic: expression type and expression."""
+        """This topic's subscription in the group's heartbeats: expression type and expression."""
         name, topic = ext.consumer_group, ext.topic
         subscription = self._clients.subscription(name, topic)
         if subscription is None:

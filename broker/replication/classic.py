@@ -230,7 +230,7 @@ class ClassicReplication:
         }
 
     def _exchange_ha_info(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """906. A master that comes back tells where it is; without fields a master is asked."""
+        """906. A master that comes back gives its HA address; without one it asks for ours."""
         ha_address = request.ext.get("masterHaAddress")
         if ha_address and self._config.is_classic_slave:
             self.group.master_announced()

@@ -202,7 +202,7 @@ class GroupWatch:
         return GetBrokerMemberGroupResponseBody.decode(reply.body)
 
     async def _ask_rival(self, address: str) -> tuple[Rival, int]:
-        """Whether it lives, and since when, as it says. One of ours hears of this broker, too."""
+        """Whether it lives, and since when, by its answer. Ours learns of this broker, too."""
         claim = {"brokerAddr": self._broker.address}
         try:
             request = RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)

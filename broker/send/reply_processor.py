@@ -2,10 +2,9 @@
 
 The answer is a message of `<cluster>_REPLY_TOPIC`. Its property REPLY_TO_CLIENT names the producer
 that waits; this broker pushes it there (326) over the connection that the producer has opened, and
-stores it (storeReplyMessageEnable). The replier hears whether the push arrived: a requester that is
-gone, or does not answer, is code 1, though the message is stored. Code 0 comes when the stored
-message is confirmed, as for every send (SAFETY R1).
-Origin: ReplyMessageProcessor in Java.
+stores it (storeReplyMessageEnable). The replier is answered whether the push arrived: a requester
+that is gone, or does not answer, is code 1, though the message is stored. Code 0 comes when the
+stored message is confirmed, as for every send (SAFETY R1). Origin: ReplyMessageProcessor in Java.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ Added:
   once. That is an election like any other, without the wait.
 - *Election order.* A follower whose connection to the leader breaks does not wait for its
   time-out, see `ElectionOrder`.
-- *Digests* of states travel between nodes, see `problems.DigestWatch`.
+- *Digests* of states travel between nodes, see `log.DigestWatch`.
 
 Uses names of pysyncobj 0.3.17; `tests/controller/test_raft_node.py` pins both.
 """

@@ -57,7 +57,7 @@ class ClassicHAService:
         self._master: ClassicMasterShell | None = None
         self._slave: ClassicSlaveShell | None = None
         self.master_flush_offset = 0
-        """As slave: what was told of it (908). Shown, and for nothing else."""
+        """As slave: the offset that 908 set. It is shown, and has no other use."""
         self._links_made = 0
         self._open_links = OpenLinks()
 
