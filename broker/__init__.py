@@ -9,7 +9,7 @@ server finds it by them. A new code goes into the processor of its kind:
 | processor | codes |
 |---|---|
 | `send.send_processor` | 10, 310, 320 (raw: frame in, frame out) |
-| `send.reply_processor` | answers to requests 324, 325; 326 to who waits |
+| `send.reply_processor` | answers to requests 324, 325; 326 to the requester |
 | `send.send_back` | what a consumer gives back 36 |
 | `consume.pull_processor` | 11, 361 (raw) |
 | `consume.query_processor` | offsets 14, 15, 29 to 32; messages by key 12, by id 33; units 321 |

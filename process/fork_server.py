@@ -45,7 +45,7 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 class Start(msgspec.Struct, frozen=True):
     """A request. `module`: one of those that were loaded, with a `main()` that returns an exit code
     and reads `sys.argv`. `argv`: the whole command line, as for a start by hand; what follows
-    `module` in it are the arguments. `log`: where output goes. `parent`: the pid of who asks."""
+    `module` in it are the arguments. `log`: where output goes. `parent`: the asking process."""
 
     module: str
     argv: list[str]

@@ -144,7 +144,7 @@ class LogTime:
         self._seen_at_ms = ran_ms
 
     def now_ms(self, wall_ms: int, ran_ms: int, newest_stored_ms: int, *, manual: bool) -> int:
-        """`manual`: an operator asks, who has looked at the clock."""
+        """`manual`: an operator asks, and has looked at the clock."""
         if newest_stored_ms > self._newest_ms:
             self._newest_ms, self._seen_at_ms = newest_stored_ms, ran_ms
         supported_ms = self._newest_ms + ran_ms - self._seen_at_ms

@@ -1,4 +1,4 @@
-"""What an application hands in is checked where it does, and refused by the name of the argument.
+"""Checks of what an application passes in: a wrong value is refused at the call, by its argument.
 
 A wrong type or a typo would show much later, as a retry that never ends or a message that nobody
 finds. Pure.

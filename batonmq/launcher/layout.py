@@ -16,8 +16,8 @@ from typing import Final
 CLUSTER_NAME: Final = "DefaultCluster"
 DEFAULT_BASE_PORT: Final = 9876
 DEFAULT_WATCHDOG_S: Final = 2.0
-"""Above the session time-out (0.8 s): who is silent so long is deposed already. Below the 3 s that
-stock clients wait for an answer, so that their retry finds another member."""
+"""Above the session time-out (0.8 s): a broker that is silent so long is deposed already. Below the
+3 s that stock clients wait for an answer, so that their retry finds another member."""
 LEAST_WATCHDOG_S: Final = 1.0
 MAX_BROKERS: Final = 26
 HOST: Final = "127.0.0.1"

@@ -329,7 +329,7 @@ class ConsumerSightings:
             self._note(piece.group, client_id, _Sighting(now_ms - age_ms, is_member=False), now_ms)
 
     def client_ids(self, group: str, now_ms: int) -> list[str]:
-        """The ids of who is here, and of who is a member by what others said; sorted."""
+        """The ids of the members that are here, and of those that others saw; sorted."""
         oldest = now_ms - SIGHTING_MS
         learned = self._groups.get(group, {}).items()
         elsewhere = {id_ for id_, seen in learned if seen.is_member and seen.at_ms > oldest}

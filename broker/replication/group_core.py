@@ -162,7 +162,7 @@ class ClassicGroupCore:
             if self.stage is Stage.STARTING and not policy.pre_online:
                 return self._take_role()
             if self.stage is Stage.STARTING:
-                self.problem = "no name server has told who is in its group (pre-online)"
+                self.problem = "no name server has said who is in its group (pre-online)"
             return []
         self._members = members
         rivals = sorted(a for a in members.get(policy.broker_id, ()) if a != policy.address)

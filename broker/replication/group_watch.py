@@ -99,7 +99,7 @@ class GroupWatch:
         processors.register(RequestCode.BATON_SAME_BROKER_ID, self._claimed)
 
     async def start(self) -> None:
-        """Looks at the group once before it returns: who is alone has its role then."""
+        """Looks at the group once before it returns: a broker that is alone has its role then."""
         await self._look()
         self._tasks = [asyncio.create_task(self._look_forever(), name="group-watch")]
         if self._policy.acting:

@@ -66,7 +66,7 @@ class ReplyProcessor:
         return RemotingCommand.response_to(request, code, problem or None, ext)
 
     async def _push(self, fields: SendFields, body: bytes, channel: Connection) -> str:
-        """Hands the answer to who waits for it; what went wrong, "" for nothing."""
+        """Pushes the answer to the requester; returns what went wrong, "" for nothing."""
         properties = decode_properties(fields.properties or "")
         client_id = properties.get(REPLY_TO_CLIENT)
         if not client_id:

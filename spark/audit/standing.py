@@ -1,4 +1,4 @@
-"""What checkpoints and epoch lists tell before a log is read: which part of it each replica keeps
+"""What checkpoints and epoch lists say before a log is read: which part of it each replica keeps
 and confirms, and which bytes their lists give to different epochs. Free of Spark.
 """
 

@@ -1,4 +1,4 @@
-"""What is wrong, or limits what can be told: one row each, for an operator. Free of Spark.
+"""What is wrong, or limits what can be said: one row each, for an operator. Free of Spark.
 
 `docs/spark-jobs.md` explains each kind. Where many events show the same thing, one row counts them.
 """

@@ -1,4 +1,4 @@
-"""What there is, before anything is told: logs, groups, their time, what each controller has.
+"""What the histories hold before stories are made: logs, groups, times, what each controller has.
 
 One pass over all lines, in any order and in parts that are merged; it keeps a few numbers for each
 group, and no day. The fold needs them before it begins: whether a time is that of its group, and

@@ -1,4 +1,4 @@
-"""What a store folder has about itself: its broker, its epochs, and what is confirmed.
+"""What a store folder says of itself: its broker, its epochs, and what is confirmed.
 
 Read once while a query is planned; the facts travel with each partition. All access goes through
 `pyarrow.fs`, so a store may lie in object storage as well. Free of Spark.

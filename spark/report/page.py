@@ -1,4 +1,4 @@
-"""A report: a template filled with facts, one file that asks nothing of anybody.
+"""A report: a template filled with facts, one file that loads nothing from elsewhere.
 
 What is text is escaped by the template, wherever it comes from. The page forbids itself every
 request (Content-Security-Policy), so a picture that wanted one would show as an error, not leak.

@@ -1,4 +1,4 @@
-"""How a push consumer consumes what its readers bring: what both ways have in common."""
+"""What concurrent and orderly consumption of a push consumer have in common."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

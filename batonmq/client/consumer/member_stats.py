@@ -1,4 +1,4 @@
-"""What a consumer tells of its work (307): rates and times by topic, of the last minute. Pure.
+"""What a consumer reports of its work (307): rates and times by topic, of the last minute. Pure.
 
 Origin: ConsumerStatsManager and ConsumeStatus in Java, which samples every 10 s, too.
 """

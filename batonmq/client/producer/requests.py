@@ -1,4 +1,4 @@
-"""Request-reply: a message that is answered, and the answers that brokers push to who waits (326).
+"""Request-reply: a message that is answered, and the answers that brokers push (326).
 
 The question names its asker (REPLY_TO_CLIENT) and itself (CORRELATION_ID). Its answer is a message
 of `<cluster>_REPLY_TOPIC` that the broker pushes over the connection that the asker has opened, so
