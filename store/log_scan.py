@@ -445,8 +445,9 @@ def ends_in_property_crc(view: memoryview, start: int, end: int) -> bool:
 class VerifiedLog:
     """The records of [start, end) were written or CRC-checked by this process.
 
-    Both are record boundaries. A record below `start` was written by an earlier process and is
-    checked when it is first read; above `end` there is nothing, or what `verify` is to check.
+    `end` is a record boundary. A record below `start` may have been written by an earlier process
+    and is checked when it is first read; above `end` there is nothing, or what `verify` is to
+    check.
     """
 
     __slots__ = ("_log", "end", "start")
@@ -461,7 +462,7 @@ class VerifiedLog:
 
     def cut(self, offset: int) -> None:
         """The log was cut at `offset`: what comes there next is new."""
-        self.restart(min(offset, self.start), min(offset, self.end))
+        self.end = min(offset, self.end)
 
     def verify(self) -> None:
         """Check what was appended since. Raises CorruptLogError; `end` is then where the bad

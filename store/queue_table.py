@@ -151,12 +151,17 @@ class ConsumeQueueStore:
                 queue.check_cut(phy_offset, expects_none=expects_none)
             except CorruptLogError as error:
                 log.error("consume_queue_damaged topic=%s queue_id=%d what=%s", *key, error)
-                rotten.append(key)
-        if rotten:
-            self._before_rebuild()
-        for key in rotten:
-            self._destroy(self._queues.pop(key))
+                rotten.append(queue)
+        self.rebuild(rotten)
         return bool(rotten)
+
+    def rebuild(self, queues: Sequence[ConsumeQueue]) -> None:
+        """Removes them: the caller builds them anew by dispatching the log from its beginning."""
+        if queues:
+            self._before_rebuild()
+        for queue in queues:
+            del self._queues[queue.topic, queue.queue_id]
+            self._destroy(queue)
 
     def truncate_dirty(self, phy_offset: int) -> int:
         """Drop units of records at or above `phy_offset`, durably; how many queues had some."""

@@ -16,13 +16,17 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.layout import RECORD_HEAD
 from batonmq.protocol.record import FIXED_SIZE_V1, RecordHead
+from batonmq.protocol.sysflag import has_queue_unit
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.commit_log import CommitLog, Segment
+from batonmq.store.consume_queue import ConsumeQueue
 from batonmq.store.dispatch import Dispatcher
 from batonmq.store.log_scan import (
     LogScanner,
+    check_record,
     ends_in_property_crc,
     find_valid_record,
     whole_records_end,
@@ -74,19 +78,19 @@ def recover_store(
     commit_log, consume_queues = files.log, files.consume_queues
     stored_confirm = files.checkpoint.confirm_phy_offset
     start = _start_offset(files)
+    rotten = _drop_false_ends(files)
     # Only confirmed records have units, so these may show a newer confirmed offset.
     visible_end = consume_queues.last_physical_end
     is_rebuilt = _are_queues_lost(files)
     # What was built above `start` may be half on disk; it is built again from the log.
-    rotten = not files.was_clean and consume_queues.drop_rotten(start, expects_none=False)
     if not files.was_clean:
+        rotten = consume_queues.drop_rotten(start, expects_none=False) or rotten
         consume_queues.truncate_dirty(start)
     confirmed = Confirmed(stored_confirm, visible_end if controller_mode else 0)
     recovered = recover_log(commit_log, start, confirmed, was_clean=files.was_clean)
     end = recovered.end_offset
     _write_again(files, start := min(start, end))
-    rebooted = files.last_run is not None and not files.last_run.survived(boot_id)
-    _note_damage(files, recovered, rebooted=rebooted, controller_mode=controller_mode)
+    _note_damage(files, recovered, boot_id, controller_mode=controller_mode)
     if visible_end > end:
         log.warning("consume_queues_ahead_of_log visible_end=%d log_end=%d", visible_end, end)
     if end == commit_log.min_offset:
@@ -106,6 +110,57 @@ def recover_store(
         "store_recovered clean=%s from_offset=%d end_offset=%d confirm_offset=%d",
         files.was_clean, start, end, dispatcher.offset,
     )  # fmt: skip
+
+
+def _drop_false_ends(files: StoreFiles) -> bool:
+    """Removes the queues whose last unit is wrong, to be built anew; whether there were any. They
+    would show more than the log has, though no more was there."""
+    false = []
+    queues = files.consume_queues.queues()
+    for queue in sorted(queues, key=lambda one: one.last_physical_end, reverse=True):
+        if not _ends_falsely(files.log, queue):
+            break
+        false.append(queue)
+    files.consume_queues.rebuild(false)
+    return bool(false)
+
+
+def _ends_falsely(commit_log: CommitLog, queue: ConsumeQueue) -> bool:
+    """Whether the log has the last message of a queue at another place, or of another size, than
+    its unit says, behind the message before it. Where it has it nowhere, the log may have lost it.
+    """
+    index = queue.max_offset - 1
+    unit, before = queue.unit_at(index), queue.unit_at(index - 1)
+    if unit is None or before is None or _is_true(commit_log, queue, index, unit):
+        return False
+    if not _is_true(commit_log, queue, index - 1, before):
+        return False
+    begin = before[0] + before[1]
+    scanner = LogScanner(commit_log, begin, commit_log.end_of_segments, check_crc=True)
+    while (head := scanner.next()) is not None:
+        if _is_message(head, queue, index):
+            log.error("consume_queue_end_false topic=%s queue_id=%d", queue.topic, queue.queue_id)
+            return True
+    return False
+
+
+def _is_true(
+    commit_log: CommitLog, queue: ConsumeQueue, index: int, unit: tuple[int, int, int]
+) -> bool:
+    try:
+        head = check_record(commit_log, unit[0])
+    except CorruptLogError:
+        return False
+    return head.size == unit[1] and _is_message(head, queue, index)
+
+
+def _is_message(head: RecordHead, queue: ConsumeQueue, index: int) -> bool:
+    return (
+        head.kind == "message"
+        and has_queue_unit(head.sys_flag)
+        and (head.queue_offset, head.queue_id) == (index, queue.queue_id)
+        and head.topic == queue.topic.encode("utf-8")
+    )
 
 
 def _write_again(files: StoreFiles, start: int) -> None:
@@ -140,10 +195,11 @@ def _adopt_queues(
 
 
 def _note_damage(
-    files: StoreFiles, recovered: RecoveredLog, *, rebooted: bool, controller_mode: bool
+    files: StoreFiles, recovered: RecoveredLog, boot_id: str, *, controller_mode: bool
 ) -> None:
     """R17: after a reboot, what was acknowledged from the page cache may be missing."""
     end = recovered.end_offset
+    rebooted = files.last_run is not None and not files.last_run.survived(boot_id)
     if recovered.damage is not None:
         files.suspect_mark.set(replace(recovered.damage, until_level=rebooted))
     if recovered.damage is not None or not rebooted or not controller_mode:

@@ -45,7 +45,7 @@ from batonmq.protocol.bodies import (
     HeartbeatData,
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.errors import BatonError, BrokerRefusal, ResponseError
+from batonmq.protocol.errors import BatonError, BrokerRefusal, ConnectError, ResponseError
 from batonmq.protocol.topic_name import retry_topic
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors, Response
@@ -274,6 +274,8 @@ class ConsumerLists:
         # Address -> when to ask it for everything again; None once it has answered with that.
         self._copy_at_ms: dict[str, int | None] = {}
         self._copies: set[asyncio.Task[None]] = set()
+        # Of who could not be reached: else each group dials it anew.
+        self._ask_from_ms: dict[str, int] = {}
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self.consumer_list)
@@ -349,7 +351,12 @@ class ConsumerLists:
         async with questions.lock:
             if questions.begun < wanted:
                 questions.begun += 1
-                asks = (self._ask(address, group, ASK_MS) for address in self._others())
+                now_ms = self._clock_ms()
+                asks = (
+                    self._ask(address, group, ASK_MS)
+                    for address in self._others()
+                    if self._ask_from_ms.get(address, 0) <= now_ms
+                )
                 await asyncio.gather(*asks)
                 questions.client_ids = self._sightings.client_ids(group, self._clock_ms())
             return questions.client_ids
@@ -373,6 +380,8 @@ class ConsumerLists:
             log.info("consumers_not_told address=%s group=%s why=%s", address, group, error)
             return error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED  # a Java broker never will
         except BatonError as error:
+            if isinstance(error, ConnectError):
+                self._ask_from_ms[address] = self._clock_ms() + COPY_AGAIN_MS
             log.info("consumers_not_told address=%s group=%s why=%s", address, group, error)
             return False
         return True

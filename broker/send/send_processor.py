@@ -199,6 +199,8 @@ class SendProcessor:
     def _message(
         self, ext: SendFields, topic: str, queue_id: int, body: bytes, channel: Connection
     ) -> NewMessage:
+        if not body:
+            raise BrokerRefusal(ResponseCode.MESSAGE_ILLEGAL, "the message has no body")
         given = ext.properties or ""
         if topic != ext.topic:
             given = dead_letter_properties(given)

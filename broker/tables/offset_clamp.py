@@ -13,6 +13,7 @@ elsewhere is answered with the parked offset (21), and progress from before is n
 that asks for that very offset ends it. So the held pull of a member that gave the queue away, or
 has gone, does not use it up, as it does in Java. A new master has no resets parked: the group's
 offsets are what they were set to. Origin: `ConsumerOffsetManager.resetOffsetTable` in Java.
+Transactions are read from the first on then: the op of one may be cut that counted as ended.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ from batonmq.process.turns import in_turns
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.role_view import RoleView
-from batonmq.protocol.topic_name import SCHEDULE_TOPIC, TIMER_TOPIC
+from batonmq.protocol.topic_name import (
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    TRANS_GROUP,
+    TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
+)
 from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.message_store import MessageStore
 
@@ -49,7 +56,15 @@ class OffsetClamp:
         the last unclean election. Table and epoch are one file: a crash leaves nothing out."""
         if not view.unclean_epoch or self._offsets.master_epoch >= view.unclean_epoch:
             return 0
+        self._read_transactions_again()
         return await self.run()
+
+    def _read_transactions_again(self) -> None:
+        """The op that ended a half message may be cut, and the progress be beyond that half: nobody
+        would check it any more."""
+        for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC):
+            if self._offsets.query(TRANS_GROUP, topic, 0) > 0:
+                self._offsets.commit(TRANS_GROUP, topic, 0, 0)
 
     async def run(self) -> int:
         """Lowers what lies above the end of its queue, some of the table in each turn."""

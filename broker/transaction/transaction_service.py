@@ -55,6 +55,7 @@ from batonmq.protocol.record import NewMessage, decode_record, message_to_store
 from batonmq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from batonmq.protocol.topic_name import (
     TRANS_CHECK_MAX_TIME_TOPIC,
+    TRANS_GROUP,
     TRANS_HALF_TOPIC,
     TRANS_OP_HALF_TOPIC,
 )
@@ -65,7 +66,6 @@ from batonmq.store.errors import PutRefused
 
 log = logging.getLogger(__name__)
 
-PROGRESS_GROUP: Final = "CID_RMQ_SYS_TRANS"
 TOPICS: Final = (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)
 SLICE: Final = 64
 LOOK_AGAIN_MS: Final = 1000
@@ -115,7 +115,7 @@ class TransactionService:
         stands."""
         self.end()
         starts = [
-            max(self._offsets.query(PROGRESS_GROUP, topic, QUEUE), least)
+            max(self._offsets.query(TRANS_GROUP, topic, QUEUE), least)
             for topic, least in zip(TOPICS, self._first_offsets(), strict=True)
         ]
         ends = [queue_end(self._store, topic, QUEUE) for topic in TOPICS]
@@ -227,8 +227,8 @@ class TransactionService:
         """What was read comes from confirmed records, so the progress is safe as it is (R30)."""
         if self._path.gate.refusal is None:
             half, ops = self._table.progress()
-            self._offsets.commit(PROGRESS_GROUP, TRANS_HALF_TOPIC, QUEUE, half)
-            self._offsets.commit(PROGRESS_GROUP, TRANS_OP_HALF_TOPIC, QUEUE, ops)
+            self._offsets.commit(TRANS_GROUP, TRANS_HALF_TOPIC, QUEUE, half)
+            self._offsets.commit(TRANS_GROUP, TRANS_OP_HALF_TOPIC, QUEUE, ops)
 
     # The end of a transaction.
 

@@ -20,6 +20,7 @@ from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.properties import encode_properties
 from batonmq.protocol.record import decode_offset_msg_id
+from batonmq.protocol.topic_name import TRANS_HALF_TOPIC
 from batonmq.remoting.command import RemotingCommand
 
 Ask = Callable[[], Coroutine[Any, Any, RemotingCommand]]
@@ -259,5 +260,20 @@ def test_r29_a_send_that_asks_for_less_waits_all_the_same(
             await round_trips(rig)
             assert not waits.done()
         assert (await waits).code == 0
+
+    run_with_broker(tmp_path, play)
+
+
+@pytest.mark.parametrize("wish", [{}, {"TRAN_MSG": "true", "PGROUP": "pg"}])
+def test_a_message_without_a_body_is_refused_as_java_does(
+    tmp_path: Path, wish: dict[str, str]
+) -> None:
+    async def play(rig: Rig) -> None:
+        refused = await rig.send("T", b"", **wish)
+        assert refused.code == ResponseCode.MESSAGE_ILLEGAL and "body" in (refused.remark or "")
+        asked = await rig.ask(325, send_header("R", 0, {"REPLY_TO_CLIENT": "nobody"}))
+        assert asked.code == ResponseCode.MESSAGE_ILLEGAL
+        shown = rig.service.store.queries.max_offset_in_queue
+        assert [shown(topic, 0) for topic in ("T", "R", TRANS_HALF_TOPIC)] == [0, 0, 0]
 
     run_with_broker(tmp_path, play)

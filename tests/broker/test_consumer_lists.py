@@ -25,7 +25,7 @@ from batonmq.broker.consume.consumer_manager import (
 )
 from batonmq.protocol.bodies import ConsumerSightingsBody, GetConsumerListByGroupResponseBody
 from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.errors import ResponseError
+from batonmq.protocol.errors import ConnectError, ResponseError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 from tests.shared.turns import counted_turns
@@ -235,6 +235,26 @@ def test_a_java_member_is_asked_for_all_only_once() -> None:
     assert client.call.await_count == 1
 
 
+def test_who_cannot_be_reached_is_dialled_once_a_second_however_many_groups_ask() -> None:
+    client = Mock(call=AsyncMock(side_effect=ConnectError("dead:1", "refused")))
+    now_ms = 0
+
+    async def script() -> None:
+        nonlocal now_ms
+        clients = ConsumerManager()
+        lists = ConsumerLists(
+            clients, ConsumerSightings(clients), client, lambda: ["dead:1"], lambda: now_ms
+        )
+        lists.started()
+        for asked, at_ms in ((1, 0), (1, 999), (2, 1_000), (2, 1_050), (3, 2_000)):
+            now_ms = at_ms
+            for number in range(5):
+                assert await lists.client_ids(f"g{number}") == []
+            assert client.call.await_count == asked
+
+    asyncio.run(script())
+
+
 def test_a_connection_that_closes_is_a_good_bye_to_who_has_not_just_led() -> None:
     """1 a consumer is killed while a member follows or leads. 2 after a switch one closes its
     connection to the former master, and is heard by another later, or not. 3 it counts for as long
@@ -270,3 +290,26 @@ def test_a_service_tells_its_sightings_of_its_roles(tmp_path: Path) -> None:
         assert sightings.client_ids("g", service.path.clock_ms()) == ["c"]
 
     play(tmp_path, script)
+
+
+def test_a_new_master_asks_the_others_and_a_copy_in_vain_is_asked_for_again() -> None:
+    """Some consumers may have been heard by the master before only."""
+    client = Mock(call=AsyncMock(side_effect=ConnectError("dead:1", "refused")))
+    now_ms = 0
+
+    async def script() -> None:
+        nonlocal now_ms
+        clients = ConsumerManager()
+        sightings = ConsumerSightings(clients)
+        lists = ConsumerLists(clients, sightings, client, lambda: ["dead:1"], lambda: now_ms)
+        assert await lists.client_ids("g") == [] and not client.call.called
+        lists.became_master()
+        assert await lists.client_ids("g") == [] and client.call.await_count == 1
+        lists.started()
+        for at_ms in (2_000, 2_900, 3_000, 4_000):
+            now_ms = at_ms
+            lists.tick(now_ms)
+            await asyncio.gather(*lists._copies)
+        assert client.call.await_count == 4
+
+    asyncio.run(script())

@@ -10,14 +10,21 @@ import pytest
 from lone_broker import Clock, Rig, end_of, messages, run_with_broker, send_header, until
 
 from batonmq.broker.schedule import delivery
-from batonmq.broker.schedule.due_queues import ProgressRecord, decode_progress
+from batonmq.broker.schedule.due_queues import (
+    DeliveryProgress,
+    ProgressRecord,
+    decode_progress,
+)
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.protocol.batch import BatchItem, encode_batch
-from batonmq.protocol.errors import RemoteProtocolError
+from batonmq.protocol.errors import CorruptLogError, RemoteProtocolError
 from batonmq.protocol.properties import encode_properties
 from batonmq.protocol.record import NewMessage
 from batonmq.protocol.topic_name import PROGRESS_TOPIC, SCHEDULE_TOPIC
+from batonmq.store.appender import PutResult
 from batonmq.store.config import DelayLevels, StoreConfig
+from batonmq.store.consumer_offset import DelayOffsetManager, TimerProgress
+from batonmq.store.errors import PutRefused
 
 
 @pytest.fixture
@@ -273,3 +280,66 @@ def test_an_inner_batch_is_refused_and_not_stored(tmp_path: Path) -> None:
         assert (await rig.send("T", NOT_INNER_NUM="2")).code == 0
 
     run_with_broker(tmp_path, play)
+
+
+def test_r30_what_was_delivered_before_one_was_refused_comes_once(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(rig: Rig) -> None:
+        for number in range(3):
+            await rig.send("T", b"%d" % number, DELAY="1")
+        appender, refused = rig.service.store.appender, []
+        put_message = appender.put_message
+
+        def put(message: NewMessage) -> PutResult:
+            if message.topic == "T" and message.body == b"1" and not refused:
+                refused.append(message)
+                raise PutRefused("no room")
+            return put_message(message)
+
+        monkeypatch.setattr(appender, "put_message", put)
+        clock.ahead_ms = 1_100
+        await until(lambda: end_of(rig, "T") >= 3)
+        assert [message.body for message in await messages(rig, "T")] == [b"0", b"1", b"2"]
+
+    run_with_broker(tmp_path, play)
+
+
+def test_delivery_waits_while_the_replicas_are_far_behind_and_goes_on_after_a_damaged_record(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "DAMAGED_MS", 1)
+
+    async def play(rig: Rig) -> None:
+        await rig.send("T", DELAY="1")
+        monkeypatch.setattr(delivery, "UNCONFIRMED_BYTES_MAX", -1)
+        clock.ahead_ms = 1_100
+        for _ in range(3):
+            await rig.send("Other")
+        rig.service.waiting.schedule._wake()
+        assert end_of(rig, "T") == 0
+        schedule, faults = rig.service.waiting.schedule, []
+        monkeypatch.setattr(schedule, "_damaged", faults.append)
+        do_slice = schedule._slice
+
+        def damaged_once(now_ms: int) -> int:
+            if not faults:
+                raise CorruptLogError("a file", 7, "CRC")
+            return do_slice(now_ms)
+
+        monkeypatch.setattr(schedule, "_slice", damaged_once)
+        monkeypatch.setattr(delivery, "UNCONFIRMED_BYTES_MAX", 16 << 20)
+        await until(lambda: end_of(rig, "T") == 1)
+        assert len(faults) == 1
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r30_what_a_mastership_took_over_unconfirmed_ends_with_it(tmp_path: Path) -> None:
+    """It may be cut, and the messages that it speaks of with it."""
+    progress = DeliveryProgress(DelayOffsetManager(tmp_path / "delayOffset.json"))
+    timer = TimerProgress(done_ms=7, done_offset=3)
+    progress.take_over(ProgressRecord(delays={1: 5}, timer=timer).encode())
+    assert progress.delays == {1: 5} and progress.timer == timer
+    progress.role_left()
+    assert progress.delays == {} and progress.timer == TimerProgress()

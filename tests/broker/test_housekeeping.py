@@ -8,11 +8,12 @@ from unittest.mock import AsyncMock
 
 import pytest
 from heartbeats import heartbeat
-from lone_broker import Rig, run_with_broker
+from lone_broker import Rig, expire_all_but_last, run_with_broker
 
 from batonmq.broker.housekeeping import PROTECT_MS, REPORT_MS
 from batonmq.protocol.bodies import HAConnectionRuntimeInfo, HARuntimeInfo
 from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.layout import UNIT_SIZE
 
 
 async def commit(rig: Rig, group: str, offset: int) -> None:
@@ -83,3 +84,40 @@ def test_each_minute_it_tells_what_waits_and_who_is_behind(
         "water_marks sends=0 held_sends=0 held_pulls=0 held_pops=0 relayed=0",
         "slave_behind address=10.0.0.2:1 bytes=77",
     ]
+
+
+def test_r31_who_lost_its_role_while_it_looked_cuts_nobody_off(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send("T")
+        await rig.ask(34, body=heartbeat("slow@1", "T", group="slow").encode())
+        housekeeping = rig.service.housekeeping
+
+        async def behind(*_: object) -> int:
+            rig.service.path.gate.follow(2, "127.0.0.1:1")
+            return 1 << 60
+
+        housekeeping._behind = behind  # type: ignore[method-assign]
+        await housekeeping.protect_broker()
+        assert rig.service.tables.groups.table["slow"].consume_enable
+
+    run_with_broker(tmp_path, play)
+
+
+def test_a_group_that_has_not_begun_is_behind_from_the_first_message_that_is_left(
+    tmp_path: Path,
+) -> None:
+    async def play(rig: Rig) -> None:
+        for _ in range(5):
+            await rig.send("T", bytes(1000))
+        expire_all_but_last(rig, "T")
+        await rig.ask(34, body=heartbeat("slow@1", "T", group="slow").encode())
+        rig.service.tables.offsets.commit("slow", "T", 0, 0)
+        await rig.service.housekeeping.protect_broker()
+        assert not rig.service.tables.groups.table["slow"].consume_enable
+
+    run_with_broker(
+        tmp_path,
+        play,
+        broker={"consumer_fallbehind_threshold": 500},
+        mapped_file_size_consume_queue=2 * UNIT_SIZE,
+    )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import contextlib
+from collections.abc import AsyncIterator, Collection
 
 import pytest
 import uvloop
 
 from batonmq.broker import name_server_registrar
 from batonmq.broker.name_server_registrar import NameServerRegistrar, Registration
-from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
@@ -70,6 +71,9 @@ class _NameServer:
     def __init__(self) -> None:
         self.seen: list[tuple[str, bool]] = []
         self.came = asyncio.Event()
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.code = ResponseCode.SUCCESS
         processors = Processors()
         processors.register(RequestCode.REGISTER_BROKER, self._register)
         processors.register(
@@ -77,11 +81,12 @@ class _NameServer:
         )
         self.server = RemotingServer(processors, name="namesrv")
 
-    def _register(self, cmd: RemotingCommand, connection: Connection) -> RemotingCommand:
+    async def _register(self, cmd: RemotingCommand, connection: Connection) -> RemotingCommand:
         self.seen.append((cmd.body.decode(), "batonPartial" in cmd.ext))
         self.last = connection
         self.came.set()
-        return RemotingCommand.response_to(cmd)
+        await self.answers.wait()
+        return RemotingCommand.response_to(cmd, self.code)
 
     async def next_one(self) -> tuple[str, bool]:
         await asyncio.wait_for(self.came.wait(), 10)
@@ -156,5 +161,57 @@ def test_who_made_a_topic_hears_when_name_servers_know_it(monkeypatch: pytest.Mo
         await registrar.close()
         await client.close()
         await server.server.close()
+
+    uvloop.run(scenario())
+
+
+@contextlib.asynccontextmanager
+async def _registered() -> AsyncIterator[tuple[_NameServer, NameServerRegistrar]]:
+    """At a name server that has the whole table."""
+    server, client = _NameServer(), RemotingClient(None)
+    address = f"127.0.0.1:{await server.server.listen('127.0.0.1', 0)}"
+    registrar = NameServerRegistrar(client, (address,), 60_000, _current)
+    registrar.start()
+    assert await server.next_one() == ("all", False)
+    while not registrar.registered[address]:  # noqa: ASYNC110  it has no event of its own
+        await asyncio.sleep(0)
+    yield server, registrar
+    await registrar.close()
+    await client.close()
+    await server.server.close()
+
+
+def test_after_a_refusal_the_whole_table_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the topics that were refused nobody would speak any more, if others came next."""
+    monkeypatch.setattr(name_server_registrar, "RETRY_MS", 1)
+
+    async def scenario() -> None:
+        async with _registered() as (server, registrar):
+            server.code = ResponseCode.SYSTEM_ERROR
+            registrar.topics_changed(("T",))
+            assert await server.next_one() == ("T", True)
+            registrar.topics_changed(("U",))
+            server.code = ResponseCode.SUCCESS
+            assert await server.next_one() == ("all", False)
+
+    uvloop.run(scenario())
+
+
+def test_a_change_under_way_is_not_known_by_the_answer_to_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(name_server_registrar, "KNOWN_S", 3600)
+
+    async def scenario() -> None:
+        async with _registered() as (server, registrar):
+            told: list[tuple[str, bool]] = []
+            server.answers.clear()
+            registrar.topics_changed(("T",))
+            assert await server.next_one() == ("T", True)
+            registrar.topics_changed(("U",))
+            registrar.when_known(lambda: told.append(server.seen[-1]))
+            server.answers.set()
+            await asyncio.wait_for(registrar.known(), 10)
+            assert told == [("U", True)]
 
     uvloop.run(scenario())

@@ -15,15 +15,18 @@ from heartbeats import heartbeat
 from lone_broker import Rig, expire_all_but_last, run_with_broker, until
 
 from batonmq.broker.pop import pop_service
+from batonmq.broker.pop.pop_table import PopRecord, PopTable
 from batonmq.broker.schedule import delivery
 from batonmq.process import disk
 from batonmq.protocol.bodies import QueryAssignmentRequestBody
 from batonmq.protocol.layout import UNIT_SIZE
 from batonmq.protocol.message import MessageExt
 from batonmq.protocol.pop import PopHandle, parse_offset_info
-from batonmq.protocol.record import decode_records
+from batonmq.protocol.record import NewMessage, decode_records
 from batonmq.protocol.topic_name import POP_TOPIC
 from batonmq.remoting.command import RemotingCommand
+from batonmq.store.appender import PutResult
+from batonmq.store.errors import PutRefused
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3-pop"
 RETRY = "%RETRY%g_T"
@@ -571,3 +574,126 @@ def test_r45_an_ack_sent_again_waits_for_the_record_that_a_full_disk_keeps(
         assert [(await one).code for one in acks] == [0, 0]
 
     run_with_broker(tmp_path, play, flush_interval_consume_queue=20, slave_timeout=60_000)
+
+
+def test_r30_a_group_in_order_goes_on_when_the_ack_is_confirmed(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """Its offset is what a new master goes by: it would leave out what is not known to be done."""
+
+    async def play(rig: Rig) -> None:
+        for number in range(2):
+            await rig.send("T", b"%d" % number)
+        order = {"order": "true", "maxMsgNums": 1, "queueId": 0}
+        ((_, one),) = messages(await pop(rig, **order))
+        path, offsets = rig.service.path, rig.service.tables.offsets
+        confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
+        done = asyncio.ensure_future(ack(rig, one))
+        await until(lambda: rig.service.waiting.pop._waits)
+        await rig.ask(45)
+        assert offsets.query("g", "T", 0) <= 0 and not done.done()
+        path.confirmed = confirmed  # type: ignore[method-assign]
+        path.end_turn()
+        assert (await done).code == 0
+        await until(lambda: offsets.query("g", "T", 0) == 1)
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r30_what_a_new_master_reads_from_waits_for_the_groups_offsets(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """1. All that was popped is acked. 2. A record is confirmed, who waits for it was not told yet:
+    the offset stays. 3. A mastership ends: what it was about to note is not noted by the next."""
+
+    async def play(rig: Rig) -> None:
+        await rig.send("T")
+        ((_, handle),) = messages(await pop(rig))
+        assert (await ack(rig, handle)).code == 0
+        service, path, offsets = (
+            rig.service.waiting.pop,
+            rig.service.path,
+            rig.service.tables.offsets,
+        )
+        group = pop_service.PROGRESS_GROUP
+        await until(lambda: offsets.query(group, POP_TOPIC, 0) == 2)
+        store = rig.service.store
+        confirmed, path.confirmed = path.confirmed, store.advance_confirm_offset  # type: ignore[method-assign]
+        service.when_confirmed(service.put(PopRecord()), lambda code, remark: None)
+        path.end_turn()
+        assert store.confirm_offset == store.max_phy_offset
+        for _ in range(2):
+            service._keep_progress()
+        assert offsets.query(group, POP_TOPIC, 0) == 2
+        path.confirmed = confirmed  # type: ignore[method-assign]
+        path.end_turn()
+        await until(lambda: not service._waits)
+        service._mark = 99, 0
+        rig.service.role_left()
+        rig.service.master_opened()
+        await until(lambda: offsets.query(group, POP_TOPIC, 0) == 3)
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r30_what_was_put_off_in_order_stays_so_when_it_is_written_again(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async def play(rig: Rig) -> None:
+        for number in range(3):
+            await rig.send("T", b"%d" % number)
+        (_, one), (_, two), _ = messages(await pop(rig, order="true", queueId=0))
+        assert (await ack(rig, one)).code == 0
+        assert (await rig.ask(200053, named(two, invisibleTime=90_000))).code == 0
+        service, again = rig.service.waiting.pop, PopTable()
+        point = service.table.order_of(("g", "T", 0))
+        assert point is not None and point.visible
+        again.apply(service._again(point), 0)
+        copy = again.order_of(point.key)
+        assert copy is not None and (copy.visible, copy.open) == (point.visible, point.open)
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r30_of_messages_given_back_in_part_the_rest_follows_and_none_comes_twice(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(rig: Rig) -> None:
+        for number in range(3):
+            await rig.send("T", b"%d" % number)
+        assert len(messages(await pop(rig, queueId=0))) == 3
+        appender, refused = rig.service.store.appender, []
+        put_message = appender.put_message
+
+        def put(message: NewMessage) -> PutResult:
+            if message.topic == RETRY and message.body == b"1" and not refused:
+                refused.append(message)
+                raise PutRefused("no room")
+            return put_message(message)
+
+        monkeypatch.setattr(appender, "put_message", put)
+        clock.now_ms += 60_200
+        await until(lambda: refused)
+        clock.now_ms += 2_000
+        await until(lambda: end_of(rig, RETRY) >= 3)
+        assert bodies(await pop(rig)) == [b"0", b"1", b"2"]
+        assert end_of(rig, RETRY) == 3
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r39_a_new_master_counts_nothing_that_was_popped_before_the_topic_was_made_again(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send("T", b"old")
+        assert len(messages(await pop(rig))) == 1
+        assert (await rig.ask(215, {"topic": "T"})).code == 0
+        await until(lambda: "T" not in rig.service.store.deleting_topics)
+        await rig.send("T", b"new")
+        rig.service.role_left()
+        rig.service.master_opened()
+        await until(lambda: rig.service.waiting.pop.is_loaded)
+        assert bodies(await pop(rig)) == [b"new"]
+
+    run_with_broker(tmp_path, play)

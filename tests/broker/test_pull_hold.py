@@ -40,6 +40,7 @@ def test_a_closed_connection_is_forgotten() -> None:
     hold: PullHold[str] = PullHold()
     hold.hold(held("a", owner="x"))
     hold.hold(held("b", owner="y"))
+    hold.hold(held("c", owner="x", queue=1))
     hold.drop_owner("x")
     assert len(hold) == 1
     assert names(hold.take(9)) == ["b"]

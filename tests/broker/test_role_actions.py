@@ -12,8 +12,11 @@ from unittest.mock import Mock
 import pytest
 
 from batonmq.broker.replication.role_actions import RoleActions
+from batonmq.broker.tables.slave_sync import Followed
+from batonmq.broker.write.pending_acks import SLICE
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.role_view import Role, RoleView
+from batonmq.remoting.headers import SendReplies
 
 OTHER = RoleView(
     cluster_name="c",
@@ -226,6 +229,48 @@ def test_a_role_that_will_change_refers_clients_at_once() -> None:
     asyncio.run(play())
 
 
+def test_r44_a_new_slave_takes_no_offsets_while_its_own_are_set_back() -> None:
+    """What it fetches from the new master meanwhile would be set back with them."""
+    rig = Rig()
+
+    async def for_view(view: RoleView) -> int:
+        rig.note("clamped")
+        return 0
+
+    rig.actions._clamp = Mock(for_view=for_view)
+    rig.sync.follow.side_effect = rig.note
+    asyncio.run(rig.actions.become_slave(OTHER))
+    at = rig.steps.index("clamped")
+    followed = [step for step in rig.steps[:at] if step is None or isinstance(step, Followed)]
+    assert followed == [None] and isinstance(rig.steps[at + 1], Followed)
+
+
+def test_r33_the_end_that_a_switch_drains_to_has_what_this_turn_put() -> None:
+    rig = Rig()
+    store: Any = rig.path.store
+
+    def end_turn() -> int:
+        store.max_phy_offset = 950
+        return 950
+
+    store.end_turn.side_effect = end_turn
+
+    async def play() -> None:
+        assert rig.actions.hold_sends() == 950
+        rig.path.hold.release()
+
+    asyncio.run(play())
+
+
+def test_r33_who_is_only_about_to_be_added_is_no_member_to_switch_to() -> None:
+    """Required already, recorded not yet: the controllers would refuse to elect it."""
+    rig = Rig()
+    rig.ha.sync_state = Mock(recorded=frozenset({1}), required_set=frozenset({1, 2}))
+    assert not rig.actions.switch_progress(2).member
+    rig.ha.sync_state.recorded = frozenset({1, 2})
+    assert rig.actions.switch_progress(2).member
+
+
 def test_r36_a_broker_that_takes_no_writes_appends_no_record_of_its_own() -> None:
     """Progress of delays, queue positions: the log decides what holds."""
     rig = Rig()
@@ -295,3 +340,35 @@ def test_a_late_write_hears_what_it_waits_for(flushed: int, code: int) -> None:
     path.store.log.flushed_offset = flushed
     path.fail_late(13_000)
     assert heard == [code]
+
+
+def test_r8_what_a_pause_kept_leaves_with_the_next_tick() -> None:
+    """Nothing else may come: no write, no ack of a slave."""
+    rig = Rig()
+    rig.path.confirmed(0)
+    rig.now_ms += 700
+    rig.wait_for(600)
+    rig.path.confirmed(640)
+    assert rig.heard == []
+    rig.lease = True
+    rig.path.tick(rig.now_ms)
+    assert [code for code, _ in rig.heard] == [0]
+
+
+def test_r4_all_that_failed_is_answered_by_the_ticks_that_follow() -> None:
+    rig = Rig()
+    frame, sink = SendReplies("r").ok(1, b"00", 0, 1, b"K"), Mock()
+    for _ in range(3 * SLICE):
+        rig.path.acks.add(700, rig.now_ms, sink, frame)
+    rig.path.acks.fail_all(14, "the role changed")
+    while rig.path.fail_late(rig.now_ms):
+        pass
+    assert sink.write.call_count == 3 * SLICE
+
+
+def test_a_classic_slave_shows_what_is_whole_and_not_what_is_flushed() -> None:
+    path, heard = sync_flush_path()
+    path.gate.follow(0, "master:1")
+    path.flushed(100)
+    path.store.advance_confirm_offset.assert_not_called()  # type: ignore[attr-defined]
+    assert heard == []

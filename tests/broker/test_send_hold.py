@@ -167,6 +167,21 @@ def test_r33_a_hold_that_begins_again_stops_the_release(monkeypatch: pytest.Monk
     asyncio.run(play())
 
 
+def test_r33_a_held_send_that_fails_keeps_no_other_one_waiting() -> None:
+    async def play() -> None:
+        hold, handled = write_path.SendHold(), Mock(closed=False)
+        handled.handle_again.side_effect = [ValueError("the first"), None, None]
+        hold.begin()
+        for kind in range(3):
+            hold.take(Mock(), handled, kind, b"", b"")
+        with pytest.raises(ValueError, match="the first"):
+            hold.release()
+        await until(lambda: not hold.active)
+        assert [call.args[1] for call in handled.handle_again.call_args_list] == [0, 1, 2]
+
+    asyncio.run(play())
+
+
 def test_a_client_that_left_is_not_written_for(tmp_path: Path) -> None:
     """It gave up while it was held: what nobody waits for is not stored."""
 

@@ -26,7 +26,7 @@ from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.remoting.command import RemotingCommand
 from batonmq.store.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
-from batonmq.store.queue_locks import QueueLockManager
+from batonmq.store.queue_locks import LockChange, QueueLockManager
 from batonmq.store.subscription_group import MessageRequestModeManager, SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
 
@@ -133,6 +133,25 @@ def test_r31_a_fetched_table_does_not_undo_what_the_log_showed_meanwhile(tmp_pat
     asyncio.run(sync._synchronize(followed))
     assert slave.topics.get("New") == topic("New")
     assert slave.topics.get("Old") == topic("Old")
+
+
+def test_r30_fetched_locks_do_not_undo_what_the_log_showed_meanwhile(tmp_path: Path) -> None:
+    """1. The answer with the queue locks is under way. 2. A lock is granted, confirmed and
+    answered; the log shows it to the slave. Were the answer taken, the slave as the next master
+    would give the queue to a second owner."""
+    master, slave = Tables(tmp_path / "master"), Tables(tmp_path / "slave")
+    wire = Wire(master, 3)
+    sync, followed = following(slave, wire, 3)
+    change = LockChange(group="g", client_id="a", queues=[("T", 0)])
+
+    def granted() -> None:
+        master.tables.locks.apply(change, 1)
+        slave.tables.locks.apply(change, 1)
+
+    wire.before_reply[RequestCode.BATON_GET_QUEUE_LOCKS] = granted
+    for _ in range(2):
+        asyncio.run(sync._synchronize(followed))
+        assert slave.tables.locks.wrapper().locks == {"g": {"a": [("T", 0)]}}
 
 
 def test_r27_a_slave_learns_where_the_log_of_its_master_begins(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from batonmq.broker.tables.slave_sync import (
     EXT_CARRIED_OUT,
     EXT_MASTER_EPOCH,
+    EXT_OFFSET_VERSION,
     EXT_TABLE_VERSION,
     BrokerTables,
     Followed,
@@ -32,6 +33,7 @@ class Master:
         self.blocked: set[str] = set()
         self.epoch = 3
         self.carried_out = 1000
+        self.versioned = False
         self.asked: list[str] = []
         self.limits: list[int] = []
 
@@ -54,6 +56,10 @@ class Master:
             EXT_TABLE_VERSION: "1",
             EXT_CARRIED_OUT: str(self.carried_out),
         }
+        if self.versioned:
+            ext[EXT_OFFSET_VERSION] = "1"
+            if request.ext.get(EXT_OFFSET_VERSION) == "1":
+                return RemotingCommand.response_to(request, ext=ext)
         body = b'{"dataVersion":{},"offsetTable":{"T@G":{"0":5}}}'
         return RemotingCommand.response_to(request, ext=ext, body=body)
 
@@ -135,6 +141,45 @@ def test_r42_with_both_ports_blocked_it_is_told_and_tried_for_ever(play):
         master.blocked = set()
         await until(lambda: told)
         assert not sync.failure
+
+    play(scenario)
+
+
+def test_r44_offsets_that_were_set_back_here_are_fetched_again(play):
+    """The master has not changed its own: by their version it would send none."""
+
+    async def scenario(master, sync, told, tables):
+        master.versioned = True
+        sync.follow(Followed(MAIN, 3))
+        await until(lambda: told)
+        tables.offsets.commit("G", "T", 0, 2)
+        sync.fetch_offsets_again()
+        await until(lambda: tables.offsets.query("G", "T", 0) == 5)
+
+    play(scenario)
+
+
+def test_r42_a_failure_at_the_master_before_says_nothing_of_this_one(play):
+    async def scenario(master, sync, told, tables):
+        master.blocked = {VIP, MAIN}
+        sync.follow(Followed(MAIN, 3))
+        await until(lambda: sync.failure)
+        asked = asyncio.Event()
+
+        async def hangs(address, request, timeout_ms):
+            asked.set()
+            await gone.wait()
+            raise ConnectError(address, "no answer")
+
+        gone, answers = asyncio.Event(), master.invoke
+        master.invoke = hangs
+        await asked.wait()
+        master.invoke, master.blocked = answers, {"10.0.0.2:10909"}
+        sync.follow(Followed("10.0.0.2:10911", 4))
+        gone.set()
+        await until(lambda: master.asked[-1].startswith("10.0.0.2"))
+        first = next(at for at, address in enumerate(master.asked) if address[7] == "2")
+        assert master.asked[first] == "10.0.0.2:10909", "the port that is asked first"
 
     play(scenario)
 

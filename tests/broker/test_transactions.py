@@ -17,15 +17,18 @@ from lone_broker import (
     until,
 )
 
+from batonmq.broker.tables.offset_clamp import OffsetClamp
 from batonmq.broker.transaction import transaction_service
 from batonmq.broker.transaction.transaction_records import (
+    Due,
     checked_once_more,
     committed,
+    parse_op,
     real_place,
 )
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import HeartbeatData, ProducerData
-from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.errors import BrokerRefusal, CorruptLogError
 from batonmq.protocol.layout import UNIT_SIZE
 from batonmq.protocol.properties import encode_properties
 from batonmq.protocol.record import (
@@ -34,8 +37,10 @@ from batonmq.protocol.record import (
     decode_record,
     message_to_store,
 )
+from batonmq.protocol.role_view import RoleView
 from batonmq.protocol.topic_name import (
     TRANS_CHECK_MAX_TIME_TOPIC,
+    TRANS_GROUP,
     TRANS_HALF_TOPIC,
     TRANS_OP_HALF_TOPIC,
 )
@@ -532,6 +537,31 @@ def test_r30_a_commit_that_was_cut_is_no_commit(
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
 
+def test_r44_a_half_whose_end_was_cut_by_an_unclean_election_is_open_again(tmp_path: Path) -> None:
+    """The group's progress is beyond it by then: read from there, nobody would check it back."""
+
+    async def play(rig: Rig) -> None:
+        sent, other = await half(rig), await half(rig, "K2")
+        service, offsets = rig.service, rig.service.tables.offsets
+        store, transactions = service.store, service.waiting.transactions
+        assert (await rig.ask(37, end_fields(other, ROLLBACK, msgId="K2"))).code == 0
+        end = store.max_phy_offset
+        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
+        await until(lambda: offsets.query(TRANS_GROUP, TRANS_HALF_TOPIC, 0) == 2)
+        transactions.end()
+        store.slave_log.truncate_to(end, unclean_epoch=True)
+        store.prepare_master()
+        view = RoleView("C", "broker-a", 0, master_epoch=5, unclean_epoch=5)
+        await OffsetClamp(service.tables, store).for_view(view)
+        transactions.begin()
+        await until(lambda: transactions._loaded.is_set())
+        assert len(transactions) == 1, "the one that was rolled back before the cut is not"
+        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
+        assert [came.body for came in await messages(rig, "T", 1)] == [b"body"]
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
 def test_r4_ends_of_one_mastership_are_not_written_in_the_next(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         service = rig.service.waiting.transactions
@@ -577,7 +607,7 @@ def test_a_new_master_goes_on_when_half_messages_expire_while_it_reads_them(
             await half(rig, f"K{number}")
         transactions = rig.service.waiting.transactions
         transactions.end()
-        progress = transaction_service.PROGRESS_GROUP
+        progress = TRANS_GROUP
         rig.service.tables.offsets.commit(progress, TRANS_HALF_TOPIC, 0, 0)
         transactions.begin()
         expire_all_but_last(rig, TRANS_HALF_TOPIC)
@@ -644,7 +674,7 @@ def test_checks_and_progress_go_on_while_there_is_more_to_read(
         service._table.next_op = 7
         monkeypatch.setattr(transaction_service, "wall_ms", lambda: real_ms() + 4_000_000)
         await until(lambda: end_of(rig, TRANS_HALF_TOPIC) == 2)
-        progress = transaction_service.PROGRESS_GROUP
+        progress = TRANS_GROUP
         await until(lambda: kept.query(progress, TRANS_OP_HALF_TOPIC, 0) == 7)
         service._read_slice = real_read  # type: ignore[method-assign]
 
@@ -697,3 +727,72 @@ def test_r30_what_was_given_up_is_taken_back_once(tmp_path: Path) -> None:
         assert (end_of(rig, "T", 1), end_of(rig, TRANS_HALF_TOPIC)) == (1, 2)
 
     run_with_broker(tmp_path, play, broker=NO_CHECKS | {"transaction_check_interval": 100})
+
+
+def test_r30_many_ends_of_one_turn_are_all_written(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        ends = list(range(2 * transaction_service.OP_OFFSETS_MAX + 1))
+        await rig.service.waiting.transactions._write_op(ends)
+        ops = await messages(rig, TRANS_OP_HALF_TOPIC)
+        assert [end for op in ops for end in parse_op(op.body)] == ends
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_a_check_that_finds_no_room_comes_again_and_none_while_a_switch_drains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction_service, "BLOCKED_MS", 1)
+
+    async def play(rig: Rig) -> None:
+        transactions, checked = rig.service.waiting.transactions, []
+
+        def check(due: Due, now_ms: int) -> None:
+            checked.append(due.half.queue_offset)
+            raise PutRefused("no room")
+
+        monkeypatch.setattr(transactions, "_check", check)
+        await half(rig)
+        await until(lambda: len(checked) > 1)
+        rig.service.path.hold.begin()
+        before = len(checked)
+        assert transactions._check_slice(1 << 60) == 1 and len(checked) == before
+        rig.service.path.hold.release()
+        await until(lambda: len(checked) > before)
+
+    run_with_broker(tmp_path, play, broker={"transaction_time_out": 0})
+
+
+def test_g8_a_damaged_record_of_a_transaction_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told, a good copy may lead by then, or it is mended; the others wait so long."""
+
+    async def play(rig: Rig) -> None:
+        transactions, faults = rig.service.waiting.transactions, []
+        monkeypatch.setattr(transactions, "_damaged", faults.append)
+        read_slice = transactions._read_slice
+
+        def damaged_once() -> bool:
+            if not faults:
+                raise CorruptLogError("a file", 7, "CRC")
+            return read_slice()
+
+        monkeypatch.setattr(transactions, "_read_slice", damaged_once)
+        await half(rig)
+        await until(lambda: len(transactions) == 1)
+        assert len(faults) == 1
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_r44_progress_beyond_the_queues_leaves_nothing_out(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC):
+            rig.service.tables.offsets.commit(TRANS_GROUP, topic, 0, 99)
+        rig.service.role_left()
+        rig.service.master_opened()
+        await half(rig)
+        await until(lambda: len(rig.service.waiting.transactions) == 1)
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)

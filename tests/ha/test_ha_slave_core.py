@@ -725,3 +725,14 @@ def test_ha_sync_flush_each_connection_asks_for_what_its_ack_waits_for(slave):
         log.acknowledge(60, NOW, effects)
         assert effects == [FlushTo(100)]
         log.end_connection()
+
+
+@pytest.mark.parametrize("is_member", [False, True])
+def test_r27_a_member_drops_no_log_whatever_is_confirmed_of_it(slave, is_member):
+    """The master's log begins above ours. Nothing of ours is known to be confirmed here; what is,
+    the members know together."""
+    host = slave()
+    host.core.follow(view(members=(1, 2) if is_member else (1,)), NOW)
+    effects = host.core.frame_received(TransferHeader(0, 500, 1, 0, 500), NOW)
+    assert any(isinstance(effect, Diverged) for effect in effects) == is_member
+    assert any(isinstance(effect, BeginAt) for effect in effects) != is_member

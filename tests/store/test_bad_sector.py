@@ -151,3 +151,35 @@ def test_a_note_that_says_nothing_of_the_log_changes_nothing(rig, text):
     store = rig.open()
     assert not store.trust.reason and rig.segment().read_bytes() == before
     assert not fault_note(rig.root).exists()
+
+
+def test_r24_pages_that_cannot_be_read_are_all_made_good_and_synced(rig, monkeypatch):
+    """Bad sectors come in groups. The suspicion is durable before the first is overwritten."""
+    filled(rig)
+    die_at(rig, 0)
+    bad, steps = {0, PAGE}, []
+
+    def is_segment(fd):
+        return os.readlink(f"/proc/self/fd/{fd}") == str(rig.segment())
+
+    def pread(fd, size, position):
+        if is_segment(fd) and position in bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return os.pread(fd, size, position)
+
+    def pwrite(fd, data, position):
+        if is_segment(fd):
+            steps.append((position, (rig.root / "suspect").exists()))
+            bad.discard(position)
+        return os.pwrite(fd, data, position)
+
+    def fsync(fd):
+        if is_segment(fd):
+            steps.append("synced")
+        os.fsync(fd)
+
+    monkeypatch.setattr(disk, "pread", pread)
+    monkeypatch.setattr(disk, "pwrite", pwrite)
+    monkeypatch.setattr(disk, "fsync", fsync)
+    assert rig.open().trust.reason
+    assert steps[:3] == [(0, True), (PAGE, True), "synced"]

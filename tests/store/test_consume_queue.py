@@ -393,3 +393,63 @@ def test_a_damaged_queue_is_named_and_removed_to_be_built_anew(tmp_path: Path) -
     assert store.find("A", 0) is None
     assert store.find("B", 0) is not None
     store.close()
+
+
+def test_r22_a_file_that_a_cut_drops_is_gone_for_good(tmp_path: Path) -> None:
+    """Came it back after a power cut, its units would point into newer records."""
+    queue = filled(tmp_path, 25)
+    flush(queue)
+    paths = queue.truncate_dirty(1500)
+    assert paths is not None and folder_of(queue) in paths
+
+
+def test_r24_a_unit_that_a_cut_made_room_for_is_this_process_s_own(tmp_path: Path) -> None:
+    """Those found in the files are checked when they are read."""
+    queue = reopened(filled(tmp_path, 15))
+    assert queue.loaded_end == 15
+    queue.truncate_dirty(1200)
+    assert queue.loaded_end == 12
+    queue.append_unit(1200, 100, 0)
+    assert queue.loaded_end == 12 < queue.max_offset
+
+
+def test_r24_a_hole_is_damage_also_where_the_synced_units_are_in_the_next_file(
+    tmp_path: Path,
+) -> None:
+    queue = filled(tmp_path, 25)
+    queue.close()
+    with Path(queue.place_of(0)[0]).open("r+b") as file:
+        file.seek(8 * UNIT_SIZE)
+        file.write(bytes(2 * UNIT_SIZE))
+    again = ConsumeQueue(folder_of(queue), "T", 0, file_size=FILE_SIZE)
+    with pytest.raises(CorruptLogError, match="synced ones behind it"):
+        again.load(2500)
+
+
+def test_a_mended_unit_is_synced_with_the_next_flush(tmp_path: Path) -> None:
+    queue = filled(tmp_path, 15)
+    flush(queue)
+    assert queue not in queue._dirty
+    queue.replace_unit(3, 300, 100, 7)
+    assert queue in queue._dirty and Path(queue.place_of(3)[0]) in queue.write_back()
+    assert reopened(queue).unit_at(3) == (300, 100, 7)
+
+
+def test_r24_what_a_large_tail_wrote_by_itself_is_synced_with_the_next_flush(
+    tmp_path: Path,
+) -> None:
+    dirty: dict[ConsumeQueue, None] = {}
+    queue = ConsumeQueue(tmp_path / "T" / "0", "T", 0, dirty=dirty)
+    for index in range(-(-64 * 1024 // UNIT_SIZE)):
+        queue.append_unit(index * 100, 100, 0)
+    path = Path(queue.place_of(0)[0])
+    assert path.exists() and queue in dirty
+    assert {path, folder_of(queue), tmp_path / "T", tmp_path} <= set(queue.write_back())
+
+
+def test_a_time_before_all_messages_selects_as_java_does(tmp_path: Path) -> None:
+    """UPPER gives 0, whatever the queue's first offset is."""
+    queue = queue_at(tmp_path)
+    queue.put_unit_at(5, 500, 100, 0)
+    assert queue.offset_by_time(1, Boundary.UPPER, lambda phy, size: 9) == 0
+    assert queue.offset_by_time(1, Boundary.LOWER, lambda phy, size: 9) == 5

@@ -11,6 +11,9 @@ from batonmq.epoch.entry import EpochEntry
 from batonmq.process import disk
 from batonmq.process.durable_file import replace_file
 from batonmq.protocol.codes import ResponseCode
+from batonmq.store import upkeep
+from batonmq.store.checkpoint import StoreCheckpoint
+from batonmq.store.consume_queue import ConsumeQueue
 from batonmq.store.errors import PutUnavailable
 
 WRITES = ("pwrite", "write", "ftruncate", "posix_fallocate", "link", "rename", "replace", "mkdir")
@@ -407,3 +410,45 @@ def test_r45_a_stop_is_not_clean_while_something_waits_for_room(rig):
     store.close()
     assert (rig.root / "abort").exists()
     assert rig.open().max_phy_offset > 0
+
+
+def test_r45_one_round_at_a_time_waits_for_the_disk(rig, monkeypatch):
+    """One that found no room comes again by itself; a second one behind it would only pile up."""
+    store = rig.open_master()
+    rig.put_confirmed(store, b"a")
+    jobs = []
+    monkeypatch.setattr(store.background, "run_job", jobs.append)
+    store.checkpoints.flush_derived()
+    finish, handed = jobs[-1], len(jobs)
+    rig.put_confirmed(store, b"b")
+    store.checkpoints.flush_derived()
+    assert len(jobs) == handed
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(StoreCheckpoint, "flush", failing(no_room))
+        finish()
+    store.checkpoints.flush_derived()
+    assert len(jobs) == handed
+    finish()
+    store.checkpoints.flush_derived()
+    assert len(jobs) > handed
+
+
+def failing(error):
+    def call(*_):
+        raise error()
+
+    return call
+
+
+def test_r45_what_a_round_wrote_before_it_found_no_room_is_synced_by_the_next(rig, monkeypatch):
+    """Index files were written, queue files were not: the checkpoint of the next round vouches for
+    both."""
+    store, synced = rig.open_master(), []
+    rig.put_confirmed(store, b"a", keys=b"k")
+    with monkeypatch.context() as patch:
+        patch.setattr(ConsumeQueue, "write_back", failing(no_room))
+        store.checkpoints.flush_derived()
+    monkeypatch.setattr(upkeep, "sync_below", lambda folder, paths: synced.extend(paths))
+    store.checkpoints.flush_derived()
+    index = [path for path in synced if path.is_file() and path.parent.name == "index"]
+    assert len(index) == 1

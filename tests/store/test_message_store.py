@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from batonmq.process import disk
 from batonmq.process.lock_file import FolderLockedError
+from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
 from batonmq.protocol.record import NewMessage, decode_record, decode_records
 from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC
@@ -485,3 +486,19 @@ def test_turns_of_any_shape_read_back_in_order(store_in, shape):
         store.advance_confirm_offset(store.end_turn())
         for queue_id, bodies in put.items():
             assert rig.read_bodies(store, "T", queue_id) == bodies
+
+
+@pytest.mark.parametrize("crc", [False, True])
+def test_properties_leave_room_for_the_crc_that_is_added(rig, crc):
+    store = rig.open_master(enabled_append_prop_crc=crc, mapped_file_size_commit_log=1 << 20)
+    most = PROPERTIES_SIZE_MAX - (21 if crc else 0)
+    long = b"K\x01" + b"v" * (most - 3) + b"\x02"
+    for properties, is_taken in ((long, True), (long + b"\x02", False)):
+        message = NewMessage("T", 0, b"x", properties, 0, None, None, 0, rig.host)
+        if is_taken:
+            store.appender.put_message(message)
+        else:
+            with pytest.raises(PutPropertiesTooLong):
+                store.appender.put_message(message)
+    store.advance_confirm_offset(store.end_turn())
+    assert rig.read_bodies(store) == [b"x"]

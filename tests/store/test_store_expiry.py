@@ -305,3 +305,15 @@ def test_r39_what_a_start_would_read_of_an_expired_segment_is_written_before_it_
     rig.disk_ratio = 0.87
     assert store.expirer.clean_expired() >= 2
     assert "tables" not in done and "segment" in done, "they wait for no room that they would make"
+
+
+def test_what_expired_does_not_come_back_in_part_after_a_power_cut(rig, monkeypatch):
+    """The first of two files without the second would be a gap: damage."""
+    synced = []
+    store = filled(rig)
+    store.checkpoints.flush_derived()
+    monkeypatch.setattr(upkeep, "sync_directory", synced.append)
+    monkeypatch.setattr(upkeep, "sync_below", lambda root, folders: synced.extend(folders))
+    age(rig, 3)
+    assert store.expirer.clean_expired(manual=True) == 3
+    assert rig.root / "commitlog" in synced and rig.root / "consumequeue" / "T" / "0" in synced

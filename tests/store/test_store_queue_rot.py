@@ -62,16 +62,25 @@ def test_g8_a_flipped_byte_of_a_unit_is_mended_before_anything_is_served(rig, at
     assert "consume_queue" in caplog.text and str(path.parent) in caplog.text
 
 
+@pytest.mark.parametrize("damage", ["hole", "end"])
 @pytest.mark.parametrize("stop", ["clean", "killed"])
-def test_g8_a_start_that_builds_a_queue_anew_may_be_killed_at_any_disk_call(rig, stop):
-    """The damaged queue is removed by then: the next start must know that it is to be built."""
+def test_g8_a_start_that_builds_a_queue_anew_may_be_killed_at_any_disk_call(rig, stop, damage):
+    """The damaged queue is removed by then: the next start must know that it is to be built, though
+    there is another one."""
     filled(rig)
+    store = rig.open_master()
+    rig.put_confirmed(store, b"other", topic="Other")
+    store.close()
     if stop == "killed":
         rig.kill(rig.open())
-    path, position = place(rig, 7)
-    with path.open("r+b") as file:
-        file.seek(position)
-        file.write(bytes(UNIT_SIZE))
+    if damage == "end":
+        path, position = place(rig, COUNT - 1)
+        rig.flip(path, position + 4)
+    else:
+        path, position = place(rig, 7)
+        with path.open("r+b") as file:
+            file.seek(position)
+            file.write(bytes(UNIT_SIZE))
     damaged = rig.root
 
     def prepare(number):
@@ -86,18 +95,37 @@ def test_g8_a_start_that_builds_a_queue_anew_may_be_killed_at_any_disk_call(rig,
     assert walk_kills(prepare, start, start) > 10
 
 
-@pytest.mark.parametrize("at", range(UNIT_SIZE))
-def test_r24_a_bad_last_unit_is_mended_or_makes_the_log_suspect(rig, at):
-    """Where it shows more than the log has, it may as well be the log that lost its end: only
-    another replica can tell."""
+@pytest.mark.parametrize("at", range(12))  # of its place and size
+@pytest.mark.parametrize("stop", ["clean", "killed", "killed later"])
+def test_g8_a_bad_last_unit_says_nothing_of_the_log(rig, at, stop):
+    """The log has its message, at another place: so the unit is wrong, and the replica as good as
+    before."""
     filled(rig)
+    if stop != "clean":
+        store = rig.open_master()
+        if stop == "killed later":
+            rig.put_confirmed(store, b"elsewhere", topic="Other")
+            store.checkpoints.flush_derived()
+        rig.kill(store)
     path, position = place(rig, COUNT - 1)
     rig.flip(path, position + at)
     store = rig.open()
-    if store.trust.reason:
-        assert "below what consume queues show" in store.trust.reason
-    else:
-        assert bodies(rig, store) == [b"m%02d" % number for number in range(COUNT)]
+    assert not store.trust.reason
+    assert bodies(rig, store) == [b"m%02d" % number for number in range(COUNT)]
+
+
+def test_r24_a_last_unit_whose_message_is_nowhere_makes_the_log_suspect(rig):
+    """Its queue was written, the log's last page was not: an acknowledged message may be gone."""
+    store = rig.open_master()
+    rig.put_confirmed(store, b"m00")
+    last = rig.put(store, b"m01")
+    store.advance_confirm_offset(store.end_turn())
+    store._files.consume_queues.write_back()
+    rig.kill(store)
+    with rig.segment().open("r+b") as log:
+        log.seek(last.physical_offset)
+        log.write(bytes(last.size))
+    assert "below what consume queues show" in rig.open().trust.reason
 
 
 def test_g8_a_tags_code_that_went_bad_hides_no_message(rig):

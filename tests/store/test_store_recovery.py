@@ -482,3 +482,18 @@ def test_r26_what_a_killed_process_wrote_counts_as_flushed_when_this_one_has_flu
     store = rig.open()
     assert store.max_phy_offset > begin == store.log.flushed_offset
     assert store.flush() == store.max_phy_offset == store.log.flushed_offset
+
+
+def test_r24_torn_bytes_go_also_from_a_file_with_an_empty_one_behind_it(rig):
+    """Two files were made ahead, one began to be written, and nothing of it was whole."""
+    store = rig.open_master()
+    end = rig.put_confirmed(store, b"whole")
+    for number in (1, 2):
+        store.log.ensure_segment(number * 8192)
+    rig.kill(store)
+    with rig.segment(1).open("r+b") as file:
+        file.write(b"\0\0\1\0 torn")
+    store = rig.open()
+    assert store.max_phy_offset == end and not store.trust.reason
+    assert not rig.segment(2).exists()
+    assert not rig.segment(1).exists() or not any(rig.segment(1).read_bytes())

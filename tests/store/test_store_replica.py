@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from batonmq.process import disk
+from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.record import decode_records
 from batonmq.store.commit_log import Segment
 from batonmq.store.errors import StoreStateError
@@ -483,3 +484,31 @@ def test_what_was_rolled_back_is_found_by_no_key(rig):
             for key in ("U8", "K8", "U12", "K12")
         ]
         assert found == [1, 1, 0, 0]
+
+
+def test_what_was_confirmed_is_shown_before_a_new_master_opens(rig):
+    """It was elected while it still showed what it had: clients may have seen it elsewhere."""
+    master, puts = master_with(rig, 30)
+    data = log_of(master)
+    slave = slave_of(rig)
+    slave.slave_log.append_replicated(0, data)
+    slave._dispatcher.advance(puts[19].end_offset, 1)
+    assert slave.confirm_offset < puts[19].end_offset
+    slave.prepare_master()
+    assert slave.confirm_offset == puts[19].end_offset
+
+
+def test_g8_bytes_that_are_no_records_end_the_process_also_between_reads(rig, monkeypatch):
+    """The slices that follow a confirmation meet them first; again and again would help nobody."""
+    store = rig.open()
+    failed = []
+    store._on_fatal = failed.append
+
+    def advance(*_):
+        raise CorruptLogError("a file", 0, "no record")
+
+    monkeypatch.setattr(store._dispatcher, "advance", advance)
+    store._dispatch_slice()
+    assert len(failed) == 1 and store.health.has_failed and store._next_slice is None
+    store._dispatch_slice()
+    assert len(failed) == 1

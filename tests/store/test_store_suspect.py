@@ -6,7 +6,7 @@ import os
 import pytest
 
 from batonmq.protocol.errors import CorruptLogError
-from batonmq.store.errors import StoreStateError
+from batonmq.store.errors import PutUnavailable, StoreStateError
 from batonmq.store.message_store import MessageStore
 from batonmq.store.suspicion import Suspicion
 
@@ -402,3 +402,49 @@ def test_r24_only_a_truncation_lowers_the_confirmed_end_of_the_checkpoint(rig):
     checkpoint.confirm_phy_offset = 100_000
     store.checkpoints.flush_derived()
     assert checkpoint.confirm_phy_offset == 100_000
+
+
+def test_a_broker_without_controllers_takes_writes_again_when_it_was_repaired(rig):
+    store = rig.open(controller_mode=False)
+    bad = rig.put(store, b"bad")
+    rig.put_confirmed(store, b"behind")
+    rig.kill(store)
+    rig.flip(rig.segment(), bad.physical_offset + 90)
+    store = rig.open(controller_mode=False)
+    with pytest.raises(PutUnavailable, match="damaged"):
+        rig.put(store, b"refused")
+    store.repair(store.trust.reason)
+    assert rig.put(store, b"taken").physical_offset == bad.physical_offset
+
+
+def test_r16_a_log_counts_up_to_its_damage(rig):
+    store = rig.open_master()
+    rig.put_confirmed(store, b"good")
+    bad = rig.put(store, b"bad")
+    rig.put_confirmed(store, b"behind")
+    assert store.trust.end == store.max_phy_offset
+    store.trust.note_damage(CorruptLogError("a file", bad.physical_offset, "CRC"))
+    assert store.trust.end == bad.physical_offset
+
+
+def test_r40_what_a_failed_disk_leaves_is_trusted_up_to_a_record(rig):
+    """The last sync of a slave may have ended within one."""
+    store = rig.open_master()
+    end = rig.put_confirmed(store, b"synced")
+    rig.put(store, b"half of it is")
+    store.end_turn()
+    store._verified.end = store.max_phy_offset
+    store.log.flushed_offset = end + 7
+    store._on_fatal = lambda error: None
+    store._fail(OSError(5, "the disk failed"))
+    assert store.trust.damage.offset == end
+
+
+def test_r17_a_disk_that_fails_after_a_reboot_leaves_nobody_who_knows_how_far_the_log_reached(rig):
+    store = rig.open_master()
+    end = rig.put_confirmed(store, b"a")
+    store.flush()
+    mark = store._files.suspect_mark
+    mark.set(Suspicion("", end, "stopped under another boot", end, kind="reboot"))
+    mark.note_disk_failure(OSError(5, "the disk failed"), store.log, end)
+    assert mark.report.kind == "fsync" and mark.report.until_level

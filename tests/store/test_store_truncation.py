@@ -200,13 +200,13 @@ def test_r23_what_was_cut_is_kept_aside(rig):
 
 def test_kept_sets_are_bounded(rig):
     store = rig.open_master(truncated_log_max_sets=2)
-    for number in range(4):
+    for number in range(12):
         store.prepare_master()
         rig.put(store, b"%d" % number)
         store.end_turn()
         store.slave_log.truncate_to(0)
     names = sorted(path.name for path in (rig.root / "truncated").iterdir())
-    assert [name[:6] for name in names] == ["000003", "000004"]
+    assert [name[:6] for name in names] == ["000011", "000012"]
 
 
 def test_a_cut_without_keeping_leaves_no_copy(rig):
@@ -391,3 +391,27 @@ def test_r40_a_round_during_which_the_store_fails_writes_no_checkpoint(rig, monk
     with pytest.raises(StoreFailedError):
         store.checkpoints.finish(running, [], [])
     assert (rig.root / "checkpoint").read_bytes() == before
+
+
+def test_r27_no_checkpoint_speaks_of_a_log_that_began_anew_since(rig):
+    """Empty as well: nothing of it was cut."""
+    store = rig.open()
+    store.slave_log.reset_for_empty_start(2 * 8192)
+    late_round = store.checkpoints.begin()
+    store.slave_log.reset_for_empty_start(8192)
+    store.checkpoints.finish(late_round, [], [])
+    rig.kill(store)
+    store = rig.open()
+    assert not store.trust.reason and store.confirm_offset == store.max_phy_offset == 8192
+
+
+def test_r26_a_flush_that_a_cut_overtook_is_told_up_to_the_cut(rig):
+    """Its thread had noted more; under haSyncFlush acks go by what is told."""
+    store, puts = store_with_two_epochs(rig)
+    told = []
+    store.flushed_listeners.append(told.append)
+    store.flush()
+    flushed = store.log.flushed_offset
+    store.slave_log.truncate_to(puts[9].physical_offset)
+    store._report_flushed(flushed)
+    assert told == [puts[9].physical_offset]

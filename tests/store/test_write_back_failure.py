@@ -222,19 +222,22 @@ def test_r40_what_the_next_start_finds_in_the_page_cache_is_written_again(rig, m
     synced = rig.put_confirmed(store, b"a", keys=b"k")
     store.checkpoints.flush_derived()
     end = rig.put_confirmed(store, b"b", b"c", keys=b"k")
+    store._files.index.write_back()
     store._on_fatal = lambda error: None
     monkeypatch.setattr(disk, "fdatasync", OnceFailing(0))
     with pytest.raises(OSError, match="Input/output"):
         store.flush()
     monkeypatch.undo()
     rig.kill(store)
-    written = []
+    written, indexed = [], set()
     real = disk.pwrite
 
     def pwrite(fd, data, position):
         path = os.readlink(f"/proc/self/fd/{fd}")
         if "/commitlog/" in path:
             written.append((position, position + len(data)))
+        if "/index/" in path:
+            indexed.update(range(position, position + len(data)))
         return real(fd, data, position)
 
     monkeypatch.setattr(disk, "pwrite", pwrite)
@@ -242,6 +245,9 @@ def test_r40_what_the_next_start_finds_in_the_page_cache_is_written_again(rig, m
     assert written == [(synced, end)] and store.log.flushed_offset == end
     store.advance_confirm_offset(end)
     assert len(store.queries.query_message("T", "k", 9, 0, 2**62).parts) == 3
+    store.checkpoints.flush_derived()
+    first = 40 + 4 * store.config.max_hash_slot_num + 20  # the file's header, slots, entry 0
+    assert indexed >= set(range(first + 20, first + 60)), "the entries of b and c"
 
 
 def test_r40_an_unreadable_suspicion_is_one_all_the_same(rig):

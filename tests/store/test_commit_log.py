@@ -1,0 +1,64 @@
+"""Segments that are made ahead, left over, or begin anew."""
+
+import errno
+import os
+
+import pytest
+
+from batonmq.store.commit_log import Segment
+
+SEGMENT = 8192
+
+
+def names(rig):
+    return sorted(path.name for path in (rig.root / "commitlog").glob("0*"))
+
+
+def test_what_an_allocation_left_over_goes_at_the_next_start(rig):
+    """It was killed before the file was whole: it holds room that is never used."""
+    rig.open_master().close()
+    left = rig.root / "commitlog" / ".baton" / f"{5 * SEGMENT:020d}"
+    left.write_bytes(bytes(SEGMENT))
+    rig.open()
+    assert not left.exists()
+
+
+def test_one_segment_is_made_ahead_and_none_of_a_log_that_is_closed(rig):
+    """Also where the log ends at a border: the one behind it is the one ahead."""
+    store = rig.open_master()
+    store.log.ensure_segment(0)
+    store.log.preallocate_next()
+    assert names(rig) == [f"{0:020d}"]
+    rig.put_confirmed(store, b"kept")
+    for _ in range(2):
+        store.log.preallocate_next()
+        assert names(rig) == [f"{0:020d}", f"{SEGMENT:020d}"]
+    rig.root = rig.folder / "empty"
+    store = rig.open()
+    store.abandon()
+    store.log.preallocate_next()  # its thread had waited for the lock
+    assert names(rig) == []
+
+
+def test_r45_a_segment_that_cannot_be_made_ahead_refuses_no_put(rig, monkeypatch):
+    """There is room in the one that is written, and there may be some when the next one is due."""
+    store = rig.open_master()
+    rig.put_confirmed(store, b"a")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Segment, "create", full)
+    store.log.preallocate_next()
+    assert store.health.full
+    store.room._judge()
+    rig.put_confirmed(store, b"goes on")
+
+
+@pytest.mark.parametrize("begin", [SEGMENT, 3 * SEGMENT])
+def test_r27_nothing_of_a_log_that_begins_anew_is_flushed(rig, begin):
+    """Under haSyncFlush its acks would vouch for bytes that are in the page cache only."""
+    store = rig.open()
+    store.slave_log.reset_for_empty_start(2 * SEGMENT)
+    store.slave_log.reset_for_empty_start(begin)
+    assert store.log.flushed_offset == store.max_phy_offset == store.min_phy_offset == begin

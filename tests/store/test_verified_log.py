@@ -1,0 +1,73 @@
+"""What a slave takes for whole, good records while it receives them (G8)."""
+
+import errno
+import os
+import struct
+
+import pytest
+
+from batonmq.protocol.errors import CorruptLogError
+from batonmq.protocol.record import host_bytes
+from tests.records import record_of
+
+V4, V6 = host_bytes("127.0.0.1", 1), host_bytes("::1", 1)
+SEGMENT = 8192
+
+
+def record(born_host, store_host, topic):
+    return record_of(
+        topic=topic, queue_id=0, queue_offset=0, physical_offset=0, flag=0, sys_flag=0,
+        born_timestamp=1, born_host=born_host, store_timestamp=2, store_host=store_host,
+        reconsume_times=0, prepared_transaction_offset=0, body=b"b" * 50, properties=b"K\x01v\x02",
+        append_prop_crc=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("topic", [b"T", b"T" * 127, b"T" * 128, b"T" * 255], ids=len)
+@pytest.mark.parametrize("store_host", [V4, V6], ids=len)
+@pytest.mark.parametrize("born_host", [V4, V6], ids=len)
+def test_g8_a_size_is_checked_before_the_record_is_whole(rig, born_host, store_host, topic):
+    """One that is too large would let the records behind it pass for more of the same one."""
+    good = record(born_host, store_host, topic)
+    slave = rig.open()
+    slave.slave_log.append_replicated(0, good[:-1])
+    assert slave.slave_log.whole_end == 0
+    slave.slave_log.append_replicated(len(good) - 1, good[-1:])
+    assert slave.slave_log.whole_end == len(good)
+    slave.close()
+    rig.root = rig.folder / "other"
+    slave = rig.open()
+    with pytest.raises(CorruptLogError, match=f"of a record of {len(good)} bytes"):
+        slave.slave_log.append_replicated(0, struct.pack(">i", len(good) + 1) + good[4:])
+
+
+def master_bytes(rig):
+    rig.root = rig.folder / "master"
+    master = rig.open_master()
+    puts = [rig.put(master, b"%d" % number + bytes(900)) for number in range(12)]
+    master.end_turn()
+    data = b"".join(bytes(master.log.view(at, SEGMENT)) for at in (0, SEGMENT))
+    rig.root = rig.folder / "slave"
+    return data, puts
+
+
+@pytest.mark.parametrize("is_spoiled", [False, True])
+def test_g8_what_was_written_before_the_disk_was_full_is_checked(rig, monkeypatch, is_spoiled):
+    """Its end is acknowledged although the bytes behind it found no room."""
+    data, puts = master_bytes(rig)
+    if is_spoiled:
+        at = puts[2].physical_offset + 300
+        data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    slave = rig.open()
+    ensure = slave.log.ensure_segment
+
+    def one_segment(offset):
+        if offset >= SEGMENT:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return ensure(offset)
+
+    monkeypatch.setattr(slave.log, "ensure_segment", one_segment)
+    with pytest.raises(CorruptLogError if is_spoiled else OSError):
+        slave.slave_log.append_replicated(0, data)
+    expected = puts[2].physical_offset if is_spoiled else SEGMENT
+    assert slave.slave_log.whole_end == expected
