@@ -150,19 +150,13 @@ def _is_before_history(own: LocalLog, master: MasterHandshake) -> bool:
 def _dropped_by(unclean_epoch: int, own: LocalLog, master: MasterHandshake) -> bool:
     """Whether that election may have dropped all of our confirmed bytes beyond the common part.
 
-    It is in the master's history, or expired there, and came after the epoch in which the last of
-    them was written.
+    It came after the epoch in which the last of them was written, and the master acts in it or
+    after it: what it has then descends from the log that was chosen, even if that replica was never
+    heard of in that epoch.
     """
     confirmed_in = [e.epoch for e in own.entries if e.start_offset < own.confirm_offset]
     last_epoch = max(confirmed_in, default=own.last_epoch)
-    return unclean_epoch > last_epoch and _has_had(unclean_epoch, master)
-
-
-def _has_had(epoch: int, master: MasterHandshake) -> bool:
-    """Whether it is in the master's history, or its segments are expired there."""
-    first = master.entries[0] if master.entries else None
-    is_expired = first is not None and first.start_offset > 0 and epoch < first.epoch
-    return is_expired or any(entry.epoch == epoch for entry in master.entries)
+    return last_epoch < unclean_epoch <= master.last_epoch
 
 
 def epochs_after(own: LocalLog, master: MasterHandshake) -> tuple[EpochEntry, ...]:

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 _SLICE_COST: Final = 48
 _FLUSH: Final = "flush-slices"
 _TRIM: Final = "trim-slices"
+_TRIM_EPOCHS: Final = "trim-epochs"
 _TRIMMED_AT_ONCE: Final = 32
 _NEW_FILE_COST: Final = 2
 _FILES_AT_ONCE: Final = 192
@@ -377,13 +378,27 @@ class Expirer:
         covered = self._files.checkpoint.recovery_offset or 0
         free = [segment for segment in segments if segment.end_offset <= covered]
         if free:
-            self._background.free_room(lambda: unlink_segments(free))
+            self._background.free_room(lambda: self._free(free))
         if rest := segments[len(free) :]:
             for job in self.before_checkpoint() if self.before_checkpoint is not None else ():
                 self._background.run_job(job)
-            self._background.run_job(
-                lambda: self._background.free_room(lambda: unlink_segments(rest))
-            )
+            self._background.run_job(lambda: self._background.free_room(lambda: self._free(rest)))
+
+    def _free(self, segments: list[Segment]) -> None:
+        if gone_below := unlink_segments(segments):
+            epochs = self._trim_epochs(gone_below)
+            self._background.in_loop(lambda: self._background.in_slices(_TRIM_EPOCHS, epochs))
+
+    def _trim_epochs(self, gone_below: int) -> Iterator[None]:
+        """Behind the files (R25): a start that still finds one must find its epochs, or no slave
+        could be given its bytes."""
+        try:
+            self._files.epochs.truncate_prefix_by_offset(gone_below)
+        except OSError as error:
+            if not disk.is_full(error):
+                raise
+            log.warning("epochs_not_trimmed reason=%s", error)  # the next segments take them along
+        yield
 
     def _decide(self, now_ms: int, *, manual: bool) -> ExpiryDecision:
         commit_log, config = self._files.log, self._files.config
@@ -409,12 +424,6 @@ class Expirer:
 
     def _trim(self, min_offset: int) -> Iterator[None]:
         self._files.index.delete_expired(min_offset)
-        try:
-            self._files.epochs.truncate_prefix_by_offset(min_offset)
-        except OSError as error:
-            if not disk.is_full(error):
-                raise
-            log.warning("epochs_not_trimmed reason=%s", error)  # the segments must go all the more
         queues, folders = self._files.consume_queues, list[Path]()
         for number, queue in enumerate(queues.queues(), 1):
             if queue.delete_expired(min_offset):
@@ -424,14 +433,17 @@ class Expirer:
         self._background.run_job(partial(sync_below, queues.root, folders))
 
 
-def unlink_segments(segments: list[Segment]) -> None:
-    """Close and unlink, oldest first; slow for large files, so meant for a thread."""
+def unlink_segments(segments: list[Segment]) -> int:
+    """Close and unlink, oldest first; slow for large files, so meant for a thread. Below what
+    offset, exclusive, all are durably gone; 0 if one could not be unlinked."""
     for segment in segments:
         segment.close()
         try:
             disk.unlink(segment.path)
         except OSError as error:
             log.warning("segment_unlink_failed file=%s error=%s", segment.path, error)
-            return
-    if segments:
-        sync_directory(segments[0].path.parent)
+            return 0
+    if not segments:
+        return 0
+    sync_directory(segments[0].path.parent)
+    return segments[-1].end_offset

@@ -133,7 +133,9 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
         if journal.joining and (self._log_seen or journal[-1][2]):
             self._syncObj._SyncObj__raftElectionDeadline = math.inf
         journal.sync()
-        if self._hand_over_until > pysyncobj.syncobj.monotonicTime():
+        if self._hand_over_until and not self._syncObj._isLeader():
+            self._hand_over_until = 0.0  # the lead moved; a later one of this node is not offered
+        elif self._hand_over_until > pysyncobj.syncobj.monotonicTime():
             # At every tick: it does nothing until a follower has acknowledged the whole log.
             self._syncObj.transferLeadership()
         if journal.size_bytes > self._compact_above:
@@ -145,7 +147,8 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
         self._compare_digests()
 
     def hand_over(self, timeout_s: float) -> None:
-        """Offers the lead to another node from the next tick on. Any thread may call it."""
+        """Offers the lead to another node from the next tick on, until it moved. Any thread may
+        call it."""
         self._hand_over_until = pysyncobj.syncobj.monotonicTime() + timeout_s
 
     def connection_broke(self, node: Node) -> None:

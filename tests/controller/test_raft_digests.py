@@ -114,3 +114,21 @@ def test_the_lead_is_handed_over(tmp_path: Path) -> None:
         assert next(each for each, leads in cluster.leading.items() if leads) != leader_id
 
     with_cluster(tmp_path, scenario)
+
+
+def test_a_lead_that_comes_back_is_not_handed_over_again(tmp_path: Path) -> None:
+    """Two nodes that both offered theirs would pass it to and fro until the offers run out."""
+
+    async def scenario(cluster: Cluster) -> None:
+        _, first = await cluster.leader()
+        assert await first.hand_over(60_000)
+        await cluster.until(lambda: any(cluster.leading.values()))
+        _, second = await cluster.leader()
+        assert await second.hand_over(60_000)
+        await cluster.until(lambda: any(cluster.leading.values()))
+        _, again = await cluster.leader()
+        assert again is first
+        for _ in range(50):
+            assert await first.read_barrier(2000)
+
+    with_cluster(tmp_path, scenario, count=2)

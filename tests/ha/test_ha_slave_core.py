@@ -538,6 +538,8 @@ def test_r23_an_unclean_election_explains_a_cut_below_the_own_confirm_offset(mem
     assert judged(memory_log, entries, 2) == CutTo(60, unclean=True)
     later = ((1, 0), (2, 60), (3, 70))
     assert judged(memory_log, entries, 2, master=later) == CutTo(60, unclean=True)
+    # The winner died before it opened, and was elected again, cleanly, as the only member.
+    assert judged(memory_log, entries, 2, master=((1, 0), (3, 60))) == CutTo(60, unclean=True)
 
 
 @pytest.mark.parametrize(
@@ -548,7 +550,7 @@ def test_r23_an_unclean_election_explains_a_cut_below_the_own_confirm_offset(mem
         (3, ((1, 0),), ((1, 0), (2, 60))),
         (2, ((1, 0), (3, 70)), ((1, 0), (2, 60), (4, 65))),
     ],
-    ids=["none", "before ours", "not in its history", "before our last confirmed byte"],
+    ids=["none", "before ours", "after the master's", "before our last confirmed byte"],
 )
 def test_r23_nothing_else_does(memory_log, entries, unclean_epoch, own, master):
     decision = judged(memory_log, entries, unclean_epoch, own, master)
@@ -675,11 +677,11 @@ def test_r27_a_log_of_which_an_unclean_election_dropped_all_begins_anew(
         (3, True, 90, False),
         (0, False, 90, False),  # no unclean election explains what is confirmed
         (1, False, 90, False),  # nor one before it was
-        (7, False, 90, False),  # nor one that this master's history should show
-        (3, False, 0, False),  # nothing of its history is expired: it would show that election
+        (7, False, 90, False),  # nor one of which this master does not know
+        (3, False, 0, True),  # the replica that it chose was empty
     ],
 )
-def test_r27_an_unclean_election_may_be_expired_in_the_masters_history(
+def test_r27_an_unclean_election_may_be_missing_in_the_masters_history(
     memory_log, entries, unclean, member, begins, anew
 ):
     """1. A replica that is away has 95 confirmed bytes of epoch 1. 2. The unclean election of epoch

@@ -107,6 +107,23 @@ def test_r25_the_epoch_prefix_goes_with_the_segments_but_never_the_last_entry(ri
     assert store.epochs.entries[0].end_offset > store.min_phy_offset
 
 
+def test_r25_epochs_stay_until_the_files_of_their_bytes_are_gone(rig, monkeypatch):
+    """A process is killed while it unlinks: the next start finds the files, and must be able to
+    give them to a slave, with their epochs."""
+    store = rig.open_master(delete_when="")
+    for epoch in (1, 2):
+        store.epochs.append(EpochEntry(epoch, store.max_phy_offset))
+        rig.put_confirmed(store, *(bytes(1000) for _ in range(12)))
+    age(rig, 2)
+    freeing = []
+    monkeypatch.setattr(store.expirer._background, "free_room", freeing.append)
+    assert store.expirer.clean_expired(manual=True) == 2
+    assert [entry.epoch for entry in store.epochs.entries] == [1, 2]
+    for job in freeing:
+        job()
+    assert [entry.epoch for entry in store.epochs.entries] == [2]
+
+
 def test_a_full_disk_refuses_puts_until_there_is_room(rig):
     store = rig.open_master()
     rig.put_confirmed(store, b"m")
