@@ -151,9 +151,13 @@ class DiskFaults(Kinds):
         return f"{host.name} at the {calls}th from now"
 
     def replace_disk(self, fault: Fault) -> str | None:
-        """The machine is down until it has left the set, and comes back with an empty disk."""
+        """The machine is down until it has left the set, and comes back with an empty disk. Not
+        where bits of another disk flipped: its disk may hold the only good copy of them."""
         host = self._of(list(self.cluster.brokers.values()), fault.pick)
         if host is None or host.service is None or not self._is_member(host):
+            return None
+        rot = self.cluster.promises.rot
+        if any(rot.of(other) for other in self.cluster.brokers.values() if other is not host):
             return None
         broker_id = host.service.replication.broker_id()
         host.kill()

@@ -225,9 +225,14 @@ class Life:
             and any(host.boot > 1 for host in cluster.brokers.values())
         ):
             cluster.later(_OPERATOR_S, self.faults.elect_longest)
-        self._until(
-            lambda: len(self.messages.acked) > acked + 3, _WHOLE_S, "no message is acknowledged"
-        )
+        try:
+            self._until(
+                lambda: len(self.messages.acked) > acked + 3, _WHOLE_S, "no message is acknowledged"
+            )
+        except Violation:
+            if self.waits_for_positions():
+                return
+            raise
         self._recreator.stopping = True
         for sender in self._senders:
             sender.stopping = True
@@ -276,6 +281,22 @@ class Life:
         if len({store.epochs.entries[-1].epoch for store in stores}) != 1:
             return f"epochs are {[store.epochs.entries for store in stores]}"
         return ""
+
+    def waits_for_positions(self) -> bool:
+        """Whether nothing is confirmed for want of members, and so no replica whose log was begun
+        behind learns its positions and joins (R38): an operator lowers minInSyncReplicas then."""
+        group = self.cluster.promises.group
+        if group is None or len(group.sync_state_set) >= self.plan.settings.min_in_sync:
+            return False
+        services = [host.service for host in self.cluster.brokers.values()]
+        outside = [
+            service
+            for service in services
+            if service is not None and service.replication.broker_id() not in group.sync_state_set
+        ]
+        return len(services) == len(outside) + len(group.sync_state_set) and all(
+            service.store.positions.why_not_whole for service in outside
+        )
 
     def waits_for_expiry(self) -> bool:
         """Whether all that the set lacks are replicas that R27 keeps out: their logs were begun

@@ -138,15 +138,19 @@ class Messages:
             return
         group.got.add(sent.name)
         if sent.key and not self.is_gone(sent):
-            self._in_order(group_name, sent)
+            self._in_order(group_name, sent, place)
 
-    def _in_order(self, group_name: str, sent: Sent) -> None:
-        """Each of a key first before later ones. Only what expired may be passed over: a member
-        that takes up the queue begins behind it, while one that pulled it before still has it."""
+    def _in_order(self, group_name: str, sent: Sent, place: Place) -> None:
+        """Each of a key first before later ones. What expired may be passed over: a member that
+        takes up the queue begins behind it, while one that pulled it before still has it. So may
+        what a group's offset was ahead of after an unclean election; another one may take the
+        offset back."""
         group = self.groups[group_name]
         newest = group.newest.get(sent.key, 0)
         if sent.n < newest:
-            if sent.name in self.acked and sent.name not in group.passed:
+            low, high = group.ahead.get(place[:2], (0, 0))
+            is_passed = sent.name in group.passed or low <= place[2] < high
+            if sent.name in self.acked and not is_passed:
                 self._violate(f"order: {group_name} gets {sent.key} {sent.n} first after {newest}")
             return
         group.newest[sent.key] = sent.n

@@ -41,6 +41,11 @@ def test_lives_in_which_no_promise_is_broken(seed: int) -> None:
         pytest.param(21255, id="R39, a deletion expired before its offsets were stored"),
         pytest.param(20348, id="checker, hours passed before what was stored was confirmed"),
         pytest.param(20629, id="checker, the same under a clock that leaps by hours"),
+        pytest.param(
+            30180, id="R25, epochs went before the files of their bytes; the lead to and fro"
+        ),
+        pytest.param(30487, id="R23, an unclean winner died before it opened"),
+        pytest.param(30175, id="checker, a second unclean election took an offset back"),
         pytest.param(20312, id="checker, one of two copies of a message had expired"),
     ],
 )
