@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import signal
 import sys
@@ -15,11 +14,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import running
+
 sys.path.insert(0, str(Path(__file__).parent / "shared"))
 
 SOAK = os.environ.get("BATONMQ_SOAK") == "1"
-RUNNING_TEST = os.environ.get("BATONMQ_RUNNING_TEST")
-"""The file in which the runner (`tests.run`) finds the test that runs now."""
 SLOW_MARKS = ("process", "java", "spark", "docker")
 SLOW_TEST_S = 900
 """The first test of such a ring pays for what all of it uses: clusters, a JVM, images."""
@@ -45,9 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    if RUNNING_TEST:
-        shown = os.dup(2)  # not captured yet
-        faulthandler.register(signal.SIGUSR1, file=shown, all_threads=True)
+    running.show_stacks_on_demand()
 
 
 @pytest.hookimpl(trylast=True)
@@ -62,9 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    if RUNNING_TEST:
-        Path(RUNNING_TEST).write_text(item.nodeid)
-    return (yield)
+    with running.noted(item.nodeid):
+        return (yield)
 
 
 class OutOfTime(KeyboardInterrupt):

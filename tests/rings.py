@@ -18,7 +18,8 @@ from tests.chaos import engine
 class Ring:
     """Tests that need the same things. `prepare` raises Unprepared if they cannot run.
 
-    `marks` chooses tests of pytest; `command`, if there is one, is what Python runs instead.
+    `marks` chooses tests of pytest in `folders`, whose files are shared out to so many `workers`;
+    `command`, if there is one, is what Python runs instead.
     `limit_s`: longer than that is a hang. `in_test`, `soaks`: part of `make test`, of `make soak`.
     `missing_for_some`: what only some of them need; those are skipped, the others run.
     `beside_others`: it does not mind the ring before it on the same machine, nor that one it,
@@ -34,13 +35,16 @@ class Ring:
     prepare: Callable[[], None] = lambda: None
     beside_others: bool = False
     niceness: int = 0
+    folders: tuple[str, ...] = ("tests",)
+    workers: int = 1
     command: tuple[str, ...] = ()
     in_test: bool = True
     soaks: bool = False
 
     @property
     def argv(self) -> list[str]:
-        pytest = ("-m", "pytest", "-q", "-m", self.marks, "--durations=5", "tests")
+        shared = ("-n", str(self.workers), "--dist", "loadfile") if self.workers > 1 else ()
+        pytest = ("-m", "pytest", "-q", "-m", self.marks, "--durations=5", *shared, *self.folders)
         return [sys.executable, *(self.command or pytest)]
 
 
@@ -78,12 +82,14 @@ def _prepare_docker() -> None:
         raise Unprepared(f"{exc.stdout}{exc.stderr}") from exc
 
 
+ROOMS_WITH_PROCESSES = ("process", "packaging", "controller", "namesrv", "store")
 RINGS = (
     Ring(
         "fast",
         "cores, codecs, stores, in one process",
         "not process and not java and not spark and not docker",
         900,
+        workers=2,
     ),
     Ring(
         "spark",
@@ -92,6 +98,7 @@ RINGS = (
         1800,
         _missing_for_spark,
         _missing_for_reports,
+        folders=("tests/spark",),
         beside_others=True,
         soaks=True,
     ),
@@ -100,6 +107,8 @@ RINGS = (
         "real clusters: kill -9, hangs, bad days",
         "process and not spark",
         1800,
+        folders=tuple(f"tests/{room}" for room in ROOMS_WITH_PROCESSES),
+        workers=2,
         soaks=True,
     ),
     Ring(
@@ -118,6 +127,8 @@ RINGS = (
         1800,
         missing_tools,
         prepare=_prepare_java,
+        folders=("tests/interop",),
+        workers=2,
     ),
     Ring(
         "docker",
@@ -126,12 +137,15 @@ RINGS = (
         1800,
         engine.missing_tools,
         prepare=_prepare_docker,
+        folders=("tests/chaos",),
+        beside_others=True,
     ),
     Ring(
         "search",
         "property tests, thousands of examples with new seeds",
         "hypothesis",
         1800,
+        workers=2,
         in_test=False,
         soaks=True,
     ),

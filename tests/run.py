@@ -3,14 +3,14 @@
 Rings: `fast` (no processes), `spark` (the data source, alone and on Spark), `process` (real
 clusters, kill -9), `sim` (simulated lives), `java` (the stock Java client and mqadmin against a
 real cluster), `docker` (the compose project on a container engine). Every ring runs even if one
-before it failed. The Spark ring runs beside the fast one, which leaves a core idle, the lives with
-low priority beside the real clusters, and their output is shown when those are done; the others
-have the machine for themselves. What a machine lacks for a ring is named and the ring is left out;
-with BATONMQ_CI=1 in the environment that is a failure. A ring that takes longer than its limit
-fails: the test in which it hangs is named, with the stacks of its threads. `--soak` runs the long
-versions of the Spark and the process ring instead (BATONMQ_SOAK=1), many kills, and two rings of
-its own: `search` (property tests with new seeds) and `fuzz` (broken input by the million). Exit
-codes: 0 all good, 1 something failed, 2 wrong usage.
+before it failed. To use two cores most rings share their files out to two workers of pytest, and
+some run beside the ring before them (`tests.rings`): their output is shown when that one is done.
+What a machine lacks for a ring is named and the ring is left out; with BATONMQ_CI=1 in the
+environment that is a failure. A ring that takes longer than its limit fails: the tests that run
+then are named, with the stacks of their threads. `--soak` runs the long versions of the Spark and
+the process ring instead (BATONMQ_SOAK=1), many kills, and two rings of its own: `search` (property
+tests with new seeds) and `fuzz` (broken input by the million). Exit codes: 0 all good, 1 something
+failed, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import running
 from tests.rings import RINGS, Ring, Unprepared
 
 ROOT = Path(__file__).resolve().parents[1]
 NO_TESTS_COLLECTED = 5
 SOAK_LIMIT_S = 4 * 3600
-STACKS_S = 2.0
-"""How long a hung ring gets to write its stacks, and after that"""
 STOP_S = 30.0
-"""to end its clusters, before it is killed."""
+"""How long a hung ring gets to end its clusters before it is killed."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Run:
         self._shown = 0
         self._output = tempfile.TemporaryFile() if quiet else None  # noqa: SIM115  see stop
         self._limit_s = SOAK_LIMIT_S if soak else ring.limit_s
-        self._running_test = tempfile.NamedTemporaryFile("r", prefix="test-")  # noqa: SIM115  see stop
+        self._notes = tempfile.TemporaryDirectory(prefix="running-")
         self._process: subprocess.Popen[bytes] | None = None
         self._outcome: Outcome | None = None
         self._print(self._title)
@@ -80,7 +79,9 @@ class Run:
             self._outcome = Outcome(ring, "failed", self._seconds(), "could not be prepared")
             return
         env = os.environ | ({"BATONMQ_SOAK": "1"} if soak else {})
-        env["BATONMQ_RUNNING_TEST"] = self._running_test.name
+        # Servers start a thousand times: without compiled modules each start takes twice as long.
+        env.pop("PYTHONDONTWRITEBYTECODE", None)
+        env[running.FOLDER] = self._notes.name
         self._process = subprocess.Popen(
             ["nice", "-n", str(ring.niceness), *ring.argv],
             cwd=ROOT,
@@ -113,21 +114,26 @@ class Run:
             self._process.wait()
         if self._output is not None:
             self._output.close()
-        self._running_test.close()
+        self._notes.cleanup()
 
     def _end_hung(self) -> None:
-        """Names the test, has all threads tell where they are (`tests/conftest.py`), ends it."""
+        """Names its tests, shows where their threads are, ends them."""
         assert self._process is not None
-        test = self._running_test.read() or "no test yet"
-        why = f"longer than {self._limit_s:.0f} s, in {test}"
-        self._print(f"\n    {self.ring.name}: {why}; its threads:")
-        self._process.send_signal(signal.SIGUSR1)
-        for number, wait_s in ((signal.SIGINT, STACKS_S), (signal.SIGKILL, STOP_S)):
-            try:
-                self._process.wait(wait_s)
-            except subprocess.TimeoutExpired:
-                self._process.send_signal(number)
+        notes = Path(self._notes.name)
+        tests = running.running_tests(notes)
+        why = f"longer than {self._limit_s:.0f} s, in {' and '.join(tests.values()) or 'no test'}"
+        running.ask_for_stacks(notes, list(tests))
+        pids = [self._process.pid, *tests]
+        running.send(signal.SIGINT, pids)
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            pass
+        running.send(signal.SIGKILL, pids)
         self._process.wait()
+        self._print(f"\n    {self.ring.name}: {why}; their threads:")
+        for pid, test in tests.items():
+            self._print(f"{test}\n{running.stacks_of(notes, pid)}")
         self._outcome = Outcome(self.ring, "failed", self._seconds(), why)
 
     def _is_running(self) -> bool:
@@ -192,7 +198,7 @@ def main() -> int:
     wanted = arguments.ring or usual
     rings = [ring for ring in RINGS if ring.name in wanted]
     strict = os.environ.get("BATONMQ_CI") == "1"
-    groups = grouped(rings)
+    groups, began = grouped(rings), time.monotonic()
     outcomes = [
         each for group in groups for each in run_group(group, strict=strict, soak=arguments.soak)
     ]
@@ -200,6 +206,7 @@ def main() -> int:
     for outcome in outcomes:
         why = f"  ({outcome.why})" if outcome.why else ""
         print(f"    {outcome.ring.name:8} {outcome.state:9} {outcome.seconds:6.0f} s{why}")
+    print(f"    {'all':18} {time.monotonic() - began:6.0f} s")
     return 1 if any(outcome.state == "failed" for outcome in outcomes) else 0
 
 

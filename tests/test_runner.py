@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,38 +29,43 @@ def test_without_the_spark_packages_only_the_spark_ring_is_left_out() -> None:
     assert "tests/spark/" not in listed.stdout
 
 
-def test_a_ring_that_hangs_names_its_test_and_shows_where_it_stands(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.timeout(600)  # on a busy machine pytest itself starts late
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_ring_that_hangs_names_its_tests_and_shows_where_they_stand(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], workers: int
 ) -> None:
-    module = tmp_path / "test_stuck.py"
-    reached = tmp_path / "reached"
-    module.write_text(
-        "import pathlib, threading\n"
-        "def test_waits():\n"
-        f"    pathlib.Path({str(reached)!r}).touch(); threading.Event().wait()\n"
-    )
+    names = [f"test_{number}.py" for number in range(workers)]
+    reached = [tmp_path / f"{name} waits" for name in names]
+    for name, file in zip(names, reached, strict=True):
+        (tmp_path / name).write_text(
+            "import pathlib, threading\n"
+            "def test_waits():\n"
+            f"    pathlib.Path({str(file)!r}).touch(); threading.Event().wait()\n"
+        )
     command = ("-m", "pytest", "-q", "-p", "tests.conftest", "-c", str(ROOT / "pyproject.toml"))
-    command += ("--rootdir", str(tmp_path), str(module))
+    shared = ("-n", str(workers), "--dist", "loadfile") if workers > 1 else ()
+    command += ("--rootdir", str(tmp_path), *shared, str(tmp_path))
     run = Run(
-        Ring("stuck", "one test that waits", "", 600, command=command),
+        Ring("stuck", "tests that wait", "", 600, command=command),
         "1/1",
         strict=True,
         soak=False,
         quiet=True,
     )
     try:
-        wait_for("the test", reached.exists)
+        wait_for("the tests", lambda: all(file.exists() for file in reached), 300.0)
         run._limit_s = 0
         outcome = run.finish()
     finally:
         run.stop()
-    assert (outcome.state, outcome.why) == (
-        "failed",
-        "longer than 0 s, in test_stuck.py::test_waits",
-    )
+    assert outcome.state == "failed"
+    assert set(outcome.why.removeprefix("longer than 0 s, in ").split(" and ")) == {
+        f"{name}::test_waits" for name in names
+    }
     shown = capfd.readouterr().out
-    assert "stuck: longer than 0 s" in shown
-    assert 'test_stuck.py", line 3 in test_waits' in shown
+    assert f"stuck: {outcome.why}" in shown
+    for name in names:
+        assert f'{name}", line 3 in test_waits' in shown
 
 
 def test_a_test_that_waits_for_ever_fails_in_any_loop(tmp_path: Path) -> None:
@@ -80,3 +86,15 @@ def test_every_test_and_every_ring_has_a_limit(pytestconfig: pytest.Config) -> N
     assert pytestconfig.pluginmanager.hasplugin("timeout")
     assert float(pytestconfig.getini("timeout")) > 0
     assert all(ring.limit_s > 0 for ring in RINGS)
+
+
+def test_every_marked_test_is_in_the_folders_of_its_ring() -> None:
+    """What is marked in `tests/spark` runs in Spark's ring, whatever else its mark is."""
+    for ring in RINGS:
+        mark = ring.marks.partition(" ")[0]
+        if mark in ("process", "java", "spark", "docker"):
+            marked = re.compile(rf"pytest\.mark\.{mark}\b")
+            folders = [ROOT / folder for folder in (*ring.folders, "tests/spark")]
+            for file in (ROOT / "tests").rglob("test_*.py"):
+                if marked.search(file.read_text()):
+                    assert any(folder in file.parents for folder in folders), (ring.name, file)
