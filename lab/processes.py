@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import itertools
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -27,9 +25,12 @@ PR_SET_PDEATHSIG: Final = 1
 STOP_GRACE_S: Final = 15.0
 POLL_S: Final = 0.01
 READY_S: Final = 60.0
-PORTS: Final = range(11_000, 30_000, 10)
-"""Base ports. They end below the range from which the kernel takes the source ports of connections:
-a port that is free when a cluster starts must still be free when one of its brokers restarts."""
+PORTS: Final = [area + row for area in range(11_000, 29_000, 2_000) for row in (0, 10, 20, 60)]
+"""Base ports: clusters of up to nine brokers at two of them have no port in common. They end below
+the range from which the kernel takes the source ports of connections: a port that is free when a
+cluster starts must still be free when one of its brokers restarts."""
+CLAIM: Final = 9
+"""This port above the base, which no cluster uses, is bound by the process that uses the base."""
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 T = TypeVar("T")
 
@@ -190,13 +191,28 @@ def ports_of(base: int, brokers: int) -> Iterator[int]:
         yield from (base + 1035 + 100 * j + step for step in (-2, 0, 1))
 
 
+_claimed: list[int] = []
+
+
 def free_base_port(brokers: int) -> int:
-    """A base port whose whole range is free right now. Two processes begin at different places."""
-    start = os.getpid() * 37 % len(PORTS)
-    for base in itertools.chain(PORTS[start:], PORTS[:start]):
-        if all(map(_is_free, ports_of(base, brokers))):
+    """A base port whose whole range is free. As long as this process lives no other one is given
+    that base: the cluster's ports are also free while it starts, and while it is killed."""
+    for base in (*_claimed, *PORTS):
+        if all(map(_is_free, ports_of(base, brokers))) and (base in _claimed or _claims(base)):
             return base
     raise RuntimeError(f"no free range of ports in {PORTS}")
+
+
+def _claims(base: int) -> bool:
+    claim = socket.socket()
+    try:
+        claim.bind((HOST, base + CLAIM))
+    except OSError:
+        claim.close()
+        return False
+    claim.detach()  # open until this process ends
+    _claimed.append(base)
+    return True
 
 
 def _is_free(port: int) -> bool:

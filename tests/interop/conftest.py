@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from left_out import leave_out
 
-from lab.java import JavaProgram, missing_tools, prepared_classpath
+from lab.java import SMALL_JVM, JavaProgram, missing_tools, prepared_classpath
 from lab.up import ClusterProcess
 
 RunJava = Callable[..., JavaProgram]
+BRISK = ("rocketmq.client.rebalance.waitInterval=2000",)
+"""Properties of clients that share out queues each 2 s, not each 20, where a test would wait."""
 SOURCES = Path(__file__).parent / "java"
 
 
@@ -26,14 +28,20 @@ def java_classpath() -> str:
 
 @pytest.fixture
 def run_java(java_classpath: str, tmp_path: Path) -> RunJava:
-    """`run_java(name, *arguments)` starts one of our programs in a folder of its own."""
+    """`run_java(name, *arguments)` starts one of our programs in a folder of its own; `properties`
+    as KEY=VALUE."""
     started = 0
 
-    def start(name: str, *arguments: str, binary_headers: bool = False) -> JavaProgram:
+    def start(
+        name: str, *arguments: str, binary_headers: bool = False, properties: Sequence[str] = ()
+    ) -> JavaProgram:
         nonlocal started
         started += 1
         folder = tmp_path / f"java-{started}"
-        return JavaProgram(java_classpath, folder, name, *arguments, binary_headers=binary_headers)
+        jvm = [*SMALL_JVM, *(f"-D{each}" for each in properties)]
+        return JavaProgram(
+            java_classpath, folder, name, *arguments, binary_headers=binary_headers, jvm=jvm
+        )
 
     return start
 

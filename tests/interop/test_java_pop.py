@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from lab.java import JavaProgram
 from lab.up import ClusterProcess
+from tests.interop.conftest import BRISK, RunJava
 
 pytestmark = pytest.mark.java
 
-RunJava = Callable[..., JavaProgram]
 TOPIC, GROUP = "JavaPop", "java-pop"
 IN_ORDER, FIFO = "JavaPopInOrder", "java-pop-in-order"
 
@@ -38,7 +36,7 @@ def through_a_kill(
     servers, master = cluster.name_servers, cluster.master()
     with ExitStack() as stack:
         pops = (servers, group, topic, "7", master["address"])
-        consumer = stack.enter_context(run_java(program, *pops))
+        consumer = stack.enter_context(run_java(program, *pops, properties=BRISK))
         consumer.wait_for("its start", lambda: consumer.of("started"))
         producer = stack.enter_context(run_java("ProduceThroughFailover", servers, topic, "2"))
         consumer.wait_for("100 messages", lambda: len(consumer.of("key")) >= 100)

