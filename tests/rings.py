@@ -43,9 +43,13 @@ class Ring:
 
     @property
     def argv(self) -> list[str]:
-        shared = ("-n", str(self.workers), "--dist", "loadfile") if self.workers > 1 else ()
-        pytest = ("-m", "pytest", "-q", "-m", self.marks, "--durations=5", *shared, *self.folders)
-        return [sys.executable, *(self.command or pytest)]
+        if self.command:
+            return [sys.executable, *self.command]
+        pytest = ["-m", "pytest", "-q", "-m", self.marks, "--durations=5", *self.folders]
+        if self.workers > 1:
+            # In their order: else files of one test, however long it takes, would come last.
+            pytest += ["-n", str(self.workers), "--dist", "loadfile", "--no-loadscope-reorder"]
+        return [sys.executable, *pytest]
 
 
 class Unprepared(Exception):
