@@ -260,6 +260,11 @@ class Registration:
         self._attempts = 0
         self._due_ms = due_ms
 
+    def repeat(self, now_ms: int) -> None:
+        """Say it again, in a new request."""
+        if self.done:
+            self.begin(now_ms)
+
     def hasten(self, now_ms: int) -> None:
         """A leader is known: wait no longer."""
         self._due_ms = min(self._due_ms, now_ms)

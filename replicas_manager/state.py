@@ -362,6 +362,9 @@ class ReplicasState:
             effects.append(Notice("mastership_refused", fields, warning=True))
         if self.current.take(view):
             effects.append(PersistRole(view.master_epoch))
+        if self._suspect and self.current.role is Role.MASTER and len(view.sync_state_set) > 1:
+            # R17: registered while it was alone it stayed; a member that came since may lead.
+            self._registration.repeat(now_ms)
         if self._changes.is_new(view, self.current.role_in(view)):
             return effects + self._act(view, now_ms)
         return [*effects, AdoptView(view)]

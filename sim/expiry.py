@@ -31,9 +31,14 @@ _START_S = 3.0
 class Expiry:
     """`truth` is all that was ever confirmed, from offset 0 on."""
 
-    def __init__(self, world: World, truth: bytearray) -> None:
+    def __init__(
+        self, world: World, truth: bytearray, bound: Callable[[BrokerHost], int | None]
+    ) -> None:
+        """`bound`: up to where the log of a broker is the truth, if it does not follow an unclean
+        election yet: what lies behind was given up, and may expire as that broker likes."""
         self._world = world
         self._truth = truth
+        self._bound = bound
         self.begin = 0
         self.taken = 0
         self._started: dict[str, tuple[float, float]] = {}
@@ -98,7 +103,7 @@ class Expiry:
         """A log begins nowhere behind what has expired."""
         assert host.service is not None
         begins = host.service.store.min_phy_offset
-        if begins > self.begin:
+        if begins > self.begin and not self._is_given_up(host, begins):
             self._world.violate(f"G1: the log of {host.incarnation} begins at {begins} only")
 
     def _fault(self, host: BrokerHost, segment: Segment) -> str:
@@ -106,6 +111,8 @@ class Expiry:
         assert service is not None
         if segment.end_offset > service.store.confirm_offset:
             return f"confirmed is {service.store.confirm_offset}"
+        if self._is_given_up(host, segment.end_offset):
+            return ""
         manager = service.replication.manager
         view = manager.view if manager is not None else None
         if manager is None or view is None or view.master_incarnation != manager.incarnation:
@@ -119,6 +126,10 @@ class Expiry:
                 return f"its newest message is {age_s:.0f} s old"
         self.begin = max(self.begin, segment.end_offset)
         return ""
+
+    def _is_given_up(self, host: BrokerHost, end: int) -> bool:
+        bound = self._bound(host)
+        return bound is not None and end > bound
 
     def _clock_error_s(self, host: BrokerHost) -> float:
         """By how much older than it is that broker may rightly take a segment for: its clock may
