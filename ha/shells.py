@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import ClassVar, Generic, Protocol, TypeVar
@@ -194,7 +195,7 @@ class MasterFollower(Timed, Generic[R]):
         self.rate = ByteRate()
         self._store = store
         self._open_links = open_links
-        self._buffer = memoryview(bytearray(BUFFER_SIZE))
+        self._buffer = memoryview(mmap.mmap(-1, BUFFER_SIZE))  # a master touches no page of it
         self._link: MasterLink[R] | None = None
         self._dialled: MasterLink[R] | None = None
         self._tasks = LinkTasks(self._loop)

@@ -384,10 +384,12 @@ class SimDisks(NameCalls):
     def open(self, path: Any, flags: int, mode: int = 0o777) -> int:
         disk, name = self._here(), str(path)
         disk.before("open", name)
-        creates = bool(flags & os.O_CREAT) and not os.path.exists(name)
+        may_change = bool(flags & (os.O_CREAT | os.O_TRUNC))
+        is_there = may_change and os.path.exists(name)
+        creates = bool(flags & os.O_CREAT) and not is_there
         if creates:
             disk.refuse_if_full(name)
-        truncates = bool(flags & os.O_TRUNC) and not creates and os.path.exists(name)
+        truncates = bool(flags & os.O_TRUNC) and is_there
         if flags & os.O_WRONLY:  # what is overwritten is read first
             flags = flags & ~os.O_WRONLY | os.O_RDWR
         fd = os.open(path, flags & ~os.O_TRUNC, mode)
@@ -401,7 +403,7 @@ class SimDisks(NameCalls):
             disk.remember(fd, file, 0, size)
             os.ftruncate(fd, 0)
         self._open[fd] = (disk, file, name, process_here())
-        if flags & (os.O_CREAT | os.O_TRUNC):
+        if may_change:
             disk.after("open", name)
         return fd
 
@@ -493,8 +495,7 @@ class SimDisks(NameCalls):
         if fd not in self._open:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         disk.synced(fd, file)
-        if os.path.isdir(path):
-            disk.undo.pop(path, None)
+        disk.undo.pop(path, None)  # if it is a folder
         disk.after(name, path)
 
     def _wait(self, disk: HostDisk) -> None:

@@ -241,7 +241,6 @@ class SimLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, _Handle]] = []  # a heap; of equal ones the older first
         self._timer_numbers = itertools.count()
         self.set_exception_handler(self._failed)
-        self.set_task_factory(self._new_task)
 
     def new_serial(self) -> int:
         self._serials += 1
@@ -266,8 +265,8 @@ class SimLoop(asyncio.BaseEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return _Future(loop=self)
 
-    def _new_task(self, loop: Any, coro: Any, **kwargs: Any) -> Any:
-        task = _Task(coro, loop=loop, **kwargs)
+    def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> Any:
+        task = _Task(coro, loop=self, name=name, context=context)
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # killed ones never end
         self._tasks.append(task)
         if len(self._tasks) > 2000:
@@ -304,36 +303,40 @@ class SimLoop(asyncio.BaseEventLoop):
     get_debug = staticmethod(bool)  # False; each future asks, and this is no call of Python code
 
     def _run_once(self) -> None:
-        """As asyncio's, on the virtual clock: what is ready, after what became due."""
+        """As asyncio's, on the virtual clock: what is ready, after what became due. Until `stop`,
+        and not once."""
         ready, timers = self._ready, self._timers
-        while timers and timers[0][2].callback is None:
-            heappop(timers)
-        if not ready and not self._stopping:  # type: ignore[attr-defined]
-            if not timers:
-                raise RuntimeError("nothing will ever happen again")
-            self.now_s = max(self.now_s, timers[0][0])
-        end_s = self.now_s + _RESOLUTION_S
-        while timers and timers[0][0] < end_s:
-            ready.append(heappop(timers)[2])
-        now = _pack_time(self.now_s)
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle.callback is not None:
-                process = handle.process
-                if process is not None:
-                    if process.hindered and process.is_held(handle, self.now_s):
-                        continue
-                    self.callbacks += 1
-                    self.digest = crc32(now, self.digest ^ process.serial)
-                try:
-                    if handle.context is None:
-                        handle.callback(*handle.args)
-                    else:
-                        handle.context.run(handle.callback, *handle.args)
-                except (SystemExit, KeyboardInterrupt):
-                    raise
-                except BaseException as error:
-                    self.note_error(error)
+        while True:
+            while timers and timers[0][2].callback is None:
+                heappop(timers)
+            if not ready and not self._stopping:  # type: ignore[attr-defined]
+                if not timers:
+                    raise RuntimeError("nothing will ever happen again")
+                self.now_s = max(self.now_s, timers[0][0])
+            end_s = self.now_s + _RESOLUTION_S
+            while timers and timers[0][0] < end_s:
+                ready.append(heappop(timers)[2])
+            now = _pack_time(self.now_s)
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if handle.callback is not None:
+                    process = handle.process
+                    if process is not None:
+                        if process.hindered and process.is_held(handle, self.now_s):
+                            continue
+                        self.callbacks += 1
+                        self.digest = crc32(now, self.digest ^ process.serial)
+                    try:
+                        if handle.context is None:
+                            handle.callback(*handle.args)
+                        else:
+                            handle.context.run(handle.callback, *handle.args)
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:
+                        self.note_error(error)
+            if self._stopping:  # type: ignore[attr-defined]
+                return
 
     # Callbacks belong to processes.
 

@@ -178,9 +178,10 @@ class Pipe:
         network = self._network
         if network.muted:
             return
-        delay_s = network.delay_between_s(self._source, self._target.host)
+        target = self._target
+        delay_s = network.delay_between_s(self._source, target.host)
         self._queue.append((network.loop.now_s + delay_s, item))
-        if not self._armed or self._target.dead:
+        if not self._armed or target.dead:
             self.pump()
 
     def drop_unsent(self) -> None:
