@@ -13,7 +13,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from batonmq.client.consumer.membership import member_ids
+from batonmq.client.consumer.membership import GroupMembers
 from batonmq.client.consumer.options import ConsumeFromWhere, MessageModel
 from batonmq.client.consumer.pull_consumer import PullConsumer
 from batonmq.client.consumer.pulling import ALL
@@ -199,17 +199,20 @@ class LitePullConsumer(PullConsumer):
         for queue in self._positions:
             held.setdefault(queue.topic, []).append(queue)
         settled = True
+        members = GroupMembers(self._client, self.group)
         for topic in sorted(self._shared):
             try:
-                settled &= await self._rebalance_topic(topic, held.get(topic, ()))
+                settled &= await self._rebalance_topic(topic, held.get(topic, ()), members)
             except BatonError as error:
                 log.warning("rebalance_failed topic=%s why=%s", topic, error)
                 settled = False
         return settled
 
-    async def _rebalance_topic(self, topic: str, held: Collection[MessageQueue]) -> bool:
+    async def _rebalance_topic(
+        self, topic: str, held: Collection[MessageQueue], members: GroupMembers
+    ) -> bool:
         route = await self._client.routes.get(topic)
-        ids = await member_ids(self._client, self.group, route)
+        ids = await members.ids(route)
         plan = plan_rebalance(
             held=held,
             queues=route.subscribe_queues,

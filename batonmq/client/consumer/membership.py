@@ -8,20 +8,34 @@ from batonmq.process.clock import boot_ms
 _CALL_MS = 3_000
 
 
-async def member_ids(client: ClientInstance, group: str, route: TopicRoute) -> list[str] | None:
-    """The group's members, None if no broker of the topic knows any. A broker without this one (a
-    new master, say) gets a heartbeat and is asked again. Raises as QueueCalls."""
-    calls = QueueCalls(client)
-    for broker_name, address in sorted(route.masters().items()):
+class GroupMembers:
+    """The members of a group for one rebalance: a broker is asked once, for all of its topics."""
+
+    def __init__(self, client: ClientInstance, group: str) -> None:
+        self._client = client
+        self._group = group
+        self._calls = QueueCalls(client)
+        self._known: dict[str, list[str] | None] = {}
+
+    async def ids(self, route: TopicRoute) -> list[str] | None:
+        """None if no broker of the topic knows any. Raises as QueueCalls."""
+        for broker_name, address in sorted(route.masters().items()):
+            if broker_name not in self._known:
+                self._known[broker_name] = await self._ask(route.topic, broker_name, address)
+            ids = self._known[broker_name]
+            if ids is not None:
+                return ids
+        return None
+
+    async def _ask(self, topic: str, broker_name: str, address: str) -> list[str] | None:
+        """A broker without this member (a new master, say) gets a heartbeat and is asked again."""
         ids: list[str] | None = None
         for attempt in range(2):
-            ids = await calls.consumer_ids(
-                route.topic, broker_name, group, deadline_ms=boot_ms() + _CALL_MS
+            ids = await self._calls.consumer_ids(
+                topic, broker_name, self._group, deadline_ms=boot_ms() + _CALL_MS
             )
-            if ids is not None and client.client_id in ids:
-                return ids
+            if ids is not None and self._client.client_id in ids:
+                break
             if attempt == 0:
-                await client.heartbeats.send([address])
-        if ids is not None:
-            return ids
-    return None
+                await self._client.heartbeats.send([address])
+        return ids

@@ -17,7 +17,7 @@ from batonmq.client.consumer.consume_service import ConsumeService, Consuming
 from batonmq.client.consumer.listener import Listener, ListenerCall
 from batonmq.client.consumer.member_calls import MemberState, answer
 from batonmq.client.consumer.member_stats import MemberStats
-from batonmq.client.consumer.membership import member_ids
+from batonmq.client.consumer.membership import GroupMembers
 from batonmq.client.consumer.offset_store import LocalOffsetStore, OffsetStore, RemoteOffsetStore
 from batonmq.client.consumer.options import (
     ConsumeFromWhere,
@@ -246,9 +246,10 @@ class PushConsumer(Subscriber):
         for queue in self._readers:
             held.setdefault(queue.topic, []).append(queue)
         settled = True
+        members = GroupMembers(self._client, self.group)
         for topic in sorted(self._subscriptions):
             try:
-                settled &= await self._rebalance_topic(topic, held.get(topic, ()))
+                settled &= await self._rebalance_topic(topic, held.get(topic, ()), members)
             except UnsupportedByBrokerError:
                 raise
             except NoRouteError:
@@ -258,14 +259,16 @@ class PushConsumer(Subscriber):
                 settled = False
         return settled
 
-    async def _rebalance_topic(self, topic: str, held: Collection[MessageQueue]) -> bool:
+    async def _rebalance_topic(
+        self, topic: str, held: Collection[MessageQueue], members: GroupMembers
+    ) -> bool:
         service = self._service
         if service is None:
             return True
         route = await self._client.routes.get(topic)
         client_ids = None
         if self.options.model is MessageModel.CLUSTERING:
-            client_ids = await member_ids(self._client, self.group, route)
+            client_ids = await members.ids(route)
         plan = plan_rebalance(
             held=held,
             queues=route.subscribe_queues,

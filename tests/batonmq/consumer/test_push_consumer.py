@@ -435,6 +435,22 @@ def test_a_name_server_that_lags_behind_hides_the_new_master_from_held_pulls_for
     run(story)
 
 
+def test_a_rebalance_asks_a_broker_for_the_members_once_for_all_topics() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        consumer = consumer_of(cluster, Collector())
+        for topic in ("T2", "T3"):
+            cluster.add_topic(topic, 2)
+            consumer.subscribe(topic)
+        async with consumer:
+            await until(lambda: len(consumer.assigned_queues) == 8)
+            codes = cluster.master().codes
+            asked = codes().count(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
+            await consumer.rebalance()
+            assert codes().count(RequestCode.GET_CONSUMER_LIST_BY_GROUP) == asked + 1
+
+    run(story)
+
+
 def test_a_failed_message_goes_back_to_its_broker() -> None:
     async def story(cluster: FakeCluster) -> None:
         cluster.master().unsupported.discard(RequestCode.CONSUMER_SEND_MSG_BACK)
