@@ -244,7 +244,7 @@ def _replace_raft(patches: Patches) -> None:
     patches.set(core, "threading", Threads)
     patches.set(core, "time", ThreadTime)
     # Sets of nodes are walked in the order of their hashes.
-    patches.set(pysyncobj.node.Node, "__hash__", lambda node: _hash_of_text(node.id))
+    patches.set(pysyncobj.node.Node, "__hash__", lambda node: _hash_of_text(node._id))
 
 
 @functools.cache
