@@ -235,8 +235,7 @@ class Reader(Client):
     async def run(self) -> None:
         self._leave = asyncio.Event()
         consumer = self._consumer()
-        for topic in self._topics:
-            consumer.subscribe(topic)
+        self._subscribe(consumer)
         while True:
             try:
                 await consumer.start()
@@ -246,6 +245,10 @@ class Reader(Client):
             await asyncio.sleep(0.2)
         await self._leave.wait()
         await consumer.close()
+
+    def _subscribe(self, consumer: PushConsumer) -> None:
+        for topic in self._topics:
+            consumer.subscribe(topic)
 
     def _consumer(
         self, consume: ConsumeOptions = _CONSUME, *, orderly: bool = False

@@ -16,7 +16,7 @@ _WEARS = 0.25
 _STRAINS = 0.2
 
 #: Settings that are features of the broker, beside sends and pulls.
-FEATURES = ("retries", "delays", "transactions", "orderly", "pops")
+FEATURES = ("retries", "delays", "transactions", "orderly", "pops", "filters", "questions")
 
 #: What plain lives have nothing of.
 NOT_PLAIN = (*FEATURES, "wears", "strains")
@@ -55,6 +55,8 @@ class Settings:
     pops: bool = False  # a group that pops
     pops_in_order: bool = False
     locks_expire: bool = False  # members of the orderly group are killed, too
+    filters: bool = False  # a group that subscribes by SQL92
+    questions: bool = False  # request and reply
 
     @property
     def acks_are_flushed(self) -> bool:
@@ -109,6 +111,8 @@ def with_features(settings: Settings, rng: Draw) -> Settings:
         pops=pops,
         pops_in_order=pops and rng.random() < 0.4,
         locks_expire=orderly and rng.random() < 0.15,
+        filters=rng.random() < _FEATURE / 2,
+        questions=rng.random() < _FEATURE / 2,
     )
 
 

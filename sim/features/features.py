@@ -20,7 +20,7 @@ from batonmq.protocol.message import Message, MessageExt
 from batonmq.remoting.command import RemotingCommand
 from sim.clients import CLIENT_OPTIONS, Client, Reader, Topics, producer_of
 from sim.cluster import Cluster
-from sim.features import delays, orderly, pops, retries, transactions
+from sim.features import delays, filters, orderly, pops, questions, retries, transactions
 from sim.features.log import FeatureLog
 from sim.hosts import CLUSTER, DELAY_LEVELS_S, NAME_SERVERS
 from sim.messages import Messages
@@ -63,8 +63,18 @@ class Features:
             of_pops = pops.Pops(log, in_order=settings.pops_in_order)
             for number in (17, 18):
                 self._add(pops.PopMember(of_pops, messages, number))
+        of_filters = None
+        if settings.filters:
+            sent.append(filters.TOPIC)
+            of_filters = filters.Filters(log, random.Random(cluster.rng.getrandbits(64)))
+            self._add(filters.FilteringReader(of_filters, messages, 19))
+        if settings.questions:
+            read.append(questions.TOPIC)
+            of_questions = questions.Questions(log)
+            self._add(questions.Asker(of_questions, messages, 20))
+            self._add(questions.Replier(of_questions, messages, 21))
         if sent:
-            self._add(FeatureSender(log, messages, 11, sent, wishes))
+            self._add(FeatureSender(log, messages, 11, sent, wishes, of_filters))
         self._topics = sorted({*sent, *read})
         self.setup = Setup(cluster, messages, 10, dict.fromkeys(self._topics, _QUEUES))
 
@@ -110,7 +120,8 @@ class Setup(Topics):
 
 
 class FeatureSender(Client):
-    """Sends to all `topics`, delayed to that of delays: as noted in `wishes` before."""
+    """Sends to all `topics`, delayed to that of delays: as noted in `wishes` before, and with
+    properties to that of `of_filters`."""
 
     def __init__(
         self,
@@ -119,11 +130,13 @@ class FeatureSender(Client):
         number: int,
         topics: Sequence[str],
         wishes: delays.Wishes,
+        of_filters: filters.Filters | None,
     ) -> None:
         super().__init__(log.cluster, messages, "producer of features", number)
         self._log = log
         self._topics = topics
         self._wishes = wishes
+        self._filters = of_filters
         self._names = itertools.count(1)
 
     async def run(self) -> None:
@@ -141,6 +154,8 @@ class FeatureSender(Client):
         if topic == orderly.TOPIC:
             fails = min(fails, 1)
         message = Message.of(topic, f"{name}|{fails}|".encode() + b"." * 40, keys=name)
+        if topic == filters.TOPIC and self._filters is not None:
+            self._filters.mark(name, message, self.rng)
         self._log.sent[name] = topic
         timed = self._delayed(name, message) if topic == delays.TOPIC else {}
         result = await producer.send(message, **timed)
