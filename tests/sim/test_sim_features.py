@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from batonmq.protocol.message import Message
 from batonmq.protocol.record import NewMessage, encode_record
 from batonmq.protocol.topic_name import (
     POP_TOPIC,
@@ -20,7 +22,7 @@ from batonmq.protocol.topic_name import (
     TRANS_HALF_TOPIC,
     TRANS_OP_HALF_TOPIC,
 )
-from sim.features import delays, pops, retries, transactions
+from sim.features import delays, filters, pops, questions, retries, transactions
 from sim.features.log import FeatureLog
 
 HOST = bytes([10, 0, 0, 1, 0, 0, 0, 80])
@@ -328,3 +330,41 @@ def test_in_order_fewer_than_before_leave_the_rest_to_the_next_pop() -> None:
     log.put(POP_TOPIC, popped([1, 2]), after_ms=1000)
     log.put(POP_TOPIC, acked([1, 2]))
     assert not log.found and not checker.pending()
+
+
+def test_of_a_condition_all_that_passes_is_delivered_and_nothing_else() -> None:
+    log = Log()
+    log.not_at_end = lambda *_: ""  # type: ignore[method-assign]
+    rng = random.Random(1)
+    checker = filters.Filters(log, rng)
+    for n in range(100):
+        log.sent[f"m{n}"] = filters.TOPIC
+        log.acked.add(f"m{n}")
+        checker.mark(f"m{n}", Message.of(filters.TOPIC, "m"), rng)
+    passing, others = sorted(checker._passing), sorted(log.acked - checker._passing)
+    assert passing and others
+    for name in passing[1:]:
+        checker.got(name)
+    assert passing[0] in checker.pending() and not log.found
+    checker.got(passing[0])
+    assert not checker.pending()
+    checker.got(others[0])
+    assert f"gets {others[0]}, which is not {checker.expression}" in log.found.pop()
+
+
+def test_a_question_gets_its_own_answer_and_who_answers_is_told_no_sooner() -> None:
+    log = Log()
+    checker = questions.Questions(log)
+    checker.waiting.add("a")
+    answer = checker.gives("a")
+    checker.given("a")
+    assert "who asked still waits" in log.found.pop()
+    checker.waiting.clear()
+    checker.given("a")
+    checker.answered("a", answer)
+    assert not log.found and checker.pending(), "it was asked while there were faults"
+    checker.answered("b", answer)
+    assert "b gets b'answer|a'" in log.found.pop()
+    log.stopping = True
+    checker.answered("a", answer)
+    assert not checker.pending() and not log.found
