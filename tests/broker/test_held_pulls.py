@@ -6,7 +6,11 @@ from unittest.mock import Mock
 
 from lone_broker import run_with_broker, until
 
+from batonmq.broker.consume.held_requests import PullHold
 from batonmq.broker.consume.pull_processor import _SLICE
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.record import NewMessage
+from batonmq.protocol.tags import tags_code
 
 MANY = _SLICE + 12
 
@@ -58,5 +62,46 @@ def test_a_pull_that_fails_keeps_no_other_one_waiting(tmp_path):
             replies = await asyncio.gather(*waits)
             assert sorted(reply.code for reply in replies) == [0] * (MANY - 2) + [1, 1]
             assert rig.service.pull._waking == {}
+
+    run_with_broker(tmp_path, play)
+
+
+def test_the_sweep_looks_at_every_queue_some_in_a_turn(tmp_path):
+    """It is the second way to a message that came between the look-up and the hold."""
+
+    async def play(rig):
+        pull, looked = rig.service.pull, []
+        many = [("T", number) for number in range(2 * _SLICE + 1)]
+        pull._hold = Mock(queues=lambda: list(many), expired=lambda now_ms, limit: [])
+        pull._hold.is_late.return_value = False
+        pull.arrived = lambda topic, queue_id, end: looked.append((topic, queue_id))
+        tick, pull.tick = pull.tick, lambda now_ms: False
+        calls = 1
+        while tick(1 << 60):
+            calls += 1
+        assert sorted(looked) == many and calls == 3
+        pull._hold = PullHold()
+
+    run_with_broker(tmp_path, play)
+
+
+def test_a_pull_that_found_nothing_in_what_it_looked_at_comes_again_for_the_rest(tmp_path):
+    """Held, it would get what is there already with the next message only."""
+
+    async def play(rig):
+        await rig.send(TAGS="A")
+        store = rig.service.store
+        for number in range(900):
+            tag = b"B" if number == 899 else b"A"
+            message = NewMessage("T", 0, b"x", b"TAGS\x01%b\x02" % tag, tags_code(tag.decode()),
+                                 None, None, 0, bytes(8))  # fmt: skip
+            store.appender.put_message(message)
+        rig.service.path.end_turn()
+        offset, codes = 0, []
+        while not codes or codes[-1] != 0:
+            reply = await rig.pull(offset=offset, tags="B", suspend_ms=15_000)
+            codes.append(reply.code)
+            offset = int(reply.ext["nextBeginOffset"])
+        assert codes == [ResponseCode.PULL_RETRY_IMMEDIATELY, 0] and offset == 901
 
     run_with_broker(tmp_path, play)

@@ -697,3 +697,14 @@ def test_r39_a_new_master_counts_nothing_that_was_popped_before_the_topic_was_ma
         assert bodies(await pop(rig)) == [b"new"]
 
     run_with_broker(tmp_path, play)
+
+
+def test_an_ack_of_the_next_offset_is_answered_as_java_does(tmp_path: Path, clock: Clock) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send("T")
+        ((_, handle),) = messages(await pop(rig))
+        assert (await ack(rig, handle._replace(queue_offset=1))).code == 0
+        assert (await ack(rig, handle._replace(queue_offset=2))).code == 208
+        assert len(rig.service.waiting.pop.table) == 1
+
+    run_with_broker(tmp_path, play)

@@ -346,3 +346,50 @@ def test_opaques_stay_positive() -> None:
         assert cmd.opaque == 0
 
     asyncio.run(scenario())
+
+
+def test_what_was_queued_when_the_peer_stopped_reading_goes_first_when_it_reads_again() -> None:
+    link = Link()
+    link.connection.write(b"a")
+    link.connection.pause_writing()
+    link.loop.run_soon()
+    link.connection.write(b"b")
+    link.connection.resume_writing()
+    link.loop.run_soon()
+    assert link.transport.writes == [b"ab"]
+
+
+def test_a_client_writes_nothing_more_to_a_peer_that_has_ended() -> None:
+    """It would be lost, and nobody could tell; unsent, it may go to another one."""
+    link = Link(server_side=False)
+    link.connection.eof_received()
+    with pytest.raises(ConnectError) as refused:
+        link.connection.request(RemotingCommand.request(1), 1000)
+    assert not refused.value.sent
+
+
+def test_requests_behind_one_that_closed_the_connection_are_not_handled() -> None:
+    handled: list[int] = []
+
+    def close(cmd: RemotingCommand, connection: Connection) -> None:
+        handled.append(cmd.opaque)
+        connection.close("enough")
+
+    processors = Processors()
+    processors.register(10, close)
+    link = Link(processors)
+    link.receive(request(10, 1) + request(10, 2))
+    assert handled == [1] and link.batches == 1
+
+
+def test_r34_many_that_wait_are_told_of_the_end_over_several_turns() -> None:
+    async def scenario() -> None:
+        link = Link()
+        waiting = [link.connection.request(RemotingCommand.request(1), 1000) for _ in range(600)]
+        link.connection.connection_lost(None)
+        assert not all(future.done() for future in waiting)
+        for future in waiting:
+            with pytest.raises(ConnectError):
+                await future
+
+    asyncio.run(scenario())

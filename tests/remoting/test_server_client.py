@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+from unittest.mock import Mock
 
 import pytest
 import uvloop
@@ -13,6 +14,7 @@ from batonmq.protocol.errors import ConnectError, RequestTimeoutError, ResponseE
 from batonmq.remoting.command import TYPE_BINARY, RemotingCommand
 from batonmq.remoting.connection import UNANSWERED_MS, Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
+from tests.shared.waiting import until
 
 
 def echo(cmd: RemotingCommand, connection: Connection) -> RemotingCommand:
@@ -343,3 +345,34 @@ def test_one_server_listens_on_several_ports() -> None:
                 await pair.server.listen("127.0.0.1", vip)
 
     uvloop.run(scenario())
+
+
+def test_a_connection_that_ends_late_does_not_take_its_successor_along() -> None:
+    async def scenario() -> None:
+        async with Pair() as pair:
+            old = await pair.client.connection(pair.address)
+            old._mark_closed("its peer has ended")
+            new = await pair.client.connection(pair.address)
+            ended = asyncio.Event()
+            old.on_close.append(lambda _: ended.set())
+            old.drop()
+            await ended.wait()
+            assert pair.client.live_connection(pair.address) is new is not old
+
+    uvloop.run(scenario())
+
+
+def test_r34_many_idle_connections_are_closed_over_several_turns_and_who_speaks_is_kept() -> None:
+    async def scenario() -> None:
+        server = RemotingServer(Processors(), name="many")
+        idle = [Mock(last_active_ms=0, peer=str(number)) for number in range(300)]
+        server.connections = set(idle)
+        server.close_idle(1_000_000)
+        closed = [one for one in idle if one.close.called]
+        assert 0 < len(closed) < 300
+        speaks = next(one for one in idle if not one.close.called)
+        speaks.last_active_ms = 1_000_000
+        await until(lambda: sum(one.close.called for one in idle) >= 299)
+        assert not speaks.close.called
+
+    asyncio.run(scenario())

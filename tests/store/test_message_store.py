@@ -502,3 +502,11 @@ def test_properties_leave_room_for_the_crc_that_is_added(rig, crc):
                 store.appender.put_message(message)
     store.advance_confirm_offset(store.end_turn())
     assert rig.read_bodies(store) == [b"x"]
+
+
+def test_a_refused_put_leaves_its_time_to_no_later_one(rig):
+    store = rig.open_master()
+    with pytest.raises(PutIllegal):
+        rig.put(store, bytes(8190))
+    rig.now_ms += 5_000
+    assert rig.put(store, b"later").store_timestamp == rig.now_ms

@@ -11,6 +11,7 @@ from kill_walk import walk_kills
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.layout import UNIT_SIZE
 from batonmq.protocol.tags import tags_code
+from batonmq.store import reader
 from batonmq.store.log_scan import check_record
 
 COUNT = 37
@@ -185,3 +186,22 @@ def test_g8_an_old_record_is_checked_once(rig, monkeypatch):
     for _ in range(2):
         assert bodies(rig, store) == [b"m%02d" % number for number in range(COUNT)]
     assert len(checked) == len(set(checked)) == COUNT
+
+
+def test_g8_a_bad_unit_is_mended_though_the_one_before_it_is_bad_too(rig):
+    filled(rig)
+    path, position = place(rig, 6)
+    rig.flip(path, position + 6)
+    rig.flip(path, position + UNIT_SIZE + 7)
+    store = rig.open_master()
+    assert b"m07" in bytes(store.queries.get_message(TOPIC, 0, 7, 1).parts[0])
+    assert bodies(rig, store) == [b"m%02d" % number for number in range(COUNT)]
+
+
+def test_g8_that_a_unit_is_good_says_nothing_of_one_of_another_block(rig, monkeypatch):
+    monkeypatch.setattr(reader, "_BLOCK_UNITS", 8)
+    filled(rig)
+    path, position = place(rig, 9)
+    rig.flip(path, position + 7)
+    store = rig.open_master()
+    assert bodies(rig, store) == [b"m%02d" % number for number in range(COUNT)]
