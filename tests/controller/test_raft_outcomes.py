@@ -1,0 +1,159 @@
+"""What `RaftLog` tells proposers, the gate and listeners, over a stand-in for pysyncobj's node."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pysyncobj.config import FAIL_REASON
+from raft_cluster import BECOME, free_peers
+
+from batonmq.controller.config import RaftTimings
+from batonmq.controller.raft.log import Applied, Commit, Machine, NotApplied, Unknown
+from batonmq.controller.raft.node import RaftLog, RaftSettings
+from batonmq.process.clock import boot_s
+
+TIMINGS = RaftTimings(election_min_ms=300, election_max_ms=600, heartbeat_ms=90, tick_ms=20)
+
+
+class StandIn:
+    """Takes proposals, and ends them with `answer`; a majority answered last at `heard_s`."""
+
+    def __init__(self) -> None:
+        self.proposed: list[tuple[bytes, Callable[[Any, int], None]]] = []
+        self.offers_s: list[float] = []
+        self.heard_s = boot_s()
+        self.transport = SimpleNamespace(hand_over=self.offers_s.append)
+
+    def _commit(self, raw: bytes, callback: Callable[[Any, int], None]) -> None:
+        self.proposed.append((raw, callback))
+
+    def answer(self, result: Any, reason: int) -> None:
+        self.proposed.pop(0)[1](result, reason)
+
+    def majority_answered_since(self, since_s: float) -> bool:
+        return self.heard_s > since_s
+
+    def destroy_synchronous(self) -> None: ...
+
+    def close_pipe(self) -> None: ...
+
+
+Scenario = Callable[[RaftLog, StandIn], Awaitable[None]]
+
+
+def with_leader(scenario: Scenario) -> None:
+    async def run() -> None:
+        peers = free_peers(3)
+        log, node = RaftLog(RaftSettings(peers[0], peers, TIMINGS, Path("unused")), Machine()), None
+        log._loop = asyncio.get_running_loop()
+        log._node = node = StandIn()  # type: ignore[assignment]
+        log._role_changed(True)
+        await scenario(log, node)
+
+    asyncio.run(run())
+
+
+async def proposing(log: RaftLog, timeout_ms: int = 60_000) -> "asyncio.Task[Any]":
+    task = asyncio.create_task(log.propose(BECOME, timeout_ms))
+    await asyncio.sleep(0)
+    return task
+
+
+NEVER = ["QUEUE_FULL", "MISSING_LEADER", "REQUEST_DENIED", "NOT_LEADER"]
+PERHAPS = ["LEADER_CHANGED", "DISCARDED", "UNKNOWN_OUTCOME"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "outcome"),
+    [*((name, NotApplied) for name in NEVER), *((name, Unknown) for name in PERHAPS)],
+)
+def test_r11_a_failed_proposal_is_refused_only_where_it_never_enters_a_log(
+    reason: str, outcome: type
+) -> None:
+    async def scenario(log: RaftLog, node: StandIn) -> None:
+        task = await proposing(log)
+        node.answer(None, getattr(FAIL_REASON, reason))
+        assert isinstance(await task, outcome)
+
+    with_leader(scenario)
+
+
+def test_r11_a_proposal_that_nobody_answers_may_still_be_applied() -> None:
+    async def scenario(log: RaftLog, node: StandIn) -> None:
+        assert isinstance(await log.propose(BECOME, 1), Unknown)
+        node.answer("late", FAIL_REASON.SUCCESS)  # reaches nobody
+
+    with_leader(scenario)
+
+
+def test_r11_what_waits_when_the_lead_is_lost_may_still_be_applied() -> None:
+    async def scenario(log: RaftLog, node: StandIn) -> None:
+        task = await proposing(log)
+        log._role_changed(False)
+        assert isinstance(await task, Unknown)
+        assert isinstance(await log.propose(BECOME, 60_000), NotApplied)
+        assert len(node.proposed) == 1, "what is proposed without the lead goes nowhere"
+
+    with_leader(scenario)
+
+
+def test_what_waits_when_the_node_is_closed_ends_at_once() -> None:
+    async def scenario(log: RaftLog, node: StandIn) -> None:
+        task = await proposing(log)
+        await log.close()
+        assert isinstance(await task, Unknown)
+
+    with_leader(scenario)
+
+
+def test_a_committed_proposal_is_answered_by_the_state_machine() -> None:
+    async def scenario(log: RaftLog, node: StandIn) -> None:
+        task = await proposing(log)
+        node.answer("result", FAIL_REASON.SUCCESS)
+        assert await task == Applied("result")  # type: ignore[arg-type]
+
+    with_leader(scenario)
+
+
+def test_r8_a_leader_is_in_touch_for_the_shortest_election_time() -> None:
+    """After that another node may lead already."""
+
+    async def scenario(log: RaftLog, node: StandIn) -> None:
+        assert log.in_touch()
+        node.heard_s = boot_s() - (TIMINGS.election_min_ms + 1) / 1000
+        assert not log.in_touch()
+        node.heard_s = boot_s()
+        log._role_changed(False)
+        assert not log.in_touch(), "the followers of another leader"
+
+    with_leader(scenario)
+
+
+def test_a_hand_over_lasts_until_the_lead_has_moved() -> None:
+    async def scenario(log: RaftLog, node: StandIn) -> None:
+        for _ in range(2):
+            task = asyncio.create_task(log.hand_over(60_000))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not task.done()
+            log._role_changed(False)
+            assert await task
+            log._role_changed(True)
+        assert node.offers_s == [60.0, 60.0]
+        assert not await log.hand_over(1)
+
+    with_leader(scenario)
+
+
+def test_listeners_see_the_state_after_the_command_that_they_are_told_of() -> None:
+    async def scenario(log: RaftLog, node: StandIn) -> None:
+        seen = []
+        log.on_applied(lambda commit: seen.append((commit.raft_index, log.state is commit.state)))
+        commit: Commit = Machine().commit(Machine().encode(BECOME), 7)
+        log._committed(commit)
+        assert seen == [(7, True)]
+
+    with_leader(scenario)
