@@ -119,8 +119,12 @@ def test_a_gap_between_snapshot_and_journal_is_fatal(tmp_path: Path) -> None:
     early, late = (journal[1], journal[2]), (journal[5], journal[6])
     journal._destroy()
     open_journal(tmp_path, late)._destroy()
-    with pytest.raises(JournalDamage, match="begins with entry 6, but the snapshot ends with 3"):
-        open_journal(tmp_path, early)
+    near = (((b"a", 4, 1), (b"b", 5, 1)), ((b"b", 5, 1), late[0]))
+    for head in (early, *near):
+        what = f"begins with entry 6, but the snapshot ends with {head[1][1]}"
+        with pytest.raises(JournalDamage, match=what):
+            open_journal(tmp_path, head)
+    assert open_journal(tmp_path, late)[:2] == list(late), "a refused start has changed nothing"
     with pytest.raises(JournalDamage, match="no snapshot holds what came before"):
         open_journal(tmp_path)
 
@@ -243,6 +247,16 @@ def test_torn_or_flipped_images_give_a_prefix_or_are_refused(tmp_path: Path) -> 
             assert end <= len(image)
     assert refused > 1_000
     assert cut == 1_200, "a torn tail is never damage"
+
+
+def test_a_torn_tail_is_cut_off(tmp_path: Path) -> None:
+    """Else it would stand behind the groups of this process, for a later start to judge."""
+    filled(tmp_path, 3)._destroy()
+    path = tmp_path / "journal"
+    whole = path.read_bytes()
+    path.write_bytes(whole + bytes(range(1, 200)))
+    open_journal(tmp_path)._destroy()
+    assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize("call", ["pwrite", "fdatasync"])

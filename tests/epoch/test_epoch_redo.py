@@ -301,6 +301,20 @@ def test_a_full_disk_puts_settling_off(
     assert starts(EpochFileCache(cache.path)) == [*FIRST, (3, 500), (5, 700)]
 
 
+def test_r40_a_sync_that_fails_in_settling_is_no_lack_of_room(
+    cache: EpochFileCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is raised: the process ends, and the next one reads what the disk has."""
+    cache.append(EpochEntry(3, 500))
+
+    def broken(fd: int) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(disk, "fsync", broken)
+    with pytest.raises(OSError, match="input/output"):
+        cache.settle()
+
+
 @pytest.mark.parametrize("failing", range(1, 9))
 def test_after_a_replacement_that_failed_no_append_relies_on_the_old_files(
     cache: EpochFileCache, monkeypatch: pytest.MonkeyPatch, failing: int

@@ -583,6 +583,32 @@ def test_a_restart_belongs_to_the_election_that_follows_it_and_to_no_later_one()
     assert steps(last) == ["detected", "proposed"]
 
 
+def test_a_restart_is_not_why_an_operator_elected_uncleanly():
+    first = [event(n, "broker_registered", broker_id=n, incarnation="first") for n in (1, 2)]
+    again = event(5, "broker_registered", broker_id=2, incarnation="second")
+    restarted, unclean = told(*first, again, elected(9, 2, 3, master_before=2, unclean=True))
+    assert (restarted.kind, steps(restarted)) == ("broker_restarted", ["restarted"])
+    assert (unclean.kind, steps(unclean)) == ("unclean_election", ["detected", "proposed"])
+
+
+def test_an_election_of_another_than_the_one_named_is_not_the_switch():
+    requested = event(1, "switch_requested", broker_id=2, master_epoch=3, json={"master": 1})
+    switch, failover = told(requested, elected(5, 4, 3, master_before=1))
+    assert (switch.kind, steps(switch)) == ("planned_switch", ["requested"])
+    assert (failover.kind, failover.winner, steps(failover)) == (
+        "failover", 3, ["detected", "proposed"],
+    )  # fmt: skip
+
+
+def test_what_another_broker_reports_in_the_epoch_opens_nothing():
+    story = only(
+        elected(1, 2, 2, master_before=1),
+        reported(2, "opened", 2, 3),
+        reported(3, "first_ack", 2, 3, confirmOffset=900),
+    )
+    assert (steps(story), story.confirmed_offset) == (["detected", "proposed"], -1)
+
+
 def test_lines_are_folded_at_the_width_and_not_in_a_pipe():
     story = real("failover", 2)
     assert all(len(line) <= 60 for line in lines(story, 60))
@@ -609,6 +635,8 @@ def test_logs_follow_one_another_by_their_times():
     old = [event(7, "opened", 50, log="b"), event(8, "opened", 60, log="b")]
     new = [event(1, "opened", 70, log="a")]
     assert [each.time_ms for each in in_order(read(new + old))] == [50, 60, 70]
+    slow = event(9, "opened", 90, log="b")
+    assert [each.log for each in in_order(read([*new, *old, slow]))] == ["b", "b", "b", "a"]
 
 
 VALUES = st.one_of(

@@ -2,11 +2,12 @@
 
 import json
 import os
+import shutil
 
 import pytest
 
 from batonmq.history.event import HISTORY_EVENTS_MAX, EventKind, HistoryEvent
-from batonmq.history.file import HistoryFile
+from batonmq.history.file import HistoryFile, numbered
 
 
 def event(index, part=0, log="log-a", **fields):
@@ -216,6 +217,15 @@ def test_the_newest_events_are_read_over_all_files(path):
     assert [each.raft_index for each in history.newest(1_000, 1 << 20)] == told
     assert [each.raft_index for each in history.newest(7, 1 << 20)] == told[-7:]
     assert 0 < len(history.newest(1_000, 500)) < 10
+    history.close()
+
+
+def test_an_event_that_stands_in_two_files_is_read_once(path):
+    """The file that grows became a numbered one while it was read, or was copied by hand."""
+    written(path, [event(1), event(2)])
+    shutil.copy(path, path.with_name(numbered(path.name, 1)))
+    history = HistoryFile(path)
+    assert [each.raft_index for each in history.newest(10, 1 << 20)] == [1, 2]
     history.close()
 
 

@@ -180,6 +180,28 @@ def test_a_division_that_is_taken_back_while_it_is_looked_at(path, reader, monke
     assert indexes(reader.behind(("log-a", 1, 0), 9, MUCH)) == [2]
 
 
+def test_what_comes_between_the_last_look_and_a_division_is_read(path, reader, monkeypatch):
+    """1. The reader finds nothing more in the file. 2. It gets a line more and is divided. 3. The
+    reader sees that it has become a numbered one."""
+    file = HistoryFile(path)
+    file.append([event(1)])
+    assert indexes(reader.behind(None, 9, MUCH)) == [1]
+    fstat = os.fstat
+
+    def divided_just_before(descriptor):
+        monkeypatch.undo()
+        file.append([event(2)])
+        file.close()
+        path.rename(path.with_name("history-n0.000001.jsonl"))
+        written = HistoryFile(path)
+        written.append([event(3)])
+        written.close()
+        return fstat(descriptor)
+
+    monkeypatch.setattr(os, "fstat", divided_just_before)
+    assert indexes(drained(reader, ("log-a", 1, 0))) == [2, 3]
+
+
 def test_divisions_while_the_next_file_is_opened_skip_none(path, reader, file, monkeypatch):
     file.append([event(1)])
     assert indexes(reader.behind(None, 9, MUCH)) == [1]
