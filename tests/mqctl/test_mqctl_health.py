@@ -242,6 +242,19 @@ def test_a_cluster_that_is_not_whole_yet_is_asked_where_it_will_listen(
     assert [node["address"] for node in ran.json["controllers"]] == [LEADER, OTHER]
 
 
+def test_a_broker_that_only_cluster_json_names_is_asked_too(
+    mqctl: Run, fake: Any, local: Path
+) -> None:
+    write_cluster(local / "cluster.json", pid=os.getpid())
+    del fake.info.broker_addr_table["broker-a"].broker_addrs[2]
+    fake.replicas.replicas_info_table["broker-a"].in_sync_replicas.pop()
+    fake.dead = {SLAVE}
+    assert mqctl("health", "--json").json["problems"] == [
+        f"broker {SLAVE}: Connection refused",
+        f"broker-a: 1 of 2 replicas in sync, not {SLAVE}",
+    ]
+
+
 def test_watch_waits_for_a_cluster_to_appear(
     mqctl: Run, fake: Any, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

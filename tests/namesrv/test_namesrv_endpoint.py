@@ -13,7 +13,12 @@ import pytest
 
 from batonmq.controller.config import ControllerConfig
 from batonmq.namesrv.config import NamesrvConfig
+from batonmq.namesrv.endpoint import NamesrvEndpoint
+from batonmq.namesrv.kv_config import KVConfig
 from batonmq.namesrv.service import NamesrvService
+from batonmq.namesrv.state import RouteInfoManager
+from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
+from batonmq.process.sockets import check_port_free
 from batonmq.protocol.bodies import (
     ClusterInfo,
     DataVersion,
@@ -21,9 +26,10 @@ from batonmq.protocol.bodies import (
     QueueData,
     TopicConfig,
     TopicConfigAndMappingSerializeWrapper,
+    TopicList,
     TopicRouteData,
 )
-from batonmq.protocol.codes import LanguageCode, RequestCode
+from batonmq.protocol.codes import MQ_VERSION_STANDARD_JSON, LanguageCode, RequestCode
 from batonmq.protocol.errors import ConnectError
 from batonmq.protocol.fastjson import loads
 from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of
@@ -88,13 +94,19 @@ def play(script: Callable[[Scene], Awaitable[None]], **settings: Any) -> None:
 
 
 def registration(
-    addr: str, broker_id: int, *, epoch: int = 1, compressed: bool = False, crc: int | None = None
+    addr: str,
+    broker_id: int,
+    *,
+    epoch: int = 1,
+    compressed: bool = False,
+    crc: int | None = None,
+    topics: tuple[str, ...] = ("TopicA", "TopicB"),
 ) -> RemotingCommand:
     wrapper = TopicConfigAndMappingSerializeWrapper(
         data_version=DataVersion(counter=1, state_version=epoch, timestamp=1),
         topic_config_table={
             name: TopicConfig(topic_name=name, read_queue_nums=4, write_queue_nums=4)
-            for name in ("TopicA", "TopicB")
+            for name in topics
         },
     )
     register = RegisterBrokerBody(topic_config_serialize_wrapper=wrapper)
@@ -227,7 +239,9 @@ def test_old_clients_get_bare_keys_and_new_ones_standard_json() -> None:
     async def script(scene: Scene) -> None:
         await scene.ask(registration(MASTER, 0))
         request = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "TopicA"})
-        request.version = 399
+        request.version = MQ_VERSION_STANDARD_JSON
+        assert b'"brokerAddrs":{"0":"127' in (await scene.ask(request)).body
+        request.version -= 1
         assert b'"brokerAddrs":{0:"127' in (await scene.ask(request)).body
         request.ext["acceptStandardJsonOnly"] = "true"
         assert b'"brokerAddrs":{"0":"127' in (await scene.ask(request)).body
@@ -284,8 +298,13 @@ def test_key_values_survive_a_restart(tmp_path: Path) -> None:
         none = await scene.ext(RequestCode.GET_KVLIST_BY_NAMESPACE, namespace="nothing")
         assert none.code == 22
 
+    async def third(scene: Scene) -> None:
+        pair = {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA"}
+        assert (await scene.ext(RequestCode.GET_KV_CONFIG, **pair)).code == 22
+
     play(first, kv_config_path=path)
     play(second, kv_config_path=path, order_message_enable=True)
+    play(third, kv_config_path=path)
 
 
 def test_config_is_read_changed_and_kept(tmp_path: Path) -> None:
@@ -306,6 +325,23 @@ def test_config_is_read_changed_and_kept(tmp_path: Path) -> None:
 
     play(script, config_store_path=path)
     play(again, config_store_path=path)
+
+
+def test_a_setting_that_was_changed_counts_from_the_next_registration_on() -> None:
+    async def script(scene: Scene) -> None:
+        async def topics() -> set[str]:
+            listed = await scene.ext(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+            return set(TopicList.decode(listed.body).topic_list)
+
+        await scene.ask(registration(MASTER, 0))
+        await scene.ask(registration(MASTER, 0, epoch=2, topics=("TopicB",)))
+        assert await topics() == {"TopicA", "TopicB"}
+        change = b"deleteTopicWithBrokerRegistration=true\n"
+        assert (await scene.ext(RequestCode.UPDATE_NAMESRV_CONFIG, change)).code == 0
+        await scene.ask(registration(MASTER, 0, epoch=3, topics=("TopicB",)))
+        assert await topics() == {"TopicB"}
+
+    play(script)
 
 
 def test_permissions_and_topics_by_code() -> None:
@@ -361,6 +397,52 @@ def test_a_silent_broker_is_dropped_with_its_connection() -> None:
             await connection.invoke(registration(MASTER, 0), 100)
 
     play(script, scan_not_active_broker_interval=10)
+
+
+def test_any_question_of_a_broker_is_a_sign_of_its_life() -> None:
+    now_ms = 0
+    routes = RouteInfoManager()
+    settings = RuntimeSettings(NamesrvConfig(), ChangeRules(frozenset(), frozenset(), "", None))
+    endpoint = NamesrvEndpoint(routes, KVConfig(None), settings, lambda: now_ms, print)
+    connection: Any = object()
+    request = registration(MASTER, 0)
+    request.ext["heartbeatTimeoutMillis"] = "1000"
+    endpoint.register_broker(request, connection)
+    ids = {"clusterName": "DefaultCluster", "brokerAddr": MASTER}
+    version = DataVersion(counter=1, state_version=1, timestamp=1).encode()
+    for code, ask in (
+        (RequestCode.QUERY_DATA_VERSION, endpoint.query_data_version),
+        (RequestCode.BROKER_HEARTBEAT, endpoint.broker_heartbeat),
+    ):
+        now_ms += 900
+        ask(RemotingCommand.request(code, ids, version), connection)
+        now_ms += 900
+        assert list(routes.scan(now_ms)) == []
+    now_ms += 101
+    assert list(routes.scan(now_ms)) == [(MASTER, connection)]
+
+
+def test_a_controller_that_cannot_start_leaves_the_port_free(tmp_path: Path) -> None:
+    async def run() -> None:
+        port = free_triple()
+        controller = ControllerConfig(
+            controller_peers=f"n0-127.0.0.1:{port}",
+            controller_self_id="n0",
+            controller_store_path=str(tmp_path),
+            bind_address="127.0.0.1",
+        )
+        config = NamesrvConfig(
+            listen_port=0, bind_address="127.0.0.1", enable_controller_in_namesrv=True
+        )
+        service = NamesrvService(config, controller)
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", port))
+            taken.listen()
+            with pytest.raises(OSError, match=f"port {port}"):
+                await service.start()
+        check_port_free("127.0.0.1", service.port)
+
+    asyncio.run(run())
 
 
 def test_an_embedded_controller_answers_at_its_own_door(tmp_path: Path) -> None:
