@@ -81,7 +81,6 @@ class _Reports:
         self._deadline_ms = None if within_s is None else boot_ms() + int(within_s * 1000)
         self._shown: list[str] | None = None
         context.out.compact = watch
-        context.failed = True
 
     def show(self, findings: Findings) -> bool:
         """Whether these are the last ones."""

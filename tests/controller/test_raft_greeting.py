@@ -8,10 +8,12 @@ import logging
 import pickle
 import struct
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from raft_cluster import BECOME, Cluster, apply_id, free_peers, with_cluster
 
@@ -235,6 +237,72 @@ def test_nodes_of_two_clusters_form_no_quorum(tmp_path: Path) -> None:
         assert not any(cluster.leading.values())
 
     run_pair(tmp_path, ({"cluster": "a"}, {"cluster": "b"}), scenario)
+
+
+Answer = Callable[[Greeting, Greeting], Greeting | None]
+"""The node's greeting and a true answer to it -> what it is answered."""
+
+
+@asynccontextmanager
+async def dialled_by_a_node(
+    folder: Path, answer: Answer
+) -> AsyncIterator[tuple[Cluster, list[int]]]:
+    """A node whose first peer is this test, and the number of greetings of each connection."""
+    cluster, counts = Cluster(folder, peers=ordered_peers()), []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        counts.append(0)
+        number = len(counts) - 1
+        try:
+            while True:
+                (size,) = struct.unpack("i", await reader.readexactly(4))
+                asked = decode_greeting(await reader.readexactly(size))
+                counts[number] += 1
+                true = greeting_of(cluster, address=cluster.peers[0].raft_address, echo=asked.nonce)
+                if (said := answer(asked, true)) is not None:
+                    writer.write(frame(said.encode()))
+        except (asyncio.IncompleteReadError, ConnectionError, ValueError):
+            writer.close()
+
+    first = cluster.peers[0]
+    async with await asyncio.start_server(serve, first.host, first.raft_port), asyncio.timeout(10):
+        await cluster.start("n1")
+        try:
+            yield cluster, counts
+        finally:
+            await cluster.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (lambda asked, true: msgspec.structs.replace(true, echo="cd" * 32), "answers another one"),
+        (lambda asked, true: msgspec.structs.replace(true, address=asked.address), "answers there"),
+    ],
+    ids=["a recorded greeting", "another member"],
+)
+def test_who_answers_a_dial_must_be_there_now_and_the_one_that_was_dialled(
+    tmp_path: Path, answer: Answer, problem: str
+) -> None:
+    async def run() -> None:
+        async with dialled_by_a_node(tmp_path, answer) as (cluster, counts):
+            await said(cluster, "n1", problem)
+            assert max(counts) == 1, "no second word, which lets messages pass"
+
+    asyncio.run(run())
+
+
+def test_a_dial_that_nobody_answers_is_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "_DIAL_S", 0.1)
+
+    async def run() -> None:
+        async with dialled_by_a_node(tmp_path, lambda asked, true: None) as (_, counts):
+            while len(counts) < 3:  # noqa: ASYNC110  another thread dials
+                await asyncio.sleep(0.01)
+
+    asyncio.run(run())
 
 
 def secret(folder: Path, name: str) -> Path:

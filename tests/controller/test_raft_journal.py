@@ -104,7 +104,10 @@ def test_prefix_up_to_the_snapshot_is_cut_at_open(tmp_path: Path) -> None:
 def test_a_snapshot_that_the_journal_did_not_follow_takes_its_place(tmp_path: Path) -> None:
     """A leader's snapshot was stored, then the node died before its journal began with it: what
     the journal holds is older, or was never committed."""
-    for number, head in enumerate((((b"a", 40, 3), (b"b", 41, 3)), ((b"a", 9, 3), (b"b", 10, 3)))):
+    heads: list[tuple[LogEntry, LogEntry]] = [
+        ((b"a", index, 3), (b"b", index + 1, 3)) for index in (40, 9, 4)
+    ]
+    for number, head in enumerate(heads):
         filled(tmp_path / str(number), 10)._destroy()
         for _ in range(2):
             again = open_journal(tmp_path / str(number), head)

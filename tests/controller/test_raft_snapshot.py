@@ -151,4 +151,18 @@ def test_a_snapshot_that_is_sent_anew_begins_anew(tmp_path: Path) -> None:
         piece = leader.snapshots.getTransmissionData("follower")
         assert not follower.snapshots.setTransmissionData(piece)
     leader.snapshots.cancelTransmisstion("follower")
+    follower.snapshots = follower.open()  # it was started again, and has nothing of the first two
     assert leader.send_to(follower)
+
+
+def test_a_newer_snapshot_takes_the_place_of_the_one_under_way(tmp_path: Path) -> None:
+    """The log behind the older one is gone: its follower would ask for entries that are nowhere."""
+    leader, follower = Node(tmp_path, "leader"), Node(tmp_path, "follower")
+    leader.take()
+    for _ in range(2):
+        piece = leader.snapshots.getTransmissionData("follower")
+        assert not follower.snapshots.setTransmissionData(piece)
+    leader.snapshots.serialize((None, (b"newer", 12, 2), (b"", 11, 2), ()), 11)
+    assert leader.snapshots.checkSerializing() == (SERIALIZER_STATE.SUCCESS, 11)
+    assert leader.send_to(follower)
+    assert follower.snapshots.last_index == 12

@@ -43,7 +43,7 @@ from batonmq.protocol.bodies import (
     TopicConfig,
     TopicRouteData,
 )
-from batonmq.protocol.errors import ConnectError, ResponseError
+from batonmq.protocol.errors import BatonError, ConnectError, ResponseError
 from batonmq.protocol.message import MessageExt, MessageQueue
 
 NS = "10.0.0.1:9876"
@@ -88,6 +88,8 @@ class FakeController:
         return {a: self._fake.metadata.get(a, ConnectError(a, "refused")) for a in self.addresses}
 
     async def sync_state_data(self, names: list[str]) -> BrokerReplicasInfo:
+        if self._fake.roles_error is not None:
+            raise self._fake.roles_error
         table = self._fake.replicas.replicas_info_table
         return BrokerReplicasInfo(replicas_info_table={n: table[n] for n in names if n in table})
 
@@ -160,6 +162,7 @@ class FakeCluster:
         self.settings: dict[str, dict[str, str]] = {}
         self.messages: list[MessageExt] = [stored_message()]
         self.name_server_error: str | None = None
+        self.roles_error: BatonError | None = None
         peers = "n0:10.0.0.1:9878;n1:10.0.0.2:9878;"
         self.metadata = {
             address: ControllerMetadata(address, "g", "n0", CONTROLLERS[0], n == 0, peers)

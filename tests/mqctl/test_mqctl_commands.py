@@ -500,6 +500,20 @@ def test_timeline_shows_what_was_asked_for(mqctl: Run) -> None:
     assert [event["kind"] for event in events] == ["elected", "opened", "first_ack"]
 
 
+def test_ctrl_c_is_the_usual_end_only_of_what_prints_again_and_again(
+    mqctl: Run, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ctrl_c(*_: Any) -> list[str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("asyncio.sleep", ctrl_c)
+    monkeypatch.setattr("batonmq.client.admin.admin.Admin.topic_list", ctrl_c)
+    assert mqctl("clusterList", "-i", "1").code == 0
+    assert mqctl("topicList").code == 1
+    fake.dead = {SLAVE}
+    assert mqctl("health", "--watch").code == 1
+
+
 def test_timeline_follows_and_tells_each_step_once(
     mqctl: Run, fake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

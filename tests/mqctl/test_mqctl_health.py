@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 
 from batonmq.mqctl.health import Findings
 from batonmq.protocol.bodies import BrokerData, BrokerReplicasInfo, ClusterInfo
-from batonmq.protocol.errors import ConnectError
+from batonmq.protocol.errors import ConnectError, ResponseError
 
 NS = "10.0.0.1:9876"
 LEADER, OTHER = "10.0.0.1:9878", "10.0.0.2:9878"
@@ -103,6 +104,15 @@ def test_a_replica_that_never_registered_is_missed_where_cluster_json_names_it(
     assert expecting.problems() == [f"broker-a: 2 of 3 replicas in sync, not {third}"]
 
 
+def test_a_replica_that_cluster_json_does_not_name_is_missed_all_the_same(
+    whole: Findings, fake: Any
+) -> None:
+    info = fake.replicas.replicas_info_table["broker-a"]
+    info.not_in_sync_replicas.append(info.in_sync_replicas.pop())
+    expecting = replace(whole, expected={"broker-a": frozenset({MASTER})})
+    assert expecting.problems() == [f"broker-a: 1 of 2 replicas in sync, not {SLAVE}"]
+
+
 def test_an_empty_cluster_and_an_unknown_group_are_problems(whole: Findings) -> None:
     empty = replace(whole, routes=ClusterInfo(), replicas=type(whole.replicas)())
     assert empty.problems() == ["no broker group is registered"]
@@ -123,6 +133,35 @@ def test_the_exit_code_tells(mqctl: Run, fake: Any) -> None:
     ran = mqctl("health")
     assert ran.code == 1
     assert f"- broker {SLAVE}: Connection refused" in ran.out
+
+
+def test_every_node_that_anybody_knows_is_asked(mqctl: Run, fake: Any) -> None:
+    """A slave that died is in no route any more; a name server is not asked for controllers."""
+    del fake.info.broker_addr_table["broker-a"].broker_addrs[2]
+    fake.dead = {SLAVE}
+    assert mqctl("health", "--json").json["problems"] == [f"broker {SLAVE}: Connection refused"]
+    fake.dead.clear()
+    fake.name_server_error = f"{NS}: Connection refused"
+    for how in ((), ("--classic",)):
+        ran = mqctl("health", "--json", *how)
+        assert ran.code == 1
+        assert ran.json["problems"] == [f"name server {NS}: Connection refused"]
+
+
+def test_a_java_broker_which_tells_nothing_of_itself_has_no_problem(mqctl: Run, fake: Any) -> None:
+    fake.log_ends = {MASTER: (1, 1), SLAVE: (1, 1)}
+    assert mqctl("health").code == 0
+
+
+def test_a_leader_that_does_not_tell_the_roles_is_a_problem(mqctl: Run, fake: Any) -> None:
+    fake.roles_error = ResponseError(1, "busy", LEADER)
+    ran = mqctl("health", "--json")
+    assert ran.code == 1
+    (problem,) = ran.json["problems"]
+    assert problem.startswith("the leading controller does not report the roles: ")
+    assert "busy" in problem
+    (row,) = [line for line in mqctl("health").out.splitlines() if "not known: " in line]
+    assert row.split()[:3] == ["group", "broker-a", "FAILED"]
 
 
 def test_no_controller_that_answers_is_said_and_not_raised(mqctl: Run, fake: Any) -> None:
@@ -189,6 +228,16 @@ def test_watch_gives_up_within_its_time(mqctl: Run, fake: Any) -> None:
     fake.dead = {SLAVE}
     assert mqctl("health", "--watch", "-i", "0.001", "--within", "0.01").code == 1
     assert mqctl("health", "--within", "1").code == 2
+
+
+def test_watch_looks_until_its_time_is_over(
+    mqctl: Run, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.dead = {SLAVE}
+    now_ms = itertools.count(50_000, 100)
+    monkeypatch.setattr("batonmq.process.clock.boot_ms", lambda: next(now_ms))
+    ran = mqctl("health", "--watch", "-i", "0.001", "--within", "1", "--json")
+    assert (ran.code, len(ran.out.splitlines())) == (1, 10)
 
 
 def test_a_group_of_which_nobody_could_be_asked_is_not_called_unknown(
