@@ -139,6 +139,21 @@ def test_a_members_frame_has_a_limit_as_well() -> None:
     assert conn._frame_size() == FRAME_BYTES_MAX
 
 
+def test_a_stranger_may_send_a_greeting_and_nothing_longer() -> None:
+    for size, taken in ((GREETING_BYTES_MAX, GREETING_BYTES_MAX), (GREETING_BYTES_MAX + 1, None)):
+        conn = GuardedConnection(poller=None)
+        conn._TcpConnection__readBuffer = struct.pack("i", size)
+        assert conn._frame_size() == taken
+
+
+def test_what_a_frame_grows_to_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "PLAIN_BYTES_MAX", 1_000)
+    assert transport._inflate(zlib.compress(bytes(1_000))) == bytes(1_000)
+    for grown in (zlib.compress(bytes(1_001)), zlib.compress(bytes(1_000))[:-1]):
+        with pytest.raises(ValueError, match="more than 1000 bytes, or cut short"):
+            transport._inflate(grown)
+
+
 def test_a_recorded_greeting_or_frame_is_worth_nothing(tmp_path: Path) -> None:
     """The third word of the greeting must carry the number that this node drew just now."""
 
@@ -173,6 +188,57 @@ def test_only_the_side_that_dials_is_let_in_and_only_members(tmp_path: Path) -> 
             assert await cut_off(address, frame(greeting.encode()))
 
     with_cluster(tmp_path, scenario)
+
+
+def test_a_member_that_dials_again_has_one_connection(tmp_path: Path) -> None:
+    """Over the older one nothing comes any more, though it may look open for long."""
+
+    async def dial(cluster: Cluster) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """As n2, up to its second word, which lets messages pass."""
+        dialled, own = cluster.peers[0], cluster.peers[2].raft_address
+        reader, writer = await asyncio.open_connection(dialled.host, dialled.raft_port)
+        writer.write(frame(greeting_of(cluster, address=own).encode()))
+        (size,) = struct.unpack("i", await reader.readexactly(4))
+        answer = decode_greeting(await reader.readexactly(size))
+        writer.write(frame(greeting_of(cluster, address=own, echo=answer.nonce).encode()))
+        return reader, writer
+
+    async def run() -> None:
+        cluster = Cluster(tmp_path, peers=ordered_peers())
+        try:
+            node = await cluster.start("n0")
+            assert node._node is not None
+            connections = node._node.transport._connections
+            async with asyncio.timeout(10):
+                older, first = await dial(cluster)
+                while not any(each.admitted for each in connections.values()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                _, second = await dial(cluster)
+                await older.read()
+            for writer in (first, second):
+                writer.close()
+        finally:
+            await cluster.close()
+
+    asyncio.run(run())
+
+
+def test_a_member_that_goes_away_is_named_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "_APART_S", 0.1)
+
+    async def scenario(cluster: Cluster) -> None:
+        for _ in range(2):
+            await cluster.leader()
+            node = cluster.nodes["n0"]
+            while any("controller n1" in each for each in node.status().problems):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await cluster.stop("n1")
+            assert "does not answer on its Raft port" in await said(cluster, "n0", "controller n1")
+            await cluster.start("n1")
+
+    run_pair(tmp_path, ({}, {}), scenario)
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> str:
@@ -366,6 +432,9 @@ def test_a_recorded_frame_of_another_turn_is_refused() -> None:
     receiver.admit("cc" * 32, "aa" * 32)
     with pytest.raises(ValueError, match="another connection"):
         receiver._open(written[0])
+    sender.admit("aa" * 32, "cc" * 32)
+    sender.send({"type": "x", "n": 2})
+    assert receiver._open(written[2]) == {"type": "x", "n": 2}, "each connection counts from 0"
 
 
 # The file.

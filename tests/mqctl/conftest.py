@@ -153,6 +153,7 @@ class FakeCluster:
     def __post_init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.dead: set[str] = set()
+        self.masters = {MASTER}
         self.out_of_sight = ""
         self.opened: dict[str, object] = {}
         self.drained: list[dict[str, object]] = []
@@ -284,7 +285,7 @@ class FakeAdmin:
         self._check(address)
         connections = [HAConnectionRuntimeInfo(addr=SLAVE, in_sync=True, slave_ack_offset=300)]
         return HARuntimeInfo(
-            master=address == MASTER,
+            master=address in self.fake.masters,
             in_sync_slave_nums=1,
             ha_connection_info=connections if address == MASTER else [],
         )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from batonmq.client.admin.types import TopicChanges
+from batonmq.protocol.bodies import ReplicaIdentity
 from batonmq.protocol.message import MessageQueue
 
 NS = "10.0.0.1:9876"
@@ -390,6 +391,12 @@ def test_r7_an_unclean_election_is_confirmed_and_says_what_may_be_lost(
     fake.dead = set()
     fake.log_ends[SLAVE] = (900, 800)
     assert "500 bytes of acknowledged messages are lost" in mqctl(*ask, "-y").err
+    fake.replicas.replicas_info_table["broker-a"].in_sync_replicas.append(
+        ReplicaIdentity(alive=False, broker_address="10.0.0.3:10911", broker_id=3)
+    )
+    fake.dead = {"10.0.0.3:10911"}
+    told = mqctl(*ask, "-y").err
+    assert "500 bytes of acknowledged messages are lost; in sync, but silent: broker 3" in told
     assert mqctl("electMaster", "-bn", "broker-a", "--unclean", "-y").code == 2
     assert mqctl("electMaster", "-bn", "nope", "-b", "1", "--unclean", "-y").code == 1
 
@@ -456,6 +463,11 @@ def test_elect_master_that_is_refused_or_does_not_come_up_ends_with_1(
     ran = mqctl("electMaster", "-bn", "broker-a", "-b", "1", "--timeout", "0.02")
     assert ran.code == 1
     assert "elected, but after 0.02 s" in ran.err
+    fake.dead.clear()
+    fake.masters = {SLAVE}
+    ran = mqctl("electMaster", "-bn", "broker-a", "-b", "1", "--timeout", "0.02")
+    assert ran.code == 1
+    assert f"{MASTER} does not yet serve as master" in ran.err
     assert mqctl("electMaster", "-b", "1").code == 2
     assert mqctl("electMaster", "-bn", "broker-a", "-b", "x").code == 2
 
