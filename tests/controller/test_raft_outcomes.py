@@ -104,7 +104,7 @@ def test_what_waits_when_the_node_is_closed_ends_at_once() -> None:
     async def scenario(log: RaftLog, node: StandIn) -> None:
         task = await proposing(log)
         await log.close()
-        assert isinstance(await task, Unknown)
+        assert task.done() and isinstance(await task, Unknown)
 
     with_leader(scenario)
 

@@ -1,7 +1,8 @@
 """One broker's role machine in conversation with its controllers c1, c2 and c3, as text scripts.
 
 The broker is number 1, incarnation `b`. A view is MASTER@EPOCH.SETEPOCH:MEMBERS, `-` for none, with
-`by=INC` (incarnation of the master), `dead=IDS`, `index=N`, `inc2=INC`, `learner=ID` behind it.
+`by=INC` (incarnation of the master), `dead=IDS`, `index=N`, `inc2=INC`, `at2=ADDRESS` of number 2,
+`learner=ID` behind it.
 
     broker [id=N] [highest=N] [learner] [java]    a new process, under RocketMQ's controllers:
                                            setup verbs have no outcome
@@ -115,7 +116,7 @@ def view_of(words: tuple[str, ...]) -> RoleView | None:
         replicas=tuple(
             Replica(
                 broker_id=broker_id,
-                address=f"h{broker_id}:1",
+                address=opts.get("at2", "h2:1") if broker_id == 2 else f"h{broker_id}:1",
                 ha_address=f"h{broker_id}:2",
                 alive=str(broker_id) not in opts.get("dead", "").split(","),
                 learner=opts.get("learner") == str(broker_id),
