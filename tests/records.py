@@ -1,5 +1,6 @@
-"""Records as tests make them: every field by name."""
+"""Records and messages as tests make them."""
 
+from batonmq.protocol.message import MessageExt
 from batonmq.protocol.record import NewMessage, encode_record
 
 
@@ -23,4 +24,27 @@ def record_of(
         store_timestamp,
         store_host,
         append_prop_crc,
+    )
+
+
+def message(offset: int, body: bytes = b"x" * 10, **properties: str) -> MessageExt:
+    """A message as a consumer has it, at that offset of queue 0 of topic T."""
+    return MessageExt(
+        topic="T",
+        queue_id=0,
+        queue_offset=offset,
+        physical_offset=offset * 100,
+        store_size=100,
+        msg_id=f"id{offset}",
+        body=body,
+        body_crc=0,
+        flag=0,
+        sys_flag=0,
+        born_timestamp=0,
+        born_host="h:1",
+        store_timestamp=0,
+        store_host="h:1",
+        reconsume_times=0,
+        prepared_transaction_offset=0,
+        properties=properties,
     )

@@ -117,7 +117,6 @@ class ConcurrentService(ConsumeService):
     def _offer_again(self, work: _Work, messages: Sequence[MessageExt]) -> None:
         again = [replace(m, reconsume_times=m.reconsume_times + 1) for m in messages]
         for message in again:
-            work.process_queue.replace_taken(message)
             if message.reconsume_times == self._options.max_reconsume_times:
                 log.error(
                     "message_fails_persistently group=%s queue=%s offset=%d tries=%d: it is kept "

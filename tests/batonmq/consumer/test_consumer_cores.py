@@ -16,31 +16,10 @@ from batonmq.protocol.allocation import allocate_averagely
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageExt, MessageQueue
 from batonmq.protocol.tags import java_string_hash
+from tests.records import message
 
 relaxed = settings(deadline=None)
 QUEUES = [MessageQueue("T", "a", i) for i in range(8)]
-
-
-def message(offset: int, body: bytes = b"x" * 10, **properties: str) -> MessageExt:
-    return MessageExt(
-        topic="T",
-        queue_id=0,
-        queue_offset=offset,
-        physical_offset=offset * 100,
-        store_size=100,
-        msg_id=f"id{offset}",
-        body=body,
-        body_crc=0,
-        flag=0,
-        sys_flag=0,
-        born_timestamp=0,
-        born_host="h:1",
-        store_timestamp=0,
-        store_host="h:1",
-        reconsume_times=0,
-        prepared_transaction_offset=0,
-        properties=properties,
-    )
 
 
 def java_averagely(queues: list[MessageQueue], ids: list[str], own: str) -> list[MessageQueue]:
@@ -116,7 +95,7 @@ def test_commit_offset_stops_at_the_first_unconsumed_message() -> None:
             st.tuples(st.just("put"), st.lists(st.booleans(), max_size=6)),
             st.tuples(st.just("take"), st.integers(1, 4)),
             st.tuples(st.just("done"), st.integers(0, 20)),
-            st.tuples(st.just("back"), st.just(0)),
+            st.tuples(st.just("back"), st.integers(0, 3)),
         ),
         max_size=40,
     )
@@ -145,13 +124,24 @@ def test_commit_offset_never_falls_and_never_skips(steps: list[tuple[str, object
             unconsumed.discard(one.queue_offset)
             queue.done([one])
         elif kind == "back":
-            queue.put_back(taken)
-            taken = []
+            assert isinstance(argument, int)
+            queue.put_back(taken[argument:])
+            del taken[argument:]
         queue.check_invariants()
         assert queue.commit_offset == min(unconsumed, default=queue.next_offset)
         assert queue.commit_offset >= last_commit
         last_commit = queue.commit_offset
         assert len(queue) == len(unconsumed)
+
+
+def test_messages_put_back_behind_taken_ones_hold_the_offset_when_taken_again() -> None:
+    queue = ProcessQueue(0)
+    queue.put([message(i) for i in range(4)], 4)
+    earlier, later = queue.take(2), queue.take(1)
+    queue.put_back(earlier)
+    assert [m.queue_offset for m in queue.take(1)] == [0]
+    queue.done(later)
+    assert queue.commit_offset == 0
 
 
 def test_flow_control_by_count_size_and_span() -> None:

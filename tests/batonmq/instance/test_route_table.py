@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from unittest.mock import Mock
 
+import pytest
+
+from batonmq.client.errors import NoNameServerError, NoRouteError
 from batonmq.client.instance.routes import RouteTable
 from batonmq.client.instance.topic_route import TopicRoute
+from batonmq.protocol.errors import ResponseError
 
 
 def route(topic: str, master: str | None) -> TopicRoute:
@@ -41,6 +46,24 @@ def test_a_master_without_a_successor_is_not_left() -> None:
     routes._adopt(route("A", None))
     assert not routes.is_master("old:1")
     listener.masters_left.assert_not_called()
+
+
+def test_a_poll_that_fails_is_followed_by_the_next_one() -> None:
+    """Whatever failed: no name server answered, one refused, a topic is gone."""
+    failures = [NoNameServerError(()), ResponseError(1, "busy", "ns"), NoRouteError("A", ())]
+    asked = []
+
+    class Failing(RouteTable):
+        async def refresh(self, topic: str, **_: object) -> TopicRoute:
+            asked.append(topic)
+            if not failures:
+                raise asyncio.CancelledError
+            raise failures.pop()
+
+    routes = Failing(Mock(options=Mock(route_poll_ms=0)), Mock())
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(routes.poll(lambda: ["A", "B"]))
+    assert asked == ["A", "B", "A", "B"]
 
 
 def test_a_forgotten_route_names_no_master() -> None:

@@ -1,0 +1,217 @@
+"""What the two consume services commit, keep and give back, over stand-ins for broker and listener.
+
+`test_push_consumer` plays the same over sockets; here each moment can be chosen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from batonmq.client.consumer import concurrent_service, orderly_service
+from batonmq.client.consumer.concurrent_service import ConcurrentService
+from batonmq.client.consumer.consume_service import Consuming
+from batonmq.client.consumer.listener import ConsumeContext, ConsumeStatus
+from batonmq.client.consumer.options import ConsumeOptions, MessageModel
+from batonmq.client.consumer.orderly_service import OrderlyService
+from batonmq.client.consumer.process_queue import ProcessQueue
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.message import MessageExt, MessageQueue
+from tests.records import message
+
+QUEUE = MessageQueue("T", "b", 0)
+SUCCESS, LATER = ConsumeStatus.SUCCESS, ConsumeStatus.RECONSUME_LATER
+
+
+class Reader:
+    """A queue of `count` messages, and how often the service said that there is room again."""
+
+    def __init__(self, count: int = 3) -> None:
+        self.queue, self.process_queue = QUEUE, ProcessQueue(0)
+        self.process_queue.put([message(offset) for offset in range(count)], count)
+        self.room = 0
+
+    def consumed(self) -> None:
+        self.room += 1
+
+
+class Listener:
+    """Answers `replies` in turn, then SUCCESS; `seen`: (offset, tries) of each message. `during`
+    runs inside the call."""
+
+    def __init__(self, *replies: ConsumeStatus) -> None:
+        self.replies = list(replies)
+        self.seen: list[tuple[int, int]] = []
+        self.during: Callable[[], Awaitable[object]] | None = None
+
+    async def __call__(
+        self, messages: Sequence[MessageExt], context: ConsumeContext
+    ) -> ConsumeStatus:
+        self.seen += [(each.queue_offset, each.reconsume_times) for each in messages]
+        if self.during is not None:
+            await self.during()
+        return self.replies.pop(0) if self.replies else SUCCESS
+
+
+class Scene:
+    """A service and what it told: progress, and calls to the broker as (name, queue ids)."""
+
+    def __init__(self, kind: type, listener: Listener, **options: int) -> None:
+        self.progress: list[int] = []
+        self.calls: list[str] = []
+        self.held: list[MessageQueue] = [QUEUE]
+        self.refusal: BatonError | None = None
+        spawn = asyncio.get_running_loop().create_task
+        offsets = SimpleNamespace(update=lambda queue, offset: self.progress.append(offset))
+        what: Any = Consuming(
+            SimpleNamespace(spawn=spawn),  # type: ignore[arg-type]
+            "g",
+            listener,  # type: ignore[arg-type]
+            offsets,  # type: ignore[arg-type]
+            MessageModel.CLUSTERING,
+            ConsumeOptions(orderly_suspend_ms=1, **options),
+        )
+        self.service: Any = kind(what)
+        self.service._calls = self
+
+    async def send_back(self, *_: object, **__: object) -> None:
+        self.calls.append("send_back")
+        if self.refusal is not None:
+            raise self.refusal
+
+    async def lock_queues(self, *_: object, **__: object) -> frozenset[MessageQueue]:
+        self.calls.append("lock")
+        return frozenset(self.held)
+
+    async def unlock_queues(self, *_: object, **__: object) -> None:
+        self.calls.append("unlock")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  timers of the service
+            await asyncio.sleep(0)
+
+
+def test_what_could_not_be_sent_back_is_consumed_again_and_holds_the_offset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(concurrent_service, "redelivery_delay_ms", lambda tries: 0)
+
+    async def run() -> None:
+        listener, reader = Listener(LATER), Reader()
+        scene = Scene(ConcurrentService, listener, concurrency=1)
+        scene.refusal = BatonError("the broker is away")
+        scene.service.start()
+        scene.service.arrived(reader)
+        await until(lambda: len(listener.seen) == 4)
+        await scene.service.close()
+        assert listener.seen == [(0, 0), (1, 0), (2, 0), (0, 1)]
+        assert scene.progress == [0, 0, 0, 3], "the first message holds it until it is consumed"
+        assert reader.process_queue.size_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_what_was_sent_back_is_consumed() -> None:
+    async def run() -> None:
+        listener, reader = Listener(LATER), Reader(1)
+        scene = Scene(ConcurrentService, listener, concurrency=1)
+        scene.service.start()
+        scene.service.arrived(reader)
+        await until(lambda: scene.progress == [1])
+        await scene.service.close()
+        assert scene.calls == ["send_back"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("moment", ["listener", "send back"])
+def test_of_a_queue_that_is_given_up_meanwhile_nothing_is_committed(moment: str) -> None:
+    """Its next owner may have stored other progress by now."""
+
+    async def run() -> None:
+        listener, reader = Listener(LATER), Reader(1)
+        scene = Scene(ConcurrentService, listener, concurrency=1)
+        done = asyncio.Event()
+
+        async def give_up(*_: object, **__: object) -> None:
+            reader.process_queue.dropped = True
+            done.set()
+
+        if moment == "listener":
+            listener.during = give_up
+        else:
+            scene.send_back = give_up  # type: ignore[method-assign]
+        scene.service.start()
+        scene.service.arrived(reader)
+        await done.wait()
+        await scene.service.close()
+        assert scene.progress == []
+
+    asyncio.run(run())
+
+
+def test_without_its_lock_a_queue_is_not_consumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. Locked, and consumed. 2. No renewal came in time. 3. It is locked anew, and goes on.
+    4. The broker gave the lock to another member: it stops at once."""
+    now_ms = 1_000_000
+    monkeypatch.setattr(orderly_service, "boot_ms", lambda: now_ms)
+
+    async def run() -> None:
+        nonlocal now_ms
+        listener, reader = Listener(), Reader(1)
+        scene = Scene(OrderlyService, listener)
+
+        async def comes(offset: int) -> None:
+            reader.process_queue.put([message(offset)], offset + 1)
+            scene.service.arrived(reader)
+            await asyncio.gather(*scene.service._consuming.values())
+
+        assert await scene.service.acquire(reader)
+        await comes(1)
+        assert scene.progress == [1, 2]
+        now_ms += orderly_service.LOCK_LIVE_MS
+        await comes(2)
+        assert scene.progress == [1, 2]
+        assert await scene.service.acquire(reader)
+        await comes(3)
+        assert scene.progress == [1, 2, 3, 4]
+        scene.held.clear()
+        assert not await scene.service.acquire(reader)
+        await comes(4)
+        assert scene.progress == [1, 2, 3, 4]
+        await scene.service.close()
+
+    asyncio.run(run())
+
+
+def test_a_queue_is_unlocked_when_its_last_listener_call_has_ended() -> None:
+    """Else the next owner would consume beside it."""
+
+    async def run() -> None:
+        listener, reader = Listener(), Reader(1)
+        scene = Scene(OrderlyService, listener)
+        inside, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow() -> None:
+            inside.set()
+            await go_on.wait()
+
+        listener.during = slow
+        assert await scene.service.acquire(reader)
+        await inside.wait()
+        releasing = asyncio.create_task(scene.service.release([reader]))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert scene.calls == ["lock"]
+        go_on.set()
+        await releasing
+        assert scene.calls == ["lock", "unlock"]
+        await scene.service.close()
+
+    asyncio.run(run())

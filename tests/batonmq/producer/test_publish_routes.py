@@ -1,0 +1,63 @@
+"""Routes of topics that the first send creates."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from batonmq.client.errors import NoRouteError
+from batonmq.client.instance.topic_route import TopicRoute
+from batonmq.client.producer.outgoing import NewTopic
+from batonmq.client.producer.publish_routes import PublishRoutes
+
+TEMPLATE = TopicRoute("New", (), (), {"b": {0: "h:1"}}, {})
+OWN = TopicRoute("New", (), (), {"b": {0: "h:2"}}, {})
+
+
+class Routes:
+    """No name server knows the topic before `created`."""
+
+    def __init__(self) -> None:
+        self.created = False
+
+    def cached(self, topic: str) -> TopicRoute | None:
+        return OWN if self.created else None
+
+    async def get_or_template(self, *_: object, **__: object) -> TopicRoute:
+        return self.cached("New") or TEMPLATE
+
+    async def refresh(self, topic: str, **_: object) -> TopicRoute:
+        if not self.created:
+            raise NoRouteError(topic, ())
+        return OWN
+
+
+@pytest.mark.parametrize("created", [True, False], ids=["registered", "not registered yet"])
+def test_a_send_that_was_stored_replaces_the_template_once_the_topic_has_a_route(
+    created: bool,
+) -> None:
+    routes, tasks = Routes(), []
+
+    def spawn(work: Any) -> None:
+        tasks.append(asyncio.get_running_loop().create_task(work))
+
+    async def announced(addresses: object) -> None: ...
+
+    client: Any = SimpleNamespace(
+        routes=routes, spawn=spawn, heartbeats=SimpleNamespace(send=announced)
+    )
+
+    async def run() -> None:
+        made = PublishRoutes(client, NewTopic("TBW102", 4))
+        assert await made.get("New", 0) is TEMPLATE
+        routes.created = created
+        made.stored("New")
+        await asyncio.gather(*tasks)
+        assert made.is_template("New") is not created
+        assert await made.get("New", 0) is (OWN if created else TEMPLATE)
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run())
