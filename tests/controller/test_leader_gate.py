@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from local_log import LocalLog
 
+from batonmq.controller import gate as gate_module
 from batonmq.controller.gate import LeaderGate
 from batonmq.controller.raft.log import Applied, Machine, NotApplied, Outcome, Unknown
 from batonmq.controller.rules import commands
@@ -125,6 +126,30 @@ def test_the_history_is_told_when_this_leader_last_had_a_majority_not_when_anoth
             if event.kind == "controller_leader_changed"
         ]
         assert seen == [100, 900]
+
+    asyncio.run(run())
+
+
+def test_a_lead_that_is_lost_before_the_gate_opened_leaves_no_attempt_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else two would follow one another: the gate would open twice, the brokers' leases with it."""
+    monkeypatch.setattr(gate_module, "RETRY_S", 0)
+
+    async def run() -> None:
+        changes: list[bool] = []
+        log = SlowLog("n0", Machine())
+        gate = make_gate(log, changes)
+        await log.start()
+        await log.asked.wait()
+        log.set_leading(False)
+        log.set_leading(True)
+        log.reachable.set()
+        await gate.wait_open()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert (changes, log.state.controller_epoch, gate.controller_epoch) == ([True], 1, 1)
+        gate.close()
 
     asyncio.run(run())
 

@@ -20,8 +20,8 @@ from batonmq.controller.liveness.events import (
     StateApplied,
     Tick,
 )
-from batonmq.controller.raft.log import Applied, Machine, Outcome
-from batonmq.controller.requests import ControllerRequests
+from batonmq.controller.raft.log import Applied, Machine, NotApplied, Outcome, Unknown
+from batonmq.controller.requests import ControllerRequests, OutcomeUnknownError
 from batonmq.controller.rules.commands import (
     AlterSyncStateSet,
     AnyCommand,
@@ -37,6 +37,7 @@ from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord
 from batonmq.controller.rules.state import ControllerState
 from batonmq.process import clock
 from batonmq.protocol.codes import ResponseCode as Code
+from batonmq.protocol.errors import NotLeaderError
 
 NAME = "broker-a"
 DAY_MS = 86_400_000
@@ -67,10 +68,15 @@ class Leader:
         self.machine = Machine()
         self.log: list[AnyCommand] = []
         self.open = True
+        self.hint = "n0"
         self.controller_epoch = 1
+        self.outcome: Outcome | None = None
+        """What becomes of a proposal, where it is not applied at once."""
         runtime = RuntimeConfig(
             ControllerConfig(
-                controller_peers="n0-127.0.0.1:9878", controller_self_id="n0", **config
+                controller_peers="n0-127.0.0.1:9878;n1-h1:9878",
+                controller_self_id="n0",
+                **config,
             )
         )
         myself: Any = self  # its gate and its log, too
@@ -84,10 +90,13 @@ class Leader:
         return self.machine.state
 
     def leader_hint(self) -> str:
-        return "n0"
+        return self.hint
 
     async def propose(self, command: AnyCommand, timeout_ms: int) -> Outcome:
-        return Applied(self.commit(command))
+        return self.outcome or Applied(self.commit(command))
+
+    async def read_barrier(self, timeout_ms: int) -> bool:
+        return self.outcome is None
 
     def commit(self, command: AnyCommand) -> CommandResult:
         self.log.append(command)
@@ -190,7 +199,71 @@ def leader(clocks: Clocks) -> Leader:
     return Leader(clocks)
 
 
+# --- what is answered where nothing was applied
+
+
+def test_r11_a_proposal_that_is_refused_is_told_apart_from_one_without_an_outcome(
+    leader: Leader,
+) -> None:
+    leader.outcome = NotApplied("queue full")
+    with pytest.raises(NotLeaderError):
+        leader.elect(1)
+    leader.outcome = Unknown("no answer within 3000 ms")
+    with pytest.raises(OutcomeUnknownError, match="no answer within 3000 ms"):
+        leader.elect(1)
+
+
+def test_who_is_no_leader_names_another_node_and_never_itself(leader: Leader) -> None:
+    """Right after the lead was lost, or before its gate opens, its own name is the newest hint."""
+    leader.open = False
+    for hint, address in (("n1", "h1:9878"), ("n0", None)):
+        leader.hint = hint
+        with pytest.raises(NotLeaderError) as raised:
+            leader.elect(1)
+        assert raised.value.leader == address
+
+
+def test_a_read_of_the_log_is_answered_once_a_majority_has_confirmed_it(clocks: Clocks) -> None:
+    leader = Leader(clocks, is_process_read_event=True)
+    assert asyncio.run(leader.requests.reading()) is leader.state
+    leader.outcome = Unknown("no majority")
+    with pytest.raises(OutcomeUnknownError, match="no majority confirmed the read"):
+        asyncio.run(leader.requests.reading())
+    plain = Leader(clocks)
+    plain.outcome = leader.outcome
+    assert asyncio.run(plain.requests.reading()) is plain.state
+
+
+def test_r7_a_lead_that_is_lost_in_the_wait_for_the_lease_elects_nobody(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader.three_in_sync()
+    leader.passes(1_000, 2, 3)
+    proposed = len(leader.log)
+
+    async def sleep(seconds: float) -> None:
+        leader.open = False
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with pytest.raises(NotLeaderError):
+        unclean(leader)
+    assert len(leader.log) == proposed
+
+
 # --- R43: what becomes a floor
+
+
+def test_r17_a_restarted_member_is_judged_by_all_that_was_ever_reported_as_confirmed(
+    leader: Leader,
+) -> None:
+    """Nothing above its log's end could be confirmed while it was away: no report has to age."""
+    leader.three_in_sync()
+    leader.passes(2_500, 1, 2, 3)
+    leader.beat(1, epoch=1, master_epoch=1, max_offset=1_500, confirm_offset=1_400)
+    leader.closes(2)
+    leader.register(2, "life-2b", max_offset=1_000)
+    registered = leader.log[-1]
+    assert isinstance(registered, RegisterBroker) and registered.confirm_floor == 1_400
 
 
 def test_r43_a_drained_offset_never_becomes_the_floor(leader: Leader) -> None:
@@ -406,6 +479,10 @@ def test_r44_a_controller_that_never_saw_the_master_tells_what_was_registered(
     later.passes(2_000, 2, 3)
     refused = unclean(later)
     assert "(broker 1 at 10.0.0.1:10911: not heard here, log end 0, confirmed -1)" in refused.remark
+    assert later.group.confirm_floor == 900
+    later.beat(2, epoch=1, master_epoch=1, max_offset=500, confirm_offset=400)
+    later.beat(3, epoch=1, master_epoch=1, max_offset=500, confirm_offset=400)
+    assert "400 confirmed bytes above that are cut" in unclean(later).remark, "as is recorded"
 
 
 @pytest.mark.parametrize("longer", [True, False])

@@ -69,6 +69,16 @@ def test_r33_everything_else_is_an_election_with_its_own_rules(
     assert planned(script, command, native) == Election(), why
 
 
+def test_r33_a_master_that_was_started_again_is_not_asked(script: Any) -> None:
+    """It is not master any more (R3), though the session of the process before it is not over."""
+    script.three_in_sync()
+    native = (*NATIVE, (1, "life-1b"))
+    assert isinstance(planned(script, asking(2), native), AskMaster)
+    script.die(1)
+    assert script.register(1, incarnation="life-1b").ok
+    assert planned(script, asking(2), native) == Election()
+
+
 def test_r33_the_chosen_one_wins_though_the_old_master_lives_and_keeps_it_in_the_set(
     script: Any,
 ) -> None:

@@ -1,0 +1,93 @@
+"""R33 at the leading controller: a switch is asked for on the master's session, and always ends."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from batonmq.controller import planned_switches
+from batonmq.controller.liveness.streams import OpenSessions
+from batonmq.controller.planned_switches import PlannedSwitches
+from batonmq.controller.requests import OutcomeUnknownError
+from batonmq.controller.rules.commands import CommandResult, ElectMaster
+from batonmq.controller.switch import OUTCOME_MS
+from batonmq.protocol.codes import ResponseCode as Code
+
+NAME = "broker-a"
+
+
+class Scene:
+    """A leader of three in sync, their sessions, and what was asked of the master."""
+
+    def __init__(self, script: Any) -> None:
+        script.three_in_sync()
+        self.now_ms = 0
+        self.asked: list[Any] = []
+        self.noted: list[str] = []
+        sessions = OpenSessions()
+        for broker_id in (1, 2, 3):
+            session = sessions.add(NAME, broker_id, f"life-{broker_id}")
+            session.send = self.asked.append  # type: ignore[method-assign]
+        requests: Any = SimpleNamespace(
+            leading=True, state=script.state, live=lambda name: script.live(), view=lambda _: None
+        )
+        notes: Any = SimpleNamespace(note=lambda kind, *_, **__: self.noted.append(kind.value))
+        self.switches = PlannedSwitches(requests, sessions, notes, clock_ms=lambda: self.now_ms)
+
+    async def begin(self) -> asyncio.Task[CommandResult]:
+        command = ElectMaster(broker_name=NAME, broker_id=2, designate=True, reason="upgrade")
+        task = asyncio.create_task(self.switches.elect(command))
+        await asyncio.sleep(0)
+        return task
+
+
+def test_r33_a_lost_lead_leaves_the_outcome_unknown(script: Any) -> None:
+    """The election may be in the log already: no answer may call it failed."""
+
+    async def run() -> None:
+        scene = Scene(script)
+        task = await scene.begin()
+        assert [message.switch.broker_id for message in scene.asked] == [2]
+        scene.switches.gate_closed()
+        with pytest.raises(OutcomeUnknownError):
+            await task
+        assert scene.noted == ["switch_requested"]
+
+    asyncio.run(run())
+
+
+def test_r33_a_master_that_does_not_answer_is_given_up(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planned_switches, "OUTCOME_MS", 10)
+
+    async def run() -> None:
+        scene = Scene(script)
+        task = await scene.begin()
+        scene.now_ms += OUTCOME_MS
+        async with asyncio.timeout(5):
+            result = await task
+        assert result.code is Code.CONTROLLER_ELECT_MASTER_FAILED
+        assert "did not hand over" in result.remark
+        assert scene.noted == ["switch_requested", "switch_failed"]
+
+    asyncio.run(run())
+
+
+def test_r33_an_operator_who_goes_away_leaves_no_switch_in_the_way_of_the_next(
+    script: Any,
+) -> None:
+    async def run() -> None:
+        scene = Scene(script)
+        gone = await scene.begin()
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        again = await scene.begin()
+        assert len(scene.asked) == 2 and not again.done()
+        scene.switches.gate_closed()
+        await asyncio.gather(again, return_exceptions=True)
+
+    asyncio.run(run())

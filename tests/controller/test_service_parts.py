@@ -1,0 +1,119 @@
+"""How a controller's parts are wired, over a log of one node: pushes, the folder, the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_log import LocalLog
+
+from batonmq.controller.config import ControllerConfig
+from batonmq.controller.raft.log import Commit, Machine
+from batonmq.controller.rules.commands import CommandResult, RoleChanged
+from batonmq.controller.service import ControllerService
+from batonmq.process.lock_file import FolderLockedError
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.role_view import RoleView
+
+
+class Log(LocalLog):
+    """`during` runs while the lead is offered."""
+
+    offers = 0
+    during: Callable[[], None] = staticmethod(lambda: None)
+
+    async def hand_over(self, timeout_ms: int) -> bool:
+        self.offers += 1
+        self.during()
+        return True
+
+
+class Scene:
+    """A controller that has applied what `script` did, and a session of broker 1."""
+
+    def __init__(self, folder: Path, script: Any) -> None:
+        script.three_in_sync()
+        self.state = script.state
+        self.log = Log("n0", Machine(self.state))
+        self.service = ControllerService(
+            ControllerConfig(
+                controller_peers="n0-h0:9878",
+                controller_self_id="n0",
+                controller_store_path=str(folder),
+            ),
+            replicated_log=self.log,
+        )
+        self.pushed: list[Any] = []
+        session = self.service.sessions.add("broker-a", 1, "life-1")
+        session.send = self.pushed.append  # type: ignore[method-assign]
+
+    def applies(self, *views: RoleView) -> None:
+        """A command that changed these roles; without any, a snapshot."""
+        result = CommandResult(ResponseCode.SUCCESS)
+        effects = tuple(map(RoleChanged, views))
+        command: Any = object() if views else None
+        self.service._applied(Commit(9, command, result, effects, self.state))
+
+
+def play(scenario: Callable[[], Any]) -> None:
+    asyncio.run(scenario())
+
+
+def test_r20_a_snapshot_is_pushed_to_every_group(tmp_path: Path, script: Any) -> None:
+    """Any view may have changed in what it replaced."""
+
+    async def scenario() -> None:
+        scene = Scene(tmp_path, script)
+        scene.applies()
+        (message,) = scene.pushed
+        assert message.view.broker_name == "broker-a"
+
+    play(scenario)
+
+
+def test_a_leader_that_stops_offers_its_lead_first_and_pushes_nothing_more(
+    tmp_path: Path, script: Any
+) -> None:
+    """Brokers use its successor already; what it still applies they hear from that one."""
+
+    async def scenario() -> None:
+        scene = Scene(tmp_path, script)
+        view = scene.state.role_view("broker-a")
+        scene.applies(view)
+        assert len(scene.pushed) == 1
+
+        def applied_meanwhile() -> None:
+            assert not scene.service.gate.open
+            scene.applies(view)
+
+        scene.log.during = applied_meanwhile
+        await scene.service.close()
+        assert (scene.log.offers, len(scene.pushed)) == (1, 1)
+
+    play(scenario)
+
+
+def test_a_folder_belongs_to_one_controller_from_its_start_to_its_end(
+    tmp_path: Path, script: Any
+) -> None:
+    """Two processes with one log could vote twice."""
+
+    async def scenario() -> None:
+        first, second = (ControllerService(one_of(tmp_path)) for _ in range(2))
+        first._open_store(tmp_path)
+        with pytest.raises(FolderLockedError):
+            second._open_store(tmp_path)
+        await first.close()
+        second._open_store(tmp_path)
+        await second.close()
+
+    play(scenario)
+
+
+def one_of(folder: Path) -> ControllerConfig:
+    return ControllerConfig(
+        controller_peers="n0-h0:9878", controller_self_id="n0", controller_store_path=str(folder)
+    )
