@@ -12,7 +12,13 @@ from fake_controller import FakeController, view_message
 
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.replicas_manager import session
-from batonmq.replicas_manager.events import Event, SessionOpened, ViewReceived
+from batonmq.replicas_manager.events import (
+    AnswerReceived,
+    Event,
+    SendHeartbeat,
+    SessionOpened,
+    ViewReceived,
+)
 from batonmq.replicas_manager.session import ControllerChannels, ControllerSession
 
 
@@ -84,6 +90,101 @@ def test_a_session_survives_a_consumer_of_its_events_that_fails(failure: Excepti
         await keeper.close("done", 1.0)
         await channels.close()
         await controller.stop()
+
+    asyncio.run(scenario())
+
+
+def test_r5_what_was_answered_on_an_earlier_stream_is_no_answer_on_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The controller counts heartbeats of a stream from 1: it would take a deaf broker for one that
+    hears it."""
+    monkeypatch.setattr(session, "REDIAL_FIRST_S", 0.0)
+
+    async def scenario() -> None:
+        controller, heard = FakeController(), asyncio.Event()
+        await controller.start()
+        effect = SendHeartbeat(controller.address, 9, 0, 0, 0)
+
+        def emit(event: Event) -> None:
+            if isinstance(event, AnswerReceived):
+                heard.set()
+
+        channels = ControllerChannels()
+        hello = pb.Hello(broker_name="broker-a", broker_id=1)
+        keeper = ControllerSession(controller.address, hello, channels, emit)
+        for number in (1, 2):
+            stream = await controller.session(number)
+            controller.answering = number == 1
+            heard.clear()
+            keeper.heartbeat(effect, pb.Heartbeat(sequence=9))
+            if number == 1:
+                await asyncio.wait_for(heard.wait(), 10)
+                keeper.drop("a new stream")
+        async with asyncio.timeout(10):
+            while not stream.heartbeats:  # noqa: ASYNC110  the stub's own loop reads it
+                await asyncio.sleep(0.001)
+        assert stream.heartbeats[0].answered == 0
+        await keeper.close("done", 1.0)
+        await channels.close()
+        await controller.stop()
+
+    asyncio.run(scenario())
+
+
+class Unconnected(ControllerSession):
+    """One whose streams end at once, `accepted` or not; `pauses`: the seconds before each dial."""
+
+    accepted: list[bool]
+
+    async def _connected(self) -> bool:
+        return True
+
+    async def _talk(self) -> bool:
+        if not self.accepted:
+            await asyncio.Event().wait()
+        return self.accepted.pop(0)
+
+
+def unconnected(*accepted: bool) -> Unconnected:
+    made = Unconnected("c1:1", pb.Hello(), ControllerChannels(), lambda event: None)
+    made.accepted = list(accepted)
+    return made
+
+
+def test_a_controller_that_refuses_is_dialled_ever_more_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def scenario() -> None:
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        keeper = unconnected(*[False] * 6, True, False)
+        while keeper.accepted:
+            await asyncio.wait([keeper._task], timeout=0.001)
+        await keeper.close("done", 0)
+
+    asyncio.run(scenario())
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 0.05, 0.1]
+
+
+def test_to_a_controller_that_does_not_read_the_newest_heartbeats_go_and_a_goodbye_first() -> None:
+    async def scenario() -> None:
+        keeper = unconnected()
+        keeper._outbox = outbox = asyncio.Queue(session.OUTBOX_MAX)
+        effect = SendHeartbeat("c1:1", 0, 0, 0, 0)
+        for sequence in range(1, session.OUTBOX_MAX + 2):
+            keeper.heartbeat(effect, pb.Heartbeat(sequence=sequence))
+        first, *_, last = (outbox.get_nowait() for _ in range(outbox.qsize()))
+        assert (first.heartbeat.sequence, last.heartbeat.sequence) == (2, session.OUTBOX_MAX + 1)
+        for sequence in range(session.OUTBOX_MAX):
+            keeper.heartbeat(effect, pb.Heartbeat(sequence=sequence))
+        await keeper.close("planned stop", 0)
+        assert outbox.get_nowait().goodbye.reason == "planned stop"
+        assert outbox.get_nowait() is None
 
     asyncio.run(scenario())
 

@@ -1,0 +1,181 @@
+"""Role changes one after the other: what is durable before them, what they drop, what ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from batonmq.protocol.role_view import RoleView
+from batonmq.replicas_manager.events import (
+    AdoptView,
+    BecomeMaster,
+    BecomeSlave,
+    LeaseChanged,
+    ProposalRefused,
+    ProposalUnknown,
+    SetDead,
+)
+from batonmq.replicas_manager.role_runner import MASTER_ATTEMPTS_MAX, RoleRunner
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+BROKEN = RuntimeError("the store does not open")
+
+
+def view(master_epoch: int, set_epoch: int = 1) -> RoleView:
+    return RoleView(
+        cluster_name="C",
+        broker_name="broker-a",
+        master_epoch=master_epoch,
+        sync_state_set_epoch=set_epoch,
+    )
+
+
+class Scene:
+    """A broker that writes down what it is told. `fails`: what the next changes raise, in turn;
+    `holds`: a change lasts until it is set; `stores`: what storing an epoch raises, in turn."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.fails: list[Exception] = []
+        self.stores: list[Exception] = []
+        self.holds = asyncio.Event()
+        self.holds.set()
+        self.failed: list[int] = []
+        self.no_room = 0
+        self.fatal: list[BaseException] = []
+        broker: Any = self
+        self.runner = RoleRunner(
+            broker, broker, self.persist, 0, self.on_failed, self.on_no_room, self.fatal.append
+        )
+
+    def on_failed(self, failed: RoleView) -> None:
+        self.failed.append(failed.master_epoch)
+
+    def on_no_room(self) -> None:
+        self.no_room += 1
+
+    def persist(self, master_epoch: int) -> None:
+        self.calls.append(("store", master_epoch))
+        if self.stores:
+            raise self.stores.pop(0)
+
+    async def become_master(self, to: RoleView, durable: Awaitable[None]) -> None:
+        await self._change("master", to)
+
+    async def become_slave(self, to: RoleView) -> None:
+        await self._change("slave", to)
+
+    async def _change(self, role: str, to: RoleView) -> None:
+        self.calls.append((role, to.master_epoch))
+        await self.holds.wait()
+        if self.fails:
+            raise self.fails.pop(0)
+
+    def adopt_view(self, to: RoleView) -> None:
+        self.calls.append(("adopt", *to.key))
+
+    def set_dead(self, broker_ids: frozenset[int]) -> None:
+        self.calls.append(("dead", *broker_ids))
+
+    def lease_changed(self, valid: bool) -> None:
+        self.calls.append(("lease", valid))
+
+    def proposal_refused(self, code: int, remark: str) -> None:
+        self.calls.append(("refused", code))
+
+    def proposal_unknown(self) -> None:
+        self.calls.append(("unknown",))
+
+    async def idle(self) -> None:
+        while (task := self.runner._task) is not None:
+            await task
+
+
+def play(scenario: Callable[[Scene], Awaitable[None]]) -> None:
+    async def run() -> None:
+        await scenario(Scene())
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("change", [BecomeMaster, BecomeSlave])
+def test_r2_an_epoch_that_could_not_be_stored_is_stored_before_the_change_is_made(
+    change: Any,
+) -> None:
+    """Also a master's, which is stored while it opens: until then its role change is not done."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.stores.append(FULL)
+        for _ in range(2):
+            scene.runner.perform(change(view(2)))
+            await scene.idle()
+        assert scene.failed == [2]
+        assert [call for call in scene.calls if call[0] == "store"] == [("store", 2)] * 2
+        scene.runner.perform(change(view(2, 2)))
+        await scene.idle()
+        assert scene.calls.count(("store", 2)) == 2, "it is durable now"
+        if change is BecomeSlave:
+            assert scene.calls[:3] == [("store", 2), ("store", 2), ("slave", 2)]
+
+    play(scenario)
+
+
+def test_r11_outcomes_of_proposals_of_an_older_role_do_not_reach_the_new_one() -> None:
+    """They would hit the new master's first proposal. What the leases and the dead are, still
+    counts."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.holds.clear()
+        scene.runner.perform(BecomeMaster(view(2)))
+        while ("master", 2) not in scene.calls:  # noqa: ASYNC110  the runner's task begins it
+            await asyncio.sleep(0)
+        for effect in (
+            AdoptView(view(2, 2)),
+            ProposalRefused(2006, "refused"),
+            ProposalUnknown(),
+            LeaseChanged(False, 2),
+            SetDead(frozenset({3})),
+        ):
+            scene.runner.perform(effect)
+        scene.runner.perform(BecomeMaster(view(4)))
+        scene.holds.set()
+        await scene.idle()
+        told = [call for call in scene.calls if call[0] != "store"]
+        assert told == [("master", 2), ("lease", False), ("dead", 3), ("master", 4)]
+        assert scene.runner.delivered_key == (4, 1)
+
+    play(scenario)
+
+
+def test_attempts_to_become_master_count_within_one_epoch() -> None:
+    async def scenario(scene: Scene) -> None:
+        async def fail(master_epoch: int) -> None:
+            scene.fails.append(BROKEN)
+            scene.runner.perform(BecomeMaster(view(master_epoch)))
+            await scene.idle()
+
+        for _ in range(MASTER_ATTEMPTS_MAX - 1):
+            await fail(2)
+        for _ in range(MASTER_ATTEMPTS_MAX - 1):
+            await fail(3)
+        assert scene.fatal == []
+        await fail(3)
+        assert scene.fatal == [BROKEN]
+
+    play(scenario)
+
+
+def test_r45_a_master_without_room_gives_way_and_never_ends() -> None:
+    async def scenario(scene: Scene) -> None:
+        for _ in range(2 * MASTER_ATTEMPTS_MAX):
+            scene.fails.append(FULL)
+            scene.runner.perform(BecomeMaster(view(2)))
+            await scene.idle()
+        assert (scene.no_room, scene.fatal) == (2, [])
+        assert scene.failed == [2] * 2 * MASTER_ATTEMPTS_MAX
+
+    play(scenario)
