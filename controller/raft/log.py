@@ -245,11 +245,9 @@ class DigestWatch:
     def applied(self, index: int, state: Digested) -> None:
         """States are values: one that is kept never changes."""
         self._states.append((index, state))
-        for peer, (at, digest) in list(self._waiting.items()):
-            if at <= index:
-                del self._waiting[peer]
-                if at == index:
-                    self.compare(peer, at, digest)
+        for peer, (at, digest) in self._waiting.items():
+            if at == index:
+                self.compare(peer, at, digest)
 
     def restored(self, index: int, state: Digested) -> None:
         """A snapshot replaced the state: earlier states do not count any more."""

@@ -76,3 +76,25 @@ def test_a_failed_assertion_ends_the_process_wherever_it_fails(
     assert "the floor is above the roof" in done.stderr
     assert ("a rule of its own does not hold" in done.stderr) == (code == 1)
     assert ("the last 1 events, oldest first" in done.stderr) == (code == 1)
+
+
+FAILS = """
+import asyncio
+from batonmq.process.server_main import run_server
+from batonmq.protocol.errors import BatonError
+
+async def serve(main):
+    loop = asyncio.get_running_loop()
+    for why in ("the disk is gone", "so is the log"):
+        loop.call_soon(main.fail, BatonError(why))
+    await main.stopped()
+
+raise SystemExit(run_server("lift", {}, serve))
+"""
+
+
+def test_a_service_that_has_to_stop_exits_with_1_and_the_first_reason(tmp_path: Path) -> None:
+    (tmp_path / "lift.yaml").write_text("")
+    argv = [sys.executable, "-c", FAILS, "-c", str(tmp_path / "lift.yaml")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (1, "lift: stopped: the disk is gone\n")

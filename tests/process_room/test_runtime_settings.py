@@ -1,0 +1,69 @@
+"""Settings of a running process: all or none, kept over restarts, and some never."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
+from batonmq.protocol.errors import BrokerRefusal
+
+
+class Config(msgspec.Struct, rename="camel"):
+    send_limit: int = 10
+    hold_ms: int = 500
+    listen_port: int = 1
+    secret_path: str = ""
+
+    def __post_init__(self) -> None:
+        if self.hold_ms > 100 * self.send_limit:
+            raise ValueError("holdMs is above sendLimit x 100")
+
+
+def settings(path: Path | None = None) -> RuntimeSettings[Config]:
+    keys = frozenset({"sendLimit", "holdMs", "secretPath"})
+    remark = "{key} may not even be named"
+    made = RuntimeSettings(
+        Config(), ChangeRules(keys, frozenset({"secretPath"}), remark, path, refuses_unknown=True)
+    )
+    made.load()
+    return made
+
+
+def test_changes_of_different_days_outlast_a_restart_together(tmp_path: Path) -> None:
+    path = tmp_path / "kept.properties"
+    told: list[int] = []
+    for text in ("sendLimit=20\n", "holdMs=700\n"):
+        made = settings(path)
+        made.on_change = lambda config: told.append(config.hold_ms)
+        made.update(text)
+    assert told == [500, 700]
+    again = settings(path).current
+    assert (again.send_limit, again.hold_ms) == (20, 700)
+    path.write_text("holdMs=9000\nlistenPort=7\n")
+    with pytest.raises(ValueError, match=f"{path}: holdMs is above"):
+        settings(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "remark"),
+    [
+        ("sendLimit=20\nsecretPath=/x", 16, "secretPath may not even be named"),
+        ("sendLimit=20\nlistenPort=2", 16, "listenPort is changed only in the file"),
+        ("sendLimit=20\nsendLimits=2", 16, "sendLimits is no setting"),
+        ("sendLimit=20\nholdMs=soon", 1, "holdMs is 'soon': a whole number is allowed"),
+        ("sendLimit=20\nholdMs=9000", 1, "holdMs is above sendLimit x 100"),
+    ],
+)
+def test_of_a_change_that_is_refused_nothing_is_in_force(
+    tmp_path: Path, text: str, code: int, remark: str
+) -> None:
+    path = tmp_path / "kept.properties"
+    made = settings(path)
+    with pytest.raises(BrokerRefusal) as raised:
+        made.update(text)
+    assert raised.value.code == code
+    assert remark in (raised.value.remark or "")
+    assert made.current == Config() and not path.exists()

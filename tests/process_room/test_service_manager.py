@@ -1,0 +1,61 @@
+"""The watchdog of a service manager: for whom it is meant, and how often it is fed."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from batonmq.process.service_manager import (
+    FEEDS,
+    NOTIFY_SOCKET,
+    READY,
+    STOPPING,
+    WATCHDOG,
+    WATCHDOG_PID,
+    WATCHDOG_USEC,
+    ServiceManager,
+)
+
+PID = 77
+
+
+@pytest.mark.parametrize(
+    ("environ", "watchdog_s"),
+    [
+        ({WATCHDOG_USEC: "3000000"}, 3.0),
+        ({WATCHDOG_USEC: "3000000", WATCHDOG_PID: str(PID)}, 3.0),
+        ({WATCHDOG_USEC: "3000000", WATCHDOG_PID: "78"}, 0.0),
+        ({WATCHDOG_USEC: "soon"}, 0.0),
+        ({}, 0.0),
+    ],
+)
+def test_the_watchdog_is_that_of_this_process(environ: dict[str, str], watchdog_s: float) -> None:
+    """A child inherits the environment of its parent, whose watchdog it must not feed."""
+    assert ServiceManager(environ, PID).watchdog_s == watchdog_s
+
+
+def test_it_is_fed_several_times_within_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers: list[float] = []
+    timer = SimpleNamespace(cancel=lambda: None)
+    loop = SimpleNamespace(call_later=lambda after_s, feed: timers.append(after_s) or timer)
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        environ = {NOTIFY_SOCKET: str(tmp_path / "notify"), WATCHDOG_USEC: "3000000"}
+        process = ServiceManager(environ, PID)
+        process.serving()
+        process.serving()
+        process.stopping()
+        process.close()
+        manager.setblocking(False)
+        told = [manager.recv(100) for _ in range(3)]
+        with pytest.raises(BlockingIOError):
+            manager.recv(100)
+    assert told == [READY, WATCHDOG, STOPPING]
+    assert timers == [3.0 / FEEDS] and FEEDS >= 2

@@ -1,0 +1,73 @@
+"""R45: what finds no room waits, in its order, and says so until it has it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+
+import pytest
+
+from batonmq.process import start_room
+from batonmq.process.start_room import InOrder, StartRoom
+
+FULL = OSError(errno.ENOSPC, "No space left on device", "/data/lives")
+
+
+def test_r45_nothing_overtakes_what_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_room, "ROOM_POLL_S", 0.001)
+
+    async def run() -> None:
+        room, done, failed = StartRoom(Path("/data")), [], []
+        full, all_done = True, asyncio.Event()
+
+        def do(thing: str) -> None:
+            if thing == "b" and full:
+                raise FULL
+            done.append(thing)
+            if thing == "d":
+                all_done.set()
+
+        order = InOrder(do, room, failed.append)
+        order.add(["a", "b", "c"])
+        order.add(["d"])
+        assert (done, room.missing) == (["a"], "/data/lives: No space left on device")
+        full = False
+        await asyncio.wait_for(all_done.wait(), 10)
+        assert (done, room.missing, failed) == (["a", "b", "c", "d"], "", [])
+
+    asyncio.run(run())
+
+
+def test_r40_another_error_of_the_disk_ends_it_and_drops_what_was_behind() -> None:
+    broken = OSError(errno.EIO, "Input/output error")
+
+    async def run() -> None:
+        done, failed = [], []
+
+        def do(thing: str) -> None:
+            if thing == "b":
+                raise broken
+            done.append(thing)
+
+        InOrder(do, StartRoom(Path("/data")), failed.append).add(["a", "b", "c"])
+        assert (done, failed) == (["a"], [broken])
+
+    asyncio.run(run())
+
+
+def test_r45_a_step_of_a_start_is_done_again_until_it_finds_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(start_room, "ROOM_POLL_S", 0)
+    room, missing, fails = StartRoom(Path("/data")), [], [FULL, FULL]
+
+    async def step() -> str:
+        missing.append(room.missing)
+        if fails:
+            raise fails.pop()
+        return "done"
+
+    assert asyncio.run(room.wait(step)) == "done"
+    assert missing == ["", *["/data/lives: No space left on device"] * 2]
+    assert room.missing == ""

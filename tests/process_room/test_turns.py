@@ -1,0 +1,75 @@
+"""Long work gives the loop its turns, and ends as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from batonmq.process.turns import AT_ONCE, gather_apart, gather_some, in_turns
+
+
+async def turns_during(work: asyncio.Task[object]) -> int:
+    """How often somebody else ran until `work` was done."""
+    turns = 0
+    while not work.done():
+        turns += 1
+        await asyncio.sleep(0)
+    return turns
+
+
+def test_behind_every_slice_the_loop_has_a_turn() -> None:
+    async def through(count: int) -> int:
+        return len([item async for item in in_turns(range(count))])
+
+    async def run() -> None:
+        for count in (1, 10 * AT_ONCE):
+            work: asyncio.Task[object] = asyncio.create_task(through(count))
+            assert await turns_during(work) == 1 + count // AT_ONCE
+            assert work.result() == count
+
+    asyncio.run(run())
+
+
+def test_what_fails_in_one_lot_ends_the_others() -> None:
+    """Nobody waits for them any more: they would go on beside what is done next."""
+
+    async def run() -> None:
+        ended = []
+
+        async def waits() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(True)
+
+        async def fails() -> None:
+            await asyncio.sleep(0)
+            raise OSError("refused")
+
+        with pytest.raises(OSError, match="refused"):
+            await gather_apart([[waits()], [fails()]])
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert ended == [True]
+
+    asyncio.run(run())
+
+
+def test_results_come_in_order_and_so_many_run_at_once() -> None:
+    async def run() -> None:
+        running = most = 0
+
+        async def one(number: int) -> int:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0)
+            running -= 1
+            return number
+
+        assert await gather_some(map(one, range(10)), 4) == list(range(10))
+        assert most == 4
+        assert await gather_apart([[one(1), one(2)], [one(3)]]) == [1, 2, 3]
+
+    asyncio.run(run())
