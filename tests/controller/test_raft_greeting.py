@@ -139,6 +139,34 @@ def test_a_members_frame_has_a_limit_as_well() -> None:
     assert conn._frame_size() == FRAME_BYTES_MAX
 
 
+def test_of_too_many_strangers_the_oldest_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whoever keeps the places filled would keep members out."""
+    monkeypatch.setattr(transport, "_STRANGER_S", 60.0)
+    monkeypatch.setattr(transport, "_STRANGERS_MAX", 2)
+
+    async def run() -> None:
+        cluster = Cluster(tmp_path, peers=ordered_peers())
+        try:
+            node, first = await cluster.start("n0"), cluster.peers[0]
+            assert node._node is not None
+            strangers = node._node.transport._unknownConnections
+            opened = []
+            async with asyncio.timeout(10):
+                for number in range(3):
+                    opened.append(await asyncio.open_connection(first.host, first.raft_port))
+                    while len(strangers) < min(number + 1, 2):  # noqa: ASYNC110  another thread
+                        await asyncio.sleep(0.01)
+                assert await opened[0][0].read() == b""
+            for _, writer in opened:
+                writer.close()
+        finally:
+            await cluster.close()
+
+    asyncio.run(run())
+
+
 def test_a_stranger_may_send_a_greeting_and_nothing_longer() -> None:
     for size, taken in ((GREETING_BYTES_MAX, GREETING_BYTES_MAX), (GREETING_BYTES_MAX + 1, None)):
         conn = GuardedConnection(poller=None)

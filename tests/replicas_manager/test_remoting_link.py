@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from java_controller import JavaController, Record
@@ -20,9 +21,12 @@ from batonmq.protocol.codes import (
     RequestCode,
     ResponseCode,
 )
+from batonmq.protocol.errors import ConnectError
+from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingServer
+from batonmq.replicas_manager import remoting_link
 from batonmq.replicas_manager.config import ReplicasManagerConfig, remoting_timings
 from batonmq.replicas_manager.events import (
     AnswerReceived,
@@ -40,7 +44,9 @@ from batonmq.replicas_manager.events import (
     ViewReceived,
 )
 from batonmq.replicas_manager.link import DurableFacts, LinkEvents, LogFacts
+from batonmq.replicas_manager.remoting_calls import PeerNames
 from batonmq.replicas_manager.remoting_link import RemotingLink
+from batonmq.replicas_manager.remoting_requests import Metadata
 from batonmq.replicas_manager.role import ViewInForce
 from batonmq.replicas_manager.switch import SwitchTask
 
@@ -358,14 +364,76 @@ def test_r33_a_master_that_hands_over_switches_by_itself() -> None:
     play(script)
 
 
-def test_r33_a_hand_over_that_fails_is_told() -> None:
+def test_r33_a_hand_over_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once: a master without room asks another member then."""
+    monkeypatch.setattr(remoting_link, "HAND_OVER_S", 60.0)
+
     async def script(broker: Broker) -> None:
         handing = asyncio.create_task(
             broker.link.hand_over(broker.controller.address, 2, 1, "the master stops")
         )
         await asyncio.sleep(0)
         broker.link.switch_failed(broker.switches[0], "it is behind")
-        assert not await handing
+        async with asyncio.timeout(10):
+            assert not await handing
+
+    play(script)
+
+
+class Answers:
+    """The calls to a controller that leads, without sockets; `fails`: how often it does not
+    answer first."""
+
+    def __init__(self, fails: int = 0) -> None:
+        self.fails = fails
+        self.asked = 0
+
+    async def metadata(self, address: str, timeout_ms: int) -> Metadata:
+        self.asked += 1
+        if self.asked <= self.fails:
+            raise ConnectError(address, "refused")
+        return Metadata(is_leader=True, leader=address)
+
+    async def view(self, address: str, timeout_ms: int) -> None:
+        return None
+
+
+def test_r5_the_lease_counts_from_the_heartbeat_and_each_one_polls_anew() -> None:
+    """1. A poll fails. 2. The next heartbeat polls again. 3. Its answer comes with the time at
+    which that heartbeat was sent, however late it is."""
+
+    async def script(broker: Broker) -> None:
+        link, answers = broker.link, Answers(fails=1)
+        link._calls = answers  # type: ignore[assignment]
+        connection = Mock(closed=True)
+        link._client = Mock(live_connection=lambda _: connection, close=AsyncMock())
+        for sent_ms in (1_000, 2_000):
+            link.heartbeat(SendHeartbeat("c", 1, sent_ms, 0, 0), broker.facts)
+            await asyncio.gather(*link._tasks)
+        (answer,) = [event for event in broker.events if isinstance(event, AnswerReceived)]
+        assert (answers.asked, answer.sent_ms, answer.leader) == (2, 2_000, True)
+
+    play(script)
+
+
+def test_r41_a_replica_that_did_not_answer_is_asked_for_its_name_again() -> None:
+    async def script(broker: Broker) -> None:
+        asked: list[str] = []
+
+        async def call(address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+            asked.append(address)
+            raise ConnectError(address, "refused")
+
+        tasks: list[asyncio.Task[None]] = []
+        names = PeerNames(
+            Mock(call=call), lambda work: tasks.append(asyncio.create_task(work)), Mock()
+        )
+        view = RoleView("C", "broker-a", replicas=(Replica(1, OWN), Replica(2, "h2:1")))
+        for _ in range(2):
+            names.ask(view, 1)
+            names.ask(view, 1)
+            await asyncio.gather(*tasks)
+        assert asked == ["h2:1", "h2:1"], "one question at a time, to others"
 
     play(script)
 

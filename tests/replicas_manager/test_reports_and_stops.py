@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import uvloop
 from fake_controller import FakeController
 
 from batonmq.proto.controller.v1 import controller_pb2 as pb
+from batonmq.protocol.codes import ResponseCode
+from batonmq.replicas_manager import grpc_link
 from batonmq.replicas_manager.grpc_link import OFTEN_MAX, OFTEN_MS, EventReporter
 from batonmq.replicas_manager.session import ControllerChannels, ControllerSession
 
@@ -110,6 +113,40 @@ def test_one_kind_reported_too_often_is_counted_and_does_not_hide_another() -> N
         await channels.close()
 
     play(script)
+
+
+def test_a_report_waits_for_a_leader_and_is_sent_again_where_none_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1. Nobody leads. 2. A controller is asked that leads no more. 3. Its successor takes it: the
+    same request, so the history has it once."""
+    monkeypatch.setattr(grpc_link, "SETTLE_S", 0)
+    monkeypatch.setattr(grpc_link, "RETRY_S", 0)
+    leaders = [None, None, "c1", "c2"]
+    asked: list[tuple[str, str]] = []
+
+    async def run() -> None:
+        done = asyncio.Event()
+
+        def stub(controller: str) -> Any:
+            async def report(request: pb.ReportEventRequest, timeout: float) -> pb.ReportEventReply:
+                asked.append((controller, request.request_id))
+                if controller == "c2":
+                    done.set()
+                    return pb.ReportEventReply()
+                code = ResponseCode.CONTROLLER_NOT_LEADER
+                return pb.ReportEventReply(status=pb.Status(code=code))
+
+            return SimpleNamespace(ReportEvent=report)
+
+        channels: Any = SimpleNamespace(stub=stub)
+        reporter = EventReporter("broker-a", "life", channels, lambda: leaders.pop(0))
+        reporter.report("opened", 1, 2, {})
+        await asyncio.wait_for(done.wait(), 10)
+        await reporter.close()
+
+    asyncio.run(run())
+    assert asked == [("c1", "life/event/1"), ("c2", "life/event/1")]
 
 
 def is_of_an_earlier_loop(record: logging.LogRecord) -> bool:

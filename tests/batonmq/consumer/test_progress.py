@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from unittest.mock import AsyncMock, Mock
 
+import pytest
+
 from batonmq.client.consumer.offset_store import RemoteOffsetStore
+from batonmq.client.consumer.push_consumer import PushConsumer
 from batonmq.client.instance.routes import RouteTable
 from batonmq.client.instance.topic_route import TopicRoute
-from batonmq.protocol.errors import ConnectError
+from batonmq.protocol.errors import BatonError, ConnectError
 from batonmq.protocol.message import MessageQueue
 
 Q0, Q1 = (MessageQueue("T", "broker-a", number) for number in (0, 1))
@@ -119,3 +123,34 @@ def test_a_queue_that_is_given_up_hands_over_what_is_not_stored() -> None:
     calls = made._calls.commit_offset.await_args_list  # type: ignore[attr-defined]
     assert [call.args[1:3] for call in calls] == [(Q0, 8)]
     assert made.known(Q0) is None and made.known(Q1) is None
+
+
+@pytest.mark.parametrize("failure", [OSError("no space left on device"), BatonError("no master")])
+def test_progress_that_could_not_be_stored_is_stored_the_next_time(failure: Exception) -> None:
+    outcomes = [failure, failure]
+
+    async def persist() -> None:
+        if not outcomes:
+            raise asyncio.CancelledError
+        raise outcomes.pop()
+
+    consumer: Any = Mock(options=Mock(persist_ms=0), _offsets=Mock(persist=persist), group="g")
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(PushConsumer._persist_loop(consumer))
+    assert outcomes == []
+
+
+def test_progress_is_handed_over_when_nothing_more_can_be_consumed() -> None:
+    """1. Pulling ends. 2. The last listener calls end, and commit. 3. What they committed goes to
+    the next owner."""
+    steps: list[str] = []
+
+    def step(name: str) -> AsyncMock:
+        return AsyncMock(side_effect=lambda *_: steps.append(name))
+
+    reader = Mock(stop=step("reading ends"))
+    consumer: Any = Mock(_readers={Q0: reader}, _offsets=Mock(release=step("handed over")))
+    service: Any = Mock(release=step("calls end"))
+    asyncio.run(PushConsumer._give_up(consumer, [Q0], service))
+    assert steps == ["reading ends", "calls end", "handed over"]
+    assert consumer._readers == {}

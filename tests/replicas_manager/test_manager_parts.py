@@ -1,0 +1,134 @@
+"""What the ReplicasManager hands to its parts, and what its calls make of an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from batonmq.proto.controller.v1 import controller_pb2 as pb
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.role_view import Role, RoleView
+from batonmq.replicas_manager.calls import ControllerCalls
+from batonmq.replicas_manager.config import ReplicasManagerConfig
+from batonmq.replicas_manager.events import (
+    Event,
+    FetchView,
+    LeaderHinted,
+    ProposalRequested,
+    Replied,
+)
+from batonmq.replicas_manager.role import ViewInForce
+from batonmq.replicas_manager.service import ReplicasManager
+from batonmq.replicas_manager.switch import SwitchTask
+
+CONFIG = ReplicasManagerConfig(
+    cluster_name="C",
+    broker_name="broker-a",
+    address="h:1",
+    ha_address="h:2",
+    controllers=("c1",),
+    identity_path=Path("unused/brokerIdentity"),
+    role_path=Path("unused/masterEpoch"),
+)
+
+
+class Scene:
+    """A manager of broker 1 in masterEpoch 3, set {1, 2, 3}, whose slaves acked `acks`."""
+
+    def __init__(self, role: Role = Role.MASTER, acks: dict[int, int] | None = None) -> None:
+        progress = SimpleNamespace
+        actions: Any = Mock(switch_progress=lambda broker_id: progress(ack=(acks or {})[broker_id]))
+        self.manager = ReplicasManager(CONFIG, actions, Mock(), incarnation="life-1")
+        view = RoleView("C", "broker-a", 1, master_epoch=3, sync_state_set=frozenset({1, 2, 3}))
+        current = SimpleNamespace(
+            role=role, view=view, broker_id=1, key=(3, 8), highest_master_epoch=3
+        )
+        state = Mock(current=current, controllers=SimpleNamespace(leader="c1"))
+        state.lease_valid.return_value = True
+        self.manager._state = state
+        self.events: list[Event] = []
+        self.manager._step = self.events.append  # type: ignore[method-assign]
+
+
+def test_r45_a_master_hands_over_to_the_member_with_most_of_the_log() -> None:
+    async def run() -> None:
+        scene = Scene(acks={2: 700, 3: 900})
+        heirs: list[tuple[str, int, int]] = []
+
+        async def hand_over(leader: str, heir: int, master_epoch: int, reason: str) -> bool:
+            heirs.append((leader, heir, master_epoch))
+            return True
+
+        scene.manager._link.hand_over = hand_over  # type: ignore[method-assign]
+        assert await scene.manager.hand_over("full disk")
+        assert heirs == [("c1", 3, 3)]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("role", "epoch"), [(Role.MASTER, 3), (Role.SLAVE, None)])
+def test_r33_only_a_master_has_a_mastership_to_hand_over(role: Role, epoch: int | None) -> None:
+    """A slave accepted the same masterEpoch: that makes no master of it."""
+    scene = Scene(role)
+    scene.manager._switch = Mock()
+    task = SwitchTask("c1", "switch:n/1", 2, 3)
+    scene.manager._switch_requested(task)
+    scene.manager._switch.requested.assert_called_once_with(task, master_epoch=epoch, lease=True)
+
+
+def test_r11_a_proposal_is_based_on_the_view_that_the_broker_has() -> None:
+    """A newer one may be on its way to it: on that the proposal knows nothing."""
+
+    async def run() -> None:
+        scene = Scene()
+        scene.manager._runner = Mock(delivered_key=(3, 7))
+        scene.manager.propose(
+            Mock(new_set=frozenset({1, 2}), reason="3 is silent", confirm_offset=500)
+        )
+        await asyncio.sleep(0)
+        (event,) = scene.events
+        assert isinstance(event, ProposalRequested)
+        assert (event.based_on, event.new_set) == ((3, 7), {1, 2})
+
+    asyncio.run(run())
+
+
+class Reply:
+    """A call under way, with the address that a controller which does not lead tells."""
+
+    def __init__(self, leader: str) -> None:
+        self.leader = leader
+
+    def __await__(self) -> Generator[Any, None, pb.GetReplicaInfoReply]:
+        yield from asyncio.sleep(0).__await__()
+        status = pb.Status(code=ResponseCode.CONTROLLER_NOT_LEADER, remark="not the leader")
+        return pb.GetReplicaInfoReply(status=status)
+
+    async def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("leader-grpc-address", self.leader),) if self.leader else ()
+
+
+@pytest.mark.parametrize("leader", ["c2", ""])
+def test_who_does_not_lead_names_the_leader_before_its_answer_counts(leader: str) -> None:
+    """So the next attempt goes there, and not to each controller in turn."""
+    events: list[Event] = []
+
+    async def run() -> None:
+        stub = SimpleNamespace(GetReplicaInfo=lambda request, timeout: Reply(leader))
+        channels: Any = SimpleNamespace(stub=lambda target: stub)
+        current = ViewInForce(1, "life-1", 0)
+        calls = ControllerCalls(CONFIG, "", (), channels, Mock(), current, events.append)
+        calls.send(FetchView("c1"))
+        await asyncio.gather(*calls._tasks)
+
+    asyncio.run(run())
+    hinted, answered = events
+    assert hinted == LeaderHinted("c1", leader)
+    assert isinstance(answered, Replied)
+    assert answered.code == ResponseCode.CONTROLLER_NOT_LEADER
