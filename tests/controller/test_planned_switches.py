@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from batonmq.controller import planned_switches
-from batonmq.controller.liveness.streams import OpenSessions
+from batonmq.controller.liveness.watch import OpenSessions
 from batonmq.controller.planned_switches import PlannedSwitches
 from batonmq.controller.requests import OutcomeUnknownError
 from batonmq.controller.rules.commands import CommandResult, ElectMaster

@@ -157,3 +157,17 @@ def test_listeners_see_the_state_after_the_command_that_they_are_told_of() -> No
         assert seen == [(7, True)]
 
     with_leader(scenario)
+
+
+def test_states_of_before_a_snapshot_are_compared_with_nobodys() -> None:
+    """They are of a history that this node may have had alone."""
+
+    async def scenario(log: RaftLog, node: StandIn) -> None:
+        earlier = Machine().commit(Machine().encode(BECOME), 5).state
+        log._digests.applied(5, earlier)
+        assert log._digests.compare("n1", 5, earlier.digest()) == earlier.digest()
+        log._restore(Machine().to_snapshot(), 7)
+        assert log._digests.compare("n1", 5, "another one") is None
+        assert log._problems.texts() == {}
+
+    with_leader(scenario)

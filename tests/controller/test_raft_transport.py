@@ -14,6 +14,7 @@ import pysyncobj.transport
 import pytest
 from pysyncobj.node import TCPNode
 
+from batonmq.controller.raft import messages
 from batonmq.controller.raft.messages import MendedTransport
 from batonmq.controller.raft.transport import (
     GuardedConnection,
@@ -30,6 +31,7 @@ class FakeJournal(list[tuple[bytes, int, int]]):
     """Entries (command, index, term); counts how often it was made durable."""
 
     syncs = 0
+    size_bytes = 0
     joining = False
 
     def join(self) -> None:
@@ -125,6 +127,81 @@ def test_r8_an_answer_counts_as_of_its_question(monkeypatch: pytest.MonkeyPatch)
     assert heard_at(now=130.0, before=90.0, message={**answer, "sent": 999.0}) == 130.0
     without = {key: value for key, value in answer.items() if key != "sent"}
     assert heard_at(now=130.0, before=90.0, message=without) == 90.0
+
+
+# What a tick and a broken link do, at a core that only counts.
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The Raft clock, in seconds; connections are left alone."""
+    made = SimpleNamespace(s=100.0)
+    monkeypatch.setattr(pysyncobj.syncobj, "monotonicTime", lambda: made.s)
+    monkeypatch.setattr(pysyncobj.transport.TCPTransport, "_onTick", lambda self: None)
+    return made
+
+
+def counting(harness: Harness, **core: Any) -> list[str]:
+    """What the transport makes its core do."""
+    done: list[str] = []
+    vars(harness.transport._syncObj).update(
+        forceLogCompaction=lambda: done.append("compacts"),
+        transferLeadership=lambda: done.append("offers"),
+        _SyncObj__raftElectionDeadline=200.0,
+        **core,
+    )
+    return done
+
+
+def test_the_lead_is_offered_at_each_tick_of_its_time_and_not_longer(now: SimpleNamespace) -> None:
+    """Else it would go to the next follower that is complete, long after nobody asks for it."""
+    harness = Harness()
+    done = counting(harness)
+    harness.transport.hand_over(1.0)
+    for now.s in (100.0, 100.9, 101.0, 160.0):
+        harness.transport._onTick()
+    assert done == ["offers"] * 2
+
+
+def test_a_journal_that_stays_large_is_not_compacted_at_every_tick(now: SimpleNamespace) -> None:
+    """Nodes that are far behind, or large entries, may keep it so."""
+    harness = Harness()
+    done, limit = counting(harness), messages.COMPACT_AFTER_BYTES
+    sizes = [limit, limit + 1, limit + 1, 2 * limit + 1, 2 * limit + 2, 1, limit + 1]
+    told = []
+    for size in sizes:
+        harness.journal.size_bytes = size
+        harness.transport._onTick()
+        told.append(len(done))
+    assert told == [0, 1, 1, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "stands"),
+    [
+        ({}, True),
+        ({"joining": True}, False),
+        ({"_SyncObj__raftState": 2}, False),
+        ({"_getLeader": lambda: TCPNode("127.0.0.1:3")}, False),
+    ],
+    ids=["a follower", "joining", "a leader", "of another leader"],
+)
+def test_only_a_follower_with_its_whole_log_stands_when_its_leaders_link_breaks(
+    change: dict[str, Any], stands: bool, now: SimpleNamespace
+) -> None:
+    """One that joins could win over the node that holds what it acknowledged before."""
+    harness = Harness()
+    harness.journal.joining = change.pop("joining", False)
+    core: dict[str, Any] = {
+        "_SyncObj__raftState": 0,
+        "_getLeader": lambda: PEER,
+        "selfNode": TCPNode("127.0.0.1:1"),
+        "otherNodes": {PEER, TCPNode("127.0.0.1:3")},
+    }
+    counting(harness, **(core | change))
+    harness.transport.connection_broke(PEER)
+    deadline = harness.transport._syncObj._SyncObj__raftElectionDeadline
+    assert deadline == (100.0 if stands else 200.0)
 
 
 def vote_question(last_index: int, last_term: int) -> dict[str, Any]:

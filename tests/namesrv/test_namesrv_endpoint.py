@@ -13,8 +13,7 @@ import pytest
 
 from batonmq.controller.config import ControllerConfig
 from batonmq.namesrv.config import NamesrvConfig
-from batonmq.namesrv.endpoint import NamesrvEndpoint
-from batonmq.namesrv.kv_config import KVConfig
+from batonmq.namesrv.endpoint import KVConfig, NamesrvEndpoint
 from batonmq.namesrv.service import NamesrvService
 from batonmq.namesrv.state import RouteInfoManager
 from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings

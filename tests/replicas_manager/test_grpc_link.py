@@ -14,11 +14,10 @@ from fake_controller import view_message
 
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.codes import ResponseCode
-from batonmq.replicas_manager.actions import LogFacts
 from batonmq.replicas_manager.config import ReplicasManagerConfig
 from batonmq.replicas_manager.events import Event, SendHeartbeat, ViewReceived
 from batonmq.replicas_manager.grpc_link import GrpcLink
-from batonmq.replicas_manager.link import ElectAnswer, LinkEvents
+from batonmq.replicas_manager.link import ElectAnswer, LinkEvents, LogFacts
 from batonmq.replicas_manager.switch import SwitchTask
 
 FACTS = LogFacts(4, 900, 800, 100, "log-1")

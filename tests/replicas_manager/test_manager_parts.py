@@ -14,7 +14,6 @@ import pytest
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import Role, RoleView
-from batonmq.replicas_manager.calls import ControllerCalls
 from batonmq.replicas_manager.config import ReplicasManagerConfig
 from batonmq.replicas_manager.events import (
     Event,
@@ -25,6 +24,7 @@ from batonmq.replicas_manager.events import (
 )
 from batonmq.replicas_manager.role import ViewInForce
 from batonmq.replicas_manager.service import ReplicasManager
+from batonmq.replicas_manager.session import ControllerCalls
 from batonmq.replicas_manager.switch import SwitchTask
 
 CONFIG = ReplicasManagerConfig(
