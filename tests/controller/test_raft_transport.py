@@ -129,6 +129,15 @@ def test_r8_an_answer_counts_as_of_its_question(monkeypatch: pytest.MonkeyPatch)
     assert heard_at(now=130.0, before=90.0, message=without) == 90.0
 
 
+def test_r8_an_acknowledgement_repeats_when_its_question_was_sent() -> None:
+    """A leader that stood still meanwhile reads it late, and must not take it for new."""
+    harness = Harness(LOG)
+    answer: dict[str, Any] = {"type": "next_node_idx", "next_node_idx": 5, "success": True}
+    harness.transport._onMessageReceivedCallback = lambda *_: harness.transport.send(PEER, answer)
+    harness.transport._onMessageReceived(PEER, {**append((4, 2)), "sent": 41.5})
+    assert answer["sent"] == 41.5
+
+
 # What a tick and a broken link do, at a core that only counts.
 
 
