@@ -140,8 +140,7 @@ def test_messages_put_back_behind_taken_ones_hold_the_offset_when_taken_again() 
     earlier, later = queue.take(2), queue.take(1)
     queue.put_back(earlier)
     assert [m.queue_offset for m in queue.take(1)] == [0]
-    queue.done(later)
-    assert queue.commit_offset == 0
+    assert queue.commit_offset == queue.done(later) == 0
 
 
 def test_flow_control_by_count_size_and_span() -> None:
