@@ -460,8 +460,10 @@ def test_a_recorded_frame_of_another_turn_is_refused() -> None:
     receiver.admit("cc" * 32, "aa" * 32)
     with pytest.raises(ValueError, match="another connection"):
         receiver._open(written[0])
-    sender.admit("aa" * 32, "cc" * 32)
-    sender.send({"type": "x", "n": 2})
+    again = GuardedConnection(poller=None)
+    again._write, again.encryptor = written.append, sender.encryptor  # type: ignore[method-assign]
+    again.admit("aa" * 32, "cc" * 32)
+    again.send({"type": "x", "n": 2})
     assert receiver._open(written[2]) == {"type": "x", "n": 2}, "each connection counts from 0"
 
 
