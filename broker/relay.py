@@ -324,7 +324,7 @@ class Relay:
             asyncio.get_running_loop().call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
-        """Who comes from now on is due a turn later than those who came until now."""
+        """Requests that come from now on are due a turn later than the earlier ones."""
         due, self._due = self._due, deque()
         asyncio.get_running_loop().call_soon(self._pass_on_due, due)
 

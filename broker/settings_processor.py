@@ -24,8 +24,8 @@ _NOT_TO_NAME = frozenset({"configBlackList", "brokerConfigPath"})
 
 
 def broker_settings(config: BrokerSections) -> RuntimeSettings[BrokerConfig]:
-    """Of all sections; what was changed before is in force on return. Raises ValueError, OSError
-    for a file of changes that cannot be read."""
+    """The settings of all sections; what was changed before is in force on return. Raises
+    ValueError, OSError for a file of changes that cannot be read."""
     path = config.store.root / "config" / "broker.properties"
     rules = ChangeRules(
         RUNTIME_KEYS,

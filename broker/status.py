@@ -93,7 +93,7 @@ class BrokerStatus:
         self._started_ms = wall_ms()
 
     def tick(self, now_ms: int) -> None:
-        """Once a second."""
+        """Takes its samples; called once a second."""
         self._throughput.tick(now_ms, *self._totals())
         self._days.tick(date.today())
 

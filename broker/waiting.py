@@ -78,7 +78,7 @@ class WaitingMessages:
         self.pop.begin()
 
     def end(self) -> None:
-        """It does not any more. What was not confirmed may be cut: the log decides."""
+        """It takes none any more. What was not confirmed may be cut: the log decides."""
         self.schedule.end()
         self.timers.end()
         self.transactions.end()

@@ -130,7 +130,7 @@ class Follower:
         )
 
     def joined(self, now_ms: int) -> None:
-        """It is a member from now on."""
+        """This replica is a member from now on."""
         self.joined_ms = self.judged_from_ms = now_ms
         self.joins_in_vain = 0
         self.slow = False

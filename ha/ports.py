@@ -116,7 +116,7 @@ class JavaMaster(Protocol):
         """Where it sends its log: Java's controllers do not know it. Raises BatonError."""
 
     async def identity(self, view: RoleView) -> PeerIdentity:
-        """Who it is (R21). Whatever it raises means that there is no proof."""
+        """The broker's identity (R21). Whatever this raises means that there is no proof."""
 
 
 class HAListener(Protocol):

@@ -205,7 +205,7 @@ class MasterFollower(Timed, Generic[R]):
     @property
     @abstractmethod
     def address(self) -> str:
-        """Of the HA port that was dialled last."""
+        """The address of the HA port that was dialled last."""
 
     @abstractmethod
     def received(self, link: MasterLink[R], data: memoryview) -> None: ...

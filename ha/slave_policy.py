@@ -73,7 +73,7 @@ class Redial:
         self.at_ms = now_ms + self._lost.next_ms()
 
     def diverged(self, reason: str, now_ms: int) -> bool:
-        """It cannot follow for `reason`. Returns whether that is to be reported."""
+        """The slave cannot follow for `reason`. Returns whether that is to be reported."""
         self._diverged_times += 1
         first_ms, max_ms = self._policy.diverged_retry_ms, self._policy.diverged_retry_ms_max
         self.at_ms = now_ms + pause_ms(first_ms, max_ms, self._diverged_times)

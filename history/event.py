@@ -217,7 +217,7 @@ _Kind = TypeVar("_Kind", bound=msgspec.Struct)
 
 
 def _lenient(kind: type[_Kind], raw: Mapping[str, Any] | None) -> _Kind:
-    """One with the fields of `raw` that have the right type."""
+    """An event with the fields of `raw` that have the right type."""
     made: dict[str, Any] = {}
     for field in _fields(kind):
         try:

@@ -111,7 +111,7 @@ class MinIdChanges:
         self._add(group, MinIdChange(name, least, addr, to, ha_addr=ha_addr))
 
     def went(self, group: _Group, broker_name: str, offline_addr: str) -> None:
-        """It was the lowest; the group is as it is without it."""
+        """The lowest member has gone; the group is as it is without it."""
         least, to = min(group.addrs), tuple(group.addrs.values())
         change = MinIdChange(broker_name, least, group.addrs[least], to, offline_addr=offline_addr)
         self._add(group, change)
@@ -210,7 +210,7 @@ class _TopicTable:
         return {topic: config for topic, config in topics.items() if topic not in known}
 
     def queues(self, topic: str) -> list[QueueData]:
-        """Of each group that has the topic."""
+        """The queues of each group that has the topic."""
         return [
             _queue_data(name, self._of_group[name][topic]) for name in self.groups_of.get(topic, ())
         ]

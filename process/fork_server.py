@@ -94,7 +94,8 @@ def serve(channel: socket.socket) -> Callable[[], int] | None:
 
 
 def _fork_again(writing: int) -> int:
-    """As `os.fork`; the parent writes the pid, or nothing if there can be no further process."""
+    """Forks as `os.fork` does; the parent writes the pid, or nothing if there can be no further
+    process."""
     try:
         pid = os.fork()
     except OSError:

@@ -45,7 +45,7 @@ class ServiceManager:
         self._timer: asyncio.TimerHandle | None = None
 
     def serving(self) -> None:
-        """It answers from now on; its loop is watched."""
+        """The process answers from now on; its loop is watched."""
         if not self._address or self._socket is not None:
             return
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
@@ -55,7 +55,7 @@ class ServiceManager:
             self._feed()
 
     def stopping(self) -> None:
-        """It ends by itself; the loop is fed on."""
+        """The process is ending; its watchdog is fed until then."""
         self._tell(STOPPING)
 
     def close(self) -> None:

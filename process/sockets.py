@@ -74,7 +74,7 @@ def check_port_free(host: str, port: int) -> None:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """One that others may accept from (socket activation). Raises OSError."""
+    """A socket that other processes may accept from (socket activation). Raises OSError."""
     sock = socket.create_server((host, port), backlog=BACKLOG)
     sock.setblocking(False)
     return sock

@@ -164,7 +164,7 @@ class Controllers:
             self._turn += 1
 
     def dead_by_leader(self) -> frozenset[int] | None:
-        """Who is dead as the leader judges, None while no controller leads."""
+        """The brokers that the leader calls dead, None while no controller leads."""
         return None if self.leader is None else self._sessions[self.leader].dead
 
     def ahead(self) -> tuple[str, int] | None:

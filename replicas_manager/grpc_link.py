@@ -294,7 +294,7 @@ class GrpcLink:
             session.send(pb.BrokerMessage(switch_failed=failed))
 
     async def hand_over(self, leader: str, broker_id: int, master_epoch: int, reason: str) -> bool:
-        """As an operator would: the leader asks this master back, on its session."""
+        """Asks the leader for a switch, as an operator would; it asks this master back."""
         request = pb.ElectMasterRequest(
             cluster_name=self._config.cluster_name,
             broker_name=self._config.broker_name,

@@ -149,7 +149,7 @@ class DurableFacts:
 
 @dataclass(frozen=True, slots=True)
 class ElectAnswer:
-    """Of the controllers, to the election that ends a planned switch."""
+    """The controllers' answer to the election that ends a planned switch."""
 
     code: int
     remark: str
@@ -163,7 +163,7 @@ class ControllerLink(Protocol):
         """The data folder was read. Comes before everything else."""
 
     def send(self, call: Call) -> None:
-        """One request. It ends in exactly one event, `Replied` or `Unanswered`."""
+        """Sends one request. It ends in exactly one event, `Replied` or `Unanswered`."""
 
     def open_sessions(self, broker_id: int) -> None:
         """Registered: keep a session with every controller from now on, if there is none."""

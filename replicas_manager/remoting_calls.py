@@ -200,7 +200,7 @@ class RemotingCalls:
     # -- views
 
     async def _group(self, target: str, timeout_ms: int) -> RoleView | None:
-        """As the leader has it, without names; None if it does not know the group."""
+        """The group as the leader has it, without names; None if it does not know the group."""
         reply = await self._call(target, self.requests.replicas(), timeout_ms)
         return group_view(reply, self._config.cluster_name, self._config.broker_name)
 

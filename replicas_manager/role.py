@@ -64,7 +64,7 @@ class ViewInForce:
 
     @property
     def key(self) -> Key:
-        """Of the view in force, (0, 0) before the first."""
+        """The key of the view in force, (0, 0) before the first."""
         return (0, 0) if self.view is None else self.view.key
 
     @property

@@ -88,7 +88,7 @@ class RoleRunner:
         self._task: asyncio.Task[None] | None = None
 
     def perform(self, effect: RunnerEffect) -> None:
-        """At once if nothing is under way and it needs no waiting, else in its turn."""
+        """Performs it at once if nothing is under way and it needs no waiting, else in its turn."""
         if isinstance(effect, BecomeMaster | BecomeSlave | StandDown):
             self._drop_superseded()
             self._queue.append(effect)

@@ -250,7 +250,7 @@ class Background:
         return self._jobs is not None
 
     def run_job(self, job: Callable[[], None]) -> None:
-        """Something that waits for the disk: in the thread for that, in the order of the calls, and
+        """Runs what waits for the disk: in the thread for that, in the order of the calls, and
         done before `stop_threads` returns. If it raises there, `fail` is called. What finds no
         room is done again later, and before those that follow."""
         if self._jobs is not None:

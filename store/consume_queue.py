@@ -201,7 +201,7 @@ class ConsumeQueue:
 
     @property
     def folder(self) -> Path:
-        """Of its files; it may not be there yet."""
+        """The folder of its files; it may not be there yet."""
         return Path(self._files.directory)
 
     def write_back(self) -> list[Path]:

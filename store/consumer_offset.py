@@ -450,7 +450,7 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
         return writes
 
     def set_timer(self, timer: TimerProgress) -> None:
-        """As `set_all`, for timers."""
+        """Sets the progress of timers, as `set_all` does that of delays."""
         if timer != self._timer:
             self._timer = timer
             self._new_version()

@@ -82,7 +82,7 @@ class NewFiles:
         return making
 
     def note(self, making: Making) -> None:
-        """It has ended. What was forgotten meanwhile is not there any more, or another's."""
+        """A making has ended. What was dropped meanwhile is not there any more, or another's."""
         self._running.remove(making)
         made = set(making.made)
         for path in making.paths:

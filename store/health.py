@@ -73,7 +73,7 @@ class StoreHealth:
         return disk.is_full(error) and self.log_failure is None
 
     def no_room(self, error: OSError, *, pauses: bool = True) -> None:
-        """Something could not be written. It is kept, and tried again; `pauses` unless what comes
+        """Notes what could not be written. It is kept, and tried again; `pauses` unless what comes
         next may find room where this did not."""
         if not self.full:
             log.warning("disk_full reason=%s", error)

@@ -144,8 +144,8 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
         self._changed()
 
     def over(self, now_ms: int) -> list[tuple[str, str, Queue]]:
-        """Some of the locks whose lease is over, as (group, client id, queue). A call looks at a
-        thousand; so many calls look at all."""
+        """Finds some of the locks whose lease is over, as (group, client id, queue). A call looks
+        at a thousand; so many calls look at all."""
         found = []
         for _ in range(LOOKED_AT_MAX):
             group, queue = next(self._looking, ("", None))

@@ -213,7 +213,7 @@ class ConsumeQueueStore:
         return len(keys)
 
     def _take_away(self, folder: Path) -> None:
-        """One rename takes a folder away, durably: whatever happens later to its files, none of
+        """Takes a folder away by one rename, durably: whatever happens later to its files, none of
         them is found again under its name. `take_deleted` has what is to be removed."""
         if not folder.is_dir():
             return
@@ -344,7 +344,7 @@ class QueueTable:
         return queue
 
     def topics_with_odd_queues(self) -> set[bytes]:
-        """Of which some queue is not `is_plain`."""
+        """The topics of which some queue is not `is_plain`."""
         names = {METADATA_TOPIC, *DUE_TOPICS, *self._on_system_record}
         return {name.encode("utf-8") for name in names}
 

@@ -214,7 +214,8 @@ class _Tails:
         self._words = gather(joined, self._separators + 1, _EIGHT).astype(np.uint64)
 
     def values(self, needle: bytes) -> _Values:
-        """Of the property that begins with `needle`, a name of at most 8 letters and \\x01.
+        """The values of the property that begins with `needle`, a name of at most 8 letters and
+        \\x01.
 
         A record where it stands twice, or is empty, or has no end, is no longer good.
         """

@@ -182,7 +182,7 @@ class CheckpointWriter:
 
     @property
     def covered_offset(self) -> int:
-        """Up to where a start after a crash need not read the log, -1 if it is not known."""
+        """The end of what a start after a crash need not read of the log, -1 if unknown."""
         offset = self._checkpoint.recovery_offset
         return -1 if offset is None else offset
 

@@ -78,7 +78,7 @@ class ConsumerGroup:
         return True
 
     def leave(self, channel: Hashable) -> ClientChannel:
-        """Who left. Raises KeyError if there is none."""
+        """Removes the client; returns who left. Raises KeyError if there is none."""
         gone = self.members.pop(channel)
         self._drop_id(gone.client_id)
         return gone

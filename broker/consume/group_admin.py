@@ -156,8 +156,8 @@ class GroupAdminProcessor:
     async def _progress_in(
         self, group: str, topic: str, pace: Pace
     ) -> dict[MessageQueue, OffsetWrapper]:
-        """Of a group in a topic; empty for a topic that is not there, or that the group, which is
-        here, has no subscription of."""
+        """The progress of a group in a topic; empty for a topic that is not there, or that the
+        group, which is here, has no subscription of."""
         config = self._topics.get(topic)
         known = self._clients.groups.get(group)
         await pace.step()

@@ -219,7 +219,7 @@ class PopHold(HeldRequests[Waiting]):
         return True
 
     def more(self, topic: str, group: str) -> None:
-        """There is something for the next of this group."""
+        """A message is left over: wakes the next request of this group."""
         queues = list(self._queues.get((topic, group), ()))
         self._ready.append((topic, group, queue) for queue in queues)
 

@@ -119,7 +119,7 @@ class PopProcessor:
             self._wait(ask, woken=False)
 
     def _may_look(self) -> bool:
-        """Not while a switch drains the log, nor before all is known that is in flight."""
+        """False while a switch drains the log, and until all that is in flight is known."""
         return self._service.is_loaded and not self._path.hold.active
 
     def _go_on(self, ask: Ask, walk: Walk, *, woken: bool) -> None:
@@ -289,7 +289,7 @@ class PopProcessor:
         self._hold.drop_owner(connection)
 
     def role_changed(self, before: PopHold | None = None) -> None:
-        """Who waits is to ask the new master. A slice in a turn: `before` holds the rest."""
+        """Held requests are to ask the new master. A slice in a turn: `before` holds the rest."""
         if before is None:
             before, self._hold = self._hold, PopHold()
         what = "the role of this broker changed: ask the name server for the master"

@@ -240,7 +240,7 @@ class PopService(DueService):
         super().begin()
 
     def end(self) -> None:
-        """It is not master any more and knows nothing: the log decides."""
+        """This broker is not master any more. It drops what it knew: the log decides."""
         super().end()
         self.is_loaded = False
         self.table = PopTable()
@@ -368,7 +368,7 @@ class PopService(DueService):
                 self.table.wake(point, now_ms + WAITS_MS)
 
     def _write_oldest_again(self) -> None:
-        """So that a new master has little to read, however long the oldest may take."""
+        """Gives a new master little to read, however long the oldest may take."""
         table = self.table
         for _ in range(REVIVES_A_TURN):
             if table.next_record - table.oldest_record <= max(SPAN_MIN, 4 * len(table)):

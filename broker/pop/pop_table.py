@@ -307,7 +307,7 @@ class PopTable:
         return next(iter(self._buckets[self._heap[0]]))
 
     def forget(self, point: CheckPoint) -> None:
-        """Nobody goes on with an orderly pop."""
+        """Drops an orderly pop with which no consumer goes on."""
         self._close(point, tuple(point.open))
 
     # What the log has to keep.

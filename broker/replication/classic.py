@@ -99,7 +99,7 @@ class PreOnline:
         return ""
 
     async def _connected(self, host: str) -> None:
-        """Until a slave follows from there, or the time is over."""
+        """Waits until a slave follows from there, or the time is over."""
         try:
             async with asyncio.timeout(CONNECT_S):
                 while not self._ha.is_followed_from(host):  # noqa: ASYNC110  seen by its reports

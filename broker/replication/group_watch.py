@@ -180,7 +180,7 @@ class GroupWatch:
         return ()
 
     async def _members(self) -> Members | None:
-        """Of all name servers that answer; None if there are some and none answers."""
+        """The members by all name servers that answer; None if there are some and none answers."""
         name_servers = self._broker.name_servers
         answers = await asyncio.gather(*map(self._members_at, name_servers), return_exceptions=True)
         members: dict[int, set[str]] = {}

@@ -104,7 +104,7 @@ class DueService:
         self._wake_in(0)
 
     def end(self) -> None:
-        """It is not master any more: a slave delivers nothing."""
+        """This broker is not master any more: a slave delivers nothing."""
         self._is_running = False
         if self._timer is not None:
             self._timer.cancel()
@@ -282,7 +282,7 @@ class TimerService(DueService):
             self._wake_in(0)
 
     def delivered_until_ms(self) -> int:
-        """Up to then all that was due is delivered, on every member. 0 where that is not known."""
+        """The time up to which all that was due is delivered, on every member; 0 if unknown."""
         queue = self._queue
         if not self._is_running or not queue.is_level:
             return 0

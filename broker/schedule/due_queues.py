@@ -253,7 +253,7 @@ class TimerQueue:
 
 
 class TimerCounts:
-    """Of one mastership. Counted is what lies below `next_offset` of the timer's queue."""
+    """Counts of one mastership, of what lies below `next_offset` of the timer's queue."""
 
     def __init__(self) -> None:
         self.next_offset = 0

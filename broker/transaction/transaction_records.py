@@ -191,8 +191,8 @@ class TransactionTable:
         return None
 
     def later(self, half: Half, now_ms: int, pause_ms: int | None = None) -> None:
-        """Nobody can be asked, or nothing can be written now: again after the interval, or after
-        `pause_ms`."""
+        """No producer can be asked, or nothing can be written now: tries again after the interval,
+        or after `pause_ms`."""
         self._ending.discard(half.queue_offset)
         wait_ms = self.rules.interval_ms if pause_ms is None else pause_ms
         heapq.heappush(self._due, (now_ms + wait_ms, half.queue_offset))

@@ -152,8 +152,8 @@ class RemotingEndpoint:
         return _answer(request, result, _master(view), msgspec.json.encode(body, order="sorted"))
 
     async def _heard(self, broker_name: str, broker_id: int) -> None:
-        """Until it is known what the log of a broker holds that asks to be a group's first master
-        (R19). Java sends that in a heartbeat from another thread, which may come later."""
+        """Waits until it is known what the log of a broker holds that asks to be a group's first
+        master (R19). Java sends that in a heartbeat from another thread, which may come later."""
         group = self._requests.state.group(broker_name)
         record = group.replica(broker_id) if group is not None else None
         if group is None or group.master_epoch or record is None or record.incarnation:

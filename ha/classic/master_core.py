@@ -235,7 +235,7 @@ class ClassicMasterCore:
         return effects
 
     def _pause_ms(self, now_ms: int) -> int:
-        """Until something is due: a heartbeat, the end of a silence, the next second's flow."""
+        """Milliseconds until a heartbeat, the end of a silence or the next second's flow is due."""
         due = [now_ms + self.policy.heartbeat_ms]
         for slave in self.connections.values():
             due.append(slave.read_ms + self.policy.housekeeping_ms)
