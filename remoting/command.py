@@ -32,6 +32,7 @@ FRAME_SIZE_MAX: Final = 16_777_216
 BUFFER_SIZE: Final = 65_536
 _FRAME: Final = struct.Struct(">II")
 _unpack: Final = _FRAME.unpack_from
+_I32: Final = struct.Struct(">i")
 
 
 class RemotingCommand(msgspec.Struct, eq=False):
@@ -280,7 +281,6 @@ _LANGUAGES: Final = {language.name: language for language in LanguageCode}
 # Codes above 16 bits as they arrive in a binary header.
 _ALIASES: Final = {int(code) & 0xFFFF: int(code) for code in RequestCode if code > 0xFFFF}
 _BINARY_HEAD: Final = struct.Struct(">HBhiii")
-_I32: Final = struct.Struct(">i")
 _FLAG_AT: Final = 9
 # `{"code":310,`: the beginning of a header has its code, up to three digits; peers send few.
 _CODE_PREFIX: Final = 12

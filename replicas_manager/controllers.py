@@ -40,6 +40,8 @@ UNANSWERED_RETRY_MS = 100
 ELECT_GRACE_MS = 300
 """For a view that names an earlier incarnation of this broker: the controllers elect by
 themselves (R3)."""
+FETCH_AFTER_MS = 100
+"""An answer named a newer view: its push may be this much later."""
 
 
 @dataclass(slots=True)
@@ -228,10 +230,6 @@ class Controllers:
         if self.leader is None:
             return self._timings.heartbeat_ms
         return pace_ms if controller == self.leader else self._timings.follower_heartbeat_ms
-
-
-FETCH_AFTER_MS = 100
-"""An answer named a newer view: its push may be this much later."""
 
 
 class Registration:

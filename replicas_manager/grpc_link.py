@@ -65,6 +65,8 @@ GOODBYE_TIMEOUT_S: Final = 0.3
 ELECT_TIMEOUT_S: Final = 0.2
 LOW_HELD_S: Final = 5.0
 """The longest that clients get high descriptors, where a controller is away."""
+UNANSWERED_TOLD: Final = 20
+"""After so many registrations that nobody answered the log says what may be wrong."""
 
 
 class EventReporter:
@@ -162,10 +164,6 @@ class EventReporter:
                 "event_refused kind=%s code=%d remark=%r", request.kind, code, reply.status.remark
             )
         return bool(code != ResponseCode.CONTROLLER_NOT_LEADER)
-
-
-UNANSWERED_TOLD: Final = 20
-"""After so many registrations that nobody answered the log says what may be wrong."""
 
 
 class GrpcLink:

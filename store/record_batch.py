@@ -33,6 +33,14 @@ HEAD: Final = np.dtype(RECORD_V4.dtype)
 BYTES_MAX: Final = 1 << 20
 _BYTES_FIRST: Final = 32 << 10
 """What is read at first; twice as much each time while all of it is good."""
+# The end of the properties: the CRC of all before it, least significant digit first.
+_CRC_TAIL: Final = np.dtype(
+    [("name", f"S{len(CRC_PROPERTY)}"), ("digits", "u1", 10), ("separator", "u1")]
+)
+_PLACES: Final = 10 ** np.arange(10, dtype=np.int64)
+_unpack_start: Final = RECORD_HEAD.only("size", "magic").unpack_from
+_CRC_NAME_SIZE: Final = len(CRC_PROPERTY)
+_crc32: Final = zlib.crc32
 
 
 class _Powers:
@@ -98,15 +106,7 @@ def _hash_behind(prefix: int, piece: bytes) -> int:
     return (prefix * pow(31, units, _MODULUS) + java_string_hash(text)) % _MODULUS
 
 
-# The end of the properties: the CRC of all before it, least significant digit first.
-_CRC_TAIL: Final = np.dtype(
-    [("name", f"S{len(CRC_PROPERTY)}"), ("digits", "u1", 10), ("separator", "u1")]
-)
 assert _CRC_TAIL.itemsize == CRC_TAIL_SIZE
-_PLACES: Final = 10 ** np.arange(10, dtype=np.int64)
-_unpack_start: Final = RECORD_HEAD.only("size", "magic").unpack_from
-_CRC_NAME_SIZE: Final = len(CRC_PROPERTY)
-_crc32: Final = zlib.crc32
 
 
 def checked_end(view: memoryview, start: int, offset: int, segment_end: int) -> int:

@@ -36,6 +36,12 @@ _TOPIC: Final = attrgetter("topic")
 
 SIGHTING_MS: Final = 40_000
 """A stock client that lives is heard every 30 s."""
+PIECE: Final = 500
+"""How many clients one piece names, and how many old sightings one call drops."""
+TOLD_MAX: Final = 40_000
+SAME_MS: Final = 1000
+MOVING_MS: Final = 30_000
+"""A stock client learns of another master within this time."""
 
 
 @dataclass(slots=True)
@@ -270,14 +276,6 @@ class ConsumerManager:
     def _channels(self, name: str) -> tuple[Hashable, ...]:
         group = self.groups.get(name)
         return tuple(group.members) if group is not None else ()
-
-
-PIECE: Final = 500
-"""How many clients one piece names, and how many old sightings one call drops."""
-TOLD_MAX: Final = 40_000
-SAME_MS: Final = 1000
-MOVING_MS: Final = 30_000
-"""A stock client learns of another master within this time."""
 
 
 class _Sighting(NamedTuple):

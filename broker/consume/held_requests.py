@@ -27,6 +27,7 @@ KEY_MAX: Final = 1024
 ALL_MAX: Final = 100_000
 _Place = tuple[str, str, int]
 """Topic, group, queue id."""
+P = TypeVar("P", bound=Hashable)
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +42,6 @@ class HeldRequest:
 
 
 H = TypeVar("H", bound=HeldRequest)
-P = TypeVar("P", bound=Hashable)
 
 
 class HeldRequests(Generic[H]):

@@ -59,6 +59,13 @@ _FIRST_POP_TIME: Final = b"1ST_POP_TIME\x01"
 PROGRESS_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 READ_RECORDS: Final = 256
 """How many records are read in one turn of the loop."""
+POSITIONS_A_TURN: Final = 256
+REVIVES_A_TURN: Final = 8
+"""How many check points are given back in one turn, each of at most 32 messages."""
+SPAN_MIN: Final = 16_384
+WAITS_MS: Final = 1000
+"""Until what could not be given back is tried again."""
+Outcome = Callable[[int, str], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -186,15 +193,6 @@ class Reviver:
             message.properties += b"%b%b%d\x02" % (tail, _FIRST_POP_TIME, point.pop_time)
         self._store.appender.put_message(message)
         self._path.schedule_flush()
-
-
-POSITIONS_A_TURN: Final = 256
-REVIVES_A_TURN: Final = 8
-"""How many check points are given back in one turn, each of at most 32 messages."""
-SPAN_MIN: Final = 16_384
-WAITS_MS: Final = 1000
-"""Until what could not be given back is tried again."""
-Outcome = Callable[[int, str], None]
 
 
 class PopService(DueService):

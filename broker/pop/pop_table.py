@@ -33,6 +33,8 @@ Key = tuple[str, str, int]
 NEVER: Final = 1 << 62
 _BUCKET_BITS: Final = 7
 """What is due is looked at in buckets of 128 ms."""
+ORDER_KEPT_MS: Final = 24 * 3600 * 1000
+"""How long an orderly pop that nobody goes on with is remembered, as in Java."""
 
 
 class Popped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -93,10 +95,6 @@ def decode_pop_record(body: bytes) -> PopRecord:
     if not all(one.offsets for one in record.popped):
         raise RemoteProtocolError("POP record: popped without offsets")
     return record
-
-
-ORDER_KEPT_MS: Final = 24 * 3600 * 1000
-"""How long an orderly pop that nobody goes on with is remembered, as in Java."""
 
 
 @dataclass(slots=True, eq=False)

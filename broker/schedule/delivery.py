@@ -61,6 +61,10 @@ BLOCKED_MS: Final = 10
 """Until it is tried again while this master takes no writes, or replicas lag."""
 REFUSED_MS: Final = 100
 DAMAGED_MS: Final = 10_000
+LATE_MS: Final = 10_000
+"""A message that is put now may be due before it can be seen; never so long before."""
+_HASH_BITS: Final = 33
+"""A tags code below is the hash of TAGS: a Java broker built the unit."""
 
 
 class Delivery:
@@ -239,12 +243,6 @@ class ScheduleMessageService(DueService):
             if count:
                 self._queues.delivered(look.queue_id, count)
         return count, 0
-
-
-LATE_MS: Final = 10_000
-"""A message that is put now may be due before it can be seen; never so long before."""
-_HASH_BITS: Final = 33
-"""A tags code below is the hash of TAGS: a Java broker built the unit."""
 
 
 class TimerService(DueService):

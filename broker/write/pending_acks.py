@@ -25,6 +25,9 @@ from batonmq.store.config import StoreConfig
 
 CLEAN_MS: Final = 50
 """How long after such a write: time enough to read what waited in the sockets."""
+Outcome = Callable[[int, str], None]
+"""Called once with (response code, remark); code 0 means confirmed."""
+SLICE: Final = 512
 
 
 class ReplySink(Protocol):
@@ -33,9 +36,6 @@ class ReplySink(Protocol):
     def write(self, frame: bytes) -> None: ...
 
 
-Outcome = Callable[[int, str], None]
-"""Called once with (response code, remark); code 0 means confirmed."""
-SLICE: Final = 512
 _Reply = tuple[int, int, ReplySink, bytes]
 """End offset, deadline, and the frame with where it goes."""
 

@@ -54,6 +54,10 @@ STALL_MS: Final = 200
 
 PLANNED_GOODBYES: Final = ("goodbye", "planned stop")
 """The reasons of a planned stop; any other one is shown in the history."""
+CONFIRM_TIMEOUT_MS: Final = 300
+CONFIRM_AGAIN_MS: Final = 10
+FOLLOWER_TICKS: Final = 2
+"""A node that decides nothing ticks less often."""
 
 
 class BrokerSession:
@@ -135,10 +139,6 @@ class OpenSessions:
             message = pb.ControllerMessage(view=role_view_to_pb(view))
             for session in sessions:
                 session.send(message)
-
-
-CONFIRM_TIMEOUT_MS: Final = 300
-CONFIRM_AGAIN_MS: Final = 10
 
 
 class HeartbeatAnswers:
@@ -224,10 +224,6 @@ class HeartbeatAnswers:
                 )
             )
         )
-
-
-FOLLOWER_TICKS: Final = 2
-"""A node that decides nothing ticks less often."""
 
 
 class BrokerWatch:
