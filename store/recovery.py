@@ -201,7 +201,7 @@ def _note_damage(
     end = recovered.end_offset
     rebooted = files.last_run is not None and not files.last_run.survived(boot_id)
     if recovered.damage is not None:
-        files.suspect_mark.set(replace(recovered.damage, until_level=rebooted))
+        files.suspect_mark.add(replace(recovered.damage, until_level=rebooted))
     if recovered.damage is not None or not rebooted or not controller_mode:
         return
     if files.suspect_mark.report is not None:

@@ -138,6 +138,25 @@ class SuspectMark:
         replace_file(self._path, _encoded(report))
         self._is_stored = True
 
+    def add(self, damage: Suspicion) -> None:
+        """Damage was found at the log's end: what was bad below it is no better for that. Durable
+        on return. Raises OSError."""
+        before = self.report
+        if before is None:
+            self.set(damage)
+            return
+        # Of a reboot no place is known; what was discarded is fetched again, or not there.
+        is_no_place = before.kind == "reboot" or before.discarded
+        self.set(
+            replace(
+                damage if is_no_place or damage.offset <= before.offset else before,
+                end_offset=max(before.end_offset, damage.end_offset),
+                discarded=False,
+                kind="damage",
+                until_level=damage.until_level or before.until_level or before.kind == "reboot",
+            )
+        )
+
     def note_damage(self, error: CorruptLogError, end_offset: int, kind: Kind = "damage") -> None:
         """Damage in a running store: remembered, so that what was there is fetched again (R24)."""
         self._note(Suspicion(error.file, error.offset, error.what, end_offset, kind=kind))

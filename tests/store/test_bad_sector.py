@@ -124,6 +124,29 @@ def test_r24_a_file_that_was_shortened_under_the_map_is_whole_in_length_again(ri
     assert store.trust.discard_damaged_tail() <= PAGE
 
 
+def test_r24_zeros_at_the_end_do_not_hide_that_more_is_gone_below_them(rig):
+    """The page lies below where a start begins to read, and the log ends in the zeros behind it:
+    all from the page on is fetched again, not only what a start looks at."""
+    store = rig.open_master()
+    rig.put_confirmed(store, *[b"%02d" % n + bytes([65 + n]) * 900 for n in range(6)])
+    store.checkpoints.flush_derived()
+    before = (rig.root / "checkpoint").read_bytes()
+    rig.put_confirmed(store, b"06" + b"x" * 900)
+    store.checkpoints.flush_derived()
+    rig.kill(store)
+    (rig.root / "checkpoint").write_bytes(before)  # the queue shows more than it says
+    assert PAGE + 1000 < store.max_phy_offset < 8192
+    with rig.segment().open("r+b") as file:
+        file.truncate(PAGE)
+    die_at(rig, PAGE + 5)
+    for _ in range(2):
+        store = rig.open()
+        assert store.trust.damage.offset <= PAGE
+        rig.kill(store)
+    store = rig.open()
+    assert store.trust.discard_damaged_tail() <= PAGE
+
+
 def test_a_page_that_can_be_read_after_all_is_only_noted(rig):
     filled(rig)
     die_at(rig, PAGE)
