@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -32,21 +33,25 @@ class Making:
     def __init__(self, paths: Sequence[str], size: int) -> None:
         self.paths = paths
         self._size = size
+        self._lock = threading.Lock()
         self._skipped: set[str] = set()
         self.made: list[str] = []
         self.is_done = False
 
     def skip(self, folder: str) -> None:
-        """Make nothing more in it. From any thread."""
-        self._skipped.add(folder)
+        """Nothing more is made in it when this returns: it may be taken away. From any thread;
+        waits for the file that is being made."""
+        with self._lock:
+            self._skipped.add(folder)
 
     def run(self) -> None:
         """In any thread. A file that is there already is left alone, and does not count as made.
         At the first error it ends: the loop will meet it, and deal with it (R45)."""
         try:
             for path in self.paths:
-                if _folder_of(path) not in self._skipped:
-                    self._make(path)
+                with self._lock:
+                    if _folder_of(path) not in self._skipped:
+                        self._make(path)
         except OSError as error:
             log.info("files_left_to_the_loop count=%d why=%s", len(self.paths), error)
         finally:

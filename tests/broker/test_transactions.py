@@ -769,18 +769,18 @@ def test_g8_a_damaged_record_of_a_transaction_is_tried_again(
     """It is told, a good copy may lead by then, or it is mended; the others wait so long."""
 
     async def play(rig: Rig) -> None:
-        transactions, faults = rig.service.waiting.transactions, []
+        transactions, faults, reads = rig.service.waiting.transactions, [], []
+        await until(lambda: transactions._loaded.is_set())
         monkeypatch.setattr(transactions, "_damaged", faults.append)
-        read_slice = transactions._read_slice
 
         def damaged_once() -> bool:
+            reads.append(len(faults))
             if not faults:
                 raise CorruptLogError("a file", 7, "CRC")
-            return read_slice()
+            return False
 
         monkeypatch.setattr(transactions, "_read_slice", damaged_once)
-        await half(rig)
-        await until(lambda: len(transactions) == 1)
+        await until(lambda: len(reads) > 1)
         assert len(faults) == 1
 
     run_with_broker(tmp_path, play, broker=NO_CHECKS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -172,3 +173,46 @@ def test_r45_a_making_that_meets_a_full_disk_has_ended_too(
     monkeypatch.setattr(disk, "makedirs", full)
     making.run()
     assert making.is_done and not making.made
+
+
+def test_r39_a_folder_is_taken_away_when_nothing_is_being_made_in_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the second file of a queue would stand alone there: the next start would take it for a
+    queue that begins behind it, and show no message of the topic made again."""
+    making = rig.making(rig.queue())
+    begun, asked, goes_on = threading.Event(), threading.Event(), threading.Event()
+    makedirs, lock, taken = disk.makedirs, making._lock, []
+
+    class Asked:
+        """The lock; says when somebody wants it while a file is being made."""
+
+        def __enter__(self) -> None:
+            if begun.is_set():
+                asked.set()
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    def slow(path: str) -> None:
+        begun.set()
+        goes_on.wait()
+        makedirs(path)
+
+    def take() -> None:
+        rig.handles.new_files.forget(str(rig.folder))
+        taken.append((rig.folder / f"{0:020d}").exists())
+
+    making._lock = Asked()  # type: ignore[assignment]
+    monkeypatch.setattr(disk, "makedirs", slow)
+    threads = [threading.Thread(target=making.run), threading.Thread(target=take)]
+    threads[0].start()
+    begun.wait()
+    threads[1].start()
+    asked.wait()
+    assert taken == [], "it waits for the file that is being made"
+    goes_on.set()
+    for thread in threads:
+        thread.join()
+    assert taken == [True]

@@ -204,4 +204,4 @@ def test_g8_that_a_unit_is_good_says_nothing_of_one_of_another_block(rig, monkey
     path, position = place(rig, 9)
     rig.flip(path, position + 7)
     store = rig.open_master()
-    assert bodies(rig, store) == [b"m%02d" % number for number in range(COUNT)]
+    assert rig.read_bodies(store) == [b"m%02d" % number for number in range(COUNT)]
