@@ -52,6 +52,11 @@ class GivenUp:
         due = [each for each in self._elections if each.at is None and each.epoch <= epoch]
         return due[-1] if due else None
 
+    def is_won_by(self, host: BrokerHost, epoch: int) -> bool:
+        """Whether `host` acts in `epoch`, for which it was elected uncleanly."""
+        election = self.pending(epoch)
+        return election is not None and (election.winner, election.epoch) == (host, epoch)
+
     def completed(self, election: Unclean, at: int, host: BrokerHost, kept: Iterable[int]) -> None:
         """A master opened whose log is the truth up to `at`; those of others that live are up to
         `kept`."""

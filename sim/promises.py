@@ -75,6 +75,8 @@ class Promises:
         store, gate = service.store, service.path.gate
         epoch, end = gate.master_epoch, store.confirm_offset
         self._shown[host.name] = (host.boot, end)
+        if self.given_up.is_won_by(host, store.epochs.last_epoch):
+            return  # what it alone has is confirmed by its election; it is looked at when it opens
         bound = self._bound(host)
         if bound is None and (fault := self._copies.shown(host)):
             self._violate(fault)

@@ -191,8 +191,8 @@ class Producer(GroupMember):
         """Sends a question, and waits for the answer that a consumer gives with `reply`.
 
         Both together may take `timeout_ms`. The question is consumed at least once, so it may be
-        answered more than once: the first answer counts. Raises NoReplyError if none came in time,
-        and as `send`.
+        answered more than once: the first answer counts, even one that comes before the question
+        is acknowledged. Raises NoReplyError if none came in time, and as `send`.
         """
         self._check_running()
         check_send([message], queue, timeout_ms)
@@ -202,7 +202,16 @@ class Producer(GroupMember):
         reply = self._questions.wait_for(asked)
         try:
             await self._questions.announce(await self._routes.get(asked.topic, deadline_ms))
-            await self.send(asked, queue=queue, selector=selector, timeout_ms=limit_ms)
+            sending = asyncio.create_task(
+                self.send(asked, queue=queue, selector=selector, timeout_ms=limit_ms)
+            )
+            try:
+                await asyncio.wait((sending, reply), return_when=asyncio.FIRST_COMPLETED)
+                if not reply.done():
+                    await sending
+            finally:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
             async with asyncio.timeout(max(0, deadline_ms - boot_ms()) / 1000):
                 return await reply
         except TimeoutError as error:
