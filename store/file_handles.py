@@ -33,28 +33,33 @@ class Making:
     def __init__(self, paths: Sequence[str], size: int) -> None:
         self.paths = paths
         self._size = size
-        self._lock = threading.Lock()
+        self._making = threading.Lock()
+        self._folder = ""  # in which a file is being made
         self._skipped: set[str] = set()
         self.made: list[str] = []
         self.is_done = False
 
     def skip(self, folder: str) -> None:
         """Nothing more is made in it when this returns: it may be taken away. From any thread;
-        waits for the file that is being made."""
-        with self._lock:
-            self._skipped.add(folder)
+        waits only for a file that is being made in it."""
+        self._skipped.add(folder)
+        if self._folder == folder:
+            with self._making:
+                pass
 
     def run(self) -> None:
         """In any thread. A file that is there already is left alone, and does not count as made.
         At the first error it ends: the loop will meet it, and deal with it (R45)."""
         try:
             for path in self.paths:
-                with self._lock:
-                    if _folder_of(path) not in self._skipped:
+                with self._making:
+                    self._folder = _folder_of(path)
+                    if self._folder not in self._skipped:
                         self._make(path)
         except OSError as error:
             log.info("files_left_to_the_loop count=%d why=%s", len(self.paths), error)
         finally:
+            self._folder = ""
             self.is_done = True
 
     def _make(self, path: str) -> None:

@@ -54,6 +54,9 @@ class _Table:
     def set_state_version(self, version: int) -> None:
         self.master_epoch = version
 
+    def query(self, group: str, topic: str, queue_id: int) -> int:
+        return -1
+
     def clamped(self, end_of: Any) -> tuple[None, ...]:
         return ()
 

@@ -182,7 +182,7 @@ def test_r39_a_folder_is_taken_away_when_nothing_is_being_made_in_it(
     queue that begins behind it, and show no message of the topic made again."""
     making = rig.making(rig.queue())
     begun, asked, goes_on = threading.Event(), threading.Event(), threading.Event()
-    makedirs, lock, taken = disk.makedirs, making._lock, []
+    makedirs, lock, taken = disk.makedirs, making._making, []
 
     class Asked:
         """The lock; says when somebody wants it while a file is being made."""
@@ -204,7 +204,7 @@ def test_r39_a_folder_is_taken_away_when_nothing_is_being_made_in_it(
         rig.handles.new_files.forget(str(rig.folder))
         taken.append((rig.folder / f"{0:020d}").exists())
 
-    making._lock = Asked()  # type: ignore[assignment]
+    making._making = Asked()  # type: ignore[assignment]
     monkeypatch.setattr(disk, "makedirs", slow)
     threads = [threading.Thread(target=making.run), threading.Thread(target=take)]
     threads[0].start()

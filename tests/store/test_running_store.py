@@ -28,16 +28,18 @@ def within(
 def test_r39_a_topic_may_be_deleted_while_a_thread_makes_its_files(
     rig: StoreRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a running store: the thread makes the file, the loop deletes the topic in its middle."""
+    """In a running store: the thread makes the file, the loop deletes the topic in its middle, and
+    waits for that file."""
     store = rig.open_master(flush_interval_consume_queue=20)
     fatal: list[BaseException] = []
 
     async def play(loop: asyncio.AbstractEventLoop) -> None:
         store.start(loop, fatal.append)
         real, threads = disk.makedirs, list[str]()
-        deleted = threading.Event()
+        begun, deleted = threading.Event(), threading.Event()
 
         def delete() -> None:
+            begun.set()
             store.delete_topic("T")
             deleted.set()
 
@@ -46,11 +48,12 @@ def test_r39_a_topic_may_be_deleted_while_a_thread_makes_its_files(
             if "/T/" in str(folder) and not threads:
                 threads.append(threading.current_thread().name)
                 loop.call_soon_threadsafe(delete)
-                assert deleted.wait(5)
+                assert begun.wait(5)
 
         monkeypatch.setattr(disk, "makedirs", makedirs)
         rig.put_confirmed(store, b"x")
         await until(deleted.is_set)
+        assert not (rig.root / "consumequeue" / "T" / "0").exists()
         rig.put_confirmed(store, b"y", topic="U")
         await until((rig.root / "consumequeue" / "U").exists)
         assert threads == ["store-jobs"] and not fatal and not store.health.has_failed
