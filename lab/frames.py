@@ -33,6 +33,7 @@ METADATA: Final = 1005
 SYNC_STATE: Final = 1006
 EPOCHS: Final = 1007
 OK: Final = 0
+SYSTEM_BUSY: Final = 2
 PULL_RETRY: Final = 20
 FLAG_ONEWAY: Final = 2
 BROKER_NAME: Final = "broker-a"

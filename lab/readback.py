@@ -10,6 +10,10 @@ from lab.probe import QUEUES, TOPIC
 _AT_A_TIME = 512
 
 
+class MasterMoved(RuntimeError):
+    """Another broker leads by now: `read_on` goes on there."""
+
+
 class ReadBack:
     """The writes of each probe: number of the write -> physical offset.
 
@@ -28,8 +32,9 @@ class ReadBack:
         return self._stored.setdefault(padded(prefix), {})
 
     def read_on(self, master: str) -> None:
-        """Reads what is new. Raises OSError if the connection breaks, RuntimeError if the master
-        does not serve what it says it holds, ValueError for bytes that are no records."""
+        """Reads what is new. Raises OSError if the connection breaks, MasterMoved if that broker is
+        not the master, RuntimeError if the master does not serve what it says it holds, ValueError
+        for bytes that are no records."""
         with Connection(master, timeout_s=15.0) as connection:
             for queue_id in range(QUEUES):
                 self._read_queue(connection, queue_id)
@@ -42,6 +47,8 @@ class ReadBack:
         while self._next[queue_id] < end:
             offset = self._next[queue_id]
             reply = connection.pull(TOPIC, offset, queue_id=queue_id, count=_AT_A_TIME)
+            if reply.code == frames.SYSTEM_BUSY:
+                raise MasterMoved(reply.remark)
             following = int(reply.ext.get("nextBeginOffset", "0"))
             if reply.code not in (frames.OK, frames.PULL_RETRY) or following <= offset:
                 raise RuntimeError(
