@@ -302,6 +302,7 @@ def test_r45_a_slaves_full_disk_is_named_and_ends_by_itself(tmp_path, monkeypatc
             assert log_of(s) == log_of(m)
             await until(lambda: m.service.replication.in_sync_count() == 2)
             assert (await m.send(body=b"after")).code == 0
+            assert s.service.replication.service.following_problem == ""
 
     uvloop.run(play())
 

@@ -151,6 +151,31 @@ def test_a_recalled_message_never_comes_also_after_a_restart(tmp_path: Path, clo
     run_with_broker(tmp_path, after, broker=RECALLS)
 
 
+def test_a_recall_that_is_over_takes_back_nothing_after_a_restart(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """A new master reads it again beside what waits still."""
+
+    async def before(rig: Rig) -> None:
+        await rig.send("T", b"waits", TIMER_DELAY_SEC="900", UNIQ_KEY="K0")
+        first = await rig.send("T", b"recalled", TIMER_DELAY_SEC="60", UNIQ_KEY="K1")
+        assert (await recall(rig, first)).code == 0
+        clock.ahead_ms = 70_000
+        await until(lambda: len(rig.service.waiting.timers) == 1)
+
+    async def after(rig: Rig) -> None:
+        await until(lambda: len(rig.service.waiting.timers) == 1)
+        await rig.send("T", b"again", TIMER_DELIVER_MS=str(wall_ms() + 80_000), UNIQ_KEY="K1")
+        await until(lambda: len(rig.service.waiting.timers) == 2)
+        clock.ahead_ms = 100_000
+        await until(lambda: len(rig.service.waiting.timers) == 1)
+        await rig.send("T", b"last")
+        assert [one.body for one in await messages(rig, "T")] == [b"again", b"last"]
+
+    run_with_broker(tmp_path, before, broker=RECALLS)
+    run_with_broker(tmp_path, after, broker=RECALLS)
+
+
 def test_a_recall_takes_back_every_copy_of_a_send_that_was_tried_again(
     tmp_path: Path, clock: Clock
 ) -> None:
@@ -333,6 +358,26 @@ def test_60_says_up_to_when_all_is_delivered(tmp_path: Path, clock: Clock) -> No
         clock.ahead_ms = delivery.LATE_MS + 1000
         await until(lambda: timers.delivered_until_ms() > 0)
         assert await read_ms() < before_ms + 2000, "it waits still"
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r30_60_says_nothing_of_what_is_delivered_and_not_confirmed(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """That may be cut: a Java slave that took over would begin behind it."""
+
+    async def play(rig: Rig) -> None:
+        timers, path = rig.service.waiting.timers, rig.service.path
+        await rig.send("T", TIMER_DELAY_SEC="20")
+        await until(lambda: len(timers) == 1)
+        confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
+        clock.ahead_ms = 60_000
+        await until(lambda: len(timers) == 0)
+        assert timers.delivered_until_ms() == 0
+        path.confirmed = confirmed  # type: ignore[method-assign]
+        path.end_turn()
+        await until(lambda: timers.delivered_until_ms() > 0)
 
     run_with_broker(tmp_path, play)
 

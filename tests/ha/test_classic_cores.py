@@ -139,6 +139,17 @@ def test_a_negative_report_is_refused() -> None:
         ReportReader().feed(encode_report(-1))
 
 
+def test_the_largest_frame_that_java_takes_is_taken() -> None:
+    head = FrameHead(7, BODY_SIZE_MAX)
+    assert list(FrameReader().feed(memoryview(encode_head(*head)))) == [head]
+
+
+def test_reports_are_read_however_they_are_cut() -> None:
+    reader, stream = ReportReader(), b"".join(map(encode_report, (5, 70_000, 1 << 40)))
+    read = [reader.feed(stream[at : at + 5]) for at in range(0, len(stream), 5)]
+    assert read == [None, 5, None, 70_000, 1 << 40]
+
+
 # -- the master
 
 
@@ -147,6 +158,13 @@ def test_an_empty_slave_starts_with_the_last_segment() -> None:
     core.connection_opened(1, "a:1", NOW)
     (sent,) = core.reported(1, 0, NOW)
     assert (sent.offset, sent.size) == (3 * SEGMENT, 100)
+
+
+def test_an_empty_slave_is_sent_nothing_from_before_the_log_begins() -> None:
+    core = a_master(end=500, begin=100)
+    core.connection_opened(1, "a:1", NOW)
+    (sent,) = core.reported(1, 0, NOW)
+    assert (sent.offset, sent.size) == (100, 400)
 
 
 def test_a_frame_stays_within_its_segment_and_the_window() -> None:
@@ -225,6 +243,8 @@ def test_a_silent_slave_is_dropped_and_a_quiet_one_gets_heartbeats() -> None:
     core.connection_opened(1, "a:1", NOW)
     core.reported(1, 10, NOW)
     assert [e.header for e in core.tick(NOW + 5_000)] == [encode_head(10, 0)]
+    assert core.wakeup_ms == NOW + 10_000
+    assert core.tick(NOW + 5_001) == [], "one an interval"
     (close,) = core.tick(NOW + 20_000)
     assert isinstance(close, CloseConnection)
     assert "20000 ms" in close.reason
@@ -282,6 +302,7 @@ def test_reports_wait_for_the_disk_under_haSyncFlush() -> None:
     core = ClassicSlaveCore(SlavePolicy(sync_flush=True), SEGMENT, NOW)
     core.follow(MasterAddresses("m:10912"), NOW)
     assert core.connected(100, 40, NOW) == [FlushTo(100)]
+    assert core.tick(core.wakeup_ms) == [], "a report of 0 would have the log sent anew"
     assert core.turn_ended(100, 100, NOW) == [SendToMaster(encode_report(100))]
     core.frame_received(FrameHead(100, 20), 100, NOW)
     assert isinstance(core.body_received(memoryview(b"x" * 20)), AppendLog)

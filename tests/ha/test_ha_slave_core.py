@@ -20,7 +20,7 @@ from batonmq.ha.slave_effects import (
     SendToMaster,
     TruncateTo,
 )
-from batonmq.ha.slave_policy import SlavePolicy
+from batonmq.ha.slave_policy import MasterSilence, Redial, SlavePolicy
 from batonmq.ha.wire import (
     MasterHandshake,
     SlaveFrameReader,
@@ -738,3 +738,77 @@ def test_r27_a_member_drops_no_log_whatever_is_confirmed_of_it(slave, is_member)
     effects = host.core.frame_received(TransferHeader(0, 500, 1, 0, 500), NOW)
     assert any(isinstance(effect, Diverged) for effect in effects) == is_member
     assert any(isinstance(effect, BeginAt) for effect in effects) != is_member
+
+
+def test_r23_what_was_never_confirmed_says_nothing_about_an_unclean_election(entries):
+    """Its confirmed bytes are of epoch 1. Those of epoch 3 are nobody's, and may go unasked."""
+    own = LocalLog(0, 100, 80, entries((1, 0), (3, 90)))
+    master = answer(70, 4, entries((1, 0), (2, 50), (4, 70)))
+    assert judge_log(own, master, member=False, unclean_epoch=2) == CutTo(50, unclean=True)
+
+
+def test_r25_epochs_that_expired_at_the_master_stay_with_their_bytes(slave, memory_log):
+    log = memory_log(b"1" * 100, (1, 0), (2, 50))
+    host = slave(log=log, history=((2, 50), (3, 80)))
+    assert host.core.phase is Phase.TRANSFER and log.cuts == [(100, 80)]
+    assert log.history == [(1, 0), (2, 50), (3, 80)]
+
+
+def test_r28_readers_see_nothing_that_is_not_here(slave):
+    host = slave()
+    host.perform(beat(host, NOW, confirm=150), NOW)
+    assert host.log.confirm == 100
+
+
+def test_ha_sync_flush_the_first_ack_of_each_connection_is_of_the_whole_log(slave):
+    """It says where the master goes on: bytes that are here unflushed would be sent twice."""
+    host = slave(SlavePolicy(sync_flush=True))
+    host.perform(host.core.turn_ended(100, NOW), NOW)
+    assert host.take_sent().endswith(encode_ack(100))
+    host.perform(host.core.frame_received(TransferHeader(20, 100, 1, 0, 0), NOW), NOW)
+    host.perform(host.core.log.append(memoryview(b"2" * 20)), NOW)
+    host.perform(host.core.disconnected(NOW), NOW)
+    host.perform(host.core.tick(host.core.wakeup_ms), NOW)
+    host.connect(NOW)
+    peer = answer(120, 1, host.log.entries)
+    host.perform(host.core.handshake_received(peer, host.log.facts(), NOW), NOW)
+    host.take_sent()
+    host.perform(host.core.turn_ended(100, NOW), NOW)
+    assert host.take_sent() == b""
+    host.perform(host.core.turn_ended(120, NOW), NOW)
+    assert host.take_sent() == encode_ack(120)
+
+
+@pytest.mark.parametrize(("behind", "shown"), [(10, 0), (11, 11)])
+def test_a_flood_of_old_bytes_is_shown_to_readers_before_they_are_far_behind(
+    entries, behind, shown
+):
+    policy = SlavePolicy(flood_lag_bytes=10)
+    log = ReceivedLog(LocalLog(0, 0, 0, entries((1, 0))), policy, NOW)
+    log.begin_transfer(1, 100)
+    log.frame_begins(1, 0, 100)
+    log.append(memoryview(b"1" * behind))
+    log.read_filled(NOW)
+    log.confirm(NOW, [])
+    assert log.confirm_offset == shown
+
+
+def test_pauses_begin_small_again_once_it_could_follow():
+    redial = Redial(SlavePolicy(), NOW)
+    pauses = []
+    for follows in (False, False, True):
+        if follows:
+            redial.progress()
+        redial.diverged("another history", NOW)
+        pauses.append(redial.at_ms - NOW)
+    assert pauses == [1_000, 2_000, 1_000]
+
+
+def test_r14_how_fast_a_master_beats_is_known_of_its_own_connection_only():
+    policy = SlavePolicy()
+    silence = MasterSilence(policy, NOW)
+    for ms in (0, 500, 1_000):
+        silence.note_beat(NOW + ms)
+    assert silence.limit_ms(brisk=False) == policy.brisk_ms
+    silence.end_connection()
+    assert silence.limit_ms(brisk=False) == policy.housekeeping_ms

@@ -805,3 +805,76 @@ def test_r13_after_the_next_election_a_slave_joins_from_the_start_of_that_epoch_
     sync.connected(2, 20, NOW)
     assert not proposed(sync.acked(2, 20, 99, NOW)) and not sync.joining
     assert proposed(sync.acked(2, 20, 100, NOW))[0].add == {2}
+
+
+def test_r14_a_java_slave_that_follows_under_an_id_of_ours_is_given_javas_time():
+    """The connection before it answered heartbeats; this one acks every 5 s when idle."""
+    sync = state((1, 2))
+    follow(sync, 2, 0)
+    for ms in (10, 20):
+        sync.acked(2, 20, 0, NOW + ms)
+    sync.disconnected(2, 20, NOW + 100)
+    follow(sync, 2, 0, 21, NOW + 200)
+    for now in range(NOW + 250, NOW + 5_000, 50):
+        assert not proposed(sync.tick(now))
+
+
+def test_r13_how_fast_an_earlier_connection_was_lets_nobody_join():
+    sync = state((1,), written=10 << 20, confirm=10 << 20)
+    follow(sync, 2, 0)
+    sync.acked(2, 20, 8 << 20, NOW + 100)
+    assert sync.follower(2).rate == 80 << 20
+    sync.disconnected(2, 20, NOW + 200)
+    follow(sync, 2, 8 << 20, 21, NOW + 5_000)
+    assert not sync.joining
+
+
+def test_r13_a_slow_slave_does_not_join_from_afar():
+    """It would be at confirmOffset after ten seconds; confirming stands still for 200 ms."""
+    sync = state((1,), written=2 << 20, confirm=2 << 20)
+    follow(sync, 2, 0)
+    sync.acked(2, 20, 100 << 10, NOW + 1_000)
+    assert not sync.joining
+
+
+def test_r18_r42_tables_that_an_earlier_connection_held_count_no_more():
+    sync = state((1,))
+    follow(sync, 2, 0, 20, tables_awaited=True)
+    follow(sync, 2, 0, 21, tables_awaited=True)
+    assert not proposed(sync.tables_held(2, 20, 1, NOW))
+    assert proposed(sync.tables_held(2, 21, 1, NOW))[0].add == {2}
+
+
+def test_r12_a_view_without_replicas_lets_nobody_in():
+    sync = state((1,), candidates=(1, 2))
+    sync.adopt(recorded_set((1,), 6, None), NOW)
+    assert not proposed(follow(sync, 3, 0))
+    assert proposed(follow(sync, 2, 0))[0].add == {2}
+
+
+def test_r13_who_joined_while_it_was_joining_is_a_member_whose_time_does_not_run_out():
+    sync = state((1,), written=1_000, confirm=1_000)
+    follow(sync, 2, 900)
+    assert sync.joining.keys() == {2}
+    sync.adopt(recorded_set((1, 2), 6), NOW + 10)
+    sync.check_invariants()
+    sync.tick(NOW + 50)
+    sync.acked(2, 20, 1_000, NOW + 100)
+    sync.tick(NOW + 250)
+    assert sync.follower(2).joins_in_vain == 0 and sync.required_set == {1, 2}
+
+
+def test_r42_the_time_for_the_tables_of_an_epoch_begins_with_it():
+    sync = state((1, 2))
+    follow(sync, 2, 0, tables_awaited=True)
+    sync.tables_held(2, 20, 1, NOW)
+    begins = NOW + 10_000
+    for now in range(NOW, begins, 50):
+        sync.acked(2, 20, 0, now)
+        sync.tick(now)
+    sync.begin_epoch(2, 0, recorded_set((1, 2), 6), begins)
+    for now in range(begins, begins + 5_000, 50):
+        assert not proposed(sync.acked(2, 20, 0, now)) and not proposed(sync.tick(now))
+    sync.acked(2, 20, 0, begins + 5_000)
+    (removal,) = proposed(sync.tick(begins + 5_000))
+    assert removal.remove == {2} and "no tables" in removal.reason

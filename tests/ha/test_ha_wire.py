@@ -12,12 +12,16 @@ from hypothesis import strategies as st
 
 from batonmq.epoch.entry import EpochEntry, with_ends
 from batonmq.ha.wire import (
+    BODY_SIZE_MAX,
+    EPOCHS_MAX,
+    IDENTITY_SIZE_MAX,
     MasterFrameReader,
     MasterHandshake,
     SlaveFrameReader,
     SlaveHandshake,
     TransferHeader,
     decode_master_handshake,
+    decode_transfer_header,
     encode_ack,
     encode_epoch_mark,
     encode_identity,
@@ -25,6 +29,8 @@ from batonmq.ha.wire import (
     encode_slave_handshake,
     encode_tables_mark,
     encode_transfer_header,
+    identity_size,
+    master_handshake_size,
 )
 from batonmq.protocol.errors import RemoteProtocolError
 from tests.ha.cores import identity
@@ -196,6 +202,25 @@ def test_r41_an_ack_before_the_mark_of_one_read_does_not_follow_it():
     assert reader.feed(encode_ack(5) + encode_epoch_mark(3)) == (None, [])
     assert reader.marked
     assert reader.feed(encode_ack(5)) == (None, [5]) and not reader.marked
+
+
+def test_each_frame_may_be_as_large_as_its_limit_says():
+    head = TransferHeader(BODY_SIZE_MAX, 0, 1, 0, 0)
+    assert decode_transfer_header(encode_transfer_header(head)) == head
+    with pytest.raises(RemoteProtocolError, match="body"):
+        decode_transfer_header(encode_transfer_header(head._replace(body_size=BODY_SIZE_MAX + 1)))
+    size = EPOCHS_MAX * 12
+    assert master_handshake_size(struct.pack(">iiqi", 1, size, 0, 1)) == 20 + size
+    with pytest.raises(RemoteProtocolError, match="epoch list"):
+        master_handshake_size(struct.pack(">iiqi", 1, size + 12, 0, 1))
+    assert identity_size(struct.pack(">4si", b"BATI", IDENTITY_SIZE_MAX)) == 8 + IDENTITY_SIZE_MAX
+    with pytest.raises(RemoteProtocolError, match="identity"):
+        identity_size(struct.pack(">4si", b"BATI", IDENTITY_SIZE_MAX + 1))
+
+
+def test_broker_id_0_is_an_id():
+    handshake = SlaveHandshake(0)
+    assert read_slave([encode_slave_handshake(handshake)]) == (handshake, [])
 
 
 def framed(body):
