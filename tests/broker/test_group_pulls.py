@@ -194,6 +194,22 @@ def test_consumer_filter_json_as_java_has_it(tmp_path: Path) -> None:
     assert list(json.loads(path.read_bytes())["filterDataByTopic"]) == ["U"], "dead for a day"
 
 
+def test_filters_follow_the_newest_subscription_of_each_topic(tmp_path: Path) -> None:
+    """A member with older code heartbeats, too; and what is not subscribed any more is dead."""
+
+    def wanted(topic: str, expression: str, version: int) -> SubscriptionData:
+        return SubscriptionData(
+            topic=topic, sub_string=expression, expression_type="SQL92", sub_version=version
+        )
+
+    filters = ConsumerFilterManager(tmp_path / "consumerFilter.json")
+    filters.register("g", [wanted("T", "a = 2", 2), wanted("U", "b = 1", 1)])
+    filters.register("g", [wanted("T", "a = 1", 1)])
+    kept, dropped = filters.get("g", "T"), filters.get("g", "U")
+    assert kept is not None and dropped is not None
+    assert (kept.expression, kept.dead) == ("a = 2", False) and dropped.dead
+
+
 def test_what_a_group_may_not(tmp_path: Path) -> None:
     """consumeEnable, consumeBroadcastEnable and the sysFlags that travel with every answer."""
 

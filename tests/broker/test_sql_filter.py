@@ -9,7 +9,8 @@ import pytest
 
 from batonmq.broker.filter.sql_compiler import DEPTH_MAX
 from batonmq.broker.filter.sql_values import SqlError
-from batonmq.broker.filter.subscription_filter import EXPRESSION_MAX, compiled
+from batonmq.broker.filter.subscription_filter import EXPRESSION_MAX, compiled, filter_of
+from batonmq.protocol.tags import tags_code
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3" / "sql92.json"
 
@@ -44,6 +45,10 @@ def test_every_outcome_is_that_of_the_java_evaluator() -> None:
         ("NOT a = 5", {"a": "5"}, False),  # NOT binds to the name alone
         ("a = 3000000000", {"a": "3000000000"}, True),
         ("a > 5", {"a": "3000000000"}, False),  # no int32, as in Java
+        ("a < 0", {"a": "-2147483648"}, True),
+        ("a < 0", {"a": "-2147483649"}, False),
+        ("a < b", {"a": "-0.0", "b": "0.0"}, True),  # as Double.compareTo
+        ("a > b", {"a": "NaN", "b": "Infinity"}, True),
         ("Ab = 'x'", {"AB": "x"}, False),
         ("TAGS = 'x' -- to the end", {"TAGS": "x"}, True),
         ("/* all */ name in ('it''s')", {"name": "it's"}, True),
@@ -53,6 +58,21 @@ def test_every_outcome_is_that_of_the_java_evaluator() -> None:
 )
 def test_an_expression(expression: str, properties: dict[str, str], wanted: bool) -> None:
     assert passes(expression, **properties) is wanted
+
+
+def test_an_expression_may_be_as_long_as_the_limit_says() -> None:
+    assert passes("a = 1".ljust(EXPRESSION_MAX), a="1")
+    with pytest.raises(SqlError, match="16385 characters"):
+        compiled("a = 1".ljust(EXPRESSION_MAX + 1))
+
+
+@pytest.mark.parametrize(
+    ("expression", "tags"),
+    [("A", "A"), (" A ||B || ", "AB"), ("A || *", None), ("", None), (" * ", None)],
+)
+def test_which_tags_a_subscription_wants(expression: str, tags: str | None) -> None:
+    wanted = filter_of("TAG", expression, sql92=False).wanted
+    assert wanted == (None if tags is None else frozenset(map(tags_code, tags)))
 
 
 def test_of_a_repeated_name_the_last_value_counts_and_empty_ones_do_not() -> None:

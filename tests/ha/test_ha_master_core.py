@@ -186,3 +186,53 @@ def test_a_java_slave_that_is_behind_gets_the_epochs_with_bytes_only(entries):
     core.epochs_changed(entries((1, 0), (2, 200), (3, 200), (4, 500)), NOW)
     frames = java_beats(following(core, ack=0))
     assert [frame for frame in frames if frame[0] != -1] == [(1, 200), (3, 300)]
+
+
+def closed(effects):
+    return [(e.connection_id, e.flush) for e in effects if isinstance(e, CloseConnection)]
+
+
+def test_r4_an_ack_that_goes_back_ends_the_connection(entries):
+    """That slave's log was cut behind our back: what it holds is not known any more."""
+    core = master(entries, written=100)
+    following(core, ack=100)
+    assert closed(core.acks_received(7, [90], NOW + 1)) == [(7, False)]
+    assert not core.sync.required_set_whole
+
+
+def test_r18_the_newest_handshake_of_an_id_ends_one_that_has_not_acked_yet(entries):
+    core = master(entries)
+    for connection_id in (7, 8):
+        core.connection_opened(connection_id, "slave", NOW)
+    core.handshake_received(7, SlaveHandshake(2), NOW)
+    effects = core.handshake_received(8, SlaveHandshake(2), NOW)
+    assert closed(effects) == [(7, False)] and core.connections.keys() == {8}
+    core.check_invariants()
+
+
+def test_r41_a_process_that_is_not_registered_waits_from_its_handshake_on(entries):
+    """However long its connection was open before."""
+    core = master(entries)
+    core.connection_opened(7, "slave", NOW - 5_000)
+    assert core.handshake_received(7, SlaveHandshake(2, identity=identity(2)), NOW) == []
+    assert not closed(core.tick(NOW + 499))
+    assert closed(core.tick(NOW + 500)) == [(7, False)]
+
+
+def test_r27_a_new_slave_of_a_log_that_begins_far_in_gets_it(entries):
+    """The expired bytes in front of it are not under way: they fill no window."""
+    core = master(entries, written=30 << 20)
+    core.log_trimmed(20 << 20, NOW)
+    assert sent(following(core))[0] == (20 << 20, 1 << 20)
+
+
+def test_r27_a_slave_is_told_where_the_log_begins_before_it_is_left(entries):
+    core = master(entries, written=1_000)
+    following(core, ack=500)
+    assert not core.log_trimmed(500, NOW), "its next byte is here"
+    core = master(entries, written=1_000, window_bytes=100, batch_bytes=100)
+    following(core, ack=500)
+    notice, close = core.log_trimmed(700, NOW)[:2]
+    assert decode_transfer_header(notice.data).offset == 700
+    assert closed([close]) == [(7, True)], "what was sent is delivered"
+    assert not sent(core.appended(1_100, NOW + 1)), "and nothing more"

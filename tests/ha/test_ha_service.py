@@ -763,6 +763,20 @@ def test_a_slave_serves_no_one(run_group, wait_until):
     run_group(scenario)
 
 
+def test_r20_a_slave_takes_another_mastership_from_its_role_change_only(run_group, wait_until):
+    """That is where epochs are compared with the log (R2); a late view is of an earlier one."""
+
+    async def scenario(group):
+        one, two = await pair_in_set(group, wait_until)
+        current = group.view
+        two.ha.adopt_view(replace(current, master_epoch=current.master_epoch - 1))
+        assert two.ha._slave.core.view.master_epoch == current.master_epoch
+        one.put(3)
+        await group.level(one, two)
+
+    run_group(scenario)
+
+
 def test_a_peer_of_nonsense_costs_only_its_own_connection(run_group, wait_until):
     """Garbage on the HA port: that connection ends, the pair goes on."""
 

@@ -812,3 +812,45 @@ def test_r14_how_fast_a_master_beats_is_known_of_its_own_connection_only():
     assert silence.limit_ms(brisk=False) == policy.brisk_ms
     silence.end_connection()
     assert silence.limit_ms(brisk=False) == policy.housekeeping_ms
+
+
+def test_r2_the_elected_process_gets_no_ack_before_it_is_in_the_epoch_of_the_view(
+    memory_log, entries
+):
+    """It was elected again, and this replica heard of it first."""
+    log = memory_log(b"1" * 100, (1, 0))
+    core = SlaveCore(identity(2), view(epoch=3), log.facts(), SlavePolicy(), NOW)
+    core.tick(NOW)
+    core.connected(log.facts(), NOW)
+    peer = answer(100, 2, entries((1, 0), (2, 100)))
+    (hangup,) = core.handshake_received(peer, log.facts(), NOW)
+    assert isinstance(hangup, Hangup) and "last epoch is 2" in hangup.reason
+
+
+def test_r41_after_a_master_of_ours_a_java_master_gets_javas_handshake(slave):
+    host = slave()
+    core = host.core
+    host.perform(core.follow(view(epoch=2, master=3, incarnation=""), NOW), NOW)
+    host.take_sent()
+    host.connect(NOW)
+    assert host.take_sent() == encode_slave_handshake(SlaveHandshake(2))
+    assert core.handshake_received(
+        MasterHandshake(100, 1, host.log.entries), host.log.facts(), NOW
+    ) == [ProveMaster(core.view)]
+
+
+def test_r27_only_the_first_frame_says_that_the_next_byte_is_gone(slave):
+    """Later on it says that frames were lost: the log is whole, and stays."""
+    host = slave()
+    beat(host, NOW)
+    effects = host.core.frame_received(TransferHeader(0, 500, 1, 0, 0), NOW)
+    assert [type(effect) for effect in effects] == [Hangup]
+
+
+def test_a_java_master_that_proves_nothing_is_given_3_s(memory_log, entries):
+    core, log, peer = slave_of_java(memory_log, entries)
+    assert shake(core, log, peer, NOW) == [ProveMaster(core.view)]
+    for ms in range(100, 3_000, 100):
+        assert core.tick(NOW + ms) == []
+    (hangup,) = core.tick(NOW + 3_000)
+    assert isinstance(hangup, Hangup) and "3000 ms" in hangup.reason

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 from batonmq.ha.links import OpenLinks
 from batonmq.ha.received_log import LocalLog
 from batonmq.ha.slave_core import Phase, SlaveCore
+from batonmq.ha.slave_effects import AppendEpoch, SendToMaster
 from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.ha.slave_shell import SlaveShell
 from batonmq.ha.wire import SlaveHandshake, encode_slave_handshake
@@ -86,5 +87,50 @@ def test_g8_a_bad_record_that_cannot_be_taken_back_ends_the_process() -> None:
         shell.received(Mock(reader=bad), memoryview(b"x"))
         listener.on_fatal.assert_called_once_with(failure)
         assert core.phase is Phase.STOPPED
+
+    asyncio.run(play())
+
+
+def shell_of(store: SimpleNamespace) -> tuple[SlaveShell, Mock, Mock]:
+    """A shell, its listener, and the transport of a connection that it has."""
+    core = SlaveCore(identity(1), VIEW, LocalLog(0, 0, 0, ()), SlavePolicy(), 0)
+    listener = Mock()
+    shell = SlaveShell(core, store, listener, lambda: 0, Mock(), OpenLinks())  # type: ignore[arg-type]
+    shell._link = Mock()
+    return shell, listener, shell._link.transport
+
+
+def test_r37_a_log_that_failed_acks_nothing_and_is_no_full_disk() -> None:
+    """A disk may be full as well; room would not bring back what is lost."""
+
+    async def play() -> None:
+        store = SimpleNamespace(log=SimpleNamespace(health=StoreHealth()), max_phy_offset=0)
+        shell, listener, transport = shell_of(store)
+        shell._run([SendToMaster(b"ack")])
+        transport.write.assert_called_once_with(b"ack")
+        store.log.health.log_failed(OSError(errno.EIO, "a sync failed"))
+        shell._run([SendToMaster(b"ack")])
+        transport.write.assert_called_once()
+        full = OSError(errno.ENOSPC, "no room")
+        reader = Mock(feed=Mock(side_effect=full))
+        shell.received(Mock(reader=reader), memoryview(b"x"))
+        listener.on_fatal.assert_called_once_with(full)
+        assert shell.core.phase is Phase.STOPPED
+
+    asyncio.run(play())
+
+
+def test_r25_nothing_is_acked_behind_an_epoch_that_the_list_does_not_take() -> None:
+    """The connection ends, and the next handshake compares the histories anew."""
+
+    async def play() -> None:
+        epochs = SimpleNamespace(append=Mock(return_value=False), entries=())
+        store = SimpleNamespace(log=SimpleNamespace(health=StoreHealth()), epochs=epochs)
+        shell, listener, transport = shell_of(store)
+        shell._run([AppendEpoch(3, 10), SendToMaster(b"ack")])
+        transport.write.assert_not_called()
+        assert shell._link is None and shell.core.phase is Phase.READY
+        listener.on_fatal.assert_not_called()
+        shell.close()
 
     asyncio.run(play())

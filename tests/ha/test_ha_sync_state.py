@@ -878,3 +878,33 @@ def test_r42_the_time_for_the_tables_of_an_epoch_begins_with_it():
     sync.acked(2, 20, 0, begins + 5_000)
     (removal,) = proposed(sync.tick(begins + 5_000))
     assert removal.remove == {2} and "no tables" in removal.reason
+
+
+def in_vain(sync, now):
+    """The slave is near, joins, and disconnects; for how long it may not join again."""
+    follow(sync, 2, sync.log.written - 10, 20 + now, now)
+    assert sync.joining.keys() == {2}
+    sync.disconnected(2, 20 + now, now)
+    return sync.follower(2).join_after_ms - now
+
+
+def test_r13_pauses_after_joins_in_vain_begin_small_again_once_it_was_a_member():
+    sync = state((1,), written=1_000, confirm=1_000)
+    first, second = in_vain(sync, NOW), in_vain(sync, NOW + 10_000)
+    assert second == 2 * first
+    sync.adopt(recorded_set((1, 2), 6), NOW + 20_000)
+    sync.adopt(recorded_set((1,), 7), NOW + 30_000)
+    assert in_vain(sync, NOW + 40_000) == first
+
+
+def test_r14_only_who_left_for_slowness_is_barred_for_it():
+    """It was slow once, then dead twice: that tells nothing of how fast it is."""
+    sync = state((1, 2))
+    follow(sync, 2, 0)
+    sync.appended(100, NOW)
+    for now in range(NOW, NOW + 700, 50):
+        sync.tick(now)
+    assert sync.proposal is not None and "behind" in sync.proposal.reason
+    for set_epoch, members in enumerate([(1,), (1, 2), (1,), (1, 2), (1,)], 6):
+        sync.adopt(recorded_set(members, set_epoch), NOW + 1_000 * set_epoch)
+    assert sync.follower(2).times_slow == 1

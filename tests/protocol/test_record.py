@@ -257,3 +257,12 @@ def test_numbers_that_do_not_fit_are_refused_rather_than_cut() -> None:
         encode_record(**{**ONE, "queue_id": 2**31}, append_prop_crc=True)  # type: ignore[arg-type]
     with pytest.raises(struct.error):
         encode_record(**{**ONE, "properties": b"x" * 32768}, append_prop_crc=False)  # type: ignore[arg-type]
+
+
+@given(RECORD)
+def test_no_sender_decides_how_long_the_hosts_are(fields: dict[str, object]) -> None:
+    """With a wrong bit every field behind them is read elsewhere."""
+    assert isinstance(fields["sys_flag"], int)
+    claimed = fields | {"sys_flag": fields["sys_flag"] | BORN_HOST_V6 | STORE_HOST_V6}
+    records = [encode_record(**each, append_prop_crc=False) for each in (fields, claimed)]
+    assert records[0] == records[1]
