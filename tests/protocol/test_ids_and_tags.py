@@ -1,5 +1,6 @@
-"""Message ids and Java's string hash against naive versions."""
+"""Ids and handles of messages, and Java's string hash, against naive versions."""
 
+import base64
 import time
 from datetime import datetime
 
@@ -7,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batonmq.protocol.errors import RemoteProtocolError
+from batonmq.protocol.pop import PopHandle, PoppedQueue, order_count_info
+from batonmq.protocol.recall_handle import decode_handle
 from batonmq.protocol.record import (
     UniqIdGenerator,
     decode_offset_msg_id,
@@ -42,6 +46,7 @@ def test_the_hash_is_javas(text: str) -> None:
 def test_known_hashes() -> None:
     hashes = [java_string_hash(t) for t in ("", "TagA", "polygenelubricants")]
     assert hashes == [0, 2598919, -(2**31)]
+    assert java_string_hash("\ud800") == 0xD800, "half a pair is a unit"
     assert tags_code(None) == tags_code(b"") == 0
 
 
@@ -67,7 +72,10 @@ def test_a_golden_offset_id() -> None:
     )
 
 
-@pytest.mark.parametrize("bad", ["", "7F", "Z" * 32, "7F 0000010000000078BF0000000000000"])
+SPACED = "7F000001000078BF0000000000000109" + " " * 24
+
+
+@pytest.mark.parametrize("bad", ["", "7F", "Z" * 32, "7F 0000010000000078BF0000000000000", SPACED])
 def test_other_texts_are_no_offset_id(bad: str) -> None:
     with pytest.raises(ValueError):
         decode_offset_msg_id(bad)
@@ -87,3 +95,29 @@ def test_uniq_keys_differ_and_begin_anew_with_the_month() -> None:
     ids = {generator.next() for _ in range(1000)}
     assert len(ids) == 1000 and {len(i) for i in ids} == {32}
     assert len(UniqIdGenerator(b"\0" * 16, 1, lambda: 0).next()) == 56
+
+
+def test_uniq_keys_go_on_when_their_counter_is_full() -> None:
+    generator = UniqIdGenerator(bytes(4), 1, lambda: 0)
+    counters = [generator.next()[28:] for _ in range(0x10001)]
+    assert counters[-2:] == ["FFFF", "0000"] and len(set(counters)) == 0x10000
+
+
+@pytest.mark.parametrize("text", ["v2 T broker-a 1 K", "v1 T broker-a 1", "v1 T broker-a x K"])
+def test_what_no_broker_gave_is_no_recall_handle(text: str) -> None:
+    with pytest.raises(ValueError, match="version v1"):
+        decode_handle(base64.urlsafe_b64encode(text.encode()).decode())
+
+
+@pytest.mark.parametrize("at", [3, 6])
+def test_numbers_of_a_pop_handle_fit_their_fields(at: int) -> None:
+    words = ["1", "2", "3", "4", "0", "broker-a", "6", "7"]
+    assert PopHandle.decode(" ".join(words)).encode() == " ".join(words)
+    words[at] = str(2**31)
+    with pytest.raises(RemoteProtocolError, match="too large"):
+        PopHandle.decode(" ".join(words))
+
+
+def test_a_queue_popped_in_order_shows_the_least_of_its_counts() -> None:
+    """Clients take it for those that are not named: 0 is a first delivery."""
+    assert order_count_info([PoppedQueue("0", 3, [5, 6], [0, 2])]) == "0 qo3%6 2;0 3 0"
