@@ -225,7 +225,9 @@ def test_progress_that_is_not_confirmed_counts_for_the_new_master_only(tmp_path:
     run_with_broker(tmp_path, play)
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b'{"v":9}', b'{"delays":{"x":1}}', b"\xff"])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b'{"v":9}', b'{"v":0}', b'{"delays":{"x":1}}', b"\xff"]
+)
 def test_a_progress_record_that_cannot_be_read_is_named(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="progress record"):
         decode_progress(body)

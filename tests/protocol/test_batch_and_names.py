@@ -1,16 +1,19 @@
-"""Batch bodies, topic names, and errors that know their wire code."""
+"""Batch bodies, names and attributes of topics, flags, and errors that know their wire code."""
 
 import json
+import struct
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batonmq.protocol.attributes import altered
 from batonmq.protocol.batch import BatchItem, encode_batch, split_batch
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, FencedError, ResponseError
 from batonmq.protocol.message import Message, MessageQueue
+from batonmq.protocol.sysflag import has_queue_unit
 from batonmq.protocol.topic_name import (
     HISTORY_PRODUCER,
     HISTORY_TOPIC,
@@ -49,6 +52,20 @@ def test_batches_go_there_and_back_and_cut_ones_are_refused(
         assert caught.value.code == ResponseCode.MESSAGE_ILLEGAL
 
 
+@pytest.mark.parametrize(
+    ("total", "body_size", "properties_size"), [(26, 1, 1), (24, -65_536, 0), (24, 2, -1)]
+)
+def test_lengths_of_a_batch_that_disagree_are_refused(
+    total: int, body_size: int, properties_size: int
+) -> None:
+    """Below 0 they would be read from another message, or leave bytes out."""
+    item = struct.pack(">iiiii", total, 0, 0, 0, body_size) + b"b"
+    item += struct.pack(">h", properties_size) + b"pppp"
+    with pytest.raises(BrokerRefusal) as caught:
+        split_batch(item[:total])
+    assert caught.value.code == ResponseCode.MESSAGE_ILLEGAL
+
+
 @given(st.binary(max_size=80))
 def test_noise_is_refused_or_read_to_its_last_byte(noise: bytes) -> None:
     try:
@@ -66,7 +83,10 @@ def test_names_of_topics_and_groups() -> None:
         assert topic_problem(bad) is not None, bad
         with pytest.raises(BrokerRefusal):
             check_topic(bad)
+    assert topic_problem("%DLQ%" + "g" * 250) is None
+    assert topic_problem("%DLQ%" + "g" * 251) is not None
     assert group_problem("g") is None and group_problem("g g") is not None
+    assert group_problem("g" * 255) is None and group_problem("g" * 256) is not None
     assert is_system_topic("TBW102") and is_system_topic(METADATA_TOPIC)
     with pytest.raises(BrokerRefusal) as caught:
         check_send_allowed("SCHEDULE_TOPIC_XXXX")
@@ -75,6 +95,21 @@ def test_names_of_topics_and_groups() -> None:
     with pytest.raises(BrokerRefusal):
         check_send_allowed(HISTORY_TOPIC, "pg")
     check_send_allowed(HISTORY_TOPIC, HISTORY_PRODUCER)
+
+
+@pytest.mark.parametrize(("kind", "has_unit"), [(0, True), (4, False), (8, True), (12, False)])
+def test_neither_half_messages_nor_rollbacks_are_read_by_consumers(
+    kind: int, has_unit: bool
+) -> None:
+    assert has_queue_unit(kind) is has_queue_unit(kind | 0x3F3) is has_unit
+
+
+def test_what_is_set_when_a_topic_is_made_stays_so() -> None:
+    change = {"+cleanup.policy": "DELETE"}
+    assert altered(None, change, mixed=False) == {"cleanup.policy": "DELETE"}
+    for known in ({}, {"message.type": "FIFO"}):
+        with pytest.raises(BrokerRefusal, match="only when the topic is made"):
+            altered(known, change, mixed=False)
 
 
 def test_queues_are_ordered_as_java_orders_them() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from batonmq.protocol.bodies import BrokerData, ResetOffsetBody, TopicConfig, TopicList
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.fastjson import FastjsonError, _Reader, loads
-from batonmq.protocol.json_body import encode_json
+from batonmq.protocol.json_body import encode_json, encode_queue_map
 from batonmq.protocol.message import MessageQueue
 
 VALUES = st.recursive(
@@ -104,3 +104,27 @@ def test_queue_keyed_maps_go_there_and_back() -> None:
     assert ResetOffsetBody.decode(as_text.encode()).offset_table == {MessageQueue("T", "b", 0): 1}
     with pytest.raises(RemoteProtocolError):
         ResetOffsetBody.decode(b'{"offsetTable":{"x":1}}')
+
+
+def test_depth_is_how_deep_not_how_many() -> None:
+    assert loads("[" + "{'a':[]}," * 2_000 + "]") == [{"a": []}] * 2_000
+
+
+def test_a_reference_to_two_levels_above() -> None:
+    read = loads('{"a":{"b":{"c":{"$ref":".."}}}}')
+    assert read["a"]["b"]["c"] is read["a"]
+
+
+@pytest.mark.parametrize("text", ["[1 2]", "['a' 'b']", "{a:1 b:2}"])
+def test_two_values_without_a_comma_are_no_list(text: str) -> None:
+    with pytest.raises(FastjsonError, match="comma"):
+        loads(text)
+
+
+def test_halves_of_a_pair_in_the_wrong_order_stay_two() -> None:
+    assert loads("'\\udc00\\u0041'") == "\udc00A"
+
+
+def test_nulls_of_values_by_queue_are_left_out() -> None:
+    written = encode_queue_map({MessageQueue("T", "b", 0): {"a": None, "c": 1}})
+    assert written == b'{{"brokerName":"b","queueId":0,"topic":"T"}:{"c":1}}'

@@ -13,12 +13,14 @@ from batonmq.protocol.record import (
     CRC_TAIL_SIZE,
     MAGIC_V2,
     CorruptRecord,
+    NewMessage,
     decode_record,
     decode_records,
     encode_blank,
     encode_offset_msg_id,
     host_bytes,
     host_text,
+    message_to_store,
     raw_properties,
     scan_record,
     split_address,
@@ -63,6 +65,11 @@ ONE = {
     "sys_flag": 0, "born_timestamp": 1, "born_host": host_bytes("127.0.0.1", 1),
     "store_timestamp": 2, "store_host": host_bytes("127.0.0.1", 2), "reconsume_times": 0,
     "prepared_transaction_offset": 0, "body": b"hello", "properties": b"TAGS\x01a\x02",
+}  # fmt: skip
+
+OWN = {
+    "queue_id", "body", "properties", "born_timestamp", "born_host", "flag",
+    "reconsume_times", "prepared_transaction_offset",
 }  # fmt: skip
 
 
@@ -232,6 +239,14 @@ def test_wrong_crcs_are_named() -> None:
         scan_record(tailed, check_crc=True)
 
 
+@pytest.mark.parametrize("at", range(len("__CRC32#")))
+def test_r24_a_damaged_name_of_the_property_crc_switches_no_check_off(at: int) -> None:
+    record = bytearray(encode_record(**ONE, append_prop_crc=True))  # type: ignore[arg-type]
+    record[len(record) - CRC_TAIL_SIZE + at] ^= 1
+    with pytest.raises(CorruptRecord, match="name of the property CRC"):
+        scan_record(record, check_crc=True)
+
+
 def test_a_blank_says_how_much_of_its_file_is_left() -> None:
     blank = encode_blank(300)
     assert blank == bytes.fromhex("0000012c cbd43194")
@@ -239,6 +254,8 @@ def test_a_blank_says_how_much_of_its_file_is_left() -> None:
     assert head is not None and (head.kind, head.size) == ("blank", 300)
     with pytest.raises(CorruptRecord, match="blank"):
         decode_record(blank)
+    with pytest.raises(CorruptRecord, match="blank of 7 bytes"):
+        scan_record(encode_blank(7))
 
 
 @given(st.binary(min_size=8, max_size=200))
@@ -266,3 +283,15 @@ def test_no_sender_decides_how_long_the_hosts_are(fields: dict[str, object]) -> 
     claimed = fields | {"sys_flag": fields["sys_flag"] | BORN_HOST_V6 | STORE_HOST_V6}
     records = [encode_record(**each, append_prop_crc=False) for each in (fields, claimed)]
     assert records[0] == records[1]
+
+
+@given(RECORD, st.booleans())
+def test_a_message_that_is_stored_again_keeps_all_but_its_place(
+    fields: dict[str, object], prop_crc: bool
+) -> None:
+    """Delivery, transactions and dead letters store messages again; the CRC tail is the place's."""
+    record = encode_record(**fields, append_prop_crc=prop_crc)  # type: ignore[arg-type]
+    again = message_to_store(record)
+    assert isinstance(again, NewMessage) and again.topic.encode() == fields["topic"]
+    assert {name: getattr(again, name) for name in OWN} == {name: fields[name] for name in OWN}
+    assert (again.sys_flag ^ fields["sys_flag"]) & ~(BORN_HOST_V6 | STORE_HOST_V6) == 0  # type: ignore[operator]

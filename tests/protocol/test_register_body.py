@@ -44,12 +44,15 @@ def test_the_golden_crc_is_that_of_its_body() -> None:
         assert again == typed
 
 
-@pytest.mark.parametrize("version", [399, 479])
+@pytest.mark.parametrize("version", [399, 413, 479])
 def test_the_compressed_form_goes_there_and_back(version: int) -> None:
     """Java says compressed=false even then, so the body itself tells."""
     body = body_of(
         TopicConfig(topic_name="A", perm=7, attributes={"+k": "a b"}), TopicConfig(topic_name="B")
     )
+    if version >= 413:
+        wrapper = body.topic_config_serialize_wrapper
+        wrapper.topic_queue_mapping_info_map = {"A": {"topic": "A", "totalQueues": 8}}
     data = compressed(body, version)
     assert data[0] == 0x78
     assert RegisterBrokerBody.decode_wire(data, version) == body
@@ -78,6 +81,9 @@ def test_a_cut_or_bent_stream_is_refused(data: st.DataObject) -> None:
         b"\x78\x9cnonsense",
         zlib.compress(struct.pack(">i", -1)),
         zlib.compress(struct.pack(">i", 2) + b"{}" + struct.pack(">ii", 1, 3) + b"A 1"),
+        zlib.compress(
+            struct.pack(">i", 2) + b"{}" + struct.pack(">ii", 1, 17) + b"A 1 1  SINGLE_TAG"
+        ),
         compressed(body_of())[:-3],
         b"{no json",
     ],
