@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from batonmq.ha.config import HAConfig
 from batonmq.ha.follower import SyncPolicy
 from batonmq.ha.sync_state import ConfirmAdvanced, ProposeSet
 from tests.ha.cores import NOW, mastership, recorded_set
@@ -908,3 +909,15 @@ def test_r14_only_who_left_for_slowness_is_barred_for_it():
     for set_epoch, members in enumerate([(1,), (1, 2), (1,), (1, 2), (1,)], 6):
         sync.adopt(recorded_set(members, set_epoch), NOW + 1_000 * set_epoch)
     assert sync.follower(2).times_slow == 1
+
+
+def test_r14_a_slave_may_be_late_with_one_answer_to_a_heartbeat():
+    HAConfig(ha_slave_silent_time=600).check(controller_mode=True)
+    with pytest.raises(ValueError, match="haSlaveSilentTime is 599 ms"):
+        HAConfig(ha_slave_silent_time=599).check(controller_mode=True)
+
+
+def test_r14_a_master_may_be_late_with_some_of_its_heartbeats():
+    for interval, given in ((200, 2_000), (1_000, 5_000)):
+        policy = HAConfig(ha_send_heartbeat_interval=interval).slave_policy(ha_sync_flush=False)
+        assert policy.brisk_ms == given
