@@ -162,7 +162,13 @@ class Cluster:
                 self.view = await poll(self.admin, self.layout.groups, controllers, before)
             self._report_changes(before, self.view)
             self.on_view(self.view)
-            if not self.whole and self.view.is_whole(self.layout):
+            # One that still comes may find its port taken: until it serves or ends nobody knows.
+            comes = [
+                node.name
+                for node in self.layout.name_servers
+                if node not in served and node.name not in self._gave_up
+            ]
+            if not self.whole and not comes and self.view.is_whole(self.layout):
                 self.whole = True
                 took = wall_ms() - self._started_at_ms
                 at = self.layout.name_server_addresses

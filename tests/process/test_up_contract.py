@@ -308,7 +308,10 @@ def end_of_up_beside_a_thief(data: Path) -> tuple[int, str, int] | None:
             up.communicate(timeout=60)
             return None
         with taken:
-            _, said = up.communicate(timeout=60)
+            try:
+                _, said = up.communicate(timeout=60)
+            finally:
+                up.terminate()  # else a failure would wait for it for ever
             taken.setblocking(False)
             with pytest.raises(BlockingIOError):
                 taken.accept()
