@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,21 +20,13 @@ from batonmq.protocol.record import decode_records
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.store.config import StoreConfig
+from tests.shared.ports import free_ports
 from tests.shared.waiting import until as until
 
 
 def free_port() -> int:
     """A port whose port - 2 is free as well."""
-    for _ in range(100):
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port - 2))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no free port")
+    return free_ports(3) + 2
 
 
 @dataclass(slots=True)

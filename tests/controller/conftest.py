@@ -3,8 +3,6 @@
 `tests/controller` is put on the path for its helper modules.
 """
 
-import random
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -180,29 +178,3 @@ def script() -> Iterator[Script]:
 def new_script() -> Callable[[], Script]:
     """For tests that need several logs."""
     return Script
-
-
-PORTS_PER_NODE = 10
-
-
-@pytest.fixture
-def free_ports() -> Callable[[int], int]:
-    """Gives the first of `PORTS_PER_NODE` free ports in a row for each of that many nodes."""
-
-    def is_free(port: int) -> bool:
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                return False
-        return True
-
-    def find(nodes: int) -> int:
-        # Below the range from which the kernel takes ports for outgoing connections.
-        choice = random.SystemRandom()
-        while True:
-            base = choice.randrange(11_000, 32_000)
-            if all(is_free(base + each) for each in range(nodes * PORTS_PER_NODE)):
-                return base
-
-    return find

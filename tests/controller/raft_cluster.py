@@ -1,7 +1,6 @@
 """Raft nodes in one process, for tests: started, stopped and started again on their folders."""
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,15 @@ from batonmq.controller.config import Peer, RaftTimings
 from batonmq.controller.raft.log import Commit, Machine
 from batonmq.controller.raft.node import COMPACT_AFTER_ENTRIES, RaftLog, RaftSettings
 from batonmq.controller.rules.commands import ApplyBrokerId, BecomeController
+from tests.shared.ports import free_ports
 
 QUICK = RaftTimings(election_min_ms=400, election_max_ms=800, heartbeat_ms=30, tick_ms=20)
 """Three nodes share a loop, and maybe a busy machine: a shorter silence is no sign of a death."""
 
 
 def free_peers(count: int) -> tuple[Peer, ...]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
+    first = free_ports(count)
+    ports = range(first, first + count)
     return tuple(Peer(f"n{i}", "127.0.0.1", port, port, port) for i, port in enumerate(ports))
 
 

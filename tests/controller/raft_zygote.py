@@ -1,4 +1,4 @@
-"""Raft nodes as processes that can be killed: `python raft_zygote.py FOLDER PORT PORT PORT`.
+"""Raft nodes as processes that can be killed (`-m tests.controller.raft_zygote FOLDER PORTS...`).
 
 Reads `start N...`, `kill N...`, `stop N...`, `cont N...`, `fill N...` (its files may not grow from
 now on) and `reap N...` (waits for its end) from its input and answers `done`. A node whose gate is
@@ -16,14 +16,13 @@ import signal
 import sys
 from pathlib import Path
 
-from raft_cluster import QUICK
-
 from batonmq.controller.config import Peer
 from batonmq.controller.gate import LeaderGate
 from batonmq.controller.raft.log import Applied, Machine
 from batonmq.controller.raft.node import RaftLog, RaftSettings
 from batonmq.controller.rules.commands import ApplyBrokerId
 from batonmq.process.clock import wall_ms
+from tests.controller.raft_cluster import QUICK
 
 WRITERS = 4
 COMPACT_AFTER_ENTRIES = 40

@@ -5,10 +5,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.shared.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,10 +42,8 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 @pytest.mark.process
-def test_sigterm_ends_a_leading_node_with_0(
-    tmp_path: Path, free_ports: Callable[[int], int]
-) -> None:
-    process = start(write_config(tmp_path, free_ports(1)))
+def test_sigterm_ends_a_leading_node_with_0(tmp_path: Path) -> None:
+    process = start(write_config(tmp_path, free_ports(10)))
     assert process.stderr is not None
     for line in process.stderr:
         if "gate_opened" in line:
@@ -58,10 +57,8 @@ def test_sigterm_ends_a_leading_node_with_0(
 
 
 @pytest.mark.process
-def test_a_taken_port_is_one_line_and_exit_1(
-    tmp_path: Path, free_ports: Callable[[int], int]
-) -> None:
-    base = free_ports(1)
+def test_a_taken_port_is_one_line_and_exit_1(tmp_path: Path) -> None:
+    base = free_ports(10)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", base))
         taken.listen()
@@ -73,10 +70,8 @@ def test_a_taken_port_is_one_line_and_exit_1(
 
 
 @pytest.mark.process
-def test_a_second_process_on_the_folder_is_refused_and_told_whose_it_is(
-    tmp_path: Path, free_ports: Callable[[int], int]
-) -> None:
-    base = free_ports(2)
+def test_a_second_process_on_the_folder_is_refused_and_told_whose_it_is(tmp_path: Path) -> None:
+    base = free_ports(20)
     first = start(write_config(tmp_path, base))
     assert first.stderr is not None
     for line in first.stderr:
@@ -92,11 +87,9 @@ def test_a_second_process_on_the_folder_is_refused_and_told_whose_it_is(
 
 
 @pytest.mark.process
-def test_a_damaged_log_is_one_line_and_exit_1(
-    tmp_path: Path, free_ports: Callable[[int], int]
-) -> None:
+def test_a_damaged_log_is_one_line_and_exit_1(tmp_path: Path) -> None:
     """A byte of an old entry has changed on disk; going on without what it said is no option."""
-    config = write_config(tmp_path, free_ports(1))
+    config = write_config(tmp_path, free_ports(10))
     process = start(config)
     assert process.stderr is not None
     for line in process.stderr:
@@ -116,10 +109,8 @@ def test_a_damaged_log_is_one_line_and_exit_1(
 
 
 @pytest.mark.process
-def test_a_bad_setting_is_one_line_and_exit_2(
-    tmp_path: Path, free_ports: Callable[[int], int]
-) -> None:
-    config = write_config(tmp_path, free_ports(1), "  masterLeaseMs: 10\n")
+def test_a_bad_setting_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    config = write_config(tmp_path, free_ports(10), "  masterLeaseMs: 10\n")
     code, written = finish(start(config))
     assert code == 2
     (line,) = written.splitlines()

@@ -23,6 +23,7 @@ from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
 from batonmq.protocol.codes import ResponseCode
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
+from tests.shared.ports import free_ports
 
 CLUSTER, GROUP = "DefaultCluster", "broker-a"
 LIMIT_S = 10
@@ -216,12 +217,10 @@ class Cluster:
 
 
 @pytest.fixture
-def with_cluster(
-    tmp_path: Path, free_ports: Callable[[int], int]
-) -> Callable[[Callable[[Cluster], Awaitable[None]]], None]:
+def with_cluster(tmp_path: Path) -> Callable[[Callable[[Cluster], Awaitable[None]]], None]:
     def run(scenario: Callable[[Cluster], Awaitable[None]]) -> None:
         async def main() -> None:
-            cluster = Cluster(free_ports(3), tmp_path)
+            cluster = Cluster(free_ports(30), tmp_path)
             try:
                 for node_id in ("n0", "n1", "n2"):
                     await cluster.start(node_id)
@@ -572,11 +571,9 @@ def test_g7_all_controllers_restart_and_go_on(
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2])
-def test_a_taken_port_is_named_and_nothing_stays_open(
-    offset: int, tmp_path: Path, free_ports: Callable[[int], int]
-) -> None:
+def test_a_taken_port_is_named_and_nothing_stays_open(offset: int, tmp_path: Path) -> None:
     async def main() -> None:
-        base = free_ports(1)
+        base = free_ports(10)
         config = ControllerConfig(
             controller_peers=f"n0-127.0.0.1:{base}",
             bind_address="127.0.0.1",

@@ -24,6 +24,7 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 from tests.records import record_of as encode_record
+from tests.shared.ports import free_ports
 
 LIMIT_S = 10
 TOPIC = "BATON_SYS_HISTORY"
@@ -117,10 +118,10 @@ Play = Callable[..., None]
 
 
 @pytest.fixture
-def play(tmp_path: Path, free_ports: Callable[[int], int]) -> Play:
+def play(tmp_path: Path) -> Play:
     def run(scenario: Scenario, *, topics: tuple[str, ...] = (TOPIC,), **settings: Any) -> None:
         async def main() -> None:
-            base = free_ports(3)
+            base = free_ports(30)
             log = LocalLog("n0", Machine())
             config = ControllerConfig(
                 controller_peers=f"n0-127.0.0.1:{base}",
@@ -211,14 +212,12 @@ def test_what_was_not_acknowledged_comes_again_under_the_same_name(
     assert caplog.text.count("history_not_published") == 1
 
 
-def test_a_master_that_hangs_is_left_for_its_successor(
-    play: Play, free_ports: Callable[[int], int]
-) -> None:
+def test_a_master_that_hangs_is_left_for_its_successor(play: Play) -> None:
     async def scenario(endpoint: Endpoint, broker: Broker) -> None:
         broker.silent = True
         await serve(endpoint, broker.address)
         await broker.until(lambda: broker.asked > 0)  # and it says nothing
-        other = Broker(free_ports(1))
+        other = Broker(free_ports(10))
         await other.listen()
         try:
             join = {"clusterName": "DefaultCluster", "brokerName": "broker-a"}

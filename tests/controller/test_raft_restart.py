@@ -26,7 +26,7 @@ from batonmq.controller.rules.commands import BecomeController
 
 ROUNDS = 60 if os.environ.get("BATONMQ_SOAK") == "1" else 12
 LIMIT_S = 30
-ZYGOTE = Path(__file__).with_name("raft_zygote.py")
+ROOT = Path(__file__).parents[2]
 
 
 async def propose_ids(cluster: Cluster, first: int, last: int) -> None:
@@ -198,7 +198,8 @@ class KilledNodes:
         self._errors = (folder / "stderr").open("wb")
         self._buffer = b""
         self._process = subprocess.Popen(
-            [sys.executable, str(ZYGOTE), str(folder), *map(str, ports)],
+            [sys.executable, "-m", "tests.controller.raft_zygote", str(folder), *map(str, ports)],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -23,6 +23,7 @@ from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
+from tests.shared.ports import free_ports
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "remoting"
 FIRST, SECOND = "127.0.0.1:30911", "127.0.0.1:31011"
@@ -79,14 +80,12 @@ class Endpoint:
 
 
 @pytest.fixture
-def with_endpoint(
-    tmp_path: Path, free_ports: Callable[[int], int]
-) -> Callable[[Callable[[Endpoint], Awaitable[None]]], None]:
+def with_endpoint(tmp_path: Path) -> Callable[[Callable[[Endpoint], Awaitable[None]]], None]:
     def run(scenario: Callable[[Endpoint], Awaitable[None]]) -> None:
         async def main() -> None:
             log = LocalLog("n0", Machine())
             config = ControllerConfig(
-                controller_peers=f"n0-127.0.0.1:{free_ports(1)}",
+                controller_peers=f"n0-127.0.0.1:{free_ports(10)}",
                 bind_address="127.0.0.1",
                 controller_store_path=str(tmp_path),
             )

@@ -35,6 +35,7 @@ from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of
 from batonmq.remoting.command import RemotingCommand, decode_frame
 from batonmq.remoting.endpoint import RemotingClient
 from tests.protocol.compressed_body import compressed as compressed_form
+from tests.shared.ports import free_ports
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MASTER = "127.0.0.1:30911"
@@ -421,19 +422,24 @@ def test_any_question_of_a_broker_is_a_sign_of_its_life() -> None:
     assert list(routes.scan(now_ms)) == [(MASTER, connection)]
 
 
+def with_controller(folder: Path, port: int) -> NamesrvService:
+    """A name server with the only controller, at that port."""
+    controller = ControllerConfig(
+        controller_peers=f"n0-127.0.0.1:{port}",
+        controller_self_id="n0",
+        controller_store_path=str(folder),
+        bind_address="127.0.0.1",
+    )
+    config = NamesrvConfig(
+        listen_port=0, bind_address="127.0.0.1", enable_controller_in_namesrv=True
+    )
+    return NamesrvService(config, controller)
+
+
 def test_a_controller_that_cannot_start_leaves_the_port_free(tmp_path: Path) -> None:
     async def run() -> None:
-        port = free_triple()
-        controller = ControllerConfig(
-            controller_peers=f"n0-127.0.0.1:{port}",
-            controller_self_id="n0",
-            controller_store_path=str(tmp_path),
-            bind_address="127.0.0.1",
-        )
-        config = NamesrvConfig(
-            listen_port=0, bind_address="127.0.0.1", enable_controller_in_namesrv=True
-        )
-        service = NamesrvService(config, controller)
+        port = free_ports(3)
+        service = with_controller(tmp_path, port)
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", port))
             taken.listen()
@@ -446,17 +452,8 @@ def test_a_controller_that_cannot_start_leaves_the_port_free(tmp_path: Path) -> 
 
 def test_an_embedded_controller_answers_at_its_own_door(tmp_path: Path) -> None:
     async def run() -> None:
-        port = free_triple()
-        controller = ControllerConfig(
-            controller_peers=f"n0-127.0.0.1:{port}",
-            controller_self_id="n0",
-            controller_store_path=str(tmp_path),
-            bind_address="127.0.0.1",
-        )
-        config = NamesrvConfig(
-            listen_port=0, bind_address="127.0.0.1", enable_controller_in_namesrv=True
-        )
-        service = NamesrvService(config, controller)
+        port = free_ports(3)
+        service = with_controller(tmp_path, port)
         await service.start()
         client = RemotingClient()
         try:
@@ -468,20 +465,6 @@ def test_an_embedded_controller_answers_at_its_own_door(tmp_path: Path) -> None:
             await service.close()
 
     asyncio.run(run())
-
-
-def free_triple() -> int:
-    """A port that is free together with the two above it: remoting, gRPC, Raft."""
-    while True:
-        with socket.socket() as first, socket.socket() as second, socket.socket() as third:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind(("127.0.0.1", port + 1))
-                third.bind(("127.0.0.1", port + 2))
-            except (OSError, OverflowError):
-                continue
-            return port
 
 
 def test_replica_routes_are_shown_to_stock_clients_if_switched_on() -> None:

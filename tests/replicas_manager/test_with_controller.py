@@ -31,22 +31,10 @@ from batonmq.replicas_manager.grpc_link import GrpcLink
 from batonmq.replicas_manager.link import LogFacts
 from batonmq.replicas_manager.service import ReplicasManager
 from batonmq.replicas_manager.switch import SwitchProgress
+from tests.shared.ports import free_ports
 
 PATIENT = SessionTimings(session_timeout_ms=4_000, master_lease_ms=3_000)
 """A busy machine stalls this process; only a session that ends may cause an election here."""
-
-
-def free_pair() -> int:
-    """A port that is free together with the one above it."""
-    while True:
-        with socket.socket() as low, socket.socket() as high:
-            low.bind(("127.0.0.1", 0))
-            port = int(low.getsockname()[1])
-            try:
-                high.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
 
 
 @dataclass(frozen=True)
@@ -135,7 +123,7 @@ class Group:
     """One controller and the replicas of one group."""
 
     def __init__(self, folder: Path, protocol: Protocol) -> None:
-        port = free_pair()
+        port = free_ports(2)
         config = ControllerConfig(
             controller_peers=f"n0-127.0.0.1:{port}",
             controller_self_id="n0",
