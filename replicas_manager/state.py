@@ -363,7 +363,7 @@ class ReplicasState:
         if self.current.take(view):
             effects.append(PersistRole(view.master_epoch))
         if self._suspect and self.current.role is Role.MASTER and len(view.sync_state_set) > 1:
-            # R17: registered while it was alone it stayed; a member that came since may lead.
+            # R17: as the only member it stayed master, though suspect; another one may lead now.
             self._registration.repeat(now_ms)
         if self._changes.is_new(view, self.current.role_in(view)):
             return effects + self._act(view, now_ms)

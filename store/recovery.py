@@ -78,7 +78,7 @@ def recover_store(
     commit_log, consume_queues = files.log, files.consume_queues
     stored_confirm = files.checkpoint.confirm_phy_offset
     start = _start_offset(files)
-    rotten = _drop_false_ends(files)
+    rotten = _drop_wrong_ends(files)
     # Only confirmed records have units, so these may show a newer confirmed offset.
     visible_end = consume_queues.last_physical_end
     is_rebuilt = _are_queues_lost(files)
@@ -112,28 +112,28 @@ def recover_store(
     )  # fmt: skip
 
 
-def _drop_false_ends(files: StoreFiles) -> bool:
-    """Removes the queues whose last unit is wrong, to be built anew; whether there were any. They
-    would show more than the log has, though no more was there."""
-    false = []
+def _drop_wrong_ends(files: StoreFiles) -> bool:
+    """Removes the queues whose last unit is wrong, to be built anew; whether there were any. Such a
+    unit may lie behind the log's end, and is no sign that the log was longer (R24)."""
+    wrong = []
     queues = files.consume_queues.queues()
     for queue in sorted(queues, key=lambda one: one.last_physical_end, reverse=True):
-        if not _ends_falsely(files.log, queue):
+        if not _has_wrong_end(files.log, queue):
             break
-        false.append(queue)
-    files.consume_queues.rebuild(false)
-    return bool(false)
+        wrong.append(queue)
+    files.consume_queues.rebuild(wrong)
+    return bool(wrong)
 
 
-def _ends_falsely(commit_log: CommitLog, queue: ConsumeQueue) -> bool:
+def _has_wrong_end(commit_log: CommitLog, queue: ConsumeQueue) -> bool:
     """Whether the log has the last message of a queue at another place, or of another size, than
     its unit says, behind the message before it. Where it has it nowhere, the log may have lost it.
     """
     index = queue.max_offset - 1
     unit, before = queue.unit_at(index), queue.unit_at(index - 1)
-    if unit is None or before is None or _is_true(commit_log, queue, index, unit):
+    if unit is None or before is None or _names_its_message(commit_log, queue, index, unit):
         return False
-    if not _is_true(commit_log, queue, index - 1, before):
+    if not _names_its_message(commit_log, queue, index - 1, before):
         return False
     begin = before[0] + before[1]
     scanner = LogScanner(commit_log, begin, commit_log.end_of_segments, check_crc=True)
@@ -144,7 +144,7 @@ def _ends_falsely(commit_log: CommitLog, queue: ConsumeQueue) -> bool:
     return False
 
 
-def _is_true(
+def _names_its_message(
     commit_log: CommitLog, queue: ConsumeQueue, index: int, unit: tuple[int, int, int]
 ) -> bool:
     try:

@@ -162,13 +162,12 @@ class Cluster:
                 self.view = await poll(self.admin, self.layout.groups, controllers, before)
             self._report_changes(before, self.view)
             self.on_view(self.view)
-            # One that still comes may find its port taken: until it serves or ends nobody knows.
-            comes = [
-                node.name
+            # A name server that still starts may find its port taken.
+            is_starting = any(
+                node not in served and node.name not in self._gave_up
                 for node in self.layout.name_servers
-                if node not in served and node.name not in self._gave_up
-            ]
-            if not self.whole and not comes and self.view.is_whole(self.layout):
+            )
+            if not self.whole and not is_starting and self.view.is_whole(self.layout):
                 self.whole = True
                 took = wall_ms() - self._started_at_ms
                 at = self.layout.name_server_addresses

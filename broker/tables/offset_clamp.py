@@ -6,14 +6,14 @@ sets each to the end of its queue before it takes a write, and a replica that cu
 with what its own table still has of then (`OffsetClamp`). A topic that is deleted and made again
 has new queues (R39): offsets go with the deletion. Consumers that hold a position of either kind
 themselves may not commit it, and a pull from there goes on where the group does. How far delay
-levels are delivered goes back likewise after an unclean election.
+levels are delivered goes back likewise after an unclean election. Half messages and ops are read
+from the first one on again: the op of a transaction that counted as ended may have been cut.
 
 An operator's reset (222) is parked for its (group, topic, queue) (`OffsetResets`). Every pull from
 elsewhere is answered with the parked offset (21), and progress from before is not taken. The pull
 that asks for that very offset ends it. So the held pull of a member that gave the queue away, or
 has gone, does not use it up, as it does in Java. A new master has no resets parked: the group's
 offsets are what they were set to. Origin: `ConsumerOffsetManager.resetOffsetTable` in Java.
-Transactions are read from the first on then: the op of one may be cut that counted as ended.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ class OffsetClamp:
         return await self.run()
 
     def _read_transactions_again(self) -> None:
-        """The op that ended a half message may be cut, and the progress be beyond that half: nobody
-        would check it any more."""
+        """Else a half message below the progress whose op was cut would never be checked."""
         for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC):
             if self._offsets.query(TRANS_GROUP, topic, 0) > 0:
                 self._offsets.commit(TRANS_GROUP, topic, 0, 0)

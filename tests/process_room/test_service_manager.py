@@ -15,27 +15,11 @@ from batonmq.process.service_manager import (
     READY,
     STOPPING,
     WATCHDOG,
-    WATCHDOG_PID,
     WATCHDOG_USEC,
     ServiceManager,
 )
 
 PID = 77
-
-
-@pytest.mark.parametrize(
-    ("environ", "watchdog_s"),
-    [
-        ({WATCHDOG_USEC: "3000000"}, 3.0),
-        ({WATCHDOG_USEC: "3000000", WATCHDOG_PID: str(PID)}, 3.0),
-        ({WATCHDOG_USEC: "3000000", WATCHDOG_PID: "78"}, 0.0),
-        ({WATCHDOG_USEC: "soon"}, 0.0),
-        ({}, 0.0),
-    ],
-)
-def test_the_watchdog_is_that_of_this_process(environ: dict[str, str], watchdog_s: float) -> None:
-    """A child inherits the environment of its parent, whose watchdog it must not feed."""
-    assert ServiceManager(environ, PID).watchdog_s == watchdog_s
 
 
 def test_it_is_fed_several_times_within_its_time(
