@@ -20,7 +20,7 @@ help:
 	@echo "make faults       every fault 20 times on real processes, and the table of what it cost"
 	@echo "make soak         the long tests, then an hour of random faults (SOAK_MINUTES=60)"
 	@echo "make demo-spark   a dozen failovers of all kinds, and Spark's report on them (JDK 17)"
-	@echo "make setup-spark  the packages for Spark (800 MB)"
+	@echo "make setup-spark  the packages for Spark and its tests (1.3 GB)"
 
 setup: $(STAMP)
 
@@ -35,7 +35,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $(STAMP)
 	@echo "setup: done; $(BIN)/batonmq and $(BIN)/mqctl are there"
 
-# Spark and Arrow are large (800 MB), so only what needs them installs them.
+# Spark, Arrow and what their tests need are large (1.3 GB on the disk), so only what needs them installs them.
 setup-spark: $(SPARK_STAMP)
 
 $(SPARK_STAMP): requirements-spark.lock $(STAMP)
@@ -86,7 +86,7 @@ proto: $(STAMP)
 lock:
 	$(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip -q install pip-tools
 	.venv-lock/bin/pip-compile -q --no-emit-index-url --no-emit-find-links --strip-extras --extra server --extra dev -o requirements.lock pyproject.toml
-	.venv-lock/bin/pip-compile -q --no-emit-index-url --no-emit-find-links --strip-extras --extra server --extra spark --extra delta --extra report-tests -c requirements.lock -o requirements-spark.lock pyproject.toml
+	.venv-lock/bin/pip-compile -q --no-emit-index-url --no-emit-find-links --strip-extras --extra server --extra spark --extra delta --extra recipe-tests --extra report-tests -c requirements.lock -o requirements-spark.lock pyproject.toml
 	rm -rf .venv-lock
 
 clean:

@@ -72,10 +72,11 @@ def _missing_for_spark() -> list[str]:
     return java + ([f"{', '.join(lacking)} (`make setup-spark`)"] if lacking else [])
 
 
-def _missing_for_reports() -> list[str]:
+def _missing_for_reports_and_recipes() -> list[str]:
     programs = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
-    selenium = importlib.util.find_spec("selenium") is None
-    return programs + (["selenium (`make setup-spark`)"] if selenium else [])
+    packages = ("selenium", "duckdb", "grpc_status", "pandas", "polars", "zstandard")
+    lacking = [name for name in packages if importlib.util.find_spec(name) is None]
+    return programs + ([f"{', '.join(lacking)} (`make setup-spark`)"] if lacking else [])
 
 
 def _prepare_docker() -> None:
@@ -101,7 +102,7 @@ RINGS = (
         "spark",
         1800,
         _missing_for_spark,
-        _missing_for_reports,
+        _missing_for_reports_and_recipes,
         folders=("tests/spark",),
         beside_others=True,
         soaks=True,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from left_out import leave_out
 
 from batonmq.spark.arrow import open_arrow
 
@@ -16,6 +17,13 @@ ROOT = Path(__file__).parents[2]
 STORES = f"{ROOT}/tests/golden/java-5.3.3/store/*"
 PAGE = (ROOT / "docs/spark-recipes.md").read_text()
 BLOCKS = re.findall(r"^```(\w+) ?(\w*)\n(.*?)^```$", PAGE, re.M | re.S)
+
+
+def need_packages(*names):
+    """Skip without them; where everything must run, fail."""
+    lacking = [name for name in names if importlib.util.find_spec(name) is None]
+    if lacking:
+        leave_out(f"this machine lacks {', '.join(lacking)} (`make setup-spark`)")
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +44,7 @@ def history(tmp_path_factory):
     ids=lambda each: each[:12].strip() or "plain",
 )
 def test_without_spark(history, tmp_path, needs, text):
-    if needs and importlib.util.find_spec(needs) is None:
-        pytest.skip(f"the recipe for {needs} needs {needs}")
+    need_packages(*[needs] if needs else [])
     names = {"STORES": STORES, "HISTORY": history, "OUTPUT": str(tmp_path / "table")}
     exec(compile(text, "spark-recipes.md", "exec"), names)
     made = set(names) & {"bytes_by_topic", "elections", "newest", "by_kind"}
@@ -73,9 +80,7 @@ def test_in_spark_by_name(history, session):
 @pytest.mark.timeout(300)  # a server starts
 def test_through_spark_connect():
     """In a process of its own: one process has sessions of one kind only."""
-    for name in ("pandas", "grpc_status", "zstandard"):
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"the client of Spark Connect needs {name}")
+    need_packages("pandas", "grpc_status", "zstandard")
     (text,) = [text for _, needs, text in BLOCKS if needs == "connect"]
     program = f"STORES = {STORES!r}\n" + text.replace("sc://spark-server:15002", "local[1]")
     done = subprocess.run(
