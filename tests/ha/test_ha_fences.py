@@ -1,5 +1,6 @@
 """Role changes that the HA service refuses, and what it asks of a damaged log (R2, R3, R17, R24);
-what a classic slave does not vouch for (R37). Store and sockets only note calls."""
+what ends before a mastership begins (R1); what a log that failed does not vouch for (R37). Store
+and sockets only note calls."""
 
 from __future__ import annotations
 
@@ -55,6 +56,43 @@ def test_r2_a_log_of_a_newer_epoch_follows_no_older_master(epoch: int) -> None:
 def test_r3_a_log_that_knows_the_epoch_leads_in_no_such(epoch: int) -> None:
     with pytest.raises(FencedError):
         asyncio.run(service_on(Mock()).change_to_master(view(epoch)))
+
+
+@pytest.mark.parametrize("change", ["change_to_master", "change_to_slave"])
+def test_r37_r40_a_log_that_failed_takes_no_role(change: str) -> None:
+    """The check comes before all else: no end of the log is read, and no epoch is written."""
+    store = Mock(**{"log.health.check_usable.side_effect": Reached})
+    with pytest.raises(Reached):
+        asyncio.run(getattr(service_on(store), change)(view(7)))
+    store.prepare_master.assert_not_called()
+    store.epochs.append.assert_not_called()
+
+
+def test_r1_a_replica_that_becomes_master_ends_its_slave_connection_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before its log's end is read: no byte of the old master comes behind it, and no ack of one
+    leaves."""
+    follows = Mock()
+    monkeypatch.setattr(ha_service, "SlaveShell", follows)
+    follows.return_value.core.log.known_confirm = 0
+    store = Mock(confirm_offset=0, max_phy_offset=0, min_phy_offset=0)
+    store.epochs.entries = entries((5, 0))
+
+    def read_end(**_: object) -> int:
+        follows.return_value.close.assert_called_once_with()
+        raise Reached
+
+    store.prepare_master.side_effect = read_end
+
+    async def play() -> None:
+        service = service_on(store)
+        await service.change_to_slave(view(6))
+        follows.return_value.close.assert_not_called()
+        await service.change_to_master(view(7))
+
+    with pytest.raises(Reached):
+        asyncio.run(play())
 
 
 @pytest.mark.parametrize("unclean_epoch, discards", [(0, False), (6, False), (7, True)])

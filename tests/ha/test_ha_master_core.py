@@ -231,7 +231,8 @@ def test_r27_a_slave_is_told_where_the_log_begins_before_it_is_left(entries):
     following(core, ack=500)
     assert not core.log_trimmed(500, NOW), "its next byte is here"
     core = master(entries, written=1_000, window_bytes=100, batch_bytes=100)
-    following(core, ack=500)
+    assert sent(following(core, ack=500)) == [(500, 100)]
+    assert not core.log_trimmed(600, NOW), "the log begins with its next byte"
     notice, close = core.log_trimmed(700, NOW)[:2]
     assert decode_transfer_header(notice.data).offset == 700
     assert closed([close]) == [(7, True)], "what was sent is delivered"

@@ -199,6 +199,14 @@ def test_r24_the_property_crc_finds_every_flipped_byte(
     assert head is None and at < 4
 
 
+@pytest.mark.parametrize("bit", range(8))
+def test_r24_the_body_crc_finds_a_flip_in_a_body_of_one_byte(bit: int) -> None:
+    record = bytearray(encode_record(**{**ONE, "body": b"h"}, append_prop_crc=False))  # type: ignore[arg-type]
+    record[record.rindex(b"h\x09GoldTopic")] ^= 1 << bit
+    with pytest.raises(CorruptRecord, match="body CRC"):
+        scan_record(record, 0, check_crc=True)
+
+
 @given(RECORD, st.data())
 def test_a_filter_sees_the_properties_or_hears_that_the_record_is_damaged(
     fields: dict[str, object], data: st.DataObject
