@@ -55,6 +55,7 @@ class Failing(Fault):
         process = self.failing(lab, injected)
         injected.notes["ended"] = not process.runs
         process.make_sound()
+        process.may_end = not self.endures
 
     def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
         if self.endures and injected.notes["ended"]:

@@ -106,7 +106,7 @@ class Cluster:
                 env=os.environ | {"PYTHONUNBUFFERED": "1"} | environment(process.source) | faults,
                 end_signal=signal.SIGKILL,
             )
-        process.stopped = False
+        process.stopped = process.may_end = False
 
     def launch_dead(self) -> None:
         """Starts whatever does not run."""
@@ -180,12 +180,15 @@ class Cluster:
         return group
 
     def wait_whole(self, limit_s: float = WHOLE_S) -> GroupState:
-        """Raises NotInTime, at once if a process has ended."""
+        """Raises NotInTime, at once if a process has ended. One that may end is started again."""
 
         def whole() -> GroupState | None:
-            ended = [process.name for process in self.processes if not process.runs]
-            if ended:
-                raise NotInTime(f"{', '.join(ended)} ended\n{self.diagnostics()}")
+            ended = [process for process in self.processes if not process.runs]
+            if any(not process.may_end for process in ended):
+                names = ", ".join(process.name for process in ended)
+                raise NotInTime(f"{names} ended\n{self.diagnostics()}")
+            for process in ended:
+                self.launch(process)
             return self.whole()
 
         return self.wait_for("a whole cluster", whole, limit_s)

@@ -43,6 +43,8 @@ class Process:
         self.source = ROOT
         """The checkout whose code its next start runs."""
         self.stopped = False
+        self.may_end = False
+        """A fault was set since its start: it may end of it, even after the fault is over."""
         self._listening_pid = 0
         self._faulty = False
 
@@ -83,7 +85,7 @@ class Process:
         self._set_fault(CLOCK_VARIABLE, jump)
 
     def _set_fault(self, variable: str, text: str) -> None:
-        self._faulty = True
+        self._faulty = self.may_end = True
         self.fault_files[variable].write_text(text)
         if self.listens:
             self.signal(RELOAD_SIGNAL)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from lab.cluster import HOSTS, Cluster
-from lab.cluster_view import Process
+from lab.cluster_view import GroupState, Process
 from lab.network import Network
-from lab.processes import CLAIM, PORTS, ROOT, ports_of
+from lab.processes import CLAIM, PORTS, ROOT, NotInTime, ports_of
 
 
 def test_on_the_loopback_it_avoids_ports_that_others_have(tmp_path: Path) -> None:
@@ -84,3 +84,30 @@ def test_a_port_of_somebody_else_is_never_asked(tmp_path: Path) -> None:
         other.setblocking(False)
         with pytest.raises(BlockingIOError):
             other.accept()
+
+
+@pytest.mark.parametrize("may_end", [True, False])
+def test_one_that_ends_late_of_a_fault_is_started_again_and_another_is_a_finding(
+    may_end: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker whose fdatasync failed still ran when the fault was taken back."""
+    cluster = Cluster(tmp_path, Network(HOSTS))
+    state = GroupState(0, 1, 1, frozenset({0, 1, 2}), {})
+    with contextlib.ExitStack() as stack:
+        for process in cluster.processes:
+            process.child = stack.enter_context(subprocess.Popen(["sleep", "60"]))
+            stack.callback(process.child.kill)
+        late = cluster.brokers[1]
+        late.node.config.parent.mkdir(parents=True)
+        late.fail_disk("fdatasync commitlog/0 EIO once")
+        late.make_sound()
+        late.may_end = late.may_end and may_end
+        late.kill()
+        started: list[Process] = []
+        monkeypatch.setattr(cluster, "launch", started.append)
+        monkeypatch.setattr(cluster, "whole", lambda: state)
+        if may_end:
+            assert cluster.wait_whole() == state and started == [late]
+        else:
+            with pytest.raises(NotInTime, match=f"{late.name} ended"):
+                cluster.wait_whole()
