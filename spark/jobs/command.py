@@ -37,7 +37,7 @@ from batonmq.spark.jobs.progress import Progress
 from batonmq.spark.read.damage import DamagedFile
 from batonmq.spark.read.storage import split_paths
 from batonmq.spark.read.store_facts import StoreError
-from batonmq.spark.steps.engine import Engine, LocalEngine, SparkEngine
+from batonmq.spark.steps.engine import SMALL_LOG_BYTES, Engine, LocalEngine, SparkEngine
 from batonmq.spark.steps.result_folder import DELTA, PARQUET
 
 if TYPE_CHECKING:  # starting Spark takes seconds, importing it already one: see `Job.is_local`
@@ -58,6 +58,9 @@ NO_JVM: Final = (
     "the PATH), and settings (--master, --conf) that spark-submit takes"
 )
 _NO_JVM: Final = ("JAVA_GATEWAY_EXITED",)
+MOMENT: Final = click.DateTime(
+    ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
+)
 _QUIET_SPARK: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.ui.enabled": "false",
@@ -88,22 +91,20 @@ class Job:
         self._wants_spark = master is not None or bool(settings)
         self._settings = _QUIET_SPARK | (settings or {}) | _UTC
 
-    def is_local(self, size_bytes: int, most_bytes: int) -> bool:
+    def is_local(self, size_bytes: int) -> bool:
         """Whether this process does it by itself, without Spark: a small input is done before Spark
         has started. With --master, --conf and spark-submit it is Spark's, whatever its size."""
         if self._engine != AUTO:
             return self._engine == LOCAL
         asked = self._wants_spark or "PYSPARK_GATEWAY_PORT" in os.environ
-        return not asked and size_bytes <= most_bytes
+        return not asked and size_bytes <= SMALL_LOG_BYTES
 
     @contextmanager
-    def engine(
-        self, name: str, size_bytes: int, most_bytes: int, *, shared: str | None
-    ) -> Iterator[Engine]:
+    def engine(self, name: str, size_bytes: int, *, shared: str | None) -> Iterator[Engine]:
         """Where the steps run, see `is_local`. `shared`: a folder that all executors see, if there
         is one; raises click.BadParameter for a cluster without one.
         """
-        if self.is_local(size_bytes, most_bytes):
+        if self.is_local(size_bytes):
             yield LocalEngine()
             return
         with self.session(name) as session:
@@ -255,7 +256,7 @@ def output_options(
             type=click.Choice([PARQUET, DELTA]),
             default=PARQUET,
             show_default=True,
-            callback=_known_form,
+            callback=checked(_known_form),
             help="what the tables are: folders of Parquet, or Delta tables (package deltalake)",
         ),
     )
@@ -266,9 +267,9 @@ def output_options(
     return add
 
 
-def _known_form(_: click.Context, __: click.Parameter, form: str) -> str:
+def _known_form(form: str) -> str:
     if form == DELTA and importlib.util.find_spec("deltalake") is None:
-        raise click.BadParameter(
+        raise ValueError(
             "--format delta needs the package deltalake (pip install 'batonmq[delta]')"
         )
     return form
@@ -325,17 +326,36 @@ def _silence_counters(session: SparkSession) -> None:
         server.handle_error = lambda *_: None
 
 
-def paths_of(option: str, given: Sequence[str]) -> tuple[str, ...]:
-    """The paths of a repeated option, each a path, a pattern or several with commas. Raises
-    click.BadParameter for one that names none: a shell's empty variable must not turn off a check.
-    """
+def paths_option(
+    name: str, *, help: str, metavar: str = "PATTERN", required: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A repeated option, each time a path, a pattern or several with commas."""
+    return click.option(
+        name, multiple=True, required=required, metavar=metavar, help=help, callback=checked(_paths)
+    )
+
+
+def _paths(given: Sequence[str]) -> tuple[str, ...]:
+    """Refuses one that names none: a shell's empty variable must not turn off a check."""
     every: list[str] = []
     for text in given:
         paths = split_paths(text)
         if not paths:
-            raise click.BadParameter(f"{option} {text!r}: it must name a path")
+            raise ValueError(f"{text!r}: it must name a path")
         every += paths
     return tuple(every)
+
+
+def checked(read: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """A callback that makes an option's value; a ValueError of `read` is wrong usage."""
+
+    def callback(_: click.Context, __: click.Parameter, given: Any) -> Any:
+        try:
+            return read(given)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+
+    return callback
 
 
 def what_failed(text: str) -> str:

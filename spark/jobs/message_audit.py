@@ -28,9 +28,8 @@ from batonmq.spark.jobs.command import (
     engine_option,
     job_options,
     output_options,
-    paths_of,
+    paths_option,
 )
-from batonmq.spark.steps.engine import SMALL_LOG_BYTES
 
 _EPILOG = (
     "Exit codes: 0 clean (information only), 1 something critical or a warning was found, "
@@ -41,16 +40,11 @@ _EPILOG = (
 @click.command(cls=JobCommand, epilog=_EPILOG)
 @job_options
 @engine_option
-@click.option(
-    "--stores",
-    multiple=True,
-    required=True,
-    metavar="PATTERN",
-    help="store folders, with * ? [...]; by commas, or repeated",
+@paths_option(
+    "--stores", required=True, help="store folders, with * ? [...]; by commas, or repeated"
 )
-@click.option(
+@paths_option(
     "--acked",
-    multiple=True,
     metavar="FILE_OR_FOLDER",
     help="acknowledged sends: JSON lines, Parquet or CSV; may be repeated",
 )
@@ -74,14 +68,13 @@ _EPILOG = (
 )
 def main(job: Job, *, output: str | None, overwrite: bool, form: str, **given: Any) -> None:
     """Compare replicas' stores with each other, and with acknowledged sends."""
-    given |= {name: paths_of(f"--{name}", given[name]) for name in ("stores", "acked")}
     request = AuditRequest(**given)
     if output is not None:
         check_output(output, overwrite=overwrite, form=form)
     with job.progress.step("reading identity and epochs of the stores"):
         plan = plan_audit(request)
     with (
-        job.engine("message_audit", plan.size_bytes, SMALL_LOG_BYTES, shared=output) as engine,
+        job.engine("message_audit", plan.size_bytes, shared=output) as engine,
         work_folder(output) as folder,
     ):
         result = run_audit(engine, request, plan, folder, job.progress.step)

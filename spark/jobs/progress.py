@@ -23,7 +23,7 @@ _LOG_S: Final = 10.0
 
 
 class Progress:
-    """Steps of one job. `quiet`: only warnings are printed."""
+    """Steps of one job. `quiet`: nothing is printed."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -58,10 +58,6 @@ class Progress:
         """One line, unless quiet."""
         if not self._quiet:
             click.echo(text, err=True)
-
-    def warn(self, text: str) -> None:
-        """One line, always."""
-        click.echo(f"warning: {text}", err=True)
 
     def _stop(self, printer: threading.Thread, over: threading.Event) -> None:
         over.set()

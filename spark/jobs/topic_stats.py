@@ -11,52 +11,66 @@ from functools import partial
 from typing import Any, Final
 
 import click
-import msgspec
 
 from batonmq.spark.jobs.command import (
     EXIT_CODES,
     FOUND,
+    MOMENT,
     Job,
     JobCommand,
+    checked,
     engine_option,
     job_options,
     output_options,
-    paths_of,
+    paths_option,
 )
 from batonmq.spark.stats.output import Output
 from batonmq.spark.stats.replicas import one_per_group
 from batonmq.spark.stats.run import Wanted, lines, run
 from batonmq.spark.stats.stats_report import write_stats_report
-from batonmq.spark.steps.engine import SMALL_LOG_BYTES
 
 _UNITS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_MOMENTS: Final = ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d"]
+
+
+def span_ms(text: str) -> int:
+    """`30s`, `1m`, `2h`, `1d` as ms. Raises ValueError, with what is allowed."""
+    found = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", text.strip())
+    if found is None:
+        raise ValueError(f"{text!r}: it must be a number from 1 on and s, m, h or d")
+    return int(found[1]) * _UNITS[found[2]]
 
 
 @click.command(cls=JobCommand, epilog=EXIT_CODES)
 @job_options
 @engine_option
-@click.option(
+@paths_option(
     "--stores",
-    multiple=True,
     required=True,
-    metavar="PATTERN",
     help="store folders of brokers; repeated, or with commas. Of several replicas of a group the "
     "one with the longest confirmed log is read",
 )
 @output_options(required=True, replaces="an earlier result; its snapshots of consumer_lag are kept")
 @click.option(
     "--bucket",
+    "bucket_ms",
     default="1m",
+    callback=checked(span_ms),
     show_default=True,
     metavar="SPAN",
     help="how much time one row covers: a number and s, m, h or d",
 )
-@click.option("--topics", default="", metavar="NAMES", help="only these, by commas")
+@click.option(
+    "--topics",
+    default="",
+    metavar="NAMES",
+    callback=checked(lambda names: tuple(filter(None, map(str.strip, names.split(","))))),
+    help="only these, by commas",
+)
 @click.option(
     "--at",
-    "moment",
-    type=click.DateTime(_MOMENTS),
+    "snapshot",
+    type=MOMENT,
+    callback=checked(lambda at: (at or datetime.now(UTC)).replace(tzinfo=UTC, microsecond=0)),
     help="when the offsets were committed, in UTC; default: now. Set it for copied stores",
 )
 @click.option("--unconfirmed", is_flag=True, help="count what lies above confirmOffset, too")
@@ -74,55 +88,30 @@ _MOMENTS: Final = ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "
     help="end with 1 if a group is more messages behind on a topic",
 )
 @click.option("--no-report", is_flag=True, help="tables only")
-def main(job: Job, **given: Any) -> None:
+def main(
+    job: Job,
+    *,
+    output: str,
+    overwrite: bool,
+    form: str,
+    max_lag: int | None,
+    no_report: bool,
+    **given: Any,
+) -> None:
     """Statistics of topics, from the stores of brokers."""
-    options = Options(**given)
-    at = options.moment.replace(tzinfo=UTC) if options.moment else datetime.now(UTC)
-    wanted = Wanted(
-        paths_of("--stores", options.stores),
-        tuple(name.strip() for name in options.topics.split(",") if name.strip()),
-        span_ms(options.bucket),
-        options.mode,
-        at.replace(microsecond=0),
-        options.unconfirmed,
-    )
+    wanted = Wanted(**given)
     with job.progress.step("reading identity and epochs of the stores"):
-        sources = one_per_group(wanted.patterns, unconfirmed=wanted.unconfirmed)
-    shared, size = options.output, sources.log_bytes
+        sources = one_per_group(wanted.stores, unconfirmed=wanted.unconfirmed)
     with (
-        Output(options.output, overwrite=options.overwrite, form=options.form) as place,
-        job.engine("topic_stats", size, SMALL_LOG_BYTES, shared=shared) as engine,
+        Output(output, overwrite=overwrite, form=form) as place,
+        job.engine("topic_stats", sources.log_bytes, shared=output) as engine,
     ):
         summary = run(engine, wanted, sources, place, job.progress.step)
-        report = None if options.no_report else partial(write_stats_report, str(place.path))
+        report = None if no_report else partial(write_stats_report, str(place.path))
         job.reported(summary, lines(summary), report)
     slowest = summary["slowest_group"]
-    if options.max_lag is not None and slowest and slowest["lag"] > options.max_lag:
+    if max_lag is not None and slowest and slowest["lag"] > max_lag:
         click.get_current_context().exit(FOUND)
-
-
-class Options(msgspec.Struct, kw_only=True):
-    """What the command line says."""
-
-    stores: tuple[str, ...]
-    output: str
-    overwrite: bool
-    form: str
-    bucket: str
-    topics: str
-    moment: datetime | None
-    unconfirmed: bool
-    mode: str
-    max_lag: int | None
-    no_report: bool
-
-
-def span_ms(text: str) -> int:
-    """`30s`, `1m`, `2h`, `1d` as ms. Raises ValueError, with what is allowed."""
-    found = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", text.strip())
-    if found is None:
-        raise ValueError(f"--bucket {text!r}: it must be a number from 1 on and s, m, h or d")
-    return int(found[1]) * _UNITS[found[2]]
 
 
 if __name__ == "__main__":

@@ -39,11 +39,11 @@ _OFFSETS_SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """`snapshot`: the moment of the committed offsets, in UTC. `topics` empty: all. `unconfirmed`:
-    what lies above confirmOffset counts, too.
+    """`stores`: patterns. `snapshot`: the moment of the committed offsets, in UTC, to the second.
+    `topics` empty: all. `unconfirmed`: what lies above confirmOffset counts, too.
     """
 
-    patterns: tuple[str, ...]
+    stores: tuple[str, ...]
     topics: tuple[str, ...]
     bucket_ms: int
     mode: str
@@ -227,7 +227,7 @@ def _summary(wanted: Wanted, sources: Sources, sums: Sums) -> dict[str, Any]:
             }
             for each in sources.chosen
         ],
-        "inputs": list(wanted.patterns),
+        "inputs": list(wanted.stores),
         "generated_at": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}",
         "version": own_version(),
     }

@@ -517,6 +517,6 @@ def test_wrong_input_is_a_sentence(tmp_path):
     # A shell's empty variable must not turn off what was asked for.
     for option in ("--stores", "--acked"):
         nothing = run("--stores", GOLDEN / "*", option, "")
-        assert nothing.exit_code == 2 and f"{option} '': it must name a path" in nothing.stderr
+        assert nothing.exit_code == 2 and f"'{option}': '': it must name a path" in nothing.stderr
     missing = run("--stores", GOLDEN / "*", "--acked", tmp_path / "none.jsonl")
     assert missing.exit_code == 2 and "nothing matches" in missing.stderr

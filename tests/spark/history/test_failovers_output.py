@@ -99,9 +99,9 @@ def test_the_engine_follows_the_size_of_the_input(tmp_path, monkeypatch):
     plan = Inputs((f"{tmp_path}/n*",)).plan
     assert (plan.size_bytes, plan.controllers) == (1_024, ("n0", "n1"))
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
-    assert Job(engine=AUTO).is_local(SMALL_LOG_BYTES, SMALL_LOG_BYTES)
-    assert not Job(engine=AUTO).is_local(SMALL_LOG_BYTES + 1, SMALL_LOG_BYTES)
-    assert not Job(engine=SPARK).is_local(0, SMALL_LOG_BYTES)
-    assert not Job(engine=AUTO, master="local[2]").is_local(0, SMALL_LOG_BYTES)
+    assert Job(engine=AUTO).is_local(SMALL_LOG_BYTES)
+    assert not Job(engine=AUTO).is_local(SMALL_LOG_BYTES + 1)
+    assert not Job(engine=SPARK).is_local(0)
+    assert not Job(engine=AUTO, master="local[2]").is_local(0)
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")  # by spark-submit
-    assert not Job(engine=AUTO).is_local(0, SMALL_LOG_BYTES)
+    assert not Job(engine=AUTO).is_local(0)

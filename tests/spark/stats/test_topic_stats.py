@@ -106,7 +106,7 @@ def test_every_engine_makes_the_same_tables(done, stores, tmp_path, request, nam
     at = datetime(2026, 11, 21, 13, 2, tzinfo=UTC)
     wanted = Wanted((stores,), (), 60_000, "FAILFAST", at)
     with Output(str(tmp_path / "out")) as place:
-        sources = one_per_group(wanted.patterns)
+        sources = one_per_group(wanted.stores)
         summary = run(engine, wanted, sources, place, lambda _: nullcontext())
     mine = json.loads(result.stdout)
     for document in (mine, summary):
