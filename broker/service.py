@@ -106,7 +106,11 @@ class BrokerService:
         )
         self._client = RemotingClient(name="broker-out")
         self.slave_sync = SlaveSynchronize(
-            self._client, self.tables, broker.slave_sync_interval, self._tables_changed
+            self._client,
+            self.tables,
+            broker.slave_sync_interval,
+            self._tables_changed,
+            log_end=lambda: self.store.max_phy_offset,
         )
         self.replication = Replication(
             config, self.path, self.tables, self.slave_sync, self._client, self

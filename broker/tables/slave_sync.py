@@ -7,9 +7,13 @@ second (SAFETY R31: at the slaves within 1 s, with the masterEpoch; lower epochs
 
 The requests are 21, 43, 45, 201 and 402, to a Java master also 60, on the master's port - 2, as a
 Java slave sends them, or on its main port where that fails. Until all of them are here for the
-epoch that is followed, the replica does not join (R42); `failure` says what keeps it. Our own
-fields are extFields that Java ignores. A table is one answer: its total is given, so that a Java
-slave that reads pages is content with the first one.
+epoch that is followed, the replica does not join (R42); `failure` says what keeps it. What groups
+have popped, and how far delays are, are records of the log as well: progress is taken once the log
+here holds what it rests on. Else a replica that is behind, elected uncleanly, would pass over
+messages that its own log shows neither in flight nor delivered (R30).
+
+Our own fields are extFields that Java ignores. A table is one answer: its total is given, so that a
+Java slave that reads pages is content with the first one.
 Origin: org.apache.rocketmq.broker.slave.SlaveSynchronize.
 """
 
@@ -49,6 +53,9 @@ JAVA_PAUSE_MS = 1000
 """A Java master has no versions for us: each answer brings whole tables."""
 RETRY_FIRST_MS = 100
 """A winner that has not opened yet is not asked for tables while it opens."""
+LOG_WAIT_S = 1.0
+"""How long progress waits for the log here to hold what it rests on; then it is asked for again."""
+LOG_POLL_S = 0.01
 PIECES_AT_ONCE = 2
 """Of an answer's JSON, in one turn: two of 256 entries each."""
 EXT_MASTER_EPOCH = "batonMasterEpoch"
@@ -57,7 +64,8 @@ NO_MASTER_EPOCH = -1
 EXT_TABLE_VERSION = "batonTableVersion"
 EXT_OFFSET_VERSION = "batonOffsetVersion"
 EXT_CARRIED_OUT = "batonCarriedOut"
-"""The log offset up to which the master had carried out deletions when it answered (R39)."""
+"""The log offset up to which the master had carried out deletions when it answered (R39), and on
+which the progress that it sends rests (R30)."""
 
 EXT_LOG_BEGIN = "batonLogBegin"
 """Where the master's log begins: no slave lets go of what lies behind (R27)."""
@@ -131,9 +139,11 @@ class SlaveSynchronize:
         tables: BrokerTables,
         interval_ms: int,
         tables_changed: Callable[[], None],
+        log_end: Callable[[], int],
     ) -> None:
         self._client = client
         self._tables = tables
+        self._log_end = log_end
         self._interval_s = interval_ms / 1000
         self._tables_changed = tables_changed
         self._followed: Followed | None = None
@@ -234,15 +244,19 @@ class SlaveSynchronize:
             return False
         begin = reply.ext.get(EXT_LOG_BEGIN)
         self.on_log_begin(None if begin is None else int(begin))
-        end = reply.ext.get(EXT_CARRIED_OUT)
-        carried_out = int(end) if end is not None else None
+        carried_out = _carried_out(reply)
         offsets = None
         if reply.body:
             offsets = await result_of(decoded_in_steps(ConsumerOffsetSerializeWrapper, reply.body))
-            if followed is not self._followed:
-                return False
-        if offsets is not None and not self._tables.offsets.apply_from_master(
-            epoch, offsets.offset_table, carried_out, offsets.data_version
+        has_log = offsets is None or await self._log_reaches(carried_out, followed)
+        if followed is not self._followed:
+            return False
+        if (
+            has_log
+            and offsets is not None
+            and not self._tables.offsets.apply_from_master(
+                epoch, offsets.offset_table, carried_out, offsets.data_version
+            )
         ):
             if carried_out is not None and carried_out < self._tables.offsets.deleted_end:
                 # It may still have a topic that is deleted here: again next time. Until then what
@@ -250,13 +264,26 @@ class SlaveSynchronize:
                 # carry out more.
                 self._note_held(epoch)
             return False
-        self._offset_version = reply.ext.get(EXT_OFFSET_VERSION, "")
+        if has_log:
+            self._offset_version = reply.ext.get(EXT_OFFSET_VERSION, "")
         version = reply.ext.get(EXT_TABLE_VERSION, "")
         if not version or version != self._table_version:
             if not await self._fetch_tables(way, followed, ours=EXT_MASTER_EPOCH in reply.ext):
                 return False
             self._table_version = version
-        self._note_held(epoch)
+        if has_log:
+            self._note_held(epoch)
+        return has_log
+
+    async def _log_reaches(self, offset: int | None, followed: Followed) -> bool:
+        """Whether the log here does; waits for it for a while. A member's does: `offset` was
+        confirmed when the master answered. None: a Java master, which does not say."""
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + LOG_WAIT_S
+        while offset is not None and self._log_end() < offset:
+            if followed is not self._followed or loop.time() >= give_up_s:
+                return False
+            await asyncio.sleep(LOG_POLL_S)
         return True
 
     def _note_held(self, epoch: int) -> None:
@@ -265,8 +292,9 @@ class SlaveSynchronize:
             self.on_tables(epoch)
 
     async def _fetch_tables(self, way: tuple[str, int], followed: Followed, *, ours: bool) -> bool:
-        """False if the answers may be older than what is here: to be fetched again. A master that
-        is not `ours` keeps its queue locks in memory, for itself."""
+        """False if the answers may be older than what is here, or their progress rests on more of
+        the log than is here: to be fetched again. A master that is not `ours` keeps its queue locks
+        in memory, for itself."""
         locks, modes = self._tables.locks, self._tables.request_modes
         before = self._tables.version, locks.change_count, modes.change_count
         topics = await self._table(
@@ -281,12 +309,14 @@ class SlaveSynchronize:
             held, timers = await self._ask(way, RequestCode.BATON_GET_QUEUE_LOCKS, {}), None
         else:  # ours has it in 45
             held, timers = None, await self._if_known(way, RequestCode.GET_TIMER_CHECK_POINT)
+        has_log = await self._log_reaches(_carried_out(delays), followed)
         now = self._tables.version, locks.change_count, modes.change_count
         if followed is not self._followed or now != before:
             # Another master, or the log has shown a change that these answers cannot have (R31).
             return False
         tables = self._tables
-        tables.delays.apply_from_master(delays.body)
+        if has_log:
+            tables.delays.apply_from_master(delays.body)
         if timers is not None:
             tables.delays.apply_timer_check(timers.body)
         if held is not None:
@@ -295,7 +325,7 @@ class SlaveSynchronize:
             modes.replace_all(MessageRequestModeSerializeWrapper.decode(by_pop.body))
         changed = tables.topics.replace_all(topics.topic_config_table, topics.data_version)
         if not tables.groups.replace_all(groups) and not changed:
-            return True
+            return has_log
         self._tables_changed()
         log.info(
             "tables_followed master=%s topics=%d groups=%d",
@@ -303,7 +333,7 @@ class SlaveSynchronize:
             len(topics.topic_config_table),
             len(groups.subscription_group_table),
         )
-        return True
+        return has_log
 
     async def _if_known(self, way: tuple[str, int], code: int) -> RemotingCommand | None:
         """None from a master that does not have it: an older one, or one without timers."""
@@ -405,12 +435,19 @@ class SlaveSourceProcessor:
 
     def all_delay_offsets(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """45."""
-        return RemotingCommand.response_to(request, body=self._tables.delays.wrapper().encode())
+        ext = {EXT_CARRIED_OUT: str(self._confirm_offset())}
+        body = self._tables.delays.wrapper().encode()
+        return RemotingCommand.response_to(request, ext=ext, body=body)
 
     async def all_request_modes(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """402. Who is not in it has the default mode."""
         body = await _encoded(self._tables.request_modes.wrapper())
         return RemotingCommand.response_to(request, body=body)
+
+
+def _carried_out(reply: RemotingCommand) -> int | None:
+    end = reply.ext.get(EXT_CARRIED_OUT)
+    return None if end is None else int(end)
 
 
 async def _encoded(body: Body) -> bytes:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+import uvloop
+from lone_broker import Rig, lone_broker
 
+from batonmq.broker.tables import slave_sync
 from batonmq.broker.tables.slave_sync import (
+    EXT_CARRIED_OUT,
     EXT_MASTER_EPOCH,
     EXT_OFFSET_VERSION,
     EXT_TABLE_VERSION,
@@ -16,7 +21,9 @@ from batonmq.broker.tables.slave_sync import (
     Followed,
     SlaveSynchronize,
 )
+from batonmq.protocol.bodies import SubscriptionGroupWrapper, TopicConfigAndMappingSerializeWrapper
 from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.record import decode_records
 from batonmq.remoting.command import RemotingCommand
 from batonmq.store.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
 from batonmq.store.queue_locks import QueueLockManager
@@ -59,7 +66,7 @@ def test_r31_offsets_of_a_lower_epoch_are_not_taken_over(
         ext = {EXT_MASTER_EPOCH: str(epoch), EXT_OFFSET_VERSION: "v1"}
         return RemotingCommand.response_to(request, ext=ext, body=body)
 
-    sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None)
+    sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, lambda: 0)
     sync._followed = MASTER
     sync._fetch_tables = AsyncMock(return_value=True)  # type: ignore[method-assign]
     asyncio.run(sync._synchronize(MASTER))
@@ -72,7 +79,7 @@ def test_r31_offsets_of_a_lower_epoch_are_not_taken_over(
 def test_r31_an_answer_that_another_role_change_overtook_is_dropped(tmp_path: Path) -> None:
     own = tables(tmp_path / "own")
     body = offsets_of_master(tmp_path / "master", 4)
-    sync = SlaveSynchronize(Mock(), own, 1_000, lambda: None)
+    sync = SlaveSynchronize(Mock(), own, 1_000, lambda: None, lambda: 0)
 
     async def answer(address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
         sync._followed = Followed("other:10911", 5)
@@ -97,7 +104,7 @@ def test_r42_tables_are_held_when_all_of_them_are_here_and_of_one_master(tmp_pat
         return RemotingCommand.response_to(request, ext=ext)
 
     async def play() -> None:
-        sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None)
+        sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, lambda: 0)
         sync.on_tables = held.append
         sync._fetch_tables = AsyncMock(side_effect=[False, True, True])  # type: ignore[method-assign]
         sync.follow(MASTER)
@@ -111,3 +118,123 @@ def test_r42_tables_are_held_when_all_of_them_are_here_and_of_one_master(tmp_pat
 
     asyncio.run(play())
     assert [ext[EXT_OFFSET_VERSION] for ext in asked] == ["", "v1", "v1", ""]
+
+
+async def _popped(rig: Rig) -> list[int]:
+    """The offsets in queue 0 of T that group g gets of the broker's POP."""
+    fields = {"consumerGroup": "g", "topic": "T", "queueId": "0", "maxMsgNums": "4"}
+    times = {"invisibleTime": "60000", "pollTime": "0", "bornTime": "0", "initMode": "0"}
+    how = {"expType": "TAG", "exp": "*", "order": "false"}
+    reply = await rig.ask(200050, fields | times | how)
+    return [message.queue_offset for message in decode_records(reply.body)]
+
+
+def test_r30_an_unclean_winner_gives_what_was_popped_behind_the_end_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A slave has eight messages, and no more of the log. 2. A group pops four of them; the
+    record that says so is not at the slave, but its port for tables answers. 3. The slave is
+    elected uncleanly: by its log nobody has these four, so they are given."""
+    monkeypatch.setattr(slave_sync, "LOG_WAIT_S", 0.0)
+
+    async def play() -> None:
+        async with lone_broker(tmp_path / "master") as master:
+            for _ in range(8):
+                assert (await master.send()).code == 0
+        shutil.copytree(tmp_path / "master", tmp_path / "slave")
+        async with (
+            lone_broker(tmp_path / "master") as master,
+            lone_broker(tmp_path / "slave") as slave,
+        ):
+            assert await _popped(master) == [0, 1, 2, 3]
+            assert master.service.tables.offsets.query("g", "T", 0) == 4
+            sync, followed = slave.service.slave_sync, Followed(master.service.address, 0)
+            sync._followed = followed
+            assert not await sync._synchronize(followed)
+            assert "T" in slave.service.tables.topics
+            assert sync.held_epoch == -1, "R42: so far it does not join"
+            assert await _popped(slave) == [0, 1, 2, 3]
+
+    uvloop.run(play())
+
+
+@pytest.mark.parametrize("progress", ["offsets", "delays"])
+def test_r30_progress_waits_for_the_log_that_it_rests_on(
+    tmp_path: Path, progress: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups have popped, and delays are delivered, by records up to 100. The log here ends at 99,
+    then it holds them."""
+    own, master = tables(tmp_path / "own"), tables(tmp_path / "master")
+    master.delays.set_all({1: 7})
+    body = offsets_of_master(tmp_path / "other", 4)
+    log_end = 99
+    held: list[int] = []
+
+    async def answer(address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+        rests_on = {"offsets": RequestCode.GET_ALL_CONSUMER_OFFSET}.get(
+            progress, RequestCode.GET_ALL_DELAY_OFFSET
+        )
+        ext = {EXT_MASTER_EPOCH: "4", EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
+        ext[EXT_CARRIED_OUT] = "100" if request.code == rests_on else "99"
+        match request.code:
+            case RequestCode.GET_ALL_CONSUMER_OFFSET:
+                reply = body
+            case RequestCode.GET_ALL_DELAY_OFFSET:
+                reply = master.delays.wrapper().encode()
+            case RequestCode.GET_ALL_TOPIC_CONFIG:
+                reply = TopicConfigAndMappingSerializeWrapper().encode()
+            case RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG:
+                reply = SubscriptionGroupWrapper().encode()
+            case RequestCode.BATON_GET_QUEUE_LOCKS:
+                reply = own.locks.wrapper().encode()
+            case _:
+                reply = own.request_modes.wrapper().encode()
+        return RemotingCommand.response_to(request, ext=ext, body=reply)
+
+    async def play() -> None:
+        nonlocal log_end
+        sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, lambda: log_end)
+        sync.on_tables = held.append
+        sync._followed = MASTER
+        monkeypatch.setattr(slave_sync, "LOG_WAIT_S", 0.0)
+        assert not await sync._synchronize(MASTER)
+        assert own.offsets.query("g", "T", 0) == (-1 if progress == "offsets" else 70)
+        assert own.delays.table == ({} if progress == "delays" else {1: 7})
+        assert held == []
+        monkeypatch.setattr(slave_sync, "LOG_WAIT_S", 60.0)
+        again = asyncio.ensure_future(sync._synchronize(MASTER))
+        await asyncio.sleep(0)
+        log_end = 100
+        assert await again
+        assert own.offsets.query("g", "T", 0) == 70 and own.delays.table == {1: 7}
+        assert held == [4]
+
+    asyncio.run(play())
+
+
+def test_r30_progress_of_a_master_that_is_followed_no_more_waits_for_nothing(
+    tmp_path: Path,
+) -> None:
+    own = tables(tmp_path / "own")
+    body = offsets_of_master(tmp_path / "master", 4)
+    waits = asyncio.Event()
+
+    def log_end() -> int:
+        waits.set()
+        return 0
+
+    async def answer(address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+        ext = {EXT_MASTER_EPOCH: "4", EXT_CARRIED_OUT: "100"}
+        return RemotingCommand.response_to(request, ext=ext, body=body)
+
+    async def play() -> None:
+        sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, log_end)
+        sync._followed = MASTER
+        asked = asyncio.ensure_future(sync._synchronize(MASTER))
+        async with asyncio.timeout(5):
+            await waits.wait()
+            sync.follow(Followed("other:10911", 5))
+            assert not await asked
+        assert own.offsets.query("g", "T", 0) == -1
+
+    asyncio.run(play())

@@ -50,6 +50,7 @@ class Tables:
         self.log: list[bytes] = []
         self.dropped: list[str] = []
         self.carried_out = 0
+        self.log_end = 1 << 40
         self.service = TopicService(
             self.tables,
             set(),
@@ -104,6 +105,7 @@ def following(slave: Tables, wire: Wire, master_epoch: int) -> tuple[SlaveSynchr
         slave.tables,
         1,
         lambda: None,
+        lambda: slave.log_end,
     )
     followed = Followed("127.0.0.1:10911", master_epoch)
     sync.follow(followed)
