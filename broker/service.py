@@ -106,11 +106,7 @@ class BrokerService:
         )
         self._client = RemotingClient(name="broker-out")
         self.slave_sync = SlaveSynchronize(
-            self._client,
-            self.tables,
-            broker.slave_sync_interval,
-            self._tables_changed,
-            log_end=lambda: self.store.max_phy_offset,
+            self._client, self.tables, broker.slave_sync_interval, self._tables_changed, self.store
         )
         self.replication = Replication(
             config, self.path, self.tables, self.slave_sync, self._client, self

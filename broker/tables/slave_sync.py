@@ -23,6 +23,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from batonmq.broker.role_gate import RoleGate
 from batonmq.process.backoff import Backoff, pause_ms
@@ -130,6 +131,13 @@ class Followed:
     master_epoch: int
 
 
+class LogEnd(Protocol):
+    """The end (exclusive) of this replica's log; `MessageStore` has it."""
+
+    @property
+    def max_phy_offset(self) -> int: ...
+
+
 class SlaveSynchronize:
     """One task that follows the current master. `followed` is None on a master."""
 
@@ -139,7 +147,7 @@ class SlaveSynchronize:
         tables: BrokerTables,
         interval_ms: int,
         tables_changed: Callable[[], None],
-        log_end: Callable[[], int],
+        log_end: LogEnd,
     ) -> None:
         self._client = client
         self._tables = tables
@@ -280,7 +288,7 @@ class SlaveSynchronize:
         confirmed when the master answered. None: a Java master, which does not say."""
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + LOG_WAIT_S
-        while offset is not None and self._log_end() < offset:
+        while offset is not None and self._log_end.max_phy_offset < offset:
             if followed is not self._followed or loop.time() >= give_up_s:
                 return False
             await asyncio.sleep(LOG_POLL_S)

@@ -66,7 +66,7 @@ def test_r31_offsets_of_a_lower_epoch_are_not_taken_over(
         ext = {EXT_MASTER_EPOCH: str(epoch), EXT_OFFSET_VERSION: "v1"}
         return RemotingCommand.response_to(request, ext=ext, body=body)
 
-    sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, lambda: 0)
+    sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, Mock(max_phy_offset=0))
     sync._followed = MASTER
     sync._fetch_tables = AsyncMock(return_value=True)  # type: ignore[method-assign]
     asyncio.run(sync._synchronize(MASTER))
@@ -79,7 +79,7 @@ def test_r31_offsets_of_a_lower_epoch_are_not_taken_over(
 def test_r31_an_answer_that_another_role_change_overtook_is_dropped(tmp_path: Path) -> None:
     own = tables(tmp_path / "own")
     body = offsets_of_master(tmp_path / "master", 4)
-    sync = SlaveSynchronize(Mock(), own, 1_000, lambda: None, lambda: 0)
+    sync = SlaveSynchronize(Mock(), own, 1_000, lambda: None, Mock(max_phy_offset=0))
 
     async def answer(address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
         sync._followed = Followed("other:10911", 5)
@@ -104,7 +104,9 @@ def test_r42_tables_are_held_when_all_of_them_are_here_and_of_one_master(tmp_pat
         return RemotingCommand.response_to(request, ext=ext)
 
     async def play() -> None:
-        sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, lambda: 0)
+        sync = SlaveSynchronize(
+            Mock(invoke=answer), own, 1_000, lambda: None, Mock(max_phy_offset=0)
+        )
         sync.on_tables = held.append
         sync._fetch_tables = AsyncMock(side_effect=[False, True, True])  # type: ignore[method-assign]
         sync.follow(MASTER)
@@ -167,7 +169,7 @@ def test_r30_progress_waits_for_the_log_that_it_rests_on(
     own, master = tables(tmp_path / "own"), tables(tmp_path / "master")
     master.delays.set_all({1: 7})
     body = offsets_of_master(tmp_path / "other", 4)
-    log_end = 99
+    log = Mock(max_phy_offset=99)
     held: list[int] = []
 
     async def answer(address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
@@ -192,8 +194,7 @@ def test_r30_progress_waits_for_the_log_that_it_rests_on(
         return RemotingCommand.response_to(request, ext=ext, body=reply)
 
     async def play() -> None:
-        nonlocal log_end
-        sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, lambda: log_end)
+        sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, log)
         sync.on_tables = held.append
         sync._followed = MASTER
         monkeypatch.setattr(slave_sync, "LOG_WAIT_S", 0.0)
@@ -204,7 +205,7 @@ def test_r30_progress_waits_for_the_log_that_it_rests_on(
         monkeypatch.setattr(slave_sync, "LOG_WAIT_S", 60.0)
         again = asyncio.ensure_future(sync._synchronize(MASTER))
         await asyncio.sleep(0)
-        log_end = 100
+        log.max_phy_offset = 100
         assert await again
         assert own.offsets.query("g", "T", 0) == 70 and own.delays.table == {1: 7}
         assert held == [4]
@@ -219,16 +220,18 @@ def test_r30_progress_of_a_master_that_is_followed_no_more_waits_for_nothing(
     body = offsets_of_master(tmp_path / "master", 4)
     waits = asyncio.Event()
 
-    def log_end() -> int:
-        waits.set()
-        return 0
+    class Log:
+        @property
+        def max_phy_offset(self) -> int:
+            waits.set()
+            return 0
 
     async def answer(address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
         ext = {EXT_MASTER_EPOCH: "4", EXT_CARRIED_OUT: "100"}
         return RemotingCommand.response_to(request, ext=ext, body=body)
 
     async def play() -> None:
-        sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, log_end)
+        sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, Log())
         sync._followed = MASTER
         asked = asyncio.ensure_future(sync._synchronize(MASTER))
         async with asyncio.timeout(5):

@@ -105,7 +105,7 @@ def following(slave: Tables, wire: Wire, master_epoch: int) -> tuple[SlaveSynchr
         slave.tables,
         1,
         lambda: None,
-        lambda: slave.log_end,
+        Mock(max_phy_offset=slave.log_end),
     )
     followed = Followed("127.0.0.1:10911", master_epoch)
     sync.follow(followed)

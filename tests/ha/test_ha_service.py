@@ -601,6 +601,58 @@ def test_r23_towards_an_unclean_epoch_confirmed_bytes_go_and_are_kept_aside(
     run_group(scenario)
 
 
+def test_r23_a_cut_that_the_store_refuses_is_reported_and_changes_nothing(run_group, wait_until):
+    """R23: 1 and 2 wrote records of other sizes in an epoch of one number, so 2's epoch list leaves
+    1's log within a record. 1 says so, and follows nobody."""
+
+    async def scenario(group):
+        group.auto = False
+        one, two = await group.add(1), await group.add(2)
+        before = group.view
+        await group.elect(two, others=False)
+        two.put(3, b"a longer body" * 8)
+        await two.ha.stand_down()
+        group.view = before
+        await group.elect(one, others=False)
+        one.put(10)
+        kept = one.log_bytes()
+        group.view = replace(group.view, unclean_epoch=2)
+        await group.elect(two, 2)
+        await wait_until(lambda: one.diverged)
+        assert "no record ends there" in one.diverged[0]
+        assert one.log_bytes() == kept and not one.truncated
+        assert not list((one.root / "truncated").glob("*"))
+
+    run_group(scenario)
+
+
+def test_r17_r24_a_suspect_slave_is_trusted_once_it_is_level_and_not_before(run_group, wait_until):
+    """1. 2 has four of ten messages, and was stopped uncleanly under another boot. 2. It follows:
+    it stays suspect until it has all that 1 confirmed."""
+
+    async def scenario(group):
+        one, two = await pair_in_set(group, wait_until)
+        one.put(4)
+        await group.level(one, two)
+        await two.stop()
+        one.ha.set_dead(frozenset({2}))
+        await wait_until(lambda: one.ha.required_set == {1})
+        one.put(6)
+        (two.root / "abort").write_text("1\nanother boot\ncached\n")
+        await two.start()
+        trust = two.store.trust
+        assert "another boot" in trust.reason
+        trusted_at = []
+        clear = trust.clear_suspect
+        trust.clear_suspect = lambda: (trusted_at.append(two.store.max_phy_offset), clear())
+        await group.follow(two)
+        await wait_until(lambda: not trust.reason)
+        assert trusted_at[0] == one.store.max_phy_offset
+        await group.level(one, two)
+
+    run_group(scenario)
+
+
 def test_r27_a_slave_whose_next_byte_is_gone_begins_anew(run_group, wait_until):
     """R27: 2 was away until its place in the log expired. It gets that reply, keeps its old log
     aside, begins at the master's first byte and becomes level."""

@@ -860,3 +860,25 @@ def test_a_java_master_that_proves_nothing_is_given_3_s(memory_log, entries):
         assert core.tick(NOW + ms) == []
     (hangup,) = core.tick(NOW + 3_000)
     assert isinstance(hangup, Hangup) and "3000 ms" in hangup.reason
+
+
+def test_r23_what_a_frame_confirmed_is_not_cut_though_no_reader_has_seen_it(
+    memory_log, slave_host, entries
+):
+    """1. The master confirms all 100 bytes; this store is still busy showing them. 2. The next
+    master's log leaves ours at 60, by no unclean election."""
+    log = memory_log(b"1" * 100, (1, 0), confirm=0)
+    core = SlaveCore(identity(2), view(), log.facts(), SlavePolicy(), NOW)
+    host = slave_host(core, log)
+    host.perform(core.tick(NOW), NOW)
+    host.connect(NOW)
+    first = answer(100, 1, entries((1, 0)))
+    host.perform(core.handshake_received(first, log.facts(), NOW), NOW)
+    beat(host, NOW + 10, confirm=100)
+    assert log.confirm == 0 and core.log.confirm_offset == 100
+    host.perform(core.follow(view(2, "master:3", "i3", 3), NOW + 20), NOW + 20)
+    host.connect(NOW + 20)
+    second = answer(200, 2, entries((1, 0), (2, 60)), identity(3))
+    effects = core.handshake_received(second, log.facts(), NOW + 20)
+    assert [type(effect) for effect in effects] == [Hangup, Diverged]
+    assert log.cuts == [] and log.end == 100

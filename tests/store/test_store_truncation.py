@@ -415,3 +415,15 @@ def test_r26_a_flush_that_a_cut_overtook_is_told_up_to_the_cut(rig):
     store.slave_log.truncate_to(puts[9].physical_offset)
     store._report_flushed(flushed)
     assert told == [puts[9].physical_offset]
+
+
+def test_r23_the_newest_cut_bytes_are_kept_whatever_their_size(rig):
+    store = rig.open_master(truncated_log_max_bytes=1)
+    for number in range(3):
+        store.prepare_master()
+        put = rig.put(store, b"cut %d" % number)
+        store.end_turn()
+        store.slave_log.truncate_to(put.physical_offset)
+    (kept,) = (rig.root / "truncated").iterdir()
+    assert kept.name.startswith("000003-")
+    assert b"cut 2" in b"".join(path.read_bytes() for path in kept.iterdir())
