@@ -24,6 +24,7 @@ _LEADERS: Final = ("committed", "pushed")
 CAUSAL: Final = tuple(name for name in CHAIN if name not in _LEADERS)
 """Those that follow from one another. A broker may have received from another controller, a little
 earlier, what the leader commits and pushes."""
+_IS_CAUSAL: Final = frozenset(CAUSAL).__contains__
 _AFTER_PUSH: Final = ("role changed", "opened", "first ack")
 _MAY_COME_BEFORE: Final = ("restarted", "leader known", "started")
 _SERVED_MS: Final = 1_000
@@ -123,19 +124,19 @@ class Story:
 
     @property
     def detected_ms(self) -> int:
-        return self.time_of("detected")
+        return self._times.get("detected", 0)
 
     @property
     def elected_ms(self) -> int:
-        return self.time_of("proposed")
+        return self._times.get("proposed", 0)
 
     @property
     def opened_ms(self) -> int:
-        return self.time_of("opened")
+        return self._times.get("opened", 0)
 
     @property
     def first_ack_ms(self) -> int:
-        return self.time_of("first ack")
+        return self._times.get("first ack", 0)
 
     @property
     def truncated_bytes(self) -> int:
@@ -163,8 +164,8 @@ class Story:
 
     def in_order(self) -> list[Step]:
         """The causal steps in their order, and the others where their times put them."""
-        causal = [step for step in self.steps if step.name in CAUSAL]
-        beside = [step for step in self.steps if step.name not in CAUSAL]
+        causal = [step for step in self.steps if _IS_CAUSAL(step.name)]
+        beside = [step for step in self.steps if not _IS_CAUSAL(step.name)]
         causal.sort(key=lambda step: _RANKS[step.name])
         beside.sort(key=lambda step: step.time_ms)
         ordered: list[Step] = []
@@ -183,9 +184,10 @@ class Story:
         began = _beginning(ordered)
         latest: Step | None = None
         for step in ordered:
-            before = latest if step.name in CAUSAL else began
+            is_causal = _IS_CAUSAL(step.name)
+            before = latest if is_causal else began
             if before is None or step.time_ms >= before.time_ms:
-                latest = step if step.name in CAUSAL else latest
+                latest = step if is_causal else latest
             elif step.name not in _MAY_COME_BEFORE:
                 behind_ms = before.time_ms - step.time_ms
                 wrong[id(step)] = (
@@ -278,7 +280,7 @@ class Story:
 
 
 def _beginning(ordered: Sequence[Step]) -> Step | None:
-    first = next((step for step in ordered if step.name in CAUSAL), None)
+    first = next((step for step in ordered if _IS_CAUSAL(step.name)), None)
     return first if first is not None else next(iter(ordered), None)
 
 

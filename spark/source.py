@@ -24,9 +24,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from batonmq.spark.read.columns import LIVE_TABLE
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read, Work, schema_of
-from batonmq.spark.read.schemas import LIVE_TABLE
 from batonmq.spark.read.selection import HIGH, LOW, Selection
 
 

@@ -19,6 +19,7 @@ from batonmq.spark.read.store_facts import (
     NAME_DIGITS,
     Segment,
     StoreFacts,
+    group_names,
     read_facts,
     segments,
 )
@@ -147,14 +148,13 @@ def find_groups(
                 "then all stores of this call are its replicas"
             )
         members.setdefault(key, []).append((facts, storage))
-    brokers = [broker for _, broker in members]
     groups = []
-    for (cluster, broker), stores in sorted(members.items()):
-        name = broker if brokers.count(broker) == 1 else f"{cluster}#{broker}"
+    for key, name in sorted(group_names(members).items()):
+        stores = members[key]
         if len(stores) > 62:
             raise ValueError(f"{name}: {len(stores)} replicas; at most 62 can be compared")
         stores.sort(key=lambda each: (each[0].broker_id is None, each[0].broker_id or 0))
-        names = _names(broker, [facts for facts, _ in stores])
+        names = _names(key[1], [facts for facts, _ in stores])
         replicas = [
             _replica(label, storage, facts, unconfirmed=unconfirmed, with_tails=with_tails)
             for label, (facts, storage) in zip(names, stores, strict=True)

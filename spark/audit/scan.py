@@ -23,7 +23,7 @@ from batonmq.spark.audit.findings import Finding
 from batonmq.spark.audit.queues import NUMBERED_SCHEMA, by_queue, check_queues, numbered, steps_of
 from batonmq.spark.audit.replicas import LogFile, ReplicaGroup
 from batonmq.spark.audit.sides import Stretch, open_sides
-from batonmq.spark.read.arrow_parts import binaries, integers_or_null, texts
+from batonmq.spark.read.columns import binaries, integers_or_null, texts
 from batonmq.spark.read.message_columns import PropertyPairs, split_properties
 from batonmq.spark.read.record_columns import Bools, Int64s, take_fields
 

@@ -24,7 +24,7 @@ from batonmq.spark.history.epoch_files import GroupFiles
 from batonmq.spark.history.findings import CLOCK_MS, Election, Finding
 from batonmq.spark.history.lines import event_of
 from batonmq.spark.history.outages import days_without_writes
-from batonmq.spark.history.overview import DAY_MS, Facts
+from batonmq.spark.history.overview import Facts
 from batonmq.spark.history.summary import GroupSums
 from batonmq.spark.history.tables import (
     Controller,
@@ -34,7 +34,7 @@ from batonmq.spark.history.tables import (
     TableFiles,
     Truncation,
 )
-from batonmq.spark.steps.tables import Time
+from batonmq.spark.steps.tables import DAY_MS, Time
 
 _CHANGES_SETS: Final = ("elected", "set_altered", "broker_cleaned")
 

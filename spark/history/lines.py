@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 
 from batonmq.history.event import TIMES, HistoryEvent, lenient_event
 from batonmq.history.file import controller_of
+from batonmq.spark.read.columns import HISTORY_COLUMNS, TIME_MS_MAX
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.history_table import HistoryRange, checked_line, line_pieces
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
-from batonmq.spark.read.schemas import HISTORY_COLUMNS
 from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.storage import Storage, files_of
 
@@ -31,8 +31,6 @@ CONTROLLERS_MAX: Final = 63
 """As many as a bit mask of 64 bits has room for."""
 STREAM: Final = "stream"
 """The controller of an event that was read without its name."""
-_TIME_MS_MAX: Final = 253_370_764_799_999
-"""Later than the year 9998: no time that a table could have."""
 _WILD_NUMBER: Final = re.compile(r"\d{17}")
 _NEEDED: Final = ("log", "raft_index", "time", "kind")
 _PARQUET_TIMES: Final = 8
@@ -143,7 +141,7 @@ def _controllers(file: pq.ParquetFile) -> set[str]:
 def _bounded(name: str, kind: Any) -> Any:
     """The type of a field with the bounds of times, or of the 64 bits of all columns."""
     if name in TIMES:
-        return Annotated[int, msgspec.Meta(ge=0, le=_TIME_MS_MAX)]
+        return Annotated[int, msgspec.Meta(ge=0, le=TIME_MS_MAX)]
     number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
     return {int: number, tuple[int, ...]: tuple[number, ...]}.get(kind, kind)
 
@@ -175,7 +173,7 @@ def event_of(text: bytes) -> HistoryEvent:
         checked_line(text)
         known = lenient_event(text)
         assert known is not None
-        wild = [name for name in TIMES if not 0 <= getattr(known, name) <= _TIME_MS_MAX]
+        wild = [name for name in TIMES if not 0 <= getattr(known, name) <= TIME_MS_MAX]
         event = msgspec.structs.replace(known, **dict.fromkeys(wild, 0))
     if event.json and _WILD_NUMBER.search(event.json):
         event = msgspec.structs.replace(event, json="")

@@ -14,8 +14,8 @@ from typing import Final
 from batonmq.history.event import ON_BROKER_CLOCK, HistoryEvent
 from batonmq.spark.history.lines import Line
 from batonmq.spark.read.damage import Damage
+from batonmq.spark.steps.tables import DAY_MS
 
-DAY_MS: Final = 86_400_000
 GAP_DAYS: Final = 366
 """A longer time without events is a wrong clock rather than a quiet cluster."""
 _LOGS_MAX: Final = 10_000
@@ -104,16 +104,19 @@ class Overview:
         if isinstance(line, Damage):
             self._damage(line.file, (1, line.offset, line.reason))
             return
-        event, lows, highs = line.event, self.lows, self.highs
+        event = line.event
         seen = self.groups.get((event.log, event.broker_name))
         if seen is None:
             seen = self.groups[event.log, event.broker_name] = _GroupSeen()
             self.begins.setdefault(event.log, event.time_ms)
         place, who = (event.raft_index, event.part), (event.log, line.rank)
-        if who not in lows or place < lows[who]:
-            lows[who] = place
-        if who not in highs or place > highs[who]:
-            highs[who] = place
+        high = self.highs.get(who)
+        if high is None:
+            self.lows[who] = self.highs[who] = place
+        elif place > high:  # mostly: a file ascends
+            self.highs[who] = place
+        elif place < self.lows[who]:
+            self.lows[who] = place
         self._add(seen, event)
 
     def _add(self, seen: _GroupSeen, event: HistoryEvent) -> None:

@@ -24,14 +24,14 @@ from batonmq.spark.history.epoch_files import GroupFiles
 from batonmq.spark.history.findings import Finding
 from batonmq.spark.history.group_tables import Known, fold_lines
 from batonmq.spark.history.lines import Plan, Source, plan_files, plan_parquet
-from batonmq.spark.history.overview import DAY_MS, Overview
+from batonmq.spark.history.overview import Overview
 from batonmq.spark.history.summary import FindingSums, GroupSums, summarise
-from batonmq.spark.history.tables import TABLES, TableFiles, TimeSpan, write_empty
+from batonmq.spark.history.tables import TABLES, TableFiles, TimeSpan, write_missing
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.steps.engine import Engine
 from batonmq.spark.steps.exchange import Exchange
 from batonmq.spark.steps.result_folder import PARQUET, ResultFolder
-from batonmq.spark.steps.tables import table_of
+from batonmq.spark.steps.tables import DAY_MS, table_of
 
 SPLIT_BYTES: Final = 32 << 20
 _ROWS: Final = 512
@@ -209,7 +209,7 @@ def run(engine: Engine, inputs: Inputs, output: Output, step: Step) -> dict[str,
         bare = epoch_files.of_bare_stores(stores, elected | files.keys())
         of_all = findings.of_all(facts, seen.damaged, plan.controllers)
         others = _write_findings([*of_all, *_of_files(unfolded), *bare], folder.task(0), counts)
-        write_empty(folder.path)
+        write_missing(folder.path)
         summary = summarise(sums, others, counts, inputs.document(), plan.controllers)
     output.publish(summary)
     return summary

@@ -16,10 +16,9 @@ import pyarrow.compute as pc
 
 from batonmq.history.message import HISTORY_AFTER
 from batonmq.spark.history.stream_seen import INDEX_SCHEMA, PART_BITS
-from batonmq.spark.read.arrow_parts import TIMESTAMP
+from batonmq.spark.read.columns import TABLES, TIMESTAMP
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.history_table import decode_lines
-from batonmq.spark.read.schemas import TABLES
 from batonmq.spark.steps.tables import partition_of, write_part
 
 SOURCE_COLUMNS: Final = ("broker", "queue_id", "queue_offset", "store_at", "body", "properties")

@@ -16,15 +16,15 @@ from typing import Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from batonmq.spark.history.overview import DAY_MS
 from batonmq.spark.steps.tables import (
+    DAY_MS,
     Time,
     day_of,
     partition_of,
     schema_of,
     table_of,
+    write_empty,
     write_part,
 )
 
@@ -243,13 +243,8 @@ class TableFiles:
         self._rows = 0
 
 
-def write_empty(folder: Path) -> None:
-    """A file without rows for each table that has none: it has the columns. Raises OSError."""
+def write_missing(folder: Path) -> None:
+    """A file without rows for each table that has none. Raises OSError."""
     for table, schema in TABLES.items():
-        place = folder / table
-        if not place.exists():
-            place.mkdir(parents=True)
-            more = [] if table == _BY_GROUP else [pa.field("day", pa.date32())]
-            for each in [pa.field("group", pa.string()), *more]:
-                schema = schema.append(each)
-            pq.write_table(schema.empty_table(), place / "part-00000-00000.parquet")
+        day = {} if table == _BY_GROUP else {"day": pa.date32()}
+        write_empty(folder / table, schema, group=pa.string(), **day)

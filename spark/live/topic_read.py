@@ -36,9 +36,9 @@ from batonmq.spark.live.offsets import (
 )
 from batonmq.spark.live.options import TopicOptions
 from batonmq.spark.live.range_reader import RangeReader, Window
+from batonmq.spark.read.columns import TABLES, wanted_columns
 from batonmq.spark.read.message_columns import message_batch
 from batonmq.spark.read.record_columns import Records
-from batonmq.spark.read.schemas import TABLES, wanted_columns
 from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.store_facts import StoreFacts
 

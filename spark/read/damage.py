@@ -10,8 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from batonmq.spark.read.arrow_parts import batch_of
-from batonmq.spark.read.schemas import CORRUPT
+from batonmq.spark.read.columns import CORRUPT, batch_of
 
 _ROWS: Final = 1024
 

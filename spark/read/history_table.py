@@ -19,9 +19,8 @@ import pyarrow.json as pj
 
 from batonmq.history.event import REQUIRED
 from batonmq.history.file import controller_of
-from batonmq.spark.read.arrow_parts import batch_of, timestamps
+from batonmq.spark.read.columns import HISTORY_COLUMNS, HistoryColumn, batch_of, timestamps
 from batonmq.spark.read.damage import Damage
-from batonmq.spark.read.schemas import HISTORY_COLUMNS, HistoryColumn
 from batonmq.spark.read.storage import OpenFile, Storage
 
 _PIECE_BYTES: Final = 4 << 20

@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from batonmq.protocol.properties import KEYS, TAGS, UNIQ_KEY
 from batonmq.protocol.record import host_text
-from batonmq.spark.read.arrow_parts import batch_of, binaries, take_or_null, texts, timestamps
+from batonmq.spark.read.columns import batch_of, binaries, take_or_null, texts, timestamps
 from batonmq.spark.read.record_columns import Bytes, Int64s, Records, take_fields
 from batonmq.spark.read.store_facts import StoreFacts
 
-# Column -> field of the record. `docs/spark.md` and `schemas` have the types.
+# Column -> field of the record. `docs/spark.md` and `columns` have the types.
 _NUMBERS: Final = {
     **{name: name for name in (
         "queue_id", "queue_offset", "physical_offset", "size", "sys_flag", "flag", "body_crc",

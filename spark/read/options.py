@@ -15,8 +15,8 @@ from msgspec import Meta, inspect
 from batonmq.client.instance.name_servers import parse_addresses
 from batonmq.protocol.record import FIXED_SIZE_V1
 from batonmq.protocol.topic_name import group_problem, topic_problem
+from batonmq.spark.read.columns import LIVE_TABLE, TABLES
 from batonmq.spark.read.damage import Mode
-from batonmq.spark.read.schemas import LIVE_TABLE, TABLES
 from batonmq.spark.read.storage import split_paths
 
 MIB: Final = 1 << 20

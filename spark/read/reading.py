@@ -13,6 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from batonmq.spark.read.columns import table_schema
 from batonmq.spark.read.damage import Damage, DamageCount, Mode, settle
 from batonmq.spark.read.history_table import HistoryRange, plan_history, read_history
 from batonmq.spark.read.log_range import LogGap, LogRange
@@ -20,7 +21,6 @@ from batonmq.spark.read.log_table import confirmed_end, plan_ranges, read_range
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.queue_tables import QueueReader
 from batonmq.spark.read.queues import QueuePiece, gather, plan_pieces
-from batonmq.spark.read.schemas import table_schema
 from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.storage import COMMA_HINT, Storage, found
 from batonmq.spark.read.store_facts import StoreError, StoreFacts, read_facts, segments

@@ -11,7 +11,7 @@ import numpy as np
 
 from batonmq.protocol.properties import TAGS, UNIQ_KEY
 from batonmq.protocol.tags import tags_code
-from batonmq.spark.read.arrow_parts import binaries, is_any_of, texts
+from batonmq.spark.read.columns import binaries, is_any_of, texts
 from batonmq.spark.read.message_columns import split_properties
 from batonmq.spark.read.record_columns import Bools, Int64s, Records
 from batonmq.spark.read.store_facts import StoreFacts

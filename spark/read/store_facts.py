@@ -6,7 +6,8 @@ Read once while a query is planned; the facts travel with each partition. All ac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +19,7 @@ from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
 from batonmq.epoch.file_cache import REDO_SUFFIX, continuation, decode_entries, digest
 from batonmq.protocol.codes import LONG_MAX
 from batonmq.protocol.layout import CHECKPOINT, CHECKPOINT_SIZE
-from batonmq.spark.read.arrow_parts import integers_or_null
+from batonmq.spark.read.columns import integers_or_null
 from batonmq.spark.read.record_columns import Bools, Int64s
 from batonmq.spark.read.storage import Storage
 
@@ -137,6 +138,16 @@ def _epochs(storage: Storage, path: str) -> tuple[tuple[EpochEntry, ...], bool, 
             return (), name != path, f"{path}{REDO_SUFFIX}: {fault}"
         return with_ends(entries), name != path, ""
     return (), False, "; ".join(reasons)
+
+
+def group_names(groups: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """What each (cluster, broker group) is called: `cluster#name` where clusters share a name."""
+    known = [*groups]
+    brokers = Counter(broker for _, broker in known)
+    return {
+        (cluster, broker): broker if brokers[broker] == 1 else f"{cluster}#{broker}"
+        for cluster, broker in known
+    }
 
 
 @dataclass(frozen=True, slots=True)

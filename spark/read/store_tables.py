@@ -14,7 +14,7 @@ from pyarrow import fs
 from batonmq.epoch.entry import MAX_OFFSET
 from batonmq.protocol.fastjson import FastjsonError, loads
 from batonmq.protocol.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT
-from batonmq.spark.read.arrow_parts import batch_of, timestamps
+from batonmq.spark.read.columns import batch_of, timestamps
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.queues import (
     QueuePiece,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from batonmq.spark.report.epoch_tables import BINS_PER_DECADE, DAY_MS, Group, Lane, Row
+from batonmq.spark.report.epoch_tables import BINS_PER_DECADE, Group, Lane, Row
 from batonmq.spark.report.page import Figure
 from batonmq.spark.report.plots import (
     GREY,
@@ -45,6 +45,7 @@ from batonmq.spark.report.quantities import (
     plot_text,
     plot_time,
 )
+from batonmq.spark.steps.tables import DAY_MS
 
 _LABELLED_BARS: Final = 200
 _FEW_DAYS: Final = 14

@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 
 from batonmq.spark.report.plots import PARTS
 from batonmq.spark.steps.severity import SEVERITIES
-from batonmq.spark.steps.tables import percentile
+from batonmq.spark.steps.tables import DAY_MS, percentile
 
 #: More broker groups than this are counted but not drawn; those that cost most are.
 GROUPS_SHOWN: Final = 30
@@ -29,7 +29,6 @@ FINDINGS_LISTED: Final = 200
 LEADERS_LISTED: Final = 30
 #: Bins of the distribution per decade of ms.
 BINS_PER_DECADE: Final = 6
-DAY_MS: Final = 86_400_000
 _MARKS_TOTAL: Final = 3_000
 _MARKS_MOST: Final = 400
 _CELLS_DRAWN: Final = 12_000

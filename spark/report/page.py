@@ -7,7 +7,6 @@ Free of Spark.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Final
 import jinja2
 from plotly.offline import get_plotlyjs
 
+from batonmq.process.durable_file import replace_file
 from batonmq.spark.report.plots import kind_label
 from batonmq.spark.report.quantities import (
     UNKNOWN,
@@ -85,17 +85,9 @@ def render(template: str, facts: dict[str, Any], folder: Path | None = None) -> 
 
 def write_page(path: str, template: str, facts: dict[str, Any], folder: Path | None = None) -> str:
     """Write it whole or not at all; the path again. Raises OSError that names it."""
-    place = Path(path)
-    unready = place.with_name(f".{place.name}.{os.getpid()}")
     text = render(template, facts, folder)
     try:
-        with unready.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        unready.replace(place)
+        replace_file(Path(path), text.encode())
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from error
-    finally:
-        unready.unlink(missing_ok=True)
     return path

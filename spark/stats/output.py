@@ -14,12 +14,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from batonmq.spark.read.arrow_parts import TIMESTAMP
+from batonmq.spark.read.columns import TIMESTAMP
 from batonmq.spark.stats.tables import TABLES
 from batonmq.spark.steps.result_folder import PARQUET, ResultFolder
-from batonmq.spark.steps.tables import day_of, partition_of, write_part
+from batonmq.spark.steps.tables import day_of, partition_of, write_empty, write_part
 
 LAG: Final = "consumer_lag"
 _MS: Final = pa.timestamp("ms", "UTC")
@@ -41,13 +40,8 @@ class Output(ResultFolder):
     def publish(self, summary: Mapping[str, Any]) -> None:
         """Put the tables in the place of earlier ones, then the summary. Raises OSError."""
         for name, schema in TABLES.items():
-            folder = Path(self.table(name))
-            if not folder.exists():  # an empty file has the columns
-                folder.mkdir(parents=True)
-                parts = ("day", "snapshot") if name == LAG else ("day",)
-                for part in parts:
-                    schema = schema.append(pa.field(part, pa.string()))
-                pq.write_table(schema.empty_table(), folder / "part-00000.parquet")
+            snapshot = {"snapshot": pa.string()} if name == LAG else {}
+            write_empty(Path(self.table(name)), schema, day=pa.string(), **snapshot)
         self._keep_snapshots(Path(self.table(LAG)))
         super().publish(summary)
 

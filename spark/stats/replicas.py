@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batonmq.spark.read.storage import Storage, found
-from batonmq.spark.read.store_facts import StoreFacts, read_facts, segments
+from batonmq.spark.read.store_facts import StoreFacts, group_names, read_facts, segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,9 @@ def one_per_group(patterns: Sequence[str], *, unconfirmed: bool = False) -> Sour
         group = (facts.cluster or "", facts.broker) if facts.broker else ("", path)
         groups.setdefault(group, {})[path] = facts
         stores[path] = storage, facts
-    names = [name for _, name in groups]
     chosen = []
-    for (cluster, name), members in sorted(groups.items()):
-        if names.count(name) > 1:
-            name = f"{cluster}#{name}"
+    for group, name in sorted(group_names(groups).items()):
+        members = groups[group]
         best = min(members.values(), key=_rank)
         others, size = len(members) - 1, _log_bytes(*stores[best.path], unconfirmed=unconfirmed)
         chosen.append(Chosen(best.path, name, best.broker_id, best.confirm_offset, others, size))

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batonmq.spark.read.arrow_parts import is_any_of
+from batonmq.spark.read.columns import is_any_of
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read, Work
 from batonmq.spark.read.record_columns import Int64s

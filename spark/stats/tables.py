@@ -13,11 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batonmq.protocol.topic_name import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
-from batonmq.spark.read.arrow_parts import TIMESTAMP
-from batonmq.spark.steps.tables import grouped, percentiles, runs_of, sorted_by
+from batonmq.spark.read.columns import TIMESTAMP
+from batonmq.spark.steps.tables import DAY_MS, grouped, percentiles, runs_of, sorted_by
 
 _S, _L, _F = pa.string(), pa.int64(), pa.float64()
-_DAY_MS: Final = 86_400_000
 _SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
 _QUEUE: Final = ["topic", "broker", "queue_id"]
 _MESSAGES: Final = ("messages", "sum")
@@ -66,7 +65,7 @@ def tables_of(
         first_store_at=("first_store_ms", "min"),
     )  # fmt: skip
     queues = queues.rename_columns([n if n != "bucket_ms" else "at" for n in queues.column_names])
-    queues = _with(queues, day=pc.divide(queues["at"], _DAY_MS))
+    queues = _with(queues, day=pc.divide(queues["at"], DAY_MS))
     return {
         "traffic": _traffic(sizes, delays, bucket_ms),
         "queues": queues,
@@ -94,7 +93,7 @@ def _traffic(sizes: pa.Table, delays: pa.Table, bucket_ms: int) -> pa.Table:
     return _with(
         rows,
         at=rows["bucket_ms"],
-        day=pc.divide(rows["bucket_ms"], _DAY_MS),
+        day=pc.divide(rows["bucket_ms"], DAY_MS),
         is_system=pa.array([is_system(topic) for topic in rows["topic"].to_pylist()], pa.bool_()),
         messages_per_s=pc.divide(rows["messages"].cast(_F), bucket_ms / 1000),
         bytes_per_s=pc.divide(rows["bytes"].cast(_F), bucket_ms / 1000),
@@ -132,7 +131,7 @@ def _hot_queues(queues: pa.Table) -> pa.Table:
 def _values(counts: pa.Table, name: str) -> pa.Table:
     """How many messages had each size or delay (`name`: size, delay_ms), per topic and day."""
     known = counts.filter(pc.is_valid(counts[name]))
-    known = _with(known, day=pc.divide(known["bucket_ms"], _DAY_MS))
+    known = _with(known, day=pc.divide(known["bucket_ms"], DAY_MS))
     return grouped(known, ["topic", name, "day"], messages=_MESSAGES)
 
 
@@ -157,7 +156,7 @@ def _consumer_lag(offsets: pa.Table, queues: pa.Table, snapshot_ms: int) -> pa.T
         pc.subtract(snapshot_ms, rows["oldest_store_at"]), 0, skip_nulls=False
     )
     snapshot = pa.repeat(snapshot_ms, len(rows))
-    day = pa.repeat(snapshot_ms // _DAY_MS, len(rows))
+    day = pa.repeat(snapshot_ms // DAY_MS, len(rows))
     return _with(rows, snapshot_at=snapshot, oldest_age_ms=age, day=day)
 
 

@@ -12,11 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batonmq.spark.read.arrow_parts import TIMESTAMP
+from batonmq.spark.read.columns import TIMESTAMP
 from batonmq.spark.read.record_columns import Int64s
 
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED: Final = frozenset("\"#%'*/:=?\\\x7f{}[]^") | frozenset(map(chr, range(32)))
+DAY_MS: Final = 86_400_000
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 
 
@@ -73,6 +74,14 @@ def write_part(path: Path, table: pa.Table) -> None:
     growing = path.with_name(f".{path.name}.{uuid4().hex}")
     pq.write_table(table, growing)
     growing.replace(path)
+
+
+def write_empty(folder: Path, schema: pa.Schema, **partitions: pa.DataType) -> None:
+    """A file without rows for a table that has none: it has the columns. Raises OSError."""
+    if not folder.exists():
+        for name, kind in partitions.items():
+            schema = schema.append(pa.field(name, kind))
+        write_part(folder / "part-00000.parquet", schema.empty_table())
 
 
 def runs_of(table: pa.Table, names: Iterable[str]) -> Int64s:

@@ -59,7 +59,7 @@ def test_generated_histories_have_fields_and_kinds_of_the_struct():
 
 def test_columns_of_arrow_are_the_fields_of_the_struct():
     pa = pytest.importorskip("pyarrow")
-    from batonmq.spark.read.schemas import HISTORY_COLUMNS, TABLES
+    from batonmq.spark.read.columns import HISTORY_COLUMNS, TABLES
 
     assert [column.field for column in HISTORY_COLUMNS] == [n for n in FIELDS if n != "gap"]
     names = [column.name for column in HISTORY_COLUMNS]

@@ -9,11 +9,11 @@ import pytest
 from batonmq.history.event import EventKind, HistoryEvent
 from batonmq.history.file import HistoryFile
 from batonmq.spark.read import history_table
+from batonmq.spark.read.columns import TABLES
 from batonmq.spark.read.damage import Damage, DamagedFile
 from batonmq.spark.read.history_table import HistoryRange, plan_history, read_history
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
-from batonmq.spark.read.schemas import TABLES
 from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.storage import Storage
 

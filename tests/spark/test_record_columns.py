@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from batonmq.protocol.record import encode_blank, scan_record
 from batonmq.spark.read import log_range
+from batonmq.spark.read.columns import table_schema
 from batonmq.spark.read.log_range import Block, LogRange, RangeReader
 from batonmq.spark.read.message_columns import message_batch
 from batonmq.spark.read.record_columns import candidates, chain, locate, misplaced, wrong_crc
-from batonmq.spark.read.schemas import table_schema
 from batonmq.spark.read.storage import Storage
 from batonmq.spark.read.store_facts import StoreFacts
 from tests.spark.log_files import (

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from batonmq.spark.read import log_range
-from batonmq.spark.read.arrow_parts import timestamps
+from batonmq.spark.read.columns import timestamps
 from batonmq.spark.read.damage import DamagedFile
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.storage import locate, split_paths

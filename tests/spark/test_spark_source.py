@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import DataFrame
 
 from batonmq.spark.parquet_files import write_parquet
+from batonmq.spark.read.columns import TABLES, table_schema
 from batonmq.spark.read.options import ReadOptions
-from batonmq.spark.read.schemas import TABLES, table_schema
 from batonmq.spark.session import PUSHDOWN, register
 from batonmq.spark.source import FilteringReader, TableReader, WorkPartition, selection_of
 from tests.spark.log_files import START_MS, LogFiles

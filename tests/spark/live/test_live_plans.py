@@ -27,7 +27,7 @@ from batonmq.spark.live.offsets import (
 from batonmq.spark.live.options import SinkOptions, TopicOptions, check_columns
 from batonmq.spark.live.sink_sender import SinkError, row_of
 from batonmq.spark.live.topic_read import TOPIC, _inflated, topic_schema
-from batonmq.spark.read.schemas import TABLES
+from batonmq.spark.read.columns import TABLES
 from batonmq.spark.source import BatonmqSource
 
 GIVEN = {"table": "topic", "nameServers": "a:1;b:2", "topic": "T"}

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batonmq.spark.history.tables import TABLES, write_empty
+from batonmq.spark.history.tables import TABLES, write_missing
 
 
 def at(text):
@@ -75,7 +75,7 @@ class EpochFolder:
             folder.mkdir(parents=True, exist_ok=True)
             schema = pa.schema([field for field in TABLES[table] if field.name != "day"])
             pq.write_table(pa.Table.from_pylist(rows, schema), folder / f"part-{number}.parquet")
-        write_empty(self.root)
+        write_missing(self.root)
         return str(self.root)
 
 
