@@ -329,6 +329,15 @@ def test_r12_alter_refuses_an_added_member_that_restarted(script):
     assert script.alter(1, 2, 3).ok
 
 
+def test_r12_a_master_that_can_name_processes_names_that_of_each_added_member(script):
+    """A member that stays needs no name: it was compared when it was added."""
+    script.three_in_sync()
+    script.alter(1, 3)
+    refused = script.alter(new_set=(Member(1), Member(2), Member(3)))
+    assert refused.code is Code.CONTROLLER_INVALID_REPLICAS
+    assert script.alter(new_set=(Member(1), Member(2, "life-2"), Member(3))).ok
+
+
 def test_r12_a_member_that_lives_in_an_unregistered_life_is_not_alive(script):
     script.three_in_sync()
     script.alter(1, 3)
@@ -663,6 +672,18 @@ def test_r7_an_operator_who_names_a_suspect_must_ask_for_an_unclean_election(scr
     restarted(script, 2, suspect="reboot")
     assert not script.elect(2, designate=True).ok
     assert script.elect(2, designate=True, unclean=True).view.unclean_epoch == 2
+
+
+def test_r7_an_unclean_election_takes_a_living_replica_that_was_named(script):
+    script.three_in_sync()
+    assert script.alter(1, 2).ok
+    script.die(1, 2)
+    assert not script.elect(3, unclean=True).ok, "it asks for itself: nobody named it"
+    script.die(3)
+    assert not script.elect(3, designate=True, unclean=True).ok
+    script.revive(3)
+    assert script.elect(3, designate=True, unclean=True).ok
+    assert script.group.master_broker_id == 3
 
 
 def test_r7_a_complete_member_asked_for_uncleanly_is_elected_cleanly(script):

@@ -12,7 +12,7 @@ from raft_cluster import BECOME, free_peers
 
 from batonmq.controller.config import RaftTimings
 from batonmq.controller.raft.log import Applied, Commit, Machine, NotApplied, Unknown
-from batonmq.controller.raft.node import RaftLog, RaftSettings
+from batonmq.controller.raft.node import RaftLog, RaftSettings, _Node
 from batonmq.process.clock import boot_s
 
 TIMINGS = RaftTimings(election_min_ms=300, election_max_ms=600, heartbeat_ms=90, tick_ms=20)
@@ -130,6 +130,18 @@ def test_r8_a_leader_is_in_touch_for_the_shortest_election_time() -> None:
         assert not log.in_touch(), "the followers of another leader"
 
     with_leader(scenario)
+
+
+@pytest.mark.parametrize("nodes, needed", [(2, 1), (3, 1), (4, 2), (5, 2)])
+def test_r8_in_touch_means_that_more_than_half_answered(nodes: int, needed: int) -> None:
+    """The leader itself is one of them; an answer of that very moment is too old."""
+    others = [f"n{n}" for n in range(1, nodes)]
+    for answered in range(nodes):
+        node: Any = object.__new__(_Node)
+        node._SyncObj__otherNodes = set(others)
+        node._SyncObj__lastResponseTime = dict.fromkeys(others, 5.0)
+        node._SyncObj__lastResponseTime.update(dict.fromkeys(others[:answered], 5.1))
+        assert node.majority_answered_since(5.0) == (answered >= needed)
 
 
 def test_a_hand_over_lasts_until_the_lead_has_moved() -> None:

@@ -11,8 +11,9 @@ import pytest
 from local_log import LocalLog
 
 from batonmq.controller.config import ControllerConfig
+from batonmq.controller.liveness.events import ProposeElect
 from batonmq.controller.raft.log import Commit, Machine
-from batonmq.controller.rules.commands import CommandResult, RoleChanged
+from batonmq.controller.rules.commands import CommandResult, ElectMaster, RoleChanged
 from batonmq.controller.service import ControllerService
 from batonmq.process.lock_file import FolderLockedError
 from batonmq.protocol.codes import ResponseCode
@@ -117,3 +118,25 @@ def one_of(folder: Path) -> ControllerConfig:
     return ControllerConfig(
         controller_peers="n0-h0:9878", controller_self_id="n0", controller_store_path=str(folder)
     )
+
+
+def test_r10_an_election_names_the_epoch_that_it_replaces(tmp_path: Path, script: Any) -> None:
+    """Proposed twice, it elects once; the time of its cause goes with it."""
+    proposed: list[ElectMaster] = []
+
+    async def submit(command: ElectMaster) -> CommandResult:
+        proposed.append(command)
+        return CommandResult(ResponseCode.SUCCESS)
+
+    async def scenario() -> None:
+        scene = Scene(tmp_path, script)
+        scene.service.requests.submit = submit  # type: ignore[method-assign]
+        await scene.service._watch._run_election(
+            ProposeElect("broker-a", 7, "session_silent", 0, 812)
+        )
+        await scene.service.close()
+
+    play(scenario)
+    (command,) = proposed
+    assert (command.broker_name, command.expected_master_epoch) == ("broker-a", 7)
+    assert (command.reason, command.silent_ms, command.designate) == ("session_silent", 812, False)

@@ -425,6 +425,21 @@ def test_r8_bytes_that_were_unacked_while_we_stood_still_count_as_so_much_younge
     assert "2 is behind" in found[0].reason
 
 
+def test_r8_what_a_new_member_lacks_is_not_counted_while_we_stood_still():
+    """What was written before it joined counts from its joining on, without our own stall."""
+    sync = state((1,))
+    sync.appended(100, NOW)
+    follow(sync, 2, 0)
+    sync.tick(NOW + 50)
+    removals, joined = [], NOW + 1_000
+    sync.tick(joined)
+    sync.adopt(recorded_set((1, 2), 6), joined)
+    for ms in (50, 100, 150, 200, 750, 800, 850, 900, 950, 1_000, 1_050, 1_100, 1_150):
+        sync.acked(2, 20, 0, joined + ms)
+        removals += [(ms, p.remove) for p in proposed(sync.tick(joined + ms))]
+    assert removals == [(1_100, {2})], "600 ms of its own and 500 of our stall"
+
+
 def test_r8_a_joining_slave_does_not_lose_its_time_while_we_stood_still():
     sync = state((1,), written=1_000, confirm=1_000)
     follow(sync, 2, 900)

@@ -54,6 +54,28 @@ def test_r22_a_cut_takes_queues_index_files_and_epochs_with_it(rig):
     check_cut(rig, store, puts, 9)
 
 
+def test_r22_the_steps_come_in_their_order_under_an_intent_that_goes_last(rig):
+    store, puts = store_with_two_epochs(rig)
+    intent, seen = rig.root / "truncation.intent", []
+    store.truncation.after_step = lambda step: seen.append((step, intent.exists()))
+    store.slave_log.truncate_to(puts[9].physical_offset)
+    assert seen == [(step, step != "done") for step in STEPS]
+
+
+def test_r22_a_cut_of_confirmed_bytes_takes_their_index_with_it(rig):
+    store, puts = store_with_two_epochs(rig)
+    store.advance_confirm_offset(puts[11].end_offset)
+    assert len(store.queries.query_message("T", "U9", 9, 0, 2**62).parts) == 1
+    store.slave_log.truncate_to(puts[9].physical_offset, unclean_epoch=True)
+    store.prepare_master()
+    for n in range(9, 12):  # their places are taken by records of the same size, of other keys
+        rig.put(store, b"%02d" % n + bytes(1000), uniq_key=b"V%d" % n)
+    store.advance_confirm_offset(store.end_turn())
+    found = [len(store.queries.query_message("T", f"{k}9", 9, 0, 2**62).parts) for k in "UV"]
+    assert found == [0, 1]
+    assert store.queries.query_message("T", "U8", 9, 0, 2**62).parts
+
+
 def test_r23_the_folders_of_cut_bytes_are_synced(rig, monkeypatch):
     """Their names, too: the folder for the tail that is copied, and the files that are moved."""
     store, puts = store_with_two_epochs(rig)
