@@ -11,13 +11,25 @@ import pytest
 from local_log import LocalLog
 
 from batonmq.controller.config import ControllerConfig
-from batonmq.controller.liveness.events import ProposeElect
+from batonmq.controller.liveness.events import ProposeElect, SessionHeartbeat
 from batonmq.controller.raft.log import Commit, Machine
 from batonmq.controller.rules.commands import CommandResult, ElectMaster, RoleChanged
 from batonmq.controller.service import ControllerService
 from batonmq.process.lock_file import FolderLockedError
+from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import RoleView
+
+FACTS = (
+    "epoch",
+    "max_offset",
+    "confirm_offset",
+    "election_priority",
+    "min_offset",
+    "master_epoch",
+    "sync_state_set_epoch",
+)
+"""What a heartbeat says of a replica."""
 
 
 class Log(LocalLog):
@@ -140,3 +152,30 @@ def test_r10_an_election_names_the_epoch_that_it_replaces(tmp_path: Path, script
     (command,) = proposed
     assert (command.broker_name, command.expected_master_epoch) == ("broker-a", 7)
     assert (command.reason, command.silent_ms, command.designate) == ("session_silent", 812, False)
+
+
+def test_r5_a_heartbeat_brings_which_answer_arrived_and_what_the_replica_holds(
+    tmp_path: Path, script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the first a broker that no answer reaches is known, by the rest the best candidate."""
+    heard: list[Any] = []
+
+    def note(event: object, now_ms: int) -> list[object]:
+        if isinstance(event, SessionHeartbeat):
+            heard.append(event)
+        return []
+
+    async def scenario() -> None:
+        scene = Scene(tmp_path, script)
+        monkeypatch.setattr(scene.service._core, "handle", note)
+        session = scene.service.sessions.add("broker-a", 2, "life-2")
+        numbers = {name: n for n, name in enumerate(FACTS, 11)}
+        beat = pb.Heartbeat(sequence=9, answered=7, **numbers)
+        scene.service._watch.session_heartbeat(session, beat)
+        await scene.service.close()
+
+    play(scenario)
+    (event,) = heard
+    assert (event.broker_name, event.session_id, event.seen.broker_id) == ("broker-a", 2, 2)
+    assert (event.sequence, event.answered) == (9, 7)
+    assert [getattr(event.seen, name) for name in FACTS] == [11, 12, 13, 14, 15, 16, 17]

@@ -425,6 +425,18 @@ def test_r8_bytes_that_were_unacked_while_we_stood_still_count_as_so_much_younge
     assert "2 is behind" in found[0].reason
 
 
+def test_r14_connections_that_end_before_an_ack_keep_no_member():
+    sync = state((1, 2))
+    follow(sync, 2, 0)
+    sync.disconnected(2, 20, NOW)
+    for ms in range(50, 600, 50):
+        sync.connected(2, 20 + ms, NOW + ms)
+        assert not proposed(sync.disconnected(2, 20 + ms, NOW + ms + 10))
+        assert not proposed(sync.tick(NOW + ms + 20))
+    (removal,) = proposed(sync.tick(NOW + 600))
+    assert removal.remove == {2} and "not connected" in removal.reason
+
+
 def test_r8_what_a_new_member_lacks_is_not_counted_while_we_stood_still():
     """What was written before it joined counts from its joining on, without our own stall."""
     sync = state((1,))
