@@ -13,7 +13,13 @@ from local_log import LocalLog
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.liveness.events import ProposeElect, SessionHeartbeat
 from batonmq.controller.raft.log import Commit, Machine
-from batonmq.controller.rules.commands import CommandResult, ElectMaster, RoleChanged
+from batonmq.controller.rules.commands import (
+    CommandResult,
+    ElectMaster,
+    ReplicasChanged,
+    RoleChanged,
+    SetChanged,
+)
 from batonmq.controller.service import ControllerService
 from batonmq.process.lock_file import FolderLockedError
 from batonmq.proto.controller.v1 import controller_pb2 as pb
@@ -63,11 +69,10 @@ class Scene:
         session = self.service.sessions.add("broker-a", 1, "life-1")
         session.send = self.pushed.append  # type: ignore[method-assign]
 
-    def applies(self, *views: RoleView) -> None:
-        """A command that changed these roles; without any, a snapshot."""
+    def applies(self, *effects: Any) -> None:
+        """A command with these effects; without any, a snapshot."""
         result = CommandResult(ResponseCode.SUCCESS)
-        effects = tuple(map(RoleChanged, views))
-        command: Any = object() if views else None
+        command: Any = object() if effects else None
         self.service._applied(Commit(9, command, result, effects, self.state))
 
 
@@ -87,6 +92,22 @@ def test_r20_a_snapshot_is_pushed_to_every_group(tmp_path: Path, script: Any) ->
     play(scenario)
 
 
+@pytest.mark.parametrize("effect", [RoleChanged, SetChanged, ReplicasChanged])
+def test_r20_whatever_changed_in_a_view_is_pushed_when_it_is_applied(
+    tmp_path: Path, script: Any, effect: Callable[[RoleView], Any]
+) -> None:
+    """Here by a follower: its sessions hear of it as early as the leader's."""
+
+    async def scenario() -> None:
+        scene = Scene(tmp_path, script)
+        assert not scene.service.gate.open
+        scene.applies(effect(scene.state.role_view("broker-a")))
+        (message,) = scene.pushed
+        assert message.view.master_broker_id == 1
+
+    play(scenario)
+
+
 def test_a_leader_that_stops_offers_its_lead_first_and_pushes_nothing_more(
     tmp_path: Path, script: Any
 ) -> None:
@@ -95,12 +116,12 @@ def test_a_leader_that_stops_offers_its_lead_first_and_pushes_nothing_more(
     async def scenario() -> None:
         scene = Scene(tmp_path, script)
         view = scene.state.role_view("broker-a")
-        scene.applies(view)
+        scene.applies(RoleChanged(view))
         assert len(scene.pushed) == 1
 
         def applied_meanwhile() -> None:
             assert not scene.service.gate.open
-            scene.applies(view)
+            scene.applies(RoleChanged(view))
 
         scene.log.during = applied_meanwhile
         await scene.service.close()
