@@ -160,6 +160,7 @@ class Life:
         self.plan = plan
         self.messages = Messages(cluster.violate)
         self.messages.is_confirmed = cluster.promises.is_confirmed
+        self.messages.confirmed_at = cluster.promises.confirmed_at
         self.messages.is_created = cluster.promises.is_created
         self.messages.is_expired = cluster.promises.is_expired
         cluster.promises.on_given_up = self._give_up

@@ -57,6 +57,11 @@ class Group:
     """By queue, [from, to) where it may skip messages: it had got there what an unclean election
     cut, and may go on behind that before it pulls again (docs/ARCHITECTURE.md, Limits)."""
 
+    def got_given_up(self, queue: tuple[str, int], begin: int, end: int) -> None:
+        """It has got [`begin`, `end`) of the queue, and that was cut."""
+        low, high = self.ahead.get(queue, (begin, end))
+        self.ahead[queue] = (min(low, begin), max(high, end))
+
 
 class Messages:
     """Checks each acknowledgement and each delivery as it comes. `violate` ends the run."""
@@ -71,9 +76,11 @@ class Messages:
         self.sends_failed = 0
         self.given_up: set[str] = set()
         self.is_confirmed: Callable[[str], bool] = lambda name: True
+        """Whether a master has confirmed the message of that name."""
+        self.confirmed_at: Callable[[str], Place | None] = lambda name: None
+        """Where the newest of that name stands in what was confirmed."""
         self.is_created: Callable[[str], bool] = lambda topic: True
         self.is_expired: Callable[[str], bool] = lambda name: False
-        """Whether a master has confirmed the message of that name."""
 
     def note_created(self, topic: str) -> None:
         if not self.is_created(topic):
@@ -99,8 +106,7 @@ class Messages:
             for group in self.groups.values():
                 end = group.ends.get(queue, 0)
                 if end > record.queue_offset:
-                    low, high = group.ahead.get(queue, (record.queue_offset, end))
-                    group.ahead[queue] = (min(low, record.queue_offset), max(high, end))
+                    group.got_given_up(queue, record.queue_offset, end)
             self.at.pop((*queue, record.queue_offset), None)
             self.cut_later([name.decode("utf-8", "replace")])  # also of what no group reads yet
 
@@ -119,6 +125,8 @@ class Messages:
             self._stands(sent, place, "acknowledged")
         elif not is_confirmed:
             return  # by the master of before; else it was sent again, and is promised again
+        elif (confirmed_at := self.confirmed_at(sent.name)) is not None:
+            self._stands(sent, confirmed_at, "confirmed")
         self.acked[sent.name] = sent
         if sent.key:
             self._acked_of_key.setdefault(sent.key, []).append(sent)
@@ -130,6 +138,8 @@ class Messages:
         group.ends[queue] = max(group.ends.get(queue, 0), end)
         if sent.name in self.given_up:
             group.got.add(sent.name)  # at the old place or, sent again, at a new one
+            if not self.is_confirmed(sent.name):  # by the master of before
+                group.got_given_up(queue, place[2], end)
             return
         self._stands(sent, place, f"delivered to {group_name}")
         if self.is_gone(sent) and sent.name in self.acked:

@@ -119,6 +119,12 @@ class Promises:
         """Whether a message of that name stands in what was confirmed."""
         return self.truth.rfind(f"{name}|".encode()) >= 0
 
+    def confirmed_at(self, name: str) -> tuple[str, int, int] | None:
+        """Topic, queue id and queue offset of the newest message of that name."""
+        head = f"{name}|".encode()
+        named = [record for record in records(self.truth) if record.body.startswith(head)]
+        return (named[-1].topic, named[-1].queue_id, named[-1].queue_offset) if named else None
+
     def is_expired(self, name: str) -> bool:
         """Whether all copies of a message of that name are gone by the rules of expiry."""
         begin = self.expiry.begin

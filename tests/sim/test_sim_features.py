@@ -110,6 +110,18 @@ def test_early_is_by_the_clock_of_the_broker_that_delivers() -> None:
     assert log.found == ["delay: m0 comes 1 ms early"]
 
 
+def test_of_two_copies_at_one_level_the_first_of_its_queue_is_delivered_first() -> None:
+    """The second was stored by a clock that is behind: it is due earlier, and not early."""
+    log = Log()
+    delays.Delays(log, "g", IN_1_S)
+    for offset, after_ms in enumerate((0, -500_000)):
+        log.put(SCHEDULE_TOPIC, "m|", offset, after_ms=after_ms, **waiting(SCHEDULE_TOPIC))
+    for end, after_ms in ((1, -499_500), (2, -499_000)):
+        log.put(delays.TOPIC, "m|", after_ms=after_ms, **waiting(SCHEDULE_TOPIC))
+        log.put(PROGRESS_TOPIC, json.dumps({"delays": {1: end}, "timer": None}))
+    assert not log.found
+
+
 def test_progress_ahead_of_the_delivery() -> None:
     log = Log()
     delays.Delays(log, "g", IN_1_S)

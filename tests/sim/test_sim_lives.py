@@ -49,6 +49,9 @@ def test_lives_in_which_no_promise_is_broken(seed: int) -> None:
         pytest.param(31621, id="checker, a deposed master let expire what was given up"),
         pytest.param(30175, id="checker, a second unclean election took an offset back"),
         pytest.param(20312, id="checker, one of two copies of a message had expired"),
+        pytest.param(33710, id="checker, the later of two delayed copies was due first"),
+        pytest.param(34560, id="checker, a deposed master went on to show what was given up"),
+        pytest.param(34981, id="checker, what was given up was sent again to its place"),
     ],
 )
 def test_lives_in_which_a_promise_was_broken_once(seed: int) -> None:

@@ -97,3 +97,31 @@ def test_what_was_given_up_and_is_sent_again_is_promised_again() -> None:
     messages.note_acked(SENT[1], (TOPIC, 0, 2))
     assert messages.missing("GroupA") == ["m1", "m2"]
     assert not life.violations
+
+
+def test_what_the_old_master_shows_after_the_election_counts_as_got_there() -> None:
+    """It goes on to show what is given up: the group gets ahead by that, too, and by no more."""
+    life = _Life()
+    life.deliver(1)
+    messages, confirmed = life.messages, {"m0", "m1", "m4", "m5", "m6"}
+    messages.is_confirmed = confirmed.__contains__
+    messages.give_up([_record(2), _record(3)])
+    life.deliver(2, 3)
+    for n in (4, 5, 6):
+        messages.note_acked(Sent(f"m{n}", TOPIC), (TOPIC, 0, n - 2))
+    assert messages.missing("GroupA") == ["m6"]
+    assert not life.violations
+
+
+def test_what_is_sent_again_may_be_skipped_only_where_it_stands_now() -> None:
+    """m2 and m3 stand at 2 and 7 of what was confirmed since; the group had got up to 3."""
+    life = _Life()
+    life.deliver(1)
+    messages, places = life.messages, {"m2": (TOPIC, 0, 2), "m3": (TOPIC, 0, 7)}
+    messages.note_delivered("GroupA", Sent("m9", TOPIC), (TOPIC, 0, 4))
+    messages.confirmed_at = places.get
+    messages.give_up([_record(2), _record(3)])
+    for sent in SENT[1:]:
+        messages.note_acked(sent, (TOPIC, 0, sent.n))
+    assert messages.missing("GroupA") == ["m3"]
+    assert not life.violations
