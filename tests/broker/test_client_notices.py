@@ -1,4 +1,5 @@
-"""The notice 40: at once in a usual group; once for all changes, and in slices, in a large one.
+"""The notice 40: at once in a usual group, but later to who changed it; once for all changes, and
+in slices, in a large one.
 A good-bye while a heartbeat is taken in slices."""
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from unittest.mock import Mock
 from heartbeats import heartbeat
 
 from batonmq.broker.config import BrokerConfig
-from batonmq.broker.consume.client_processor import ClientProcessor
+from batonmq.broker.consume.client_processor import OWN_NOTICE_MS, ClientProcessor
 from batonmq.broker.consume.consumer_manager import ConsumerManager, ConsumerSightings, GroupChanged
 from batonmq.protocol.bodies import HeartbeatData, ProducerData
 from batonmq.protocol.codes import RequestCode
@@ -44,6 +45,26 @@ def test_the_members_of_a_large_group_hear_of_many_changes_once_and_in_slices() 
         assert 0 < noticed - before <= 128
         before, slices = noticed, slices + 1
     assert [channel.noticed for channel in large] == [1] * 1000 and slices == 8
+
+
+def test_who_joins_hears_of_it_when_its_first_heartbeat_is_over() -> None:
+    """A stock consumer announces itself to one broker after the other, then rebalances. A notice in
+    between makes it pull with a subscription that it cannot announce: it starves for 30 s."""
+    now_ms = 0
+    path = Mock(clock_ms=lambda: now_ms, gate=Mock(refusal=None))
+    known = ConsumerManager()
+    clients = ClientProcessor(
+        known, Mock(groups={}), path, Mock(), ConsumerSightings(known), BrokerConfig()
+    )
+    first, second = _Channel(), _Channel()
+    for name, channel in (("one", first), ("two", second)):
+        beat = RemotingCommand.request(RequestCode.HEART_BEAT, body=heartbeat(name).encode())
+        clients.heartbeat(beat, cast(Any, channel))
+    assert not clients.tick() and (first.noticed, second.noticed) == (1, 0)
+    now_ms = OWN_NOTICE_MS
+    assert not clients.tick() and (first.noticed, second.noticed) == (2, 1)
+    clients.disconnected(cast(Any, second))
+    assert not clients.tick() and (first.noticed, second.noticed) == (3, 1)
 
 
 def test_a_good_bye_between_the_slices_of_a_heartbeat_counts() -> None:
