@@ -117,7 +117,7 @@ class BrokerService:
             config, self.path, self.tables, self.topics, clients, self.replication.on_damage
         )
         self.status = BrokerStatus(
-            config, self.path, self.tables, self.replication, self._totals, self.relay
+            config, self.path, self.tables, self.replication, self._totals, self.relay, self.waiting
         )
         self.registrar = NameServerRegistrar(
             self._client,

@@ -7,12 +7,14 @@ import os
 from collections import deque
 from collections.abc import Callable, Collection
 from datetime import date
+from typing import Final
 
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.name_server_registrar import Registration
 from batonmq.broker.relay import Relay
 from batonmq.broker.replication.replication import Replication
 from batonmq.broker.tables.slave_sync import BrokerTables
+from batonmq.broker.waiting import WaitingMessages
 from batonmq.broker.write.write_path import WritePath
 from batonmq.process.clock import wall_ms
 from batonmq.protocol.bodies import (
@@ -27,7 +29,30 @@ from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.protocol.role_view import Role, RoleView
 
 ACTING = "the group takes no writes"
+NOT_HERE: Final = {
+    **{
+        f"{queue}ThreadPoolQueue{what}": "0"
+        for queue in ("pull", "litePull", "query", "ack")
+        for what in ("Size", "Capacity", "HeadWaitTimeMills")
+    },
+    "EndTransactionQueueSize": "0",
+    "EndTransactionThreadPoolQueueCapacity": "0",
+    "dispatchMaxBuffer": "0",
+    "remainTransientStoreBufferNumbs": str((1 << 31) - 1),
+    "startAcceptSendRequestTimeStamp": "0",
+    "timerReadBehind": "0",
+    "timerEnqueueTps": "0.0",
+    "timerDequeueTps": "0.0",
+}
+"""What tools ask for that no broker has here, with what Java says where it is off or empty."""
 _SAMPLES = 61  # one a second: rates over 10 s, 1 min
+
+
+def running_for(passed_ms: int) -> str:
+    """A time in Java's words."""
+    seconds = passed_ms // 1000
+    days, hours, minutes = seconds // 86_400, seconds // 3600 % 24, seconds // 60 % 60
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds % 60} seconds ]"
 
 
 class Throughput:
@@ -81,6 +106,7 @@ class BrokerStatus:
         replication: Replication,
         totals: Callable[[], tuple[int, int]],
         relay: Relay,
+        waiting: WaitingMessages,
     ) -> None:
         self._config = config
         self._path = path
@@ -88,6 +114,7 @@ class BrokerStatus:
         self._replication = replication
         self._totals = totals
         self._relay = relay
+        self._waiting = waiting
         self._throughput = Throughput()
         self._days = DailyTotals(totals)
         self._started_ms = wall_ms()
@@ -151,18 +178,11 @@ class BrokerStatus:
             "msgGetTotalYesterdayMorning": str(self._days.yesterday[1]),
             "sendThreadPoolQueueSize": str(len(path.acks)),
             "sendThreadPoolQueueCapacity": str(self._config.broker.send_thread_pool_queue_capacity),
-            "pullThreadPoolQueueSize": "0",
-            "ackThreadPoolQueueSize": "0",
             "sendThreadPoolQueueHeadWaitTimeMills": str(path.acks.waited_ms(path.clock_ms())),
-            "pullThreadPoolQueueHeadWaitTimeMills": "0",
-            "ackThreadPoolQueueHeadWaitTimeMills": "0",
             "pageCacheLockTimeMills": str(path.flow.last_write_ms),
-            "timerReadBehind": "0",
-            "timerOffsetBehind": "0",
-            "timerCongestNum": "0",
-            "timerEnqueueTps": "0.0",
-            "timerDequeueTps": "0.0",
+            "runtime": running_for(wall_ms() - self._started_ms),
         }
+        info |= NOT_HERE | self._waiting.runtime_info()
         problems = json.dumps(self.problems(), ensure_ascii=False)
         return info | self._of_store() | self._of_role() | {PROBLEMS_KEY: problems}
 

@@ -70,6 +70,17 @@ class WaitingMessages:
         self._recall.register(processors)
         processors.register(RequestCode.GET_TIMER_METRICS, self.timers.metrics)
 
+    def runtime_info(self) -> dict[str, str]:
+        """For 28, under Java's names: of each delay level the next offset to deliver and the end of
+        its queue, how many timed messages wait, and how many of those are not read yet."""
+        ends = self._store.queries.max_offset_in_queue
+        delays = {
+            f"scheduleMessageOffset_{level}": f"{offset},{ends(SCHEDULE_TOPIC, level - 1)}"
+            for level, offset in sorted(self.progress.delays.items())
+        }
+        waiting, unread = self.timers.backlog()
+        return delays | {"timerOffsetBehind": str(unread), "timerCongestNum": str(waiting)}
+
     def begin(self) -> None:
         """This broker takes writes as the master from now on."""
         self.schedule.begin()

@@ -40,7 +40,14 @@ from batonmq.store.slave_log import LogTrust, SlaveLog
 from batonmq.store.store_files import StoreFiles, abort_path, load_files
 from batonmq.store.suspicion import RunMark, kernel_boot_id
 from batonmq.store.truncation import Truncation
-from batonmq.store.upkeep import CheckpointWriter, DiskUseOf, Expirer, disk_use
+from batonmq.store.upkeep import (
+    CheckpointWriter,
+    DiskUseOf,
+    Expirer,
+    byte_count,
+    disk_capacity,
+    disk_use,
+)
 
 log = logging.getLogger(__name__)
 
@@ -497,7 +504,11 @@ class MessageStore:
             "dispatchBehindBytes": str(commit_log.max_offset - self.confirm_offset),
             "putMessageTimesTotal": str(appender.messages_total),
             "putMessageSizeTotal": str(appender.bytes_total),
-            "remainHowManyDataToFlush": f"{commit_log.max_offset - commit_log.flushed_offset} B",
+            "putMessageAverageSize": str(appender.bytes_total / max(1, appender.messages_total)),
+            "remainHowManyDataToFlush": byte_count(
+                commit_log.max_offset - commit_log.flushed_offset
+            ),
+            "commitLogDirCapacity": disk_capacity(self.config.root),
             "queuePositionsKnown": str(self._files.positions.are_known).lower(),
             "suspect": self.trust.reason,
         }

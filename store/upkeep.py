@@ -41,6 +41,7 @@ _TRIM_EPOCHS: Final = "trim-epochs"
 _TRIMMED_AT_ONCE: Final = 32
 _NEW_FILE_COST: Final = 2
 _FILES_AT_ONCE: Final = 192
+_UNITS: Final = "KMGTPE"
 
 
 def disk_use(folders: tuple[Path, ...]) -> DiskUse:
@@ -53,6 +54,23 @@ def disk_use(folders: tuple[Path, ...]) -> DiskUse:
         used = space.f_blocks - space.f_bfree
         ratios.append(used / max(used + space.f_bavail, 1))
     return DiskUse(max(ratios))
+
+
+def disk_capacity(folder: Path) -> str:
+    """The size and the unused part of a file system, in Java's words. Raises OSError."""
+    space = os.statvfs(folder)
+    total, free = (
+        byte_count(blocks * space.f_frsize) for blocks in (space.f_blocks, space.f_bfree)
+    )
+    return f"Total : {total}, Free : {free}."
+
+
+def byte_count(count: int) -> str:
+    """A number of bytes as Java shows it: 512 B, 1.5 KiB. Origin: MixAll.humanReadableByteCount."""
+    if count < 1024:
+        return f"{count} B"
+    power = min((count.bit_length() - 1) // 10, len(_UNITS))
+    return f"{count / (1 << 10 * power):.1f} {_UNITS[power - 1]}iB"
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,6 +292,13 @@ class TimerService(DueService):
         """How many messages wait."""
         return len(self._queue)
 
+    def backlog(self) -> tuple[int, int]:
+        """As master: how many messages wait for their time, and how many are not looked at yet."""
+        if not self._is_running:
+            return 0, 0
+        end = queue_end(self._store, TIMER_TOPIC, QUEUE)
+        return len(self._queue), max(0, end - self._queue.next_offset)
+
     @property
     def _look_ms(self) -> int:
         return self._queue.wake_ms

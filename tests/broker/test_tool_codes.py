@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
 from heartbeats import heartbeat
-from lone_broker import Rig, run_with_broker
+from lone_broker import Rig, run_with_broker, until
 
+from batonmq.broker.status import running_for
 from batonmq.process import runtime_settings
 from batonmq.process.properties_text import parse_properties
 from batonmq.protocol.bodies import SubscriptionGroupWrapper
@@ -343,3 +345,35 @@ def test_expired_segments_go_when_they_are_told_to(tmp_path: Path) -> None:
         assert asked == [True, True]
 
     run_with_broker(tmp_path, play)
+
+
+def test_the_runtime_table_has_what_monitors_of_java_brokers_read(tmp_path: Path) -> None:
+    """28. A monitor that parses each of these keys as a number ends at the first that is absent."""
+    numbers = (
+        *(f"{queue}ThreadPoolQueue{what}"
+          for queue in ("send", "pull", "litePull", "query", "ack")
+          for what in ("Size", "Capacity", "HeadWaitTimeMills")),
+        "bootTimestamp", "dispatchMaxBuffer", "remainTransientStoreBufferNumbs",
+        "startAcceptSendRequestTimeStamp", "EndTransactionQueueSize",
+        "EndTransactionThreadPoolQueueCapacity", "timerReadBehind", "timerOffsetBehind",
+    )  # fmt: skip
+
+    async def play(rig: Rig) -> None:
+        await rig.send(TIMER_DELAY_SEC="60")
+        await rig.send(DELAY="1")
+        await until(lambda: len(rig.service.waiting.timers) == 1)
+        delays = rig.service.waiting.progress
+        await until(lambda: delays.delays == {1: 1})
+        table = loads((await rig.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body)["table"]
+        assert [key for key in numbers if not table[key].isdigit()] == []
+        assert (table["timerCongestNum"], table["scheduleMessageOffset_1"]) == ("1", "1,1")
+        assert float(table["putMessageAverageSize"]) > 0
+        assert re.fullmatch(r"\[ 0 days, 0 hours, 0 minutes, \d+ seconds \]", table["runtime"])
+
+    run_with_broker(tmp_path, play)
+
+
+def test_a_time_in_javas_words() -> None:
+    assert running_for(((49 * 60 + 3) * 60 + 4) * 1000) == (
+        "[ 2 days, 1 hours, 3 minutes, 4 seconds ]"
+    )

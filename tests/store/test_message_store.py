@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -25,6 +26,7 @@ from batonmq.store.errors import (
     StoreFormatError,
 )
 from batonmq.store.reader import GetMessageStatus
+from batonmq.store.upkeep import byte_count
 
 FOREVER_MS = 2**62
 
@@ -469,6 +471,11 @@ def test_runtime_info_has_javas_names(rig):
     info = store.runtime_info()
     assert info["commitLogMaxOffset"] == info["confirmOffset"] == str(store.max_phy_offset)
     assert info["putMessageTimesTotal"] == "1" and info["commitLogMinOffset"] == "0"
+    assert float(info["putMessageAverageSize"]) == store.max_phy_offset
+    size = r"[\d.]+ [KMGTPE]iB"
+    assert re.fullmatch(rf"Total : {size}, Free : {size}\.", info["commitLogDirCapacity"])
+    assert byte_count(1023) == "1023 B" and byte_count(1536) == "1.5 KiB"
+    assert byte_count(5 << 40) == "5.0 TiB"
 
 
 @settings(max_examples=15, deadline=None)
