@@ -155,6 +155,7 @@ class DueService:
             pause_ms = self._slice(wall_ms())
         except CorruptLogError as error:
             log.error("waiting_message_damaged reason=%s", error)
+            store.trust.fault_at(error.offset)  # suspect: a whole replica is to lead (R17, G8)
             self._damaged(str(error))
             pause_ms = DAMAGED_MS
         if self._timer is None:

@@ -161,6 +161,7 @@ class TransactionService:
             more = self._read_slice()
         except CorruptLogError as error:
             log.error("transaction_record_damaged reason=%s", error)
+            self._store.trust.fault_at(error.offset)  # suspect: a whole replica is to lead (G8)
             self._damaged(str(error))
             self._wake_in(10 * LOOK_AGAIN_MS)
             return

@@ -349,6 +349,30 @@ def test_r24_delivery_goes_on_after_a_damaged_record(
     run_with_broker(tmp_path, play)
 
 
+def test_r17_g8_a_waiting_message_that_went_bad_makes_the_log_suspect(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """So a replica that has it whole becomes master: no queue waits for it without end."""
+
+    async def fill(rig: Rig) -> None:
+        await rig.send("T", b"rotten", DELAY="1")
+        await rig.send("T", b"last")
+        await rig.pull("T")
+
+    async def deliver(rig: Rig) -> None:
+        trust = rig.service.store.trust
+        clock.ahead_ms = 1_100
+        await until(lambda: bool(trust.reason))
+        assert str(log) in trust.reason and end_of(rig, "T") == 1
+
+    run_with_broker(tmp_path, fill)
+    log = tmp_path / "commitlog" / f"{0:020d}"
+    with log.open("r+b") as file:
+        file.seek(file.read().index(b"rotten"))
+        file.write(b"R")
+    run_with_broker(tmp_path, deliver)
+
+
 def test_r30_what_a_mastership_took_over_unconfirmed_ends_with_it(tmp_path: Path) -> None:
     """It may be cut, and the messages that it speaks of with it."""
     progress = DeliveryProgress(DelayOffsetManager(tmp_path / "delayOffset.json"))

@@ -786,6 +786,27 @@ def test_g8_a_damaged_record_of_a_transaction_is_tried_again(
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
 
+def test_r17_g8_a_half_message_that_went_bad_makes_the_log_suspect(tmp_path: Path) -> None:
+    """So a replica that has it whole becomes master: no transaction waits for it without end."""
+
+    async def fill(rig: Rig) -> None:
+        await half(rig)
+        await rig.send("T", b"last")
+        await rig.pull("T")
+
+    async def read(rig: Rig) -> None:
+        trust = rig.service.store.trust
+        await until(lambda: bool(trust.reason))
+        assert str(log) in trust.reason
+
+    run_with_broker(tmp_path, fill, broker=NO_CHECKS)
+    log = tmp_path / "commitlog" / f"{0:020d}"
+    with log.open("r+b") as file:
+        file.seek(file.read().index(b"body"))
+        file.write(b"B")
+    run_with_broker(tmp_path, read, broker=NO_CHECKS)
+
+
 def test_r44_progress_beyond_the_queues_leaves_nothing_out(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC):

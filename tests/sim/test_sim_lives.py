@@ -46,6 +46,7 @@ def test_lives_in_which_no_promise_is_broken(seed: int) -> None:
         ),
         pytest.param(30487, id="R23, an unclean winner died before it opened"),
         pytest.param(31603, id="R17, a suspect master led on when others had joined"),
+        pytest.param(34838, id="R17, a master led on that could not read what it had to pop"),
         pytest.param(31621, id="checker, a deposed master let expire what was given up"),
         pytest.param(30175, id="checker, a second unclean election took an offset back"),
         pytest.param(20312, id="checker, one of two copies of a message had expired"),
