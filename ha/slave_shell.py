@@ -151,8 +151,12 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
         self._run(self.core.turn_ended(self._store.log.flushed_offset, self._now_ms()))
         if self._may_be_suspect and self.core.is_level:
             # R24: what a damaged log lacked has been fetched again.
-            self._may_be_suspect = False
-            self._store.trust.clear_suspect()
+            try:
+                self._store.trust.clear_suspect()
+            except OSError as error:
+                self._store_failed(error)
+            else:
+                self._may_be_suspect = False
 
     def _tick(self) -> None:
         self._run(self.core.tick(self._now_ms()))

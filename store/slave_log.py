@@ -293,7 +293,8 @@ class LogTrust:
         return commit_log.max_offset
 
     def clear_suspect(self) -> None:
-        """Trust the log again: it is level with its master, or an operator repaired it."""
+        """Trust the log again: it is level with its master, or an operator repaired it. Raises
+        OSError; then it can be done again."""
         if self._mark.report is not None:
             log.info(
                 "suspicion_ended confirm_offset=%d reason=%s", self._dispatcher.offset, self.reason

@@ -201,11 +201,12 @@ class SuspectMark:
             self.set(replace(self.report, discarded=True))
 
     def clear(self) -> None:
-        """The log is trusted again; not in a process whose disk failed."""
+        """The log is trusted again; not in a process whose disk failed. Raises OSError; then it is
+        as suspect as before, here and at the next start."""
         if self._disk_failed:
             return
-        self.report = None
         remove_file(self._path)
+        self.report = None
 
 
 def _decoded(path: Path) -> Suspicion:

@@ -134,3 +134,20 @@ def test_r25_nothing_is_acked_behind_an_epoch_that_the_list_does_not_take() -> N
         shell.close()
 
     asyncio.run(play())
+
+
+def test_r24_a_disk_that_fails_when_a_slave_is_trusted_again_ends_the_process() -> None:
+    """The slave is level, and the file of its suspicion cannot be removed."""
+
+    async def play() -> None:
+        failure = OSError(errno.EIO, "cannot unlink")
+        trust = Mock(clear_suspect=Mock(side_effect=failure))
+        log = SimpleNamespace(flushed_offset=0, health=StoreHealth())
+        shell, listener, _ = shell_of(SimpleNamespace(log=log, trust=trust))
+        shell.core = Mock(is_level=True, turn_ended=Mock(return_value=[]), wakeup_ms=1_000)
+        shell.core.stop.return_value = []
+        shell._end_turn()
+        listener.on_fatal.assert_called_once_with(failure)
+        shell._end_turn()
+
+    asyncio.run(play())

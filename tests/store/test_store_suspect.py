@@ -2,9 +2,11 @@
 
 import errno
 import os
+from unittest.mock import Mock
 
 import pytest
 
+from batonmq.process import disk
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.store.errors import PutUnavailable, StoreStateError
 from batonmq.store.message_store import MessageStore
@@ -38,6 +40,25 @@ def test_r17_an_unclean_stop_under_another_boot_is_remembered_until_it_is_cleare
     assert "another boot" in store.trust.reason, "a clean stop does not wash it off"
     assert store.trust.discard_damaged_tail() == store.max_phy_offset > 0, "nothing known is bad"
     store.trust.clear_suspect()
+    store.close()
+    assert rig.open().trust.reason == ""
+
+
+def test_r17_a_suspicion_that_the_disk_does_not_let_go_can_be_ended_again(rig, monkeypatch):
+    """The replica says what the next start would say. An operator's repair can be repeated."""
+    store = rig.open_master()
+    rig.put_confirmed(store, b"a")
+    rig.kill(store)
+    reboot(rig)
+    store = rig.open()
+    why = store.trust.reason
+    with monkeypatch.context() as failing:
+        failing.setattr(disk, "remove", Mock(side_effect=OSError(errno.EIO, "cannot unlink")))
+        with pytest.raises(OSError, match="cannot unlink"):
+            store.repair(why)
+        assert store.trust.reason == why
+    store.repair(why)
+    assert store.trust.reason == ""
     store.close()
     assert rig.open().trust.reason == ""
 
