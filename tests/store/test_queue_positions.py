@@ -14,7 +14,12 @@ from batonmq.protocol.topic_name import METADATA_TOPIC
 from batonmq.store.errors import PutRefused, PutUnavailable, StoreFailedError
 from batonmq.store.log_scan import LogScanner
 from batonmq.store.position_rounds import PositionRounds
-from batonmq.store.queue_positions import POSITIONS_QUEUE, QueuePositions, decode_positions
+from batonmq.store.queue_positions import (
+    POSITIONS_QUEUE,
+    QueuePositions,
+    decode_positions,
+    position_record,
+)
 from batonmq.store.reader import GetMessageStatus
 
 SEGMENT = 8192
@@ -392,6 +397,29 @@ def test_r38_positions_from_behind_a_cut_count_no_more(rig):
     later.close()
 
 
+def test_r38_a_part_of_a_round_is_no_round(rig):
+    """Its master was deposed between two pieces: the queues of the others are stated nowhere. So
+    nothing expires for it, and a replica that has just that part does not know every position."""
+    master = rig.open_master()
+    fill(rig, master, 2)
+    master.positions.due_at = 1 << 63
+    before, start = master._files.positions.stated_from, master.max_phy_offset
+    fill(rig, master, 1)
+    later = replica_of(rig, master, "later", start - start % SEGMENT + SEGMENT)
+    at, since = master.max_phy_offset, later.min_phy_offset
+    for whole in (False, True):
+        body = position_record({"T": {0: 9}}, since, whole=whole).encode()
+        master.appender.put_message(
+            NewMessage(METADATA_TOPIC, POSITIONS_QUEUE, body, b"", 0, None, None, 0, bytes(8))
+        )
+        master.advance_confirm_offset(master.end_turn())
+        later.slave_log.append_replicated(at, log_from(master, at))
+        at = later.advance_confirm_offset(master.max_phy_offset)
+        assert master._files.positions.stated_from == (since if whole else before)
+        assert (later.positions.whole_from <= at) is whole
+        assert later.queries.next_offset_in_queue("T", 0) == 9
+
+
 def test_r38_an_unreadable_statement_is_skipped(rig, caplog):
     """A later version's, or a Java client's joke: nothing is placed, nothing ends."""
     store = rig.open_master()
@@ -524,6 +552,35 @@ def test_r38_positions_are_known_by_a_whole_round_that_began_with_the_log(tmp_pa
     assert positions.stated_from == 2 * SEGMENT
     positions.log_ends_at(4 * SEGMENT - 1, 2 * SEGMENT)
     assert positions.stated_from == QueuePositions(path).stated_from == 0
+
+
+def test_r38_r39_a_deleted_topic_leaves_no_position(rig):
+    """Nor at the next start: a replica that went on at 5 would number the topic made again in
+    another way than the others."""
+    later = replica_of(rig, with_expired(rig), "later")
+    later.checkpoints.flush_derived()
+    assert later.queries.next_offset_in_queue("T", 0) == 5
+    later.delete_topic("T")
+    later.close()
+    later = rig.open()
+    assert later.queries.next_offset_in_queue("T", 0) == 0
+    assert "T" not in later._files.positions.placed
+
+
+def test_r38_queues_that_are_rebuilt_want_a_round_from_the_begin_of_the_log(tmp_path):
+    """Also at the next start: what was stated before was of the queues that were lost."""
+    path = tmp_path / "queuePositions"
+    positions = QueuePositions(path)
+    positions.begin_at(2 * SEGMENT)
+    positions.note_round(2 * SEGMENT, 4 * SEGMENT)
+    assert positions.are_known
+    positions.want_from(3 * SEGMENT)
+    assert not positions.are_known and positions.stated_from == 0
+    positions = QueuePositions(path)
+    positions.note_round(2 * SEGMENT, 4 * SEGMENT)
+    assert not positions.are_known
+    positions.note_round(3 * SEGMENT, 5 * SEGMENT)
+    assert positions.are_known
 
 
 def test_r38_a_write_that_waited_does_not_bring_positions_of_the_old_log_back(tmp_path):
