@@ -151,3 +151,19 @@ def test_r24_a_disk_that_fails_when_a_slave_is_trusted_again_ends_the_process() 
         shell._end_turn()
 
     asyncio.run(play())
+
+
+def test_r21_a_question_to_a_java_master_that_failed_is_no_proof() -> None:
+    """Whatever failed: the connection ends, and the next one asks again."""
+
+    async def play() -> None:
+        store = SimpleNamespace(log=SimpleNamespace(health=StoreHealth()))
+        shell, _, transport = shell_of(store)
+        shell.core.phase = Phase.PROVING
+        shell._java_master = Mock(identity=Mock(side_effect=ValueError("no such reply")))
+        await shell._prove(VIEW)
+        transport.write.assert_not_called()
+        assert shell._link is None and shell.core.phase is Phase.READY
+        shell.close()
+
+    asyncio.run(play())
