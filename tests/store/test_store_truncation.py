@@ -449,3 +449,11 @@ def test_r23_the_newest_cut_bytes_are_kept_whatever_their_size(rig):
     (kept,) = (rig.root / "truncated").iterdir()
     assert kept.name.startswith("000003-")
     assert b"cut 2" in b"".join(path.read_bytes() for path in kept.iterdir())
+
+
+def test_r44_after_a_cut_a_queue_ends_where_the_log_does(rig):
+    """Offsets of groups are set back to that end, here as well as at the new master."""
+    store, puts = store_with_two_epochs(rig)
+    assert store.queries.next_offset_in_queue("T", 0) == 20
+    store.slave_log.truncate_to(puts[9].physical_offset)
+    assert store.queries.next_offset_in_queue("T", 0) <= 9
