@@ -56,9 +56,19 @@ class Copies:
         return self._newest[broker_id][0] if broker_id in self._newest else None
 
     def cut(self, offset: int, brought_back: int = 0) -> None:
-        """What was confirmed behind `offset` was given up. The winner shows all below
-        `brought_back`: an earlier election had given that up."""
+        """What was confirmed behind `offset` was given up. The new master shows all below
+        `brought_back`: its election confirmed what it alone has, or an earlier one had given that
+        up."""
         self._highest = max(min(self._highest, offset), brought_back)
+
+    def confirmed_by(self, master: BrokerHost) -> int:
+        """All below it was confirmed by this process in its epoch, or came to it as confirmed."""
+        acting = master.service
+        manager = acting.replication.manager if acting is not None else None
+        if acting is None or manager is None:
+            return 0
+        process = (manager.incarnation, acting.path.gate.master_epoch)
+        return self._ends.get(process, acting.store.confirm_offset)
 
     def shown(self, host: BrokerHost) -> str:
         """Why that broker may not show readers what it shows; "" if some master confirmed it."""
@@ -78,7 +88,7 @@ class Copies:
             return ""
         self._highest = max(self._highest, end)
         process = (manager.incarnation, acting.path.gate.master_epoch)
-        begin = self._ends.get(process, acting.store.confirm_offset)
+        begin = self.confirmed_by(master)
         self._ends[process] = max(begin, end)
         if end <= begin or group is None:
             return ""

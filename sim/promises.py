@@ -159,6 +159,7 @@ class Promises:
         election = self.given_up.pending(epoch)
         if election is None:
             return
+        is_won = self.given_up.is_won_by(host, epoch)
         at = self.held_by(host)
         others = [other for other in self._brokers.values() if other.service is not None]
         self.given_up.completed(election, at, host, [self.held_by(other) for other in others])
@@ -167,12 +168,14 @@ class Promises:
         del self.truth[at:]
         self.expiry.grown()
         self.truth_ends = {e: min(end, at) for e, end in self.truth_ends.items()}
-        store = host.service.store if self._gave_up and host.service is not None else None
-        self._copies.cut(at, store.confirm_offset if store is not None else 0)
+        shows = is_won or self._gave_up
+        self._copies.cut(at, self._copies.confirmed_by(host) if shows else 0)
         self._gave_up = True
         for other in self._brokers.values():
             other.checked = min(other.checked, at)
         self.on_given_up(behind)
+        if is_won:
+            self.confirmed(host)
 
     def _no_newer_master_lacks(self, host: BrokerHost, epoch: int, end: int) -> None:
         for other in self._brokers.values():

@@ -198,6 +198,7 @@ class Sightings:
         def on_step(event: Event, now_ms: int) -> list[Effect]:
             effects = step(event, now_ms)
             if isinstance(event, AnswerReceived) and state.lease_valid(now_ms):
+                self._paused_s.pop(host.name, None)  # renewed; once it is lost again, R36 holds
                 self._check_lease(host)
             return effects
 

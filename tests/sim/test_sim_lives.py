@@ -49,6 +49,8 @@ def test_lives_in_which_no_promise_is_broken(seed: int) -> None:
         pytest.param(34838, id="R17, a master led on that could not read what it had to pop"),
         pytest.param(31621, id="checker, a deposed master let expire what was given up"),
         pytest.param(30175, id="checker, a second unclean election took an offset back"),
+        pytest.param(33163, id="checker, a lease was renewed after a stall, and lost again"),
+        pytest.param(34734, id="checker, an unclean winner confirmed its tail before it opened"),
         pytest.param(20312, id="checker, one of two copies of a message had expired"),
         pytest.param(33710, id="checker, the later of two delayed copies was due first"),
         pytest.param(34560, id="checker, a deposed master went on to show what was given up"),
