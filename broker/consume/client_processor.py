@@ -61,14 +61,13 @@ log = logging.getLogger(__name__)
 
 _NOTICES_AT_ONCE: Final = 128
 _GROUPS_AT_ONCE: Final = 16
+"""Of one heartbeat in a turn: each may make its group and its retry topic, by records."""
 
 ASK_MS: Final = 300
 PIECES_A_TURN: Final = 20
 COPY_MS: Final = 3000
 COPY_AGAIN_MS: Final = 1000
 OWN_NOTICE_MS: Final = 1000
-
-"""Of one heartbeat in a turn: each may make its group and its retry topic, by records."""
 
 
 class ClientProcessor:

@@ -29,6 +29,15 @@ def free_port() -> int:
     return free_ports(3) + 2
 
 
+def spoil(folder: Path, text: bytes) -> Path:
+    """Changes the first byte of `text` in the first segment of a store; that file."""
+    log = folder / "commitlog" / f"{0:020d}"
+    with log.open("r+b") as file:
+        file.seek(file.read().index(text))
+        file.write(text[:1].swapcase())
+    return log
+
+
 @dataclass(slots=True)
 class Rig:
     """The broker and how to talk to it."""

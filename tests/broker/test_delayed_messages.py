@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lone_broker import Clock, Rig, end_of, messages, run_with_broker, send_header, until
+from lone_broker import Clock, Rig, end_of, messages, run_with_broker, send_header, spoil, until
 
 from batonmq.broker.schedule import delivery
 from batonmq.broker.schedule.due_queues import (
@@ -366,10 +366,7 @@ def test_r17_g8_a_waiting_message_that_went_bad_makes_the_log_suspect(
         assert str(log) in trust.reason and end_of(rig, "T") == 1
 
     run_with_broker(tmp_path, fill)
-    log = tmp_path / "commitlog" / f"{0:020d}"
-    with log.open("r+b") as file:
-        file.seek(file.read().index(b"rotten"))
-        file.write(b"R")
+    log = spoil(tmp_path, b"rotten")
     run_with_broker(tmp_path, deliver)
 
 

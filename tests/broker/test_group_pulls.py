@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
-from lone_broker import Rig, lone_broker, run_with_broker, until
+from lone_broker import Rig, lone_broker, run_with_broker, spoil, until
 
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager, bloom_bits
 from batonmq.protocol.bodies import (
@@ -285,10 +285,7 @@ def test_g8_a_bad_record_is_not_served_and_told_once(tmp_path: Path) -> None:
         assert len(told) == 1
 
     run_with_broker(tmp_path, fill)
-    log = tmp_path / "commitlog" / f"{0:020d}"
-    with log.open("r+b") as file:
-        file.seek(file.read().index(b"rotten"))
-        file.write(b"R")
+    log = spoil(tmp_path, b"rotten")
     run_with_broker(tmp_path, read)
 
 

@@ -14,6 +14,7 @@ from lone_broker import (
     messages,
     run_with_broker,
     send_header,
+    spoil,
     until,
 )
 
@@ -800,10 +801,7 @@ def test_r17_g8_a_half_message_that_went_bad_makes_the_log_suspect(tmp_path: Pat
         assert str(log) in trust.reason
 
     run_with_broker(tmp_path, fill, broker=NO_CHECKS)
-    log = tmp_path / "commitlog" / f"{0:020d}"
-    with log.open("r+b") as file:
-        file.seek(file.read().index(b"body"))
-        file.write(b"B")
+    log = spoil(tmp_path, b"body")
     run_with_broker(tmp_path, read, broker=NO_CHECKS)
 
 
