@@ -49,12 +49,13 @@ def segment_name(start_offset: int) -> str:
     return f"{start_offset:0{NAME_DIGITS}d}"
 
 
-def _remove_if_possible(path: Path) -> None:
-    """The next attempt, or the next start, removes what stays."""
-    try:
-        disk.remove(path)
-    except OSError as error:
-        log.warning("segment_part_stays file=%s error=%s", path, error)
+def _take_back(path: Path, growing: Path) -> None:
+    """Remove what an attempt left that did not come to its end: `growing`, and `path` where it is
+    the same file. Raises OSError; then it can be tried again."""
+    if growing.exists():
+        if path.exists() and path.samefile(growing):
+            disk.remove(path)
+        disk.remove(growing)
 
 
 class Segment:
@@ -83,31 +84,37 @@ class Segment:
         """Allocate a segment of zeros; durable in its folder on return.
 
         It grows under another name in `work_folder` (same file system), so a crash or a full
-        disk leaves no segment of a wrong length. Raises OSError, FileExistsError if it is there;
-        then it is not there and can be tried again.
+        disk leaves no segment of a wrong length. It keeps that name until it can be used: what has
+        both names belongs to an attempt that failed, whose file could not be removed either.
+        Raises OSError, FileExistsError if another segment is there; it can be tried again.
         """
         path = folder / segment_name(start_offset)
         growing = work_folder / path.name
         if disk.free_bytes(folder) < size:  # to find out by allocating may take long
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        _take_back(path, growing)
         try:
-            fd = disk.open(growing, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            fd = disk.open(growing, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             try:
                 disk.posix_fallocate(fd, 0, size)
                 disk.fsync(fd)
             finally:
                 disk.close(fd)
             disk.link(growing, path)  # unlike a rename it never replaces a segment
-        except OSError:
-            _remove_if_possible(growing)
-            raise
-        try:
-            disk.unlink(growing)
             sync_directory(folder)
-            return cls(path, size, health)
+            segment = cls(path, size, health)
+            try:
+                disk.unlink(growing)
+            except OSError:
+                segment.close()
+                raise
         except OSError:
-            _remove_if_possible(path)
+            try:
+                _take_back(path, growing)
+            except OSError as error:
+                log.warning("segment_part_stays file=%s error=%s", path, error)
             raise
+        return segment
 
     @property
     def end_offset(self) -> int:

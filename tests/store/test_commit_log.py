@@ -6,6 +6,7 @@ import os
 import pytest
 
 from batonmq.store.commit_log import Segment
+from tests.shared.failing_disk import failing, walk_errors
 
 SEGMENT = 8192
 
@@ -62,3 +63,40 @@ def test_r27_nothing_of_a_log_that_begins_anew_is_flushed(rig, begin):
     store.slave_log.reset_for_empty_start(2 * SEGMENT)
     store.slave_log.reset_for_empty_start(begin)
     assert store.log.flushed_offset == store.max_phy_offset == store.min_phy_offset == begin
+
+
+@pytest.mark.parametrize("how_long", [" once", ""], ids=["once", "for a while"])
+def test_r45_wherever_making_a_segment_failed_it_is_made_later(rig, how_long):
+    """Also where nothing could be removed meanwhile: what the attempt left is not taken for a
+    segment of somebody else, and no segment that is used is touched."""
+
+    def attempt(rule, number):
+        rig.root = rig.folder / f"failing-{number}{how_long}"
+        store = rig.open_master()
+        rig.put_confirmed(store, b"kept")
+        failed = False
+        with failing(rule.replace(" once", how_long)):
+            try:
+                store.log.ensure_segment(SEGMENT)
+            except OSError:
+                failed = True
+        store.log.ensure_segment(2 * SEGMENT)
+        segments = [rig.segment(place) for place in range(3)]
+        assert [each.name for each in segments] == names(rig)
+        assert {(each.stat().st_size, each.stat().st_nlink) for each in segments} == {(SEGMENT, 1)}
+        assert rig.read_bodies(store) == [b"kept"]
+        store.close()
+        return failed
+
+    assert walk_errors("changes commitlog ENOSPC", attempt) > 5
+
+
+def test_a_segment_of_somebody_else_is_never_replaced(rig):
+    store = rig.open_master()
+    rig.put_confirmed(store, b"kept")
+    theirs = rig.root / "commitlog" / f"{SEGMENT:020d}"
+    theirs.write_bytes(b"theirs")
+    for _ in range(2):
+        with pytest.raises(FileExistsError):
+            store.log.ensure_segment(SEGMENT)
+    assert theirs.read_bytes() == b"theirs"
