@@ -74,10 +74,10 @@ class CheckRules:
 
 
 class Due(NamedTuple):
-    """What to do with a half now."""
+    """What to do with a half now. `end`: another took its place, and its op is not seen yet."""
 
     half: Half
-    action: Literal["check", "give up"]
+    action: Literal["check", "give up", "end"]
 
 
 class TransactionTable:
@@ -89,6 +89,7 @@ class TransactionTable:
         self._open: dict[int, Half] = {}
         self._by_key: dict[bytes, int] = {}
         self._ending: set[int] = set()
+        self._replaced: set[int] = set()
         self._ops: deque[tuple[int, int]] = deque()
         self._due: list[tuple[int, int]] = []
 
@@ -98,6 +99,7 @@ class TransactionTable:
         self._open.clear()
         self._by_key.clear()
         self._ending.clear()
+        self._replaced.clear()
         self._ops.clear()
         self._due.clear()
 
@@ -108,6 +110,8 @@ class TransactionTable:
         """The next half message of the queue; the offset of the one that it replaces."""
         self.next_half = half.queue_offset + 1
         replaced = self._by_key.get(half.key) if half.key else None
+        if replaced is not None:
+            self._replaced.add(replaced)
         self._open[half.queue_offset] = half
         if half.key:
             self._by_key[half.key] = half.queue_offset
@@ -133,6 +137,7 @@ class TransactionTable:
         for offset in ended:
             half = self._open.pop(offset, None)
             self._ending.discard(offset)
+            self._replaced.discard(offset)
             if half is not None and self._by_key.get(half.key) == offset:
                 del self._by_key[half.key]
         self._ops.append((op_offset, max(ended, default=-1)))
@@ -151,9 +156,12 @@ class TransactionTable:
         self._ending.update(offsets)
         return offsets
 
-    def not_ended(self, offsets: list[int]) -> None:
-        """What `to_end` or `next_due` gave could not be carried out."""
+    def not_ended(self, offsets: list[int], now_ms: int) -> None:
+        """What `to_end` or `next_due` gave could not be carried out. It is looked at once more
+        after the interval: what was due meanwhile was passed over."""
         self._ending.difference_update(offsets)
+        for offset in offsets:
+            heapq.heappush(self._due, (now_ms + self.rules.interval_ms, offset))
 
     def is_open(self, queue_offset: int) -> bool:
         """Whether a half message was seen, and no op that names it."""
@@ -186,6 +194,8 @@ class TransactionTable:
             if half is None or offset in self._ending:
                 continue
             self._ending.add(offset)
+            if offset in self._replaced:
+                return Due(half, "end")
             too_old = believed_ms - half.stored_ms >= rules.age_max_ms
             return Due(half, "give up" if half.checks >= rules.check_max or too_old else "check")
         return None

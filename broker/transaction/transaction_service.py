@@ -264,7 +264,7 @@ class TransactionService:
                 self._commit(record, half, self._table.place_of(offsets[-1]))
             done = self._write_op(offsets)
         except BaseException:
-            self._table.not_ended(offsets)
+            self._table.not_ended(offsets, wall_ms())
             raise
         await asyncio.shield(done)
         if committed_before and outcome != TRANSACTION_COMMIT:
@@ -307,7 +307,7 @@ class TransactionService:
             self._store.appender.put_message(copy)
             done = self._write_op(offsets)
         except BaseException:
-            self._table.not_ended(offsets)
+            self._table.not_ended(offsets, wall_ms())
             raise
         await asyncio.shield(done)
 
@@ -387,7 +387,7 @@ class TransactionService:
                     op(offsets[at : at + OP_OFFSETS_MAX], wall_ms())
                 )
         except PutRefused as error:
-            self._table.not_ended(offsets)
+            self._table.not_ended(offsets, wall_ms())
             outcome(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
             return
         path.acks.add_waiter(put.end_offset, path.clock_ms(), outcome)
@@ -418,7 +418,8 @@ class TransactionService:
     def _check(self, due: Due, now_ms: int) -> None:
         half = due.half
         record = self._store.queries.record_at(half.phy_offset, half.size)
-        if record is None or half.phy_offset in self._store.recent_commits:
+        is_ended = due.action == "end" or half.phy_offset in self._store.recent_commits
+        if record is None or is_ended:
             self._write_op([half.queue_offset])
         elif due.action == "give up":
             self._give_up(half, record)

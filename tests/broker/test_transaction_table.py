@@ -69,8 +69,24 @@ def test_half_messages_without_a_key_are_apart() -> None:
 def test_one_that_could_not_be_ended_is_open_again() -> None:
     core = table(half(0))
     assert core.to_end(0, b"K0") == [0]
-    core.not_ended([0])
+    core.not_ended([0], 0)
     assert core.to_end(0, b"K0") == [0]
+
+
+def test_one_that_could_not_be_ended_when_it_was_due_is_looked_at_after_the_interval() -> None:
+    core = table(half(0))
+    assert core.to_end(0, b"K0") == [0] and core.next_due(6_000, 6_000) is None
+    core.not_ended([0], 6_000)
+    assert core.wake_ms == 36_000 and core.next_due(36_000, 36_000) == Due(half(0), "check")
+
+
+def test_r30_one_that_another_replaced_is_ended_and_not_checked_back() -> None:
+    """A new master's op for the first copy may wait long for its confirmation: the transaction has
+    ended by then, and a third copy would be committed once more."""
+    core = table(half(0), half(1, stored_ms=50, key="K0"))
+    assert core.next_due(6_000, 6_000) == Due(half(0), "end")
+    core.op_seen(0, [0])
+    assert core.next_due(6_050, 6_050) == Due(half(1, stored_ms=50, key="K0"), "check")
 
 
 def test_limits_count_or_age() -> None:

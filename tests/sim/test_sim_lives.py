@@ -55,6 +55,9 @@ def test_lives_in_which_no_promise_is_broken(seed: int) -> None:
         pytest.param(33710, id="checker, the later of two delayed copies was due first"),
         pytest.param(34560, id="checker, a deposed master went on to show what was given up"),
         pytest.param(34981, id="checker, what was given up was sent again to its place"),
+        pytest.param(37549, id="R30, a half was checked before the op of its second try counted"),
+        pytest.param(37705, id="R30, the same, three such ops in one record"),
+        pytest.param(41596, id="R30, the same, after a crash on a slow network"),
     ],
 )
 def test_lives_in_which_a_promise_was_broken_once(seed: int) -> None:
