@@ -122,14 +122,17 @@ class Copies:
             return f"R42: {host.incarnation} is added in {master_epoch} with tables of {held}"
         return ""
 
-    def undrained(self, broker_id: int, drained: int) -> str:
-        """Why a planned switch may not elect that broker, which is said to hold all below
-        `drained`."""
+    def undrained(self, broker_id: int, incarnation: str, drained: int) -> str:
+        """Why a planned switch may not elect that process, which is said to hold all below
+        `drained`. One that is gone meanwhile leads nowhere (R3)."""
         self.note()
         if broker_id not in self._newest:
             return ""
         host, service = self._newest[broker_id]
         holds = service.store.max_phy_offset
+        manager = service.replication.manager
+        if manager is None or manager.incarnation != incarnation:
+            return ""
         if host.service is not service or holds >= drained:
             return ""
         return f"R33: {host.incarnation} is elected with {holds}, sends were held at {drained}"

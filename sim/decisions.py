@@ -54,7 +54,7 @@ class Decisions:
             fault = _of_election(before, after, commit.command)
             if after.master_epoch > before.master_epoch and is_switch_id(commit.command.request_id):
                 fault = fault or self._copies.undrained(
-                    after.master_broker_id, commit.command.drained_offset
+                    after.master_broker_id, after.master_incarnation, commit.command.drained_offset
                 )
         fault = fault or self._copies.never_confirmed(after.confirm_floor)
         if fault:

@@ -21,6 +21,8 @@ from heapq import heappop, heappush
 from typing import Any
 from zlib import crc32
 
+from batonmq.store.errors import StoreFailedError
+
 _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 _NO_PROCESS = contextvars.Context()
 _pack_time = struct.Struct("<d").pack
@@ -253,7 +255,8 @@ class SimLoop(asyncio.BaseEventLoop):
         """Not those of a disk that was made to fail: asyncio logs them, and goes on."""
         if isinstance(error, Crash):
             return
-        if isinstance(error, OSError) and error.errno in (errno.EIO, errno.ENOSPC):
+        cause = error.__cause__ if isinstance(error, StoreFailedError) else error
+        if isinstance(cause, OSError) and cause.errno in (errno.EIO, errno.ENOSPC):
             return
         self.errors.append(error)
 

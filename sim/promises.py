@@ -27,6 +27,15 @@ from sim.sightings import Sightings
 from sim.world import World
 
 _DIGEST_EVERY = 4
+def _began_anew(host: BrokerHost, end: int, shown: int) -> bool:
+    """R27: all that it had is kept aside, and its log begins at `end`, or is still to begin."""
+    for folder in (host.disk.root / "store" / "truncated").iterdir():
+        _, first, last = map(int, folder.name.split("-"))
+        if end == first or (end == 0 and last >= shown):
+            return True
+    return False
+
+
 _NAMES = re.compile(rb"[\d.]+-\d+-\d+(?=\|)")
 
 
@@ -62,8 +71,7 @@ class Promises:
         assert host.service is not None
         store, (boot, shown) = host.service.store, self._shown.get(host.name, (0, 0))
         end = store.max_phy_offset
-        kept = (host.disk.root / "store" / "truncated").glob(f"*-{end}-*")  # it begins anew (R27)
-        is_less = end < shown and not store.trust.reason and not any(kept)
+        is_less = end < shown and not store.trust.reason and not _began_anew(host, end, shown)
         if boot == host.boot and is_less and not self.given_up.any:
             self._violate(f"R24: {host.incarnation} has {end} of {shown}")
 

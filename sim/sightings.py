@@ -48,7 +48,8 @@ class Sightings:
         self._answered: dict[str, tuple[LivenessCore, int]] = {}
         self._answered_s = 0.0
         self._seen: dict[str, BrokerService] = {}
-        self._paused_s: dict[str, tuple[float, float]] = {}  # since when, and until when
+        self._paused_s: dict[str, tuple[float, float, int]] = {}
+        """Since when, until when, and in which epoch."""
         self._tails: dict[str, tuple[int, int, int]] = {}  # start, log end and disk calls when seen
 
     def check(self) -> None:
@@ -103,7 +104,9 @@ class Sightings:
 
         def on_confirm(confirm_offset: int) -> int:
             released = confirm(confirm_offset)
-            since_s, until_s = self._paused_s.get(host.name, (0.0, 0.0))
+            since_s, until_s, epoch = self._paused_s.get(host.name, (0.0, 0.0, 0))
+            if epoch != service.path.gate.master_epoch:
+                return released  # elected since
             was_long = until_s - since_s > LEASE_S and self._now_s() - until_s < _ACKS_WAIT_S
             if released and was_long and not manager.lease_valid(boot_ms()):
                 self._violate(f"R8: {host.incarnation} acknowledges right after a stall")
@@ -123,10 +126,11 @@ class Sightings:
 
     def _note_pause(self, host: BrokerHost) -> None:
         now_s = self._now_s()
-        since_s, until_s = self._paused_s.get(host.name, (now_s, 0.0))
-        if host.process is not None and host.process.paused:
+        since_s, until_s, _ = self._paused_s.get(host.name, (now_s, 0.0, 0))
+        if host.process is not None and host.process.paused and host.service is not None:
             is_same = now_s - until_s < 2 * _SLACK_S
-            self._paused_s[host.name] = (since_s if is_same else now_s, now_s)
+            epoch = host.service.path.gate.master_epoch
+            self._paused_s[host.name] = (since_s if is_same else now_s, now_s, epoch)
 
     def _check_tail(self, host: BrokerHost, store: MessageStore) -> None:
         """R22, R24: what was cut, or torn, cannot come back behind the end of the log. What was

@@ -62,7 +62,7 @@ class Standing:
         if takes != (leased or ha.required_set_whole):
             how = "takes" if takes else "refuses"
             wrong[host.incarnation, f"R36: a master {how} writes, lease {leased}"] = _JUDGED_S
-        if ha._master is not None:
+        if ha._master is not None and gate.master_epoch == group.master_epoch:  # knows who is who
             for connection in ha._master.core._following.values():
                 record = group.replica(connection.broker_id)
                 named = connection.handshake.identity if connection.handshake else None

@@ -352,13 +352,9 @@ class RoomWatch:
         self._is_probing = True
         count = self._health.full_count
         self._appender.end_turn()
-        missing = self._log.missing_segment
-        if missing is not None and missing == self._log.end_of_segments:
-            self._background.run_job(lambda: self._allocate(missing))
+        if self._log.missing_segment is not None:
+            self._background.run_job(self._log.allocate_missing)
         return count
-
-    def _allocate(self, offset: int) -> None:
-        self._log.ensure_segment(offset)
 
     @property
     def is_waiting(self) -> bool:

@@ -100,6 +100,11 @@ class StoreCheckpoint:
             pack_ours(data, CHECKPOINT_OURS_AT, CHECKPOINT_MAGIC, self.recovery_offset, crc)
         return bytes(data)
 
+    def lower_recovery(self, offset: int) -> None:
+        """A start reads the log from `offset` on at the latest. In memory, until `flush`."""
+        if self.recovery_offset is not None:
+            self.recovery_offset = min(self.recovery_offset, offset)
+
     @property
     def min_timestamp(self) -> int:
         """Java's place to start from: min(physic, logics) - 3 s, not below 0."""

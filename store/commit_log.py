@@ -374,6 +374,13 @@ class CommitLog:
                     self._allocate_next()
         return self.segments[index]
 
+    def allocate_missing(self) -> None:
+        """Try again what `missing_segment` names, unless it is there, was cut, or has expired by
+        now. Raises OSError."""
+        with self._allocation_lock:
+            if not self._is_closed and self.missing_segment == self.end_of_segments:
+                self._allocate_next()
+
     def preallocate_when_due(self) -> None:
         """Allocate the next segment in a thread if the last one is more than half full."""
         if (

@@ -101,8 +101,7 @@ class Truncation:
         raises OSError."""
         checkpoint = self._files.checkpoint
         checkpoint.confirm_phy_offset = min(checkpoint.confirm_phy_offset, offset)
-        if checkpoint.recovery_offset is not None:
-            checkpoint.recovery_offset = min(checkpoint.recovery_offset, offset)
+        checkpoint.lower_recovery(offset)
         checkpoint.flush()
 
     # The steps.

@@ -375,6 +375,21 @@ def test_entries_of_a_damaged_last_index_file_are_built_again_from_the_log(rig):
     )
 
 
+def test_g8_a_start_that_begins_below_the_checkpoint_may_be_killed(rig):
+    """For the index it cuts the queues as well, and has what they lost in memory for a while."""
+    store = rig.open_master(max_index_num=8)
+    for number in range(20):
+        rig.put_confirmed(store, b"m%d" % number, uniq_key=b"U%d" % number)
+    store.checkpoints.flush_derived()
+    rig.kill(store)
+    last = sorted((rig.root / "index").iterdir())[-1]
+    last.write_bytes(last.read_bytes()[:100])
+    rig.kill(rig.open(max_index_num=8))
+    store = rig.open(max_index_num=8)
+    assert rig.read_bodies(store) == [b"m%d" % number for number in range(20)]
+    assert len(store.queries.query_message("T", "U19", 9, 0, 2**62).parts) == 1
+
+
 @pytest.fixture
 def ahead(rig):
     """30 confirmed records, 20 of them below the checkpoint; index and queues are written for all,
