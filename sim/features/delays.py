@@ -12,7 +12,8 @@ R30: a progress record stands behind what it counts as delivered. So what it cov
 before it and none behind it, and in one epoch there is one copy at most.
 
 A recall that was answered is confirmed: no copy comes behind the end that the log had then. One
-that was asked for may hold or not.
+that was asked for may hold or not. It holds until the copy that it names is due: an earlier copy
+of that send, which waits longer by the clock of another master, comes (docs/features.md).
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ class Delays(Checker):
         if now_ms < one.due_ms and not set_back:
             self.log.violate(f"delay: {name} comes {one.due_ms - now_ms} ms early")
         recalled_at = self._wishes.recalls.get(name)
-        if recalled_at is not None and record.offset >= recalled_at:
+        is_longer = number_of(record, "TIMER_OUT_MS") > known[-1].due_ms
+        if recalled_at is not None and record.offset >= recalled_at and not is_longer:
             self.log.violate(f"delay: {name} comes at {record.offset}, recalled at {recalled_at}")
         epoch = self.log.epoch_at(record.offset)
         if epoch in one.epochs:

@@ -58,6 +58,7 @@ def test_lives_in_which_no_promise_is_broken(seed: int) -> None:
         pytest.param(37549, id="R30, a half was checked before the op of its second try counted"),
         pytest.param(37705, id="R30, the same, three such ops in one record"),
         pytest.param(41596, id="R30, the same, after a crash on a slow network"),
+        pytest.param(41829, id="checker, a recall was over before a copy of another clock was due"),
     ],
 )
 def test_lives_in_which_a_promise_was_broken_once(seed: int) -> None:
