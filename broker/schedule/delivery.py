@@ -123,13 +123,15 @@ class DueService:
         CorruptLogError."""
         raise NotImplementedError
 
-    def _note(self, progress: ProgressRecord) -> None:
-        """Says how far this is, behind what was put in the same turn. Where nothing is taken
-        nothing was put, and the next record says it."""
+    def _note(self, progress: ProgressRecord) -> bool:
+        """Says how far this is, behind what was put in the same turn. False if nothing is taken:
+        a later slice is to say it, also if nothing more becomes due."""
         try:
             self._path.put_system_record(PROGRESS_TOPIC, progress.encode())
         except PutRefused as error:
             log.info("progress_waits reason=%s", error)
+            return False
+        return True
 
     @property
     def _look_ms(self) -> int:
@@ -179,6 +181,7 @@ class ScheduleMessageService(DueService):
         self._progress = progress
         self._levels = levels
         self._queues = DelayQueues(lambda queue_id: levels.delay_ms(queue_id + 1))
+        self._moved: dict[int, int] = {}  # levels whose progress the log does not say yet
 
     def begin(self) -> None:
         """This broker has become master: it goes on where its log says."""
@@ -194,6 +197,7 @@ class ScheduleMessageService(DueService):
     def end(self) -> None:
         super().end()
         self._queues.end()
+        self._moved.clear()
 
     def arrived(self, queue_id: int) -> None:
         """There is more in a queue of SCHEDULE_TOPIC."""
@@ -205,7 +209,6 @@ class ScheduleMessageService(DueService):
         return self._queues.wake_ms
 
     def _slice(self, now_ms: int) -> int:
-        moved: dict[int, int] = {}
         left, pause_ms = SLICE, 0
         try:
             while left > 0 and not pause_ms:
@@ -215,10 +218,10 @@ class ScheduleMessageService(DueService):
                 count, pause_ms = self._deliver_from(look, left, now_ms)
                 left -= count
                 if count:
-                    moved[look.queue_id + 1] = self._queues.offset_of(look.queue_id)
+                    self._moved[look.queue_id + 1] = self._queues.offset_of(look.queue_id)
         finally:
-            if moved:
-                self._note(ProgressRecord(delays=moved))
+            if self._moved and self._note(ProgressRecord(delays=self._moved)):
+                self._moved.clear()
         return pause_ms
 
     def _deliver_from(self, look: Look, left: int, now_ms: int) -> tuple[int, int]:
@@ -262,6 +265,7 @@ class TimerService(DueService):
         self._progress = progress
         self._levels = levels
         self._queue = TimerQueue()
+        self._is_to_note = False  # the log does not say yet what is delivered
         self._counts = TimerCounts()
 
     def begin(self) -> None:
@@ -274,6 +278,7 @@ class TimerService(DueService):
     def end(self) -> None:
         super().end()
         self._counts = TimerCounts()
+        self._is_to_note = False
 
     def arrived(self, _queue_id: int) -> None:
         """There is more in TIMER_TOPIC."""
@@ -315,8 +320,8 @@ class TimerService(DueService):
             return self._deliver_due(now_ms)
         finally:
             after = self._queue.progress()
-            if after != before:
-                self._note(ProgressRecord(timer=after))
+            if after != before or self._is_to_note:
+                self._is_to_note = not self._note(ProgressRecord(timer=after))
 
     def _read_units(self) -> bool:
         """Takes in some of what is visible of the queue; whether there may be more."""

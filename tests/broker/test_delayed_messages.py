@@ -142,6 +142,25 @@ def test_r39_messages_of_a_deleted_topic_do_not_come_back(tmp_path: Path, clock:
     run_with_broker(tmp_path, play)
 
 
+def test_r30_r45_progress_of_a_level_that_found_no_room_is_noted_when_there_is_room(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """What waited was of a topic that is deleted, so nothing else is put."""
+
+    async def play(rig: Rig) -> None:
+        await rig.send("T", DELAY="1")
+        assert (await rig.ask(215, {"topic": "T"})).code == 0
+        schedule, room = rig.service.waiting.schedule, rig.service.store.room
+        room.set_watermark("it is full")
+        clock.ahead_ms = 2_000
+        await until(lambda: schedule._queues.offset_of(0) == 1)
+        assert rig.service.tables.delays.table == {}
+        room.set_watermark("")
+        await until(lambda: rig.service.tables.delays.table == {1: 1})
+
+    run_with_broker(tmp_path, play)
+
+
 @pytest.mark.parametrize("level", ["x", "1.5", "9" * 12, "\u0663"])
 def test_a_delay_that_is_none_is_refused_and_not_stored(tmp_path: Path, level: str) -> None:
     async def play(rig: Rig) -> None:

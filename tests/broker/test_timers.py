@@ -299,6 +299,27 @@ def test_r45_progress_that_finds_no_room_stops_no_timer(tmp_path: Path, clock: C
     run_with_broker(tmp_path, play, broker=RECALLS)
 
 
+def test_r30_r45_progress_that_found_no_room_is_noted_when_there_is_room(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """Also when nothing becomes due any more: what is done would count as waiting for good."""
+
+    async def play(rig: Rig) -> None:
+        store, timers = rig.service.store, rig.service.waiting.timers
+        recalled = await rig.send("T", b"recalled", TIMER_DELAY_SEC="20", UNIQ_KEY="K1")
+        assert (await recall(rig, recalled)).code == 0
+        await until(lambda: len(timers) == 2)
+        store.room.set_watermark("it is full")
+        clock.ahead_ms = 60_000
+        await until(lambda: len(timers) == 0)
+        assert timers.delivered_until_ms() == 0
+        store.room.set_watermark("")
+        await until(lambda: timers.delivered_until_ms() > 0)
+        assert rig.service.tables.delays.timer.next_offset == 2
+
+    run_with_broker(tmp_path, play, broker=RECALLS)
+
+
 def test_a_new_master_goes_on_when_messages_expire_while_it_reads_them(
     tmp_path: Path, clock: Clock
 ) -> None:

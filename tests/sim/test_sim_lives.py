@@ -59,6 +59,9 @@ def test_lives_in_which_no_promise_is_broken(seed: int) -> None:
         pytest.param(37705, id="R30, the same, three such ops in one record"),
         pytest.param(41596, id="R30, the same, after a crash on a slow network"),
         pytest.param(41829, id="checker, a recall was over before a copy of another clock was due"),
+        pytest.param(36623, id="R30, a recall was over on a full disk, and no progress said so"),
+        pytest.param(37520, id="R30, the same where the master was cut off as well"),
+        pytest.param(45803, id="R30, the same after a crash and two full disks"),
     ],
 )
 def test_lives_in_which_a_promise_was_broken_once(seed: int) -> None:
