@@ -27,9 +27,11 @@ from sim.sightings import Sightings
 from sim.world import World
 
 _DIGEST_EVERY = 4
+
+
 def _began_anew(host: BrokerHost, end: int, shown: int) -> bool:
     """R27: all that it had is kept aside, and its log begins at `end`, or is still to begin."""
-    for folder in (host.disk.root / "store" / "truncated").iterdir():
+    for folder in (host.disk.root / "store" / "truncated").glob("*-*-*"):
         _, first, last = map(int, folder.name.split("-"))
         if end == first or (end == 0 and last >= shown):
             return True

@@ -49,6 +49,19 @@ def segment_name(start_offset: int) -> str:
     return f"{start_offset:0{NAME_DIGITS}d}"
 
 
+def _check_format(path: Path, segment_size: int) -> None:
+    """Raises StoreFormatError."""
+    if not path.name.isdigit() or len(path.name) != NAME_DIGITS:
+        raise StoreFormatError(path, "is no log segment, and none of its neighbours can be")
+    size = path.stat().st_size
+    if size != segment_size:
+        raise StoreFormatError(
+            path, f"has {size} bytes, but mappedFileSizeCommitLog is {segment_size}"
+        )
+    if int(path.name) % segment_size:
+        raise StoreFormatError(path, f"does not begin at a multiple of {segment_size}")
+
+
 def _take_back(path: Path, growing: Path) -> None:
     """Remove what an attempt left that did not come to its end: `growing`, and `path` where it is
     the same file. Raises OSError; then it can be tried again."""
@@ -245,7 +258,7 @@ class CommitLog:
             log.warning("empty_last_segment_deleted file=%s", paths[-1])
             disk.unlink(paths.pop())
         for path in paths:
-            self._check_format(path)
+            _check_format(path, self.segment_size)
         self.min_offset = int(paths[0].name) if paths else 0
         for path in paths:
             expected = self.min_offset + len(self.segments) * self.segment_size
@@ -254,17 +267,6 @@ class CommitLog:
                 self.gap = (self.folder / f"{expected:0{NAME_DIGITS}d}", expected)
             (self._detached if self.gap else self.segments).append(segment)
         self.set_end(self.end_of_segments)
-
-    def _check_format(self, path: Path) -> None:
-        if not path.name.isdigit() or len(path.name) != NAME_DIGITS:
-            raise StoreFormatError(path, "is no log segment, and none of its neighbours can be")
-        size = path.stat().st_size
-        if size != self.segment_size:
-            raise StoreFormatError(
-                path, f"has {size} bytes, but mappedFileSizeCommitLog is {self.segment_size}"
-            )
-        if int(path.name) % self.segment_size:
-            raise StoreFormatError(path, f"does not begin at a multiple of {self.segment_size}")
 
     @property
     def log_id(self) -> str:

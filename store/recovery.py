@@ -77,12 +77,11 @@ def recover_store(
     truncation.resume()
     commit_log, consume_queues = files.log, files.consume_queues
     stored_confirm = files.checkpoint.confirm_phy_offset
-    start = _start_offset(files)
+    start = _begin_below(files.checkpoint, _start_offset(files))
     rotten = _drop_wrong_ends(files)
     # Only confirmed records have units, so these may show a newer confirmed offset.
     visible_end = consume_queues.last_physical_end
     is_rebuilt = _are_queues_lost(files)
-    _begin_below(files.checkpoint, start)
     # What was built above `start` may be half on disk; it is built again from the log.
     if not files.was_clean:
         rotten = consume_queues.drop_rotten(start, expects_none=False) or rotten
@@ -90,7 +89,6 @@ def recover_store(
     confirmed = Confirmed(stored_confirm, visible_end if controller_mode else 0)
     recovered = recover_log(commit_log, start, confirmed, was_clean=files.was_clean)
     end = recovered.end_offset
-    _begin_below(files.checkpoint, end)
     _write_again(files, start := min(start, end))
     _note_damage(files, recovered, boot_id, controller_mode=controller_mode)
     if visible_end > end:
@@ -114,12 +112,13 @@ def recover_store(
     )  # fmt: skip
 
 
-def _begin_below(checkpoint: StoreCheckpoint, offset: int) -> None:
-    """Queues and index are cut to `offset`, and what they get again is in memory for a while: a
+def _begin_below(checkpoint: StoreCheckpoint, offset: int) -> int:
+    """`offset`. Queues and index are cut to `offset`, and what they get again is in memory for a while: a
     start after this one, should it be killed, reads the log from there as well. Raises OSError."""
     if checkpoint.recovery_offset is not None and checkpoint.recovery_offset > offset:
         checkpoint.lower_recovery(offset)
         checkpoint.flush()
+    return offset
 
 
 def _drop_wrong_ends(files: StoreFiles) -> bool:
