@@ -13,7 +13,7 @@ from typing import Final, Self
 from lab import frames
 from lab.connection import ha_status
 from lab.java import BROKER_MAIN, NAMESRV_MAIN, start_server
-from lab.processes import HOST, spawn
+from lab.processes import HOST, spawn, tail
 
 SEGMENT: Final = 1 << 20
 HEAP: Final = ("-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC")
@@ -100,6 +100,11 @@ class ClassicGroup:
         process = self._processes.pop(name)
         os.kill(process.pid, number)
         process.wait()
+
+    def diagnostics(self) -> str:
+        """The end of what each process printed."""
+        logs = [*self.folder.glob("*.log"), *self.folder.glob("*/process.log")]
+        return "\n".join(f"-- {log.relative_to(self.folder)}\n{tail(log)}" for log in sorted(logs))
 
     def __enter__(self) -> Self:
         return self

@@ -32,13 +32,18 @@ class Expiry:
     """`truth` is all that was ever confirmed, from offset 0 on."""
 
     def __init__(
-        self, world: World, truth: bytearray, bound: Callable[[BrokerHost], int | None]
+        self,
+        world: World,
+        truth: bytearray,
+        bound: Callable[[BrokerHost], int | None],
+        note_confirmed: Callable[[BrokerHost], None],
     ) -> None:
         """`bound`: up to where the log of a broker is the truth, if it does not follow an unclean
         election yet: what lies behind was given up, and may expire as that broker likes."""
         self._world = world
         self._truth = truth
         self._bound = bound
+        self._note_confirmed = note_confirmed
         self.begin = 0
         self.taken = 0
         self._started: dict[str, tuple[float, float]] = {}
@@ -117,6 +122,7 @@ class Expiry:
         view = manager.view if manager is not None else None
         if manager is None or view is None or view.master_incarnation != manager.incarnation:
             return "" if segment.end_offset <= self.begin else "R27: no master has"
+        self._note_confirmed(host)  # the record may have arrived at no queue
         if not self._are_positions_stated(segment.end_offset):
             return "R38: the log does not state the positions of queues behind it"
         if host.disk.used() <= _FORCED_ABOVE:

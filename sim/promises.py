@@ -49,7 +49,7 @@ class Promises:
         self._brokers = brokers
         self.truth = bytearray()
         self.rot = Rot(self.truth)
-        self.expiry = Expiry(world, self.truth, self._bound)
+        self.expiry = Expiry(world, self.truth, self._bound, self.confirmed)
         self._copies = Copies(brokers, world.settings, self.rot)
         self._decisions = Decisions(self._copies, world.violate)
         self.sightings: Sightings

@@ -113,8 +113,9 @@ def recover_store(
 
 
 def _begin_below(checkpoint: StoreCheckpoint, offset: int) -> int:
-    """`offset`. Queues and index are cut to `offset`, and what they get again is in memory for a while: a
-    start after this one, should it be killed, reads the log from there as well. Raises OSError."""
+    """Returns `offset`. Queues and index are cut to it, and what they get again is in memory for a
+    while: should this process be killed, the next start reads the log from there as well. Raises
+    OSError."""
     if checkpoint.recovery_offset is not None and checkpoint.recovery_offset > offset:
         checkpoint.lower_recovery(offset)
         checkpoint.flush()
