@@ -67,6 +67,8 @@ class Watch(Protocol):
 
     def opened(self, host: BrokerHost) -> None: ...
 
+    def ended(self, host: BrokerHost) -> None: ...
+
     def promised(self, host: BrokerHost, offset: int) -> None: ...
 
     def routes(self, host: ControllerHost, routes: RouteInfoManager) -> None: ...
@@ -185,6 +187,7 @@ class BrokerHost(Host):
         return f"{self.name}, start {self.starts}"
 
     def gone(self) -> None:
+        self.watch.ended(self)
         self.service = None
 
     async def serve(self, stop: asyncio.Event) -> None:

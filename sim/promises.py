@@ -121,6 +121,10 @@ class Promises:
             self.truth_ends[epoch] = end
             self._no_newer_master_lacks(host, epoch, end)
 
+    def ended(self, host: BrokerHost) -> None:
+        """What it wrote is as old as its end, whenever it starts again."""
+        self.expiry.note_written([host])
+
     def note_written(self) -> None:
         """Hours are to pass: what is written by now becomes old."""
         self.expiry.note_written(self._brokers.values())
