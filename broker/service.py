@@ -82,14 +82,13 @@ class BrokerService:
     def __init__(
         self, config: BrokerSections, on_fatal: OnFatal, endpoint: BrokerEndpoint | None = None
     ) -> None:
-        broker = config.broker
-        self.config = config
+        self.config, broker = config, config.broker
         self._settings = broker_settings(config)
         self._settings.on_change = self._settings_changed
         self.endpoint = BrokerEndpoint(config) if endpoint is None else endpoint
         self.relay, self.address = self.endpoint.relay, broker.address
-        self._on_fatal = on_fatal
-        self._stop_reason, self._clients_due = PLANNED_STOP, asyncio.Event()
+        self._on_fatal, self._stop_reason = on_fatal, PLANNED_STOP
+        self._clients_due = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.store = MessageStore(
             config.store, store_host=broker.store_host, controller_mode=config.controller_mode
@@ -102,7 +101,8 @@ class BrokerService:
             settings=broker,
             append=lambda body: self.path.put_system_record(METADATA_TOPIC, body),
             changed=self._tables_changed,
-            dropped=self._topic_dropped,
+            dropped=self.store.delete_topic,
+            deleted=self._topic_deleted,
         )
         self._client = RemotingClient(name="broker-out")
         self.slave_sync = SlaveSynchronize(
@@ -309,8 +309,7 @@ class BrokerService:
         self.tables.delays.begin_anew()
         self.slave_sync.fetch_offsets_again()
 
-    def _topic_dropped(self, topic: str) -> None:
-        self.store.delete_topic(topic)
+    def _topic_deleted(self, topic: str) -> None:
         self.pull.queues_deleted(topic)
         self.pop.look_again(("", topic, ANY_QUEUE))
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
@@ -111,8 +112,8 @@ class MessageStore:
         self.arrival_listeners: list[ArrivalListener] = []
         #: Called in the loop with the flushed offset after each fdatasync that covered bytes.
         self.flushed_listeners: list[Callable[[int], None]] = []
-        #: Topics whose deletion is in the log and not carried out yet; whoever deletes keeps it.
-        self.deleting_topics: set[str] = set()
+        #: Topic -> how many of its deletions the log has and nobody carried out yet, from 1 on.
+        self.deleting_topics: Counter[str] = Counter()
         #: Physical offsets of the half messages that were committed last: whose op may be missing
         #: at the end of the log.
         self.recent_commits = RecentCommits()

@@ -8,6 +8,7 @@ looks at more than a part of the queues.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,7 +47,7 @@ class PositionRounds:
         log: CommitLog,
         queues: QueueTable,
         appender: Appender,
-        deleting: set[str],
+        deleting: Container[str],
     ) -> None:
         """`deleting`: topics whose deletion is in the log and not carried out yet."""
         self._log = log

@@ -301,6 +301,15 @@ class PullProcessor:
         if pull.channel.closed:
             return
         topic, queue_id = pull.topic, pull.queue_id
+        if topic in self._store.deleting_topics:
+            # R39: a new master may have the deletion from one that answered it. `queues_deleted`
+            # comes next, or the end of this role.
+            if may_hold:
+                self._hold.hold(Held(topic, queue_id, deadline_ms, pull.channel, offset, pull))
+            else:
+                shown, why = self._visible(topic, queue_id), "NO_MESSAGE_IN_QUEUE"
+                self._write(pull, ResponseCode.PULL_NOT_FOUND, why, offset, *shown)
+            return
         parked = self.resets.redirected(pull.group.group_name, topic, queue_id, offset)
         if parked is not None:
             self._move(pull, parked)

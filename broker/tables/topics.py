@@ -18,6 +18,7 @@ seconds instead.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
@@ -78,19 +79,20 @@ class TopicService:
     `append` puts a metadata record into the log and returns its end offset; `changed` is called
     after every change of the topic table (routes are registered again) with the topics that were
     made or changed, or None where more may have changed, `dropped` for a topic
-    whose queues go; it raises OSError. `deleting` holds the topics whose deletion is in this
-    master's log and not confirmed yet: here it is kept.
+    whose queues go, it raises OSError, and `deleted` when it has gone. `deleting` counts the
+    deletions of each topic that are in this master's log and not confirmed yet: here it is kept.
     """
 
     def __init__(
         self,
         tables: BrokerTables,
-        deleting: set[str],
+        deleting: Counter[str],
         *,
         settings: BrokerConfig,
         append: Callable[[bytes], int],
         changed: Callable[[Collection[str] | None], None],
         dropped: Callable[[str], object],
+        deleted: Callable[[str], object],
     ) -> None:
         self.topics = tables.topics
         self.groups = tables.groups
@@ -101,6 +103,7 @@ class TopicService:
         self._append = append
         self._changed = changed
         self._dropped = dropped
+        self._deleted = deleted
         self._deleting = deleting
 
     def get(self, topic: str) -> TopicConfig | None:
@@ -298,9 +301,13 @@ class TopicService:
     def _delete(self, change: MetadataChange, end_offset: int) -> None:
         for topic in change.deleted_topics:
             self._dropped(topic)
-            self._deleting.discard(topic)
+            if self._deleting[topic] > 1:  # deleted again before this was confirmed
+                self._deleting[topic] -= 1
+            else:
+                del self._deleting[topic]
             self.topics.delete(topic)
             self._offsets.delete_topic(topic, end_offset)
+            self._deleted(topic)
             log.info("topic_deleted topic=%s", topic)
         if change.deleted_topics:
             self._changed(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -53,11 +54,12 @@ class Tables:
         self.log_end = 1 << 40
         self.service = TopicService(
             self.tables,
-            set(),
+            Counter(),
             settings=BrokerConfig(),
             append=self._append,
             changed=lambda topics: None,
             dropped=self.dropped.append,
+            deleted=lambda topic: None,
         )
 
     def _append(self, body: bytes) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from lone_broker import Rig, run_with_broker, until
+from test_answers_wait import unconfirmed
 
 from batonmq.protocol.codes import ResponseCode
 from batonmq.store.consumer_offset import ConsumerOffsetManager, OldPositions
@@ -113,6 +114,29 @@ def test_r39_a_group_that_began_anew_goes_where_it_likes(tmp_path: Path, asks: s
             await rig.pull(offset=0)
         assert (await rig.ask(15, WHERE | {"commitOffset": "7"})).code == ResponseCode.SUCCESS
         assert await read_on(rig, 7) == [b"new7", b"new8"]
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r39_nobody_reads_a_topic_whose_deletion_is_in_the_log(tmp_path: Path) -> None:
+    """A new master has it from one that answered it, and cannot confirm it yet."""
+
+    async def play(rig: Rig) -> None:
+        assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
+        assert (await rig.send(body=b"old")).code == ResponseCode.SUCCESS
+        with unconfirmed(rig):
+            deletion = asyncio.create_task(rig.ask(215, {"topic": "T"}))
+            await until(lambda: "T" in rig.service.store.deleting_topics)
+            reply = await rig.pull(offset=0)
+            assert reply.code == ResponseCode.PULL_NOT_FOUND
+            assert (reply.body, reply.ext["nextBeginOffset"]) == (b"", "0")
+            waiting = asyncio.create_task(rig.pull(offset=1, suspend_ms=60_000))
+            await until(lambda: rig.service.pull.held == 1)
+            rig.service.pull.arrived("T", 0, 2)  # as a sweep finds it
+            assert rig.service.pull.held == 1
+        assert (await deletion).code == ResponseCode.SUCCESS
+        reply = await waiting
+        assert (reply.code, reply.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "0")
 
     run_with_broker(tmp_path, play)
 

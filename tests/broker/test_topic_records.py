@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
+import pytest
 from lone_broker import Rig, run_with_broker, until
 
 from batonmq.broker.config import BrokerConfig
@@ -35,11 +37,12 @@ class Service(TopicService):
                 QueueLockManager(folder / "locks.json"),
                 MessageRequestModeManager(folder / "modes.json"),
             ),
-            set(),
+            Counter(),
             settings=BrokerConfig(),
             append=self._append_record,
             changed=self._count,
             dropped=self.dropped_topics.append,
+            deleted=lambda topic: None,
         )
 
     def _append_record(self, body: bytes) -> int:
@@ -136,6 +139,22 @@ def test_r31_a_role_that_is_left_forgets_its_unconfirmed_deletions(tmp_path: Pat
     service.delete_topic("T")
     service.role_left()
     assert service.for_send("T", "TBW102", 4).topic_name == "T"
+
+
+def test_r39_a_topic_that_is_deleted_twice_opens_when_both_are_confirmed(tmp_path: Path) -> None:
+    """A client asks again before the first is confirmed; or a new master has two in its tail, and
+    the topic made again between them. Else what is sent between the two goes with the second."""
+    service = Service(tmp_path)
+    topic = TopicConfig(topic_name="T")
+    service.put_topic(topic)
+    service.delete_topic("T")
+    service.delete_topic("T")
+    service.own_record_confirmed(service.records[-2].encode(), 200)
+    with pytest.raises(BrokerRefusal, match="being deleted"):
+        service.put_topic(topic)
+    service.own_record_confirmed(service.records[-1].encode(), 300)
+    service.put_topic(topic)
+    assert service.for_send("T", "TBW102", 4) == topic
 
 
 def test_r31_a_queue_that_the_log_shows_exists_on_the_slave(tmp_path: Path) -> None:
