@@ -68,6 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     clients.add_argument("--log", type=Path, help="folder for logs")
     soak = commands.add_parser("soak", help="random faults for a long time")
     soak.add_argument("--minutes", type=float, default=60.0)
+    soak.add_argument(
+        "--queues", type=int, default=0, help="write to so many queues in turn as well"
+    )
     for one in (table, soak):
         one.add_argument("--seed", type=int, default=None)
         one.add_argument("--log", type=Path, help="folder for logs, and for what fails")
@@ -104,7 +107,13 @@ def main() -> int:
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().getrandbits(32)
     folder = _folder(arguments)
     if arguments.command == "soak":
-        return run_soak(minutes=arguments.minutes, seed=seed, folder=folder, progress=_progress)
+        return run_soak(
+            minutes=arguments.minutes,
+            seed=seed,
+            folder=folder,
+            progress=_progress,
+            queues=arguments.queues,
+        )
     FullLoad.last_for(arguments.full_load_minutes)
     names = arguments.only or list(BY_NAME)
     return run_table(

@@ -16,6 +16,7 @@ from lab.checks import Epoch, Finding
 from lab.cluster import HOSTS, PROBE_HOST, Cluster
 from lab.cluster_view import GroupState
 from lab.load import Load, longest_gap
+from lab.many_queues import ManyQueuesWriter
 from lab.network import Namespaces, Network, why_not
 from lab.readback import MasterMoved, ReadBack
 from lab.stores import LogsDiffer, check_logs_equal
@@ -24,6 +25,8 @@ FIRST_ACK_S: Final = 60.0
 BEFORE_S: Final = 0.2
 """The part of the time before a fault that counts for its gap."""
 SETTLE_S: Final = (0.3, 0.8)
+MANY_PAUSE_S: Final = 0.002
+MANY_MADE_S: Final = 120.0
 Measure = Literal["first ack", "gap"]
 
 
@@ -152,8 +155,10 @@ class Lab:
         overrides: dict[str, dict[str, object]] | None = None,
         fresh: bool = False,
         consumed: bool = False,
+        queues: int = 0,
     ) -> None:
         """`consumed`: consumer groups read along, and each must be given every acknowledged write.
+        `queues`: so many more are written in turn, and read back at the end.
         `fresh`: a broker that was declared dead while it ran is restarted after the trial, since
         a process is not declared dead a second time within 10 s (R6)."""
         self.folder = folder
@@ -165,6 +170,8 @@ class Lab:
         self._checked = 0
         self._consumed = consumed
         self._consumers: Consumers | None = None
+        self._queues = queues
+        self.many: ManyQueuesWriter | None = None
         self._exit = ExitStack()
         self.load: Load
 
@@ -190,11 +197,16 @@ class Lab:
                         self.cluster.name_servers, self.load.prefix, self.folder / "consumers"
                     )
                 )
+            if self._queues:
+                self.many = undo.enter_context(self._write_many())
             self._exit = undo.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._exit.close()
+
+    def _write_many(self) -> ManyQueuesWriter:
+        return ManyQueuesWriter(self.cluster.addresses, self._queues, pause_s=MANY_PAUSE_S)
 
     @property
     def stored(self) -> dict[int, int]:
@@ -361,7 +373,8 @@ class Lab:
         (G3)."""
         group = self.cluster.wait_whole()
         self.load.stop()
-        findings = [
+        findings = self._find_lost_in_many()
+        findings += [
             *self.verify(group),
             *checks.check_lost(self.load.acks, self.stored),
             *checks.check_order(self.load.acks, self.stored),
@@ -373,3 +386,18 @@ class Lab:
         except LogsDiffer as exc:
             findings.append(Finding("logs differ", str(exc)))
         return findings
+
+    def wait_many(self) -> None:
+        """Returns when each of the many queues has a message."""
+        if self.many is not None and not self.many.are_all_made.wait(MANY_MADE_S):
+            raise RuntimeError(f"after {MANY_MADE_S:.0f} s {self.many_acked} messages")
+
+    @property
+    def many_acked(self) -> int:
+        return len(self.many.acks) if self.many is not None else 0
+
+    def _find_lost_in_many(self) -> list[Finding]:
+        if self.many is None:
+            return []
+        self.many.stop()
+        return self.many.find_lost(self.cluster.addresses[self.master()])

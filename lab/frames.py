@@ -34,6 +34,7 @@ SYNC_STATE: Final = 1006
 EPOCHS: Final = 1007
 OK: Final = 0
 SYSTEM_BUSY: Final = 2
+PULL_NOT_FOUND: Final = 19
 PULL_RETRY: Final = 20
 FLAG_ONEWAY: Final = 2
 BROKER_NAME: Final = "broker-a"

@@ -92,6 +92,13 @@ class Writer(WriterThread):
         self._timeout_s = timeout_s
         self._pause_s = pause_s
 
+    def place(self, number: int) -> tuple[str, int]:
+        """Topic and queue id of a number."""
+        return self.topic, self.queue_id
+
+    def properties(self, number: int) -> str:
+        return ""
+
     def write(self) -> None:
         turn = 0
         while not self.stopping.is_set():
@@ -107,7 +114,10 @@ class Writer(WriterThread):
         """Writes to one broker until it refuses. Raises OSError."""
         while not self.stopping.wait(self._pause_s):
             number = len(self.acks)
-            reply = connection.send(self.topic, self.body(number), queue_id=self.queue_id)
+            topic, queue_id = self.place(number)
+            reply = connection.send(
+                topic, self.body(number), queue_id=queue_id, properties=self.properties(number)
+            )
             if reply.code != frames.OK:
                 refusal = (time.monotonic(), connection.address, reply.code, reply.remark)
                 self.refusals.append(refusal)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from faults.catalogue import BY_NAME, FAULTS
 from faults.figures import Row, markdown, median
 from faults.table import Results
-from lab import checks, network_commands
+from lab import checks, many_queues, network_commands
 from lab.acks import Ack, key_of, padded, parts_of
 from lab.checks import Epoch
 from lab.load import longest_gap
+from lab.many_queues import ManyQueuesWriter
+from lab.writer import QueueAck
 
 EPOCHS = [Epoch(1, 0, 1_000), Epoch(2, 1_000, 1_000), Epoch(4, 1_000, 2_000)]
 
@@ -22,6 +25,30 @@ def ack(
     number: int, *, line: int = 1, broker: int = 0, sent: float = 0.0, acked: float = 0.0
 ) -> Ack:
     return Ack(number, line, broker, sent or float(number), acked or number + 0.5)
+
+
+# --- many queues ---
+
+
+def test_a_message_that_one_of_many_queues_lacks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six queues of two topics, two rounds. One message is gone, another stands in its place."""
+    writer = ManyQueuesWriter([], 6, pause_s=0)
+    stored: dict[tuple[str, int], list[int]] = {}
+    for number in range(12):
+        queue = stored.setdefault(writer.place(number), [])
+        writer.acks.append(QueueAck(number, writer.place(number)[1], len(queue), 0.0))
+        queue.append(number)
+    assert sorted(stored) == [("Many0", n) for n in range(4)] + [("Many1", 0), ("Many1", 1)]
+    monkeypatch.setattr(many_queues, "_stored", lambda connection, *place: stored[place])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert writer.find_lost(address) == []
+        del stored["Many0", 3][1]
+        stored["Many1", 1][0] = 99
+        assert [found.text for found in writer.find_lost(address)] == [
+            "Many0 queue 3 offset 1 is not 9",
+            "Many1 queue 1 offset 0 is not 5",
+        ]
 
 
 # --- records ---

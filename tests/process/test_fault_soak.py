@@ -13,6 +13,7 @@ from faults.soak import run_soak
 pytestmark = pytest.mark.process
 
 MINUTES = float(os.environ.get("BATONMQ_FAULTS_MINUTES", "0.5"))
+QUEUES = 200
 
 
 def test_g1_g2_g3_random_faults_break_no_promise(tmp_path: Path) -> None:
@@ -21,5 +22,7 @@ def test_g1_g2_g3_random_faults_break_no_promise(tmp_path: Path) -> None:
     does the same again (`python -m faults soak --seed`), and keeps log and data."""
     seed = random.SystemRandom().getrandbits(32)
     lines: list[str] = []
-    code = run_soak(minutes=MINUTES, seed=seed, folder=tmp_path, progress=lines.append)
+    code = run_soak(
+        minutes=MINUTES, seed=seed, folder=tmp_path, progress=lines.append, queues=QUEUES
+    )
     assert code == 0, f"seed {seed}, see {tmp_path}\n" + "\n".join(lines[-40:])
