@@ -26,7 +26,7 @@ Origin: Java `ConsumerOffsetManager`, `SlaveSynchronize`, which compares no epoc
 import functools
 import logging
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -119,6 +119,37 @@ class _Renewed:
     until_ms: int | None = None
 
 
+class _Keys:
+    """The keys `topic@group` of a table, by topic and by group: of 10,000 none is looked at for
+    another one."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._of_topic: dict[str, set[str]] = {}
+        self._of_group: dict[str, set[str]] = {}
+        for key in keys:
+            self.add(key)
+
+    def add(self, key: str) -> None:
+        topic, _, group = key.partition(SEPARATOR)
+        self._of_topic.setdefault(topic, set()).add(key)
+        self._of_group.setdefault(group, set()).add(key)
+
+    def remove(self, key: str) -> None:
+        topic, _, group = key.partition(SEPARATOR)
+        for table, name in ((self._of_topic, topic), (self._of_group, group)):
+            keys = table[name]
+            keys.remove(key)
+            if not keys:
+                del table[name]
+
+    def of_topic(self, topic: str) -> list[str]:
+        return sorted(self._of_topic.get(topic, ()))
+
+    def of_group(self, group: str) -> list[str]:
+        """Without broadcast marks (`topic@group@...`)."""
+        return [] if SEPARATOR in group else sorted(self._of_group.get(group, ()))
+
+
 class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
     """`topic@group` -> queue id -> offset. One thread only; see `ConfigManager.snapshot`."""
 
@@ -126,6 +157,7 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         """`path` is `config/consumerOffset.json`; call `load` next."""
         super().__init__(path, ConsumerOffsetSerializeWrapper, clock_ms)
         self._table: dict[str, dict[int, int]] = {}
+        self._keys = _Keys()
         self._commits = 0
         #: End in the log of the last deletion carried out here.
         self.deleted_end = 0
@@ -141,6 +173,7 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         if body is None:
             return
         self._table = body.offset_table
+        self._keys = _Keys(self._table)
         self.data_version = body.data_version
         self._dirty = False
 
@@ -186,8 +219,8 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         """Groups that have committed in a topic, sorted. Broadcast marks (`topic@group@...`) are
         nobody's subscription, as in Java."""
         prefix = topic + SEPARATOR
-        groups = [key.removeprefix(prefix) for key in self._table if key.startswith(prefix)]
-        return sorted(group for group in groups if SEPARATOR not in group)
+        groups = [key.removeprefix(prefix) for key in self._keys.of_topic(topic)]
+        return [group for group in groups if SEPARATOR not in group]
 
     @property
     def table(self) -> Mapping[str, Mapping[int, int]]:
@@ -219,6 +252,7 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         offsets = self._table.get(key)
         if offsets is None:
             offsets = self._table[key] = {}
+            self._keys.add(key)
         before = offsets.get(queue_id, NO_OFFSET)
         if offset == before:
             return
@@ -268,14 +302,11 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         made again.
         """
         self._old.deleted(topic)
-        prefix = topic + SEPARATOR
-        self._forget([key for key in self._table if key.startswith(prefix)], record_end)
+        self._forget(self._keys.of_topic(topic), record_end)
 
     def delete_group(self, group: str, record_end: int) -> None:
         """The same for a record that deletes a group with its offsets."""
-        suffix = SEPARATOR + group
-        keys = [key for key in self._table if key.endswith(suffix)]
-        self._forget([key for key in keys if key.count(SEPARATOR) == 1], record_end)
+        self._forget(self._keys.of_group(group), record_end)
 
     def _forget(self, keys: list[str], record_end: int) -> None:
         self.deleted_end = max(self.deleted_end, record_end)
@@ -284,6 +315,7 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
                 self._table[key] = dict(self._received[key])
             else:
                 del self._table[key]
+                self._keys.remove(key)
         self._commits += 1
         self._deletion_due = True
         self._new_version()
@@ -292,6 +324,7 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         """The log of this replica begins anew behind deletions that it will not see: only what the
         master sends counts. Durable on return; raises OSError."""
         self._table.clear()
+        self._keys = _Keys()
         self._received, self._received_end, self.deleted_end = {}, 0, 0
         self._commits += 1
         self._new_version()
@@ -357,6 +390,8 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         self._received, self._received_end = incoming, carried_out or 0
         changed = master_epoch > self.master_epoch
         own = self._table
+        for key in incoming.keys() - own.keys():
+            self._keys.add(key)
         if not own:
             own.update(zip(incoming, map(dict, incoming.values()), strict=True))
             changed = changed or bool(own)

@@ -186,6 +186,7 @@ class Dispatcher:
         self.offset = 0
         self.target = 0
         self.has_more = False  # the last `advance` stopped at its limit, not at the end of records
+        self._ends_at_deletion = self._is_behind_deletion = False
         self.last_store_timestamp = 0
         self._arrival_listeners = arrival_listeners
         self._commits = commits
@@ -201,11 +202,13 @@ class Dispatcher:
     def advance(self, target: int, scan_bytes_max: int | None = None) -> int:
         """Make everything that ends at or below `target` visible; the new `offset`.
 
-        `target` never falls. `scan_bytes_max` bounds how much of the log is read for it; then
-        `offset` stays behind and the next call goes on. Raises CorruptLogError.
+        `target` never falls. `scan_bytes_max` bounds how much of the log is read for it, and what
+        is read ends behind the deletion of a topic, which goes to the disk; then `offset` stays
+        behind and the next call goes on. Raises CorruptLogError.
         """
         self.target = target = max(target, self.target)
-        self.has_more = False
+        self.has_more = self._is_behind_deletion = False
+        self._ends_at_deletion = scan_bytes_max is not None
         touched: set[Queue] = set()
         try:
             if self.pending:
@@ -245,6 +248,7 @@ class Dispatcher:
         Such messages were put behind the deletion in the log, with offsets that went on counting.
         A slave finds them there; so that both number the same, the new queue counts on, too.
         """
+        self._is_behind_deletion = self._ends_at_deletion
         moved = [self._move(record) for record in self.pending if record.queue.topic == topic]
         if not moved:
             return
@@ -299,9 +303,9 @@ class Dispatcher:
         check_crc = self.verified.end < end
         if self.offset < (checked_end := min(self.verified.end, end)):
             self._dispatch_part(checked_end, limit, touched, check_crc=False)
-        if check_crc and checked_end <= self.offset < limit:
+        if check_crc and checked_end <= self.offset < limit and not self._is_behind_deletion:
             self._dispatch_part(end, limit, touched, check_crc=True)
-        self.has_more = limit <= self.offset < end
+        self.has_more = self.offset < end and (limit <= self.offset or self._is_behind_deletion)
 
     def _dispatch_part(self, end: int, limit: int, touched: set[Queue], *, check_crc: bool) -> None:
         scanner = LogScanner(self._log, self.offset, end, check_crc=check_crc)
@@ -343,14 +347,15 @@ class Dispatcher:
                     if scanner.offset != end:
                         return
             self._dispatch_each(scanner, max(columns.end, before + 1), touched)
-            if scanner.offset == before or scanner.problem is not None:
+            if scanner.offset == before or scanner.problem or self._is_behind_deletion:
                 return
 
     def _dispatch_each(
         self, scanner: LogScanner, limit: int, touched: set[Queue], check_crc: bool = False
     ) -> None:
-        """Dispatch the records that begin below `limit`, or up to the next bytes that are none."""
-        while scanner.offset < limit:
+        """Dispatch the records that begin below `limit`, or up to the next bytes that are none, or
+        up to the end of the slice."""
+        while scanner.offset < limit and not self._is_behind_deletion:
             self._dispatch_common(scanner, limit, touched, check_crc)
             if scanner.offset >= limit or (head := scanner.next()) is None:
                 return

@@ -141,11 +141,12 @@ class StoreQueries:
 
     def queue_ids(self, topic: str) -> list[int]:
         """Ids of the queues of a topic that have ever had a message."""
-        return sorted(
-            queue.queue_id
-            for queue in self._queues.queues.values()
-            if queue.topic == topic and queue.handler is None
-        )
+        ids, queues = self._files.consume_queues.ids_of(topic), self._queues
+        return [
+            queue_id
+            for queue_id in ids
+            if (queue := queues.get(topic, queue_id)) is not None and queue.handler is None
+        ]
 
     def max_offset_in_queue(self, topic: str, queue_id: int) -> int:
         """End (exclusive) of the visible messages; 0 for an unknown queue."""

@@ -57,12 +57,14 @@ class ConsumeQueueStore:
         self.root = root
         self._deleted = root.with_name(f"{root.name}.deleted")
         self._aside: list[Path] = []
+        self._aside_number = 0
         self._health = health or StoreHealth()
         self._before_rebuild = before_rebuild
         self._file_size = whole_units(file_size)
         self._handles = FileHandles(open_files_max)
         self._dirty: dict[ConsumeQueue, None] = {}
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._ids: dict[str, set[int]] = {}
 
     def load(self, safe_offset: int = 0) -> list[CorruptLogError]:
         """Find every queue on disk, each cut behind its last good unit.
@@ -89,7 +91,7 @@ class ConsumeQueueStore:
                 damaged.append(error)
                 self._destroy(queue)
                 continue
-            self._queues[topic, queue_id] = queue
+            self._add(queue)
         self._sync(cut)
         return damaged
 
@@ -114,6 +116,17 @@ class ConsumeQueueStore:
             dirty=self._dirty,
         )
 
+    def _add(self, queue: ConsumeQueue) -> None:
+        self._queues[queue.topic, queue.queue_id] = queue
+        self._ids.setdefault(queue.topic, set()).add(queue.queue_id)
+
+    def _remove(self, topic: str, queue_id: int) -> ConsumeQueue:
+        ids = self._ids[topic]
+        ids.remove(queue_id)
+        if not ids:
+            del self._ids[topic]
+        return self._queues.pop((topic, queue_id))
+
     # Lookup.
 
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
@@ -123,14 +136,19 @@ class ConsumeQueueStore:
         """The queue, new and empty if it was not known; nothing is written to disk yet."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
-            queue = self._queues[topic, queue_id] = self._new_queue(topic, queue_id)
+            queue = self._new_queue(topic, queue_id)
+            self._add(queue)
         return queue
 
     def queues(self) -> Iterator[ConsumeQueue]:
         return iter(tuple(self._queues.values()))
 
     def topics(self) -> set[str]:
-        return {topic for topic, _ in self._queues}
+        return set(self._ids)
+
+    def ids_of(self, topic: str) -> list[int]:
+        """The queues of a topic, ascending."""
+        return sorted(self._ids.get(topic, ()))
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -160,8 +178,7 @@ class ConsumeQueueStore:
         if queues:
             self._before_rebuild()
         for queue in queues:
-            del self._queues[queue.topic, queue.queue_id]
-            self._destroy(queue)
+            self._destroy(self._remove(queue.topic, queue.queue_id))
 
     def truncate_dirty(self, phy_offset: int) -> int:
         """Drop units of records at or above `phy_offset`, durably; how many queues had some."""
@@ -206,11 +223,11 @@ class ConsumeQueueStore:
         Raises OSError if the folder cannot be taken away; then the deletion is to be repeated
         before anything else is put there.
         """
-        keys = [key for key in self._queues if key[0] == topic]
-        for key in keys:
-            self._queues.pop(key).forget_files()
+        ids = self._ids.pop(topic, set())
+        for queue_id in ids:
+            self._queues.pop((topic, queue_id)).forget_files()
         self._take_away(self.root / topic)
-        return len(keys)
+        return len(ids)
 
     def _take_away(self, folder: Path) -> None:
         """Takes a folder away by one rename, durably: whatever happens later to its files, none of
@@ -228,8 +245,11 @@ class ConsumeQueueStore:
 
     def _new_folder_aside(self) -> Path:
         disk.makedirs(self._deleted)
-        number = 1 + max((int(n) for n in disk.listdir(self._deleted) if n.isdigit()), default=0)
-        folder = self._deleted / str(number)
+        if not self._aside_number:  # an earlier start may have left some
+            names = disk.listdir(self._deleted)
+            self._aside_number = max((int(name) for name in names if name.isdigit()), default=0)
+        self._aside_number += 1
+        folder = self._deleted / str(self._aside_number)
         disk.mkdir(folder)
         return folder
 
@@ -242,7 +262,7 @@ class ConsumeQueueStore:
         """Remove the queues that hold no message, with their place; which they were."""
         gone = [key for key, queue in self._queues.items() if not queue.last_physical_end]
         for key in gone:
-            self._destroy(self._queues.pop(key))
+            self._destroy(self._remove(*key))
         return gone
 
     def _destroy(self, queue: ConsumeQueue) -> None:
@@ -407,9 +427,9 @@ class QueueTable:
     def delete_topic(self, topic: str) -> int:
         """Remove all queues of a topic, durably; how many there were. Raises OSError: then the
         deletion is to be repeated."""
-        gone = [key for key in self.queues if key[0] == topic]
-        for key in gone:
-            self._forget(key)
+        gone = self.consume_queues.ids_of(topic)
+        for queue_id in gone:
+            self._forget((topic, queue_id))
         self.positions.forget_topic(topic)
         self.consume_queues.delete_topic(topic)
         return len(gone)

@@ -80,6 +80,7 @@ from tests.shared.turns import counted_turns
 
 MANY = 10_000
 LINES_MAX = 200
+LATER_MS = 10**15
 ASKED = RemotingCommand.request(310)
 
 
@@ -471,6 +472,25 @@ async def _pulls(world: World) -> None:
     pull.arrived("T1", 0, 1)
     await until(lambda: len(answered) == MANY)
     assert answered == list(range(MANY)) and not len(hold)
+    pull._hold = before
+    del pull._answer_or_hold  # type: ignore[method-assign]
+
+
+@situation("pulls wait in 10,000 queues of a topic that is deleted")
+async def _pulls_of_a_deleted_topic(world: World) -> None:
+    hold: PullHold[int] = PullHold()
+    for number in range(MANY):
+        await asyncio.sleep(0)
+        hold.hold(Held("wide", number, LATER_MS, number, 0, number))
+        hold.hold(Held(f"T{number}", 0, LATER_MS, number, 0, number))
+    pull = world.service.pull
+    pull._hold, before = hold, pull._hold  # type: ignore[assignment]
+    answered: list[int] = []
+    pull._answer_or_hold = lambda one, *_: answered.append(one)  # type: ignore[method-assign]
+    pull.queues_deleted("wide")
+    assert len(answered) <= 128
+    await until(lambda: len(answered) == MANY)
+    assert len(hold) == MANY
     pull._hold = before
     del pull._answer_or_hold  # type: ignore[method-assign]
 

@@ -129,34 +129,41 @@ class PullHold(HeldRequests[Held[P]], Generic[P]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._by_queue: dict[tuple[str, int], dict[Held[P], None]] = {}
+        self._by_topic: dict[str, dict[int, dict[Held[P], None]]] = {}
 
     def waiting(self, topic: str, queue_id: int) -> int:
         """How many pulls wait for a queue."""
-        return len(self._by_queue.get((topic, queue_id), ()))
+        return len(self._by_topic.get(topic, {}).get(queue_id, ()))
 
     def queues(self) -> list[tuple[str, int]]:
         """The queues that a pull waits for."""
-        return list(self._by_queue)
+        return [(topic, queue) for topic, queues in self._by_topic.items() for queue in queues]
+
+    def queues_of(self, topic: str) -> list[int]:
+        """Those of a topic, by id."""
+        return list(self._by_topic.get(topic, ()))
 
     def arrived(
         self, topic: str, queue_id: int, max_offset: int, limit: int | None = None
     ) -> list[Held[P]]:
         """Takes out up to `limit` pulls of a queue that `max_offset` (exclusive) reaches."""
-        waiting = self._by_queue.get((topic, queue_id))
+        queues = self._by_topic.get(topic)
+        waiting = queues.get(queue_id) if queues else None
         if not waiting:
             return []
         reached = (held for held in waiting if held.offset < max_offset)
         return self._removed(list(itertools.islice(reached, limit)))
 
     def _link(self, one: Held[P]) -> None:
-        self._by_queue.setdefault((one.topic, one.queue_id), {})[one] = None
+        self._by_topic.setdefault(one.topic, {}).setdefault(one.queue_id, {})[one] = None
 
     def _unlink(self, one: Held[P]) -> None:
-        key = one.topic, one.queue_id
-        del self._by_queue[key][one]
-        if not self._by_queue[key]:
-            del self._by_queue[key]
+        queues = self._by_topic[one.topic]
+        del queues[one.queue_id][one]
+        if not queues[one.queue_id]:
+            del queues[one.queue_id]
+            if not queues:
+                del self._by_topic[one.topic]
 
 
 @dataclass(slots=True, eq=False)

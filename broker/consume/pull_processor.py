@@ -26,6 +26,7 @@ from batonmq.broker.tables.offset_clamp import (
     where_to_go_on,
 )
 from batonmq.broker.write.write_path import WritePath
+from batonmq.process.turns import for_each
 from batonmq.protocol.codes import LONG_MAX, MASTER_ID, RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, CorruptLogError
 from batonmq.protocol.role_view import Role
@@ -236,9 +237,9 @@ class PullProcessor:
     def queues_deleted(self, topic: str) -> None:
         """Pulls that wait in them learn it: in queues of a topic made again they would wait for
         messages with higher offsets (R39)."""
-        for waiting, queue_id in self._hold.queues():
-            if waiting == topic:
-                self.arrived(topic, queue_id, LONG_MAX)
+        for_each(
+            self._hold.queues_of(topic), lambda queue: self.arrived(topic, queue, LONG_MAX), _SLICE
+        )
 
     def tick(self, now_ms: int) -> bool:
         """Answers expired pulls; every 5 s checks all queues, as a safeguard. A call does a slice;

@@ -235,7 +235,7 @@ def test_who_waits_hears_of_a_change_of_role_some_in_a_turn(
         monkeypatch.setattr(pulls, "_relay", SimpleNamespace(enabled=True))
         waiting = [asyncio.ensure_future(rig.pull(offset=1, suspend_ms=60_000)) for _ in range(300)]
         await until(lambda: pulls.held == 300)
-        (held_ones,) = pulls._hold._by_queue.values()
+        (held_ones,) = pulls._hold._by_owner.values()
         for number, held in enumerate(held_ones):
             held.pull = replace(held.pull, ours=number % 2 == 0)
         pulls.role_changed()

@@ -1,11 +1,15 @@
 """Old messages of a deleted topic never come back, whatever the disk does meanwhile (R39)."""
 
+import asyncio
 import errno
 
 import pytest
 
 from batonmq.process import disk
 from batonmq.store import queue_table
+from tests.shared.turns import counted_turns
+from tests.shared.waiting import until
+from tests.store.test_store_replica import log_of
 
 DELETIONS = "rmq_sys_deletions"
 
@@ -152,3 +156,54 @@ def test_r39_the_folder_is_gone_durably_before_the_deletion_counts(rig, monkeypa
     store.advance_confirm_offset(store.max_phy_offset)
     queues = rig.root / "consumequeue"
     assert steps == [("rename", queues / "T"), ("sync_directory", queues)]
+
+
+def test_r39_a_slave_carries_out_one_deletion_in_a_turn(rig):
+    """Each goes to the disk. What stands between them is shown once, and nothing else is left."""
+    topics = 60
+    rig.root = rig.folder / "master"
+    master = open_master(rig)
+    for number in range(topics):
+        rig.put(master, b"old", topic=f"T{number}")
+    for number in range(topics):
+        rig.put_confirmed(master, b"T%d" % number, topic=DELETIONS)
+        rig.put_confirmed(master, b"%d" % number, topic="Other")
+    log = log_of(master)
+    rig.root = rig.folder / "slave"
+    slave = rig.open()
+    deletions = []
+
+    def delete(head, body):
+        deletions.append(turns.count)
+        slave.delete_topic(body.decode())
+
+    slave.on_system_record[DELETIONS] = delete
+    slave.slave_log.append_replicated(0, log)
+
+    async def play():
+        slave.start(asyncio.get_running_loop(), pytest.fail)
+        slave.advance_confirm_offset(len(log))
+        await until(lambda: slave.confirm_offset == len(log))
+
+    with counted_turns() as turns:
+        asyncio.run(play())
+    assert len(set(deletions)) == len(deletions) == topics
+    assert rig.read_bodies(slave, "Other") == [b"%d" % number for number in range(topics)]
+    for number in range(topics):
+        assert slave.queries.queue_ids(f"T{number}") == master.queries.queue_ids(f"T{number}")
+
+
+def test_what_a_deletion_costs_does_not_grow_with_other_topics(rig):
+    store = open_master(rig)
+    lines, calls = [], []
+    for topics in (20, 400):
+        for number in range(topics):
+            rig.put_confirmed(store, b"old", topic=f"{topics}-{number}")
+        rig.put(store, b"%d-7" % topics, topic=DELETIONS)
+        end = store.end_turn()
+        with counted_turns() as turns:
+            turns.run(store.advance_confirm_offset, end)
+        assert store.queries.queue_ids(f"{topics}-7") == []
+        lines.append(turns.lines)
+        calls.append(turns.disk_calls)
+    assert lines[0] == lines[1] and calls[0] == calls[1]
