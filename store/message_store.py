@@ -486,7 +486,7 @@ class MessageStore:
         count = self._queues.delete_topic(topic)
         self._dispatcher.forget_topic(topic)
         self.background.free_room(
-            partial(remove_folders, self._files.consume_queues.take_deleted())
+            partial(remove_folders, self._files.consume_queues.deleted.taken())
         )
         return count
 

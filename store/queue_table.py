@@ -37,6 +37,50 @@ def remove_folders(folders: list[Path]) -> None:
             log.warning("deleted_queues_stay folder=%s error=%s", folder, error)
 
 
+class DeletedFolders:
+    """Folders of queues that are taken away by one rename, and removed later by another thread."""
+
+    def __init__(self, place: Path) -> None:
+        """`place` is where they go."""
+        self._place = place
+        self._waiting: list[Path] = []
+        self._number = 0
+
+    def remove_earlier(self) -> None:
+        """Remove what earlier starts have left."""
+        if self._place.is_dir():
+            remove_folders([self._place])
+
+    def take_away(self, folder: Path) -> None:
+        """Takes a folder away durably: whatever happens later to its files, none of them is found
+        again under its name. Raises OSError."""
+        if not folder.is_dir():
+            return
+        try:
+            aside = self._new_place()
+            disk.rename(folder, aside / folder.name)
+            self._waiting.append(aside)
+        except OSError as error:  # perhaps a full disk, and to unlink takes no room
+            log.warning("queue_folder_not_renamed folder=%s error=%s", folder, error)
+            disk.rmtree(folder)
+        sync_directory(folder.parent)
+
+    def _new_place(self) -> Path:
+        disk.makedirs(self._place)
+        if not self._number:  # what earlier starts have left may still be there
+            names = disk.listdir(self._place)
+            self._number = max((int(name) for name in names if name.isdigit()), default=0)
+        self._number += 1
+        folder = self._place / str(self._number)
+        disk.mkdir(folder)
+        return folder
+
+    def taken(self) -> list[Path]:
+        """What was taken away since the last call, for `remove_folders`."""
+        folders, self._waiting = self._waiting, []
+        return folders
+
+
 class ConsumeQueueStore:
     """(topic, queue id) -> ConsumeQueue, and what is done to all of them at once."""
 
@@ -55,9 +99,7 @@ class ConsumeQueueStore:
         called before a damaged queue is removed: without its files the next start would not know.
         """
         self.root = root
-        self._deleted = root.with_name(f"{root.name}.deleted")
-        self._aside: list[Path] = []
-        self._aside_number = 0
+        self.deleted = DeletedFolders(root.with_name(f"{root.name}.deleted"))
         self._health = health or StoreHealth()
         self._before_rebuild = before_rebuild
         self._file_size = whole_units(file_size)
@@ -76,8 +118,7 @@ class ConsumeQueueStore:
         """
         damaged: list[CorruptLogError] = []
         cut: list[Path] = []
-        if self._deleted.is_dir():
-            remove_folders([self._deleted])
+        self.deleted.remove_earlier()
         for topic, queue_id in self._queues_on_disk():
             queue = self._new_queue(topic, queue_id)
             try:
@@ -226,37 +267,8 @@ class ConsumeQueueStore:
         ids = self._ids.pop(topic, set())
         for queue_id in ids:
             self._queues.pop((topic, queue_id)).forget_files()
-        self._take_away(self.root / topic)
+        self.deleted.take_away(self.root / topic)
         return len(ids)
-
-    def _take_away(self, folder: Path) -> None:
-        """Takes a folder away by one rename, durably: whatever happens later to its files, none of
-        them is found again under its name. `take_deleted` has what is to be removed."""
-        if not folder.is_dir():
-            return
-        try:
-            aside = self._new_folder_aside()
-            disk.rename(folder, aside / folder.name)
-            self._aside.append(aside)
-        except OSError as error:  # perhaps a full disk, and to unlink takes no room
-            log.warning("queue_folder_not_renamed folder=%s error=%s", folder, error)
-            disk.rmtree(folder)
-        sync_directory(folder.parent)
-
-    def _new_folder_aside(self) -> Path:
-        disk.makedirs(self._deleted)
-        if not self._aside_number:  # an earlier start may have left some
-            names = disk.listdir(self._deleted)
-            self._aside_number = max((int(name) for name in names if name.isdigit()), default=0)
-        self._aside_number += 1
-        folder = self._deleted / str(self._aside_number)
-        disk.mkdir(folder)
-        return folder
-
-    def take_deleted(self) -> list[Path]:
-        """Folders that were taken away since the last call, for `remove_folders`."""
-        folders, self._aside = self._aside, []
-        return folders
 
     def destroy_empty(self) -> list[tuple[str, int]]:
         """Remove the queues that hold no message, with their place; which they were."""
@@ -267,7 +279,7 @@ class ConsumeQueueStore:
 
     def _destroy(self, queue: ConsumeQueue) -> None:
         queue.forget_files()
-        self._take_away(self.root / queue.topic / str(queue.queue_id))
+        self.deleted.take_away(self.root / queue.topic / str(queue.queue_id))
 
     def destroy_all(self) -> None:
         """Remove every queue (an empty log has none)."""
