@@ -317,3 +317,20 @@ def test_r6_closings_of_long_ago_hold_no_verdict_back():
         made.closed(SessionClosed(NAME, 2, number), now_ms)
         verdicts.append(made.judge(NAME, 2, "i2", START_MS, now_ms).standing)
     assert verdicts == ["dead", "dead", "unknown"]
+
+
+@pytest.mark.parametrize(("session_timeout_ms", "unknown_ms"), [(800, 1_500), (4_000, 4_000)])
+@pytest.mark.parametrize("registered_ms", [START_MS - 60_000, START_MS + 3_000])
+def test_r35_who_was_never_seen_is_unknown_for_1500_ms_or_a_longer_session_time_out(
+    session_timeout_ms, unknown_ms, registered_ms
+):
+    """Both since this node leads and since the broker was registered."""
+    made = BrokerSessions(LivenessConfig(session_timeout_ms=session_timeout_ms))
+    made.notice_time(START_MS)
+    made.gate_opened(START_MS)
+    ends_ms = max(START_MS, registered_ms) + unknown_ms
+    for now_ms, standing in ((ends_ms, "unknown"), (ends_ms + 1, "dead")):
+        for ms in range(made._last_ms, now_ms, 50):
+            made.notice_time(ms)
+        made.notice_time(now_ms)
+        assert made.judge(NAME, 1, "i1", registered_ms, now_ms).standing == standing

@@ -283,6 +283,19 @@ def test_r43_a_drained_offset_never_becomes_the_floor(leader: Leader) -> None:
     assert leader.group.master_broker_id == 3
 
 
+def test_r43_the_drained_offset_counts_for_the_chosen_one_in_that_decision(leader: Leader) -> None:
+    """All of 1,000 bytes is confirmed; the newest heartbeat of 2 is of before it had the last."""
+    leader.three_in_sync()
+    leader.beat(2, epoch=1, master_epoch=1, max_offset=800, confirm_offset=800)
+    leader.beat(1, epoch=1, master_epoch=1, max_offset=1_000, confirm_offset=1_000)
+    leader.passes(2_500, 1, 2, 3)
+    switched = leader.elect(
+        2, designate=True, expected_master_epoch=1, drained_offset=1_000, request_id="switch:x/1"
+    )
+    assert switched.ok, switched.remark
+    assert leader.group.master_broker_id == 2
+
+
 def test_r43_only_the_request_of_a_switch_may_name_what_was_drained(leader: Leader) -> None:
     """Anybody else's word about a replica's log counts for nothing (R16)."""
     leader.three_in_sync()

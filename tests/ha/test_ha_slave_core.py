@@ -676,6 +676,29 @@ def test_r27_a_log_of_which_an_unclean_election_dropped_all_begins_anew(
     assert isinstance(decision, BeginAnew if anew else Refuse)
 
 
+def test_r27_what_was_confirmed_of_the_old_log_says_nothing_of_the_new_one(
+    memory_log, slave_host, entries
+):
+    """1. An unclean election chose an empty replica: this log of 100 confirmed bytes goes aside.
+    2. On the next connection 60 bytes come, all confirmed: readers see them at once."""
+    log = memory_log(b"1" * 100, (1, 0), confirm=100)
+    now_view = replace(view(2), unclean_epoch=2)
+    core = SlaveCore(identity(2), now_view, log.facts(), SlavePolicy(), NOW)
+    host = slave_host(core, log)
+    host.perform(core.tick(NOW), NOW)
+    host.connect(NOW)
+    peer = answer(60, 2, entries((2, 0)))
+    host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
+    assert (log.end, core.log.known_confirm) == (0, 0)
+    host.perform(core.tick(core.wakeup_ms), NOW)
+    host.connect(NOW)
+    host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
+    host.perform(core.frame_received(TransferHeader(60, 0, 2, 0, 60), NOW), NOW)
+    host.perform(core.log.append(memoryview(b"2" * 60)), NOW)
+    host.perform(core.turn_ended(60, NOW), NOW)
+    assert (log.end, log.confirm) == (60, 60)
+
+
 @pytest.mark.parametrize(
     "unclean, member, begins, anew",
     [

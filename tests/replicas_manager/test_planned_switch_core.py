@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from batonmq.protocol.codes import ResponseCode
@@ -165,6 +167,17 @@ def test_r33_a_target_that_hangs_while_sends_are_held_costs_half_a_second() -> N
     effects = switch.poll(progress(990), T0 + 5 + HOLD_MOST_MS)
     assert effects[0] == ReleaseSends()
     assert "10 bytes behind and did not reach" in reason_of(effects)
+
+
+@pytest.mark.parametrize(("timeout_ms", "held_ms"), [(10 * HOLD_MOST_MS, HOLD_MOST_MS), (200, 200)])
+def test_r33_no_controller_has_sends_held_for_longer(timeout_ms: int, held_ms: int) -> None:
+    switch = PlannedSwitch()
+    task = replace(TASK, timeout_ms=timeout_ms)
+    assert switch.requested(task, master_epoch=7, lease=True, now_ms=T0) == []
+    assert switch.poll(progress(900), T0 + 5) == [HoldSends()]
+    switch.held(1_000, T0 + 5)
+    assert switch.poll(progress(990), T0 + 5 + held_ms - 1) == []
+    assert switch.poll(progress(990), T0 + 5 + held_ms)[0] == ReleaseSends()
 
 
 def test_r33_a_lost_controller_does_not_leave_it_drained() -> None:

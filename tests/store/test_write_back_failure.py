@@ -13,6 +13,7 @@ import threading
 import pytest
 
 from batonmq.process import disk
+from batonmq.protocol.errors import CorruptLogError
 from batonmq.store import suspicion, upkeep
 from batonmq.store.errors import PutRefused, StoreFailedError
 from batonmq.store.health import StoreHealth
@@ -213,6 +214,27 @@ def test_r40_a_suspicion_that_could_not_be_stored_at_once_is_there_at_the_next_s
     assert (rig.root / "abort").exists()
     store = rig.open()
     assert store.trust.damage.offset == synced and store.trust.damage.kind == "fsync"
+
+
+def test_r24_r40_damage_that_a_full_disk_did_not_let_note_is_noted_when_the_store_is_left(
+    rig, monkeypatch
+):
+    """The log itself did not fail: nobody else notes the suspicion again."""
+    store = rig.open_master()
+    end = rig.put_confirmed(store, b"a", b"b")
+
+    def refuse(path, data):
+        raise OSError(errno.ENOSPC, "no room for a moment")
+
+    monkeypatch.setattr(suspicion, "replace_file", refuse)
+    monkeypatch.setattr(suspicion, "show_file", refuse)
+    store.trust.note_damage(CorruptLogError(store.log.file_of(0), 0, "a flipped bit"))
+    assert store.trust.reason and not (rig.root / "suspect").exists()
+    monkeypatch.undo()
+    store.abandon()
+    store = rig.open()
+    assert store.trust.damage is not None and "a flipped bit" in store.trust.damage.what
+    assert store.trust.damage.end_offset >= end
 
 
 def test_r40_what_the_next_start_finds_in_the_page_cache_is_written_again(rig, monkeypatch):
