@@ -15,7 +15,14 @@ import pytest
 from lone_broker import Rig, run_with_broker, send_header, until
 
 from batonmq.protocol.batch import BatchItem, encode_batch
-from batonmq.protocol.bodies import LockBatchRequestBody, SubscriptionGroupConfig
+from batonmq.protocol.bodies import (
+    LockBatchRequestBody,
+    SetMessageRequestModeRequestBody,
+    SubscriptionGroupConfig,
+    SubscriptionGroupList,
+    TopicConfig,
+    TopicConfigList,
+)
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.properties import encode_properties
@@ -92,8 +99,54 @@ async def deleted_topic(rig: Rig) -> Ask:
     return lambda: rig.ask(215, {"topic": "T"})
 
 
+async def new_topics(rig: Rig) -> Ask:
+    topics = TopicConfigList(topic_config_list=[TopicConfig(topic_name=f"N{n}") for n in range(2)])
+    return lambda: rig.ask(18, body=topics.encode())
+
+
+async def new_groups(rig: Rig) -> Ask:
+    groups = [SubscriptionGroupConfig(group_name=f"new{n}") for n in range(2)]
+    return lambda: rig.ask(225, body=SubscriptionGroupList(group_config_list=groups).encode())
+
+
+async def deleted_group(rig: Rig) -> Ask:
+    await (await new_group(rig))()
+    return lambda: rig.ask(207, {"groupName": "new", "cleanOffset": "true"})
+
+
+async def forbidden_topic(rig: Rig) -> Ask:
+    await (await new_group(rig))()
+    return lambda: rig.ask(353, {"group": "new", "topic": "T", "readable": "false"})
+
+
+async def request_mode(rig: Rig) -> Ask:
+    await rig.send("T")
+    mode = SetMessageRequestModeRequestBody(consumer_group="g", topic="T", mode="POP")
+    return lambda: rig.ask(401, body=mode.encode())
+
+
+async def lock(rig: Rig) -> Ask:
+    queue = MessageQueue("T", "broker-a", 0)
+    body = LockBatchRequestBody(client_id="a", consumer_group="g", mq_set=[queue]).encode()
+    return lambda: rig.ask(41, body=body)
+
+
 @pytest.mark.parametrize(
-    "prepare", [end_of_transaction, send_back, reply, new_topic, new_group, deleted_topic]
+    "prepare",
+    [
+        end_of_transaction,
+        send_back,
+        reply,
+        new_topic,
+        new_topics,
+        new_group,
+        new_groups,
+        forbidden_topic,
+        request_mode,
+        lock,
+        deleted_topic,
+        deleted_group,
+    ],
 )
 def test_r30_r31_an_answer_waits_for_its_confirmation(
     tmp_path: Path, prepare: Callable[[Rig], Coroutine[Any, Any, Ask]]

@@ -17,6 +17,7 @@ from batonmq.protocol.codes import ResponseCode
 from batonmq.store.errors import PutUnavailable
 
 MAKE = {"topic": "T", "readQueueNums": "16", "writeQueueNums": "16", "perm": "6", "order": "true"}
+ODD = {"topicFilterType": "MULTI_TAG", "topicSysFlag": "2"}
 
 
 async def settings(rig: Rig) -> TopicConfig:
@@ -25,13 +26,14 @@ async def settings(rig: Rig) -> TopicConfig:
     return TopicConfig.decode(reply.body)
 
 
-def test_only_what_is_given_changes(tmp_path: Path) -> None:
+def test_r31_only_what_is_given_changes(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
-        assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
+        assert (await rig.ask(17, MAKE | ODD)).code == ResponseCode.SUCCESS
         assert (await rig.ask(17, {"topic": "T", "perm": "4"})).code == ResponseCode.SUCCESS
         changed = await settings(rig)
         assert (changed.read_queue_nums, changed.write_queue_nums) == (16, 16)
         assert (changed.perm, changed.order) == (4, True)
+        assert (changed.topic_filter_type, changed.topic_sys_flag) == ("MULTI_TAG", 2)
         assert (await rig.ask(17, {"topic": "T", "writeQueueNums": "4"})).code == 0
         changed = await settings(rig)
         assert (changed.read_queue_nums, changed.write_queue_nums, changed.perm) == (16, 4, 4)
@@ -97,7 +99,7 @@ def test_a_new_topic_needs_its_numbers(tmp_path: Path) -> None:
     run_with_broker(tmp_path, play)
 
 
-def test_queues_that_hold_messages_stay_readable_unless_it_is_forced(tmp_path: Path) -> None:
+def test_r31_queues_that_hold_messages_stay_readable_unless_it_is_forced(tmp_path: Path) -> None:
     """`updateTopic -p 6` of a tool that sends its defaults: 8 queues where there are 16."""
 
     async def play(rig: Rig) -> None:

@@ -815,3 +815,160 @@ def test_r44_progress_beyond_the_queues_leaves_nothing_out(tmp_path: Path) -> No
         await until(lambda: len(rig.service.waiting.transactions) == 1)
 
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_r30_a_commit_that_names_two_open_copies_is_known_by_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A half is written again for its check; there is no room for the op of the first copy, nor
+    for that of the commit that comes then. 2. A new master ends both copies, and commits none."""
+    sends: list[RemotingCommand] = []
+
+    async def before(rig: Rig) -> None:
+        sends.append(await half(rig))
+        _, offset = decode_offset_msg_id(sends[0].ext["msgId"])
+        record = rig.service.store.queries.look_message_by_offset(offset)
+        assert record is not None
+        with monkeypatch.context() as full:
+            refuse_ops(rig, full)
+            rig.service.store.appender.put_message(checked_once_more(record, 1))
+            rig.service.path.schedule_flush()
+            await until(lambda: rig.service.waiting.transactions._table.next_half == 2)
+            assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 14
+            await until(lambda: end_of(rig, "T", 1) == 1)
+            rig.service.waiting.transactions.end()
+
+    async def after(rig: Rig) -> None:
+        await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) > 0)
+        await until(lambda: len(rig.service.waiting.transactions) == 0)
+        assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 1
+        assert end_of(rig, "T", 1) == 1
+
+    run_with_broker(tmp_path, before, broker=NO_CHECKS)
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "abort").touch()
+    run_with_broker(tmp_path, after, broker=NO_CHECKS)
+
+
+def test_r30_a_copy_that_found_no_room_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A half that is checked, or given up, is written elsewhere before its op: the op alone would
+    lose an acknowledged message."""
+
+    async def play(rig: Rig) -> None:
+        monkeypatch.setattr(rig.service.waiting.producers, "channel", lambda group: object())
+        await half(rig)
+        transactions = rig.service.waiting.transactions
+        await until(lambda: len(transactions) == 1)
+        (waiting,) = transactions._table._open.values()
+        appender = rig.service.store.appender
+        real = appender.put_message
+
+        def put_message(message: NewMessage) -> PutResult:
+            if message.topic in (TRANS_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC):
+                raise PutRefused("no room")
+            return real(message)
+
+        monkeypatch.setattr(appender, "put_message", put_message)
+        for action in ("check", "give up"):
+            with pytest.raises(PutRefused):
+                transactions._check(Due(waiting, action), 0)  # type: ignore[arg-type]
+        await rig.ask(45)
+        assert end_of(rig, TRANS_OP_HALF_TOPIC) == 0 and len(transactions) == 1
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_r30_a_half_that_another_replaced_is_ended_without_a_third_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(rig: Rig) -> None:
+        asked: list[object] = []
+        monkeypatch.setattr(rig.service.waiting.producers, "channel", lambda group: object())
+        monkeypatch.setattr(rig.service.waiting.producers, "ask", lambda *what: asked.append(what))
+        await half(rig)
+        transactions = rig.service.waiting.transactions
+        await until(lambda: len(transactions) == 1)
+        (waiting,) = transactions._table._open.values()
+        transactions._check(Due(waiting, "end"), 0)
+        await until(lambda: len(transactions) == 0)
+        assert end_of(rig, TRANS_HALF_TOPIC) == 1 and not asked
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+@pytest.mark.parametrize("load_to", [(1 << 40, 0), (0, 1 << 40)], ids=["halves", "ops"])
+def test_r30_nothing_is_ended_or_checked_before_halves_and_ops_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load_to: tuple[int, int]
+) -> None:
+    """What seems to be open may have been committed: its op comes later."""
+
+    async def play(rig: Rig) -> None:
+        sent = await half(rig)
+        transactions, checked = rig.service.waiting.transactions, []
+        monkeypatch.setattr(transactions, "_check", lambda due, now_ms: checked.append(due))
+        monkeypatch.setattr(transaction_service, "wall_ms", lambda: 1 << 50)
+        transactions._loaded.clear()
+        transactions._load_to = load_to
+        waits = asyncio.ensure_future(rig.ask(37, end_fields(sent, COMMIT)))
+        for _ in range(3):
+            transactions._wake()
+            await rig.ask(45)
+        assert not waits.done() and not checked and end_of(rig, "T", 1) == 0
+        transactions._load_to = 0, 0
+        transactions._wake()
+        assert checked and (await waits).code in (0, 1)
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_r30_a_half_that_the_log_has_no_more_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its unit is there still: only whole files of a queue go."""
+
+    async def play(rig: Rig) -> None:
+        for number in range(3):
+            await half(rig, f"K{number}")
+        transactions, queries = rig.service.waiting.transactions, rig.service.store.queries
+        (gone, _, _), *_ = queries.units(TRANS_HALF_TOPIC, 0, 0, 1)
+        real = queries.record_at
+
+        def record_at(phy_offset: int, size: int) -> memoryview | None:
+            return None if phy_offset == gone else real(phy_offset, size)
+
+        monkeypatch.setattr(queries, "record_at", record_at)
+        transactions.begin()
+        await until(lambda: transactions._loaded.is_set())
+        assert list(transactions._table._open) == [1, 2]
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_r30_a_role_that_ends_asks_nobody_and_writes_no_op(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a master that is cut off end what is torn (R36); it does when it may write again."""
+
+    async def play(rig: Rig) -> None:
+        asked: list[object] = []
+        monkeypatch.setattr(rig.service.waiting.producers, "channel", lambda group: object())
+        monkeypatch.setattr(rig.service.waiting.producers, "ask", lambda *what: asked.append(what))
+        await half(rig)
+        transactions, gate = rig.service.waiting.transactions, rig.service.path.gate
+        await until(lambda: len(transactions) == 1)
+        gate.standing(lease=False, required_set_whole=False)
+        transactions._torn = [0]
+        transactions._end_torn()
+        assert transactions._op_done is None and transactions._torn == [0]
+        gate.standing(lease=True, required_set_whole=False)
+        transactions._end_torn()
+        assert transactions._op_done is not None and not transactions._torn
+        (waiting,) = transactions._table._open.values()
+        transactions._check(Due(waiting, "check"), 0)
+        transactions.end()
+        await rig.ask(45)
+        assert end_of(rig, TRANS_OP_HALF_TOPIC) == 0 and not asked
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)

@@ -344,6 +344,33 @@ def test_r28_nothing_of_a_queue_is_told_before_it_is_confirmed(rig):
     assert store.queries.query_message("T", "U", 9, 0, FOREVER_MS).parts == []
 
 
+def test_r28_a_slave_corrects_no_reader(rig):
+    """Its queue may lag behind the master's, and its log may begin elsewhere."""
+    store = rig.open_master()
+    expired = rig.put_confirmed(store, b"a")
+    rig.put_confirmed(store, b"b")
+    store._queues.get("T", 0).consume_queue.correct_min_offset(expired)
+    store.stop_writes()
+    asked = [store.queries.get_message("T", 0, offset, 32) for offset in (0, 2, 7)]
+    assert [(each.status, each.next_begin_offset) for each in asked] == [
+        (GetMessageStatus.OFFSET_TOO_SMALL, 0),
+        (GetMessageStatus.OFFSET_OVERFLOW_ONE, 2),
+        (GetMessageStatus.OFFSET_OVERFLOW_BADLY, 7),
+    ]
+
+
+def test_r28_a_key_finds_nothing_above_the_confirmed_end(rig):
+    """The index of the run before may reach further than this one has shown: what is there may be
+    cut, and other records may come to the same place."""
+    store = rig.open_master()
+    shown = rig.put_confirmed(store, b"a", uniq_key=b"U")
+    rig.put_confirmed(store, b"b", uniq_key=b"U")
+    store._dispatcher.restart_at(shown)
+    found = store.queries.query_message("T", "U", 9, 0, FOREVER_MS).parts
+    assert [record.body for record in decode_records(b"".join(found))] == [b"a"]
+    assert store.queries.look_message_by_offset(shown) is None
+
+
 def test_a_pull_is_filtered_by_tag_and_ends_at_its_limits(rig):
     store = rig.open_master()
     for number in range(12):
