@@ -215,11 +215,13 @@ class _TopicTable:
             _queue_data(name, self._of_group[name][topic]) for name in self.groups_of.get(topic, ())
         ]
 
-    def remove(self, topic: str, broker_names: Iterable[str]) -> None:
-        for name in broker_names:
-            if name in self.groups_of.get(topic, ()):
-                del self._of_group[name][topic]
-                self._forget([topic], name)
+    def remove(self, topic: str, broker_names: Collection[str]) -> None:
+        names = self.groups_of.pop(topic, ())
+        kept = tuple(name for name in names if name not in broker_names)
+        if kept:
+            self.groups_of[topic] = kept
+        for name in set(names).difference(kept):
+            del self._of_group[name][topic]
 
     def _forget(self, topics: Collection[str], broker_name: str) -> None:
         names_of = list(map(self.groups_of.__getitem__, topics))
@@ -476,9 +478,9 @@ class RouteInfoManager:
 
     def delete_topic(self, topic: str, cluster_name: str | None = None) -> None:
         """Removes a topic, in one cluster or (None) everywhere."""
-        everywhere = self._topics.groups_of.get(topic, ())
-        names = everywhere if cluster_name is None else self._clusters.get(cluster_name, {})
-        self._topics.remove(topic, list(names))
+        self._topics.remove(
+            topic, self._groups if cluster_name is None else self._clusters.get(cluster_name, {})
+        )
 
     def wipe_write_perm(self, broker_name: str) -> int:
         """Takes the write bit from a group's topics; returns how many topics it has."""

@@ -367,6 +367,9 @@ async def _broker_groups(world: World) -> None:
     await asyncio.sleep(0)
     routes.connection_lost("unknown")
     await asyncio.sleep(0)
+    routes.delete_topic("T", "C")
+    assert "T" not in routes.all_topics() and "T7" in routes.all_topics()
+    await asyncio.sleep(0)
     world.names._clock_ms = lambda: LIVENESS_DEFAULT_MS + 1
     world.names.scan()
     await until(lambda: not routes.clusters())

@@ -52,6 +52,8 @@ from batonmq.controller.liveness.events import (
     Tick,
 )
 from batonmq.controller.rules.commands import ElectMaster, LiveBroker
+from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord
+from batonmq.controller.rules.state import ControllerState
 
 SCRIPTS = sorted((Path(__file__).parent / "testdata").glob("liveness_*.txt"))
 NAME = "broker-a"
@@ -334,3 +336,32 @@ def test_r35_who_was_never_seen_is_unknown_for_1500_ms_or_a_longer_session_time_
             made.notice_time(ms)
         made.notice_time(now_ms)
         assert made.judge(NAME, 1, "i1", registered_ms, now_ms).standing == standing
+
+
+def test_a_tick_looks_at_256_groups_and_the_next_one_goes_on():
+    """Of 1,000 groups whose brokers never came each is found dead, and elected for, once."""
+    names = [f"b{number:03d}" for number in range(1_000)]
+    replica = ReplicaRecord(broker_id=1, address="h:1", incarnation="i1")
+    groups = {
+        name: BrokerGroup(
+            broker_name=name,
+            cluster_name="C",
+            replicas=(replica,),
+            master_broker_id=1,
+            master_incarnation="i1",
+            master_epoch=1,
+            sync_state_set=(1,),
+        )
+        for name in names
+    }
+    core = LivenessCore()
+    core.handle(GateOpened(), START_MS)
+    core.handle(StateApplied(ControllerState(groups=groups)), START_MS)
+    elected, most, now_ms = [], 0, START_MS
+    while len(elected) < len(names):
+        now_ms += 50
+        found = core.handle(Tick(), now_ms)
+        most = max(most, sum(isinstance(effect, AliveChanged) for effect in found))
+        elected += [effect.broker_name for effect in found if isinstance(effect, ProposeElect)]
+        assert now_ms < START_MS + 10_000
+    assert sorted(elected) == names and most == 256
