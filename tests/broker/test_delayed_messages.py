@@ -397,3 +397,23 @@ def test_r30_what_a_mastership_took_over_unconfirmed_ends_with_it(tmp_path: Path
     assert progress.delays == {1: 5} and progress.timer == timer
     progress.role_left()
     assert progress.delays == {} and progress.timer == TimerProgress()
+
+
+def test_r30_r36_who_may_not_write_delivers_nothing(tmp_path: Path, clock: Clock) -> None:
+    """A master that is cut off, and one that was a master: what is due stays for who may."""
+
+    async def play(rig: Rig) -> None:
+        schedule, gate = rig.service.waiting.schedule, rig.service.path.gate
+        await rig.send("T", DELAY="1")
+        end = rig.service.store.max_phy_offset
+        gate.standing(lease=False, required_set_whole=False)
+        clock.ahead_ms = 1_100
+        schedule._wake()
+        schedule.end()
+        gate.standing(lease=True, required_set_whole=True)
+        schedule._wake()
+        assert schedule._timer is None and rig.service.store.appender.end == end
+        schedule.begin()
+        await until(lambda: end_of(rig, "T") == 1)
+
+    run_with_broker(tmp_path, play)

@@ -82,3 +82,13 @@ def test_r4_a_gate_that_is_left_is_of_the_next_epoch() -> None:
     gate.leave(4, "other:1")
     assert (gate.role, gate.master_epoch) == (Role.FENCED, 4)
     assert gate.refusal is not None and gate.refusal.master_epoch == 4
+
+
+def test_r36_that_writes_were_refused_for_want_of_lease_and_set_is_remembered() -> None:
+    """For the history, which tells how a mastership went on after its lease."""
+    gate = opened()
+    gate.standing(lease=False, required_set_whole=True)
+    assert not gate.was_cut_off
+    gate.standing(lease=False, required_set_whole=False)
+    gate.standing(lease=True, required_set_whole=True)
+    assert code(gate) is None and gate.was_cut_off

@@ -14,6 +14,7 @@ from batonmq.protocol.bodies import (
     TopicConfigSerializeWrapper,
 )
 from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.record import NewMessage
 from batonmq.store.errors import PutUnavailable
 
 MAKE = {"topic": "T", "readQueueNums": "16", "writeQueueNums": "16", "perm": "6", "order": "true"}
@@ -140,5 +141,18 @@ def test_what_cannot_be_written_changes_nothing(
             with pytest.raises(PutUnavailable):
                 topics.put_group(SubscriptionGroupConfig(group_name="n"))
         assert topics.get("N") is None and topics.groups.get("n") is None
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r31_queues_whose_messages_are_not_confirmed_yet_stay_readable(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
+        store = rig.service.store
+        store.appender.put_message(NewMessage("T", 11, b"x", b"", 0, None, None, 0, bytes(8)))
+        assert store.queries.max_offset_in_queue("T", 11) == 0
+        refused = await rig.ask(17, MAKE | {"readQueueNums": "8"})
+        assert refused.code == ResponseCode.INVALID_PARAMETER
+        assert "queue 11" in (refused.remark or "")
 
     run_with_broker(tmp_path, play)

@@ -13,10 +13,14 @@ from lone_broker import Rig, run_with_broker, until
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.tables.slave_sync import BrokerTables
 from batonmq.broker.tables.topics import MetadataChange, TopicService, decode_metadata
-from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from batonmq.protocol.bodies import (
+    SetMessageRequestModeRequestBody,
+    SubscriptionGroupConfig,
+    TopicConfig,
+)
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.store.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
-from batonmq.store.queue_locks import QueueLockManager
+from batonmq.store.queue_locks import LockChange, QueueLockManager
 from batonmq.store.subscription_group import MessageRequestModeManager, SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
 
@@ -194,3 +198,16 @@ def test_a_role_change_answers_the_pulls_that_wait(tmp_path: Path) -> None:
         assert pulls.held == 0
 
     run_with_broker(tmp_path, play)
+
+
+def test_r31_locks_and_request_modes_of_the_log_are_those_of_a_replica(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    lock = LockChange(group="g", client_id="a", queues=[("T", 0)])
+    mode = SetMessageRequestModeRequestBody(consumer_group="g", topic="T", mode="POP")
+    service.apply_record(MetadataChange(locks=[lock], request_modes=[mode]).encode(), 900)
+    assert service.locks.wrapper().locks == {"g": {"a": [("T", 0)]}}
+    modes = service.request_modes.wrapper().message_request_mode_map
+    assert modes["T"]["g"].mode == "POP"
+    given_back = LockChange(group="g", client_id="a", queues=[("T", 0)], released=True)
+    service.apply_record(MetadataChange(locks=[given_back]).encode(), 1_000)
+    assert not service.locks.wrapper().locks.get("g", {}).get("a")

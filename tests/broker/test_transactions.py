@@ -972,3 +972,26 @@ def test_r30_a_role_that_ends_asks_nobody_and_writes_no_op(
         assert end_of(rig, TRANS_OP_HALF_TOPIC) == 0 and not asked
 
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_r30_an_end_that_names_a_message_which_is_no_half_ends_nothing(tmp_path: Path) -> None:
+    """The committed message has the producer's group, and the queue offset of another half that is
+    open: that one would be ended, and its message never be seen."""
+
+    async def play(rig: Rig) -> None:
+        assert (await rig.send("T", queue=1)).code == 0
+        assert (await rig.ask(37, end_fields(await half(rig, "K1"), COMMIT))).code == 0
+        came = (await messages(rig, "T", 1))[-1]
+        waiting = await half(rig, "K2")
+        assert (came.queue_offset, came.properties["PGROUP"]) == (1, "pg")
+        assert waiting.ext["queueOffset"] == "1"
+        wrong = end_fields(waiting, COMMIT, commitLogOffset=str(came.physical_offset))
+        assert (await rig.ask(37, wrong)).code == 1
+        assert (await rig.ask(37, end_fields(waiting, COMMIT))).code == 0
+        assert [each.properties["UNIQ_KEY"] for each in await messages(rig, "T", 1)] == [
+            "KEY1",
+            "K1",
+            "K2",
+        ]
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)

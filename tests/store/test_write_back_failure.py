@@ -7,6 +7,7 @@ next fdatasync returns 0. So the fake here fails once and then says that all is 
 import asyncio
 import errno
 import functools
+import itertools
 import os
 import threading
 
@@ -14,7 +15,7 @@ import pytest
 
 from batonmq.process import disk
 from batonmq.protocol.errors import CorruptLogError
-from batonmq.store import suspicion, upkeep
+from batonmq.store import recovery, suspicion, upkeep
 from batonmq.store.errors import PutRefused, StoreFailedError
 from batonmq.store.health import StoreHealth
 
@@ -270,6 +271,53 @@ def test_r40_what_the_next_start_finds_in_the_page_cache_is_written_again(rig, m
     store.checkpoints.flush_derived()
     first = 40 + 4 * store.config.max_hash_slot_num + 20  # the file's header, slots, entry 0
     assert indexed >= set(range(first + 20, first + 60)), "the entries of b and c"
+
+
+def test_r40_all_above_the_checkpoint_is_written_again_once(rig, monkeypatch):
+    """1. a is below the checkpoint, b is synced, c and d are not when the sync fails. 2. The next
+    start writes b, c and d again, in several pieces. 3. One after a clean stop writes nothing."""
+    store = rig.open_master()
+    checkpoint = rig.put_confirmed(store, b"a" * 40)
+    store.checkpoints.flush_derived()
+    rig.put_confirmed(store, b"b" * 40)
+    store.flush()
+    rig.put(store, b"c" * 40)
+    rig.put(store, b"d" * 40)
+    end = store.end_turn()
+    store._on_fatal = lambda error: None
+    monkeypatch.setattr(disk, "fdatasync", OnceFailing(0))
+    with pytest.raises(OSError, match="Input/output"):
+        store.flush()
+    monkeypatch.undo()
+    rig.kill(store)
+    written = []
+    real = disk.pwrite
+
+    def pwrite(fd, data, position):
+        if "/commitlog/" in os.readlink(f"/proc/self/fd/{fd}"):
+            written.append((position, position + len(data)))
+        return real(fd, data, position)
+
+    monkeypatch.setattr(disk, "pwrite", pwrite)
+    monkeypatch.setattr(recovery, "_AGAIN_BYTES", 100)
+    store = rig.open()
+    assert written[0][0] == checkpoint and written[-1][1] == end and len(written) > 2
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(written))
+    written.clear()
+    store.close()
+    assert rig.open().trust.reason, "it ends level with a master"
+    assert written == []
+
+
+def test_r40_the_first_failure_of_the_log_is_the_one_that_is_noted(rig):
+    """Whatever ends the process then: no place in the log is known of another reason."""
+    store = rig.open_master()
+    rig.put_confirmed(store, b"a")
+    health = store.health
+    health.log_failed(OSError(errno.EIO, "the first one"))
+    health.log_failed(OSError(errno.EIO, "a later one"))
+    store.trust.note_failure(RuntimeError("a bug that came of it"))
+    assert store.trust.damage.kind == "fsync" and "the first one" in store.trust.damage.what
 
 
 def test_r40_an_unreadable_suspicion_is_one_all_the_same(rig):
