@@ -708,3 +708,96 @@ def test_an_ack_of_the_next_offset_is_answered_as_java_does(tmp_path: Path, cloc
         assert len(rig.service.waiting.pop.table) == 1
 
     run_with_broker(tmp_path, play)
+
+
+def test_r30_a_new_master_does_not_take_a_group_back_to_what_it_popped(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """It went on by pulls since then."""
+
+    async def before(rig: Rig) -> None:
+        for number in range(8):
+            await rig.send("T", b"%d" % number)
+        assert len(messages(await pop(rig, maxMsgNums=4))) == 4
+        rig.service.tables.offsets.commit("g", "T", 0, 7)
+
+    async def after(rig: Rig) -> None:
+        await until(lambda: rig.service.waiting.pop.is_loaded)
+        assert len(rig.service.waiting.pop.table) == 4
+        assert rig.service.tables.offsets.query("g", "T", 0) == 7
+
+    run_with_broker(tmp_path, before)
+    run_with_broker(tmp_path, after)
+
+
+def test_r30_what_a_new_master_reads_from_waits_for_records_that_nobody_waits_for(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """What is in flight is written again further on, and not confirmed there: a replica that lacks
+    it reads from the first record on."""
+
+    async def play(rig: Rig) -> None:
+        await rig.send("T")
+        await pop(rig, invisibleTime=3_600_000)
+        service, path, offsets = (
+            rig.service.waiting.pop,
+            rig.service.path,
+            rig.service.tables.offsets,
+        )
+        group = pop_service.PROGRESS_GROUP
+        service._keep_progress()
+        service._keep_progress()
+        assert offsets.query(group, POP_TOPIC, 0) == 0
+        confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
+        (oldest,) = service.table.of_oldest_record()
+        service.put(service._again(oldest))
+        path.end_turn()
+        service._mark = None
+        for _ in range(3):
+            service._keep_progress()
+        assert service.table.oldest_record == 1 and not service._waits
+        assert offsets.query(group, POP_TOPIC, 0) == 0
+        path.confirmed = confirmed  # type: ignore[method-assign]
+        path.end_turn()
+        await until(lambda: offsets.query(group, POP_TOPIC, 0) == 1)
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r30_r33_nothing_is_popped_or_acked_while_a_planned_switch_drains_the_log(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async def play(rig: Rig) -> None:
+        for _ in range(2):
+            await rig.send("T")
+        ((_, handle),) = messages(await pop(rig, maxMsgNums=1))
+        end = rig.service.store.appender.end
+        rig.service.path.hold.begin()
+        assert (await pop(rig)).code == 210
+        later = await rig.ask(200053, named(handle, invisibleTime=600_000))
+        for refused in (await ack(rig, handle), later):
+            assert refused.code == 14 and "changing" in (refused.remark or "")
+        assert rig.service.store.appender.end == end
+        rig.service.path.hold.release()
+        assert (await ack(rig, handle)).code == 0
+        assert len(messages(await pop(rig))) == 1
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r30_what_was_taken_and_not_confirmed_is_not_the_next_masterships(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """The record of the pop may be cut: the group goes on where its offset is."""
+
+    async def play(rig: Rig) -> None:
+        service = rig.service.waiting.pop
+        await rig.send("T")
+        await until(lambda: service.is_loaded)
+        service.positions.take(("g", "T", 0), 1)
+        rig.service.role_left()
+        rig.service.master_opened()
+        await until(lambda: service.is_loaded)
+        assert len(messages(await pop(rig))) == 1
+
+    run_with_broker(tmp_path, play)

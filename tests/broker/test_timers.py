@@ -25,8 +25,11 @@ from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.layout import UNIT_SIZE
 from batonmq.protocol.properties import encode_properties
 from batonmq.protocol.recall_handle import RecallHandle, decode_handle
+from batonmq.protocol.record import NewMessage
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC, TIMER_TOPIC
 from batonmq.remoting.command import RemotingCommand
+from batonmq.store.appender import PutResult
+from batonmq.store.errors import PutRefused
 
 RECALLS: dict[str, object] = {"recall_message_enable": True}
 
@@ -480,3 +483,32 @@ def test_r30_a_new_master_delivers_nothing_before_it_has_read_the_recalls(
     clock.ahead_ms = 30_000
     monkeypatch.setattr(delivery, "READ_UNITS", 2)
     run_with_broker(tmp_path, after, broker=RECALLS)
+
+
+def test_r30_a_timed_message_that_finds_no_room_comes_when_there_is_some(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "REFUSED_MS", 1)
+
+    async def play(rig: Rig) -> None:
+        assert (await rig.send("T", b"timed", TIMER_DELAY_SEC="60")).code == 0
+        await until(lambda: len(rig.service.waiting.timers) == 1)
+        appender, refused = rig.service.store.appender, []
+        real = appender.put_message
+
+        def put_message(message: NewMessage) -> PutResult:
+            if message.topic == "T":
+                refused.append(message)
+                raise PutRefused("no room")
+            return real(message)
+
+        with monkeypatch.context() as full:
+            full.setattr(appender, "put_message", put_message)
+            clock.ahead_ms = 60_100
+            await until(lambda: len(refused) > 1)
+            assert len(rig.service.waiting.timers) == 1
+        await until(lambda: end_of(rig, "T") == 1)
+        (came,) = await messages(rig, "T")
+        assert came.body == b"timed"
+
+    run_with_broker(tmp_path, play)
