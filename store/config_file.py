@@ -98,9 +98,10 @@ def _formatted(body: Body) -> Iterator[bytes]:
 
 def _each_by_itself(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Other threads may run between two of them."""
-    for piece in pieces:
+    for number, piece in enumerate(pieces):
+        if number:
+            time.sleep(0)
         yield piece
-        time.sleep(0)
 
 
 class ConfigManager(Generic[B]):
