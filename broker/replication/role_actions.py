@@ -202,6 +202,7 @@ class RoleActions:
         else:
             self._gate.opening(master_epoch)
         self._store.end_turn()
+        self._store.positions.end_mastership()  # R27: it expires no more than its next master
         failed = self._acks.fail_all(ResponseCode.SERVICE_NOT_AVAILABLE, ROLE_CHANGED_REMARK)
         if failed:
             log.warning("pending_acks_failed count=%d master_epoch=%d", failed, master_epoch)

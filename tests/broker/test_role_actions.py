@@ -97,6 +97,13 @@ def test_r4_who_waits_hears_14_before_ha_may_cut(change: str) -> None:
     assert len(rig.heard) == 1
 
 
+def test_r27_a_master_expires_nothing_by_itself_once_it_knows_of_the_next_one() -> None:
+    """Its own role change waits for the disk, or does not come at all where it is stopping."""
+    rig = Rig()
+    rig.actions.role_will_change(OTHER, master=False)
+    rig.path.store.positions.end_mastership.assert_called_once_with()
+
+
 def test_r4_an_ack_of_another_epoch_is_never_released() -> None:
     rig = Rig()
     rig.wait_for(700)

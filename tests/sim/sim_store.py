@@ -98,6 +98,9 @@ class MemoryStore:
         self.epochs.drop_above(len(disk.data))
         self.confirm_offset = whole(min(disk.checkpoint, len(disk.data)))
 
+    def end_mastership(self) -> None:
+        pass
+
     def put_if_due(self) -> bool:
         return False
 
