@@ -72,10 +72,14 @@ class ConfigFile(Generic[B]):
         May run on another thread than the tables' owner. What encodes holds the interpreter for a
         thousandth of a second at most: the owner goes on meanwhile.
         """
-        return self._order.ordered(functools.partial(self._write, body))
+        return self.write_of_made(lambda: body)
 
-    def _write(self, body: B) -> None:
-        text = b"".join(_each_by_itself(_formatted(body)))
+    def write_of_made(self, make: Callable[[], B]) -> Callable[[], None]:
+        """The same of a body that the other thread makes, too."""
+        return self._order.ordered(functools.partial(self._write, make))
+
+    def _write(self, make: Callable[[], B]) -> None:
+        text = b"".join(_each_by_itself(_formatted(make())))
         if text == self._written:
             return
         replace_file(self.path, text, keep_previous=True)

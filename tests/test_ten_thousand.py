@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from batonmq.broker.consume.consumer_manager import ConsumerManager
 from batonmq.broker.consume.held_requests import Held, PopHold, PullHold, Waiting
+from batonmq.broker.filter.consumer_filter import DEAD_MAX_MS, ConsumerFilterManager
 from batonmq.broker.pop.assignment import popped_share
 from batonmq.broker.relay import SLICE, WAIT_MS, Relay
 from batonmq.broker.role_gate import RoleGate
@@ -46,8 +47,10 @@ from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
 from batonmq.process.turns import in_slices
 from batonmq.protocol.allocation import STRATEGIES
 from batonmq.protocol.bodies import (
+    SQL92,
     LockBatchRequestBody,
     LockBatchResponseBody,
+    SubscriptionData,
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
     TopicConfig,
@@ -351,6 +354,24 @@ async def _ticks(world: World) -> None:
         tick(now_ms)
         await asyncio.sleep(0)
     service._persist_tables()
+
+
+@situation("SQL filters of 10,000 groups are written; they are forgotten when dead for a day")
+async def _filters(world: World) -> None:
+    now_ms = [0]
+    filters = ConsumerFilterManager(Path("never written"), clock_ms=lambda: now_ms[0])
+    wanted = SubscriptionData(topic="T", sub_string="a = 1", expression_type=SQL92)
+    for number in range(MANY):
+        filters.register(f"g{number}", [wanted])
+        await asyncio.sleep(0)
+    assert len(filters.writes_due()) == 1 and not filters.writes_due()
+    await asyncio.sleep(0)
+    for number in range(MANY):
+        filters.unregister(f"g{number}")
+        await asyncio.sleep(0)
+    now_ms[0] += DEAD_MAX_MS + 1
+    await in_slices(lambda: bool(filters.writes_due()))
+    assert not any(filters.get(f"g{number}", "T") for number in range(MANY))
 
 
 @situation("a producer is chosen for a check")

@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from batonmq.broker.filter.sql_values import SqlError
 from batonmq.broker.filter.subscription_filter import compiled
 from batonmq.process.clock import wall_ms
+from batonmq.process.turns import AT_ONCE
 from batonmq.protocol.bodies import SQL92, TAG, SubscriptionData
 from batonmq.protocol.json_body import Body
 from batonmq.store.config_file import ConfigFile
@@ -66,13 +69,15 @@ class ConsumerFilterTable(Body):
 
 
 class ConsumerFilterManager:
-    """group -> topic -> filter. One thread only."""
+    """group -> topic -> filter. One thread only. Filters are values: they are replaced, never
+    changed in place."""
 
     def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
         """`path` is `config/consumerFilter.json`; call `load` next."""
         self._file = ConfigFile(path, ConsumerFilterTable)
         self._clock_ms = clock_ms
         self._groups: dict[str, dict[str, ConsumerFilterData]] = {}
+        self._dead: dict[tuple[str, str], None] = {}  # group and topic, the longest dead first
         self._dirty = False
 
     def load(self) -> None:
@@ -86,7 +91,9 @@ class ConsumerFilterManager:
         for data in filters:
             if not data.dead_time:
                 data.dead, data.dead_time = True, max(dead_ms, data.born_time)
-            self._groups.setdefault(data.consumer_group, {})[data.topic] = data
+        for data in sorted(filters, key=attrgetter("dead_time")):
+            self._put(data)
+        self._dirty = False
 
     def get(self, group: str, topic: str) -> ConsumerFilterData | None:
         """The filter of a group in a topic, None if it has none that compiles."""
@@ -97,34 +104,28 @@ class ConsumerFilterManager:
         if group not in self._groups and set(map(_KIND, subscriptions)) <= {TAG, ""}:
             return
         filters = [each for each in subscriptions if each.expression_type not in (TAG, "")]
-        known = self._groups.setdefault(group, {})
         for wanted in filters:
             if wanted.sub_string:
-                self._register(known, group, wanted)
-        topics = {each.topic for each in subscriptions}
-        for topic, data in known.items():
-            if topic not in topics:
-                self._kill(data)
+                self._register(group, wanted)
+        known = self._groups.get(group, {})
+        self._kill(group, known.keys() - {each.topic for each in subscriptions})
 
-    def _register(
-        self, known: dict[str, ConsumerFilterData], group: str, wanted: SubscriptionData
-    ) -> None:
-        before = known.get(wanted.topic)
+    def _register(self, group: str, wanted: SubscriptionData) -> None:
+        before = self.get(group, wanted.topic)
         if before is not None and wanted.sub_version <= before.client_version:
             if wanted.sub_version == before.client_version and before.dead:
-                before.dead, before.dead_time, self._dirty = False, 0, True
+                self._put(replace(before, dead=False, dead_time=0))
             return
-        self._dirty = True
         try:
             compiled(wanted.sub_string)
         except SqlError:
-            known.pop(wanted.topic, None)
+            self._remove(group, wanted.topic)
             return
         if before is not None and before.expression == wanted.sub_string:
-            before.client_version = wanted.sub_version
-            before.dead, before.dead_time = False, 0
+            version = wanted.sub_version
+            self._put(replace(before, client_version=version, dead=False, dead_time=0))
             return
-        known[wanted.topic] = ConsumerFilterData(
+        data = ConsumerFilterData(
             bloom_filter_data=BloomFilterData(bit_pos=bloom_bits(f"{group}#{wanted.topic}")),
             born_time=self._clock_ms(),
             client_version=wanted.sub_version,
@@ -133,36 +134,61 @@ class ConsumerFilterManager:
             expression_type=wanted.expression_type,
             topic=wanted.topic,
         )
+        self._put(data)
 
     def unregister(self, group: str) -> None:
         """The last member of a group has gone."""
-        for data in self._groups.get(group, {}).values():
-            self._kill(data)
+        self._kill(group, self._groups.get(group, {}).keys())
 
-    def _kill(self, data: ConsumerFilterData) -> None:
-        if not data.dead:
-            data.dead, data.dead_time, self._dirty = True, self._clock_ms(), True
+    def _kill(self, group: str, topics: Collection[str]) -> None:
+        for topic in sorted(topics):
+            if not (data := self._groups[group][topic]).dead:
+                self._put(replace(data, dead=True, dead_time=self._clock_ms()))
+
+    def _put(self, data: ConsumerFilterData) -> None:
+        key = data.consumer_group, data.topic
+        self._groups.setdefault(data.consumer_group, {})[data.topic] = data
+        self._dead.pop(key, None)
+        if data.dead:
+            self._dead[key] = None
+        self._dirty = True
+
+    def _remove(self, group: str, topic: str) -> None:
+        filters = self._groups.get(group, {})
+        if topic in filters:
+            del filters[topic]
+            self._dead.pop((group, topic), None)
+            self._dirty = True
+            if not filters:
+                del self._groups[group]
+
+    def _remove_old(self) -> bool:
+        """Removes some that are dead for a day; whether there may be more."""
+        oldest = self._clock_ms() - DEAD_MAX_MS
+        for group, topic in list(islice(self._dead, AT_ONCE)):
+            if self._groups[group][topic].dead_time >= oldest:
+                return False
+            self._remove(group, topic)
+        return bool(self._dead)
 
     def writes_due(self) -> list[Callable[[], None]]:
         """The write of a snapshot, for another thread; none if nothing changed. Raises OSError."""
         if not self._dirty:
             return []
-        self._dirty = False
-        oldest = self._clock_ms() - DEAD_MAX_MS
-        table = ConsumerFilterTable()
-        for group, filters in list(self._groups.items()):
-            for topic in [
-                t for t, data in filters.items() if data.dead and data.dead_time < oldest
-            ]:
-                del filters[topic]
-            if not filters:
-                del self._groups[group]
-            for topic, data in filters.items():
-                by_topic = table.filter_data_by_topic.setdefault(
-                    topic, FilterDataMapByTopic(topic=topic)
-                )
-                by_topic.group_filter_data[group] = msgspec.structs.replace(data)
-        return [self._file.write_of(table)]
+        self._dirty = self._remove_old()
+        filters = list(map(dict, self._groups.values()))
+        return [self._file.write_of_made(lambda: _table_of(filters))]
+
+
+def _table_of(groups: list[dict[str, ConsumerFilterData]]) -> ConsumerFilterTable:
+    table = ConsumerFilterTable()
+    for filters in groups:
+        for topic, data in filters.items():
+            by_topic = table.filter_data_by_topic.setdefault(
+                topic, FilterDataMapByTopic(topic=topic)
+            )
+            by_topic.group_filter_data[data.consumer_group] = data
+    return table
 
 
 def bloom_bits(key: str) -> list[int]:
