@@ -54,7 +54,8 @@ def plan_rebalance(
     elif client_ids is None:
         return RebalancePlan((), ())
     else:
-        target = set(allocate_averagely(sorted(set(queues)), sorted(set(client_ids)), own_id))
+        in_order = sorted(dict.fromkeys(queues))  # quick where a route gives them in order
+        target = set(allocate_averagely(in_order, sorted(set(client_ids)), own_id))
     return RebalancePlan(
         give_up=tuple(sorted(held_now - target)), take_up=tuple(sorted(target - held_now))
     )
