@@ -140,7 +140,6 @@ _SETS: Final = {
     "topic": "topics",
     "queue_id": "queue_ids",
     "tags": "tags",
-    "unique_key": "unique_keys",
 }
 _SPANS: Final = frozenset({"queue_offset", "physical_offset", "epoch"})
 _TIME: Final = "store_at"

@@ -216,7 +216,6 @@ def log_end(storage: Storage, files: Sequence[Segment], confirm: int) -> int:
             reader = RangeReader(
                 opened,
                 wanted,
-                check_crc=True,
                 window_bytes=_WINDOW_BYTES,
                 record_bytes_max=RECORD_BYTES_MAX,
             )

@@ -125,7 +125,6 @@ class Side:
         reader = RangeReader(
             OpenFile(self.path, self._held),
             wanted,
-            check_crc=True,
             window_bytes=end - stretch.begin,
             record_bytes_max=RECORD_BYTES_MAX,
         )

@@ -90,26 +90,20 @@ class Block:
 
 
 class RangeReader:
-    """Reads one range; see `blocks`. `check_crc` False accepts every record whose parts fit."""
+    """Reads one range; see `blocks`."""
 
     def __init__(
         self,
         file: OpenFile,
         wanted: LogRange,
         *,
-        check_crc: bool,
         window_bytes: int,
         record_bytes_max: int,
     ) -> None:
         self._file = file
         self._range = wanted
-        self._check_crc = check_crc
         self._window_bytes = window_bytes
         self._record_bytes_max = record_bytes_max
-
-    @property
-    def begin(self) -> int:
-        return self._range.begin
 
     def blocks(self) -> Iterator[Block | Damage]:
         """Blocks and damaged stretches in the order of the log."""
@@ -162,7 +156,6 @@ class RangeReader:
         return RangeReader(
             self._file,
             moved,
-            check_crc=self._check_crc,
             window_bytes=self._window_bytes,
             record_bytes_max=self._record_bytes_max,
         )
@@ -207,9 +200,7 @@ class RangeReader:
     def _first_bad(
         self, window: bytes, records: Records, base: int
     ) -> tuple[int | None, str | None]:
-        marks = misplaced(records, base)
-        if self._check_crc:
-            marks |= wrong_crc(window, records)
+        marks = misplaced(records, base) | wrong_crc(window, records)
         marks |= self._range.file_end - base - records.start - records.size < END_FILE_MIN_BLANK
         for index in np.flatnonzero(marks).tolist():
             reason = self._problem(window, int(records.start[index]), base)
@@ -217,10 +208,10 @@ class RangeReader:
                 return index, reason
         return None, None
 
-    def _problem(self, window: bytes, at: int, base: int, *, check_crc: bool = False) -> str | None:
+    def _problem(self, window: bytes, at: int, base: int) -> str | None:
         """What is wrong with the record at position `at` of a window, None if nothing is."""
         try:
-            head = scan_record(window, at, check_crc=self._check_crc or check_crc)
+            head = scan_record(window, at, check_crc=True)
         except CorruptRecord as error:
             return error.what
         if head is None or head.kind == "blank":
@@ -229,7 +220,7 @@ class RangeReader:
             return f"a record whose header has the offset {head.physical_offset}"
         if self._range.file_end - base - at - head.size < END_FILE_MIN_BLANK:
             return "a record that leaves no room for the end of its file"
-        if (self._check_crc or check_crc) and head.properties.endswith(b"\0"):
+        if head.properties.endswith(b"\0"):
             return "properties that were never written to their end"
         return None
 
@@ -287,7 +278,7 @@ class RangeReader:
             return None
         if reason is None:
             data = self._read(position, self._size_at(position))
-            reason = self._problem(data, 0, position, check_crc=True) or "no record"
+            reason = self._problem(data, 0, position) or "no record"
         return self._damage_at(position, reason)
 
     def _find(self, position: int, before: int) -> int | None:

@@ -15,8 +15,8 @@ from batonmq.spark.read.log_range import Block, LogGap, LogRange, RangeReader
 from batonmq.spark.read.message_columns import message_batch
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.record_columns import is_record
-from batonmq.spark.read.selection import HIGH, LOW, Selection, Span
-from batonmq.spark.read.storage import OpenFile, Storage
+from batonmq.spark.read.selection import HIGH, LOW, Selection
+from batonmq.spark.read.storage import Storage
 from batonmq.spark.read.store_facts import Segment, StoreError, StoreFacts, segments
 
 
@@ -158,44 +158,6 @@ def _of_time(
     return files[begin:end]
 
 
-def log_span(
-    storage: Storage, files: list[Segment], options: ReadOptions, selection: Selection
-) -> Span:
-    """Log offsets between which all messages of the wanted time begin, but for the slack."""
-    wanted, slack_ms = selection.store_ms, options.time_slack_ms
-    chosen = _of_time(storage, files, options, selection)
-    if wanted.is_all or not files:
-        return Span()
-    if not chosen:
-        return Span(0, -1)
-    low, high = chosen[0].start, chosen[-1].end
-    if wanted.low != LOW:
-        low = _older_than(storage, chosen[0], wanted.low - slack_ms, options)
-    if wanted.high != HIGH:
-        begin = _older_than(storage, chosen[-1], wanted.high + slack_ms + 1, options)
-        high = min(high, begin + options.batch_bytes)
-    return Span(low, high)
-
-
-def _older_than(storage: Storage, file: Segment, store_ms: int, options: ReadOptions) -> int:
-    """A place in a file, at most `batchBytes` before its first record stored then or later."""
-    whole = LogRange(
-        file.path, file.start, file.end, file.start, file.end, file.end, True, loose_from=HIGH
-    )
-    with storage.open(file.path) as opened:
-        return _reader(opened, whole, options).skip_older(store_ms).begin
-
-
-def _reader(file: OpenFile, wanted: LogRange, options: ReadOptions) -> RangeReader:
-    return RangeReader(
-        file,
-        wanted,
-        check_crc=options.check_crc,
-        window_bytes=options.batch_bytes,
-        record_bytes_max=options.record_bytes_max,
-    )
-
-
 def read_range(
     storage: Storage,
     wanted: LogRange,
@@ -211,7 +173,12 @@ def read_range(
             what = f"{file.size} bytes where {wanted.file_end - wanted.file_start} were listed"
             yield Damage(wanted.path, wanted.begin, wanted.end - wanted.begin, what)
             return
-        reader = _reader(file, wanted, options)
+        reader = RangeReader(
+            file,
+            wanted,
+            window_bytes=options.batch_bytes,
+            record_bytes_max=options.record_bytes_max,
+        )
         if times.low != LOW:
             reader = reader.skip_older(times.low - options.time_slack_ms)
         for item in reader.blocks():

@@ -7,7 +7,7 @@ Free of Spark.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Self
 
 import msgspec
 from msgspec import Meta, inspect
@@ -186,8 +186,6 @@ class ReadOptions(Options, frozen=True, kw_only=True):
     columns: Annotated[tuple[str, ...], by(_parts)] = ()
     mode: Mode = Mode.FAILFAST
     unconfirmed: bool = False
-    check_crc: bool = True
-    access: Literal["log", "queues"] = "log"
     split_bytes: Annotated[int, Meta(ge=MIB // 16)] = 128 * MIB
     batch_bytes: Annotated[int, Meta(ge=MIB // 16, le=_WINDOW_MAX)] = 8 * MIB
     record_bytes_max: Annotated[int, Meta(ge=FIXED_SIZE_V1, le=_WINDOW_MAX)] = msgspec.field(
@@ -218,10 +216,6 @@ class ReadOptions(Options, frozen=True, kw_only=True):
     @property
     def paths(self) -> tuple[str, ...]:
         return (*self.path, *self.more_paths)
-
-    @property
-    def by_queues(self) -> bool:
-        return self.access == "queues"
 
     def ranges_of(self, size_bytes: int) -> int:
         """Into how many ranges so many bytes of one file are split: equal ones, at least one.

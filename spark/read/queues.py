@@ -12,7 +12,6 @@ import numpy as np
 from pyarrow import fs
 
 from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
-from batonmq.protocol.topic_name import DUE_TOPICS
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.record_columns import Bools, Int64s
 from batonmq.spark.read.selection import Selection
@@ -241,18 +240,6 @@ def confirmed_units(
             yield from bad_units(piece, bad)
             bad = bad[:0]
         beyond = np.concatenate([bad, item.index[count:]])
-
-
-def wanted_units(units: Units, piece: QueuePiece, selection: Selection) -> Units:
-    """Of units of a piece those that a selection wants."""
-    span = selection.physical_offset
-    if not span.is_all:
-        units = units.keep(span.holds(units.offset))
-    codes = selection.tags_codes()
-    # Delayed messages keep the time of delivery in the place of the code.
-    if codes is not None and piece.topic not in DUE_TOPICS:
-        units = units.keep(np.isin(units.tags_code, codes))
-    return units
 
 
 def narrowed(piece: QueuePiece, begin: int, end: int) -> QueuePiece:

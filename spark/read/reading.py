@@ -19,11 +19,10 @@ from batonmq.spark.read.history_table import HistoryRange, plan_history, read_hi
 from batonmq.spark.read.log_range import LogGap, LogRange
 from batonmq.spark.read.log_table import confirmed_end, plan_ranges, read_range
 from batonmq.spark.read.options import ReadOptions
-from batonmq.spark.read.queue_tables import QueueReader
 from batonmq.spark.read.queues import QueuePiece, gather, plan_pieces
 from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.storage import COMMA_HINT, Storage, found
-from batonmq.spark.read.store_facts import StoreError, StoreFacts, read_facts, segments
+from batonmq.spark.read.store_facts import StoreError, StoreFacts, read_facts
 from batonmq.spark.read.store_tables import (
     IndexPiece,
     plan_index,
@@ -37,8 +36,6 @@ log = logging.getLogger(__name__)
 
 # Stores whose small files one task reads.
 _STORES_PER_PIECE: Final = 64
-# A unit of 20 bytes belongs to a message of about 1 KiB.
-_BYTES_PER_UNIT_BYTE: Final = 50
 
 Parts = (
     tuple[LogRange | LogGap, ...]
@@ -104,12 +101,9 @@ class Read:
             if options.table == "index":
                 for entry in plan_index(storage, facts, options.slot_num, options.split_bytes):
                     yield facts, (entry,)
-            elif options.table == "consumequeue" or options.by_queues:
+            elif options.table == "consumequeue":
                 pieces = plan_pieces(storage, facts, self.selection)
-                size_bytes = options.split_bytes
-                if options.by_queues:  # what is fetched is much more than the units
-                    size_bytes //= _BYTES_PER_UNIT_BYTE
-                for group in gather(pieces, size_bytes):
+                for group in gather(pieces, options.split_bytes):
                     yield facts, group
             else:
                 for log_range in plan_ranges(storage, facts, options, self.selection):
@@ -166,12 +160,8 @@ class Read:
             confirmed = None if options.unconfirmed else confirmed_end(facts)
             if isinstance(part, IndexPiece):
                 yield facts, read_index(storage, part, facts, confirmed, schema)
-            elif options.table == "consumequeue":
-                yield facts, read_queue_piece(storage, part, facts, confirmed, selection, schema)
             else:
-                files = segments(storage, f"{facts.path}/commitlog")
-                reader = QueueReader(storage, files, facts, confirmed, options, selection, schema)
-                yield facts, reader.read(part)
+                yield facts, read_queue_piece(storage, part, facts, confirmed, selection, schema)
 
 
 def schema_of(options: ReadOptions) -> pa.Schema:

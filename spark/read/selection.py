@@ -9,8 +9,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from batonmq.protocol.properties import TAGS, UNIQ_KEY
-from batonmq.protocol.tags import tags_code
+from batonmq.protocol.properties import TAGS
 from batonmq.spark.read.columns import binaries, is_any_of, texts
 from batonmq.spark.read.message_columns import split_properties
 from batonmq.spark.read.record_columns import Bools, Int64s, Records
@@ -52,7 +51,6 @@ class Selection:
     topics: frozenset[str] | None = None
     queue_ids: frozenset[int] | None = None
     tags: frozenset[str] | None = None
-    unique_keys: frozenset[str] | None = None
     store_ms: Span = _ALL
     queue_offset: Span = _ALL
     physical_offset: Span = _ALL
@@ -103,18 +101,7 @@ class Selection:
         if self.topics is not None and len(records):
             topics = texts(binaries(window, records.topic_at, records.topic_length))
             records = records.keep(is_any_of(topics, self.topics))
-        if (self.tags is not None or self.unique_keys is not None) and len(records):
+        if self.tags is not None and len(records):
             pairs = split_properties(window, records.properties_at, records.properties_length)
-            wanted = np.ones(len(records), np.bool_)
-            if self.tags is not None:
-                wanted &= is_any_of(pairs.column(TAGS), self.tags)
-            if self.unique_keys is not None:
-                wanted &= is_any_of(pairs.column(UNIQ_KEY), self.unique_keys)
-            records = records.keep(wanted)
+            records = records.keep(is_any_of(pairs.column(TAGS), self.tags))
         return records
-
-    def tags_codes(self) -> Int64s | None:
-        """The codes that units of wanted tags have in a consume queue; None: any."""
-        if self.tags is None:
-            return None
-        return np.array(sorted({tags_code(tag) for tag in self.tags}), np.int64)

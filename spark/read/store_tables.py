@@ -22,7 +22,6 @@ from batonmq.spark.read.queues import (
     list_queues,
     queue_end,
     read_units,
-    wanted_units,
 )
 from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.storage import OpenFile, Storage
@@ -56,7 +55,7 @@ def read_queue_piece(
         if isinstance(item, Damage):
             yield item
             continue
-        units = wanted_units(item, piece, selection)
+        units = item.keep(selection.physical_offset.holds(item.offset))
         if not len(units):
             continue
         columns = {

@@ -57,10 +57,3 @@ def test_confirmed_bytes_that_no_record_holds_are_damage(ten, kept):
         confirm(path, offsets[9] + cut)
         good, bad = told(read(path, mode="PERMISSIVE"))
         assert good == list(range(9)) and bad == [(f"{0:020d}", offsets[9], cut)]
-
-
-def test_a_size_across_the_confirmed_end_is_read_over_without_crcs(ten):
-    path, offsets = ten
-    put(path, offsets[2], (offsets[-1] - offsets[2] + 9).to_bytes(4, "big"))
-    good, bad = told(read(path, mode="PERMISSIVE", checkCrc="false"))
-    assert good == [0, 1, *range(3, 10)] and [at for _, at, _ in bad] == [offsets[2]]

@@ -142,9 +142,7 @@ def read_ranges(path, start, size, limit, cuts, window_bytes):
     for begin, end in pairwise(edges):
         wanted = LogRange(path, start, start + size, begin, end, limit, begin == start, 2**63 - 1)
         with Small(), Storage("").open(path) as file:
-            reader = RangeReader(
-                file, wanted, check_crc=True, window_bytes=window_bytes, record_bytes_max=10_000
-            )
+            reader = RangeReader(file, wanted, window_bytes=window_bytes, record_bytes_max=10_000)
             for item in reader.blocks():
                 if isinstance(item, Block):
                     batch = message_batch(item.window, item.records, FACTS, SCHEMA)

@@ -43,9 +43,8 @@ def golden_lines(name):
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("access", ["log", "queues"])
-def test_every_message_of_a_java_store(access):
-    rows = read(GOLDEN / "*", access=access)
+def test_every_message_of_a_java_store():
+    rows = read(GOLDEN / "*")
     for name, number in (("b0", 1), ("b1", 2)):
         mine = [row for row in rows if row["store"].endswith(name)]
         mine.sort(key=lambda row: row["physical_offset"])
@@ -149,15 +148,16 @@ def bodies(rows):
     return sorted(int(body[: len(body) // 100]) for body in ours)
 
 
-@pytest.mark.parametrize("access", ["log", "queues"])
-def test_our_store_over_many_files_and_blanks(ours, access):
+def test_our_store_over_many_files_and_blanks(ours):
     assert len(list((ours / "commitlog").glob("0*"))) > 2
-    rows = read(ours, access=access)
+    rows = read(ours)
     assert bodies(rows) == list(range(60))
     assert {row["broker"] for row in rows} == {None}  # no controller gave it a name
+    # What consumers can see, by a join with the queues.
+    seen = {row["physical_offset"] for row in read(ours, table="consumequeue")}
+    assert bodies([row for row in rows if row["physical_offset"] in seen]) == list(range(60))
 
 
-@pytest.mark.parametrize("access", ["log", "queues"])
 @pytest.mark.parametrize(
     ("selection", "wanted"),
     [
@@ -176,8 +176,8 @@ def test_our_store_over_many_files_and_blanks(ours, access):
         (Selection().only("brokers", frozenset({"other"})), lambda n: False),
     ],
 )
-def test_filters_reach_the_files(ours, access, selection, wanted):
-    rows = read(ours, selection, access=access, timeSlackMs="0")
+def test_filters_reach_the_files(ours, selection, wanted):
+    rows = read(ours, selection, timeSlackMs="0")
     assert bodies(rows) == [number for number in range(60) if wanted(number)]
 
 
@@ -187,30 +187,6 @@ def test_a_time_filter_opens_only_files_of_that_time(ours):
     plan = Read(ReadOptions.from_mapping(options), late).plan()
     everything = Read(ReadOptions.from_mapping(options), Selection()).plan()
     assert len(plan) == 1 < len(everything)
-
-
-def test_tags_are_checked_behind_their_hash(ours, monkeypatch):
-    """Two tags of one hash: "Aa" and "BB"."""
-    assert tags_code("Aa") == tags_code("BB")
-    root = ours.parent / "second"
-    store = MessageStore(
-        StoreConfig(store_path_root_dir=str(root), mapped_file_size_commit_log=8192),
-        store_host=HOST,
-        controller_mode=True,
-        clock_ms=lambda: START_MS,
-    )
-    store.open()
-    store.prepare_master()
-    for tag in (b"Aa", b"BB"):
-        store.appender.put_message(NewMessage(
-            "T", 0, tag, b"TAGS\x01%b\x02" % tag, tags_code(tag), None, None,
-            born_timestamp=START_MS, born_host=HOST,
-        ))  # fmt: skip
-    store.advance_confirm_offset(store.end_turn())
-    store.close()
-    selection = Selection().only("tags", frozenset({"BB"}))
-    rows = read(root, selection, access="queues")
-    assert [row["body"] for row in rows] == [b"BB"]
 
 
 def test_nothing_above_confirm_offset_unless_asked(log_files):
@@ -264,11 +240,10 @@ def damaged(log_files):
     return log_files.save(), offsets
 
 
-@pytest.mark.parametrize("access", ["log"])
-def test_failfast_names_file_and_offset(damaged, access):
+def test_failfast_names_file_and_offset(damaged):
     path, offsets = damaged
     with pytest.raises(DamagedFile, match=rf"0{{20}}: .* at log offset {offsets[2]} ") as error:
-        read(path, access=access)
+        read(path)
     assert "DROPMALFORMED" in str(error.value)
 
 
@@ -301,13 +276,6 @@ def test_permissive_has_a_row_for_each_damaged_stretch(damaged):
     assert corrupt[0]["broker"] == "broker-a" and corrupt[0]["body"] is None
 
 
-def test_without_crc_check_only_what_does_not_fit_is_damage(damaged):
-    path, offsets = damaged
-    rows = read(path, mode="PERMISSIVE", checkCrc="false")
-    corrupt = [row["physical_offset"] for row in rows if row["corrupt"] is not None]
-    assert corrupt == [offsets[6]]
-
-
 def test_a_missing_or_shortened_file_is_named(damaged):
     path, _ = damaged
     files = sorted((Path(path) / "commitlog").iterdir())
@@ -321,17 +289,6 @@ def test_a_missing_or_shortened_file_is_named(damaged):
     files[1].unlink()
     with pytest.raises(FileNotFoundError, match=files[1].name):
         list(work.run(plan[1]))
-
-
-def test_a_queue_that_points_at_no_record_is_damage(ours):
-    queue = ours / "consumequeue" / "T0" / "0" / f"{0:020d}"
-    raw = bytearray(queue.read_bytes())
-    raw[7] ^= 1  # the log offset of the first message
-    queue.write_bytes(raw)
-    with pytest.raises(DamagedFile, match="queue offset 0"):
-        read(ours, access="queues")
-    rows = read(ours, access="queues", mode="PERMISSIVE")
-    assert sum(row["corrupt"] is not None for row in rows) == 1 and len(rows) == 60
 
 
 def test_units_that_cannot_be_and_entries_that_cannot_be(ours):
@@ -413,7 +370,7 @@ def test_stores_of_another_file_system(tmp_path, monkeypatch):
         ({"mode": "loose"}, "FAILFAST, DROPMALFORMED, PERMISSIVE"),
         ({"unconfirmd": "true"}, "unknown option unconfirmd"),
         ({"splitBytes": "12"}, "splitBytes='12'"),
-        ({"checkCrc": "yes"}, "true or false"),
+        ({"unconfirmed": "yes"}, "true or false"),
     ],
 )
 def test_a_wrong_option_says_what_is_allowed(options, says):
