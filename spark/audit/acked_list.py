@@ -1,28 +1,25 @@
 """Lists of acknowledged sends: which pieces there are, and the entries of one.
 
-JSON lines, or Parquet or CSV by the names of the files; folders, too. Free of Spark.
+JSON lines, packed ones and folders, too. Free of Spark.
 """
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from batonmq.spark.read.history_table import HistoryRange, line_pieces
 from batonmq.spark.read.storage import OpenFile, Storage, files_of
 
 _PIECE_BYTES: Final = 32 << 20
 _PACKED: Final = (".gz", ".bz2", ".zst", ".lz4")
-_KEYS: Final = {"unique_key", "msg_id", "queue_offset"}
 _SHOWN: Final = 100
 _LINE_MAX: Final = 1 << 20
 _Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
@@ -74,31 +71,22 @@ class BadEntry(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one task reads of a list: a file, lines that begin in a part of it, or a row group."""
+    """What one task reads of a list: lines that begin in a part of a file; `end` 0: all of it."""
 
     storage: Storage
     path: str
     begin: int = 0
     end: int = 0
-    row_group: int = -1
 
 
 def plan_lists(patterns: Sequence[str]) -> tuple[list[Piece], int]:
-    """(pieces, bytes of all files). Raises FileNotFoundError if nothing matches, ValueError for
-    columns that are none of a list, OSError.
-    """
+    """(pieces, bytes of all files). Raises FileNotFoundError if nothing matches, OSError."""
     pieces: list[Piece] = []
     size = 0
     for storage, info in files_of(patterns):
         path = str(info.path)
         size += info.size
-        if path.endswith(".parquet"):
-            with storage.file_system.open_input_file(path) as opened:
-                file = pq.ParquetFile(opened)
-                _check_columns(path, file.schema_arrow)
-                count = file.num_row_groups
-            pieces += [Piece(storage, path, row_group=each) for each in range(count)]
-        elif path.endswith((".csv", *_PACKED)):
+        if path.endswith(_PACKED):
             pieces.append(Piece(storage, path))
         else:
             count = -(-info.size // _PIECE_BYTES)
@@ -108,83 +96,7 @@ def plan_lists(patterns: Sequence[str]) -> tuple[list[Piece], int]:
 
 
 def entries_of(piece: Piece) -> Iterator[Entry]:
-    """The entries of a piece. Raises BadEntry, ValueError, OSError."""
-    if piece.row_group >= 0:
-        return _of_rows(piece)
-    if piece.path.endswith((".csv", ".csv.gz")):
-        return _of_csv(piece)
-    return _of_lines(piece)
-
-
-def _check_columns(path: str, schema: pa.Schema) -> None:
-    _check_names(path, schema.names)
-    for name in set(_COLUMNS) & set(schema.names):
-        kind = schema.field(name).type
-        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-        if not (is_text if name in _TEXTS else is_number) and not pa.types.is_null(kind):
-            wanted = "text" if name in _TEXTS else "numbers"
-            raise ValueError(f"{path}: its column {name} is {kind}, not {wanted}; {ALLOWED}")
-
-
-def _check_names(path: str, names: Sequence[str]) -> None:
-    if not _KEYS & set(names):
-        raise ValueError(f"{path} has the columns {', '.join(names)}; {ALLOWED}")
-
-
-def _entry(fields: dict[str, Any], *, strict: bool = True) -> Entry:
-    """Raises ValueError with what is wrong."""
-    entry = msgspec.convert(fields, Entry, strict=strict)
-    if not entry.is_placed and entry.unique_key is None and entry.msg_id is None:
-        raise ValueError("names no message")
-    return entry
-
-
-def _of_rows(piece: Piece) -> Iterator[Entry]:
-    with piece.storage.file_system.open_input_file(piece.path) as opened:
-        file = pq.ParquetFile(opened)
-        wanted = [name for name in _COLUMNS if name in file.schema_arrow.names]
-        row = sum(file.metadata.row_group(n).num_rows for n in range(piece.row_group))
-        for batch in file.iter_batches(row_groups=[piece.row_group], columns=wanted):
-            for fields in batch.to_pylist():
-                try:
-                    yield _entry({
-                        name: int(value) if isinstance(value, float) and value.is_integer()
-                        else value for name, value in fields.items()
-                    })  # fmt: skip
-                except ValueError as error:
-                    raise BadEntry(piece.path, f"row {row}: {error}") from error
-                row += 1
-
-
-def _of_csv(piece: Piece) -> Iterator[Entry]:
-    with piece.storage.file_system.open_input_stream(piece.path) as stream:
-        lines = io.TextIOWrapper(stream, "utf-8", errors="replace", newline="")
-        rows = csv.reader(lines)
-        names = next(rows, None)
-        if names is None:
-            return
-        _check_names(piece.path, names)
-        for row in filter(None, rows):
-            try:
-                if len(row) != len(names):
-                    raise ValueError(f"has {len(row)} fields, the first line {len(names)}")
-                fields = {name: value for name, value in zip(names, row, strict=True) if value}
-                yield _entry(fields, strict=False)
-            except ValueError as error:
-                sentence = f"line {rows.line_num}: {','.join(row)[:_SHOWN]!r} {error}"
-                is_last = next(rows, None) is None and _has_torn_end(piece)
-                raise BadEntry(piece.path, sentence, is_torn=is_last) from error
-
-
-def _has_torn_end(piece: Piece) -> bool:
-    if piece.path.endswith(_PACKED):
-        return False
-    with piece.storage.open(piece.path) as file:
-        return file.read_at(file.size - 1, 1) != b"\n"
-
-
-def _of_lines(piece: Piece) -> Iterator[Entry]:
+    """The entries of a piece. Raises BadEntry, OSError."""
     for offset, line in _lines(piece):
         if not line.strip():
             continue
@@ -198,7 +110,10 @@ def _of_lines(piece: Piece) -> Iterator[Entry]:
             for name in _TEXTS:
                 if not isinstance(fields.get(name), str | None):
                     fields[name] = json.dumps(fields[name])
-            yield _entry(fields)
+            entry = msgspec.convert(fields, Entry)
+            if not entry.is_placed and entry.unique_key is None and entry.msg_id is None:
+                raise ValueError("names no message")
+            yield entry
         except ValueError as error:
             shown = line.strip()[:_SHOWN].decode("utf-8", "replace")
             sentence = f"line {_line_number(piece, offset)}: {shown!r} {error}"
