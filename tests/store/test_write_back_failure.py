@@ -217,6 +217,24 @@ def test_r40_a_suspicion_that_could_not_be_stored_at_once_is_there_at_the_next_s
     assert store.trust.damage.offset == synced and store.trust.damage.kind == "fsync"
 
 
+def test_r40_a_suspicion_that_is_not_durable_outlives_a_kill(rig, monkeypatch):
+    """The disk syncs no file any more, but takes one: the page cache has it for the next start."""
+    store = rig.open_master()
+    rig.put_confirmed(store, b"a")
+    store._on_fatal = lambda error: None
+
+    def refuse(path, data):
+        raise OSError(errno.EIO, "the disk syncs nothing")
+
+    monkeypatch.setattr(suspicion, "replace_file", refuse)
+    monkeypatch.setattr(disk, "fdatasync", OnceFailing(0))
+    with pytest.raises(OSError, match="Input/output"):
+        store.flush()
+    rig.kill(store)
+    monkeypatch.undo()
+    assert rig.open().trust.damage.kind == "fsync"
+
+
 def test_r24_r40_damage_that_a_full_disk_did_not_let_note_is_noted_when_the_store_is_left(
     rig, monkeypatch
 ):
