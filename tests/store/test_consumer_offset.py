@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from batonmq.protocol.bodies import ConsumerOffsetSerializeWrapper
+from batonmq.protocol.bodies import ConsumerOffsetSerializeWrapper, DataVersion
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.store.config_file import ConfigManager
 from batonmq.store.consumer_offset import ConsumerOffsetManager, OldPositions
@@ -221,3 +221,56 @@ def test_r39_what_the_master_sent_behind_the_same_deletion_is_kept(tmp_path: Pat
         slave.apply_from_master(1, {"T@g": {0: 12}}, carried_out)
         slave.delete_topic("T", 100)
         assert slave.query("g", "T", 0) == kept
+
+
+def test_r39_what_was_deleted_once_is_not_looked_for_again(tmp_path: Path) -> None:
+    """A slave that failed over a key that is gone would carry out nothing more of its log."""
+    made = offsets_at(tmp_path)
+    for again in range(2):
+        made.commit("g", "T", 0, 5)
+        made.commit("g", "U", 0, 7)
+        made.delete_topic("T", 100 + again)
+        made.delete_group("g", 110 + again)
+        made.delete_topic("U", 120 + again)
+        made.delete_group("g", 130 + again)
+        assert made.table == {}
+    made.commit("g", "T", 0, 5)
+    made.begin_anew()
+    made.delete_topic("T", 200)
+    assert made.table == {} and made.deleted_end == 200
+
+
+def test_r39_a_deletion_of_offsets_is_due_until_it_is_written(tmp_path: Path) -> None:
+    made = offsets_at(tmp_path)
+    made.commit("g", "T", 0, 5)
+    assert made.deletions_due() == []
+    made.delete_topic("T", 100)
+    for job in made.deletions_due():
+        job()
+    assert offsets_at(tmp_path).table == {}
+    made.commit("g", "U", 0, 5)
+    assert made.deletions_due() == []
+
+
+def test_a_master_that_comes_back_takes_progress_as_far_as_its_queues_reach(tmp_path: Path) -> None:
+    """What groups committed at the slave meanwhile; behind the end are messages that it lacks."""
+    made = offsets_at(tmp_path)
+    made.commit("g", "T", 0, 5)
+    made.commit("g", "T", 1, 5)
+    elsewhere = {"T@g": {0: 9, 1: 3, 2: 100, 3: 10}, "U@h": {0: 1}}
+    taken = list(made.taken_back(elsewhere, lambda topic, queue_id: 10))
+    assert taken == [2, 1]
+    assert made.offsets_of("g", "T") == {0: 9, 1: 5, 3: 10} and made.query("h", "U", 0) == 1
+
+
+def test_a_table_that_was_moved_on_in_place_of_the_master_is_newer_than_its(tmp_path: Path) -> None:
+    """Also than what the master wrote since it was fetched: Java's slaves compare versions."""
+    made = offsets_at(tmp_path)
+    version = DataVersion(counter=40)
+    assert made.apply_from_master(0, {"T@g": {0: 5}}, None, version)
+    assert made.data_version.counter == 40
+    assert made.apply_from_master(0, {"T@g": {0: 6}}, None, DataVersion(counter=30))
+    assert made.data_version.counter >= 40
+    before = made.data_version.counter
+    made.act_for_master()
+    assert made.data_version.counter >= before + 1_000 and persist(made)
