@@ -120,6 +120,15 @@ def test_r45_what_finds_no_room_is_left_to_the_loop(
     assert rig.written().unit_at(0) == (700, 50, 9)
 
 
+def test_a_made_file_is_taken_once(rig: Rig) -> None:
+    """Whoever needs one of that name again makes it."""
+    making = rig.making(rig.queue())
+    making.run()
+    rig.handles.new_files.note(making)
+    (path,) = making.paths
+    assert rig.handles.new_files.take(path) and not rig.handles.new_files.take(path)
+
+
 def test_r39_nothing_is_made_in_the_folder_of_a_deleted_queue(rig: Rig) -> None:
     queue = rig.queue()
     making = rig.making(queue)

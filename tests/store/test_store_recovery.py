@@ -26,6 +26,15 @@ def test_a_clean_stop_loses_nothing_and_leaves_no_abort_file(rig):
     assert len(store.queries.query_message("T", "U", 64, 0, 2**62).parts) == len(BODIES)
 
 
+def test_a_lost_index_is_built_anew(rig):
+    store = rig.open_master()
+    rig.put_confirmed(store, *BODIES[:5], uniq_key=b"U")
+    store.close()
+    shutil.rmtree(rig.root / "index")
+    store = rig.open()
+    assert len(store.queries.query_message("T", "U", 64, 0, 2**62).parts) == 5
+
+
 def test_after_a_kill_the_whole_log_is_there_and_numbers_go_on(rig):
     """kill -9 loses what is in memory: tails of queues and index. The log builds them again."""
     store = rig.open_master()

@@ -404,6 +404,16 @@ def test_r24_good_bytes_that_came_in_place_of_a_discarded_tail_stay(rig):
     assert store.trust.discard_damaged_tail() == end > 0
 
 
+def test_r24_damage_behind_what_was_discarded_leaves_what_came_in_its_place(rig):
+    """It is suspect from the new damage, up to all that it may once have held."""
+    mark = rig.open_master().trust._mark
+    mark.set(Suspicion("file", 100, "bad", 500, discarded=True))
+    mark.add(Suspicion("file", 300, "worse", 320))
+    assert mark.report == Suspicion("file", 300, "worse", 500)
+    mark.add(Suspicion("file", 400, "later", 420))
+    assert mark.report.offset == 300, "not discarded yet"
+
+
 def test_r40_a_failed_disk_adds_to_an_earlier_suspicion(rig):
     store = rig.open_master()
     mark = store.trust._mark

@@ -141,6 +141,25 @@ def test_r39_what_cannot_be_unlinked_stays_aside_until_the_next_start(rig, monke
     assert not list((rig.root / "consumequeue.deleted").glob("*/T"))
 
 
+def test_r39_each_folder_has_its_place_aside_also_beside_what_earlier_starts_left(rig, monkeypatch):
+    """Nothing can be unlinked for two starts: each deletion is a rename all the same."""
+
+    def refuse(folder):
+        raise PermissionError(errno.EPERM, "injected", str(folder))
+
+    monkeypatch.setattr(disk, "rmtree", refuse)
+    for start in range(2):
+        store = open_master(rig)
+        for topic in (f"A{start}", f"B{start}"):
+            rig.put_confirmed(store, b"old", topic=topic)
+            store.checkpoints.flush_derived()
+            rig.put_confirmed(store, topic.encode(), topic=DELETIONS)
+            assert store.queries.max_offset_in_queue(topic, 0) == 0
+        store.close()
+    aside = sorted(path.name for path in (rig.root / "consumequeue.deleted").glob("*/*"))
+    assert aside == ["A0", "A1", "B0", "B1"]
+
+
 def test_r39_the_folder_is_gone_durably_before_the_deletion_counts(rig, monkeypatch):
     """Else a power cut behind the next checkpoint would bring it back."""
     store = with_messages(rig)
