@@ -46,7 +46,7 @@ _EPILOG = (
 @paths_option(
     "--acked",
     metavar="FILE_OR_FOLDER",
-    help="acknowledged sends: JSON lines, Parquet or CSV; may be repeated",
+    help="acknowledged sends as JSON lines; may be repeated",
 )
 @click.option(
     "--group",

@@ -93,18 +93,13 @@ def magics(data: bytes) -> Iterator[int]:
         next_of[which] = data.find(_MAGICS[which], at + 1)
 
 
-def is_record(window: bytes, position: int, offset: int, *, finished: bool = False) -> bool:
-    """Whether a whole record of log offset `offset` with the right CRC lies at `position`.
-
-    `finished`: its properties must have been written to their end, too.
-    """
+def is_record(window: bytes, position: int, offset: int) -> bool:
+    """Whether a whole record of log offset `offset` with the right CRC lies at `position`."""
     try:
         head = scan_record(window, position, check_crc=True)
     except CorruptRecord:
         return False
-    if head is None or head.kind != "message" or head.physical_offset != offset:
-        return False
-    return not (finished and head.properties.endswith(b"\0"))
+    return head is not None and head.kind == "message" and head.physical_offset == offset
 
 
 Bytes = npt.NDArray[np.uint8]
