@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from batonmq.epoch.entry import (
     EpochEntry,
@@ -114,6 +114,9 @@ class Flow:
         return size
 
 
+_NO_ACK: Final = 1 << 62
+
+
 class Stage(Enum):
     WAIT_HANDSHAKE = "wait_handshake"
     WAIT_RECORD = "wait_record"
@@ -138,7 +141,7 @@ class SlaveConnection:
     epoch: int = -1
     """The mastership that the slave has entered on this connection."""
     earlier_end: int = 0
-    """Up to here an ack may have been sent before this mastership began."""
+    """Up to here an ack may have been sent before this mastership began; `_NO_ACK`: any."""
     start_offset: int = 0
     next_offset: int = 0
     acked: int = -1
@@ -380,11 +383,13 @@ class MasterCore:
 
         Connections stay, their acks do not: a slave may have followed another master meanwhile, cut
         its log, and its end of the connection may be long gone. Each counts again once the slave
-        shows that it followed into this epoch: by its mark, or by an ack of bytes sent since.
+        shows that it followed into this epoch: by its mark, or by an ack of bytes sent since. Where
+        an epoch lies between, only the mark counts: the slave may yet hear of that one's master.
         """
-        start = entries[-1].start_offset
+        start, skips = entries[-1].start_offset, master_epoch > self.sync.master_epoch + 1
         for connection in self.connections.values():
-            connection.earlier_end = max(connection.next_offset, connection.verified)
+            sent = max(connection.next_offset, connection.verified)
+            connection.earlier_end = _NO_ACK if skips and connection.is_ours else sent
         settled = self.sync.begin_epoch(master_epoch, start, recorded, now_ms)
         effects = self.epochs_changed(entries, now_ms)
         return self._confirming(effects + list(settled), now_ms)

@@ -252,6 +252,13 @@ class SlaveCore:
                 f"the peer's last epoch is {peer.last_epoch}, this replica has accepted {needed}",
                 now_ms,
             )
+        if peer.last_epoch > self.view.master_epoch:
+            # What it counted would not bind this replica, which may yet hear of an epoch between.
+            return self._hang_up(
+                f"the peer's last epoch is {peer.last_epoch}, the controllers have named"
+                f" {self.view.master_epoch} to this replica",
+                now_ms,
+            )
         fault = master_fault(peer.identity, self.view)
         if fault:
             return self._hang_up(fault, now_ms)

@@ -171,6 +171,21 @@ def test_r41_a_slave_that_follows_into_the_next_epoch_counts_on_the_same_connect
     assert ConfirmAdvanced(150) in effects and core.sync.required_set_whole
 
 
+def test_r2_where_an_epoch_was_skipped_a_slave_counts_by_its_mark_alone(entries):
+    """1 in epoch 1. 2 epoch 2 is another master's, of which neither we nor the slave have heard.
+    3 we are elected for epoch 3. The slave acks bytes of epoch 1 sent since, and could still
+    follow the master of epoch 2, and cut them: they are not confirmed by that."""
+    core = master(entries)
+    follow(core)
+    core.appended(150, NOW)
+    recorded = recorded_set((1, 2), 2)
+    core.epoch_begun(3, recorded, entries((1, 0), (3, 150)), NOW + 100)
+    core.acks_received(MEMBER, [150], NOW + 101)
+    assert core.log.confirm_offset == 0 and not core.sync.required_set_whole
+    core.marks_received(MEMBER, 3, 1, NOW + 102)
+    assert ConfirmAdvanced(150) in core.acks_received(MEMBER, [150], NOW + 102)
+
+
 def test_r41_a_java_slave_counts_again_with_the_first_byte_sent_since(entries):
     """It marks nothing; what it acks above all that was sent before, it got in this epoch."""
     core = master(entries, replicas=(registered(1), Replica(2)))

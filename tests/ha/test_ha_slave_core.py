@@ -62,9 +62,8 @@ def slave(memory_log, slave_host, entries):
 
     def make(policy=None, log=None, peer_end=100, history=((1, 0),), incarnation="i1"):
         log = log or memory_log(b"1" * 100, (1, 0))
-        core = SlaveCore(
-            identity(2), view(incarnation=incarnation), log.facts(), policy or SlavePolicy(), NOW
-        )
+        told = view(history[-1][0], incarnation=incarnation)
+        core = SlaveCore(identity(2), told, log.facts(), policy or SlavePolicy(), NOW)
         host = slave_host(core, log)
         host.perform(core.tick(NOW), NOW)
         host.connect(NOW)
@@ -85,6 +84,22 @@ def test_the_first_ack_comes_straight_after_the_handshake(slave):
     host = slave()
     assert host.core.phase is Phase.TRANSFER
     assert host.take_sent().endswith(encode_ack(100))
+
+
+def test_r2_a_slave_follows_its_master_into_no_epoch_that_it_was_not_told_of(
+    memory_log, slave_host, entries
+):
+    """1 told of epoch 1. 2 its master was elected again, for epoch 3: what it confirms on our acks
+    could be cut by the master of epoch 2, of whom we may yet hear. 3 told of epoch 3."""
+    log = memory_log(b"1" * 100, (1, 0))
+    peer = answer(200, 3, entries((1, 0), (3, 200)))
+    for epoch, phase in ((1, Phase.READY), (3, Phase.TRANSFER)):
+        core = SlaveCore(identity(2), view(epoch=epoch), log.facts(), SlavePolicy(), NOW)
+        host = slave_host(core, log)
+        host.perform(core.tick(NOW), NOW)
+        host.connect(NOW)
+        host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
+        assert core.phase is phase
 
 
 def test_each_heartbeat_is_acked(slave):
