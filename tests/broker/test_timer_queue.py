@@ -145,3 +145,23 @@ def test_a_new_mastership_knows_of_no_recall() -> None:
     queue.recalled(b"K")
     queue.begin(TimerProgress(), 0, 0)
     assert not queue.is_recalled(b"K")
+
+
+def test_r30_a_mastership_begins_with_nothing_of_an_earlier_one() -> None:
+    """Whose messages and recalls may have been cut. The log that it begins with ends at 8, whatever
+    the progress of a longer one was."""
+    queue = fresh()
+    for due_ms in (1000, 300, 900):
+        queue.seen(due_ms)
+    assert queue.next_due(1000) == 1
+    queue.done()
+    queue.seen(200)
+    queue.recalled(b"k")
+    progress = TimerProgress(done_ms=100, done_offset=7, next_offset=9, from_offset=9)
+    queue.begin(progress, 0, 8)
+    assert len(queue) == 0 and queue.wake_ms == NEVER and queue.is_level
+    assert not queue.is_recalled(b"k") and queue.next_offset == 8
+    assert queue.progress() == TimerProgress(
+        done_ms=100, done_offset=7, next_offset=8, from_offset=8
+    )
+    assert queue.seen(50), "late: it came in the place of one that was cut"
