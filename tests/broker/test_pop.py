@@ -801,3 +801,49 @@ def test_r30_what_was_taken_and_not_confirmed_is_not_the_next_masterships(
         assert len(messages(await pop(rig))) == 1
 
     run_with_broker(tmp_path, play)
+
+
+def test_r30_a_change_of_the_time_is_answered_when_it_is_confirmed(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """And what was popped, or acked in order, and is not confirmed moves no offset of the group."""
+
+    async def play(rig: Rig) -> None:
+        for _ in range(2):
+            await rig.send("T")
+        order = {"order": "true", "maxMsgNums": 1, "queueId": 0, "consumerGroup": "o"}
+        ((_, handle),) = messages(await pop(rig, maxMsgNums=1))
+        ((_, one),) = messages(await pop(rig, **order))
+        path, offsets = rig.service.path, rig.service.tables.offsets
+        confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
+        later = asyncio.ensure_future(rig.ask(200053, named(handle, invisibleTime=600_000)))
+        acked = asyncio.ensure_future(ack(rig, one, consumerGroup="o"))
+        popped = asyncio.ensure_future(pop(rig))
+        await until(lambda: len(rig.service.waiting.pop._waits) == 2)
+        await rig.ask(45)
+        assert not later.done() and not acked.done() and not popped.done()
+        before = offsets.query("g", "T", 0), offsets.query("o", "T", 0)
+        path.acks.fail_all(14, "the role changed")
+        assert [(await each).code for each in (later, acked, popped)] == [14, 14, 14]
+        assert (offsets.query("g", "T", 0), offsets.query("o", "T", 0)) == before
+        path.confirmed = confirmed  # type: ignore[method-assign]
+        path.end_turn()
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r30_nothing_is_popped_before_a_new_master_knows_what_is_in_flight(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send("T")
+        service = rig.service.waiting.pop
+        with monkeypatch.context() as reading:
+            reading.setattr(service, "_load_slice", lambda: False)
+            rig.service.role_left()
+            rig.service.master_opened()
+            assert (await pop(rig)).code == 210 and len(service.table) == 0
+        await until(lambda: service.is_loaded)
+        assert len(messages(await pop(rig))) == 1
+
+    run_with_broker(tmp_path, play)
