@@ -417,3 +417,21 @@ def test_r30_r36_who_may_not_write_delivers_nothing(tmp_path: Path, clock: Clock
         await until(lambda: end_of(rig, "T") == 1)
 
     run_with_broker(tmp_path, play)
+
+
+def test_r30_progress_that_found_no_room_ends_with_its_mastership(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """What was delivered with it may be cut: the next one would leave messages out."""
+
+    async def play(rig: Rig) -> None:
+        schedule = rig.service.waiting.schedule
+        await rig.send("T", DELAY="1")
+        schedule._moved[5] = 9
+        schedule.end()
+        schedule.begin()
+        clock.ahead_ms = 1_100
+        await until(lambda: end_of(rig, "T") == 1)
+        assert json.loads((await rig.ask(45)).body)["offsetTable"] == {"1": 1}
+
+    run_with_broker(tmp_path, play)
