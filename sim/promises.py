@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from batonmq.controller.raft.log import Commit
 from batonmq.controller.rules.commands import ElectMaster
 from batonmq.controller.rules.groups import BrokerGroup
+from batonmq.epoch.entry import EpochEntry
 from batonmq.namesrv.state import RouteInfoManager
 from batonmq.protocol.role_view import Role
 from batonmq.protocol.topic_name import METADATA_TOPIC
@@ -59,6 +60,8 @@ class Promises:
         self._gave_up = False
         self.on_given_up: Callable[[Sequence[LogRecord]], None] = lambda records: None
         self.on_cut_later: Callable[[Sequence[str]], None] = lambda names: None
+        self.last_epochs: tuple[EpochEntry, ...] = ()
+        """The newest epoch list of a broker that has ended."""
         self.truth_ends: dict[int, int] = {}  # masterEpoch -> how much of it stood in that epoch
         self.masters: dict[int, str] = {}
         self.group: BrokerGroup | None = None  # the newest that any controller applied
@@ -124,6 +127,9 @@ class Promises:
     def ended(self, host: BrokerHost) -> None:
         """What it wrote is as old as its end, whenever it starts again."""
         self.expiry.note_written([host])
+        entries = host.service.store.epochs.entries if host.service is not None else ()
+        if entries and (not self.last_epochs or entries[-1].epoch >= self.last_epochs[-1].epoch):
+            self.last_epochs = entries
 
     def note_written(self) -> None:
         """Hours are to pass: what is written by now becomes old."""

@@ -61,6 +61,8 @@ class FeatureLog:
         """In which epoch that byte was written."""
         stores = [h.service.store for h in self.cluster.brokers.values() if h.service is not None]
         lists = [store.epochs.entries for store in stores if store.epochs.entries]
+        if self.cluster.promises.last_epochs:
+            lists.append(self.cluster.promises.last_epochs)
         newest = max(lists, key=lambda entries: entries[-1].epoch, default=())
         return max((e.epoch for e in newest if e.start_offset <= offset), default=0)
 

@@ -62,6 +62,7 @@ def test_lives_in_which_no_promise_is_broken(seed: int) -> None:
         pytest.param(41179, id="R39, a new master gave messages of a topic that was deleted"),
         pytest.param(46931, id="R27, a master that had handed over let segments expire"),
         pytest.param(47714, id="R2, a slave acked to its master in an epoch that it did not know"),
+        pytest.param(48878, id="checker, all who knew the newest epoch had ended"),
         pytest.param(41017, id="R45, a segment that found no room was not wanted any more"),
         pytest.param(40291, id="R27, killed between the end of one log and the begin of the next"),
         pytest.param(37465, id="R40, a store that gave up was asked to write in the same turn"),
