@@ -50,6 +50,7 @@ SEPARATOR = "@"
 NO_OFFSET = -1
 # Java moves the data version once per so many commits, not at each.
 _COMMITS_PER_VERSION = 500
+_SORTED_AT_ONCE: Final = 512
 _VERSIONS_AHEAD = 1000
 _DELETED_TOPICS_MAX = 4096
 
@@ -121,20 +122,27 @@ class _Renewed:
 
 class _Keys:
     """The keys `topic@group` of a table, by topic and by group: of 10,000 none is looked at for
-    another one."""
+    another one. Those that come with a whole table are sorted in later, some at each question."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._of_topic: dict[str, set[str]] = {}
         self._of_group: dict[str, set[str]] = {}
-        for key in keys:
-            self.add(key)
+        self._unsorted = set(keys)
+
+    def add_all(self, keys: Iterable[str]) -> None:
+        """Keys that were not there."""
+        self._unsorted.update(keys)
 
     def add(self, key: str) -> None:
+        """A key that was not there."""
         topic, _, group = key.partition(SEPARATOR)
         self._of_topic.setdefault(topic, set()).add(key)
         self._of_group.setdefault(group, set()).add(key)
 
     def remove(self, key: str) -> None:
+        if key in self._unsorted:
+            self._unsorted.remove(key)
+            return
         topic, _, group = key.partition(SEPARATOR)
         for table, name in ((self._of_topic, topic), (self._of_group, group)):
             keys = table[name]
@@ -143,11 +151,23 @@ class _Keys:
                 del table[name]
 
     def of_topic(self, topic: str) -> list[str]:
-        return sorted(self._of_topic.get(topic, ()))
+        self._sort_some()
+        prefix = topic + SEPARATOR
+        rest = [key for key in self._unsorted if key.startswith(prefix)]
+        return sorted([*self._of_topic.get(topic, ()), *rest])
 
     def of_group(self, group: str) -> list[str]:
         """Without broadcast marks (`topic@group@...`)."""
-        return [] if SEPARATOR in group else sorted(self._of_group.get(group, ()))
+        if SEPARATOR in group:
+            return []
+        self._sort_some()
+        suffix = SEPARATOR + group
+        rest = [k for k in self._unsorted if k.endswith(suffix) and k.count(SEPARATOR) == 1]
+        return sorted([*self._of_group.get(group, ()), *rest])
+
+    def _sort_some(self) -> None:
+        for _ in range(min(len(self._unsorted), _SORTED_AT_ONCE)):
+            self.add(self._unsorted.pop())
 
 
 class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
@@ -390,8 +410,7 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         self._received, self._received_end = incoming, carried_out or 0
         changed = master_epoch > self.master_epoch
         own = self._table
-        for key in incoming.keys() - own.keys():
-            self._keys.add(key)
+        self._keys.add_all(incoming.keys() - own.keys())
         if not own:
             own.update(zip(incoming, map(dict, incoming.values()), strict=True))
             changed = changed or bool(own)
