@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,13 +13,27 @@ from batonmq.store.checkpoint import StoreCheckpoint
 _IDENTITY = "brokerIdentity"
 
 
+_PIECE = 16 << 20
+
+
 @dataclass(frozen=True)
 class ReplicaLog:
     """A stopped replica's log from its first byte, and the confirmOffset in its checkpoint."""
 
     folder: Path
-    data: bytes
+    segments: list[Path]
     confirm_offset: int
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(path.read_bytes() for path in self.segments)
+
+    def pieces(self) -> Iterator[bytes]:
+        """`data`, some MiB at a time."""
+        for path in self.segments:
+            with path.open("rb") as file:
+                while piece := file.read(_PIECE):
+                    yield piece
 
 
 class LogsDiffer(AssertionError):
@@ -31,8 +45,7 @@ def read_log(folder: Path) -> ReplicaLog:
     if files and int(files[0].name) != 0:
         raise LogsDiffer(f"{folder}: the log does not begin with its first byte")
     checkpoint = StoreCheckpoint(folder / "checkpoint")
-    confirm_offset = checkpoint.confirm_phy_offset
-    return ReplicaLog(folder, b"".join(path.read_bytes() for path in files), confirm_offset)
+    return ReplicaLog(folder, files, checkpoint.confirm_phy_offset)
 
 
 def record_ends(data: bytes) -> Iterator[int]:
@@ -52,20 +65,47 @@ def record_ends(data: bytes) -> Iterator[int]:
 def check_logs_equal(folders: Iterable[Path]) -> int:
     """G3 for every pair, and every record up to confirmOffset whole with a good CRC.
 
-    The smallest confirmOffset, which ends a record in each log. Raises LogsDiffer.
+    The smallest confirmOffset, which ends a record in each log. Raises LogsDiffer. Holds one
+    segment in memory.
     """
-    logs = [read_log(folder) for folder in folders]
-    for i, one in enumerate(logs):
-        for other in logs[i + 1 :]:
-            common = min(one.confirm_offset, other.confirm_offset)
-            if one.data[:common] != other.data[:common]:
-                at = next(k for k in range(common) if one.data[k] != other.data[k])
-                raise LogsDiffer(f"{one.folder} and {other.folder} differ at {at} of {common}")
-    longest = max(logs, key=lambda log: log.confirm_offset)
-    ends = {0, *record_ends(longest.data)}
-    if not {log.confirm_offset for log in logs} <= ends:
+    logs = sorted(map(read_log, folders), key=lambda log: log.confirm_offset)
+    for log in logs[:-1]:
+        at = _first_difference(log, logs[-1])
+        if at < log.confirm_offset:
+            common = log.confirm_offset
+            raise LogsDiffer(f"{log.folder} and {logs[-1].folder} differ at {at} of {common}")
+    wanted = {log.confirm_offset for log in logs}
+    if not wanted <= _record_ends_among(wanted, logs[-1]):
         raise LogsDiffer(f"a confirmOffset of {[log.folder.name for log in logs]} ends no record")
-    return min(log.confirm_offset for log in logs)
+    return logs[0].confirm_offset
+
+
+def _first_difference(one: ReplicaLog, other: ReplicaLog) -> int:
+    """The first offset at which they differ, or where the shorter one ends."""
+    offset = 0
+    for piece, opposite in zip(one.pieces(), other.pieces(), strict=False):
+        size = min(len(piece), len(opposite))
+        if piece[:size] != opposite[:size]:
+            return offset + next(at for at in range(size) if piece[at] != opposite[at])
+        offset += size
+        if len(piece) != len(opposite):
+            return offset
+    return offset
+
+
+def _record_ends_among(wanted: Set[int], log: ReplicaLog) -> set[int]:
+    """Which of the offsets end a record, from the first on without a gap."""
+    found = set(wanted & {0})
+    begin = 0
+    for path in log.segments:
+        data, end = path.read_bytes(), 0
+        for end in record_ends(data):
+            if begin + end in wanted:
+                found.add(begin + end)
+        if end < len(data):
+            break
+        begin += end
+    return found
 
 
 def wipe(folder: Path) -> None:
