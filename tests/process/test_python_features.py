@@ -46,8 +46,8 @@ def test_features_through_a_kill(tmp_path: Path) -> None:
         wait_for("every acknowledged message", lambda: not seen().missing(), LIMIT_S)
         wait_for("every check", lambda: not seen().unchecked(), LIMIT_S)
         # What was recalled, or is left open, can come no more once a later timer was due.
-        python.send(f"ms {max(LEVELS_MS)} {topics[0]} 1")
         sent = len(seen().acked())
+        python.send(f"ms {max(LEVELS_MS)} {topics[0]} 1")
         wait_for("the last send", lambda: len(seen().acked()) > sent, LIMIT_S)
         wait_for("the last message", lambda: not seen().missing(), LIMIT_S)
         seen().check_all()
