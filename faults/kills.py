@@ -64,7 +64,7 @@ def late_acks(lab: Lab, injected: InjectedFault, since: str) -> list[Finding]:
 
     An ack of a write sent after the fault is a finding. One of a write that every member held
     before is true, though late (a process may be stopped between the decision and the reply): the
-    notes count it (`lateButTrue`).
+    notes count it (`lateButTrue`). A fault that took a moment (`tookS`) begins with its end.
     """
     moment, epoch = injected.notes[since], injected.notes["epoch"]
     assert isinstance(moment, float) and isinstance(epoch, int) and injected.not_from is not None
@@ -77,7 +77,9 @@ def late_acks(lab: Lab, injected: InjectedFault, since: str) -> list[Finding]:
         acked_after_s=moment,
         epoch=epoch,
     )
-    found = late(sent_after_s=injected.at_s)
+    took_s = injected.notes.get("tookS", 0.0)
+    assert isinstance(took_s, float)
+    found = late(sent_after_s=injected.at_s + took_s)
     injected.notes["lateButTrue"] = len(late(sent_after_s=0.0)) - len(found)
     return found
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from faults.catalogue import BY_NAME, FAULTS
 from faults.figures import Row, markdown, median
+from faults.kills import late_acks
 from faults.table import Results
+from faults.trial import InjectedFault
 from lab import checks, many_queues, network_commands
 from lab.acks import Ack, key_of, padded, parts_of
 from lab.checks import Epoch
@@ -49,6 +52,27 @@ def test_a_message_that_one_of_many_queues_lacks_is_found(monkeypatch: pytest.Mo
             "Many0 queue 3 offset 1 is not 9",
             "Many1 queue 1 offset 0 is not 5",
         ]
+
+
+# --- acks that come late ---
+
+
+@pytest.mark.parametrize(("sent", "late"), [(10.002, 0), (10.004, 1)])
+def test_r36_a_write_sent_while_the_network_was_being_cut_may_be_acked_late(
+    sent: float, late: int
+) -> None:
+    """The cut took 3 ms: until its end writes reach every member, and TCP brings their acks when
+    the network is whole again. What was sent behind it, the old master may not acknowledge."""
+    write = ack(5, sent=sent, acked=14.0)
+    lab: Any = SimpleNamespace(
+        load=SimpleNamespace(since=lambda moment: [write]),
+        stored={5: 100},
+        epochs=lambda group: EPOCHS,
+        cluster=SimpleNamespace(wait_whole=lambda: None),
+    )
+    injected = InjectedFault(10.0, not_from=0, notes={"epoch": 1, "tookS": 0.003, "healedS": 12.0})
+    assert len(late_acks(lab, injected, "healedS")) == late
+    assert injected.notes["lateButTrue"] == 1 - late
 
 
 # --- records ---
