@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import shutil
 import signal
 import time
 from pathlib import Path
 
 from faults.trial import Fault, InjectedFault, Lab
 from lab.checks import Finding
-from lab.stores import put_back, wipe
+from lab.stores import copy_sparsely, put_back, wipe
 
 SHRUNK_AFTER_S = 1.5
 NOBODY_ACKS_S = 1.5
@@ -107,7 +106,7 @@ class OldBackup(SpoiledSlave):
             if index not in self._backups:
                 lab.cluster.brokers[index].kill()
                 backup = lab.folder / f"backup-{index}"
-                shutil.copytree(lab.cluster.data_dir(index), backup)
+                copy_sparsely(lab.cluster.data_dir(index), backup)
                 self._backups[index] = backup
                 lab.cluster.launch(lab.cluster.brokers[index])
                 lab.cluster.wait_whole()

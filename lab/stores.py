@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,10 +122,22 @@ def put_back(folder: Path, backup: Path) -> None:
     """Gives a stopped broker the files of a copy of its folder."""
     wipe(folder)
     for entry in _stored(backup):
-        if entry.is_dir():
-            shutil.copytree(entry, folder / entry.name)
-        else:
-            shutil.copy2(entry, folder / entry.name)
+        copy_sparsely(entry, folder / entry.name)
+
+
+def copy_sparsely(source: Path, target: Path) -> None:
+    """Copies a file or a folder to a path that is not there yet. Zeros take no room in the copy:
+    the files of 10,000 queues are 60 GB long and hold a few MB.
+
+    Raises OSError."""
+    run = subprocess.run(
+        ["cp", "--archive", "--sparse=always", "--no-target-directory", source, target],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if run.returncode:
+        raise OSError(f"{source} was not copied to {target}: {run.stderr[:500].strip()}")
 
 
 def _stored(folder: Path) -> list[Path]:
