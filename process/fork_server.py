@@ -1,10 +1,12 @@
 """A process that has loaded the servers' code and forks one for each that is asked for.
 
-`python -P -m batonmq.process.fork_server MODULE…` imports the modules, then reads requests from
-its standard input, a Unix socket of whole messages (SOCK_SEQPACKET): a JSON object each, with the
-listening sockets that the new process gets. The answer is its pid, 0 if the kernel refuses one. It
-ends when the other side closes. Importing takes longer than anything else in the start of a server,
-so a cluster starts in a third of the time, and one that was killed is back at once.
+`python -P -m batonmq.process.fork_server MODULE…` reads requests from its standard input, a Unix
+socket of whole messages (SOCK_SEQPACKET): a JSON object each, with the listening sockets that the
+new process gets. The answer is its pid, 0 if the kernel refuses one. It ends when the other side
+closes. While nobody asks it imports the modules, in their order; a request waits until its module
+and those before it are there. Importing takes longer than anything else in the start of a server,
+so a cluster starts in a third of the time, and one that was killed is back at once. Name servers
+elect their controller while the brokers' code is still being read.
 
 A new process is no child of this one: it is forked twice, so the kernel gives it to the nearest
 process above that takes orphans in (PR_SET_CHILD_SUBREAPER, see `take_orphans_in`), which is who
@@ -19,6 +21,7 @@ import fcntl
 import gc
 import importlib
 import os
+import select
 import shlex
 import signal
 import socket
@@ -65,14 +68,20 @@ def end_with_parent() -> None:
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def serve(channel: socket.socket) -> Callable[[], int] | None:
-    """Forks for each request. Returns None when the other side closes; in each new process, what
-    is left to do there."""
+def serve(channel: socket.socket, modules: Sequence[str]) -> Callable[[], int] | None:
+    """Imports `modules`, and forks for each request. Returns None when the other side closes; in
+    each new process, what is left to do there."""
+    to_load = list(reversed(modules))
     while True:
+        if to_load and not select.select([channel], [], [], 0)[0]:
+            _load(to_load.pop())
+            continue
         message, listeners, _, _ = socket.recv_fds(channel, MESSAGE_BYTES_MAX, LISTENERS_MAX)
         if not message:
             return None
         start = msgspec.json.decode(message, type=Start)
+        while start.module in to_load:
+            _load(to_load.pop())
         reading, writing = os.pipe()
         try:
             between = os.fork()
@@ -91,6 +100,12 @@ def serve(channel: socket.socket) -> Callable[[], int] | None:
             os.waitpid(between, 0)
         with open(reading, "rb") as pipe:
             channel.send(pipe.read() or b"0")
+
+
+def _load(module: str) -> None:
+    importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # pages that no collection touches stay shared
 
 
 def _fork_again(writing: int) -> int:
@@ -132,11 +147,7 @@ def _become(start: Start, listeners: Sequence[int]) -> Callable[[], int]:
 
 def main(modules: Sequence[str]) -> int:
     """The exit code, of this process and of each that it forks."""
-    for module in modules:
-        importlib.import_module(module)
-    gc.collect()
-    gc.freeze()  # pages that no collection touches stay shared
-    run = serve(socket.socket(fileno=0))
+    run = serve(socket.socket(fileno=0), modules)
     return 0 if run is None else run()
 
 

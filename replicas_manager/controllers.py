@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from batonmq.process.backoff import pause_ms
 from batonmq.replicas_manager.config import SessionTimings
 from batonmq.replicas_manager.events import (
     AnswerReceived,
@@ -34,6 +33,9 @@ from batonmq.replicas_manager.role import Key
 
 RETRY_FIRST_MS = 50
 RETRY_MOST_MS = 500
+WAITED_PER_PAUSE = 8
+"""A registration that waits for a leader pauses for an eighth of the time that it has waited: the
+first leader of a cluster is found at once, and an outage of an hour floods nobody."""
 REFUSED_RETRY_MS = 1000
 NOT_LEADER_RETRY_MS = 50
 UNANSWERED_RETRY_MS = 100
@@ -246,6 +248,7 @@ class Registration:
         self._next_request_id = next_request_id
         self._begun = False
         self._in_flight = False
+        self._since_ms = 0
         self._due_ms = 0
         self._attempts = 0
         self._request_id = ""
@@ -256,7 +259,7 @@ class Registration:
         self._begun = True
         self._new_request()
         self._attempts = 0
-        self._due_ms = due_ms
+        self._since_ms = self._due_ms = due_ms
 
     def repeat(self, now_ms: int) -> None:
         """Say it again, in a new request."""
@@ -296,9 +299,12 @@ class Registration:
         """Try the next controller at once; after a round over all of them wait a little."""
         self._in_flight = False
         self._attempts += 1
-        rounds, rest = divmod(self._attempts, self._controllers)
-        wait_ms = 0 if rest else pause_ms(RETRY_FIRST_MS, RETRY_MOST_MS, rounds)
-        self._due_ms = now_ms + wait_ms
+        if self._attempts % self._controllers:
+            self._due_ms = now_ms
+        else:
+            waited_ms = now_ms - self._since_ms
+            pause_ms = min(waited_ms // WAITED_PER_PAUSE, RETRY_MOST_MS)
+            self._due_ms = now_ms + max(RETRY_FIRST_MS, pause_ms)
 
     def due(
         self, now_ms: int, deadlines: list[int], target: str, broker_id: int

@@ -17,7 +17,7 @@ import msgspec
 from batonmq.process.fork_server import Start, end_with_parent, take_orphans_in
 
 ANSWER_BYTES_MAX: Final = 32
-LOADED: Final = ("batonmq.broker.main", "batonmq.broker.service", "batonmq.namesrv.main")
+LOADED: Final = ("batonmq.namesrv.main", "batonmq.broker.service", "batonmq.broker.main")
 
 
 class ServerProcess:

@@ -23,6 +23,7 @@ The broker is number 1, incarnation `b`. A view is MASTER@EPOCH.SETEPOCH:MEMBERS
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -467,6 +468,23 @@ def test_a_registration_that_begins_again_tries_without_the_pauses_of_the_one_be
     registration.begin(0)
     registration.not_answered(0)
     assert not registration.due(49, [], "c1", 1) and registration.due(50, [], "c1", 1)
+
+
+def test_a_registration_pauses_for_an_eighth_of_the_time_that_it_has_waited_for_a_leader() -> None:
+    registration = Registration(1, lambda: "id")
+    registration.begin(1_000)
+    asked = []
+    now_ms = 1_000
+    while now_ms < 60_000:
+        deadlines: list[int] = []
+        if registration.due(now_ms, deadlines, "c1", 0):
+            asked.append(now_ms - 1_000)
+            registration.not_answered(now_ms)
+        else:
+            (now_ms,) = deadlines
+    assert asked[:10] == [0, 50, 100, 150, 200, 250, 300, 350, 400, 450]
+    pauses = [after - before for before, after in itertools.pairwise(asked)]
+    assert pauses == sorted(pauses) and pauses[-1] == 500
 
 
 def test_what_is_missed_is_counted_from_the_first_answer_that_told_of_it() -> None:
