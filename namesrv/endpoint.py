@@ -41,12 +41,10 @@ from batonmq.remoting.connection import Connection, Processors
 log = logging.getLogger(__name__)
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
-
+"""Namespace of the queue layouts of globally ordered topics: `broker-a:4;broker-b:4`."""
 SCAN_SLICE = 64
 _ADDRESS = re.compile(rb'"(-?\d+)":"')
 FAQ_LINE = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
-
-"""Namespace of the queue layouts of globally ordered topics: `broker-a:4;broker-b:4`."""
 
 
 class KVConfig:

@@ -50,7 +50,6 @@ from batonmq.replicas_manager.switch import (
 log = logging.getLogger(__name__)
 
 MASTER_ATTEMPTS_MAX = 5
-
 """After so many failures to become master of one epoch another replica should be elected: the
 process ends, but for want of room it gives way and goes on trying (R45)."""
 _Outcome = ProposalRefused | ProposalUnknown

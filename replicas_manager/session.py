@@ -53,12 +53,10 @@ log = logging.getLogger(__name__)
 REDIAL_FIRST_S = 0.05
 REDIAL_MOST_S = 1.0
 READY_S = 3.0
-
-CALL_TIMEOUT_S = 1.0
-
 """A channel that does not connect for so long is replaced. gRPC resolves a name again
 twice a minute at most, and less often after failures; a new channel resolves it at once. So a
 controller that returns with another address (a container, say) is found."""
+CALL_TIMEOUT_S = 1.0
 RETIRE_S = 2.0
 """How long the calls over a replaced channel may take to end; above their own time-outs."""
 OUTBOX_MAX = 32

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import gc
 import io
+import itertools
 import re
 import subprocess
 import tokenize
@@ -181,6 +182,20 @@ def test_no_banners_and_no_notes_to_self() -> None:
         for line, comment in module.comments()
         if banner.match(comment)
     ]
+    refuse(found)
+
+
+def test_a_text_in_the_code_is_right_below_what_it_describes() -> None:
+    found = []
+    for module in CODE:
+        for node in ast.walk(module.tree):
+            body = getattr(node, "body", None)
+            for before, text in itertools.pairwise(body if isinstance(body, list) else ()):
+                match text:
+                    case ast.Expr(value=ast.Constant(value=str())):
+                        described = isinstance(before, ast.Assign | ast.AnnAssign)
+                        if not described or text.lineno != (before.end_lineno or 0) + 1:
+                            found.append(f"{module.name}:{text.lineno}")
     refuse(found)
 
 

@@ -44,12 +44,10 @@ log = logging.getLogger(__name__)
 
 ASK_MS: Final = 3000
 CONNECT_S: Final = 10.0
-
+"""How long the member has to connect; Java's slaves look at a new address every 5 s."""
 CLASSIC_EPOCH: Final = 0
 LOG_END_TIMEOUT_MS: Final = 1000
 SLAVE_REMARK: Final = "this broker is a slave"
-
-"""How long the member has to connect; Java's slaves look at a new address every 5 s."""
 LOOK_S: Final = 0.05
 
 

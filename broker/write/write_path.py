@@ -46,13 +46,12 @@ Handler = Callable[[Connection, int, bytes, bytes], None]
 HELD_MAX = 20_000
 HELD_BYTES_MAX = 64 << 20
 HELD_SLICE = 500
-
-NOT_REPLICATED = "stored, but not on every required replica in time"
-NOT_FLUSHED = "stored, but not on this broker's disk in time"
-
 """How many more are handled in a turn than came in the turn before; about 10 ms."""
 HELD_MOST_S = 0.8
 """Longer than a switch may hold (R33): the limit if no role change comes."""
+
+NOT_REPLICATED = "stored, but not on every required replica in time"
+NOT_FLUSHED = "stored, but not on this broker's disk in time"
 
 
 class SendHold:
