@@ -30,6 +30,7 @@ from batonmq.replicas_manager.config import ReplicasManagerConfig
 from batonmq.replicas_manager.events import (
     Call,
     Event,
+    Replied,
     SendHeartbeat,
     SendRegister,
     SessionOpened,
@@ -65,8 +66,8 @@ GOODBYE_TIMEOUT_S: Final = 0.3
 ELECT_TIMEOUT_S: Final = 0.2
 LOW_HELD_S: Final = 5.0
 """The longest that clients get high descriptors, where a controller is away."""
-UNANSWERED_TOLD: Final = 20
-"""After so many registrations that nobody answered the log says what may be wrong."""
+UNANSWERED_TOLD_MS: Final = 3_000
+"""A registration that nobody has answered for so long: the log says what may be wrong."""
 
 
 class EventReporter:
@@ -176,7 +177,9 @@ class GrpcLink:
         self._channels = ControllerChannels()
         self._sessions: dict[str, ControllerSession] = {}
         self._calls: ControllerCalls | None = None
-        self._unanswered = 0
+        self._silent_since_ms: int | None = None
+        """Since when no registration was answered."""
+        self._silence_told = False
         self._opened: set[str] = set()
         self._low: LowDescriptors | None = None
         self._reporter = EventReporter(
@@ -199,15 +202,23 @@ class GrpcLink:
         )
 
     def _outcome(self, event: Event) -> None:
-        if isinstance(event, Unanswered) and isinstance(event.call, SendRegister):
-            self._unanswered += 1
-            if self._unanswered == UNANSWERED_TOLD:
-                log.warning(
-                    "no_controller_answers grpc=%s advice=%r",
-                    ";".join(self._config.controllers),
-                    "are they up? RocketMQ's controllers need controllerProtocol: remoting",
-                )
+        match event:
+            case Unanswered(call=SendRegister()):
+                self._not_registered(boot_ms())
+            case Replied(call=SendRegister()):
+                self._silent_since_ms = None
         self._events.step(event)
+
+    def _not_registered(self, now_ms: int) -> None:
+        if self._silent_since_ms is None:
+            self._silent_since_ms = now_ms
+        elif now_ms - self._silent_since_ms >= UNANSWERED_TOLD_MS and not self._silence_told:
+            self._silence_told = True
+            log.warning(
+                "no_controller_answers grpc=%s advice=%r",
+                ";".join(self._config.controllers),
+                "are they up? RocketMQ's controllers need controllerProtocol: remoting",
+            )
 
     def send(self, call: Call) -> None:
         assert self._calls is not None

@@ -14,8 +14,16 @@ from fake_controller import view_message
 
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.codes import ResponseCode
+from batonmq.replicas_manager import grpc_link
 from batonmq.replicas_manager.config import ReplicasManagerConfig
-from batonmq.replicas_manager.events import Event, SendHeartbeat, ViewReceived
+from batonmq.replicas_manager.events import (
+    Event,
+    Replied,
+    SendHeartbeat,
+    SendRegister,
+    Unanswered,
+    ViewReceived,
+)
 from batonmq.replicas_manager.grpc_link import GrpcLink
 from batonmq.replicas_manager.link import ElectAnswer, LinkEvents, LogFacts
 from batonmq.replicas_manager.switch import SwitchTask
@@ -68,6 +76,23 @@ def play(scenario: Callable[[], Awaitable[None]]) -> None:
 
 def reply(code: ResponseCode, view: pb.RoleView | None = None) -> pb.ElectMasterReply:
     return pb.ElectMasterReply(status=pb.Status(code=code, remark="a remark"), view=view)
+
+
+def test_the_log_says_once_that_no_controller_has_answered_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    link, call = Scene().link, SendRegister("c1", 0, "r1", "")
+    not_leader = Replied(call, ResponseCode.CONTROLLER_NOT_LEADER, "")
+    unanswered = Unanswered(call, "refused")
+
+    def at(now_ms: int, event: Event) -> list[str]:
+        monkeypatch.setattr(grpc_link, "boot_ms", lambda: now_ms)
+        link._outcome(event)
+        return [record.message.split()[0] for record in caplog.records]
+
+    assert at(1_000, unanswered) == at(3_900, unanswered) == []
+    assert at(3_950, not_leader) == at(4_000, unanswered) == at(6_990, unanswered) == []
+    assert at(7_000, unanswered) == at(60_000, unanswered) == ["no_controller_answers"]
 
 
 def test_a_heartbeat_tells_the_log_and_what_was_accepted() -> None:
