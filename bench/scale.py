@@ -13,9 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -61,10 +63,16 @@ class Bench:
         self.sizes = sizes
         self._clusters = 0
 
-    def cluster(self, groups: int = 1) -> ClusterProcess:
+    @contextmanager
+    def cluster(self, groups: int = 1) -> Iterator[ClusterProcess]:
+        """A fresh one. Its files go with it: those of all sizes together fill a disk."""
         self._clusters += 1
         folder = self.folder / f"cluster{self._clusters}"
-        return ClusterProcess(folder, replicas=2, groups=groups, settings={})
+        try:
+            with ClusterProcess(folder, replicas=2, groups=groups, settings={}) as cluster:
+                yield cluster
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def load(
         self,
