@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from collections.abc import Callable, Mapping, Sequence
 
 from batonmq.controller.raft.log import Commit
@@ -15,6 +16,7 @@ from batonmq.controller.rules.commands import ElectMaster
 from batonmq.controller.rules.groups import BrokerGroup
 from batonmq.epoch.entry import EpochEntry
 from batonmq.namesrv.state import RouteInfoManager
+from batonmq.protocol.record import MAGIC_BLANK
 from batonmq.protocol.role_view import Role
 from batonmq.protocol.topic_name import METADATA_TOPIC
 from sim.copies import Copies, first_unsynced
@@ -161,10 +163,20 @@ class Promises:
         return self._copies.host_of(broker_id)
 
     def held_by(self, host: BrokerHost) -> int:
-        """Up to where its log is the truth."""
+        """Up to where its log is the truth. An epoch of the truth that it never had says so of
+        bytes that have expired in it."""
         assert host.service is not None
-        begin = host.service.store.min_phy_offset
-        return begin + equal(self.rot.read(host, begin, len(self.truth)), self.truth[begin:])
+        store = host.service.store
+        begin, epochs = store.min_phy_offset, {entry.epoch for entry in store.epochs.entries}
+        shared = 0
+        for epoch, end in sorted(self.truth_ends.items()):
+            if min(epochs, default=epoch) < epoch and epoch not in epochs and shared < end:
+                break
+            shared = max(shared, end)
+        else:
+            shared = len(self.truth)
+        held = begin + equal(self.rot.read(host, begin, len(self.truth)), self.truth[begin:])
+        return min(held, shared)
 
     def _elected_unclean(self, group: BrokerGroup, command: ElectMaster) -> None:
         host = self._copies.host_of(group.master_broker_id)
@@ -186,6 +198,7 @@ class Promises:
         behind = records_behind(self.truth, at)
         self._world.tell("checker", f"{len(behind)} messages from {at} on are given up")
         del self.truth[at:]
+        self._fill(host)
         self.expiry.grown()
         self.truth_ends = {e: min(end, at) for e, end in self.truth_ends.items()}
         shows = is_won or self._gave_up
@@ -196,6 +209,24 @@ class Promises:
         self.on_given_up(behind)
         if is_won:
             self.confirmed(host)
+
+    def _fill(self, host: BrokerHost) -> None:
+        """What lies between the truth that is left and the begin of the new master's log is what
+        others hold that share its history, and else nobody's."""
+        assert host.service is not None
+        at, begin = len(self.truth), host.service.store.min_phy_offset
+        if begin <= at:
+            return
+        shared = _epoch_at(host, begin)
+        for other in self._brokers.values():
+            if other is host or other.service is None or _epoch_at(other, begin) != shared:
+                continue
+            if other.service.store.min_phy_offset <= at:
+                self.truth += self.rot.read(other, at, begin)[: begin - at]
+                break
+        left = begin - len(self.truth)
+        if left > 0:
+            self.truth += struct.pack(">iI", left, MAGIC_BLANK).ljust(left, b"\0")
 
     def _no_newer_master_lacks(self, host: BrokerHost, epoch: int, end: int) -> None:
         for other in self._brokers.values():
@@ -307,6 +338,14 @@ class Promises:
 
     def _violate(self, what: str) -> None:
         self._world.violate(what)
+
+
+def _epoch_at(host: BrokerHost, offset: int) -> int:
+    """The epoch to which the byte at `offset` of its log belongs; 0 if it holds none there."""
+    assert host.service is not None
+    store = host.service.store
+    entries = [entry for entry in store.epochs.entries if entry.start_offset <= offset]
+    return entries[-1].epoch if entries and offset < store.max_phy_offset else 0
 
 
 def equal(one: bytes, other: bytes | bytearray) -> int:
