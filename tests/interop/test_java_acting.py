@@ -113,8 +113,8 @@ def play(group: ClassicGroup, run_java: RunJava, start_master: Callable[[], None
         wait(group, "an acting master", lambda: routed(group) == {"0": slave})
         assert not takes_writes(slave)
         read(program, "meanwhile", more)
-        leave(program, "meanwhile")
         wait(group, "the offset at the acting master", lambda: committed(slave) == end)
+        leave(program, "meanwhile")
         start_master()
         wait(group, "the master", lambda: routed(group).get("0") == master)
         assert committed(master) == end
