@@ -17,6 +17,7 @@ from batonmq.controller.switch import (
     Election,
     PendingSwitches,
     SwitchOutcome,
+    is_switch_id,
     plan,
 )
 from batonmq.history.event import REASON_SIZE_MAX, EventKind
@@ -42,7 +43,6 @@ class PlannedSwitches:
         self._sessions = sessions
         self._clock_ms = clock_ms
         self._pending = PendingSwitches()
-        self._nonce = secrets.token_hex(4)
         self._waiting: dict[str, asyncio.Future[SwitchOutcome]] = {}
         self._notes = notes
 
@@ -51,6 +51,15 @@ class PlannedSwitches:
         requests = self._requests
         if not requests.leading:
             raise requests.not_leader()
+        if is_switch_id(command.request_id):
+            if self._pending.is_open(command):
+                return await requests.submit(command)
+            return self._result(
+                command.broker_name,
+                ResponseCode.CONTROLLER_ELECT_MASTER_FAILED,
+                f"this controller asked no master for the switch {command.request_id} to broker "
+                f"{command.broker_id} in masterEpoch {command.expected_master_epoch}",
+            )
         sessions = {
             (session.broker_id, session.incarnation): session
             for session in self._sessions.of_group(command.broker_name)
@@ -86,7 +95,7 @@ class PlannedSwitches:
         self, command: ElectMaster, asked: AskMaster, session: BrokerSession
     ) -> CommandResult:
         name = command.broker_name
-        began = self._pending.begin(name, asked, self._nonce, self._clock_ms())
+        began = self._pending.begin(name, asked, secrets.token_hex(16), self._clock_ms())
         if isinstance(began, SwitchOutcome):
             return self._result(name, began.code, began.reason)
         log.info(

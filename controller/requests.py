@@ -295,6 +295,13 @@ class ControllerRequests:
                     live=self.live(command.broker_name),
                     confirm_floor=self._liveness.confirm_newest(command.broker_name),
                 )
-            case AlterSyncStateSet() | CleanBrokerData():
+            case AlterSyncStateSet():
+                live = self.live(command.broker_name)
+                # R59: what is confirmed is in the master's log. Of one that is not heard here, or
+                # has not said where its log ends, nothing becomes the floor.
+                master_id = command.master_broker_id
+                end = next((seen.max_offset for seen in live if seen.broker_id == master_id), -1)
+                return replace(command, live=live, confirm_offset=min(command.confirm_offset, end))
+            case CleanBrokerData():
                 return replace(command, live=self.live(command.broker_name))
         return command

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from batonmq.controller.rules.commands import ANY_EPOCH, NO_BROKER, ElectMaster, LiveBroker
+from batonmq.controller.rules.elect_policy import why_stale
 from batonmq.controller.rules.groups import BrokerGroup, living_replicas
 from batonmq.protocol.codes import ResponseCode
 
@@ -76,7 +77,7 @@ def plan(
     """
     if group is None or not command.designate or command.unclean:
         return Election()
-    if is_switch_id(command.request_id) or group.master_epoch == 0:
+    if group.master_epoch == 0:
         return Election()
     if command.expected_master_epoch not in (ANY_EPOCH, group.master_epoch):
         return Election()
@@ -85,6 +86,8 @@ def plan(
     master_id, target = group.master_broker_id, command.broker_id
     process = (master_id, group.master_incarnation)
     living = living_replicas(group, live)
+    if why_stale(group, living):
+        return Election()  # the master would be refused, whereas an operator decides (R19)
     if master_id == NO_BROKER or target in (NO_BROKER, master_id) or process not in native:
         return Election()
     if master_id not in living or living[master_id].incarnation != group.master_incarnation:
@@ -117,7 +120,6 @@ class PendingSwitches:
 
     def __init__(self) -> None:
         self._open: dict[str, _Open] = {}
-        self._count = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -125,7 +127,8 @@ class PendingSwitches:
     def begin(
         self, broker_name: str, asked: AskMaster, nonce: str, now_ms: int
     ) -> str | SwitchOutcome:
-        """The id of the new switch, or the reason why there is none."""
+        """The id of the new switch, or the reason why there is none. A `nonce` is random and used
+        once: its id proves that a request comes from the master that was asked."""
         before = self._open.get(broker_name)
         if before is not None:
             return SwitchOutcome(
@@ -133,10 +136,19 @@ class PendingSwitches:
                 ResponseCode.CONTROLLER_ELECT_MASTER_FAILED,
                 f"a switch of {broker_name} to broker {before.asked.broker_id} is under way",
             )
-        self._count += 1
-        switch_id = f"{_PREFIX}{nonce}/{self._count}"
+        switch_id = f"{_PREFIX}{nonce}"
         self._open[broker_name] = _Open(switch_id, asked, now_ms + OUTCOME_MS)
         return switch_id
+
+    def is_open(self, command: ElectMaster) -> bool:
+        """Whether `command` is the election of the switch under way (R59): only the session of the
+        master that was asked to hand over has carried its id."""
+        at = self._open.get(command.broker_name)
+        return at is not None and (
+            at.switch_id,
+            at.asked.broker_id,
+            at.asked.master_epoch,
+        ) == (command.request_id, command.broker_id, command.expected_master_epoch)
 
     def failed(self, broker_name: str, switch_id: str, reason: str) -> list[SwitchOutcome]:
         """The master reported that it cannot switch."""

@@ -218,9 +218,10 @@ class NamesrvEndpoint:
     ) -> RemotingCommand:
         addr = request.require("brokerAddr")
         name = request.require("brokerName")
-        self._routes.unregister(request.require("clusterName"), addr, name)
+        removed = self._routes.unregister(request.require("clusterName"), addr, name, connection)
         self._tell_min_ids()
-        log.info("broker_unregistered broker_addr=%s broker_name=%s why=asked", addr, name)
+        what = "broker_unregistered" if removed else "late_goodbye_ignored"
+        log.info("%s broker_addr=%s broker_name=%s why=asked", what, addr, name)
         return _done(request)
 
     def query_data_version(

@@ -5,8 +5,8 @@ Origin: Java `RouteInfoManager`. Invariants:
   stateVersion (the masterEpoch in controller mode) not below that of any other live broker of the
   group (R32): the late close of a dead master, or a registration of a deposed one, must not remove
   the new master.
-- A broker is alive with the connection that registered it last: the close of an older one removes
-  nothing.
+- A broker is alive with the connection that registered it last: the close of an older one, or a
+  good-bye on it, removes nothing.
 - A topic without queues, a group without addresses and a cluster without groups do not exist.
 """
 
@@ -19,6 +19,7 @@ from itertools import repeat
 
 from msgspec.structs import replace
 
+from batonmq.namesrv.live import Key, Live, LiveTable
 from batonmq.protocol.bodies import (
     PERM_READ,
     PERM_WRITE,
@@ -32,8 +33,7 @@ from batonmq.protocol.codes import MASTER_ID
 from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.protocol.topic_name import SYNC_BROKER_MEMBER_PREFIX
 
-_Key = tuple[str, str]
-"""Cluster and address."""
+EARLIER_MOST = 4
 LIVENESS_DEFAULT_MS = 120_000
 """Java's DEFAULT_BROKER_CHANNEL_EXPIRED_TIME."""
 
@@ -125,62 +125,6 @@ class MinIdChanges:
         return changes
 
 
-@dataclass(slots=True)
-class _Live:
-    """A registered address."""
-
-    broker_name: str
-    broker_id: int
-    timeout_ms: int
-    deadline_ms: int
-    """Of the next heartbeat."""
-    data_version: DataVersion
-    connection: Hashable
-    ha_server_addr: str
-    relays: bool
-
-
-class _LiveTable:
-    """The registered addresses, by (cluster, address); of 10,000 none is looked at for another."""
-
-    def __init__(self) -> None:
-        self._by_key: dict[_Key, _Live] = {}
-        self._keys: dict[Hashable, dict[_Key, None]] = {}
-
-    def get(self, key: _Key) -> _Live | None:
-        return self._by_key.get(key)
-
-    def put(self, key: _Key, live: _Live) -> None:
-        self.remove(key)
-        self._by_key[key] = live
-        for index in _indices(live):
-            self._keys.setdefault(index, {})[key] = None
-
-    def remove(self, key: _Key) -> None:
-        live = self._by_key.pop(key, None)
-        for index in () if live is None else _indices(live):
-            del self._keys[index][key]
-            if not self._keys[index]:
-                del self._keys[index]
-
-    def of_group(self, broker_name: str) -> list[tuple[_Key, _Live]]:
-        return self._of(("group", broker_name))
-
-    def of_connection(self, connection: Hashable) -> list[tuple[_Key, _Live]]:
-        return self._of(("connection", connection))
-
-    def _of(self, index: Hashable) -> list[tuple[_Key, _Live]]:
-        return [(key, self._by_key[key]) for key in self._keys.get(index, ())]
-
-    def silent(self, now_ms: int) -> list[tuple[_Key, _Live]]:
-        """Those whose heartbeat is overdue."""
-        return [known for known in self._by_key.items() if known[1].deadline_ms < now_ms]
-
-
-def _indices(live: _Live) -> tuple[Hashable, Hashable]:
-    return ("group", live.broker_name), ("connection", live.connection)
-
-
 class _TopicTable:
     """Which group has which topics, as it registered them, and the groups of each topic.
 
@@ -261,8 +205,8 @@ class RouteInfoManager:
         self._topics = _TopicTable()
         self._groups: dict[str, _Group] = {}
         self._clusters: dict[str, dict[str, None]] = {}
-        self._live = _LiveTable()
-        self._filter_servers: dict[_Key, list[str]] = {}
+        self._live = LiveTable()
+        self._filter_servers: dict[Key, list[str]] = {}
         self.min_id_changes = MinIdChanges()
 
     def check_invariants(self) -> None:
@@ -355,7 +299,7 @@ class RouteInfoManager:
     ) -> None:
         key = (registration.cluster_name, registration.broker_addr)
         timeout_ms = registration.heartbeat_timeout_ms or LIVENESS_DEFAULT_MS
-        live = _Live(
+        live = Live(
             broker_name=registration.broker_name,
             broker_id=registration.broker_id,
             timeout_ms=timeout_ms,
@@ -365,6 +309,10 @@ class RouteInfoManager:
             ha_server_addr=registration.ha_server_addr,
             relays=registration.relays,
         )
+        known = self._live.get(key)
+        if known is not None:
+            before = (*known.earlier, known.connection)
+            live.earlier = tuple(x for x in before if x != live.connection)[-EARLIER_MOST:]
         self._live.put(key, live)
         if filter_servers:
             self._filter_servers[key] = filter_servers
@@ -379,13 +327,20 @@ class RouteInfoManager:
                 return Registered(Outcome.TAKEN, addr, master.ha_server_addr)
         return Registered(Outcome.TAKEN)
 
-    def unregister(self, cluster_name: str, broker_addr: str, broker_name: str) -> None:
-        """Removes one address of a group, whatever id it had; other addresses stay (R32)."""
+    def unregister(
+        self, cluster_name: str, broker_addr: str, broker_name: str, asked_on: Hashable = None
+    ) -> bool:
+        """Removes one address of a group, whatever id it had; other addresses stay (R32). False if
+        its broker asked for it on a connection, `asked_on`, and has registered over a later one
+        since, as its next process does: that good-bye is late."""
+        live = self._live.get((cluster_name, broker_addr))
+        if live is not None and asked_on in live.earlier:
+            return False
         self._live.remove((cluster_name, broker_addr))
         self._filter_servers.pop((cluster_name, broker_addr), None)
         group = self._groups.get(broker_name)
         if group is None or group.cluster_name != cluster_name:
-            return
+            return True
         lost_lowest = group.addrs[min(group.addrs)] == broker_addr
         lost_master = group.addrs.get(MASTER_ID) == broker_addr
         group.addrs = {id_: addr for id_, addr in group.addrs.items() if addr != broker_addr}
@@ -394,10 +349,11 @@ class RouteInfoManager:
                 self.min_id_changes.went(group, broker_name, broker_addr)
             if lost_master and group.enable_acting_master:
                 self.wipe_write_perm(broker_name)
-            return
+            return True
         del self._groups[broker_name]
         self._leave_cluster(cluster_name, broker_name)
         self._topics.remove_group(broker_name)
+        return True
 
     def connection_lost(self, connection: Hashable) -> list[str]:
         """Removes the brokers whose newest registration used it; returns their addresses."""
@@ -557,7 +513,7 @@ def _relabel_acting_master(data: BrokerData, queue: QueueData) -> None:
 
 
 def _add_replica_routes(
-    route: TopicRouteData, groups: Mapping[str, _Group], live: _LiveTable
+    route: TopicRouteData, groups: Mapping[str, _Group], live: LiveTable
 ) -> None:
     """Adds write-only queues that lead to a group's master through its other members.
 

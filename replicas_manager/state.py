@@ -283,20 +283,33 @@ class ReplicasState:
         effects = self._new_leader(event.controller, now_ms) if meaning.changed else []
         if self.current.role is Role.MASTER:
             self._lease.extend(event, self.current.key[0])
-        if event.master_epoch == 0 and self.registered:
-            effects += self._forgotten(event.controller, now_ms)
+        if self.registered:
+            effects += self._forgotten(event, now_ms)
         return effects
 
-    def _forgotten(self, leader: str, now_ms: int) -> list[Effect]:
-        """The leader knows no election of a group that had one: its data was cleaned or lost.
-        Registering again lets it elect anew, above every epoch that replicas report (R19)."""
+    def _forgotten(self, answer: AnswerReceived, now_ms: int) -> list[Effect]:
+        """Registers again if the leader knows no election of a group that had one, or not this
+        process (R52). The data of the group was cleaned or lost: registering lets the leader elect
+        again, above every epoch that replicas report (R19). This broker was cleaned, or a late
+        registration of an earlier process replaced this one's."""
         master_epoch = self.current.key[0]
-        if master_epoch == 0 or now_ms < self._forgotten_due_ms:
+        group_lost = answer.master_epoch == 0 and master_epoch > 0
+        if now_ms < self._forgotten_due_ms or not (group_lost or self._not_in_view):
             return []
         self._forgotten_due_ms = now_ms + FORGOTTEN_RETRY_MS
         self._registration.begin(now_ms)
-        fields = (("controller", leader), ("master_epoch", master_epoch))
-        return [Notice("group_forgotten", fields, warning=True)]
+        what = "group_forgotten" if group_lost else "registration_lost"
+        fields = (("controller", answer.controller), ("master_epoch", master_epoch))
+        return [Notice(what, fields, warning=True)]
+
+    @property
+    def _not_in_view(self) -> bool:
+        """The view in force lacks this process. Java's controllers know no processes."""
+        view = self.current.view
+        if view is None or self._java:
+            return False
+        record = view.replica(self.current.broker_id)
+        return record is None or record.incarnation != self.current.incarnation
 
     def _new_leader(self, leader: str, now_ms: int) -> list[Effect]:
         """Every request that waited for a leader is sent to it at once."""

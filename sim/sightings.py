@@ -9,7 +9,7 @@ acknowledged. R22, R24: a log ends at its end, and a cut has an intent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 from batonmq.broker.service import BrokerService
@@ -166,12 +166,15 @@ class Sightings:
                 self._violate(f"R32: {host.name} takes {after}, an older master than {before}")
             return done
 
-        def on_unregister(cluster_name: str, broker_addr: str, broker_name: str) -> None:
+        def on_unregister(
+            cluster_name: str, broker_addr: str, broker_name: str, asked_on: Hashable = None
+        ) -> bool:
             before, entry = self._master_of(routes)
-            unregister(cluster_name, broker_addr, broker_name)
+            done = unregister(cluster_name, broker_addr, broker_name, asked_on)
             after, _ = self._master_of(routes)
             if entry is not None and before not in (broker_addr, after):
                 self._violate(f"R32: {host.name} loses {before} at the end of {broker_addr}")
+            return done
 
         routes.register = on_register  # type: ignore[method-assign]
         routes.unregister = on_unregister  # type: ignore[method-assign]

@@ -326,16 +326,19 @@ class LivenessCore:
         seen = event.seen
         record = group.replica(seen.broker_id) if group else None
         if group is not None and record is not None and record.incarnation == incarnation:
-            # R43: a member whose log is still that of before an unclean election reports what was
-            # confirmed then, and is cut.
-            is_old = group.unclean_epoch > 0 and seen.epoch < group.unclean_epoch
-            if seen.broker_id in group.sync_state_set and not is_old:
-                watch.floor.newest = max(watch.floor.newest, seen.confirm_offset)
             # R3: another process of the master's id has no lease, and never gets one by waiting.
             leads = (seen.broker_id, incarnation) == (
                 group.master_broker_id,
                 group.master_incarnation,
             )
+            # R43: a member whose log is still that of before an unclean election reports what was
+            # confirmed then, and is cut.
+            is_old = group.unclean_epoch > 0 and seen.epoch < group.unclean_epoch
+            if seen.broker_id in group.sync_state_set and not is_old:
+                confirmed = seen.confirm_offset
+                if leads and seen.max_offset >= 0:  # R59; a suspect may know of more than it has
+                    confirmed = min(confirmed, seen.max_offset)
+                watch.floor.newest = max(watch.floor.newest, confirmed)
             if leads and self._gate_opened_ms is not None:
                 watch.master_answered_ms = now_ms
         return self._check(event.broker_name, now_ms) if watch.unsettled else []

@@ -72,7 +72,7 @@ def choose_master(
     if unclean:
         return _unclean_master(group, living, asker, designate)
     if designate:
-        return Choice(refusal=_why_not(group, living, asker))
+        return Choice(refusal=_why_not(group, living, asker, floor))
     if pool:
         return Choice(winner=_best(pool.values()))
     return _suspect_master(group, living, floor)
@@ -173,7 +173,7 @@ def _suspect_master(
     complete = all(broker_id in living for broker_id in group.sync_state_set)
     suspects = _reaching(group, living, confirm_floor) if complete else {}
     if not suspects:
-        return Choice(refusal=_why_nobody(group, living))
+        return Choice(refusal=_why_nobody(group, living, confirm_floor))
     winner = living[_best(suspects.values())]
     if more := _more_elsewhere(group, living, winner):
         return Choice(blocked=True, refusal=more)
@@ -216,23 +216,44 @@ def _reaching(
     }
 
 
-def _why_not(group: BrokerGroup, living: Mapping[int, LiveBroker], asker: int) -> str:
+def _why_not(group: BrokerGroup, living: Mapping[int, LiveBroker], asker: int, floor: int) -> str:
     if asker not in living:
         return f"broker {asker} does not live"
+    if asker in group.sync_state_set and (
+        short := _why_short(group, {asker: living[asker]}, floor)
+    ):
+        return short
     return (
         f"broker {asker} is no living, complete member of the SyncStateSet "
         f"{list(group.sync_state_set)}: only an unclean election takes it"
     )
 
 
-def _why_nobody(group: BrokerGroup, living: Mapping[int, LiveBroker]) -> str:
+def _why_nobody(group: BrokerGroup, living: Mapping[int, LiveBroker], floor: int) -> str:
     members = [broker_id for broker_id in group.sync_state_set if broker_id in living]
     if not members:
         return f"no member of the SyncStateSet {list(group.sync_state_set)} lives"
+    if short := _why_short(group, {broker_id: living[broker_id] for broker_id in members}, floor):
+        return short
     lacking = f"{_names(set(members))} may lack confirmed messages"
     if absent := set(group.sync_state_set) - set(members):
         return f"{lacking}, {_names(absent)} does not live"
     return f"{lacking}: only an unclean election goes on from here"
+
+
+def _why_short(group: BrokerGroup, members: Mapping[int, LiveBroker], floor: int) -> str:
+    """The refusal, with numbers (R59), if all `members` end below what counts as confirmed; empty
+    if one reaches it."""
+    if any(not 0 <= seen.max_offset < floor for seen in members.values()):
+        return ""
+    ends = ", ".join(
+        f"broker {each} ends at {members[each].max_offset}" for each in sorted(members)
+    )
+    return (
+        f"{ends}, below {floor}, which was reported as confirmed: only an unclean election of a "
+        "replica that you name lowers that, and what is missing is lost (mqctl electMaster "
+        f"-bn {group.broker_name} -b ID --unclean)"
+    )
 
 
 def _best(pool: Collection[LiveBroker]) -> int:

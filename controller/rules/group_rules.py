@@ -8,7 +8,7 @@ with its faults corrected (tests call them quirks):
 (d) fencing comes before equality: a deposed master gets 2002 or 2000, also with the same set.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -49,6 +49,9 @@ from batonmq.history.event import (
     HistoryEvent,
 )
 from batonmq.protocol.codes import ResponseCode
+
+LAG_BYTES_MAX: Final = 1 << 32
+"""More than any log grows between two heartbeats."""
 
 GroupCommand = (
     RegisterBroker
@@ -97,7 +100,7 @@ def _alter_sync_state_set(group: BrokerGroup | None, command: AlterSyncStateSet)
         group,
         sync_state_set=new_set,
         sync_state_set_epoch=group.sync_state_set_epoch + 1,
-        confirm_floor=max(group.confirm_floor, command.confirm_offset),
+        confirm_floor=_confirmed_by_master(group, command),
     )
     after = without_stale_marks(after)
     event = altered_event(
@@ -108,6 +111,19 @@ def _alter_sync_state_set(group: BrokerGroup | None, command: AlterSyncStateSet)
         confirm_offset=command.confirm_offset,
     )
     return Change(group=after, broker_id=command.master_broker_id, events=(event,))
+
+
+def _confirmed_by_master(group: BrokerGroup, command: AlterSyncStateSet) -> int:
+    """R59: the floor is at most the end of the master's log, which has all that is confirmed; one
+    above it, which no replica reaches, comes down to it. The master's newest heartbeat is a moment
+    old. The proposer has compared exactly; here only what no log grows in that moment counts, so
+    that nodes of earlier versions come to the same state."""
+    floor = max(group.confirm_floor, command.confirm_offset)
+    for seen in command.live:
+        is_master = seen.broker_id == command.master_broker_id and seen.max_offset >= 0
+        if is_master and floor > seen.max_offset + LAG_BYTES_MAX:
+            return seen.max_offset
+    return floor
 
 
 def _fenced(group: BrokerGroup, command: AlterSyncStateSet) -> Change | None:

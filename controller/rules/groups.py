@@ -34,7 +34,8 @@ class ReplicaRecord(msgspec.Struct, frozen=True):
     `suspect_told` its own report is the only reason, and the same process may withdraw it; else the
     mark lasts until the replica leaves the set or is elected all the same. `suspicion` is the
     replica's own latest report, empty if its log is whole: as long as it is set, the replica cannot
-    join a set (R12). `accepted_epoch` is the highest masterEpoch that it had accepted.
+    join a set (R12). `accepted_epoch` is the highest masterEpoch that it had accepted,
+    `earlier_lives` are the incarnations before it that it named (R52).
 
     New fields have defaults: snapshots of earlier versions lack them.
     """
@@ -54,6 +55,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True):
     suspicion: str = ""
     accepted_epoch: int = -1
     suspect_told: bool = False
+    earlier_lives: tuple[str, ...] = ()
 
     @property
     def endpoint(self) -> tuple[str, str, str, str, bool]:

@@ -149,6 +149,13 @@ def register(group: BrokerGroup | None, command: RegisterBroker, clock_ms: int) 
             ResponseCode.CONTROLLER_BROKER_ID_INVALID,
             f"id {broker_id} belongs to another broker of {group.broker_name}",
         )
+    if command.incarnation in record.earlier_lives:
+        return refused(
+            group,
+            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+            f"{command.incarnation} is an earlier life of broker {broker_id} of "
+            f"{group.broker_name}, which runs as {record.incarnation} by now",
+        )
     living = living_replicas(group, command.live)
     if record.incarnation and record.incarnation != command.incarnation and broker_id in living:
         return refused(
@@ -184,6 +191,7 @@ def _renewed(record: ReplicaRecord, command: RegisterBroker) -> ReplicaRecord:
         election_priority=command.election_priority,
         suspicion=command.suspect[:TEXT_SIZE_MAX],
         accepted_epoch=command.accepted_epoch,
+        earlier_lives=tuple(x for x in command.earlier_lives if x != command.incarnation),
     )
 
 

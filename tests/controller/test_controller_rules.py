@@ -1125,3 +1125,38 @@ def test_r19_the_first_election_waits_for_the_one_that_has_data(script):
         refused = script.elect(asker)
         assert not refused.ok and "waits for broker 2" in refused.remark
     assert script.epochs == (0, 0)
+
+
+def test_r59_an_absurd_floor_comes_down_to_the_end_of_the_masters_log(script):
+    script.three_in_sync()
+    script.tell(1, max_offset=1_000)
+    assert script.alter(1, 2, confirm_offset=10**15).ok
+    assert script.group.confirm_floor == 1_000
+
+
+def test_r59_an_operator_lowers_a_floor_that_no_replica_reaches(script):
+    """The refusal has the numbers; an unclean election of a named replica lowers the floor."""
+    script.three_in_sync()
+    assert script.alter(1, 2, confirm_offset=10**15).ok  # before the master's first heartbeat
+    script.tell(2, max_offset=700)
+    script.die(1)
+    refused = script.elect()
+    assert refused.code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    for part in ("broker 2 ends at 700", f"{10**15}", "electMaster", "--unclean"):
+        assert part in refused.remark, refused.remark
+    assert script.elect(2, designate=True, unclean=True).ok
+    assert (script.group.master_broker_id, script.group.confirm_floor) == (2, -1)
+
+
+def test_r52_a_late_registration_of_an_earlier_life_is_refused(script):
+    """1 I1 registers; the request is slow. 2 I1 is killed, I2 registers. 3 I1's request arrives."""
+    script.three_in_sync()
+    script.die(2)
+    assert script.register(2, incarnation="I2", earlier_lives=("life-2", "I1")).ok
+    script.die(2)  # it has no session yet
+    before = script.state.group("broker-a")
+    late = script.register(2, incarnation="I1", earlier_lives=("life-2",))
+    assert late.code is Code.CONTROLLER_BROKER_ID_INVALID
+    assert script.group == before and "earlier life" in late.remark
+    script.die(2)
+    assert script.register(2, incarnation="I3", earlier_lives=("life-2", "I1", "I2")).ok

@@ -31,11 +31,20 @@ class Scene:
         for broker_id in (1, 2, 3):
             session = sessions.add(NAME, broker_id, f"life-{broker_id}")
             session.send = self.asked.append  # type: ignore[method-assign]
+        self.submitted: list[ElectMaster] = []
         requests: Any = SimpleNamespace(
-            leading=True, state=script.state, live=lambda name: script.live(), view=lambda _: None
+            leading=True,
+            state=script.state,
+            live=lambda name: script.live(),
+            view=lambda _: None,
+            submit=self.submit,
         )
         notes: Any = SimpleNamespace(note=lambda kind, *_, **__: self.noted.append(kind.value))
         self.switches = PlannedSwitches(requests, sessions, notes, clock_ms=lambda: self.now_ms)
+
+    async def submit(self, command: ElectMaster) -> CommandResult:
+        self.submitted.append(command)
+        return CommandResult(Code.SUCCESS)
 
     async def begin(self) -> asyncio.Task[CommandResult]:
         command = ElectMaster(broker_name=NAME, broker_id=2, designate=True, reason="upgrade")
@@ -89,5 +98,42 @@ def test_r33_an_operator_who_goes_away_leaves_no_switch_in_the_way_of_the_next(
         assert len(scene.asked) == 2 and not again.done()
         scene.switches.gate_closed()
         await asyncio.gather(again, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def drained(switch_id: str, **changes: Any) -> ElectMaster:
+    fields: dict[str, Any] = {"broker_id": 2, "expected_master_epoch": 1} | changes
+    return ElectMaster(
+        broker_name=NAME, request_id=switch_id, designate=True, drained_offset=10**12, **fields
+    )
+
+
+def test_r59_what_was_drained_counts_only_for_the_switch_that_this_controller_began(
+    script: Any,
+) -> None:
+    """Its id has 128 random bits and went to the master's session alone."""
+
+    async def run() -> None:
+        scene = Scene(script)
+        task = await scene.begin()
+        switch_id = scene.asked[0].switch.switch_id
+        assert len(switch_id) >= 32
+        strangers = (
+            drained("switch:evil/1"),
+            drained("switch:"),
+            drained(switch_id, broker_id=3),
+            drained(switch_id, expected_master_epoch=-1),
+            drained(switch_id[:-1]),
+        )
+        for command in strangers:
+            refused = await scene.switches.elect(command)
+            assert refused.code is Code.CONTROLLER_ELECT_MASTER_FAILED, command
+        assert scene.submitted == []
+        assert (await scene.switches.elect(drained(switch_id))).ok
+        assert scene.submitted == [drained(switch_id)]
+        scene.switches.gate_closed()
+        await asyncio.gather(task, return_exceptions=True)
+        assert not (await scene.switches.elect(drained(switch_id))).ok
 
     asyncio.run(run())

@@ -307,6 +307,32 @@ def test_r43_only_the_request_of_a_switch_may_name_what_was_drained(leader: Lead
     assert leader.group.master_broker_id == 1
 
 
+def test_r59_a_recorded_floor_never_exceeds_the_end_of_the_masters_log(leader: Leader) -> None:
+    """An absurd confirmOffset in one Alter would leave no replica that may be elected."""
+    leader.three_in_sync(1_000)
+    leader.alter(1, 2, confirm_offset=10**15)
+    assert leader.group.confirm_floor == 1_000
+    leader.beat(1, epoch=1, master_epoch=1, max_offset=1_000, confirm_offset=10**15)
+    leader.passes(2_500, 1, 2, 3)
+    leader.passes(1_000, 2, 3)
+    assert leader.elect(expected_master_epoch=1).ok
+    assert leader.group.master_broker_id == 2
+    leader.passes(2_500, 3)  # nobody says where the master's log ends
+    floor = leader.group.confirm_floor
+    leader.submit(
+        AlterSyncStateSet(
+            broker_name=NAME,
+            master_broker_id=2,
+            master_incarnation="life-2",
+            master_epoch=leader.group.master_epoch,
+            sync_state_set_epoch=leader.group.sync_state_set_epoch,
+            new_set=tuple(Member(each) for each in leader.group.sync_state_set if each != 1),
+            confirm_offset=10**15,
+        )
+    )
+    assert leader.group.confirm_floor == floor
+
+
 # --- R8, R19: the first election waits on the clock that nobody sets
 
 

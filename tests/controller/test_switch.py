@@ -53,7 +53,6 @@ def test_r33_a_living_master_hands_over_to_a_living_member(script: Any) -> None:
         ("another life of the master has the session", "", asking(2), ((1, "old"), *NATIVE[1:])),
         ("an operator lifts the rules", "", asking(2, unclean=True), NATIVE),
         ("the epoch named has passed", "", asking(2, expected_master_epoch=0), NATIVE),
-        ("the master itself asks", "", asking(2, request_id="switch:n/1"), NATIVE),
     ],
 )
 def test_r33_everything_else_is_an_election_with_its_own_rules(
@@ -106,10 +105,17 @@ def test_r33_the_old_master_vouches_for_the_chosen_one_only(script: Any) -> None
     assert offsets == [-1, 900, 2_000]
 
 
+def test_r19_where_replicas_know_of_newer_epochs_an_operator_decides(script: Any) -> None:
+    """The master acts in an epoch that the controllers forgot: it would refuse every switch."""
+    script.three_in_sync()
+    script.tell(1, master_epoch=7, sync_state_set_epoch=1)
+    assert planned(script, asking(2)) == Election()
+
+
 def begun(book: PendingSwitches, script: Any, target: int = 2, now_ms: int = 0) -> str:
     asked = planned(script, asking(target))
     assert isinstance(asked, AskMaster)
-    switch_id = book.begin(NAME, asked, "nonce", now_ms)
+    switch_id = book.begin(NAME, asked, f"nonce-{target}", now_ms)
     assert isinstance(switch_id, str) and is_switch_id(switch_id)
     return switch_id
 

@@ -169,6 +169,40 @@ def test_golden_topic_list_delete_and_unregister() -> None:
     play(script)
 
 
+def test_r32_a_late_goodbye_of_an_earlier_process_removes_nothing() -> None:
+    """The old process's 104 waits in its socket while the new one registers over another."""
+
+    async def script(scene: Scene) -> None:
+        names = {"clusterName": "DefaultCluster", "brokerName": "broker-a", "brokerId": 0}
+        goodbye = RemotingCommand.request(
+            RequestCode.UNREGISTER_BROKER, {**names, "brokerAddr": MASTER}
+        )
+        new = scene.another()
+        await scene.ask(registration(MASTER, 0))
+        await scene.ask(registration(MASTER, 0), new)
+        assert (await scene.ask(goodbye)).code == 0
+        assert scene.service.routes.members("broker-a") == {0: MASTER}
+        assert (await scene.ask(goodbye, new)).code == 0
+        assert scene.service.routes.members("broker-a") == {}
+
+    play(script)
+
+
+def test_a_goodbye_over_a_connection_that_never_registered_counts() -> None:
+    """The broker's first connection was lost without a word, and it dialled again to say so."""
+
+    async def script(scene: Scene) -> None:
+        await scene.ask(registration(MASTER, 0))
+        names = {"clusterName": "DefaultCluster", "brokerName": "broker-a", "brokerId": 0}
+        goodbye = RemotingCommand.request(
+            RequestCode.UNREGISTER_BROKER, {**names, "brokerAddr": MASTER}
+        )
+        await scene.ask(goodbye, scene.another())
+        assert scene.service.routes.members("broker-a") == {}
+
+    play(script)
+
+
 def test_a_compressed_body_is_recognised_though_the_header_denies_it() -> None:
     async def script(scene: Scene) -> None:
         reply = await scene.ask(registration(MASTER, 0, compressed=True))

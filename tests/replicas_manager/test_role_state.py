@@ -1,8 +1,8 @@
 """One broker's role machine in conversation with its controllers c1, c2 and c3, as text scripts.
 
 The broker is number 1, incarnation `b`. A view is MASTER@EPOCH.SETEPOCH:MEMBERS, `-` for none, with
-`by=INC` (incarnation of the master), `dead=IDS`, `index=N`, `inc2=INC`, `at2=ADDRESS` of number 2,
-`learner=ID` behind it.
+`by=INC` (incarnation of the master), `dead=IDS`, `index=N`, `inc1=INC` (`none`: 1 is not
+registered), `inc2=INC`, `at2=ADDRESS` of number 2, `learner=ID` behind it.
 
     broker [id=N] [highest=N] [learner] [java]    a new process, under RocketMQ's controllers:
                                            setup verbs have no outcome
@@ -103,7 +103,7 @@ def view_of(words: tuple[str, ...]) -> RoleView | None:
     key, _, members = rest.partition(":")
     epoch, set_epoch = key_of(key)
     master = None if who == "-" else int(who)
-    incarnations = {1: "b", 2: opts.get("inc2", "s2"), 3: "s3"}
+    incarnations = {1: opts.get("inc1", "b"), 2: opts.get("inc2", "s2"), 3: "s3"}
     return RoleView(
         cluster_name="C",
         broker_name=opts.get("group", "broker-a"),
@@ -124,6 +124,7 @@ def view_of(words: tuple[str, ...]) -> RoleView | None:
                 incarnation=incarnation,
             )
             for broker_id, incarnation in incarnations.items()
+            if incarnation != "none"
         ),
         raft_index=int(opts.get("index", epoch * 100 + set_epoch)),
     )
