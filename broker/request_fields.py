@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.numbers import whole_number
 from batonmq.protocol.record import decode_offset_msg_id
 from batonmq.remoting.command import RemotingCommand
 
@@ -30,16 +31,17 @@ def stored_at(message_id: str) -> int:
 
 def number(request: RemotingCommand, key: str, default: int | None = None) -> int:
     """A whole number; mandatory unless there is a default. Raises BrokerRefusal 29."""
-    value = request.ext.get(key)
+    value = request.ext.get(key, "")
     if not value and default is not None:
         return default
-    try:
-        return int(text(request, key))
-    except ValueError:
+    found = whole_number(text(request, key).strip())
+    if found is None:
         raise BrokerRefusal(
             ResponseCode.INVALID_PARAMETER,
-            f"request {request.code}: field {key!r} is {value!r}, a whole number is needed",
-        ) from None
+            f"request {request.code}: field {key!r} is {value[:64]!r},"
+            " a whole number of 64 bits is needed",
+        )
+    return found
 
 
 def flag(request: RemotingCommand, key: str, default: bool = False) -> bool:

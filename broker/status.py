@@ -208,6 +208,7 @@ class BrokerStatus:
         found = {
             "refuses writes": refusal if gate.is_master else "",
             "its disk is full": store.room.reason,
+            "has set messages aside": path.aside.problem,
             "its start waits for room": replication.missing_room,
             "its log is suspect": store.trust.reason,
             "does not join yet": store.positions.why_not_whole if replication.ha else "",

@@ -6,7 +6,7 @@ stands twice the later one counts. A stored string is kept verbatim: order and r
 nobody but the bytes' owner, and changing them would change the record.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 NAME_VALUE_SEPARATOR: Final = "\x01"
@@ -58,6 +58,9 @@ DUP_INFO: Final = "DUP_INFO"
 
 KEY_SEPARATOR: Final = " "
 PROPERTIES_SIZE_MAX: Final = 32767
+PROPERTIES_ROOM: Final = 2048
+"""Of that kept free in a message that a broker takes: for what it adds when the message waits, is
+given back, popped or checked. Three names of 255 bytes and a dozen numbers."""
 
 # Names that a client may not use for properties of its own (Java `MessageConst.STRING_HASH_SET`).
 RESERVED: Final = frozenset(
@@ -130,14 +133,16 @@ def find_property(raw: bytes, key: bytes) -> bytes | None:
 
 def with_properties(raw: bytes, values: Mapping[bytes, bytes]) -> bytes:
     """`raw` with these pairs behind its others, in place of those of the same names."""
-    for name in values:
-        if name + b"\x01" in raw:
-            raw = _without(raw, name + b"\x01")
+    raw = without_properties(raw, values)
     if raw and raw[-1] != 2:
         raw += b"\x02"
     return raw + b"".join([b"%b\x01%b\x02" % pair for pair in values.items()])
 
 
-def _without(raw: bytes, needle: bytes) -> bytes:
-    """`raw` without the pairs that begin with `needle`."""
-    return b"\x02".join([pair for pair in raw.split(b"\x02") if not pair.startswith(needle)])
+def without_properties(raw: bytes, names: Iterable[bytes]) -> bytes:
+    """`raw` without the pairs of these names."""
+    for needle in [name + b"\x01" for name in names]:
+        if needle in raw:
+            pairs = raw.split(b"\x02")
+            raw = b"\x02".join([pair for pair in pairs if not pair.startswith(needle)])
+    return raw

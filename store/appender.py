@@ -135,10 +135,19 @@ class Appender:
         """
         if self.refusal is not None:
             raise PutUnavailable(self.refusal)
-        if (
-            len(message.body) > self._config.max_message_size
-            or len(message.properties) > self._properties_max
-        ):
+        if len(message.body) > self._config.max_message_size:
+            raise self._too_long(message)
+        return self._put(message)
+
+    def put_stored(self, message: NewMessage) -> PutResult:
+        """The same for a message that the log took before: its body may be longer than a client's
+        may be by now (maxMessageSize)."""
+        if self.refusal is not None:
+            raise PutUnavailable(self.refusal)
+        return self._put(message)
+
+    def _put(self, message: NewMessage) -> PutResult:
+        if len(message.properties) > self._properties_max:
             raise self._too_long(message)
         queue = self._table.get((message.topic, message.queue_id))
         if queue is None:
@@ -329,14 +338,13 @@ class Appender:
             self._turn_ms = 0
 
     def _too_long(self, message: NewMessage) -> PutIllegal:
-        size = len(message.body)
-        if size > self._config.max_message_size:
-            return PutIllegal(
-                f"a body of {size} bytes; maxMessageSize is {self._config.max_message_size}"
+        if len(message.properties) > self._properties_max:
+            return PutPropertiesTooLong(
+                f"properties of {len(message.properties)} bytes; the limit is"
+                f" {self._properties_max}"
             )
-        return PutPropertiesTooLong(
-            f"properties of {len(message.properties)} bytes; the limit is {self._properties_max}"
-        )
+        most = self._config.max_message_size
+        return PutIllegal(f"a body of {len(message.body)} bytes; maxMessageSize is {most}")
 
 
 def _no_room(why: object) -> PutUnavailable:

@@ -18,6 +18,7 @@ from typing import Final, Literal
 import msgspec
 
 from batonmq.protocol.layout import UNIT_SIZE
+from batonmq.protocol.numbers import whole_number
 from batonmq.protocol.properties import find_property
 from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -58,13 +59,14 @@ class DelayLevels:
         """What the unit of a record carries, from the record's topic, raw properties and time."""
         if topic == SCHEDULE_TOPIC:
             level = find_property(properties, b"DELAY")
-            if level is not None and level.isdigit() and int(level) > 0:
-                return self.deliver_at(int(level), store_timestamp)
+            number = whole_number(level or b"") or 0
+            if number > 0:
+                return self.deliver_at(number, store_timestamp)
         elif topic == TIMER_TOPIC:
-            out_ms = find_property(properties, b"TIMER_OUT_MS")
-            if out_ms is not None and out_ms.isdigit():
+            out_ms = whole_number(find_property(properties, b"TIMER_OUT_MS") or b"")
+            if out_ms is not None and out_ms >= 0:
                 is_recall = find_property(properties, b"TIMER_DEL_UNIQKEY") is not None
-                return -int(out_ms) if is_recall else int(out_ms)
+                return -out_ms if is_recall else out_ms
         return tags_code(find_property(properties, b"TAGS"))
 
 

@@ -39,10 +39,10 @@ from batonmq.broker.pop.pop_table import (
     PutOff,
     decode_pop_record,
 )
-from batonmq.broker.schedule import delivery
-from batonmq.broker.schedule.delivery import DueService
 from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.tables.topics import TopicService
+from batonmq.broker.write import due_service
+from batonmq.broker.write.due_service import DueService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
@@ -299,7 +299,7 @@ class PopService(DueService):
 
     def _slice(self, now_ms: int) -> int:
         if not self.is_loaded and not self._load_slice():
-            return 0 if self.table.next_record < self._visible_end else delivery.BLOCKED_MS
+            return 0 if self.table.next_record < self._visible_end else due_service.BLOCKED_MS
         try:
             for _ in range(REVIVES_A_TURN):
                 point = self.table.next_due(now_ms)
@@ -309,9 +309,9 @@ class PopService(DueService):
             self._write_oldest_again()
         except (PutRefused, BrokerRefusal) as error:
             log.warning("popped_message_waits reason=%s", error)
-            return delivery.REFUSED_MS
+            return due_service.REFUSED_MS
         finally:
-            self._wakes_at = min(self.table.wake_ms, now_ms + delivery.LOOK_AGAIN_MS)
+            self._wakes_at = min(self.table.wake_ms, now_ms + due_service.LOOK_AGAIN_MS)
             self._keep_progress()
         return 0
 

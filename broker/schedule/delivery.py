@@ -1,9 +1,6 @@
 """Delivers delayed and timed messages when they are due. Only a master does.
 
-The shell around `due_queues`. `DueService` has what both kinds have in common: nothing is delivered
-while this master takes no writes, within a planned switch, or while the replicas are far behind; a
-turn of the loop has one slice; between two looks nothing runs. The wall clock may jump, so no pause
-is longer than LOOK_AGAIN_MS. `ScheduleMessageService` and `TimerService` read the units that their
+The shell around `due_queues`. `ScheduleMessageService` and `TimerService` read the units that their
 core asks for, put what is due into the log again, and behind it, in the same turn, the progress
 record. A recall (370) is a message of the timers' queue that names another by its unique key.
 Origin: org.apache.rocketmq.broker.schedule.ScheduleMessageService,
@@ -15,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from batonmq.broker.schedule.due_queues import (
@@ -27,13 +25,19 @@ from batonmq.broker.schedule.due_queues import (
 )
 from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.tables.topics import TopicService
+from batonmq.broker.write.due_service import BLOCKED_MS, REFUSED_MS, DueService
 from batonmq.broker.write.write_path import WritePath
-from batonmq.process.clock import wall_ms
-from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.layout import FILLER_SIZE, UNIT
-from batonmq.protocol.properties import find_property
+from batonmq.protocol.numbers import INT_MAX, whole_number
+from batonmq.protocol.properties import find_property, without_properties
 from batonmq.protocol.recall_handle import recall_key
-from batonmq.protocol.record import NewMessage, message_to_store, raw_properties, scan_record
+from batonmq.protocol.record import (
+    Buffer,
+    NewMessage,
+    message_to_store,
+    raw_properties,
+    scan_record,
+)
 from batonmq.protocol.topic_name import (
     PROGRESS_TOPIC,
     SCHEDULE_TOPIC,
@@ -43,7 +47,7 @@ from batonmq.protocol.topic_name import (
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection
 from batonmq.store.config import DelayLevels
-from batonmq.store.errors import PutRefused
+from batonmq.store.errors import PutPropertiesTooLong, PutRefused
 
 log = logging.getLogger(__name__)
 
@@ -55,14 +59,9 @@ COUNTED_UNITS: Final = 256
 READ_UNITS: Final = 4096
 """How many units are read in one turn of the loop."""
 
-UNCONFIRMED_BYTES_MAX: Final = 16 << 20
-LOOK_AGAIN_MS: Final = 1000
-BLOCKED_MS: Final = 10
-"""Until it is tried again while this master takes no writes, or replicas lag."""
-REFUSED_MS: Final = 100
-DAMAGED_MS: Final = 10_000
 LATE_MS: Final = 10_000
 """A message that is put now may be due before it can be seen; never so long before."""
+_OWN: Final = (b"DELAY", b"REAL_TOPIC", b"REAL_QID", b"TIMER_OUT_MS", b"TIMER_DEQUEUE_MS")
 _HASH_BITS: Final = 33
 """A tags code below is the hash of TAGS: a Java broker built the unit."""
 
@@ -79,90 +78,34 @@ class Delivery:
         """False if it has to wait. Messages of a topic that was deleted are deleted, too (R39).
         Raises PutRefused."""
         topic = (find_property(message.properties, b"REAL_TOPIC") or b"").decode("utf-8", "replace")
-        queue_id = find_property(message.properties, b"REAL_QID") or b""
+        queue_id = whole_number(find_property(message.properties, b"REAL_QID") or b"", INT_MAX)
         if topic in self._store.deleting_topics:
             return False
-        if topic == TRANS_HALF_TOPIC or not queue_id.isdigit() or self._topics.get(topic) is None:
+        is_place = topic != TRANS_HALF_TOPIC and queue_id is not None and queue_id >= 0
+        if not is_place or self._topics.get(topic) is None:
             log.warning("waiting_message_dropped topic=%s queue_id=%r", topic, queue_id)
             return True
-        message.topic, message.queue_id = topic, int(queue_id)
-        result = self._store.appender.put_message(message)
+        assert queue_id is not None
+        message.topic, message.queue_id = topic, queue_id
+        try:
+            result = self._store.appender.put_stored(message)
+        except PutPropertiesTooLong:  # an older broker, or Java's, kept no room
+            message.properties = without_properties(message.properties, _OWN)
+            result = self._store.appender.put_stored(message)
         self._path.stats.put(topic, 1, result.size)
         self._path.schedule_flush()
         return True
 
 
-class DueService:
-    """On the broker's loop. `damaged` is called with the fault of a bad record."""
-
-    def __init__(self, path: WritePath, damaged: Callable[[str], None]) -> None:
-        self._path = path
-        self._store = path.store
-        self._damaged = damaged
-        self._timer: asyncio.Handle | None = None
-        self._is_running = False
-
-    def begin(self) -> None:
-        """This broker has become master."""
-        self._is_running = True
-        self._wake_in(0)
-
-    def end(self) -> None:
-        """This broker is not master any more: a slave delivers nothing."""
-        self._is_running = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def now_ms(self) -> int:
-        """The wall clock that due times are of."""
-        return wall_ms()
-
-    def _slice(self, now_ms: int) -> int:
-        """Does some of what is due; the least pause in ms before the next slice. Raises
-        CorruptLogError."""
-        raise NotImplementedError
-
-    def _note(self, progress: ProgressRecord) -> bool:
-        """Says how far this is, behind what was put in the same turn. False if nothing is taken:
-        a later slice is to say it, also if nothing more becomes due."""
-        try:
-            self._path.put_system_record(PROGRESS_TOPIC, progress.encode())
-        except PutRefused as error:
-            log.info("progress_waits reason=%s", error)
-            return False
-        return True
-
-    @property
-    def _look_ms(self) -> int:
-        """When to look next, wall clock ms."""
-        raise NotImplementedError
-
-    def _wake_in(self, delay_ms: int) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(delay_ms / 1000, self._wake)
-
-    def _wake(self) -> None:
-        self._timer = None
-        if not self._is_running:
-            return
-        path, store = self._path, self._store
-        behind = store.max_phy_offset - store.confirm_offset
-        if path.gate.refusal is not None or path.hold.active or behind > UNCONFIRMED_BYTES_MAX:
-            self._wake_in(BLOCKED_MS)
-            return
-        try:
-            pause_ms = self._slice(wall_ms())
-        except CorruptLogError as error:
-            log.error("waiting_message_damaged reason=%s", error)
-            store.trust.fault_at(error.offset)  # suspect: a whole replica is to lead (R17, G8)
-            self._damaged(str(error))
-            pause_ms = DAMAGED_MS
-        if self._timer is None:
-            due_in_ms = self._look_ms - wall_ms()
-            self._wake_in(max(pause_ms, min(due_in_ms, LOOK_AGAIN_MS)))
+def _note(path: WritePath, progress: ProgressRecord) -> bool:
+    """Says how far a feature is, behind what was put in the same turn. False if nothing is taken:
+    a later slice is to say it, also if nothing more becomes due."""
+    try:
+        path.put_system_record(PROGRESS_TOPIC, progress.encode())
+    except PutRefused as error:
+        log.info("progress_waits reason=%s", error)
+        return False
+    return True
 
 
 class ScheduleMessageService(DueService):
@@ -185,6 +128,7 @@ class ScheduleMessageService(DueService):
 
     def begin(self) -> None:
         """This broker has become master: it goes on where its log says."""
+        self.end()
         table, queries = self._progress.delays, self._store.queries
         offsets = {}
         for queue_id in range(max(len(self._levels), *table, 0)):
@@ -220,7 +164,7 @@ class ScheduleMessageService(DueService):
                 if count:
                     self._moved[look.queue_id + 1] = self._queues.offset_of(look.queue_id)
         finally:
-            if self._moved and self._note(ProgressRecord(delays=self._moved)):
+            if self._moved and _note(self._path, ProgressRecord(delays=self._moved)):
                 self._moved.clear()
         return pause_ms
 
@@ -237,7 +181,10 @@ class ScheduleMessageService(DueService):
         try:
             for phy_offset, size, _ in units[:due]:
                 record = queries.record_at(phy_offset, size)
-                if record is not None and not self._deliverer.deliver(message_to_store(record)):
+                if record is not None and not self._carried_out(
+                    f"message at {phy_offset} of level {look.queue_id + 1}",
+                    partial(self._deliver, record),
+                ):
                     return count, REFUSED_MS
                 count += 1
         except PutRefused as error:
@@ -247,6 +194,9 @@ class ScheduleMessageService(DueService):
             if count:
                 self._queues.delivered(look.queue_id, count)
         return count, 0
+
+    def _deliver(self, record: Buffer) -> bool:
+        return self._deliverer.deliver(message_to_store(record))
 
 
 class TimerService(DueService):
@@ -270,6 +220,7 @@ class TimerService(DueService):
 
     def begin(self) -> None:
         """This broker has become master: it goes on where its log says."""
+        self.end()
         least = self._store.queries.min_offset_in_queue(TIMER_TOPIC, QUEUE)
         most = queue_end(self._store, TIMER_TOPIC, QUEUE)
         self._queue.begin(self._progress.timer, least, most)
@@ -321,7 +272,7 @@ class TimerService(DueService):
         finally:
             after = self._queue.progress()
             if after != before or self._is_to_note:
-                self._is_to_note = not self._note(ProgressRecord(timer=after))
+                self._is_to_note = not _note(self._path, ProgressRecord(timer=after))
 
     def _read_units(self) -> bool:
         """Takes in some of what is visible of the queue; whether there may be more."""
@@ -383,7 +334,9 @@ class TimerService(DueService):
             message = self._message_at(offset)
             properties = message.properties if message is not None else None
             try:
-                if message is not None and not self._deliver(message, now_ms):
+                if message is not None and not self._carried_out(
+                    f"message {offset} of {TIMER_TOPIC}", partial(self._deliver, message, now_ms)
+                ):
                     return REFUSED_MS
             except PutRefused as error:
                 log.warning("timed_message_waits offset=%d reason=%s", offset, error)

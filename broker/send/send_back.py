@@ -79,7 +79,7 @@ class SendBackProcessor:
             topic, queue_id = retry_topic(group.group_name), self._random.randrange(queues)
         _once_more(failed, record, level)
         came_from, failed.topic, failed.queue_id = failed.topic, topic, queue_id
-        result = self._path.put_message(failed)
+        result = self._path.put_stored(failed)
         self._path.stats.sent_back(came_from, group.group_name)
         self._path.schedule_flush()
         self._path.answer_when_confirmed(result.end_offset, request, connection)

@@ -24,7 +24,12 @@ from batonmq.broker.role_gate import GateClosedError, Refusal
 from batonmq.broker.send.send_back import dead_letter_properties
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.transaction.transaction_records import is_half, make_half
-from batonmq.broker.write.put_hooks import SendProperties, refuse_inner_batch, refuse_to_wait
+from batonmq.broker.write.put_hooks import (
+    SendProperties,
+    refuse_inner_batch,
+    refuse_to_wait,
+    require_room,
+)
 from batonmq.broker.write.write_path import WritePath
 from batonmq.process.clock import wall_ms
 from batonmq.protocol.batch import split_batch
@@ -205,6 +210,7 @@ class SendProcessor:
         if topic != ext.topic:
             given = dead_letter_properties(given)
         properties, tags, keys, unique_key = self._properties.prepare(given)
+        require_room(properties)
         refuse_inner_batch(properties, ext.sys_flag)
         born_host = channel.attachments.get("born_host")
         if born_host is None or ext.relayed is not None:
@@ -267,6 +273,7 @@ class SendProcessor:
                 "this broker takes no transactions (rejectTransactionMessage)",
             )
         make_half(message)
+        require_room(message.properties)
         result = self._store.appender.put_message(message)
         self._path.stats.put(message.topic, 1, result.size)
         if ext.relayed is None:
@@ -285,6 +292,7 @@ class SendProcessor:
             properties, tags, keys, unique_key = self._properties.prepare(
                 item.properties.decode("utf-8")
             )
+            require_room(properties)
             refuse_to_wait(properties)
             refuse_inner_batch(properties, ext.sys_flag)
             unique_keys.append(unique_key)

@@ -22,6 +22,7 @@ from typing import Final, Literal, NamedTuple
 
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.numbers import INT_MAX, whole_number
 from batonmq.protocol.properties import (
     CHECK_IMMUNITY_TIME_IN_SECONDS,
     PGROUP,
@@ -219,7 +220,8 @@ class TransactionTable:
 def parse_op(body: bytes) -> list[int]:
     """The half queue offsets of an op record's body, each followed by a comma. What is no number is
     left out."""
-    return [int(part) for part in body.split(b",") if part.isdigit()]
+    numbers = map(whole_number, body.split(b","))
+    return [number for number in numbers if number is not None and number >= 0]
 
 
 def op_body(offsets: list[int]) -> bytes:
@@ -269,23 +271,24 @@ def half_of(record: Buffer) -> Half:
         find_property(properties, b"UNIQ_KEY") or b"",
         (find_property(properties, PGROUP.encode()) or b"").decode("utf-8", "replace"),
         head.store_timestamp,
-        int(checks) if checks.isdigit() else 0,
+        max(0, whole_number(checks, INT_MAX) or 0),
         immunity_ms(immunity.decode("utf-8", "replace")) if immunity is not None else None,
     )
 
 
 def immunity_ms(text: str) -> int:
     """How long after its birth a half is not checked; -1, and what is no number, mean 6 s."""
-    text = text.strip()
-    return int(text) * 1000 if text.isascii() and text.isdecimal() else IMMUNITY_DEFAULT_MS
+    seconds = whole_number(text.strip(), INT_MAX)
+    return seconds * 1000 if seconds is not None and seconds >= 0 else IMMUNITY_DEFAULT_MS
 
 
 def real_place(properties: bytes) -> tuple[str, int] | None:
     """Topic and queue to which a half message belongs; None if its properties do not say."""
     topic, queue_id = (find_property(properties, name.encode()) for name in (REAL_TOPIC, REAL_QID))
-    if topic is None or queue_id is None or not queue_id.isdigit():
+    number = whole_number(queue_id or b"", INT_MAX)
+    if topic is None or number is None or number < 0:
         return None
-    return topic.decode("utf-8", "replace"), int(queue_id)
+    return topic.decode("utf-8", "replace"), number
 
 
 def committed(record: Buffer, phy_offset: int, place: tuple[str, int]) -> NewMessage:

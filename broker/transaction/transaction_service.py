@@ -39,11 +39,12 @@ from batonmq.broker.transaction.transaction_records import (
     parse_op,
     real_place,
 )
+from batonmq.broker.write.due_service import DueService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.process.clock import boot_ms, wall_ms
 from batonmq.protocol.bodies import TopicConfig
 from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.errors import BrokerRefusal, CorruptLogError
+from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.message import MessageExt
 from batonmq.protocol.properties import (
     CHECK_IMMUNITY_TIME_IN_SECONDS,
@@ -62,7 +63,7 @@ from batonmq.protocol.topic_name import (
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.store.consumer_offset import ConsumerOffsetManager
-from batonmq.store.errors import PutRefused
+from batonmq.store.errors import PutIllegal, PutRefused
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ OP_OFFSETS_MAX: Final = 400
 LOADING_S_MAX: Final = 3.0
 
 
-class TransactionService:
+class TransactionService(DueService):
     """One for a broker, on its loop. `damaged` is called with the fault of a bad record."""
 
     def __init__(
@@ -86,15 +87,12 @@ class TransactionService:
         producers: ProducerCheck,
         damaged: Callable[[str], None],
     ) -> None:
-        self._path = path
-        self._store = path.store
+        super().__init__(path, damaged)
         self._topics = topics
         self._offsets = offsets
         self._producers = producers
-        self._damaged = damaged
         self._config = config
         self._table = TransactionTable(check_rules(config))
-        self._is_running = False
         self._loaded = asyncio.Event()
         self._load_to = (0, 0)
         self._torn: list[int] = []
@@ -104,7 +102,6 @@ class TransactionService:
         """Where the given-up messages are that this mastership has taken back."""
         self._wall_at_zero_ms = wall_ms() - boot_ms()
         self._looked_s = 0.0
-        self._timer: asyncio.Handle | None = None
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.END_TRANSACTION, self.end_transaction)
@@ -121,12 +118,11 @@ class TransactionService:
         ends = [queue_end(self._store, topic, QUEUE) for topic in TOPICS]
         self._table.begin(min(starts[0], ends[0]), min(starts[1], ends[1]))
         self._load_to = ends[0], ends[1]
-        self._is_running = True
-        self._wake_in(0)
+        super().begin()
 
     def end(self) -> None:
         """This broker is not master any more: it knows nothing of transactions."""
-        self._is_running = False
+        super().end()
         self._loaded.clear()
         self._torn.clear()
         self._ops.clear()
@@ -135,9 +131,6 @@ class TransactionService:
             self._op_done.set_exception(_changed())
             self._op_done.exception()  # perhaps nobody waits
         self._op_done = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def arrived(self, _queue_id: int) -> None:
         """There is more in a topic of half messages or of their ends."""
@@ -148,23 +141,15 @@ class TransactionService:
         """How many transactions are open."""
         return len(self._table)
 
-    def _wake_in(self, delay_ms: int) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._wake)
+    @property
+    def _look_ms(self) -> int:
+        return 0  # `_slice` says when
 
-    def _wake(self) -> None:
-        self._timer = None
-        if not self._is_running:
-            return
-        try:
-            more = self._read_slice()
-        except CorruptLogError as error:
-            log.error("transaction_record_damaged reason=%s", error)
-            self._store.trust.fault_at(error.offset)  # suspect: a whole replica is to lead (G8)
-            self._damaged(str(error))
-            self._wake_in(10 * LOOK_AGAIN_MS)
-            return
+    def _has_to_wait(self) -> bool:
+        return False  # what is open is read at any time; `_check_slice` waits
+
+    def _slice(self, now_ms: int) -> int:
+        more = self._read_slice()
         if not self._loaded.is_set() and self._is_level:
             self._loaded.set()
             self._end_torn()
@@ -173,8 +158,7 @@ class TransactionService:
             self._looked_s = now_s
             pause_ms = self._check_slice(wall_ms())
             self._keep_progress()
-        if more or self._timer is None:
-            self._wake_in(0 if more else pause_ms)
+        return 0 if more else pause_ms
 
     # What the queues say.
 
@@ -200,7 +184,13 @@ class TransactionService:
             if record is None:
                 table.half_gone(table.next_half)
                 continue
-            replaced = table.half_seen(half_of(record))
+            try:
+                half = half_of(record)
+            except Exception as error:  # R54: it ends no transaction but its own
+                self._path.aside.add("transactions", f"half message at {phy_offset}", error)
+                table.half_gone(table.next_half)
+                continue
+            replaced = table.half_seen(half)
             if replaced is not None:
                 self._torn.append(replaced)
             if phy_offset in commits:
@@ -304,7 +294,7 @@ class TransactionService:
         if not offsets:
             raise _refused(f"half message {half.msg_id} is being ended or checked in this moment")
         try:
-            self._store.appender.put_message(copy)
+            self._store.appender.put_stored(copy)
             done = self._write_op(offsets)
         except BaseException:
             self._table.not_ended(offsets, wall_ms())
@@ -329,7 +319,7 @@ class TransactionService:
         if self._table.is_waiting(key.encode()) or place in self._resumed:
             raise _refused(f"{name}: a half message of its key waits already")
         copy.topic, copy.queue_id = TRANS_HALF_TOPIC, QUEUE
-        put = self._store.appender.put_message(copy)
+        put = self._store.appender.put_stored(copy)
         self._resumed.add(place)
         self._path.schedule_flush()
         await self._path.wait_confirmed(put.end_offset, name)
@@ -353,7 +343,7 @@ class TransactionService:
             raise BrokerRefusal(
                 ResponseCode.TOPIC_NOT_EXIST, f"topic {place[0]} does not exist any more"
             )
-        put = self._path.put_message(committed(record, latest_offset, place))
+        put = self._path.put_stored(committed(record, latest_offset, place))
         self._store.recent_commits.append(latest_offset, put.physical_offset)
         self._path.schedule_flush()
 
@@ -409,6 +399,11 @@ class TransactionService:
                 break
             try:
                 self._check(due, now_ms)
+            except PutIllegal as error:  # R54: it stays open, and does not stop the others
+                self._path.aside.add(
+                    "transactions", f"check of half {due.half.queue_offset}", error
+                )
+                table.later(due.half, now_ms)
             except PutRefused as error:
                 log.warning("transaction_check_waits reason=%s", error)
                 table.later(due.half, now_ms, BLOCKED_MS)
@@ -432,7 +427,7 @@ class TransactionService:
     def _ask(self, half: Half, record: memoryview, channel: Connection) -> None:
         copy = checked_once_more(record, half.checks + 1)
         place = real_place(copy.properties) or ("", 0)
-        put = self._store.appender.put_message(copy)
+        put = self._store.appender.put_stored(copy)
         done = self._write_op([half.queue_offset])
         self._path.schedule_flush()
 
@@ -456,7 +451,7 @@ class TransactionService:
             )
         message = message_to_store(record)
         message.topic, message.queue_id = topic, QUEUE
-        self._store.appender.put_message(message)
+        self._store.appender.put_stored(message)
         self._write_op([half.queue_offset])
         self._path.schedule_flush()
 

@@ -19,9 +19,12 @@ from typing import Final
 
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.numbers import INT_MAX, whole_number
 from batonmq.protocol.properties import (
     DELAY,
     INNER_NUM,
+    PROPERTIES_ROOM,
+    PROPERTIES_SIZE_MAX,
     REAL_QID,
     REAL_TOPIC,
     TIMER_DEL_UNIQKEY,
@@ -41,8 +44,7 @@ from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import DLQ_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 from batonmq.store.config import StoreConfig
 
-_INT_DIGITS_MAX: Final = 10
-_LONG_DIGITS_MAX: Final = 18
+_ACCEPTED_MAX: Final = PROPERTIES_SIZE_MAX - PROPERTIES_ROOM
 _TIMER_WISHES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 TIMER_QUEUE: Final = 0
 _INNER: Final = INNER_NUM.encode() + b"\x01"
@@ -121,12 +123,12 @@ class PutHooks:
 def delay_level(text: str) -> int:
     """The value of a DELAY property, 0 if it is absent. Raises BrokerRefusal 13."""
     text = text.strip()
-    digits = text.removeprefix("-")
     if not text:
         return 0
-    if not (digits.isascii() and digits.isdecimal() and len(digits) <= _INT_DIGITS_MAX):
+    level = whole_number(text, INT_MAX)
+    if level is None:
         raise _illegal(f"property DELAY is {text[:32]!r}, allowed is a delay level, 0 for none")
-    return int(text)
+    return level
 
 
 def _deliver_ms(properties: dict[str, str], now_ms: int) -> int | None:
@@ -139,15 +141,25 @@ def _deliver_ms(properties: dict[str, str], now_ms: int) -> int | None:
         text = properties.get(name)
         if text is None:
             continue
-        digits = text.strip().removeprefix("-")
-        if not (digits.isascii() and digits.isdecimal() and len(digits) <= _LONG_DIGITS_MAX):
+        wish = whole_number(text.strip())
+        if wish is None:
             raise _illegal(f"property {name} is {text[:32]!r}, allowed is a whole number")
-        return start_ms + int(text) * unit_ms
+        return start_ms + wish * unit_ms
     return None
 
 
 def _illegal(why: str) -> BrokerRefusal:
     return BrokerRefusal(ResponseCode.MESSAGE_ILLEGAL, f"{why}; the message was not stored")
+
+
+def require_room(properties: bytes) -> None:
+    """Raises BrokerRefusal 13 for the properties of a client's message that leave no room for those
+    that a broker adds later (R54)."""
+    if len(properties) > _ACCEPTED_MAX:
+        raise _illegal(
+            f"its properties have {len(properties)} bytes, at most {_ACCEPTED_MAX} are taken:"
+            f" {PROPERTIES_ROOM} are kept for the broker's own"
+        )
 
 
 def refuse_to_wait(properties: bytes) -> None:

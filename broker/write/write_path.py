@@ -30,6 +30,7 @@ from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.write.broker_stats import BrokerStats
 from batonmq.broker.write.pending_acks import SLICE, AckPause, FlowControl, PendingAcks
 from batonmq.broker.write.put_hooks import PutHooks
+from batonmq.broker.write.set_aside import SetAside
 from batonmq.process.clock import wall_ms
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
@@ -148,6 +149,7 @@ class WritePath:
         self.hold = SendHold()
         self.acks = PendingAcks(ack_wait_ms)
         self.stats = BrokerStats(clock_ms)
+        self.aside = SetAside()
         self.flow = flow or FlowControl(BrokerConfig(), StoreConfig())
         self._hooks = hooks or PutHooks(StoreConfig())
         self._sync_flush = sync_flush
@@ -191,6 +193,14 @@ class WritePath:
         if b"DELAY\x01" in message.properties or b"TIMER_" in message.properties:
             self._hooks.apply(message, wall_ms())
         result = self.store.appender.put_message(message)
+        self.stats.put(message.topic, 1, result.size)
+        return result
+
+    def put_stored(self, message: NewMessage) -> PutResult:
+        """`put_message` for what the log took before, whatever maxMessageSize is by now."""
+        if b"DELAY\x01" in message.properties or b"TIMER_" in message.properties:
+            self._hooks.apply(message, wall_ms())
+        result = self.store.appender.put_stored(message)
         self.stats.put(message.topic, 1, result.size)
         return result
 

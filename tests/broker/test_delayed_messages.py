@@ -15,6 +15,7 @@ from batonmq.broker.schedule.due_queues import (
     ProgressRecord,
     decode_progress,
 )
+from batonmq.broker.write import due_service
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.errors import CorruptLogError, RemoteProtocolError
@@ -310,7 +311,7 @@ def test_r30_what_was_delivered_before_one_was_refused_comes_once(
         for number in range(3):
             await rig.send("T", b"%d" % number, DELAY="1")
         appender, refused = rig.service.store.appender, []
-        put_message = appender.put_message
+        put_message = appender._put
 
         def put(message: NewMessage) -> PutResult:
             if message.topic == "T" and message.body == b"1" and not refused:
@@ -318,7 +319,7 @@ def test_r30_what_was_delivered_before_one_was_refused_comes_once(
                 raise PutRefused("no room")
             return put_message(message)
 
-        monkeypatch.setattr(appender, "put_message", put)
+        monkeypatch.setattr(appender, "_put", put)
         clock.ahead_ms = 1_100
         await until(lambda: end_of(rig, "T") >= 3)
         assert [message.body for message in await messages(rig, "T")] == [b"0", b"1", b"2"]
@@ -331,13 +332,13 @@ def test_delivery_waits_while_the_replicas_are_far_behind(
 ) -> None:
     async def play(rig: Rig) -> None:
         await rig.send("T", DELAY="1")
-        monkeypatch.setattr(delivery, "UNCONFIRMED_BYTES_MAX", -1)
+        monkeypatch.setattr(due_service, "UNCONFIRMED_BYTES_MAX", -1)
         clock.ahead_ms = 1_100
         for _ in range(3):
             await rig.send("Other")
         rig.service.waiting.schedule._wake()
         assert end_of(rig, "T") == 0
-        monkeypatch.setattr(delivery, "UNCONFIRMED_BYTES_MAX", 16 << 20)
+        monkeypatch.setattr(due_service, "UNCONFIRMED_BYTES_MAX", 16 << 20)
         await until(lambda: end_of(rig, "T") == 1)
 
     run_with_broker(tmp_path, play)
@@ -347,7 +348,7 @@ def test_r24_delivery_goes_on_after_a_damaged_record(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is told, and looked at again: the bytes may be fetched from a replica meanwhile."""
-    monkeypatch.setattr(delivery, "DAMAGED_MS", 1)
+    monkeypatch.setattr(due_service, "DAMAGED_MS", 1)
 
     async def play(rig: Rig) -> None:
         schedule, faults = rig.service.waiting.schedule, []

@@ -16,7 +16,7 @@ from lone_broker import Rig, expire_all_but_last, run_with_broker, until
 
 from batonmq.broker.pop import pop_service
 from batonmq.broker.pop.pop_table import PopRecord, PopTable
-from batonmq.broker.schedule import delivery
+from batonmq.broker.write import due_service
 from batonmq.process import disk
 from batonmq.protocol.bodies import QueryAssignmentRequestBody
 from batonmq.protocol.layout import UNIT_SIZE
@@ -37,8 +37,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ms = 1_800_000_000_000
-        monkeypatch.setattr(delivery, "wall_ms", lambda: self.now_ms)
-        monkeypatch.setattr(delivery, "LOOK_AGAIN_MS", 1)
+        monkeypatch.setattr(due_service, "wall_ms", lambda: self.now_ms)
+        monkeypatch.setattr(due_service, "LOOK_AGAIN_MS", 1)
 
 
 @pytest.fixture
@@ -663,7 +663,7 @@ def test_r30_of_messages_given_back_in_part_the_rest_follows_and_none_comes_twic
             await rig.send("T", b"%d" % number)
         assert len(messages(await pop(rig, queueId=0))) == 3
         appender, refused = rig.service.store.appender, []
-        put_message = appender.put_message
+        put_message = appender._put
 
         def put(message: NewMessage) -> PutResult:
             if message.topic == RETRY and message.body == b"1" and not refused:
@@ -671,7 +671,7 @@ def test_r30_of_messages_given_back_in_part_the_rest_follows_and_none_comes_twic
                 raise PutRefused("no room")
             return put_message(message)
 
-        monkeypatch.setattr(appender, "put_message", put)
+        monkeypatch.setattr(appender, "_put", put)
         clock.now_ms += 60_200
         await until(lambda: refused)
         clock.now_ms += 2_000

@@ -1,0 +1,22 @@
+"""Whole numbers in texts of clients and of records, within Java's limits. Pure.
+
+Python reads any number of digits, raises ValueError beyond 4300 of them, and takes `1_000` and the
+digits of other scripts. A number beyond 64 bits fits no field of a record, frame or JSON file.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+INT_MAX: Final = (1 << 31) - 1
+LONG_MAX: Final = (1 << 63) - 1
+_LENGTH_MAX: Final = 64
+
+
+def whole_number(text: str | bytes, most: int = LONG_MAX) -> int | None:
+    """The number, from -`most` - 1 to `most`; None for any other text, and beyond 64 characters."""
+    digits = text[1:] if text[:1] in ("-", "+", b"-", b"+") else text
+    if len(text) > _LENGTH_MAX or not (digits.isascii() and digits.isdigit()):
+        return None
+    number = int(text)
+    return number if -most - 1 <= number <= most else None

@@ -1,0 +1,176 @@
+"""One message stops no feature (R54): what can never be carried out is set aside, and named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from lone_broker import Clock, Rig, end_of, messages, run_with_broker, until
+
+from batonmq.broker.schedule.delivery import Delivery
+from batonmq.broker.send import send_processor
+from batonmq.protocol.bodies import PROBLEMS_KEY
+from batonmq.protocol.numbers import whole_number
+from batonmq.protocol.properties import PROPERTIES_ROOM, PROPERTIES_SIZE_MAX
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+async def longest(rig: Rig, **properties: str) -> int:
+    """The longest pad that a send is acknowledged with."""
+    low, high = 0, 40_000
+    while low + 1 < high:
+        middle = (low + high) // 2
+        sent = await rig.send("PROBE", b"x", pad="x" * middle, **properties)
+        low, high = (middle, high) if sent.code == 0 else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize("keeps_room", [True, False])
+def test_r54_properties_of_any_accepted_length_stop_no_timer(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, keeps_room: bool
+) -> None:
+    """Without the room: as logs of older brokers, and of Java's, have them."""
+    if not keeps_room:
+        monkeypatch.setattr(send_processor, "require_room", lambda properties: None)
+
+    async def play(rig: Rig) -> None:
+        pad = "x" * await longest(rig, TIMER_DELAY_SEC="250000")
+        assert (PROPERTIES_SIZE_MAX - len(pad) > PROPERTIES_ROOM) is keeps_room
+        assert (await rig.send("T", b"long", pad=pad, TIMER_DELAY_SEC="60")).code == 0
+        assert (await rig.send("U", b"later", TIMER_DELAY_SEC="61", UNIQ_KEY="K2")).code == 0
+        clock.ahead_ms = HOUR_MS
+        await until(lambda: end_of(rig, "U") == 1)
+        (message,) = await messages(rig, "T")
+        assert message.properties["pad"] == pad
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r54_what_is_longer_than_clients_may_send_by_now_is_delivered(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async def play(rig: Rig) -> None:
+        waits = {"DELAY": "3"}
+        half = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "K2"}
+        assert (await rig.send("T", b"x" * 200_000, **waits)).code == 0
+        held = await rig.send("V", b"x" * 200_000, **half)
+        assert (await rig.send("U", b"later", UNIQ_KEY="K3", **waits)).code == 0
+        assert (await rig.ask(25, {}, b"maxMessageSize=100000\n")).code == 0
+        clock.ahead_ms = HOUR_MS
+        await until(lambda: end_of(rig, "T") == end_of(rig, "U") == 1)
+        end = {
+            "producerGroup": "pg",
+            "tranStateTableOffset": held.ext["queueOffset"],
+            "commitLogOffset": str(int(held.ext["msgId"][16:], 16)),
+            "commitOrRollback": "8",
+        }
+        assert (await rig.ask(37, end)).code == 0
+        await until(lambda: end_of(rig, "V") == 1)
+
+    run_with_broker(tmp_path, play)
+
+
+@pytest.mark.parametrize("wish", [{"DELAY": "1"}, {"TIMER_DELAY_SEC": "1"}])
+def test_r54_a_message_that_cannot_be_delivered_is_set_aside_and_named(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, wish: dict[str, str]
+) -> None:
+    deliver = Delivery.deliver
+
+    def poisoned(self: Delivery, message: object) -> bool:
+        if message.body == b"poison":  # type: ignore[attr-defined]
+            raise IndexError("of this message")
+        return deliver(self, message)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Delivery, "deliver", poisoned)
+
+    async def play(rig: Rig) -> None:
+        for body in (b"poison", b"good"):
+            assert (await rig.send("T", body, **wish)).code == 0
+        clock.ahead_ms = HOUR_MS
+        await until(lambda: end_of(rig, "T") == 1)
+        reply = await rig.ask(28)
+        problems = json.loads(json.loads(reply.body)["table"][PROBLEMS_KEY])
+        assert any("set messages aside" in one and "of this message" in one for one in problems)
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r54_no_exception_ends_a_features_timer(tmp_path: Path, clock: Clock) -> None:
+    async def play(rig: Rig) -> None:
+        waiting = rig.service.waiting
+        features = (waiting.schedule, waiting.timers, waiting.transactions)
+        for feature in features:
+
+            def fails(now_ms: int) -> int:
+                raise ZeroDivisionError
+
+            feature._slice = fails  # type: ignore[method-assign]
+            feature._wake_in(0)
+        await until(lambda: rig.service.path.aside.problem.count("tried again") == len(features))
+        for feature in features:
+            assert feature._timer is not None
+            del feature._slice  # type: ignore[method-assign]
+            feature._wake_in(0)
+        await until(lambda: not rig.service.path.aside.problem)
+
+    run_with_broker(tmp_path, play)
+
+
+@pytest.mark.parametrize("immunity", ["9" * 5000, "9" * 19, "-1", "٣", "1_0"])
+def test_r54_no_number_of_a_half_message_stops_transactions(tmp_path: Path, immunity: str) -> None:
+    async def play(rig: Rig) -> None:
+        fields = {"TRAN_MSG": "true", "PGROUP": "pg"}
+        odd = {"CHECK_IMMUNITY_TIME_IN_SECONDS": immunity}
+        assert (await rig.send("T", b"odd", UNIQ_KEY="K1", **fields, **odd)).code == 0
+        later = await rig.send("T", b"later", UNIQ_KEY="K2", **fields)
+        end = {
+            "producerGroup": "pg",
+            "tranStateTableOffset": later.ext["queueOffset"],
+            "commitLogOffset": str(int(later.ext["msgId"][16:], 16)),
+            "commitOrRollback": "8",
+        }
+        assert (await rig.ask(37, end)).code == 0
+        await until(lambda: end_of(rig, "T") == 1)
+
+    run_with_broker(tmp_path, play)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0),
+        ("-12", -12),
+        (b"7", 7),
+        ("9223372036854775807", (1 << 63) - 1),
+        ("9223372036854775808", None),
+        ("-9223372036854775808", -(1 << 63)),
+        ("9" * 5000, None),
+        ("", None),
+        (b"", None),
+        ("-", None),
+        ("1_0", None),
+        ("٣", None),
+        ("²", None),
+        (" 1", None),
+    ],
+)
+def test_r54_numbers_of_clients_are_those_of_java(text: str | bytes, number: int | None) -> None:
+    assert whole_number(text) == number
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, str(10**30), "1_0"])
+def test_r54_a_request_with_a_number_beyond_64_bits_is_refused(tmp_path: Path, number: str) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send("T")
+        commit = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": number}
+        reply = await rig.ask(15, commit)
+        assert reply.code == 29 and "64 bits" in (reply.remark or "")
+
+    run_with_broker(tmp_path, play)
