@@ -25,7 +25,8 @@ from batonmq.epoch.entry import (
     with_bytes,
     with_ends,
 )
-from batonmq.ha.proof import Registrations, Standing
+from batonmq.ha.lineage import LogSamples, points_of
+from batonmq.ha.proof import Registrations, Standing, master_introduced
 from batonmq.ha.sync_state import RecordedSet, SyncEffect, SyncState
 from batonmq.ha.wire import (
     TRANSFER_HEADER,
@@ -171,6 +172,7 @@ class MasterCore:
         min_offset: int,
         now_ms: int,
         registrations: Registrations,
+        samples: LogSamples | None = None,
     ) -> None:
         self.recent_events = RecentEvents()
         self.sync = sync
@@ -183,6 +185,7 @@ class MasterCore:
         self._entries = with_ends(entries)
         self._following: dict[int, SlaveConnection] = {}
         self._registrations = registrations
+        self._samples = samples
 
     # -- the log and the history
 
@@ -274,7 +277,14 @@ class MasterCore:
             learner=handshake.async_learner,
             tables_awaited=is_named,
         )
-        own = self._registrations.own if is_named else None
+        own = None
+        if handshake.identity is not None:
+            own = master_introduced(
+                self._registrations.own,
+                handshake.identity,
+                points_of(self._entries, self.log.written),
+                self._samples,
+            )
         history = self._entries if is_named else with_bytes(self._entries, self.log.written)
         reply = encode_master_handshake(self.log.written, history, own)
         effects.append(SendBytes(connection.connection_id, reply))

@@ -64,11 +64,16 @@ class ReplicaLog(Protocol):
 class Trust(Protocol):
     """`LogTrust`."""
 
+    @property
+    def lost_epochs(self) -> bool: ...
+
     def discard_damaged_tail(self) -> object: ...
 
     def clear_suspect(self) -> object: ...
 
     def fault_at(self, offset: int) -> str: ...
+
+    def fault_before(self, end: int) -> str: ...
 
 
 class Flusher(Protocol):

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from msgspec import structs
+
+from batonmq.ha.lineage import LogSamples, take_samples
 from batonmq.ha.wire import HAIdentity, SlaveHandshake
 from batonmq.protocol.role_view import Replica, RoleView
 
@@ -70,6 +73,17 @@ class Registrations:
             f"it is {identity}, registered are incarnation {registered.incarnation}"
             f" and log {registered.log_id}",
         )
+
+
+def master_introduced(
+    own: HAIdentity, slave: HAIdentity, points: Sequence[int], samples: LogSamples | None
+) -> HAIdentity:
+    """A master's answer to a slave that named itself: who it is, and the samples of its log that
+    the slave asks for (R47). `points`: the master's own."""
+    if samples is None:
+        return own
+    taken = tuple(take_samples(samples, points, slave.points, slave.disputed))
+    return structs.replace(own, samples=taken)
 
 
 def master_fault(identity: HAIdentity | None, view: RoleView) -> str:

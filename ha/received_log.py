@@ -14,9 +14,10 @@ Origin: Java AutoSwitchHAClient (doTruncate, dispatchReadRequest, reportSlaveOff
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from batonmq.epoch.entry import NO_CONSISTENT_POINT, EpochEntry, consistent_point, within_log
+from batonmq.ha.lineage import LogSamples, are_equal_at, common_point, first_difference
 from batonmq.ha.slave_effects import (
     AdoptEpochs,
     AppendEpoch,
@@ -39,6 +40,8 @@ class LocalLog:
     max_offset: int
     confirm_offset: int
     entries: tuple[EpochEntry, ...]
+    samples: LogSamples | None = field(default=None, repr=False, compare=False)
+    """Its bytes, where they can be compared."""
 
     @property
     def last_epoch(self) -> int:
@@ -75,6 +78,28 @@ class Refuse:
 LogDecision = Keep | CutTo | BeginAnew | Refuse
 
 
+def difference_of(own: LocalLog, master: MasterHandshake) -> int | None:
+    """The lowest end at which the two logs are known to differ though their epochs are equal, or
+    ours has none (R47); None if none is known."""
+    samples = master.identity.samples if master.identity is not None else ()
+    if own.samples is None or not samples:
+        return None
+    return first_difference(own.samples, samples, _point_by_epochs(own, master))
+
+
+def _point_by_epochs(own: LocalLog, master: MasterHandshake) -> int:
+    if not own.entries:
+        return min(own.max_offset, master.max_offset)
+    return consistent_point(own.entries, own.max_offset, master.entries, master.max_offset)
+
+
+def _is_known_prefix(own: LocalLog, master: MasterHandshake) -> bool:
+    """Whether a log that lost its epochs to classic mode (R48) is compared to be a prefix."""
+    if own.samples is None or not own.samples.lost_epochs or master.identity is None:
+        return False
+    return are_equal_at(own.samples, master.identity.samples, own.max_offset)
+
+
 def judge_log(
     own: LocalLog, master: MasterHandshake, *, member: bool, unclean_epoch: int = 0
 ) -> LogDecision:
@@ -85,33 +110,36 @@ def judge_log(
     """
     if own.max_offset == 0:
         return Keep()
+    difference = difference_of(own, master)
+    differs = (
+        ""
+        if difference is None
+        else f" (the bytes before {difference} differ: another record, or no record ends there)"
+    )
     if not own.entries:
-        return Refuse(
-            f"the commit log holds {own.max_offset} bytes but no epoch file names their "
-            "epochs; restore the epoch file, or (also after classic mode) move the store aside so "
-            "that this replica fetches everything anew"
-        )
-    point = consistent_point(own.entries, own.max_offset, master.entries, master.max_offset)
+        return _judge_without_epochs(own, master, differs)
+    point = _common_end(own, master, difference)
     if point == NO_CONSISTENT_POINT:
-        if not member and _is_before_history(own, master):
+        if difference is None and not member and _is_before_history(own, master):
             return BeginAnew(
                 f"our log ends at {own.max_offset}, confirmed up to {own.confirm_offset}, the "
                 f"master's history begins at {master.entries[0].start_offset}"
             )
-        if not member and _dropped_by(unclean_epoch, own, master):
+        if difference is None and not member and _dropped_by(unclean_epoch, own, master):
             return BeginAnew(
                 f"the unclean election of epoch {unclean_epoch} dropped all that we hold"
             )
         return Refuse(
             f"our epochs {_brief(own.entries)} and the master's {_brief(master.entries)} have no "
-            "point in common; if the master is the right one, move this store aside and restart"
+            f"point in common{differs}; if the master is the right one, move this store aside and "
+            "restart"
         )
     if point >= own.max_offset:
         return Keep()
     unclean = point < own.confirm_offset
     if unclean and not _dropped_by(unclean_epoch, own, master):
         return Refuse(
-            f"the master's log leaves ours at {point}, below our confirmOffset "
+            f"the master's log leaves ours at {point}{differs}, below our confirmOffset "
             f"{own.confirm_offset}, and no unclean election explains it (last one: epoch "
             f"{unclean_epoch}): acknowledged bytes would be cut; compare both logs, then elect the "
             "right one by hand or move this store aside"
@@ -122,6 +150,24 @@ def judge_log(
             return BeginAnew(f"{where}: the unclean election of {unclean_epoch} dropped all of it")
         return Refuse(f"{where}; move this store aside and restart")
     return CutTo(point, unclean)
+
+
+def _common_end(own: LocalLog, master: MasterHandshake, difference: int | None) -> int:
+    if difference is None:
+        return _point_by_epochs(own, master)
+    # R47: an epoch number was given twice, or this log comes from another cluster.
+    assert own.samples is not None and master.identity is not None
+    return common_point(own.entries, own.samples, master.identity.samples, difference)
+
+
+def _judge_without_epochs(own: LocalLog, master: MasterHandshake, differs: str) -> LogDecision:
+    if not differs and _is_known_prefix(own, master):
+        return Keep()
+    return Refuse(
+        f"the commit log holds {own.max_offset} bytes but no epoch file names their epochs; restore"
+        " the epoch file, or (also after classic mode) move the store aside so that this replica"
+        f" fetches everything anew{differs}"
+    )
 
 
 def shared_with_java(own: LocalLog, master: MasterHandshake) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from batonmq.ha.config import HAConfig
 from batonmq.ha.links import OpenLinks, SlaveLink, WaitingLinks
+from batonmq.ha.log_samples import StoreSamples
 from batonmq.ha.master_core import MasterCore
 from batonmq.ha.master_shell import AutoSwitchLink, MasterShell, append_epoch
 from batonmq.ha.ports import HAListener, JavaMaster, LogStore
@@ -59,6 +60,7 @@ class AutoSwitchHAService:
         self._identity_of = identity_of
         self._java_master = java_master
         self._now_ms = clock_ms
+        self._samples = StoreSamples(store, store_config.mapped_file_size_commit_log)
         self._lock = asyncio.Lock()
         self._server: asyncio.Server | None = None
         self._master: MasterShell | None = None
@@ -160,6 +162,7 @@ class AutoSwitchHAService:
                 self._now_ms,
                 self._java_master,
                 self._open_links,
+                self._samples,
             )
             self._slave.tables_followed(self._tables_epoch)
             self._slave.start()
@@ -337,6 +340,7 @@ class AutoSwitchHAService:
             min_offset=max(0, store.min_phy_offset),
             now_ms=now_ms,
             registrations=Registrations(own, view.replicas),
+            samples=self._samples,
         )
         self._master = MasterShell(core, store, self._listener, self._now_ms)
         self._master.perform(core.dead_changed(self._dead, now_ms))

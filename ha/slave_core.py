@@ -15,6 +15,9 @@ from dataclasses import replace
 from enum import Enum
 from typing import Final
 
+from msgspec import structs
+
+from batonmq.ha.lineage import points_of
 from batonmq.ha.proof import PeerIdentity, master_fault, proof_fault
 from batonmq.ha.received_log import (
     BeginAnew,
@@ -22,6 +25,7 @@ from batonmq.ha.received_log import (
     LocalLog,
     ReceivedLog,
     Refuse,
+    difference_of,
     epochs_after,
     judge_log,
     shared_with_java,
@@ -145,6 +149,9 @@ class SlaveCore:
         """Whose log this one is a prefix of: the master's id and masterEpoch."""
         self._tables_epoch = -1
         self._first_frame = True
+        self._disputed: tuple[int, ...] = ()
+        """Ends at which the master's bytes differed from ours; it checks its own before it sends
+        them again (R47)."""
 
     # -- connection
 
@@ -172,11 +179,13 @@ class SlaveCore:
         self.log.reload(log)
         self.silence.read_ms = self.log.sent_ms = now_ms
         self._named = bool(self.view.master_incarnation)
+        points = points_of(log.entries, log.max_offset) if log.samples is not None else ()
+        introduced = structs.replace(self.own, points=points, disputed=self._disputed)
         handshake = SlaveHandshake(
             self.broker_id,
             self.policy.sync_from_last_file,
             self.policy.async_learner,
-            self.own if self._named else None,
+            introduced if self._named else None,
         )
         return [SendToMaster(encode_slave_handshake(handshake))]
 
@@ -295,6 +304,14 @@ class SlaveCore:
         member = self.broker_id in self.view.sync_state_set
         # What was confirmed counts, though the store may still be busy showing it to readers.
         log = replace(log, confirm_offset=self.log.confirm_offset)
+        difference = difference_of(log, peer)
+        if difference is not None and difference not in self._disputed:
+            self._disputed = (*self._disputed, difference)[-8:]
+            effects = self._hang_up(
+                f"the master's bytes before {difference} are not ours: it checks its copy", now_ms
+            )
+            self._redial.at(now_ms)
+            return effects
         decision = judge_log(log, peer, member=member, unclean_epoch=self.view.unclean_epoch)
         if isinstance(decision, Refuse):
             is_new = self._redial.diverged(decision.reason, now_ms)
@@ -325,6 +342,7 @@ class SlaveCore:
         self, log: LocalLog, peer: MasterHandshake, now_ms: int
     ) -> list[SlaveEffect]:
         self._move(Step.HISTORY_FITS)
+        self._disputed = ()
         assert self.view.master_broker_id is not None
         self._followed = (self.view.master_broker_id, self.view.master_epoch)
         self._first_frame = True

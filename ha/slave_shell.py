@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from batonmq.epoch.entry import EpochEntry
+from batonmq.ha.lineage import LogSamples
 from batonmq.ha.links import MasterLink, OpenLinks
 from batonmq.ha.ports import HAListener, JavaMaster, LogStore
 from batonmq.ha.received_log import LocalLog
@@ -42,13 +43,14 @@ from batonmq.store.errors import TruncationRefused
 log = logging.getLogger(__name__)
 
 
-def local_log(store: LogStore) -> LocalLog:
+def local_log(store: LogStore, samples: LogSamples | None = None) -> LocalLog:
     """The store as the cores see it. Offsets of a log without a file count as 0."""
     return LocalLog(
         max(0, store.min_phy_offset),
         max(0, store.max_phy_offset),
         max(0, store.confirm_offset),
         store.epochs.entries,
+        samples,
     )
 
 
@@ -66,10 +68,12 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
         now_ms: Callable[[], int],
         java_master: JavaMaster,
         open_links: OpenLinks,
+        samples: LogSamples | None = None,
     ) -> None:
         super().__init__(store, now_ms, open_links)
         self.core: SlaveCore = core
         self._listener = listener
+        self._samples = samples
         self._java_master = java_master
         self._address = core.view.master_ha_address
         self._may_be_suspect = True
@@ -84,6 +88,9 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
     def problem(self) -> str:
         """Why this replica cannot follow its master; empty if it can, or nobody knows yet."""
         return self._cannot_append or self._diverged
+
+    def _local_log(self) -> LocalLog:
+        return local_log(self._store, self._samples)
 
     # -- events
 
@@ -101,7 +108,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
         self._run(self.core.stop())
 
     def _connected(self) -> None:
-        self._run(self.core.connected(local_log(self._store), self._now_ms()))
+        self._run(self.core.connected(self._local_log(), self._now_ms()))
 
     def _disconnected(self) -> None:
         self._run(self.core.disconnected(self._now_ms()))
@@ -118,7 +125,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
                     effects = core.frame_received(item, now_ms)
                 else:
                     assert isinstance(item, MasterHandshake)
-                    effects = core.handshake_received(item, local_log(self._store), now_ms)
+                    effects = core.handshake_received(item, self._local_log(), now_ms)
                 if effects:
                     self._perform(effects)
                     if link is not self._link:
@@ -232,7 +239,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
             self._perform(self.core.cut_refused(str(error), self._now_ms()))
             return
         self._listener.on_truncated(from_offset, offset)
-        self._perform(self.core.log_changed(local_log(self._store), self._now_ms()))
+        self._perform(self.core.log_changed(self._local_log(), self._now_ms()))
 
     def _refuse_record(self, error: CorruptLogError) -> None:
         """The master sent a damaged record (G8): no byte of it is acked or kept."""
@@ -292,7 +299,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
                 self._disconnected()
             return
         if link is not None and link is self._link:
-            self._run(self.core.peer_proved(identity, local_log(self._store), self._now_ms()))
+            self._run(self.core.peer_proved(identity, self._local_log(), self._now_ms()))
             self._end_turn()
 
     def runtime_info(self) -> HAClientRuntimeInfo:

@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
+from batonmq.ha.lineage import Sample
 from batonmq.protocol.errors import RemoteProtocolError
 
 
@@ -97,14 +98,21 @@ SLAVE_OPENING_SIZE_MAX: Final = IDENTITY_HEAD.size + IDENTITY_SIZE_MAX + SLAVE_H
 """What a slave may send before the master has answered."""
 
 
-class HAIdentity(msgspec.Struct, frozen=True, rename="camel"):
-    """Which process of which replica is at this end of a connection (R41)."""
+class HAIdentity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Which process of which replica is at this end of a connection (R41), and what both compare of
+    their logs (R47, `lineage`). Older versions neither send nor read the fields with defaults."""
 
     cluster_name: str
     broker_name: str
     broker_id: int
     incarnation: str
     log_id: str
+    points: tuple[int, ...] = ()
+    """Of a slave: at which ends it wants samples of the master's log."""
+    disputed: tuple[int, ...] = ()
+    """Of a slave: at which of them the bytes differed before."""
+    samples: tuple[Sample, ...] = ()
+    """Of a master: the answer to `points`, its own ends included."""
 
     def __str__(self) -> str:
         return (

@@ -61,6 +61,7 @@ _crc32 = zlib.crc32
 # less, as a busy master sends in a turn, it costs up to half as much again.
 BULK_DISPATCH_BYTES: Final = 160 << 10
 _BULK_CHECK_BYTES: Final = 640 << 10
+_CHECKED_BYTES: Final = 256 << 10
 _IMPORT_BYTES: Final = 32 << 20
 _BEFORE_BULK: Final = 8
 # size, queue id, queue offset, store timestamp, topic, TAGS, KEYS, UNIQ_KEY
@@ -338,6 +339,23 @@ def fault_at(log: CommitLog, offset: int) -> CorruptLogError | None:
     if scanner.next() is not None:
         return None
     return CorruptLogError(log.file_of(offset), offset, scanner.problem or "no whole record")
+
+
+def fault_before(log: CommitLog, end: int) -> CorruptLogError | None:
+    """What is wrong with one of the last records that end at `end`; None if they are good, or if
+    none begins in the _CHECKED_BYTES before it."""
+    segment = log.segment_at(end - 1)
+    if segment is None:
+        return None
+    begin: int | None = segment.start_offset
+    if end - segment.start_offset > _CHECKED_BYTES:
+        begin = find_valid_record(log, end - _CHECKED_BYTES)
+    if begin is None or begin >= end:
+        return None
+    bad, problem = whole_records_end(log, begin, end)
+    if bad == end or problem is None:
+        return None
+    return CorruptLogError(log.file_of(bad), bad, problem)
 
 
 def is_record_boundary(commit_log: CommitLog, offset: int, dispatched_offset: int) -> bool:

@@ -147,6 +147,8 @@ class MessageStore:
                 self._build_parts(self._files)
                 self._recover(boot_id)
                 self._mark_run(boot_id)
+                if not self.controller_mode:
+                    self._files.drop_epochs()
                 _ = self.log.log_id  # it is on the disk before anybody learns it
             except BaseException:
                 self._files.close(write_back=False)

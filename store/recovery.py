@@ -90,7 +90,7 @@ def recover_store(
     recovered = recover_log(commit_log, start, confirmed, was_clean=files.was_clean)
     end = recovered.end_offset
     _write_again(files, start := min(start, end))
-    _note_damage(files, recovered, boot_id, controller_mode=controller_mode)
+    _note_damage(files, recovered, boot_id)
     if visible_end > end:
         log.warning("consume_queues_ahead_of_log visible_end=%d log_end=%d", visible_end, end)
     if end == commit_log.min_offset:
@@ -204,15 +204,14 @@ def _adopt_queues(
     queues.adopt_loaded()
 
 
-def _note_damage(
-    files: StoreFiles, recovered: RecoveredLog, boot_id: str, *, controller_mode: bool
-) -> None:
-    """R17: after a reboot, what was acknowledged from the page cache may be missing."""
+def _note_damage(files: StoreFiles, recovered: RecoveredLog, boot_id: str) -> None:
+    """R17: after a reboot, what was acknowledged from the page cache may be missing. Noted in every
+    mode: the controllers judge it, if not now then at a later start (R48)."""
     end = recovered.end_offset
     rebooted = files.last_run is not None and not files.last_run.survived(boot_id)
     if recovered.damage is not None:
         files.suspect_mark.add(replace(recovered.damage, until_level=rebooted))
-    if recovered.damage is not None or not rebooted or not controller_mode:
+    if recovered.damage is not None or not rebooted:
         return
     if files.suspect_mark.report is not None:
         return

@@ -23,7 +23,12 @@ from batonmq.store.errors import (
     StoreStateError,
     TruncationRefused,
 )
-from batonmq.store.log_scan import fault_at, is_record_boundary, whole_records_end
+from batonmq.store.log_scan import (
+    fault_at,
+    fault_before,
+    is_record_boundary,
+    whole_records_end,
+)
 from batonmq.store.store_files import StoreFiles
 from batonmq.store.suspicion import Suspicion
 from batonmq.store.truncation import Truncation
@@ -203,6 +208,7 @@ class LogTrust:
         self._log = files.log
         self._dispatcher = dispatcher
         self._checkpoint = files.checkpoint
+        self._files = files
         self._mark = files.suspect_mark
         self._slave_log = slave_log
         self._stop_writes = stop_writes
@@ -225,6 +231,11 @@ class LogTrust:
         if damage is None or not damage.blocks_writes:
             return self._log.max_offset
         return max(self._log.min_offset, min(damage.offset, self._log.max_offset))
+
+    @property
+    def lost_epochs(self) -> bool:
+        """Whether this log has no epochs because it was opened outside controller mode (R48)."""
+        return self._files.has_lost_epochs
 
     def note_damage(self, error: CorruptLogError) -> None:
         """Damage was found; remembered for the next start."""
@@ -259,7 +270,13 @@ class LogTrust:
     def fault_at(self, offset: int) -> str:
         """What is wrong with the record at `offset`, a place where a slave's log ends; "" if it is
         good, or if no record begins there. A fault is remembered: this log is suspect then."""
-        error = fault_at(self._log, offset)
+        return self._remembered(fault_at(self._log, offset))
+
+    def fault_before(self, end: int) -> str:
+        """The same, of the last records that end at `end`."""
+        return self._remembered(fault_before(self._log, end))
+
+    def _remembered(self, error: CorruptLogError | None) -> str:
         if error is None:
             return ""
         if self._mark.report is None:

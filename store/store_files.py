@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from batonmq.epoch.file_cache import EpochFileCache
+from batonmq.process.durable_file import replace_file
 from batonmq.store import suspicion
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.commit_log import CommitLog
@@ -18,6 +20,8 @@ from batonmq.store.index_service import IndexService
 from batonmq.store.queue_positions import QueuePositions
 from batonmq.store.queue_table import ConsumeQueueStore
 from batonmq.store.suspicion import RunMark, SuspectMark
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,20 @@ class StoreFiles:
     def was_clean(self) -> bool:
         return self.last_run is None
 
+    @property
+    def has_lost_epochs(self) -> bool:
+        return not self.epochs.entries and _classic_note(self.config.root).exists()
+
+    def drop_epochs(self) -> None:
+        """Outside controller mode, before the first write: what is written from here on belongs to
+        no epoch, and which bytes those are cannot be told later (R48). Durable on return; raises
+        OSError."""
+        if self.epochs.entries:
+            listed = ",".join(f"{e.epoch}-{e.start_offset}" for e in self.epochs.entries)
+            replace_file(_classic_note(self.config.root), f"{listed}\n".encode())
+            log.warning("epochs_dropped log_end=%d epochs=%s", self.log.max_offset, listed)
+            self.epochs.replace_all(())
+
     def close(self, *, write_back: bool = True) -> None:
         """Close all files; derived data goes to the page cache, or is dropped; nothing is synced.
         May be called again. Raises OSError if derived data cannot be written."""
@@ -49,6 +67,11 @@ class StoreFiles:
         self.index.close(write_back=write_back)
         self.checkpoint.close()
         self.log.close()
+
+
+def _classic_note(root: Path) -> Path:
+    """The epochs that the log had when it was last opened outside controller mode (R48)."""
+    return root / "epochsBeforeClassic"
 
 
 def abort_path(root: Path) -> Path:

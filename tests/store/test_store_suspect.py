@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from batonmq.epoch.entry import EpochEntry
 from batonmq.process import disk
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.store.errors import PutUnavailable, StoreStateError
@@ -479,3 +480,31 @@ def test_r17_a_disk_that_fails_after_a_reboot_leaves_nobody_who_knows_how_far_th
     mark.set(Suspicion("", end, "stopped under another boot", end, kind="reboot"))
     mark.note_disk_failure(OSError(5, "the disk failed"), store.log, end)
     assert mark.report.kind == "fsync" and mark.report.until_level
+
+
+def test_r48_a_reboot_is_noted_outside_controller_mode_too(rig):
+    """A life without controllers does not wash it off."""
+    store = rig.open_master()
+    rig.put_confirmed(store, b"a")
+    rig.kill(store)
+    reboot(rig)
+    store = rig.open(controller_mode=False)
+    assert "another boot" in store.trust.reason
+    store.close()
+    assert "another boot" in rig.open().trust.reason
+
+
+def test_r48_a_store_opened_outside_controller_mode_has_no_epochs_from_its_first_write_on(rig):
+    store = rig.open_master()
+    store.epochs.append(EpochEntry(1, 0))
+    rig.put_confirmed(store, b"a")
+    store.close()
+    rig.open().close()
+    store = rig.open(controller_mode=False)
+    assert store.epochs.entries == ()
+    rig.put_confirmed(store, b"b")
+    rig.kill(store)
+    store = rig.open()
+    assert store.epochs.entries == () and store.trust.lost_epochs
+    store.epochs.append(EpochEntry(2, 0))
+    assert not store.trust.lost_epochs

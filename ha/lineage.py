@@ -1,0 +1,102 @@
+"""Whether two logs with equal epochs have equal bytes (SAFETY R47). Pure.
+
+An epoch number may have been given twice: by the controllers of an earlier cluster of the same
+names, or by controllers that lost their memory. So a slave of ours asks its master, with its
+handshake, for samples of the log: a checksum of the last bytes of each epoch, and of those at the
+slave's own ends. Each record carries its own offset and time, so two histories do not end in the
+same bytes. The samples travel with the handshakes: no round trip more, and no log is read whole.
+
+What is not compared counts as equal, as before: the peer is a Java broker or an older version,
+the bytes have expired at one end, or an epoch is older than the newest EPOCHS_COMPARED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from batonmq.epoch.entry import NO_CONSISTENT_POINT, EpochEntry, entry_at, within_log
+
+SAMPLE_BYTES: Final = 4096
+"""The most that one sample covers; it never leaves its segment."""
+EPOCHS_COMPARED: Final = 40
+"""So many samples, and names of any length, fit into one identity frame."""
+
+
+class Sample(NamedTuple):
+    """CRC-32 of the log bytes [end - size, end)."""
+
+    end: int
+    size: int
+    crc: int
+
+
+class LogSamples(Protocol):
+    """Reads samples of this replica's log."""
+
+    @property
+    def lost_epochs(self) -> bool:
+        """Whether a life without controllers took this log's epochs (R48)."""
+
+    def take(self, end: int) -> Sample | None:
+        """The sample that ends at `end`; None if the log does not hold the bytes before it."""
+
+    def crc(self, end: int, size: int) -> int | None:
+        """CRC-32 of [end - size, end); None if the log does not hold all of it."""
+
+    def fault_before(self, end: int) -> str:
+        """What is wrong with the records that end at `end`; "" if nothing is known to be."""
+
+
+def points_of(entries: Sequence[EpochEntry], log_end: int) -> tuple[int, ...]:
+    """Where the newest epochs with bytes end in a log that ends at `log_end`, ascending."""
+    ends = {e.end_offset for e in within_log(entries, log_end) if e.start_offset < e.end_offset}
+    return tuple(sorted({*ends, log_end} - {0}))[-EPOCHS_COMPARED:]
+
+
+def take_samples(
+    own: LogSamples,
+    own_points: Sequence[int],
+    points: Sequence[int],
+    disputed: Collection[int],
+) -> Iterator[Sample]:
+    """What a master answers to a slave's `points`, ascending: samples at the newest ends below both
+    logs' ends. The slave disputed some: they differ from its own bytes, which are sound. Bytes of
+    ours that turn out to be damaged prove nothing."""
+    if not points or not own_points:
+        return
+    below = min(points[-1], own_points[-1])
+    ends = sorted({end for end in (*own_points, *points) if 0 < end <= below})
+    for end in ends[-EPOCHS_COMPARED:]:
+        if end in disputed and own.fault_before(end):
+            continue
+        sample = own.take(end)
+        if sample is not None:
+            yield sample
+
+
+def first_difference(own: LogSamples, samples: Sequence[Sample], below: int) -> int | None:
+    """The lowest end, at most `below`, at which the two logs differ; None if none is known."""
+    for end, size, crc in sorted(samples):
+        if end > below:
+            return None
+        mine = own.crc(end, size)
+        if mine is not None and mine != crc and not own.fault_before(end):
+            return end
+    return None
+
+
+def are_equal_at(own: LogSamples, samples: Sequence[Sample], end: int) -> bool:
+    """Whether a sample proves that the two logs have the same bytes before `end`."""
+    return any(s.end == end and own.crc(end, s.size) == s.crc for s in samples)
+
+
+def common_point(
+    entries: Sequence[EpochEntry], own: LogSamples, samples: Sequence[Sample], difference: int
+) -> int:
+    """End (exclusive) of the common part of two logs that differ before `difference`: where the
+    epoch of the differing bytes begins, if they are equal there, else NO_CONSISTENT_POINT."""
+    epoch = entry_at(entries, difference - 1)
+    if epoch is not None and are_equal_at(own, samples, epoch.start_offset):
+        return epoch.start_offset
+    return NO_CONSISTENT_POINT

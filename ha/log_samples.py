@@ -1,0 +1,37 @@
+"""Samples of a store's log, for the comparison of two logs at a handshake (SAFETY R47)."""
+
+from __future__ import annotations
+
+import zlib
+
+from batonmq.ha.lineage import SAMPLE_BYTES, Sample
+from batonmq.ha.ports import LogStore
+
+
+class StoreSamples:
+    """Reads at most SAMPLE_BYTES for a sample. `segment_size`: no sample leaves its segment, since
+    logs that begin at different segments are compared, too."""
+
+    def __init__(self, store: LogStore, segment_size: int) -> None:
+        self._store = store
+        self._segment_size = segment_size
+
+    @property
+    def lost_epochs(self) -> bool:
+        return self._store.trust.lost_epochs
+
+    def take(self, end: int) -> Sample | None:
+        segment_start = (end - 1) - (end - 1) % self._segment_size
+        size = end - max(segment_start, end - SAMPLE_BYTES)
+        crc = self.crc(end, size)
+        return None if crc is None else Sample(end, size, crc)
+
+    def crc(self, end: int, size: int) -> int | None:
+        begin = end - size
+        if not 0 < size <= SAMPLE_BYTES or begin < max(0, self._store.min_phy_offset):
+            return None
+        held = self._store.log.view(begin, size)
+        return zlib.crc32(held) if len(held) == size else None
+
+    def fault_before(self, end: int) -> str:
+        return self._store.trust.fault_before(end)

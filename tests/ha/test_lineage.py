@@ -1,0 +1,217 @@
+"""R47: equal epochs are not equal bytes; both ends compare before a log counts as a prefix."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from batonmq.protocol.record import NewMessage
+from batonmq.store.message_store import MessageStore
+from tests.ha.conftest import HOST, TOPIC, Group, Node, until
+
+RunGroup = Callable[[Callable[[Group], Awaitable[None]]], None]
+
+
+async def old_volume(tmp_path: Path, body: bytes, count: int) -> Path:
+    """The data folder of replica 2 of an earlier cluster of the same names."""
+    earlier = Group(tmp_path / "earlier")
+    one, two = await earlier.add(1), await earlier.add(2)
+    await earlier.elect(one)
+    await until(lambda: one.ha.in_sync_count == 2)
+    one.put(count, body=body)
+    await earlier.level(one, two)
+    await earlier.close()
+    return two.root
+
+
+def holds(node: Node, text: bytes) -> int:
+    return node.log_bytes().count(text)
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "count"),
+    [
+        (b"new cluster ", b"old cluster ", 5),  # a record of the master ends where its log does
+        (b"new cluster ", b"old, and longer ", 5),
+        (b"new cluster ", b"old cluster ", 60),  # its log is longer than the master's
+        (b"new " * 3000, b"old " * 3000, 1),  # a sample lies within one record
+    ],
+)
+def test_r47_the_volume_of_an_earlier_cluster_is_no_common_prefix(
+    run_group: RunGroup, tmp_path: Path, new: bytes, old: bytes, count: int
+) -> None:
+    async def scenario(group: Group) -> None:
+        kept = await old_volume(tmp_path, old, count)
+        one = await group.add(1)
+        await group.elect(one)
+        one.put(10 if len(new) < 1000 else 1, body=new)
+        shutil.copytree(kept, group.tmp_path / "b2")
+        two = await group.add(2)
+        before = two.log_bytes()
+        await group.follow(two)
+        await until(lambda: two.diverged)
+        assert "differ" in two.diverged[0] and "move this store aside" in two.diverged[0]
+        assert two.log_bytes() == before and not two.truncated, "nothing is dropped by itself"
+        assert one.ha.in_sync_count == 1 and not one.damage
+
+    run_group(scenario)
+
+
+def test_r47_an_epoch_that_was_given_twice_ends_the_common_part_where_it_begins(
+    run_group: RunGroup,
+) -> None:
+    async def scenario(group: Group) -> None:
+        one, two, three = [await group.add(n) for n in (1, 2, 3)]
+        await group.elect(one)
+        await until(lambda: one.ha.in_sync_count == 3)
+        one.put(4, body=b"common ")
+        await group.level(one, two, three)
+        common = one.store.max_phy_offset
+        await group.elect(three, 3, others=False)
+        three.put(3, body=b"line A ")
+        await until(lambda: three.confirm_offset == three.store.max_phy_offset)
+        await three.stop()
+        group.view = replace(group.view, master_epoch=1, sync_state_set_epoch=0)
+        await group.restart(one)
+        await group.restart(two)
+        await group.elect(one, 1, 2, others=False)
+        await group.follow(two)
+        await until(lambda: one.ha.required_set_whole)
+        one.put(6, body=b"line B ")
+        await group.level(one, two)
+        await three.start()
+        assert three.epochs == one.epochs
+        await group.follow(three)
+        # Its bytes of that epoch are confirmed: R23 keeps them for an operator to compare.
+        await until(lambda: three.diverged)
+        assert f"leaves ours at {common}" in three.diverged[0]
+        assert holds(three, b"line A ") == 3
+
+    run_group(scenario)
+
+
+def test_r47_unconfirmed_bytes_of_an_epoch_given_twice_are_cut(run_group: RunGroup) -> None:
+    async def scenario(group: Group) -> None:
+        one, two = await group.add(1), await group.add(2)
+        await group.elect(one)
+        await until(lambda: one.ha.in_sync_count == 2)
+        one.put(4, body=b"common ")
+        await group.level(one, two)
+        common = one.store.max_phy_offset
+        await two.stop()
+        two.up = False
+        await two.start()
+        await two.ha.change_to_master(replace(group.next_view(two, 1, 2)))
+        two.put(3, body=b"line A ")
+        await two.stop()
+        group.view = replace(group.view, master_epoch=1)
+        await group.elect(one, 1, others=False)
+        one.put(6, body=b"line B ")
+        await two.start()
+        assert two.confirm_offset == common and two.epochs == one.epochs
+        await group.follow(two)
+        await until(lambda: one.ha.in_sync_count == 2)
+        await group.level(one, two)
+        assert two.truncated[0][1] == common and holds(two, b"line B ") == 6
+
+    run_group(scenario)
+
+
+def flip(node: Node, offset: int) -> None:
+    """A byte rots on the disk of a stopped replica."""
+    (path,) = sorted((node.root / "commitlog").glob("0*"))[:1]
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 4]))
+
+
+@pytest.mark.parametrize("rotten", ["master", "slave"])
+def test_r47_a_rotten_byte_is_no_other_history(run_group: RunGroup, rotten: str) -> None:
+    async def scenario(group: Group) -> None:
+        one, two = await group.add(1), await group.add(2)
+        await group.elect(one)
+        await until(lambda: one.ha.in_sync_count == 2)
+        first = one.put(1)
+        second = one.put(1)
+        await group.level(one, two)
+        host = one if rotten == "master" else two
+        await host.stop()
+        flip(host, (first + second) // 2)
+        await host.start()
+        await group.elect(one, 1, 2, others=False)
+        await group.follow(two)
+        one.put(2)
+        await until(lambda: two.is_following)
+        await until(lambda: one.confirm_offset == one.store.max_phy_offset)
+        assert not two.diverged and not two.truncated
+
+    run_group(scenario)
+
+
+def test_r47_an_older_version_and_a_java_broker_are_followed_by_their_epochs(
+    run_group: RunGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(group: Group) -> None:
+        one, two = await group.add(1), await group.add(2)
+        monkeypatch.setattr(one.ha, "_samples", None)  # sends no samples
+        await group.elect(one)
+        await until(lambda: one.ha.in_sync_count == 2)
+        one.put(3)
+        await group.restart(two)
+        monkeypatch.setattr(two.ha, "_samples", None)  # asks for none
+        await group.follow(two)
+        await until(lambda: one.ha.in_sync_count == 2)
+        await group.level(one, two)
+
+    run_group(scenario)
+
+
+def classic_life(node: Node, count: int, body: bytes) -> None:
+    """What a broker without controllers does to the folder."""
+    store = MessageStore(node.store_config, store_host=HOST, controller_mode=False)
+    store.open()
+    for n in range(count):
+        message = NewMessage(
+            TOPIC, 0, body + b"%d" % n, b"", 0, None, None, born_timestamp=1, born_host=HOST
+        )
+        store.appender.put_message(message)
+        store.advance_confirm_offset(store.end_turn())
+    store.close()
+
+
+@pytest.mark.parametrize("written", [(3, 5), (0, 0), (0, 5)])
+def test_r48_bytes_of_a_classic_life_belong_to_no_epoch(
+    run_group: RunGroup, written: tuple[int, int]
+) -> None:
+    async def scenario(group: Group) -> None:
+        one, two = await group.add(1), await group.add(2)
+        await group.elect(one)
+        await until(lambda: one.ha.in_sync_count == 2)
+        one.put(4)
+        await group.level(one, two)
+        await one.stop()
+        await two.stop()
+        classic_life(one, written[0], b"classic 1 ")
+        classic_life(two, written[1], b"classic 2 ")
+        await one.start()
+        await two.start()
+        assert one.epochs == two.epochs == []
+        await group.elect(two, 1, 2, others=False)
+        await group.follow(one)
+        if written[0]:
+            await until(lambda: one.diverged)
+            assert "differ" in one.diverged[0]
+            assert not one.truncated and holds(one, b"classic 1 ") == 3
+        else:  # compared, and found to be a prefix
+            await until(lambda: two.ha.required_set_whole)
+            two.put(2)
+            await group.level(one, two)
+            assert one.epochs == two.epochs == [(2, 0)]
+
+    run_group(scenario)
