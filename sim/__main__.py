@@ -5,6 +5,8 @@
     python -m sim --seed 56 --trace        one life, told line by line
     python -m sim --seed 56 --shrink       the fewest of its faults with which it still fails
     python -m sim --seed 56 --plain        without the features that it uses
+    python -m sim cuts                     the table of lasting partial faults, and their gaps
+    python -m sim cuts --only 'L-M'        those whose names contain it (with --trace: told)
 
 Exit codes: 0 no violation, 1 some, 2 wrong usage.
 """
@@ -19,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from sim.ambient import real_seconds
+from sim.cuts import all_cuts, show
 from sim.life import Outcome, Plan, plan_of, run_numbered, run_plan
 from sim.shrink import shrink
 
@@ -27,6 +30,8 @@ _PROGRESS_S = 5.0
 
 def main() -> int:
     arguments = _parser().parse_args()
+    if arguments.what == "cuts":
+        return _cuts(arguments.only, arguments.seed or 1, trace=arguments.trace)
     if arguments.seed is None:
         return _many(_seeds(arguments.seeds), arguments.jobs)
     if arguments.shrink:
@@ -36,6 +41,8 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sim", description="the cluster, simulated")
+    parser.add_argument("what", nargs="?", choices=("lives", "cuts"), default="lives")
+    parser.add_argument("--only", default="", metavar="TEXT", help="of cuts, those named so")
     parser.add_argument("--seeds", default="300", metavar="N|A-B", help="how many, or from A to B")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--seed", type=int, help="one life")
@@ -43,6 +50,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--plain", action="store_true", help="of --seed, without features")
     parser.add_argument("--shrink", action="store_true", help="find the faults that matter")
     return parser
+
+
+def _cuts(only: str, seed: int, *, trace: bool) -> int:
+    cuts = [cut for cut in all_cuts() if only in cut.name]
+    if not cuts:
+        sys.exit(f"--only is {only!r}, and no fault's name contains that")
+    return 1 if show(cuts, seed, _tell if trace else None) else 0
 
 
 def _seeds(text: str) -> range:

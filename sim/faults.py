@@ -9,6 +9,8 @@ from sim.cluster import Cluster
 from sim.disk import DiskPlan
 from sim.hosts import BrokerHost, ControllerHost, Host
 from sim.kinds import FAILING, Fault, Kinds
+from sim.lasting import LastingFaults
+from sim.service import Service
 from sim.strain import StrainFaults
 from sim.wear import WearFaults
 
@@ -400,8 +402,9 @@ class ClientFaults(Kinds):
 class Faults:
     """Carries them out. `clients` are those that may be killed or may leave."""
 
-    def __init__(self, cluster: Cluster, clients: Sequence[Client]) -> None:
+    def __init__(self, cluster: Cluster, clients: Sequence[Client], service: Service) -> None:
         self.cluster = cluster
+        self._service = service
         self.counts: dict[str, int] = {}
         self._of_clients = ClientFaults(cluster, clients)
         self._kinds = (
@@ -410,6 +413,7 @@ class Faults:
             WearFaults(cluster),
             StrainFaults(cluster),
             NetworkFaults(cluster),
+            LastingFaults(cluster, service),
             self._of_clients,
         )
 
@@ -443,6 +447,7 @@ class Faults:
     def end(self) -> None:
         """Whatever goes on ends: the network is whole, and everybody runs."""
         cluster = self.cluster
+        self._service.end()
         for kinds in self._kinds:
             kinds.over = True
         cluster.network.heal()

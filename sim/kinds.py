@@ -68,8 +68,19 @@ STRAINING = {"strained switch": 3, "half open": 3, "stranger": 3}
 #: And where clocks of brokers leap while segments expire.
 LEAPING = {"clock leap": 1}
 
+#: And which partial faults last, before the others begin.
+LASTING = {
+    "lasting one way": 4,
+    "lasting link": 3,
+    "lasting zone": 2,
+    "lasting slow link": 1,
+    "lasting slow disk": 1,
+    "lasting full disk": 2,
+    "lasting pause": 1,
+}
+
 #: What plain lives never meet.
-NEVER_PLAIN = {*WEARING, *STRAINING, *LEAPING} - {*WEIGHTS}
+NEVER_PLAIN = {*WEARING, *STRAINING, *LEAPING, *LASTING} - {*WEIGHTS}
 
 FAILING = ("pwrite", "fdatasync", "open", "pread", "read_bytes", "fsync", "link", "replace")
 """Calls to a disk that fail."""
@@ -82,6 +93,10 @@ class Fault:
     pick: float
     pick2: float
     for_s: float
+
+    @property
+    def cuts_zone(self) -> bool:
+        return self.kind == "lasting zone"
 
     def __str__(self) -> str:
         return (
@@ -106,6 +121,12 @@ def draw_faults(
         for_s = rng.choice((0.02, 0.1, 0.3, 0.7, 1.0, 2.0)) * rng.uniform(0.5, 1.5)
         (kind,) = rng.choices(kinds, weights)
         faults.append(Fault(at_s, kind, rng.random(), rng.random(), for_s))
+
+
+def draw_lasting(rng: random.Random, at_s: float) -> Fault:
+    """One of LASTING."""
+    (kind,) = rng.choices(tuple(LASTING), tuple(LASTING.values()))
+    return Fault(at_s, kind, rng.random(), rng.random(), rng.uniform(4.0, 7.0))
 
 
 class Kinds:

@@ -9,7 +9,7 @@ import gc
 import random
 import traceback
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from batonmq.protocol.layout import FILLER_SIZE
 from batonmq.store.message_store import MessageStore
@@ -30,10 +30,19 @@ from sim.kinds import (
     WEIGHTS,
     Fault,
     draw_faults,
+    draw_lasting,
 )
 from sim.messages import Messages, Place
 from sim.records import LogRecord, records
-from sim.settings import Settings, draw_settings, with_features, with_strains, with_variants
+from sim.service import Service
+from sim.settings import (
+    Settings,
+    draw_settings,
+    with_features,
+    with_lasting,
+    with_strains,
+    with_variants,
+)
 from sim.world import Tell, Violation
 
 Table = dict[tuple[str, int], tuple[int, list[tuple[int, int, int, int]]]]
@@ -49,6 +58,8 @@ _DELIVERED_S = 95.0
 """A consumer whose end no living member saw keeps its queues for 40 s (ConsumerSightings), its
 locks for 60 s, anew in each election."""
 _STEP_S = 0.25
+_WHOLE_SET_S = 1.5
+"""After the first ack. Until then all replicas have joined, and what lasts finds a whole group."""
 _OPERATOR_S = 8.0
 """Whom a group waits for in vain after power was lost, an operator elects then."""
 
@@ -108,6 +119,16 @@ def plan_of(seed: int, *, plain: bool = False) -> Plan:
         of_strains = random.Random(f"strains {seed}")
         settings = with_strains(settings, of_strains)
         faults += _strains(settings, of_strains, seconds)
+        of_lasting = random.Random(f"lasting {seed}")
+        settings = with_lasting(settings, of_lasting)
+        if settings.lasts:
+            lasting = draw_lasting(of_lasting, _WHOLE_SET_S)
+            # A master that is cut off with a name server shows what it has (R36), to readers of a
+            # topic that was deleted meanwhile, too.
+            settings = replace(settings, recreates=settings.recreates and not lasting.cuts_zone)
+            over_s = lasting.at_s + lasting.for_s
+            faults = (lasting, *(replace(fault, at_s=fault.at_s + over_s) for fault in faults))
+            seconds += over_s
     return Plan(seed, settings, tuple(sorted(faults, key=lambda fault: fault.at_s)), seconds)
 
 
@@ -186,7 +207,10 @@ class Life:
             self._clients += self._features.clients
             killable += self._features.killable
             cluster.checks.append(self._features.check)
-        self.faults = Faults(cluster, killable)
+        service = Service(cluster)
+        self.messages.on_acked = service.acked
+        cluster.checks.append(service.check)
+        self.faults = Faults(cluster, killable, service)
 
     def _give_up(self, lost: Sequence[LogRecord]) -> None:
         self.messages.give_up(lost)

@@ -81,6 +81,7 @@ class Messages:
         """Where the newest of that name stands in what was confirmed."""
         self.is_created: Callable[[str], bool] = lambda topic: True
         self.is_expired: Callable[[str], bool] = lambda name: False
+        self.on_acked: Callable[[], None] = lambda: None
 
     def note_created(self, topic: str) -> None:
         if not self.is_created(topic):
@@ -118,6 +119,7 @@ class Messages:
                 self.acked.pop(name, None)
 
     def note_acked(self, sent: Sent, place: Place) -> None:
+        self.on_acked()
         is_confirmed = self.is_confirmed(sent.name)
         if sent.name not in self.given_up:
             if not is_confirmed:

@@ -14,12 +14,13 @@ _FEATURE = 0.4
 
 _WEARS = 0.25
 _STRAINS = 0.2
+_LASTS = 0.2
 
 #: Settings that are features of the broker, beside sends and pulls.
 FEATURES = ("retries", "delays", "transactions", "orderly", "pops", "filters", "questions")
 
 #: What plain lives have nothing of.
-NOT_PLAIN = (*FEATURES, "wears", "strains")
+NOT_PLAIN = (*FEATURES, "wears", "strains", "lasts")
 
 
 class Draw(Protocol):
@@ -48,6 +49,7 @@ class Settings:
     unclean: bool = False  # an operator elects a replica that lacks confirmed messages
     wears: bool = False  # the disk of one broker wears out
     strains: bool = False  # faults come together
+    lasts: bool = False  # a partial fault lasts for seconds, before the other faults begin
     retries: bool = False  # consumers fail messages, some for good
     delays: bool = False  # messages with a delay level, or a time
     transactions: bool = False
@@ -122,3 +124,8 @@ def with_strains(settings: Settings, rng: Draw) -> Settings:
     wears, strains = rng.random() < _WEARS, rng.random() < _STRAINS
     is_free = not settings.expires and not settings.unclean
     return replace(settings, wears=wears and is_free, strains=strains and not settings.unclean)
+
+
+def with_lasting(settings: Settings, rng: Draw) -> Settings:
+    """Whether a life begins with a partial fault that lasts."""
+    return replace(settings, lasts=rng.random() < _LASTS)
