@@ -9,6 +9,7 @@ import asyncio
 import atexit
 import functools
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
@@ -42,12 +43,30 @@ class _LoopThread:
         self._thread: threading.Thread | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Raises ClientError if called from the loop itself (a listener, say)."""
+        """Raises ClientError if called from the loop itself (a listener, say). If a signal handler
+        raises meanwhile, the work is cancelled, and has ended when this raises."""
         loop = self._running_loop()
         if threading.current_thread() is self._thread:
             work.close()
             raise ClientError("a blocking call on the loop's own thread would wait for itself")
-        return asyncio.run_coroutine_threadsafe(work, loop).result()
+        ended = threading.Event()
+        begun: list[asyncio.Task[T]] = []
+
+        def begin() -> None:
+            task = loop.create_task(work)
+            task.add_done_callback(lambda _: ended.set())
+            begun.append(task)
+
+        loop.call_soon_threadsafe(begin)
+        try:
+            ended.wait()
+        except BaseException:
+            loop.call_soon_threadsafe(lambda: begun[0].cancel())
+            ended.wait()
+            if not begun[0].cancelled():
+                begun[0].exception()  # retrieved: the caller gets the error of the signal handler
+            raise
+        return begun[0].result()
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -76,6 +95,7 @@ _loop_thread = _LoopThread()
 class _Blocking(Generic[S]):
     def __init__(self, twin: S) -> None:
         self._twin = twin
+        self._taken: deque[list[MessageExt]] = deque()
 
     @property
     def twin(self) -> S:
@@ -95,6 +115,24 @@ def _blocking(
     @functools.wraps(method)
     def call(self: _Blocking[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.run(method(self.twin, *args, **kwargs))
+
+    return call
+
+
+def _taking(
+    method: Callable[Concatenate[S, P], Coroutine[Any, Any, list[MessageExt]]],
+) -> Callable[Concatenate[_Blocking[S], P], list[MessageExt]]:
+    """As `_blocking`, of a method that takes messages: what a call had taken when a signal handler
+    ended it, the next call returns first."""
+
+    @functools.wraps(method)
+    def call(self: _Blocking[S], /, *args: P.args, **kwargs: P.kwargs) -> list[MessageExt]:
+        async def take() -> None:
+            self._taken.append(await method(self.twin, *args, **kwargs))
+
+        if not self._taken:
+            self.run(take())
+        return self._taken.popleft() if self._taken else []
 
     return call
 
@@ -135,7 +173,7 @@ def _parameters_of(
         declared: Callable[..., None],
     ) -> Callable[Concatenate[_Blocking[S], P], None]:
         def init(self: _Blocking[S], /, *args: P.args, **kwargs: P.kwargs) -> None:
-            self._twin = twin_class(*args, **kwargs)
+            _Blocking.__init__(self, twin_class(*args, **kwargs))
 
         # `help` and `inspect.signature` show the twin's parameters.
         return functools.update_wrapper(init, twin_class.__init__)
@@ -191,7 +229,7 @@ class BlockingPopConsumer(_BlockingStartable[PopConsumer]):
     def __init__(self) -> None: ...
 
     subscribe = _blocking(PopConsumer.subscribe)
-    receive = _blocking(PopConsumer.receive)
+    receive = _taking(PopConsumer.receive)
     ack = _blocking(PopConsumer.ack)
     change_invisible_time = _blocking(PopConsumer.change_invisible_time)
     processing = _here(PopConsumer.processing)
@@ -209,7 +247,7 @@ class BlockingPullConsumer(_BlockingStartable[PullConsumer]):
     seek = _blocking(PullConsumer.seek)
     pause = _on_loop(PullConsumer.pause)
     resume = _on_loop(PullConsumer.resume)
-    poll = _blocking(PullConsumer.poll)
+    poll = _taking(PullConsumer.poll)
     pull = _blocking(PullConsumer.pull)
     commit = _blocking(PullConsumer.commit)
     committed = _blocking(PullConsumer.committed)
@@ -236,7 +274,7 @@ class BlockingLitePullConsumer(_BlockingStartable[LitePullConsumer]):
     seek = _blocking(LitePullConsumer.seek)
     pause = _on_loop(LitePullConsumer.pause)
     resume = _on_loop(LitePullConsumer.resume)
-    poll = _blocking(LitePullConsumer.poll)
+    poll = _taking(LitePullConsumer.poll)
     commit = _blocking(LitePullConsumer.commit)
     committed = _blocking(LitePullConsumer.committed)
     processing = _here(LitePullConsumer.processing)

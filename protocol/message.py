@@ -154,9 +154,15 @@ class MessageExt:
         """The body that the producer gave.
 
         Raises ValueError naming the codec where it is not zlib (lz4 and zstd need libraries that
-        this project does not carry), and zlib.error where the bytes are no zlib stream.
+        this project does not carry), ValueError for a body beyond INFLATED_BODY_SIZE_MAX, and
+        zlib.error where the bytes are no zlib stream.
         """
         return uncompress(self.body, self.sys_flag)
+
+
+#: A stream of 64 KiB may inflate to 64 MiB. Java's default for `maxMessageSize` is 4 MiB, and its
+#: producers compress what they have checked against that.
+INFLATED_BODY_SIZE_MAX = 128 * 1024 * 1024
 
 
 def uncompress(body: bytes, sys_flag: int) -> bytes:
@@ -166,7 +172,13 @@ def uncompress(body: bytes, sys_flag: int) -> bytes:
     codec = sys_flag & COMPRESSION_MASK
     if codec not in (0, COMPRESSION_ZLIB):
         raise ValueError(f"body is compressed with codec 0x{codec:x}, only zlib is supported")
-    return zlib.decompress(body)
+    inflater = zlib.decompressobj()
+    plain = inflater.decompress(body, INFLATED_BODY_SIZE_MAX)
+    if inflater.unconsumed_tail:
+        raise ValueError(f"body inflates to more than {INFLATED_BODY_SIZE_MAX} bytes")
+    if not inflater.eof:
+        raise zlib.error("incomplete zlib stream")
+    return plain
 
 
 def _int_or_zero(text: str | None) -> int:

@@ -1,9 +1,12 @@
 """The blocking client, and what `import batonmq` loads and offers."""
 
 import asyncio
+import contextlib
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 import uvloop
@@ -21,7 +24,12 @@ from batonmq.blocking import (
     BlockingLitePullConsumer,
     BlockingProducer,
     BlockingPullConsumer,
+    _Blocking,
+    _loop_thread,
+    _taking,
 )
+from batonmq.protocol.message import MessageExt
+from tests.records import message
 
 Q0 = MessageQueue(TOPIC, "broker-a", 0)
 
@@ -91,3 +99,67 @@ def test_every_exported_name_loads() -> None:
     assert all(getattr(batonmq, name) is not None for name in batonmq.__all__)
     with pytest.raises(AttributeError):
         batonmq.nonsense  # noqa: B018
+
+
+class Limit(Exception):
+    """What a signal handler raises."""
+
+
+@contextlib.contextmanager
+def _signalled() -> Iterator[Callable[[], None]]:
+    """Gives what makes a signal handler raise Limit in the main thread; callable in any thread."""
+
+    def handler(*_: object) -> None:
+        raise Limit
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    main = threading.get_ident()
+    try:
+        yield lambda: signal.pthread_kill(main, signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_r57_an_interrupted_call_has_ended_when_it_raises() -> None:
+    ended: list[str] = []
+
+    async def work(interrupt: Callable[[], None]) -> None:
+        try:
+            interrupt()
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cancelled")
+
+    with _signalled() as interrupt:
+        with pytest.raises(Limit):
+            _loop_thread.run(work(interrupt))
+        assert ended == ["cancelled"]
+
+
+def test_r57_what_an_interrupted_poll_took_the_next_poll_returns() -> None:
+    """The signal comes when the messages are taken, and cancels nothing any more."""
+    taken = [message(0)]
+
+    class Twin:
+        def __init__(self, interrupt: Callable[[], None]) -> None:
+            self.polls = 0
+            self.interrupt = interrupt
+
+        async def poll(self, timeout_ms: int = 1000) -> list[MessageExt]:
+            self.polls += 1
+            self.interrupt()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                return taken
+            return []
+
+    class BlockingTwin(_Blocking[Twin]):
+        poll = _taking(Twin.poll)
+
+    with _signalled() as interrupt:
+        consumer = BlockingTwin(Twin(interrupt))
+        with pytest.raises(Limit):
+            consumer.poll(1000)
+        assert consumer.poll(1000) is taken
+        assert consumer.twin.polls == 1

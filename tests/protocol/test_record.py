@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batonmq.protocol import message as message_module
 from batonmq.protocol.record import (
     CRC_TAIL_SIZE,
     MAGIC_V2,
@@ -25,7 +26,7 @@ from batonmq.protocol.record import (
     scan_record,
     split_address,
 )
-from batonmq.protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
+from batonmq.protocol.sysflag import BORN_HOST_V6, COMPRESSED, STORE_HOST_V6
 from tests.records import record_of as encode_record
 
 STORE = Path(__file__).parents[1] / "golden/java-5.3.3/store"
@@ -303,3 +304,19 @@ def test_a_message_that_is_stored_again_keeps_all_but_its_place(
     assert isinstance(again, NewMessage) and again.topic.encode() == fields["topic"]
     assert {name: getattr(again, name) for name in OWN} == {name: fields[name] for name in OWN}
     assert (again.sys_flag ^ fields["sys_flag"]) & ~(BORN_HOST_V6 | STORE_HOST_V6) == 0  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("above", [0, 1])
+def test_r57_r58_a_body_inflates_up_to_a_limit(above: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_module, "INFLATED_BODY_SIZE_MAX", 1000)
+    body = zlib.compress(bytes(1000 + above))
+    if above:
+        with pytest.raises(ValueError, match="more than 1000 bytes"):
+            message_module.uncompress(body, COMPRESSED)
+    else:
+        assert message_module.uncompress(body, COMPRESSED) == bytes(1000)
+
+
+def test_an_incomplete_compressed_body_is_refused() -> None:
+    with pytest.raises(zlib.error):
+        message_module.uncompress(zlib.compress(b"x" * 100)[:-1], COMPRESSED)

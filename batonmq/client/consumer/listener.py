@@ -10,6 +10,7 @@ from enum import Enum
 from functools import partial
 
 from batonmq.client.consumer.member_stats import MemberStats
+from batonmq.client.errors import ClientError
 from batonmq.client.failures import Failures
 from batonmq.client.hooks import ConsumeCall, Hook, Watch
 from batonmq.process.clock import boot_ms
@@ -19,7 +20,7 @@ from batonmq.protocol.message import MessageExt, MessageQueue
 class ConsumeStatus(Enum):
     """What a listener returns for the messages of a call; None means `SUCCESS`.
 
-    An exception of the listener counts as `RECONSUME_LATER`.
+    Anything else that it returns, and an exception of the listener, count as `RECONSUME_LATER`.
     """
 
     SUCCESS = "SUCCESS"
@@ -48,6 +49,16 @@ Listener = Callable[
 """`listener(messages, context)`: a coroutine function runs on the loop, a plain one in a thread."""
 
 
+class ListenerReplyError(ClientError):
+    """The listener returned something other than None or a ConsumeStatus."""
+
+    def __init__(self, reply: object) -> None:
+        super().__init__(
+            f"the listener returned {reply!r}; allowed are None, ConsumeStatus.SUCCESS and "
+            "ConsumeStatus.RECONSUME_LATER; its messages are delivered again"
+        )
+
+
 class ListenerCall:
     """Runs a coroutine function on the loop, a plain function in a thread."""
 
@@ -65,10 +76,10 @@ class ListenerCall:
         self._failures = Failures("listener_failed")
         self._listener = listener
         call = getattr(listener, "__call__", None)  # noqa: B004 - the method, not callability
-        self._on_loop = inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(call)
+        self.on_loop = inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(call)
         self._threads = (
             None
-            if self._on_loop
+            if self.on_loop
             else ThreadPoolExecutor(threads, thread_name_prefix=f"consume-{group}")
         )
 
@@ -93,8 +104,14 @@ class ListenerCall:
                 status = await self._called(messages, context)
                 call.succeeded = status is ConsumeStatus.SUCCESS
             return status
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
             # Any exception of a user's listener means that these messages are not consumed.
+            # CancelledError too, if it is the listener's own: it awaited a task that was cancelled.
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
             at = messages[0].queue_offset
             self._failures.note(error, f"group={self._group} queue={context.queue} offset={at}")
             return ConsumeStatus.RECONSUME_LATER
@@ -109,7 +126,11 @@ class ListenerCall:
             call = partial(copy_context().run, self._listener, messages, context)
             reply = await loop.run_in_executor(self._threads, call)
         status = await reply if inspect.isawaitable(reply) else reply
-        return status or ConsumeStatus.SUCCESS
+        if status is None:
+            return ConsumeStatus.SUCCESS
+        if not isinstance(status, ConsumeStatus):
+            raise ListenerReplyError(status)
+        return status
 
     def close(self) -> None:
         """Shuts the threads down; calls in progress end by themselves."""

@@ -227,9 +227,21 @@ class LitePullConsumer(PullConsumer):
     async def _take_up(self, queues: Collection[MessageQueue]) -> None:
         if not queues:
             return
-        positions = await gather_some(self._first_position(queue) for queue in queues)
+        positions = await gather_some(self._place(queue) for queue in queues)
         self._begin_at(zip(queues, positions, strict=True))
         await _tell(self._on_assigned, queues)
+
+    async def _place(self, queue: MessageQueue) -> int:
+        """The first position. One at the end of the queue is stored, whatever `auto_commit_ms`
+        says: the next owner must not begin at a later end."""
+        offset = await self.committed(queue)
+        if offset is not None:
+            return offset
+        if self.options.from_where is ConsumeFromWhere.FIRST:
+            return await self.min_offset(queue)
+        offset = await self.max_offset(queue)
+        await self.commit({queue: offset})
+        return offset
 
     async def _give_up(self, queues: Collection[MessageQueue]) -> None:
         """Once this returns, this member commits nothing of these queues any more."""

@@ -42,6 +42,11 @@ class OffsetStore:
         """None: the group has none yet."""
         raise NotImplementedError
 
+    async def place(self, queue: MessageQueue, offset: int, *, deadline_ms: int) -> None:
+        """The group begins at `offset` of a queue in which it had no place."""
+        self.reset(queue, offset)
+        await self.persist()
+
     def known(self, queue: MessageQueue) -> int | None:
         return self._offsets.get(queue)
 
@@ -81,6 +86,11 @@ class RemoteOffsetStore(OffsetStore):
         if offset is not None:
             self._offsets[queue] = offset
         return offset
+
+    async def place(self, queue: MessageQueue, offset: int, *, deadline_ms: int) -> None:
+        """Returns when the broker has stored it. Raises as QueueCalls."""
+        await self._calls.commit_offset(self._group, queue, offset, deadline_ms=deadline_ms)
+        self._offsets[queue] = offset
 
     def resend(self, broker_names: Collection[str]) -> None:
         self._dirty |= {q for q in self._offsets if q.broker_name in broker_names}

@@ -38,24 +38,36 @@ class OrderlyService(ConsumeService):
         self._consuming: dict[QueueReader, asyncio.Task[None]] = {}
         self._renewing: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
+        self._unlocking: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         if self._locks:
             self._renewing = self._client.spawn(self._renew_locks())
 
     async def close(self) -> None:
-        """Waits for listener calls in progress."""
+        """Waits for listener calls in progress, `close_wait_ms` at most; then it cancels those that
+        run on the loop. A listener in a thread cannot be cancelled: its queue stays locked until
+        the broker ends the lock by itself."""
         self._closing.set()
         if self._renewing is not None:
             self._renewing.cancel()
         tasks = list(self._consuming.values())
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=self._options.close_wait_ms / 1000)
-            for task in late:
-                task.cancel()
+            if late:
+                log.warning("listeners_still_busy group=%s count=%d", self._group, len(late))
+            if late and self._listener.on_loop:
+                for task in late:
+                    task.cancel()
+                await asyncio.wait(late)
+        for unlocking in self._unlocking:
+            unlocking.cancel()
 
     async def acquire(self, reader: QueueReader) -> bool:
-        """Locks the queue at its broker. Raises UnsupportedByBrokerError."""
+        """Locks the queue at its broker. Raises UnsupportedByBrokerError. False also while a
+        listener still runs that got a message of the queue before it was given up."""
+        if any(busy.queue == reader.queue for busy in self._consuming):
+            return False
         if not self._locks:
             reader.process_queue.locked_until_ms = _NEVER_MS
             self._readers.add(reader)
@@ -63,11 +75,28 @@ class OrderlyService(ConsumeService):
         return await self._lock([reader])
 
     async def release(self, readers: Sequence[QueueReader]) -> None:
-        """Unlocks queues that are given up, once their last listener call ended."""
-        self._readers.difference_update(readers)
-        running = [t for r in readers if (t := self._consuming.get(r)) is not None]
+        """Unlocks queues that are given up, each when its last listener call has ended. Waits for
+        that `close_wait_ms` at most; a listener that takes longer keeps its queue locked."""
+        running = {t: r for r in readers if (t := self._consuming.get(r)) is not None}
+        late: set[asyncio.Task[None]] = set()
         if running:
-            await asyncio.wait(running, timeout=self._options.close_wait_ms / 1000)
+            _, late = await asyncio.wait(running, timeout=self._options.close_wait_ms / 1000)
+        for task in late:
+            if not self._closing.is_set():
+                unlocking = self._client.spawn(self._unlock_after(task, running[task]))
+                self._unlocking.add(unlocking)
+                unlocking.add_done_callback(self._unlocking.discard)
+        kept = {running[task] for task in late}
+        await self._unlock([reader for reader in readers if reader not in kept])
+
+    async def _unlock_after(self, task: asyncio.Task[None], reader: QueueReader) -> None:
+        """Until then the lock is renewed: the next owner must not begin beside the listener."""
+        log.warning("listener_still_busy group=%s queue=%s", self._group, reader.queue)
+        await asyncio.wait([task])
+        await self._unlock([reader])
+
+    async def _unlock(self, readers: Sequence[QueueReader]) -> None:
+        self._readers.difference_update(readers)
         if not self._locks:
             return
         for (topic, name), some in _by_broker(readers).items():
@@ -135,14 +164,17 @@ class OrderlyService(ConsumeService):
 
     async def _consume_queue(self, reader: QueueReader) -> None:
         """Until nothing waits, the queue is gone, or the lock is."""
-        while not self._closing.is_set():
+        while True:
             process_queue = reader.process_queue
-            if process_queue.dropped or process_queue.locked_until_ms <= boot_ms():
+            if not self._may_consume(process_queue):
                 return
             batch = process_queue.take(self._options.batch)
             if not batch:
                 return
             async with self._slots:
+                if not self._may_consume(process_queue):  # lost while it waited for the slot
+                    process_queue.put_back(batch)
+                    return
                 context = ConsumeContext(reader.queue)
                 status = await self._listener(batch, context)
             if process_queue.dropped:
@@ -152,6 +184,10 @@ class OrderlyService(ConsumeService):
                 reader.consumed()
             else:
                 await self._again(process_queue, batch)
+
+    def _may_consume(self, process_queue: ProcessQueue) -> bool:
+        held = not process_queue.dropped and process_queue.locked_until_ms > boot_ms()
+        return held and not self._closing.is_set()
 
     async def _again(self, process_queue: ProcessQueue, batch: Sequence[MessageExt]) -> None:
         for message in batch:

@@ -347,12 +347,20 @@ class PushConsumer(Subscriber):
         await self._offsets.release(queues)
 
     async def _start_offset(self, queue: MessageQueue) -> int:
+        """Where the group continues. If it has no offset and does not begin at the first message,
+        its place is stored before it pulls: the next owner must not begin at a later end."""
         deadline_ms = boot_ms() + _CALL_MS
         offset = await self._offsets.read(queue, deadline_ms=deadline_ms)
         if offset is not None:
             return offset
         if queue.topic.startswith(RETRY_PREFIX):
             return 0
+        offset = await self._first_offset(queue, deadline_ms)
+        if self.options.from_where is not ConsumeFromWhere.FIRST:
+            await self._offsets.place(queue, offset, deadline_ms=deadline_ms)
+        return offset
+
+    async def _first_offset(self, queue: MessageQueue, deadline_ms: int) -> int:
         if self.options.from_where is ConsumeFromWhere.LAST:
             return await self._calls.max_offset(queue, deadline_ms=deadline_ms)
         if self.options.from_where is ConsumeFromWhere.FIRST:

@@ -15,7 +15,8 @@ import pytest
 from batonmq.client.consumer import concurrent_service, orderly_service
 from batonmq.client.consumer.concurrent_service import ConcurrentService
 from batonmq.client.consumer.consume_service import Consuming
-from batonmq.client.consumer.listener import ConsumeContext, ConsumeStatus
+from batonmq.client.consumer.listener import ConsumeContext, ConsumeStatus, ListenerCall
+from batonmq.client.consumer.member_stats import MemberStats
 from batonmq.client.consumer.options import ConsumeOptions, MessageModel
 from batonmq.client.consumer.orderly_service import OrderlyService
 from batonmq.client.consumer.process_queue import ProcessQueue
@@ -212,6 +213,143 @@ def test_a_queue_is_unlocked_when_its_last_listener_call_has_ended() -> None:
         go_on.set()
         await releasing
         assert scene.calls == ["lock", "unlock"]
+        await scene.service.close()
+
+    asyncio.run(run())
+
+
+def test_r57_a_queue_stays_locked_until_its_listener_has_ended_however_long_that_takes() -> None:
+    """1. The queue is given up while the listener works, longer than `close_wait_ms`. 2. It stays
+    locked, its lock is renewed, and it is not taken up again beside the listener. 3. The listener
+    ends: the queue is unlocked."""
+
+    async def run() -> None:
+        listener, reader = Listener(), Reader(1)
+        scene = Scene(OrderlyService, listener, close_wait_ms=1)
+        inside, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow() -> None:
+            inside.set()
+            await go_on.wait()
+
+        listener.during = slow
+        assert await scene.service.acquire(reader)
+        await inside.wait()
+        reader.process_queue.dropped = True
+        await scene.service.release([reader])
+        assert scene.calls == ["lock"]
+        assert reader in scene.service._readers, "the lock is renewed"
+        assert not await scene.service.acquire(Reader(1)), "two calls at a time for one queue"
+        go_on.set()
+        await until(lambda: scene.calls == ["lock", "unlock"])
+        assert reader not in scene.service._readers
+        assert await scene.service.acquire(Reader(0))
+        await scene.service.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("loss", ["given up", "lock lost", "closing"])
+def test_r57_a_queue_that_was_lost_while_its_messages_waited_for_a_slot_is_not_consumed(
+    loss: str,
+) -> None:
+    async def run() -> None:
+        listener, reader = Listener(), Reader(1)
+        scene = Scene(OrderlyService, listener, concurrency=1)
+        async with scene.service._slots:
+            assert await scene.service.acquire(reader)
+            await until(lambda: not reader.process_queue.waiting)
+            if loss == "given up":
+                reader.process_queue.dropped = True
+            elif loss == "lock lost":
+                reader.process_queue.locked_until_ms = 0
+            else:
+                scene.service._closing.set()
+        await until(lambda: not scene.service._consuming)
+        assert listener.seen == [] and scene.progress == []
+        assert reader.process_queue.waiting == 1, "it is consumed when the lock is back"
+        await scene.service.close()
+
+    asyncio.run(run())
+
+
+def test_r57_a_listener_that_does_not_end_is_cancelled_and_its_queue_unlocked_afterwards() -> None:
+    async def run() -> None:
+        listener, reader = Listener(), Reader(1)
+        listener.on_loop = True  # type: ignore[attr-defined]
+        scene = Scene(OrderlyService, listener, close_wait_ms=1)
+        ended = asyncio.Event()
+
+        async def stuck() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        listener.during = stuck
+        assert await scene.service.acquire(reader)
+        await until(lambda: bool(listener.seen))
+        await scene.service.close()
+        assert ended.is_set()
+        await scene.service.release([reader])
+        assert scene.calls == ["lock", "unlock"] and scene.progress == []
+
+    asyncio.run(run())
+
+
+def _call_of(listener: Any) -> ListenerCall:
+    return ListenerCall("g", listener, 1, MemberStats())
+
+
+@pytest.mark.parametrize("reply", [False, True, 0, "RECONSUME_LATER", "SUCCESS", b"", [], object()])
+@pytest.mark.parametrize("kind", ["coroutine function", "plain function"])
+def test_r57_a_reply_that_is_no_status_is_not_success(reply: object, kind: str) -> None:
+    async def on_loop(messages: object, context: object) -> object:
+        return reply
+
+    async def run() -> None:
+        listener = on_loop if kind == "coroutine function" else lambda messages, context: reply
+        call = _call_of(listener)
+        assert await call([message(0)], ConsumeContext(QUEUE)) is LATER
+        call.close()
+
+    asyncio.run(run())
+
+
+def test_r57_none_and_success_are_success() -> None:
+    async def run() -> None:
+        for reply in (None, SUCCESS):
+            call = _call_of(lambda messages, context, reply=reply: reply)
+            assert await call([message(0)], ConsumeContext(QUEUE)) is SUCCESS
+            call.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", [ConcurrentService, OrderlyService])
+def test_r57_a_listener_that_awaited_a_cancelled_task_has_failed_and_is_called_again(
+    kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(concurrent_service, "redelivery_delay_ms", lambda tries: 0)
+
+    async def run() -> None:
+        seen: list[int] = []
+
+        async def listener(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
+            seen.append(messages[0].queue_offset)
+            if len(seen) == 1:
+                task = asyncio.create_task(asyncio.Event().wait())
+                task.cancel()
+                await task
+
+        reader = Reader(2)
+        scene = Scene(kind, _call_of(listener), concurrency=1)  # type: ignore[arg-type]
+        scene.refusal = BatonError("the broker is away")
+        scene.service.start()
+        assert await scene.service.acquire(reader)
+        scene.service.arrived(reader)
+        await until(lambda: scene.progress[-1:] == [2])
+        assert seen.count(0) == 2 and seen.count(1) == 1
         await scene.service.close()
 
     asyncio.run(run())

@@ -170,3 +170,22 @@ def test_what_cannot_be_mixed() -> None:
                 consumer.subscribe("Other")
 
     run(story)
+
+
+@pytest.mark.parametrize("auto_commit_ms", [10, None])
+def test_r57_a_group_that_begins_at_the_end_has_its_place_stored(
+    auto_commit_ms: int | None,
+) -> None:
+    async def story(cluster: FakeCluster) -> None:
+        for queue in range(4):
+            cluster.groups["broker-a"].first_offset[TOPIC, queue] = 1000
+        consumer = LitePullConsumer(
+            "lite",
+            name_servers=cluster.name_server_addresses,
+            options=LitePullOptions(ConsumeFromWhere.LAST, auto_commit_ms),
+        )
+        consumer.subscribe(TOPIC)
+        async with consumer:
+            assert stored(cluster) == dict.fromkeys(range(4), 1000)
+
+    run(story)

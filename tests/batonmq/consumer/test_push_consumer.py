@@ -942,3 +942,49 @@ def test_a_queue_that_is_read_no_more_is_taken_up_anew(
 
     run(story)
     assert caplog.text.count("queue_expired") == 1
+
+
+def test_r57_a_group_that_begins_at_the_end_keeps_its_place_through_a_rebalance() -> None:
+    """1. A new group begins at the end of queues whose first messages have expired. 2. 40 messages
+    come while its member works at the first. 3. A second member takes half of the queues: it
+    begins where the group began, not at the end of now."""
+
+    async def story(cluster: FakeCluster) -> None:
+        for queue in range(4):
+            cluster.groups["broker-a"].first_offset[TOPIC, queue] = 1000
+        seen: set[bytes] = set()
+        busy, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
+            busy.set()
+            await go_on.wait()
+            seen.update(each.body for each in messages)
+
+        async def quick(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
+            seen.update(each.body for each in messages)
+
+        options = PushConsumerOptions(consume=ConsumeOptions(concurrency=1))
+        members = [
+            PushConsumer(
+                GROUP,
+                listener,
+                name_servers=cluster.name_server_addresses,
+                options=options,
+                client_options=ClientOptions(instance_name=name, suspicion_ms=20),
+            )
+            for listener, name in ((slow, "a"), (quick, "b"))
+        ]
+        for consumer in members:
+            consumer.subscribe(TOPIC)
+        async with members[0] as first:
+            assert len(first.assigned_queues) == 4
+            sent = {b"%d" % number for number in range(40)}
+            for number in range(40):
+                cluster.master().store(TOPIC, number % 4, b"%d" % number)
+            await busy.wait()
+            async with members[1]:
+                await until(lambda: len(first.assigned_queues) == 2)
+                go_on.set()
+                await until(lambda: seen == sent)
+
+    run(story)
