@@ -14,7 +14,7 @@ Origin: Java `RemotingCommand`, `NettyDecoder` (LengthFieldBasedFrameDecoder of 
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Final, Self
 
 import msgspec
@@ -149,12 +149,12 @@ class FrameReader:
 
     All connections of a loop read into one buffer, so an idle one has none; between two reads a
     connection keeps only the beginning of a frame that is not complete. Header and body are copied
-    out, because the next read overwrites the buffer. Invariant: `get_buffer()` is never empty. A
-    frame that does not fit into the shared buffer gets one of its own, of its size, known from its
-    first 8 bytes and limited to 16 MiB.
+    out, because the next read overwrites the buffer. Invariant: `get_buffer()` is never empty, but
+    where frames were put by. A frame that does not fit into the shared buffer gets one of its own.
+    It grows with what has arrived: anybody can announce a frame of 16 MiB (SAFETY R58).
     """
 
-    __slots__ = ("_kept", "_large", "_large_end", "_shared")
+    __slots__ = ("_kept", "_large", "_large_end", "_large_size", "_shared")
 
     def __init__(self, shared: memoryview) -> None:
         """`shared` is from `receive_buffer`; nobody else may write to it between `get_buffer` and
@@ -162,16 +162,31 @@ class FrameReader:
         self._shared = shared
         self._kept = b""
         self._large: memoryview | None = None
-        self._large_end = 0
+        self._large_end = self._large_size = 0
 
     @property
     def waiting(self) -> int:
         """Bytes of a frame that is not complete yet."""
         return len(self._kept) if self._large is None else self._large_end
 
+    @property
+    def held(self) -> int:
+        """Bytes of memory for it."""
+        return len(self._kept) if self._large is None else len(self._large)
+
+    def put_by(self, n: int) -> None:
+        """`n` more bytes came, whose frames are wanted later: then call `get_buffer` and
+        `received(0)`, before more is read."""
+        if self._large is None:
+            self._kept = self._shared[: len(self._kept) + n].tobytes()
+        else:
+            self._large_end += n
+
     def get_buffer(self) -> memoryview:
         """Where the next bytes go. Never empty."""
         if self._large is not None:
+            if self._large_end == len(self._large):
+                self._grow(self._large)
             return self._large[self._large_end :]
         kept = self._kept
         if kept:
@@ -179,8 +194,9 @@ class FrameReader:
             return self._shared[len(kept) :]
         return self._shared
 
-    def received(self, n: int) -> Iterator[tuple[int, bytes, bytes]]:
-        """(header type, header, body) of each frame that is complete after `n` more bytes.
+    def received(self, n: int) -> Generator[tuple[int, bytes, bytes], None, None]:
+        """(header type, header, body) of each frame that is complete after `n` more bytes. Who
+        closes the iterator early gets the rest by `get_buffer()` and `received(0)`.
 
         Raises RemoteProtocolError at a malformed frame, after those before it; the connection
         cannot be used any more.
@@ -190,37 +206,50 @@ class FrameReader:
         end = self.waiting + n
         start = 0
         needed = 8
-        while end - start >= 8:
-            length, mark = _unpack(view, start)
-            header_len = mark & 0xFFFFFF
-            needed = length + 4
-            if needed > FRAME_SIZE_MAX or header_len + 4 > length or mark >> 25 or not header_len:
-                first = bytes(view[start : min(end, start + 16)])
-                raise RemoteProtocolError(_complaint(length, mark, first))
-            if end - start < needed:
-                break
-            body_at = start + 8 + header_len
-            stop = start + needed
-            yield mark >> 24, view[start + 8 : body_at].tobytes(), view[body_at:stop].tobytes()
-            start = stop
-            needed = 8
-        if large is not None and start == 0:
-            self._large_end = end
-            return
-        self._large = None
-        if start == end:
-            self._kept = b""
-        else:
-            self._keep(view[start:end], needed)
+        try:
+            while end - start >= 8:
+                length, mark = _unpack(view, start)
+                header_len = mark & 0xFFFFFF
+                needed = length + 4
+                if (
+                    needed > FRAME_SIZE_MAX
+                    or header_len + 4 > length
+                    or mark >> 25
+                    or not header_len
+                ):
+                    first = bytes(view[start : min(end, start + 16)])
+                    raise RemoteProtocolError(_complaint(length, mark, first))
+                if end - start < needed:
+                    break
+                body_at = start + 8 + header_len
+                stop = start + needed
+                start, needed = stop, 8
+                yield (
+                    mark >> 24,
+                    view[body_at - header_len : body_at].tobytes(),
+                    view[body_at:stop].tobytes(),
+                )
+        finally:
+            if large is not None and start == 0:
+                self._large_end = end
+            else:
+                self._large = None
+                self._keep(view[start:end], needed)
 
     def _keep(self, rest: memoryview, needed: int) -> None:
         """The beginning of a frame of `needed` bytes."""
-        if needed <= BUFFER_SIZE:
+        if needed <= BUFFER_SIZE or len(rest) < BUFFER_SIZE // 2:
             self._kept = rest.tobytes()
             return
-        self._large, self._large_end = memoryview(bytearray(needed)), len(rest)
-        self._large[: len(rest)] = rest
-        self._kept = b""
+        self._large, self._large_end, self._kept = rest, len(rest), b""
+        self._large_size = needed
+        self._grow(rest)
+
+    def _grow(self, large: memoryview) -> None:
+        """At most as much again as has arrived, and at most the frame's size."""
+        grown = memoryview(bytearray(min(self._large_size, 2 * len(large))))
+        grown[: len(large)] = large
+        self._large = grown
 
 
 def _complaint(length: int, mark: int, first: bytes) -> str:

@@ -8,22 +8,15 @@ its connection only, with one log line.
 the response, or a coroutine of it, or None if it replies later or not at all. A raw handler gets
 the frame undecoded: it is for the few codes of the hot path, which need no task, future or command.
 
-`PendingRequests` wait for their responses, with one timer per connection, set to the earliest
-deadline. After a stall of the process it fires again a millisecond later: first the sockets are
-read, because the responses may be in them (R8). Any number may wait: deadlines are a heap, and
-those that end together end in slices.
 """
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
-from heapq import heapify, heappop, heappush
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
-from batonmq.process.clock import boot_ms
+from batonmq.process.clock import boot_ms, boot_s
 from batonmq.process.sockets import limit_unacknowledged_of
-from batonmq.process.turns import go_on
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import (
     BatonError,
@@ -33,6 +26,7 @@ from batonmq.protocol.errors import (
     RequestTimeoutError,
     ResponseError,
 )
+from batonmq.remoting.budget import MemoryBudget, Paced, TurnBudget
 from batonmq.remoting.command import (
     FLAG_ONEWAY,
     FrameReader,
@@ -43,19 +37,18 @@ from batonmq.remoting.command import (
     peek_is_response,
     receive_buffer,
 )
+from batonmq.remoting.intake import Intake
+from batonmq.remoting.pending_requests import PendingRequests
 
 log = logging.getLogger(__name__)
 
 # What may wait for a peer that does not read: bytes (four frames of the largest size) and time.
 BACKLOG_BYTES_MAX: Final = 4 * 16_777_216
 WRITE_STALL_S: Final = 30.0
+_UNTIMED: Final = 8
+"""Frames of the hot path between two looks at the clock."""
 UNANSWERED_MS: Final = 10_000
 """If a peer acknowledges nothing for this time, its host is cut off or has another address now."""
-
-_STALL_S: Final = 0.1
-_AT_ONCE: Final = 256
-_ANSWERED_MAX: Final = 1024
-"""So many deadlines of answered requests may be in the heap, or as many as requests wait."""
 
 Response: TypeAlias = RemotingCommand | None
 Handler: TypeAlias = "Callable[[RemotingCommand, Connection], Response | Awaitable[Response]]"
@@ -113,12 +106,15 @@ class Dispatcher:
     """Gives the requests of all connections of an endpoint to their handlers.
 
     `tasks` are the handlers that still run; they may outlive the connection of their request.
+    `turn` and `memory` bound what all requests of the endpoint cost (SAFETY R58).
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, processors: Processors) -> None:
         self.raw_handlers = processors.raw_handlers
         self.tasks: set[asyncio.Task[None]] = set()
         self.receive_buffer = receive_buffer()
+        self.turn = TurnBudget(loop)
+        self.memory = MemoryBudget(loop)
         self._loop = loop
         self._processors = processors
 
@@ -150,12 +146,17 @@ class Dispatcher:
         if isinstance(result, RemotingCommand):
             connection.reply(cmd, result)
             return
-        task = self._loop.create_task(_answer_later(connection, cmd, result))
+        paced = Paced(self.turn, result) if asyncio.iscoroutine(result) else result
+        task = self._loop.create_task(_answer_later(connection, cmd, paced))
         self.tasks.add(task)
-        task.add_done_callback(lambda done: self._answered(done, result))
+        connection.intake.running += 1
+        task.add_done_callback(lambda done: self._answered(done, connection, result))
 
-    def _answered(self, task: asyncio.Task[None], result: Awaitable[Response]) -> None:
+    def _answered(
+        self, task: asyncio.Task[None], connection: "Connection", result: Awaitable[Response]
+    ) -> None:
         self.tasks.discard(task)
+        connection.intake.handler_ended()
         if task.cancelled() and asyncio.iscoroutine(result):
             # Cancelled before its first step: the handler's coroutine was never awaited.
             result.close()
@@ -241,7 +242,13 @@ class Connection(asyncio.BufferedProtocol):
         self._lost = lost
         self._batch_end = batch_end
         self._transport: asyncio.Transport | None = None
-        self._reader = FrameReader(dispatcher.receive_buffer)
+        self.intake = Intake(
+            FrameReader(dispatcher.receive_buffer),
+            dispatcher.turn,
+            dispatcher.memory,
+            self._take_frames,
+            self.abort,
+        )
         self._out: list[bytes] = []
         self._out_size = 0
         self._dirty = False
@@ -264,7 +271,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _mark_dirty(self) -> None:
         if self._paused:
-            if self._out_size > BACKLOG_BYTES_MAX:
+            if self._out_size > BACKLOG_BYTES_MAX or not self.intake.hold(self._out_size):
                 self.abort(f"peer does not read: {self._out_size} bytes wait for it")
             return
         self._dirty = True
@@ -366,6 +373,7 @@ class Connection(asyncio.BufferedProtocol):
     def _mark_closed(self, reason: str) -> None:
         self.closed = True
         self.close_reason = reason
+        self.intake.close()
         self._out.clear()
         self._out_size = 0
         if self._stall_timer is not None:
@@ -378,17 +386,28 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self.peer = _address_text(transport.get_extra_info("peername"))
         self.local = _address_text(transport.get_extra_info("sockname"))
+        self.intake.connected(self._transport, self.peer.rpartition(":")[0])
         limit_unacknowledged_of(transport, UNANSWERED_MS)
         self._made(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._reader.get_buffer()
+        return self.intake.reader.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.last_active_ms = boot_ms()
+        now_s = boot_s()
+        self.last_active_ms = int(now_s * 1000)
+        if self._dispatcher.turn.is_spent:
+            self.intake.put_by(nbytes)
+        else:
+            self._take_frames(nbytes, now_s)
+
+    def _take_frames(self, nbytes: int, begin_s: float) -> None:
+        """Hands out the frames that are complete, as many as fit into a slice."""
         raw_handlers = self._raw_handlers
+        untimed = 0
+        frames = self.intake.reader.received(nbytes)
         try:
-            for serialize_type, header, body in self._reader.received(nbytes):
+            for serialize_type, header, body in frames:
                 code = peek_code(serialize_type, header)
                 raw = raw_handlers.get(code)
                 if raw is None or peek_is_response(serialize_type, header):
@@ -399,16 +418,22 @@ class Connection(asyncio.BufferedProtocol):
                         log.debug("late_response peer=%s opaque=%d", self.peer, cmd.opaque)
                 else:
                     self._dispatcher.raw(self, raw, serialize_type, header, body)
-                if self.closed:
+                    untimed += 1
+                    if untimed < _UNTIMED and not self.closed:
+                        continue
+                untimed = 0
+                if self.closed or self.intake.must_wait(begin_s, self._out_size):
+                    frames.close()
                     break
         except RemoteProtocolError as error:
             self.abort(f"malformed frame: {error}")
         if self._batch_end is not None:
             self._batch_end()
+        self.intake.slice_ended(begin_s)
 
     def eof_received(self) -> None:
-        if self._reader.waiting and not self.closed:
-            self.abort(f"malformed frame: cut off after {self._reader.waiting} bytes")
+        if self.intake.reader.waiting and not self.closed:
+            self.abort(f"malformed frame: cut off after {self.intake.reader.waiting} bytes")
         elif not self._server_side and not self.closed:
             # At once: a request written after this would be lost, and nobody could tell.
             self._mark_closed("closed by the peer")
@@ -426,10 +451,10 @@ class Connection(asyncio.BufferedProtocol):
         self._paused = True
         if self.closed:
             return
-        self._stall_timer = self._loop.call_later(WRITE_STALL_S, self._on_stall)
+        stalled = f"peer has not read for {WRITE_STALL_S:.0f} s"
+        self._stall_timer = self._loop.call_later(WRITE_STALL_S, lambda: self.abort(stalled))
         # A client goes on reading: if both ends stopped, neither would start again.
-        if self._server_side and self._transport is not None:
-            self._transport.pause_reading()
+        self.intake.block(self._server_side)
 
     def resume_writing(self) -> None:
         self._paused = False
@@ -438,13 +463,9 @@ class Connection(asyncio.BufferedProtocol):
             self._stall_timer = None
         if self.closed:
             return
-        if self._server_side and self._transport is not None:
-            self._transport.resume_reading()
+        self.intake.block(False)
         if self._out and not self._dirty:
             self._mark_dirty()
-
-    def _on_stall(self) -> None:
-        self.abort(f"peer has not read for {WRITE_STALL_S:.0f} s")
 
     def handle(self, request: RemotingCommand) -> None:
         """Calls the handler of a request that another one kept, as if it had just been received."""
@@ -465,100 +486,3 @@ def _address_text(address: Any) -> str:
         return "?"
     host, port = address[0], address[1]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-class _Waiting(NamedTuple):
-    future: asyncio.Future[RemotingCommand]
-    deadline: float
-    timeout_ms: int
-    code: int
-
-
-class PendingRequests:
-    """`expired(timeout_ms, code)` makes the exception of a request that timed out."""
-
-    __slots__ = ("_deadline", "_deadlines", "_expired", "_loop", "_timer", "_waiting")
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, expired: Callable[[int, int], Exception]
-    ) -> None:
-        self._loop = loop
-        self._expired = expired
-        self._waiting: dict[int, _Waiting] = {}
-        self._deadlines: list[tuple[float, int]] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._deadline = 0.0
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def add(self, opaque: int, code: int, timeout_ms: int) -> asyncio.Future[RemotingCommand]:
-        """The future response of the request with this opaque."""
-        future: asyncio.Future[RemotingCommand] = self._loop.create_future()
-        deadline = self._loop.time() + timeout_ms / 1000
-        self._waiting[opaque] = _Waiting(future, deadline, timeout_ms, code)
-        heappush(self._deadlines, (deadline, opaque))
-        if len(self._deadlines) > 2 * len(self._waiting) + _ANSWERED_MAX:
-            self._deadlines = [(one.deadline, key) for key, one in self._waiting.items()]
-            heapify(self._deadlines)
-        if self._timer is None or deadline < self._deadline:
-            self._set_timer(deadline)
-        return future
-
-    def resolve(self, response: RemotingCommand) -> bool:
-        """Ends the wait of its request. False if none waits (any more)."""
-        waiting = self._waiting.pop(response.opaque, None)
-        if waiting is None or waiting.future.done():
-            return False
-        waiting.future.set_result(response)
-        return True
-
-    def drop(self, opaque: int) -> None:
-        """Removes a request that is not awaited any more."""
-        self._waiting.pop(opaque, None)
-
-    def fail_all(self, error: Exception) -> None:
-        """Ends all waits with `error`."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        waiting = deque(self._waiting.values())
-        self._waiting, self._deadlines = {}, []
-
-        def fail_some() -> bool:
-            for _ in range(min(_AT_ONCE, len(waiting))):
-                entry = waiting.popleft()
-                if not entry.future.done():
-                    entry.future.set_exception(error)
-            return bool(waiting)
-
-        go_on(fail_some)
-
-    def _set_timer(self, deadline: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._deadline = deadline
-        self._timer = self._loop.call_at(deadline, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        now = self._loop.time()
-        if now - self._deadline > _STALL_S:
-            self._set_timer(now + 0.001)
-            return
-        deadlines = self._deadlines
-        for _ in range(_AT_ONCE):
-            if not deadlines:
-                break
-            deadline, opaque = deadlines[0]
-            entry = self._waiting.get(opaque)
-            waits = entry is not None and entry.deadline == deadline
-            if waits and deadline > now + 0.0005:
-                break
-            heappop(deadlines)
-            if entry is not None and waits:
-                del self._waiting[opaque]
-                if not entry.future.done():
-                    entry.future.set_exception(self._expired(entry.timeout_ms, entry.code))
-        if self._waiting:
-            self._set_timer(max(now, deadlines[0][0]))

@@ -14,6 +14,7 @@ from batonmq.process.sockets import BACKLOG, listening_as
 from batonmq.process.turns import go_on, in_turns
 from batonmq.protocol.errors import ConnectError, ResponseError
 from batonmq.protocol.record import split_address
+from batonmq.remoting.budget import MemoryBudget
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Dispatcher, Processors, WriteTurn
 
@@ -49,6 +50,13 @@ class Endpoint:
         self._bind()
         assert self._turn is not None
         return self._turn
+
+    @property
+    def memory(self) -> MemoryBudget:
+        """What connections hold for frames that are not complete. Needs a running loop."""
+        self._bind()
+        assert self._dispatcher is not None
+        return self._dispatcher.memory
 
     def _bind(self) -> asyncio.AbstractEventLoop:
         """The running loop, from the first use on."""

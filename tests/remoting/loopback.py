@@ -100,10 +100,11 @@ class Link:
         self.batches = 0
         loop = cast(asyncio.AbstractEventLoop, self.loop)
         self.turn = WriteTurn(loop)
+        self.dispatcher = Dispatcher(loop, processors or Processors())
         self.connection = Connection(
             loop,
             self.turn,
-            Dispatcher(loop, processors or Processors()),
+            self.dispatcher,
             server_side=server_side,
             made=lambda _: None,
             lost=lambda _: None,

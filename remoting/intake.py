@@ -1,0 +1,125 @@
+"""When a connection reads, and when its frames are handed out (SAFETY R58).
+
+It does not read while frames that came already wait for a turn of the loop, for a handler to end or
+for a peer that does not read its answers, or while memory is short.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from batonmq.process.clock import boot_s
+from batonmq.remoting.budget import SLICE_S, MemoryBudget, TurnBudget
+from batonmq.remoting.command import FrameReader
+
+SLICE_BYTES: Final = 4 * 1024 * 1024
+"""Of answers. Behind them, the frames of a connection wait for the next turn."""
+RUNNING_MAX: Final = 64
+"""Handlers of one connection that run at the same time: its next request waits for an end."""
+
+
+class Intake:
+    """`reader` has what was read. `take(nbytes, begin_s)` hands out frames, until `must_wait`, and
+    calls `slice_ended`. `running` handlers have not answered yet."""
+
+    def __init__(
+        self,
+        reader: FrameReader,
+        turn: TurnBudget,
+        memory: MemoryBudget,
+        take: Callable[[int, float], None],
+        abort: Callable[[str], None],
+    ) -> None:
+        self.reader = reader
+        self.running = 0
+        self.peer_host = ""
+        self._turn = turn
+        self._memory = memory
+        self._take = take
+        self.abort = abort
+        self._transport: asyncio.Transport | None = None
+        self._has_frames = False
+        self._has_room = True
+        self._is_blocked = False
+        self._is_reading = True
+        self._held_bytes = 0
+
+    def connected(self, transport: asyncio.Transport, peer_host: str) -> None:
+        self._transport = transport
+        self.peer_host = peer_host
+
+    def close(self) -> None:
+        """Nothing is handed out any more."""
+        self._transport = None
+        self._has_frames = False
+        self._memory.hold(self, 0)
+
+    def put_by(self, nbytes: int) -> None:
+        """`nbytes` came when the turn was spent already."""
+        self.reader.put_by(nbytes)
+        self._wait_for_turn()
+
+    def must_wait(self, begin_s: float, out_bytes: int) -> bool:
+        """Whether the frames behind the last one wait; `out_bytes` of answers are not written."""
+        self._has_frames = (
+            boot_s() - begin_s > SLICE_S or self.running >= RUNNING_MAX or out_bytes > SLICE_BYTES
+        )
+        return self._has_frames
+
+    def slice_ended(self, begin_s: float) -> None:
+        self._turn.spend(boot_s() - begin_s)
+        if self._has_frames:
+            self._wait_for_turn()
+        if self.reader.held != self._held_bytes:
+            self.hold(0)
+
+    def _wait_for_turn(self) -> None:
+        self._has_frames = True
+        self._read_or_not()
+        self._turn.later(self._continue)
+
+    def _continue(self) -> None:
+        if not self._has_frames or self._is_blocked or self.running >= RUNNING_MAX:
+            return
+        self._has_frames = False
+        self.reader.get_buffer()
+        self._take(0, boot_s())
+        self._read_or_not()
+
+    def handler_ended(self) -> None:
+        self.running -= 1
+        if self._has_frames and self.running == RUNNING_MAX - 1:
+            self._turn.later(self._continue)
+
+    def block(self, is_blocked: bool) -> None:
+        """Whether the peer does not read its answers."""
+        self._is_blocked = is_blocked
+        if not is_blocked:
+            self.hold(0)
+            if self._has_frames:
+                self._turn.later(self._continue)
+        self._read_or_not()
+
+    def hold(self, out_bytes: int) -> bool:
+        """Counts what is held for this connection, `out_bytes` of them answers. False: too much."""
+        if self._transport is None:
+            return True
+        self._held_bytes = self.reader.held
+        self._has_room = self._memory.hold(self, self._held_bytes + out_bytes)
+        self._read_or_not()
+        return self._has_room
+
+    def room_came(self) -> None:
+        """There is memory for the rest of a frame."""
+        self._has_room = True
+        self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        reads = not self._has_frames and self._has_room and not self._is_blocked
+        if reads is self._is_reading or self._transport is None:
+            return
+        self._is_reading = reads
+        if reads:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()

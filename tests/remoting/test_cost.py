@@ -1,0 +1,248 @@
+"""What strangers' bytes cost an endpoint: turns of the loop, and memory (R58)."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, ParamSpec
+
+import pytest
+from loopback import Link
+from test_connection import commands, request
+
+from batonmq.process.turns import in_turns
+from batonmq.remoting import budget as budget_module
+from batonmq.remoting import connection as connection_module
+from batonmq.remoting import intake as intake_module
+from batonmq.remoting.budget import STALE_S, TURN_S, MemoryBudget, TurnBudget
+from batonmq.remoting.command import BUFFER_SIZE, FrameReader, RemotingCommand, receive_buffer
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.endpoint import RemotingClient, RemotingServer
+from batonmq.remoting.intake import RUNNING_MAX
+
+P = ParamSpec("P")
+
+
+class Clock:
+    """Stands still but where a handler moves it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        for module in (connection_module, budget_module, intake_module):
+            monkeypatch.setattr(module, "boot_s", lambda: self.now_s)
+
+
+def in_a_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    @wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_r58_a_turn_of_requests_ends_when_its_time_is_over(clock: Clock) -> None:
+    handled: list[int] = []
+
+    def slow(cmd: RemotingCommand, _: Connection) -> RemotingCommand:
+        handled.append(cmd.opaque)
+        clock.now_s += 0.001
+        return RemotingCommand.response_to(cmd)
+
+    processors = Processors()
+    processors.register(28, slow)
+    link = Link(processors)
+    link.receive(b"".join(request(28, n) for n in range(50)))
+    assert 2 <= len(handled) <= 4 and not link.transport.reading
+    turns = 1
+    while not link.transport.reading:
+        before = len(handled)
+        link.loop.run_soon()
+        assert len(handled) - before <= 4
+        turns += 1
+    assert handled == list(range(50)) and turns > 12
+    link.loop.run_soon()
+    answers = [each.opaque for write in link.transport.writes for each in commands(write)]
+    assert answers == list(range(50))
+
+
+def test_r58_frames_of_the_hot_path_share_the_time_as_well(clock: Clock) -> None:
+    handled = 0
+
+    def slow(*_: object) -> None:
+        nonlocal handled
+        handled += 1
+        clock.now_s += 0.001
+
+    processors = Processors()
+    processors.register_raw(10, slow)
+    link = Link(processors)
+    link.receive(b"".join(request(10, n) for n in range(50)))
+    assert handled == 8
+    for _ in range(20):
+        link.loop.run_soon()
+    assert handled == 50 and link.batches == 7
+
+
+def test_r58_bytes_that_come_when_the_turn_is_spent_wait_for_the_next(clock: Clock) -> None:
+    handled: list[int] = []
+    processors = Processors()
+    processors.register(28, lambda cmd, _: handled.append(cmd.opaque))
+    link = Link(processors)
+    link.dispatcher.turn.spend(TURN_S)
+    link.receive(request(28, 7) + request(28, 8)[:9])
+    assert handled == [] and not link.transport.reading
+    link.loop.run_soon()
+    assert handled == [7] and link.transport.reading
+    link.receive(request(28, 8)[9:])
+    assert handled == [7, 8]
+
+
+@in_a_loop
+async def test_r58_so_many_handlers_of_a_connection_run_at_once_and_no_more() -> None:
+    running = most = 0
+    gate = asyncio.Event()
+
+    async def waits(cmd: RemotingCommand, _: Connection) -> RemotingCommand:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await gate.wait()
+        running -= 1
+        return RemotingCommand.response_to(cmd)
+
+    processors = Processors()
+    processors.register(26, waits)
+    server, client = RemotingServer(processors), RemotingClient()
+    address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
+    asked = [
+        asyncio.create_task(client.invoke(address, RemotingCommand.request(26), 20_000))
+        for _ in range(3 * RUNNING_MAX)
+    ]
+    while running < RUNNING_MAX:  # noqa: ASYNC110  turns of the loop are the clock
+        await asyncio.sleep(0)
+    gate.set()
+    assert [reply.code for reply in await asyncio.gather(*asked)] == [0] * (3 * RUNNING_MAX)
+    assert most == RUNNING_MAX
+    await client.close()
+    await server.close()
+
+
+@in_a_loop
+async def test_r58_slices_of_many_handlers_share_a_turn(clock: Clock) -> None:
+    """Each takes 3 ms between two passes; the turns of the loop stay short all the same."""
+    per_turn: list[int] = []
+    steps = 0
+
+    async def long_work(cmd: RemotingCommand, _: Connection) -> RemotingCommand:
+        nonlocal steps
+        async for _ in in_turns(range(5), 1):
+            steps += 1
+            clock.now_s += 0.003
+        return RemotingCommand.response_to(cmd)
+
+    processors = Processors()
+    processors.register(26, long_work)
+    server, client = RemotingServer(processors), RemotingClient()
+    address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
+    asked = asyncio.gather(
+        *(client.invoke(address, RemotingCommand.request(26), 20_000) for _ in range(40))
+    )
+    while not asked.done():
+        before = steps
+        await asyncio.sleep(0)
+        per_turn.append(steps - before)
+    assert steps == 200 and max(per_turn) <= 4
+    assert [reply.code for reply in asked.result()] == [0] * 40
+    await client.close()
+    await server.close()
+
+
+def test_r58_memory_only_for_bytes_that_arrived() -> None:
+    reader = FrameReader(receive_buffer())
+    arrived = 0
+    head = (16_777_212).to_bytes(4) + (100).to_bytes(4) + b"{"
+    for piece in (head, *[b"x" * 20_000] * 100):
+        buffer = reader.get_buffer()
+        n = min(len(buffer), len(piece))
+        buffer[:n] = piece[:n]
+        assert list(reader.received(n)) == []
+        arrived += n
+        assert reader.waiting == arrived and reader.held <= 2 * max(arrived, BUFFER_SIZE)
+    assert FrameReader(receive_buffer()).held == 0
+
+
+class Peer:
+    def __init__(self, host: str) -> None:
+        self.peer_host = host
+        self.aborted = ""
+        self.rooms = 0
+        self.memory: MemoryBudget
+
+    def room_came(self) -> None:
+        self.rooms += 1
+
+    def abort(self, reason: str) -> None:
+        self.aborted = reason
+        self.memory.hold(self, 0)
+
+
+def test_r58_over_the_memory_of_an_endpoint_frames_come_one_after_the_other(clock: Clock) -> None:
+    link = Link(Processors())
+    memory = MemoryBudget(link.loop, 100, 70)  # type: ignore[arg-type]
+    a, b, c = Peer("a"), Peer("a"), Peer("c")
+    assert memory.hold(a, 40) and memory.hold(c, 30)
+    assert not memory.hold(b, 40)  # its host has too much, and so have all
+    assert memory.hold(a, 60)  # it began first
+    link.loop.advance(0.05)
+    assert b.rooms == 0 and memory.held_bytes == 130
+    assert memory.hold(a, 0)
+    link.loop.advance(0.05)
+    assert b.rooms == 1 and link.loop.live_timers == []
+
+
+def test_r58_a_frame_that_never_comes_loses_its_memory_to_who_waits(clock: Clock) -> None:
+    link = Link(Processors())
+    memory = MemoryBudget(link.loop, 1000, 70)  # type: ignore[arg-type]
+    a, b, c = Peer("a"), Peer("a"), Peer("c")
+    for each in (a, b, c):
+        each.memory = memory
+    assert memory.hold(c, 60) and memory.hold(a, 60)
+    clock.now_s += STALE_S + 1
+    assert not memory.hold(b, 60)
+    link.loop.advance(0.05)
+    assert a.aborted and not c.aborted and b.rooms == 1
+
+
+@in_a_loop
+async def test_r58_connections_that_announce_large_frames_take_no_memory(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    server = RemotingServer(Processors())
+    port = await server.listen("127.0.0.1", 0)
+    streams = [await asyncio.open_connection("127.0.0.1", port) for _ in range(50)]
+    for _, writer in streams:
+        writer.write((16_777_212).to_bytes(4) + (100).to_bytes(4) + b"{")
+    while len(server.connections) < 50 or server.memory.held_bytes < 450:  # noqa: ASYNC110  turns of the loop are the clock
+        await asyncio.sleep(0)
+    assert server.memory.held_bytes == 450
+    for _, writer in streams:
+        writer.close()
+    while server.connections:  # noqa: ASYNC110  turns of the loop are the clock
+        await asyncio.sleep(0)
+    assert server.memory.held_bytes == 0
+    await server.close()
+
+
+@in_a_loop
+async def test_r58_a_turn_that_is_spent_is_over_with_the_turn(clock: Clock) -> None:
+    turn = TurnBudget(asyncio.get_running_loop())
+    turn.spend(TURN_S)
+    assert turn.is_spent
+    await turn.turn()
+    assert not turn.is_spent
