@@ -21,7 +21,12 @@ from msgspec.structs import replace
 
 from batonmq.controller.rules.commands import NO_BROKER, ElectMaster, LiveBroker
 from batonmq.controller.rules.elect_policy import choose_master
-from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord
+from batonmq.controller.rules.groups import (
+    EPOCH_MAX,
+    BrokerGroup,
+    ReplicaRecord,
+    living_replicas,
+)
 from batonmq.history.event import REASON_SIZE_MAX
 
 STILL_ANSWERS: Final = "the master still answers: an unclean election waits until its lease is over"
@@ -77,7 +82,7 @@ def last_seen(
         ended = "it was started again"  # R3: fenced until it is elected
     elif heard.goodbye:
         ended = "it was stopped"
-    elif group.master_broker_id == NO_BROKER and accepted >= group.master_epoch:
+    elif group.master_broker_id == NO_BROKER and accepted >= group.master_epoch > 0:
         ended = f"it accepted masterEpoch {accepted}"
     elif lives and not is_master:
         ended = "it lives, and hears of the election"
@@ -92,6 +97,42 @@ def last_seen(
     )
 
 
+def members_of(group: BrokerGroup) -> tuple[int, ...]:
+    """The SyncStateSet. While no election is recorded, the replicas at the highest epoch that any
+    reported: its master may be among them (R49)."""
+    if group.master_epoch > 0:
+        return group.sync_state_set
+    epoch, _ = group.highest_reported_epoch({})
+    if epoch <= 0:
+        return ()
+    return tuple(
+        each.broker_id
+        for each in group.replicas
+        if not each.learner and epoch in (each.epoch, each.accepted_epoch)
+    )
+
+
+def with_new_epochs(group: BrokerGroup, command: ElectMaster, step: int) -> ElectMaster:
+    """`command`, so that the new masterEpoch lies `step` above all reported, where controllers know
+    less than replicas do (R47).
+
+    The next epoch number may be given already: a replica that is away may know it. The rules begin
+    above what living replicas accepted, on nodes of every version, so the step is carried there.
+    """
+    living = living_replicas(group, command.live)
+    if not command.designate or group.foreign_key(living) is None:
+        return command
+    highest, _ = group.highest_reported_epoch(living)
+    epoch = min(max(highest, group.master_epoch) + step, EPOCH_MAX - 1)
+    if highest <= 0 or epoch <= highest:
+        return command
+    live = tuple(
+        replace(seen, master_epoch=epoch) if seen.broker_id == command.broker_id else seen
+        for seen in command.live
+    )
+    return replace(command, live=live)
+
+
 def passes_over(
     group: BrokerGroup, command: ElectMaster, members: Sequence[LastSeen]
 ) -> tuple[LastSeen, ...]:
@@ -100,8 +141,6 @@ def passes_over(
     `command` has its liveness. One member that ended or is fenced is enough, since every ack needs
     all of them (R1). A winner from the set is one: it lives, and ends its slave side first.
     """
-    if group.master_epoch == 0:
-        return ()
     choice = choose_master(
         group,
         command.live,
@@ -110,6 +149,8 @@ def passes_over(
         unclean=command.unclean,
         confirm_floor=command.confirm_floor,
     )
+    if group.master_epoch == 0:  # whether the winner was a member is not known
+        members = [member for member in members if member.broker_id != command.broker_id]
     if not choice.unclean or any(member.ended for member in members):
         return ()
     return tuple(members)
@@ -129,9 +170,9 @@ def why_not_cut(
     if lost > 0:
         cut += f"{lost} confirmed bytes above that are cut, and "
     return (
-        f"the SyncStateSet {list(group.sync_state_set)} is out of sight and not known to have "
-        f"ended, so its master may go on acknowledging ({known}). {cut}whatever it acknowledges "
-        "before it hears of the election is cut, too. Stop it first, or accept that: "
+        f"the SyncStateSet {[each.broker_id for each in passed]} is out of sight and not known to"
+        f" have ended, so its master may go on acknowledging ({known}). {cut}whatever it"
+        " acknowledges before it hears of the election is cut, too. Stop it first, or accept that: "
         f"mqctl electMaster -bn {group.broker_name} -b {command.broker_id} --unclean "
         "--cut-later-acks"
     )

@@ -7,9 +7,10 @@ code that a broker would take for a refusal (SAFETY R11).
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
@@ -20,9 +21,11 @@ from batonmq.controller.elections import (
     LastSeen,
     cut_reason,
     elects_suspect,
+    members_of,
     passes_over,
     when_first,
     why_not_cut,
+    with_new_epochs,
 )
 from batonmq.controller.gate import LeaderGate
 from batonmq.controller.raft.log import Applied, LogStatus, NotApplied, ReplicatedLog
@@ -44,6 +47,10 @@ from batonmq.protocol.errors import BatonError, NotLeaderError
 from batonmq.protocol.role_view import RoleView
 
 log = logging.getLogger(__name__)
+
+_EPOCH_STEP_MIN: Final = 1_000
+_EPOCH_STEPS: Final = 1_000_000
+"""Above what replicas report, and random: a replica that is away may know the next number (R47)."""
 
 
 class CommandTooLargeError(BatonError):
@@ -181,7 +188,7 @@ class ControllerRequests:
             admitted = self._admitted(stamped)
             if isinstance(admitted, str):
                 return self._not_elected(stamped, admitted)
-            stamped = admitted
+            stamped = self._with_new_epochs(admitted)
         try:
             outcome = await self._log.propose(stamped, self.config.propose_timeout_ms)
         except ValueError as error:
@@ -236,7 +243,8 @@ class ControllerRequests:
         """R7: waits until the last master's lease is over if the election is unclean.
 
         It is if requested so, or, for tools that cannot do that, with enableElectUncleanMaster set
-        and a designated replica outside the set. A group without any election has no lease.
+        and a designated replica outside the set. Where no election is recorded, the
+        highest epoch that a replica reported may have a master (R49).
         """
         group = self._log.state.group(command.broker_name)
         if group is None:
@@ -244,7 +252,7 @@ class ControllerRequests:
         by_setting = self.config.enable_elect_unclean_master and command.designate
         if by_setting and command.broker_id not in group.sync_state_set:
             command = replace(command, unclean=True)
-        if command.unclean and group.master_epoch > 0:
+        if command.unclean and members_of(group):
             wait_ms = self._liveness.unclean_wait_ms(command.broker_name, boot_ms())
             await asyncio.sleep(wait_ms / 1000)
         return command
@@ -255,7 +263,7 @@ class ControllerRequests:
         group = self._log.state.group(name)
         if group is None:
             return command
-        if not command.unclean or group.master_epoch == 0:
+        if not command.unclean or not members_of(group):
             if self._liveness.suspect_wait_ms(name, now_ms) > 0 and elects_suspect(group, command):
                 return SUSPECT_WAITS
             return when_first(group, command, self._liveness.joined_for_ms(name, now_ms))
@@ -268,6 +276,13 @@ class ControllerRequests:
             confirmed = max(self._liveness.confirm_newest(name), group.confirm_floor)
             return why_not_cut(group, command, passed, confirmed)
         return replace(command, reason=cut_reason(command, passed))
+
+    def _with_new_epochs(self, command: ElectMaster) -> ElectMaster:
+        group = self._log.state.group(command.broker_name)
+        if group is None:
+            return command
+        step = _EPOCH_STEP_MIN + secrets.randbelow(_EPOCH_STEPS)
+        return with_new_epochs(group, command, step)
 
     def _not_elected(self, command: ElectMaster, why: str) -> CommandResult:
         log.warning("election_not_proposed broker_name=%s why=%r", command.broker_name, why)

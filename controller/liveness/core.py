@@ -26,7 +26,7 @@ from bisect import bisect
 from dataclasses import dataclass, field
 from typing import Final
 
-from batonmq.controller.elections import LastHeard, LastSeen, last_seen
+from batonmq.controller.elections import LastHeard, LastSeen, last_seen, members_of
 from batonmq.controller.liveness.broker_sessions import (
     BrokerSessions,
     LivenessConfig,
@@ -231,14 +231,15 @@ class LivenessCore:
         return max(0, waits_ms)
 
     def last_seen(self, broker_name: str, now_ms: int) -> tuple[LastSeen, ...]:
-        """What this node last saw of each member of the SyncStateSet, ascending (R44)."""
+        """What this node last saw of each member (`members_of`), ascending (R44, R49)."""
         self._sessions.notice_time(now_ms)
         group = self._state.group(broker_name)
         if group is None:
             return ()
         name, sessions, found = broker_name, self._sessions, []
+        members = members_of(group)
         for record in group.replicas:
-            if record.broker_id in group.sync_state_set:
+            if record.broker_id in members:
                 process = (record.broker_id, record.incarnation)
                 heard = sessions.last_heard(name, *process, now_ms)
                 lives = sessions.seen(name, *process, now_ms) is not None

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from batonmq.controller.rules.commands import NO_BROKER, LiveBroker
-from batonmq.controller.rules.groups import BrokerGroup, living_replicas
+from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord, living_replicas
 
 FIRST_ELECTION_SETTLE_MS: Final = 1_000
 """How long a group in which one replica holds data, but no election is recorded, waits for further
@@ -119,6 +119,8 @@ def _first_master(
             return Choice(refusal=f"broker {asker} does not live")
         if with_data and asker not in with_data and not unclean:
             return Choice(refusal=f"broker {asker} has an empty log, {_names(with_data)} has data")
+        if not unclean and (behind := _behind_reported(records, living, asker)):
+            return Choice(refusal=behind)
         return Choice(winner=asker, unclean=unclean and bool(with_data - {asker}))
     if not with_data:
         if asker != NO_BROKER:
@@ -140,6 +142,22 @@ def _first_master(
     if now_ms is not None and now_ms - group.joined_ms < FIRST_ELECTION_SETTLE_MS:
         return Choice(refusal="the first election waits for further replicas, since one has data")
     return Choice(winner=min(with_data))
+
+
+def _behind_reported(
+    records: Mapping[int, ReplicaRecord], living: Mapping[int, LiveBroker], asker: int
+) -> str:
+    """Why only an unclean election takes `asker` though no election is recorded (R49): another
+    replica reports as confirmed what it lacks. Empty if none does."""
+    newest = {broker_id: living.get(broker_id, record) for broker_id, record in records.items()}
+    top = max(newest, key=lambda one: (newest[one].epoch, newest[one].confirm_offset))
+    own, best = newest[asker], newest[top]
+    if (own.epoch, own.max_offset) >= (best.epoch, best.confirm_offset):
+        return ""
+    return (
+        f"broker {asker} ends at {own.max_offset} in epoch {own.epoch}, broker {top} reports "
+        f"{best.confirm_offset} confirmed in epoch {best.epoch}: only an unclean election takes it"
+    )
 
 
 def _unclean_master(

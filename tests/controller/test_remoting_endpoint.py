@@ -344,7 +344,8 @@ def test_r19_a_first_election_knows_the_log_of_the_java_broker_that_asks(
         assert "masterEpoch 7" in refused.remark
         named = {**ask, "designateElect": "true"}
         elected = await endpoint.ask(RequestCode.CONTROLLER_ELECT_MASTER, named)
-        assert (elected.code, elected.ext["masterEpoch"]) == (0, "8")
+        assert elected.code == 0
+        assert int(elected.ext["masterEpoch"]) > 1_000, "8 may be given already (R47)"
 
     with_endpoint(scenario)
 
