@@ -179,7 +179,7 @@ def test_restart_with_changed_names_is_refused_with_both_sides(tmp_path: Path) -
         text = str(caught.value)
         assert str(scene.identity) in text
         assert "brokerClusterName=C" in text and "brokerClusterName=Other" in text
-        assert "remove the file" in text
+        assert "move the whole data folder aside" in text
 
     play(tmp_path, script)
 
