@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -38,12 +38,13 @@ from batonmq.broker.consume.consumer_manager import (
     GroupChanged,
 )
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
-from batonmq.broker.filter.subscription_filter import filter_of
+from batonmq.broker.filter.subscription_filter import filter_of, is_known, prepared
 from batonmq.broker.request_fields import text
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.process.turns import go_on
 from batonmq.protocol.bodies import (
+    SQL92,
     TAG,
     CheckClientRequestBody,
     ConsumerSightingsBody,
@@ -108,7 +109,8 @@ class ClientProcessor:
         data = HeartbeatData.decode(request.body)
         if not data.client_id:
             raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, "heartbeat without a clientID")
-        if max(len(data.consumer_data_set), len(data.producer_data_set)) > _GROUPS_AT_ONCE:
+        groups = max(len(data.consumer_data_set), len(data.producer_data_set))
+        if groups > _GROUPS_AT_ONCE or next(_new_filters(data), None) is not None:
             return self._heard_in_slices(request, channel, data)
         return _heartbeat_reply(request, is_changed=self._heard(request, channel, data))
 
@@ -132,6 +134,8 @@ class ClientProcessor:
         channel: Connection,
         data: HeartbeatData,
     ) -> RemotingCommand:
+        for expression in _new_filters(data):
+            await prepared(expression)
         consumers, producers = data.consumer_data_set, data.producer_data_set
         is_changed = False
         for begin in range(0, max(len(consumers), len(producers)), _GROUPS_AT_ONCE):
@@ -180,12 +184,15 @@ class ClientProcessor:
         self.notify(changes)
         return RemotingCommand.response_to(request)
 
-    def check_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+    async def check_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """46. A consumer asks at its start whether its subscription can be used: 23 for one that
         does not compile, 1 where SQL92 is switched off."""
         asked = CheckClientRequestBody.decode(request.body).subscription_data
         kind = asked.expression_type or TAG
-        filter_of(kind, asked.sub_string, sql92=self._config.enable_property_filter)
+        sql92 = self._config.enable_property_filter
+        if sql92 and kind == SQL92:
+            await prepared(asked.sub_string)
+        filter_of(kind, asked.sub_string, sql92=sql92)
         return RemotingCommand.response_to(request)
 
     def disconnected(self, channel: Connection) -> None:
@@ -245,6 +252,16 @@ class ClientProcessor:
                 del self._notices[group]
             break
         return bool(self._notices) or bool(own and own[0][0] <= self._clock_ms())
+
+
+def _new_filters(data: HeartbeatData) -> Iterator[str]:
+    """The SQL92 expressions that are not compiled yet."""
+    if data.without_sub:
+        return
+    for consumer in data.consumer_data_set:
+        for each in consumer.subscription_data_set:
+            if each.expression_type not in (TAG, "") and not is_known(each.sub_string):
+                yield each.sub_string
 
 
 def _heartbeat_reply(request: RemotingCommand, *, is_changed: bool) -> RemotingCommand:

@@ -23,7 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from batonmq.broker.filter.sql_values import SqlError
-from batonmq.broker.filter.subscription_filter import compiled
+from batonmq.broker.filter.subscription_filter import NotCompiledError, compiled
 from batonmq.process.clock import wall_ms
 from batonmq.process.turns import AT_ONCE
 from batonmq.protocol.bodies import SQL92, TAG, SubscriptionData
@@ -118,7 +118,7 @@ class ConsumerFilterManager:
             return
         try:
             compiled(wanted.sub_string)
-        except SqlError:
+        except (SqlError, NotCompiledError):
             self._remove(group, wanted.topic)
             return
         if before is not None and before.expression == wanted.sub_string:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from lark import Lark, Token, Transformer, v_args
@@ -24,6 +25,8 @@ from batonmq.broker.filter.sql_values import INT_MAX, LONG_MAX, Kind, Matches, S
 from batonmq.protocol.properties import find_property
 
 DEPTH_MAX: Final = 60
+SOURCE_MAX: Final = 64 * 1024
+"""Characters of the Python source that an expression may become."""
 
 _TEXT_TESTS: Final = frozenset({"CONTAINS", "STARTSWITH", "ENDSWITH"})
 _KEYWORDS: Final = frozenset({"NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS"})
@@ -111,6 +114,13 @@ class _Operands(Transformer[Token, Node]):
         self.uses: Counter[str] = Counter()
         self.constants: dict[str, Any] = {}
         self._variables = 0
+
+    def _call_userfunc(self, tree: Any, new_children: Any = None) -> Any:
+        """Looks at each piece of source as it grows."""
+        node = super()._call_userfunc(tree, new_children)  # type: ignore[no-untyped-call]
+        if isinstance(node, Node) and len(node.source) + len(node.truth) > 4 * SOURCE_MAX:
+            raise SqlError(f"it becomes more than {SOURCE_MAX} characters of code")
+        return node
 
     def text(self, token: Token) -> Node:
         value = _unquoted(token)
@@ -224,18 +234,32 @@ class _Compiler(_Operands):
                 raise SqlError("BETWEEN needs two numbers, not NULL")
             if low.kind.is_number and high.kind.is_number and high.value < low.value:
                 raise SqlError(f"BETWEEN {low.value} AND {high.value}: the lower comes first")
-        sign = Token("ORDER", "")
-        return self.both(
-            self.ordered(value, sign.update(value=">="), low),
-            self.ordered(value, sign.update(value="<="), high),
-        )
+        return self._between(value, low, high, self.both, ">=", "<=")
 
     def not_between(self, value: Node, *rest: Any) -> Node:
         low, high = (part for part in rest if isinstance(part, Node))
+        return self._between(value, low, high, self.either, "<", ">")
+
+    def _between(
+        self,
+        value: Node,
+        low: Node,
+        high: Node,
+        joined: Callable[..., Node],
+        over: str,
+        under: str,
+    ) -> Node:
+        """The value's source stands there once, with the first comparison. The second reads the
+        variable that keeps it, and is always evaluated behind the first."""
+        kept = value
+        if not (value.is_property or value.is_constant):
+            variable = self._variable()
+            kept = replace(value, source=variable, truth="", last="")
+            value = replace(value, source=f"({variable} := {value.source})", truth="", last="")
         sign = Token("ORDER", "")
-        return self.either(
-            self.ordered(value, sign.update(value="<"), low),
-            self.ordered(value, sign.update(value=">"), high),
+        return joined(
+            self.ordered(value, sign.update(value=over), low),
+            self.ordered(kept, sign.update(value=under), high),
         )
 
     def is_in(self, node: Node, *tokens: Token) -> Node:
@@ -351,6 +375,7 @@ def _keyword(token: Token) -> Token:
 
 
 _parser: Final = Lark(_GRAMMAR, parser="lalr", lexer="basic", lexer_callbacks={"NAME": _keyword})
+_VARIABLE: Final = re.compile(r"\bp[0-9]+\b")
 _HELPERS: Final = {
     "_compare": sql_values.compare,
     "_compare_texts": sql_values.compare_texts,
@@ -363,19 +388,22 @@ _HELPERS: Final = {
 
 def _function(compiler: _Compiler, root: Node) -> Matches:
     before: list[str] = []
+    found: dict[str, str] = {}
     scope: dict[str, Any] = {**_HELPERS, **compiler.constants}
-    test = root.passes_at_last
     for number, (name, variable) in enumerate(compiler.names.items()):
         needle = b"\x02%b\x01" % name.encode()
         scope |= {f"k{number}": needle, f"n{number}": name.encode()}
         begin = f"at + {len(needle)}"
         value = f"raw[{begin}:raw.index(2, {begin})] or _find(raw, n{number})"
-        found = f"({variable} := None if (at := raw.rfind(k{number})) < 0 else {value})"
+        lookup = f"({variable} := None if (at := raw.rfind(k{number})) < 0 else {value})"
         if compiler.uses[variable] == 1:
             # Its first mention is evaluated before its others: it may be looked up there.
-            test = re.sub(rf"\b{variable}\b", found, test, count=1)
+            found[variable] = lookup
         else:
-            before.append(f"    {found}")
+            before.append(f"    {lookup}")
+    test = _VARIABLE.sub(lambda m: found.pop(m[0], m[0]), root.passes_at_last)
+    if len(test) > SOURCE_MAX:
+        raise SqlError(f"it becomes more than {SOURCE_MAX} characters of code")
     lines = ["def matches(raw):", *before, "    try:", f"        return {test}"]
     lines += ["    except ValueError:", "        return False"]
     exec(compile("\n".join(lines), "<sql filter>", "exec"), scope)  # of our own source only

@@ -1,14 +1,18 @@
 """What a pull, a POP or a subscription asks for: messages with some tags, or by an SQL92 filter.
 
-Each SQL92 expression is compiled once and kept, or its refusal is. The parser library and the
-tables of the grammar cost a tenth of a second, so they are loaded with the first expression, or a
-second after the start beside the loop (`preload`), never in a start.
+Each SQL92 expression is compiled once and kept, or its refusal is. A long one takes a tenth of a
+second, so it is compiled beside the loop, one at a time (`prepared`, SAFETY R58). The parser
+library and the tables of the grammar cost a tenth of a second, so they are loaded with the first
+expression, or a second after the start beside the loop (`preload`), never in a start.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Final, NamedTuple
+import asyncio
+from collections import OrderedDict
+from collections.abc import Coroutine
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 from batonmq.broker.filter.sql_values import Matches, SqlError
 from batonmq.protocol.bodies import SQL92, TAG
@@ -18,6 +22,16 @@ from batonmq.protocol.tags import tags_code
 
 EXPRESSION_MAX: Final = 16_384
 CACHED: Final = 1000
+CACHED_SIZE: Final = 1024 * 1024
+"""Characters of all expressions that are kept; their code is up to twenty times as large."""
+SHORT: Final = 512
+"""Characters of an expression that may be compiled in a turn of the loop."""
+TAGS_MAX: Final = 32_768
+"""Characters of an expression of tags."""
+
+
+class NotCompiledError(Exception):
+    """A long expression is compiled beside the loop: `prepared` comes first."""
 
 
 class SubscriptionFilter(NamedTuple):
@@ -45,10 +59,27 @@ def filter_of(
         return SubscriptionFilter(None, compiled(expression))
     except SqlError as error:
         raise BrokerRefusal(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+    except NotCompiledError as error:
+        _begin(prepared(expression))
+        raise BrokerRefusal(ResponseCode.SYSTEM_BUSY, str(error)) from error
+
+
+_begun: Final[set[asyncio.Task[None]]] = set()
+
+
+def _begin(work: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.get_running_loop().create_task(work)
+    _begun.add(task)
+    task.add_done_callback(_begun.discard)
 
 
 def _wanted_tags(expression: str) -> frozenset[int] | None:
     """Tag hashes of `a || b`; None for `*` or nothing, which is everything."""
+    if len(expression) > TAGS_MAX:
+        raise BrokerRefusal(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            f"tags of {len(expression)} characters, at most {TAGS_MAX} are allowed",
+        )
     tags = [tag.strip() for tag in expression.split("||")]
     if not expression.strip() or "*" in tags:
         return None
@@ -60,10 +91,35 @@ def preload() -> None:
     import batonmq.broker.filter.sql_compiler  # noqa: F401
 
 
-@lru_cache(CACHED)
-def _outcome(expression: str) -> Matches | str:
-    if len(expression) > EXPRESSION_MAX:
-        return f"{len(expression)} characters long, at most {EXPRESSION_MAX} are allowed"
+class Outcomes:
+    """What expressions became: a test, or why there is none. The least recently used go."""
+
+    def __init__(self, count_max: int = CACHED, size_max: int = CACHED_SIZE) -> None:
+        self.size = 0
+        self._count_max, self._size_max = count_max, size_max
+        self._outcomes: OrderedDict[str, Matches | str] = OrderedDict()
+
+    def get(self, expression: str) -> Matches | str | None:
+        outcome = self._outcomes.get(expression)
+        if outcome is not None:
+            self._outcomes.move_to_end(expression)
+        return outcome
+
+    def put(self, expression: str, outcome: Matches | str) -> None:
+        if expression not in self._outcomes:
+            self.size += len(expression)
+        self._outcomes[expression] = outcome
+        while len(self._outcomes) > self._count_max or self.size > self._size_max:
+            self.size -= len(self._outcomes.popitem(last=False)[0])
+
+
+_outcomes: Final = Outcomes()
+_one_at_a_time: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]] = (
+    WeakKeyDictionary()
+)
+
+
+def _outcome_of(expression: str) -> Matches | str:
     from batonmq.broker.filter.sql_compiler import function_of
 
     try:
@@ -72,9 +128,33 @@ def _outcome(expression: str) -> Matches | str:
         return str(error)
 
 
+def is_known(expression: str) -> bool:
+    """Whether `compiled` costs nothing."""
+    return len(expression) > EXPRESSION_MAX or _outcomes.get(expression) is not None
+
+
+async def prepared(expression: str) -> None:
+    """Compiles an expression beside the loop, if it is not known yet."""
+    lock = _one_at_a_time.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+    async with lock:
+        if not is_known(expression):
+            _outcomes.put(expression, await asyncio.to_thread(_outcome_of, expression))
+
+
 def compiled(expression: str) -> Matches:
-    """The test that an expression stands for. Raises SqlError."""
-    outcome = _outcome(expression)
+    """The test that an expression stands for. Raises SqlError; NotCompiledError for a long one
+    that was not prepared."""
+    if len(expression) > EXPRESSION_MAX:
+        outcome: Matches | str | None = (
+            f"{len(expression)} characters long, at most {EXPRESSION_MAX} are allowed"
+        )
+    else:
+        outcome = _outcomes.get(expression)
+    if outcome is None:
+        if len(expression) > SHORT:
+            raise NotCompiledError("this SQL92 expression is not compiled yet: ask again")
+        outcome = _outcome_of(expression)
+        _outcomes.put(expression, outcome)
     if isinstance(outcome, str):
         raise SqlError(f"the SQL92 expression {expression[:100]!r} is refused: {outcome}")
     return outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from batonmq.broker.filter.sql_compiler import DEPTH_MAX
 from batonmq.broker.filter.sql_values import SqlError
-from batonmq.broker.filter.subscription_filter import EXPRESSION_MAX, compiled, filter_of
+from batonmq.broker.filter.subscription_filter import EXPRESSION_MAX, compiled, filter_of, prepared
 from batonmq.protocol.tags import tags_code
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3" / "sql92.json"
@@ -17,6 +18,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3" / "sql92.json"
 
 def passes(expression: str, **properties: str) -> bool:
     raw = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
+    asyncio.run(prepared(expression))
     return compiled(expression)(f"\x02{raw}\x02".encode())
 
 
