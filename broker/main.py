@@ -20,6 +20,7 @@ import msgspec
 
 from batonmq.broker.broker_endpoint import BrokerEndpoint
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
+from batonmq.broker.java_keys import JAVA_KEYS
 from batonmq.ha.config import HAConfig
 from batonmq.process import read_faults
 from batonmq.process.server_main import ServerMain, keep_what_is_loaded, run_server
@@ -84,7 +85,7 @@ async def serve(main: ServerMain) -> None:
 
 
 def main() -> int:
-    return run_server("broker", SECTIONS, serve)
+    return run_server("broker", SECTIONS, serve, JAVA_KEYS)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from batonmq.broker.config import RUNTIME_KEYS, BrokerConfig, BrokerSections
+from batonmq.broker.java_keys import JAVA_KEYS
 from batonmq.process.clock import wall_ms
 from batonmq.process.properties_text import dump_properties
 from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
@@ -33,6 +34,7 @@ def broker_settings(config: BrokerSections) -> RuntimeSettings[BrokerConfig]:
         "Can not update config in black list: {key}",
         path,
         refuses_unknown=True,
+        without_effect=JAVA_KEYS,
     )
     settings = RuntimeSettings(config.broker, rules, config.store, config.ha, config.replicas)
     settings.load()
@@ -63,7 +65,8 @@ class SettingsProcessor:
 
     async def update(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """25. A property text; all of it is taken, and kept on disk, or nothing. On this broker
-        only, as in Java: each member has settings of its own."""
+        only, as in Java: each member has settings of its own. The remark of the answer names keys
+        of Java that have no effect here."""
         try:
             text = request.body.decode()
         except UnicodeDecodeError as error:
@@ -76,4 +79,4 @@ class SettingsProcessor:
             self._settings.apply(change)
             if change.kept:
                 self._version = self._version.next(wall_ms())
-        return RemotingCommand.response_to(request)
+        return RemotingCommand.response_to(request, remark=change.warning)

@@ -7,7 +7,7 @@ over the file's values at the next start.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -33,21 +33,30 @@ C = TypeVar("C", bound=msgspec.Struct)
 class ChangeRules:
     """`keys` may be changed, `black_list` may not even be named; `remark` answers the latter, with
     `{key}` for the first of them. `path`: where changes are kept, None keeps none. Unknown keys are
-    ignored, as in Java, unless `refuses_unknown`."""
+    ignored, as in Java, unless `refuses_unknown`; those in `without_effect` are reported only."""
 
     keys: frozenset[str]
     black_list: frozenset[str]
     remark: str
     path: Path | None
     refuses_unknown: bool = False
+    without_effect: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Checked and not in force yet: section -> its fields' new values, and what is kept then."""
+    """Checked and not in force yet: section -> its fields' new values, and what is kept then.
+    `without_effect`: keys of RocketMQ that were given and mean nothing here, sorted."""
 
     values: list[tuple[msgspec.Struct, dict[str, Any]]]
     kept: dict[str, str]
+    without_effect: tuple[str, ...] = ()
+
+    @property
+    def warning(self) -> str | None:
+        if not self.without_effect:
+            return None
+        return f"without effect in BatonMQ: {', '.join(self.without_effect)}"
 
 
 class RuntimeSettings(Generic[C]):
@@ -97,19 +106,22 @@ class RuntimeSettings(Generic[C]):
             if key in present and value != value_text(present[key])
         }
         unknown = wanted.keys() - present.keys() if self._rules.refuses_unknown else set()
-        for key in sorted((changed.keys() | unknown) - self._rules.keys):
+        without_effect = unknown & self._rules.without_effect
+        for key in sorted((changed.keys() | unknown) - self._rules.keys - without_effect):
             why = "is no setting" if key in unknown else "is changed only in the file, at a restart"
             raise BrokerRefusal(
                 ResponseCode.NO_PERMISSION,
                 f"{key} {why}; while running: {', '.join(sorted(self._rules.keys))}",
             )
-        return self._planned(changed)
+        return replace(self._planned(changed), without_effect=tuple(sorted(without_effect)))
 
     def apply(self, change: Change) -> None:
         """From now on it is in force."""
         for section, values in change.values:
             for name, value in values.items():
                 msgspec.structs.force_setattr(section, name, value)
+        if change.warning is not None:
+            log.warning("settings_without_effect keys=%s", ",".join(change.without_effect))
         self._kept |= change.kept
         if change.kept and self.on_change is not None:
             self.on_change(self.current)

@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,8 +83,13 @@ def _ends_on_a_broken_invariant(loop: asyncio.AbstractEventLoop, context: dict[s
 Serve = Callable[[ServerMain], Awaitable[None]]
 
 
-def run_server(name: str, sections: Mapping[str, type[msgspec.Struct]], serve: Serve) -> int:
-    """Runs one service to its end; the exit code."""
+def run_server(
+    name: str,
+    sections: Mapping[str, type[msgspec.Struct]],
+    serve: Serve,
+    without_effect: Set[str] = frozenset(),
+) -> int:
+    """Runs one service to its end; the exit code. `without_effect`: as for `load_settings`."""
     parser = argparse.ArgumentParser(prog=name)
     parser.add_argument("-c", "--config", required=True, type=Path, metavar="FILE")
     parser.add_argument("--pid-file", type=Path, help="where to write this process's id")
@@ -97,7 +102,9 @@ def run_server(name: str, sections: Mapping[str, type[msgspec.Struct]], serve: S
         level=arguments.log_level, format=LOG_FORMAT, datefmt="%Y-%m-%dT%H:%M:%S", stream=sys.stderr
     )
     try:
-        loaded = load_settings(arguments.config, sections, environ=os.environ)
+        loaded = load_settings(
+            arguments.config, sections, environ=os.environ, without_effect=without_effect
+        )
     except ConfigError as exc:
         print(f"{name}: {exc}", file=sys.stderr)
         return 2

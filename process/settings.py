@@ -6,7 +6,8 @@ are refused: a mistyped key is a setting that the operator believes to be in for
 """
 
 import difflib
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -15,6 +16,8 @@ import yaml
 
 from batonmq.process.properties_text import parse_lines
 from batonmq.protocol.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX: Final = "BATONMQ_"
 _YAML_NULL: Final = "tag:yaml.org,2002:null"
@@ -34,12 +37,17 @@ _Found = dict[str, dict[str, _Setting]]
 
 
 def load_settings(
-    path: str | Path | None, sections: Sections, *, environ: Mapping[str, str]
+    path: str | Path | None,
+    sections: Sections,
+    *,
+    environ: Mapping[str, str],
+    without_effect: Set[str] = frozenset(),
 ) -> dict[str, msgspec.Struct]:
     """One struct for each of `sections`, those that the file does not mention with their defaults.
 
     `path` None: environment and defaults alone. A file named .yaml or .yml is YAML; any other is
-    RocketMQ's flat property text, in which a key belongs to every section that knows it.
+    RocketMQ's flat property text, in which a key belongs to every section that knows it; one of
+    `without_effect` that no section knows is accepted there with a warning.
     Raises ConfigError, and OSError where the file cannot be read.
     """
     found: _Found = {section: {} for section in sections}
@@ -52,7 +60,7 @@ def load_settings(
         if file.suffix.lower() in _YAML_SUFFIXES:
             _read_yaml(text, str(file), sections, found)
         else:
-            _read_flat(text, str(file), sections, found)
+            _read_flat(text, str(file), sections, found, without_effect)
     _read_environment(environ, sections, found)
     return {
         section: build_section(section, kind, found[section]) for section, kind in sections.items()
@@ -178,12 +186,17 @@ def _refuse_duplicate(seen: dict[str, str], key: str, value: object, where: str)
     seen[key] = where
 
 
-def _read_flat(text: str, file: str, sections: Sections, found: _Found) -> None:
+def _read_flat(
+    text: str, file: str, sections: Sections, found: _Found, without_effect: Set[str]
+) -> None:
     known = {section: _keys(kind) for section, kind in sections.items()}
     every = {key for keys in known.values() for key in keys}
     seen: dict[str, str] = {}
     for line in parse_lines(text):
         where = f"{file}:{line.number}"
+        if line.key in without_effect - every:
+            log.warning("setting_without_effect key=%s where=%s", line.key, where)
+            continue
         if line.key not in every:
             raise ConfigError(line.key, line.value, where, _unknown("key", line.key, every))
         _refuse_duplicate(seen, line.key, line.value, where)

@@ -131,17 +131,18 @@ class TopicService:
 
     def _create_from_template(self, topic: str, default_topic: str, queue_nums: int) -> TopicConfig:
         derived = self.topics.derived(topic, default_topic, max(1, queue_nums))
-        if is_retry_or_dlq(topic):
-            config = TopicConfig(topic_name=topic, read_queue_nums=1, write_queue_nums=1, perm=6)
-        elif not self._settings.auto_create_topic_enable or derived is None:
+        if self._settings.auto_create_topic_enable and derived is not None:
+            # A retry topic, too: a client without a route chooses among the template's queues.
+            config = derived
+        elif is_retry_or_dlq(topic):
+            config = topic_config(topic, 1)
+        else:
             raise BrokerRefusal(
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"topic {topic} does not exist and is not created by sending to it"
                 f" (autoCreateTopicEnable {str(self._settings.auto_create_topic_enable).lower()},"
                 f" template {default_topic or 'none'}): create it with mqctl updateTopic",
             )
-        else:
-            config = derived
         self.put_topic(config)
         return config
 

@@ -196,16 +196,16 @@ async def update_broker_config(
         raise click.UsageError("give either -c (all brokers of a cluster) or -b (one broker)")
     async with context.admin() as admin:
 
-        async def change(address: str) -> None:
-            await admin.brokers.update_config(address, {key: value})
+        async def change(address: str) -> str:
+            return await admin.brokers.update_config(address, {key: value})
 
         addresses = await _addresses(admin, broker_addr, cluster_name)
         done = await context.ask_each(addresses, change)
     if context.out.as_json:
         context.out.document({"key": key, "value": value, "addresses": list(done)})
         return
-    for address in done:
-        context.out.line(f"{address}: {key}={value}")
+    for address, warning in done.items():
+        context.out.line(f"{address}: {key}={value}" + (f" ({warning})" if warning else ""))
 
 
 async def _addresses(admin: Admin, broker_addr: str | None, cluster_name: str | None) -> list[str]:

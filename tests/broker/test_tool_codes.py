@@ -183,6 +183,10 @@ def test_settings_change_while_the_broker_runs_and_outlast_a_restart(tmp_path: P
         bad = await rig.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"\xff")
         assert bad.code == 29 and "UTF-8" in (bad.remark or "")
         assert await settings(rig) == (now, 1), "all or none"
+        unused = await update(rig, "waitTimeMillsInSendQueue=9")
+        assert unused.code == 0, "a key of Java's broker"
+        assert unused.remark == "without effect in BatonMQ: waitTimeMillsInSendQueue"
+        assert await settings(rig) == (now, 1)
         # Named, but as they are.
         assert (await update(rig, "brokerName=broker-a\nmaxMessageSize=20000")).code == 0
 

@@ -211,3 +211,17 @@ def test_r31_locks_and_request_modes_of_the_log_are_those_of_a_replica(tmp_path:
     given_back = LockChange(group="g", client_id="a", queues=[("T", 0)], released=True)
     service.apply_record(MetadataChange(locks=[given_back]).encode(), 1_000)
     assert not service.locks.wrapper().locks.get("g", {}).get("a")
+
+
+@pytest.mark.parametrize(
+    ("template", "wanted", "queues"), [("TBW102", 4, 4), ("TBW102", 99, 8), ("", 4, 1)]
+)
+def test_a_retry_topic_is_made_with_as_many_queues_as_its_first_send_allows(
+    tmp_path: Path, template: str, wanted: int, queues: int
+) -> None:
+    """A pull consumer that gives a message back without a route sends it to a queue of the
+    template (AbstractSendMessageProcessor.msgCheck)."""
+    service = Service(tmp_path)
+    made = service.for_send("%RETRY%g", template, wanted)
+    assert (made.read_queue_nums, made.write_queue_nums) == (queues, queues)
+    assert service.get("%RETRY%g") == made

@@ -67,3 +67,25 @@ def test_of_a_change_that_is_refused_nothing_is_in_force(
     assert raised.value.code == code
     assert remark in (raised.value.remark or "")
     assert made.current == Config() and not path.exists()
+
+
+def test_a_key_of_rocketmq_without_a_meaning_here_is_accepted_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = ChangeRules(
+        frozenset({"sendLimit"}),
+        frozenset(),
+        "",
+        tmp_path / "kept",
+        refuses_unknown=True,
+        without_effect=frozenset({"waitTimeMillsInSendQueue", "sendLimit"}),
+    )
+    made = RuntimeSettings(Config(), rules)
+    change = made.plan("waitTimeMillsInSendQueue=9\nsendLimit=20\n")
+    assert change.warning == "without effect in BatonMQ: waitTimeMillsInSendQueue"
+    made.apply(change)
+    assert made.current.send_limit == 20
+    assert "settings_without_effect keys=waitTimeMillsInSendQueue" in caplog.text
+    assert made.plan("sendLimit=30").warning is None
+    with pytest.raises(BrokerRefusal, match="waitTimeMillsInSendQueu is no setting"):
+        made.plan("waitTimeMillsInSendQueu=9\n")

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from batonmq.broker.java_keys import JAVA_KEYS
 from batonmq.process.properties_text import (
     dump_properties,
     parse_lines,
@@ -246,3 +247,16 @@ def test_dumped_settings_are_what_a_flat_file_would_say(tmp_path: Path) -> None:
     assert "autoCreateTopicEnable=true\n" in text and "namesrvAddr=a:1;b:2\n" in text
     assert "zone" not in text and text == "".join(sorted(text.splitlines(keepends=True)))
     assert load(tmp_path, text, name="b.conf")[0] == broker
+
+
+def test_a_flat_file_may_have_keys_of_rocketmq_without_a_meaning_here(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "b.conf"
+    file.write_text("listenPort=12\nwaitTimeMillsInSendQueue=9\n")
+    loaded = load_settings(file, {"broker": Broker}, environ={}, without_effect=JAVA_KEYS)
+    assert loaded["broker"].listen_port == 12  # type: ignore[attr-defined]
+    assert f"key=waitTimeMillsInSendQueue where={file}:2" in caplog.text
+    file.write_text("listenPort=12\nwaitTimeMillsInSendQueu=9\n")
+    with pytest.raises(ConfigError, match="waitTimeMillsInSendQueu"):
+        load_settings(file, {"broker": Broker}, environ={}, without_effect=JAVA_KEYS)

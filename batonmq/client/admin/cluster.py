@@ -79,12 +79,14 @@ class BrokerAdmin:
         )
         return parse_properties(reply.body.decode())
 
-    async def update_config(self, address: str, settings: Mapping[str, str]) -> None:
+    async def update_config(self, address: str, settings: Mapping[str, str]) -> str:
         """Changes settings of one broker while it runs, all or none; they outlast a restart.
+        Returns a warning that names keys of RocketMQ without effect here, or "".
         Raises ResponseError for one that may not be changed so, or a wrong value; ClientError for
         a line break."""
         code = RequestCode.UPDATE_BROKER_CONFIG
-        await self._requests.change_settings(address, code, settings, "changing broker settings")
+        what = "changing broker settings"
+        return await self._requests.change_settings(address, code, settings, what)
 
     async def ha_status(self, address: str) -> HARuntimeInfo:
         reply = await self._requests.ask(address, RequestCode.GET_BROKER_HA_STATUS, {}, "HA status")

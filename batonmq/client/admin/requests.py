@@ -45,12 +45,14 @@ class AdminRequests:
 
     async def change_settings(
         self, address: str, code: RequestCode, settings: Mapping[str, str], what: str
-    ) -> None:
-        """Raises ClientError for a key or a value with a line break, and as `ask`."""
+    ) -> str:
+        """The warning of the answer, or "". Raises ClientError for a key or a value with a line
+        break, and as `ask`."""
         for key, value in settings.items():
             if has_line_break(key) or has_line_break(value):
                 raise ClientError(f"{key!r} = {value!r}: a setting is one line")
-        await self.ask(address, code, {}, what, body=property_text(settings).encode())
+        reply = await self.ask(address, code, {}, what, body=property_text(settings).encode())
+        return reply.remark or ""
 
     async def ask_name_server(self, code: RequestCode) -> RemotingCommand:
         """The first reply of any name server. Raises NoNameServerError, ResponseError."""
