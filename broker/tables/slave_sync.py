@@ -13,7 +13,8 @@ here holds what it rests on. Else a replica that is behind, elected uncleanly, w
 messages that its own log shows neither in flight nor delivered (R30).
 
 Our own fields are extFields that Java ignores. A table is one answer: its total is given, so that a
-Java slave that reads pages is content with the first one.
+Java slave that reads pages is content with the first one. Slaves of ours say that they take pages:
+an answer that would not fit into a frame comes to them in pages of its bytes (SAFETY R58).
 Origin: org.apache.rocketmq.broker.slave.SlaveSynchronize.
 """
 
@@ -35,10 +36,15 @@ from batonmq.protocol.bodies import (
     TopicConfigAndMappingSerializeWrapper,
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.errors import BatonError, ResponseError
+from batonmq.protocol.errors import (
+    BatonError,
+    BrokerRefusal,
+    RemoteProtocolError,
+    ResponseError,
+)
 from batonmq.protocol.json_body import B, Body, decoded_in_steps, encoded_pieces
 from batonmq.remoting.command import RemotingCommand
-from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.connection import Connection, Handler, Processors, Response
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.store.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
 from batonmq.store.queue_locks import QueueLockManager, QueueLockTable
@@ -70,6 +76,14 @@ which the progress that it sends rests (R30)."""
 
 EXT_LOG_BEGIN = "batonLogBegin"
 """Where the master's log begins: no slave lets go of what lies behind (R27)."""
+
+EXT_PAGES = "batonPages"
+"""In a request: its answer may come in pages, and this is the size of a page in bytes."""
+EXT_BODY_ID, EXT_BODY_SIZE, EXT_BODY_FROM = "batonBodyId", "batonBodySize", "batonBodyFrom"
+"""In an answer: the name and size of a body of which this is the first page. In a request: the
+name, and where the page begins that is wanted."""
+PAGE_SIZE = 8 * 1024 * 1024
+BODIES_KEPT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,11 +369,73 @@ class SlaveSynchronize:
         return await result_of(decoded_in_steps(kind, (await self._ask(way, code, {})).body))
 
     async def _ask(self, way: tuple[str, int], code: int, ext: dict[str, str]) -> RemotingCommand:
+        reply = await self._ask_once(way, code, ext | {EXT_PAGES: str(PAGE_SIZE)})
+        pages, got = [reply.body], len(reply.body)
+        while got < int(reply.ext.get(EXT_BODY_SIZE, 0)):
+            wanted = {EXT_BODY_ID: reply.ext[EXT_BODY_ID], EXT_BODY_FROM: str(got)}
+            page = (await self._ask_once(way, code, wanted)).body
+            if not page:
+                raise RemoteProtocolError(f"{way[0]} sent an empty page of a table at {got}")
+            pages.append(page)
+            got += len(page)
+        reply.body = b"".join(pages)
+        return reply
+
+    async def _ask_once(
+        self, way: tuple[str, int], code: int, ext: dict[str, str]
+    ) -> RemotingCommand:
         address, timeout_ms = way
         reply = await self._client.invoke(address, RemotingCommand.request(code, ext), timeout_ms)
         if reply.code != ResponseCode.SUCCESS:
             raise ResponseError(reply.code, reply.remark or "", address)
         return reply
+
+
+class Pages:
+    """Bodies that were too large for an answer: the newest few, until others take their place."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[str, bytes] = {}
+        self._count = 0
+
+    def paged(self, handler: Handler) -> Handler:
+        """The same handler for requests that take pages."""
+
+        async def answer(request: RemotingCommand, connection: Connection) -> Response:
+            name = request.ext.get(EXT_BODY_ID)
+            if name is not None:
+                return self._page(request, name)
+            reply = handler(request, connection)
+            if not isinstance(reply, RemotingCommand):
+                reply = None if reply is None else await reply
+            if reply is not None and EXT_PAGES in request.ext:
+                self._cut(reply, max(1, min(request.require_int(EXT_PAGES), PAGE_SIZE)))
+            return reply
+
+        return answer
+
+    def _cut(self, reply: RemotingCommand, size: int) -> None:
+        body = reply.body
+        if len(body) <= size:
+            return
+        while len(self._bodies) >= BODIES_KEPT:
+            del self._bodies[next(iter(self._bodies))]
+        self._count += 1
+        name = str(self._count)
+        self._bodies[name] = body
+        reply.ext = reply.ext | {EXT_BODY_ID: name, EXT_BODY_SIZE: str(len(body))}
+        reply.body = body[:size]
+
+    def _page(self, request: RemotingCommand, name: str) -> RemotingCommand:
+        body, begin = self._bodies.get(name), request.require_int(EXT_BODY_FROM)
+        if body is None or not 0 <= begin < len(body):
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_ERROR, f"no page of table {name} at {begin} is kept: ask again"
+            )
+        page = body[begin : begin + PAGE_SIZE]
+        if begin + len(page) == len(body):
+            del self._bodies[name]
+        return RemotingCommand.response_to(request, body=page)
 
 
 class SlaveSourceProcessor:
@@ -381,15 +457,17 @@ class SlaveSourceProcessor:
         self._log_begin = log_begin
         self._confirm_offset = confirm_offset
         self._timers_until_ms = timers_until_ms
+        self._pages = Pages()
 
     def register(self, processors: Processors) -> None:
-        processors.register(RequestCode.GET_ALL_TOPIC_CONFIG, self.all_topics)
-        processors.register(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_consumer_offsets)
-        processors.register(RequestCode.GET_ALL_DELAY_OFFSET, self.all_delay_offsets)
+        paged = self._pages.paged
+        processors.register(RequestCode.GET_ALL_TOPIC_CONFIG, paged(self.all_topics))
+        processors.register(RequestCode.GET_ALL_CONSUMER_OFFSET, paged(self.all_consumer_offsets))
+        processors.register(RequestCode.GET_ALL_DELAY_OFFSET, paged(self.all_delay_offsets))
         processors.register(RequestCode.GET_TIMER_CHECK_POINT, self.timer_check_point)
-        processors.register(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all_groups)
-        processors.register(RequestCode.BATON_GET_QUEUE_LOCKS, self.all_locks)
-        processors.register(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, self.all_request_modes)
+        processors.register(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, paged(self.all_groups))
+        processors.register(RequestCode.BATON_GET_QUEUE_LOCKS, paged(self.all_locks))
+        processors.register(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, paged(self.all_request_modes))
 
     async def all_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """21."""
