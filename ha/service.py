@@ -176,6 +176,12 @@ class AutoSwitchHAService:
             self._end_slave()
             self._end_master()
 
+    def fence(self, master_epoch: int) -> None:
+        """A view of that epoch was taken, and its role change waits for the disk: a slave
+        acknowledges nothing to the master of an older one from here on (R2)."""
+        if self._slave is not None:
+            self._slave.core.fenced_epoch = master_epoch
+
     def adopt_view(self, view: RoleView) -> None:
         """A newer set of the same mastership (R20)."""
         if self._master is not None:

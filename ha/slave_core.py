@@ -149,6 +149,9 @@ class SlaveCore:
         """Whose log this one is a prefix of: the master's id and masterEpoch."""
         self._tables_epoch = -1
         self._first_frame = True
+        self.fenced_epoch = -1
+        """A view of this masterEpoch was taken and is being stored: nothing is acknowledged to a
+        master of an older one (R2)."""
         self._disputed: tuple[int, ...] = ()
         """Ends at which the master's bytes differed from ours; it checks its own before it sends
         them again (R47)."""
@@ -357,7 +360,7 @@ class SlaveCore:
             entries[-1].epoch if entries else -1, peer.max_offset, marks_epochs=self._named
         )
         effects += self._mark_tables()
-        if not self.policy.sync_flush:
+        if not self.policy.sync_flush and self.fenced_epoch <= self.view.master_epoch:
             # At once, even if it is 0: Java waits up to 5 s here, and the master waits for it.
             self.log.acknowledge(log.max_offset, now_ms, effects)
         return effects
@@ -449,7 +452,7 @@ class SlaveCore:
         if self.phase is not Phase.TRANSFER:
             return []
         effects: list[SlaveEffect] = []
-        if self.log.ack_due:
+        if self.log.ack_due and self.fenced_epoch <= self.view.master_epoch:
             self.log.acknowledge(flushed_offset, now_ms, effects)
         self.log.confirm(now_ms, effects)
         return effects

@@ -100,6 +100,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
     def follow(self, view: RoleView) -> None:
         if not self._closed:
             self._run(self.core.follow(view, self._now_ms()))
+            self._end_turn()
 
     def tables_followed(self, master_epoch: int) -> None:
         self._run(self.core.tables_followed(master_epoch))

@@ -151,7 +151,9 @@ def alter_for(
             what = "unknown" if replica is None else "a learner"
             code = ResponseCode.CONTROLLER_INVALID_REPLICAS
             return ProposalRefused(code, f"broker {member_id} is {what}")
-        members.append((member_id, replica.incarnation))
+        # R12: by now another process may be registered; the acks were not its own.
+        counted = proposal.processes or {}
+        members.append((member_id, counted.get(member_id, replica.incarnation)))
     return OpenAlter(
         SendAlter(
             "",

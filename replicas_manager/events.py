@@ -7,6 +7,7 @@ Pure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from batonmq.protocol.role_view import RoleView
@@ -96,6 +97,8 @@ class ProposalRequested:
     reason: str
     confirm_offset: int
     based_on: tuple[int, int]
+    processes: Mapping[int, str] | None = None
+    """Broker id -> incarnation in that view: those whose acks were counted (R12)."""
 
 
 @dataclass(frozen=True, slots=True)

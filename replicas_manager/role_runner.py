@@ -74,6 +74,8 @@ class RoleRunner:
     ) -> None:
         self.delivered_key = (0, 0)
         """(masterEpoch, setEpoch) of the last view that the broker has."""
+        self.delivered_processes: dict[int, str] = {}
+        """Broker id -> incarnation in that view."""
         self._actions = actions
         self._sets = sets
         self._persist = persist
@@ -124,7 +126,7 @@ class RoleRunner:
         try:
             storing = self._begin_store(view.master_epoch)
             if isinstance(action, BecomeMaster):
-                self.delivered_key = view.key
+                self._deliver(view)
                 durable = asyncio.ensure_future(self._stored(view.master_epoch, storing))
                 try:
                     await self._actions.become_master(view, durable)
@@ -132,7 +134,7 @@ class RoleRunner:
                     await durable
                 return
             await self._stored(view.master_epoch, storing)
-            self.delivered_key = view.key
+            self._deliver(view)
             if isinstance(action, BecomeSlave):
                 await self._actions.become_slave(view)
             else:
@@ -149,6 +151,10 @@ class RoleRunner:
             self._on_failed(view)
             if isinstance(action, BecomeMaster):
                 self._count_failure(view, error)
+
+    def _deliver(self, view: RoleView) -> None:
+        self.delivered_key = view.key
+        self.delivered_processes = {each.broker_id: each.incarnation for each in view.replicas}
 
     def _begin_store(self, master_epoch: int) -> asyncio.Future[None] | None:
         """The thread has begun when this returns."""
@@ -177,7 +183,7 @@ class RoleRunner:
     def _call(self, effect: RunnerEffect) -> None:
         match effect:
             case AdoptView(view):
-                self.delivered_key = view.key
+                self._deliver(view)
                 self._sets.adopt_view(view)
             case SetDead(broker_ids):
                 self._sets.set_dead(broker_ids)

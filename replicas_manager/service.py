@@ -164,6 +164,7 @@ class ReplicasManager:
             reason=proposal.reason,
             confirm_offset=proposal.confirm_offset,
             based_on=runner.delivered_key,
+            processes=runner.delivered_processes,
         )
         asyncio.get_running_loop().call_soon(self._step, event)
 

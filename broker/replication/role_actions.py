@@ -184,7 +184,9 @@ class RoleActions:
 
     def role_will_change(self, view: RoleView, *, master: bool) -> None:
         """Clients that wait here get the new master's address before this broker's own role change,
-        which waits for the disk; early sends at the new master wait until it opens."""
+        which waits for the disk; early sends at the new master wait until it opens. Nothing is
+        acknowledged to an older master from here on."""
+        self._ha.fence(view.master_epoch)
         if master:
             self._hold.begin()
         elif self._gate.is_master:

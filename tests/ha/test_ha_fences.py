@@ -154,3 +154,25 @@ def test_r14_r42_a_new_role_knows_what_the_last_one_was_told(
         assert leads.call_args.args[0].sync.dead == {3}
 
     asyncio.run(play())
+
+
+def test_r2_while_a_newer_epoch_is_stored_the_older_master_gets_no_ack(run_group, wait_until):
+    """1. 2 took a newer view, and its disk is slow. 2. 1 goes on writing: nothing is confirmed.
+    3. The same master was elected again: the connection stays, and all is acknowledged."""
+
+    async def scenario(group):
+        one, two = await group.add(1), await group.add(2)
+        await group.elect(one)
+        await wait_until(lambda: one.ha.in_sync_count == 2)
+        end = one.put(1)
+        await wait_until(lambda: one.confirm_offset == end)
+        two.ha.fence(2)
+        written = one.put(3)
+        await wait_until(lambda: two.store.max_phy_offset == written)
+        await asyncio.sleep(0)
+        assert one.confirm_offset == end and one.ha.sync_state.follower(2).ack == end
+        await group.elect(one, 1, 2)
+        await wait_until(lambda: one.confirm_offset == one.store.max_phy_offset)
+        assert one.following == [2]
+
+    run_group(scenario)

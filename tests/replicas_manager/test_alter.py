@@ -45,6 +45,15 @@ def test_r12_a_request_names_epochs_and_the_process_of_each_member() -> None:
     assert made.send("n1:1").request_id == "request-1", "a repetition is the same request"
 
 
+def test_r12_a_process_that_was_registered_since_the_proposal_is_not_named() -> None:
+    """The acks that counted were the earlier one's: the controllers refuse to add it."""
+    counted = {1: "one", 2: "two", 3: "three before"}
+    proposal = ProposalRequested(frozenset({1, 2, 3}), "why", 700, (3, 5), counted)
+    made = alter_for(proposal, VIEW, 1, lambda: "request-1")
+    assert isinstance(made, OpenAlter)
+    assert made.send("n0:1").members == ((1, "one"), (2, "two"), (3, "three before"))
+
+
 @pytest.mark.parametrize(
     "members, code",
     [
