@@ -86,8 +86,7 @@ class AutoSwitchHAService:
 
     async def close(self) -> None:
         async with self._lock:
-            self._end_slave()
-            self._end_master()
+            self._end(slave=True, master=True)
             self._waiting_links.end_all()
             if self._server is not None:
                 self._server.close()
@@ -115,7 +114,7 @@ class AutoSwitchHAService:
             if master is not None:
                 return master.begin_next_epoch(view)
             confirmed = self._slave.core.log.known_confirm if self._slave is not None else 0
-            self._end_slave()
+            self._end(slave=True)
             await self._show_confirmed(confirmed)
             # R17: elected although suspect, by controllers or an operator that know it.
             chosen_suspect = view.unclean_epoch == epoch
@@ -141,7 +140,7 @@ class AutoSwitchHAService:
             last_epoch = self._store.epochs.last_epoch
             if view.master_epoch < last_epoch:
                 raise FencedError("change to slave", view.master_epoch, last_epoch)
-            self._end_master()
+            self._end(master=True)
             if self._slave is not None:
                 self._slave.follow(view)
                 return
@@ -173,8 +172,7 @@ class AutoSwitchHAService:
     async def stand_down(self, view: RoleView | None = None) -> None:
         """No master is known: every HA connection ends, nothing is written, acked or confirmed."""
         async with self._lock:
-            self._end_slave()
-            self._end_master()
+            self._end(slave=True, master=True)
 
     def fence(self, master_epoch: int) -> None:
         """A view of that epoch was taken, and its role change waits for the disk: a slave
@@ -293,10 +291,14 @@ class AutoSwitchHAService:
         else:
             self._waiting_links.add(link)
 
-    def _end_slave(self) -> None:
-        slave, self._slave = self._slave, None
-        if slave is not None:
-            slave.close()
+    def _end(self, *, slave: bool = False, master: bool = False) -> None:
+        """Ends all HA connections of that side."""
+        if slave and self._slave is not None:
+            ending, self._slave = self._slave, None
+            ending.close()
+        if master and self._master is not None:
+            deposed, self._master = self._master, None
+            deposed.close()
 
     async def _show_confirmed(self, confirmed: int) -> None:
         """Lets the store show what is confirmed, in its own slices, before it counts the rest.
@@ -311,11 +313,6 @@ class AutoSwitchHAService:
             await asyncio.sleep(0)
             idle_turns = idle_turns + 1 if store.confirm_offset == shown else 0
             shown = store.confirm_offset
-
-    def _end_master(self) -> None:
-        master, self._master = self._master, None
-        if master is not None:
-            master.close()
 
     def _begin_mastership(self, view: RoleView, log_end: int) -> None:
         own = self._identity_of()
