@@ -30,7 +30,13 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
-from batonmq.protocol.topic_name import check_topic, group_problem, is_system_topic
+from batonmq.protocol.topic_name import (
+    TOPIC_QUEUES_MAX,
+    check_group,
+    check_made_topic,
+    check_topic,
+    is_system_topic,
+)
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.store.errors import StoreStateError
@@ -202,7 +208,7 @@ class AdminProcessor:
         """200. Creates or changes a subscription group."""
         self._require_writable()
         config = SubscriptionGroupConfig.decode(request.body)
-        _check_group(config)
+        check_group(config.group_name)
         await self._path.wait_confirmed(
             self._topics.put_group(config), f"group {config.group_name}"
         )
@@ -213,7 +219,7 @@ class AdminProcessor:
         self._require_writable()
         configs = SubscriptionGroupList.decode(request.body).group_config_list
         for config in configs:
-            _check_group(config)
+            check_group(config.group_name)
         if configs:
             end = self._topics.put_groups(configs)
             await self._path.wait_confirmed(end, f"{len(configs)} groups")
@@ -228,6 +234,8 @@ class AdminProcessor:
             raise BrokerRefusal(
                 ResponseCode.INVALID_PARAMETER, f"{group} is a system group: it stays as it is"
             )
+        if group not in self._topics.groups:
+            check_group(group)
         end = self._topics.delete_group(group, with_offsets=flag(request, "cleanOffset"))
         await self._path.wait_confirmed(end, f"deletion of group {group}")
         return RemotingCommand.response_to(request)
@@ -237,6 +245,8 @@ class AdminProcessor:
         group, topic = text(request, "group"), text(request, "topic")
         if request.ext.get("readable"):
             self._require_writable()
+            check_group(group)
+            check_made_topic(topic)
             end = self._topics.forbid(group, topic, reading=not flag(request, "readable"))
             await self._path.wait_confirmed(end, f"what group {group} may read")
         readable = not self._topics.groups.is_forbidden(group, topic)
@@ -321,16 +331,11 @@ def _queues(request: RemotingCommand, key: str, default: int | None) -> int:
 
 
 def _check_queues(what: str, queues: int) -> None:
-    if not 1 <= queues <= 65536:
+    if not 1 <= queues <= TOPIC_QUEUES_MAX:
         raise BrokerRefusal(
-            ResponseCode.INVALID_PARAMETER, f"{what} is {queues}, allowed are 1 to 65536"
+            ResponseCode.INVALID_PARAMETER,
+            f"{what} is {queues}, allowed are 1 to {TOPIC_QUEUES_MAX}",
         )
-
-
-def _check_group(config: SubscriptionGroupConfig) -> None:
-    problem = group_problem(config.group_name)
-    if problem is not None:
-        raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, f"groupName: {problem}")
 
 
 def _refuse_system_topic(topic: str) -> None:

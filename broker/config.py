@@ -14,7 +14,7 @@ import msgspec
 
 from batonmq.ha.config import HAConfig
 from batonmq.protocol.record import host_bytes
-from batonmq.protocol.topic_name import TRACE_TOPIC, topic_problem
+from batonmq.protocol.topic_name import TRACE_TOPIC, server_name_problem, topic_problem
 from batonmq.replicas_manager.config import (
     ELECTION_PRIORITY_LAST,
     Protocol,
@@ -96,6 +96,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         default=16 << 30, name="consumerFallbehindThreshold"
     )
     pop_in_flight_max: int = msgspec.field(default=200_000, name="popInFlightMax")
+    topics_max: int = msgspec.field(default=100_000, name="topicsMax")
+    subscription_groups_max: int = msgspec.field(default=100_000, name="subscriptionGroupsMax")
     enable_mixed_message_type: bool = msgspec.field(default=False, name="enableMixedMessageType")
 
     def __post_init__(self) -> None:
@@ -108,8 +110,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ("brokerName", self.broker_name),
             ("brokerClusterName", self.broker_cluster_name),
         ):
-            if not name or "#" in name:
-                raise ValueError(f"{key} is {name!r}: it must be non-empty and hold no '#'")
+            if problem := server_name_problem(name):
+                raise ValueError(f"{key} is {name!r}: {problem}")
         if problem := topic_problem(self.msg_trace_topic_name):
             raise ValueError(f"msgTraceTopicName is {self.msg_trace_topic_name!r}: {problem}")
         if self.transaction_time_out < 0 or self.transaction_check_interval < 100:
@@ -118,6 +120,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if self.transaction_check_max < 1 or self.flush_consumer_offset_interval < 1:
             raise ValueError("transactionCheckMax and flushConsumerOffsetInterval are at least 1")
+        if self.topics_max < 1 or self.subscription_groups_max < 1:
+            raise ValueError("topicsMax and subscriptionGroupsMax are at least 1")
         if self.pop_in_flight_max < 1:
             raise ValueError("popInFlightMax is a number of messages, at least 1")
         if self.broker_not_active_timeout < 1000:

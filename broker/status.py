@@ -27,6 +27,7 @@ from batonmq.protocol.codes import MQ_VERSION
 from batonmq.protocol.record import scan_record
 from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.protocol.role_view import Role, RoleView
+from batonmq.store.health import StoreHealth
 
 ACTING = "the group takes no writes"
 NOT_HERE: Final = {
@@ -211,6 +212,7 @@ class BrokerStatus:
             "has set messages aside": path.aside.problem,
             "its start waits for room": replication.missing_room,
             "its log is suspect": store.trust.reason,
+            "its log holds records for queues that cannot be": _bad_names(store.health),
             "does not join yet": store.positions.why_not_whole if replication.ha else "",
             "its group is not well": classic.group_problem if classic is not None else "",
             "acts for its master, which is away": ACTING if gate.is_acting else "",
@@ -253,3 +255,11 @@ class BrokerStatus:
                 "slavesWithoutTables": ",".join(self._slaves_without_tables(view)),
             }
         return info
+
+
+def _bad_names(health: StoreHealth) -> str:
+    """A few of them in words; empty if there is none."""
+    first = list(health.bad_names.items())[:3]
+    shown = [f"topic {topic!r} queue {queue} at {at}" for (topic, queue), at in first]
+    more = ["..."] if len(health.bad_names) > len(first) else []
+    return ", ".join([*shown, *more]) + " (they are skipped)" if shown else ""

@@ -24,6 +24,7 @@ import uvloop
 
 from batonmq.process.durable_file import show_file
 from batonmq.process.fault_points import FaultRuleError, install_fault_points
+from batonmq.process.log_lines import LineFormatter
 from batonmq.process.service_manager import manager_of_this_process
 from batonmq.process.settings import load_settings
 from batonmq.protocol.errors import BatonError, ConfigError
@@ -98,9 +99,9 @@ def run_server(
     faulthandler.enable()  # a signal such as SIGBUS says where the code was
     # gRPC's C core writes to stderr for each closing connection; our own log has what matters.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    logging.basicConfig(
-        level=arguments.log_level, format=LOG_FORMAT, datefmt="%Y-%m-%dT%H:%M:%S", stream=sys.stderr
-    )
+    to_stderr = logging.StreamHandler(sys.stderr)
+    to_stderr.setFormatter(LineFormatter(LOG_FORMAT, "%Y-%m-%dT%H:%M:%S"))
+    logging.basicConfig(level=arguments.log_level, handlers=[to_stderr])
     try:
         loaded = load_settings(
             arguments.config, sections, environ=os.environ, without_effect=without_effect

@@ -4,6 +4,7 @@ Origin: Java `TopicValidator`, `MixAll`, `NamespaceUtil`.
 """
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from batonmq.protocol.codes import ResponseCode
@@ -15,6 +16,11 @@ LMQ_PREFIX: Final = "%LMQ%"
 TOPIC_LENGTH_MAX: Final = 127
 RETRY_TOPIC_LENGTH_MAX: Final = 255
 GROUP_LENGTH_MAX: Final = 255
+CLIENT_ID_LENGTH_MAX: Final = 1024
+TOPIC_QUEUES_MAX: Final = 65536
+NAME_BYTES_MAX: Final = 255
+"""Of every topic, also of one that is made from a group: in a record its length is one byte, and on
+the disk its name is that of a folder."""
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
@@ -79,6 +85,8 @@ NOT_ALLOWED_SEND_TOPICS: Final = frozenset(
 )
 
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+# With what POP writes between group and topic, which no name of a client may hold.
+_LEGAL_STORED: Final = re.compile(r"[%|a-zA-Z0-9_+-]+")
 
 
 def retry_topic(group: str) -> str:
@@ -99,6 +107,26 @@ def reply_topic(cluster_name: str) -> str:
 def pop_retry_topics(group: str, topic: str) -> tuple[str, str]:
     """Where POP keeps failed messages of a topic for a group, in Java's two spellings."""
     return f"{RETRY_PREFIX}{group}+{topic}", f"{RETRY_PREFIX}{group}_{topic}"
+
+
+def pop_topic_pairs(retry_topic_v1: str) -> Iterator[tuple[str, str]]:
+    """Each (group, topic) for which POP may have made this retry topic in the first spelling."""
+    name = retry_topic_v1.removeprefix(RETRY_PREFIX)
+    for at, char in enumerate(name):
+        if char == "_":
+            yield name[:at], name[at + 1 :]
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a file of this name is a direct child of its folder, on any file system."""
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        return False
+    if len(name) * 4 <= NAME_BYTES_MAX and name.isascii():
+        return True
+    try:
+        return len(name.encode("utf-8")) <= NAME_BYTES_MAX
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
 
 
 def is_system_topic(topic: str) -> bool:
@@ -138,6 +166,54 @@ def group_problem(group: str) -> str | None:
             "allowing only ^[%|a-zA-Z0-9_-]+$: " + group[:GROUP_LENGTH_MAX]
         )
     return None
+
+
+def server_name_problem(name: str) -> str | None:
+    """Why this is no name of a broker or a cluster, or None if it is one. Topics are made of it."""
+    if not name or "#" in name:
+        return "it must be non-empty and hold no '#'"
+    if not (name.isprintable() and is_file_name(name)):
+        return "allowed are printable characters without '/', not '.' or '..'"
+    if not is_file_name(SYNC_BROKER_MEMBER_PREFIX + name):
+        return f"at most {NAME_BYTES_MAX - len(SYNC_BROKER_MEMBER_PREFIX)} bytes are allowed"
+    return None
+
+
+def check_group(group: str) -> None:
+    """Raises BrokerRefusal INVALID_PARAMETER (29) for an illegal name."""
+    problem = group_problem(group)
+    if problem is not None:
+        raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, f"group: {problem}")
+
+
+def check_made_topic(topic: str) -> None:
+    """The same for a topic whose name the broker made from legal ones, or that exists already: it
+    may be a retry topic of POP, and it must fit into a record and a folder."""
+    size = len(topic.encode("utf-8", "surrogatepass"))
+    if size > NAME_BYTES_MAX:
+        raise BrokerRefusal(
+            ResponseCode.INVALID_PARAMETER,
+            f"topic {topic[:TOPIC_LENGTH_MAX]}... would have a name of {size} bytes, allowed are"
+            f" {NAME_BYTES_MAX}: the name of the group is too long for it",
+        )
+    if _LEGAL_STORED.fullmatch(topic) is None:
+        raise BrokerRefusal(
+            ResponseCode.INVALID_PARAMETER,
+            "The specified topic contains illegal characters, allowing only"
+            f" ^[%|a-zA-Z0-9_-]+$: {topic[:TOPIC_LENGTH_MAX]!r}",
+        )
+
+
+def check_pop_names(group: str, topic: str) -> None:
+    """Raises BrokerRefusal INVALID_PARAMETER (29) for a pair whose failed messages POP could keep
+    nowhere: `%RETRY%`, group, one character and topic are one topic's name."""
+    size = len(pop_retry_topics(group, topic)[0].encode("utf-8", "surrogatepass"))
+    if not topic.startswith(RETRY_PREFIX) and size > NAME_BYTES_MAX:
+        raise BrokerRefusal(
+            ResponseCode.INVALID_PARAMETER,
+            f"group {group[:32]}... and topic {topic[:32]}... are too long for POP: the topic of"
+            f" their retries would have a name of {size} bytes, allowed are {NAME_BYTES_MAX}",
+        )
 
 
 def check_topic(topic: str) -> None:

@@ -22,7 +22,7 @@ from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
 from batonmq.store.dispatch import NO_UNIT, Pending
 from batonmq.store.errors import PutIllegal, PutPropertiesTooLong, PutRefused, PutUnavailable
-from batonmq.store.queue_table import Queue, QueueTable
+from batonmq.store.queue_table import Queue, QueueTable, may_have_folder
 
 _CRC_TAIL_MAX: Final = 21  # 20 bytes and perhaps a separator in front of them
 
@@ -163,6 +163,7 @@ class Appender:
                 message.tags_code = self._delay_levels.tags_code(
                     queue.topic, message.properties, stored_at
                 )
+            self._refuse_bad_place(message)
             has_unit = queue.handler is None and has_queue_unit(message.sys_flag)
             queue_offset = queue_offset if has_unit else 0
             if message.sys_flag & TRANSACTION_MASK == TRANSACTION_ROLLBACK:
@@ -202,6 +203,7 @@ class Appender:
                 or len(message.properties) > self._properties_max
             ):
                 raise self._too_long(message)
+        self._refuse_bad_place(messages[0])
         queue = self._queues.find_or_create(messages[0].topic, messages[0].queue_id)
         if not self._turn_ms:
             self._turn_ms = self._clock_ms()
@@ -213,6 +215,13 @@ class Appender:
             self._keep(message, record, queue, queue.next_offset, True)
             for message, record in zip(messages, records, strict=True)
         ]
+
+    def _refuse_bad_place(self, message: NewMessage) -> None:
+        """Raises PutIllegal where no queue can be (R46): no member would ever show the message."""
+        if not may_have_folder(message.topic, message.queue_id):
+            raise PutIllegal(
+                f"topic {message.topic[:255]!r} queue {message.queue_id} can have no folder"
+            )
 
     def _encode_batch(
         self, messages: Sequence[NewMessage], queue: Queue, offset: int

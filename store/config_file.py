@@ -24,6 +24,7 @@ from batonmq.process.durable_file import (
 from batonmq.protocol.bodies import DataVersion
 from batonmq.protocol.errors import CorruptLogError, RemoteProtocolError
 from batonmq.protocol.json_body import Body, encoded_parts
+from batonmq.protocol.topic_name import is_file_name
 
 log = logging.getLogger(__name__)
 
@@ -209,11 +210,15 @@ class NamedTable(ConfigManager[B], Generic[B, C]):
 
     def _adopt(self, table: Mapping[str, C], data_version: DataVersion) -> bool:
         """Take over another table; system entries that it lacks stay. False if it was the same.
+        Names that no topic and no group can have are left out (R46): earlier versions let them in.
 
         Versions and contents are compared: replicas count their own changes, so equal versions
         prove nothing.
         """
-        after = self._system | dict(table)
+        after = self._system | {name: table[name] for name in table if is_file_name(name)}
+        if after != self._table and len(after) < len(self._system | dict(table)):
+            bad = [name for name in table if not is_file_name(name)]
+            log.error("names_skipped file=%s names=%r", self._file.path, bad[:10])
         if after == self._table and data_version == self.data_version:
             return False
         self._table, self.data_version, self._dirty = after, data_version, True

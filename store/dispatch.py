@@ -95,6 +95,8 @@ def _shares(columns: RecordColumns, run: slice, queues: QueueTable) -> list[_Sha
     ):
         queue = queues.of_bytes(columns.topics[key >> 32], _signed(key & 0xFFFFFFFF))
         consume_queue = queue.consume_queue
+        if not queue.is_plain:  # of a name that no queue can have
+            return None
         if offset != consume_queue.max_offset or first_end <= consume_queue.last_physical_end:
             return None
         packed = units[begin * unit_size : stop * unit_size]

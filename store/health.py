@@ -10,11 +10,14 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from batonmq.process import disk
 from batonmq.store.errors import StoreFailedError
 
 log = logging.getLogger(__name__)
+
+BAD_NAMES_MAX: Final = 100
 
 
 class StoreHealth:
@@ -37,6 +40,17 @@ class StoreHealth:
         #: How often something found no room.
         self.full_count = 0
         self.on_full: Callable[[], None] = lambda: None
+
+        #: Records that cannot be shown, by the topic (as stored) and queue that they name, with the
+        #: offset of the first (R46); as many as are worth reading.
+        self.bad_names: dict[tuple[bytes, int], int] = {}
+
+    def skipped(self, topic: bytes, queue_id: int, offset: int) -> None:
+        """The record at `offset` of the log is for a queue that cannot be."""
+        if (topic, queue_id) in self.bad_names or len(self.bad_names) >= BAD_NAMES_MAX:
+            return
+        self.bad_names[topic, queue_id] = offset
+        log.error("record_skipped offset=%d queue_id=%d topic=%r", offset, queue_id, topic)
 
     # For good (R37, R40).
 

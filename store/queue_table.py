@@ -16,7 +16,7 @@ from batonmq.process import disk
 from batonmq.process.durable_file import sync_below, sync_directory
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.record import RecordHead
-from batonmq.protocol.topic_name import DUE_TOPICS, METADATA_TOPIC
+from batonmq.protocol.topic_name import DUE_TOPICS, METADATA_TOPIC, is_file_name
 from batonmq.store.consume_queue import ConsumeQueue, whole_units
 from batonmq.store.file_handles import FileHandles, Making
 from batonmq.store.health import StoreHealth
@@ -51,10 +51,15 @@ class DeletedFolders:
         if self._place.is_dir():
             remove_folders([self._place])
 
-    def take_away(self, folder: Path) -> None:
-        """Takes a folder away durably: whatever happens later to its files, none of them is found
-        again under its name. Raises OSError."""
-        if not folder.is_dir():
+    def take_away(self, parent: Path, name: str) -> None:
+        """Takes the folder `name` of `parent` away durably: whatever happens later to its files,
+        none of them is found again under its name. What is no name of a child is not touched (R46).
+        Raises OSError."""
+        if not is_file_name(name):
+            log.error("folder_not_taken_away parent=%s name=%r", parent, name)
+            return
+        folder = parent / name
+        if folder.is_symlink() or not folder.is_dir():
             return
         try:
             aside = self._new_place()
@@ -81,6 +86,11 @@ class DeletedFolders:
         return folders
 
 
+def may_have_folder(topic: str, queue_id: int) -> bool:
+    """Whether a queue's folder is a direct child of its topic's, and that of `consumequeue`."""
+    return queue_id >= 0 and is_file_name(topic)
+
+
 class ConsumeQueueStore:
     """(topic, queue id) -> ConsumeQueue, and what is done to all of them at once."""
 
@@ -100,7 +110,7 @@ class ConsumeQueueStore:
         """
         self.root = root
         self.deleted = DeletedFolders(root.with_name(f"{root.name}.deleted"))
-        self._health = health or StoreHealth()
+        self.health = health or StoreHealth()
         self._before_rebuild = before_rebuild
         self._file_size = whole_units(file_size)
         self._handles = FileHandles(open_files_max)
@@ -153,7 +163,7 @@ class ConsumeQueueStore:
             queue_id,
             file_size=self._file_size,
             handles=self._handles,
-            health=self._health,
+            health=self.health,
             dirty=self._dirty,
         )
 
@@ -174,11 +184,13 @@ class ConsumeQueueStore:
         return self._queues.get((topic, queue_id))
 
     def find_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, new and empty if it was not known; nothing is written to disk yet."""
+        """The queue, new and empty if it was not known; nothing is written to disk yet. One that
+        can have no folder is not kept: nothing may be put there."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             queue = self._new_queue(topic, queue_id)
-            self._add(queue)
+            if may_have_folder(topic, queue_id):
+                self._add(queue)
         return queue
 
     def queues(self) -> Iterator[ConsumeQueue]:
@@ -267,7 +279,7 @@ class ConsumeQueueStore:
         ids = self._ids.pop(topic, set())
         for queue_id in ids:
             self._queues.pop((topic, queue_id)).forget_files()
-        self.deleted.take_away(self.root / topic)
+        self.deleted.take_away(self.root, topic)
         return len(ids)
 
     def destroy_empty(self) -> list[tuple[str, int]]:
@@ -279,7 +291,7 @@ class ConsumeQueueStore:
 
     def _destroy(self, queue: ConsumeQueue) -> None:
         queue.forget_files()
-        self.deleted.take_away(self.root / queue.topic / str(queue.queue_id))
+        self.deleted.take_away(self.root / queue.topic, str(queue.queue_id))
 
     def destroy_all(self) -> None:
         """Remove every queue (an empty log has none)."""
@@ -375,6 +387,11 @@ class QueueTable:
                 self._on_unknown_topic(name, queue_id)
         return queue
 
+    def _skip(self, head: RecordHead, body: bytes) -> None:
+        """A record for a queue that can have no folder: it stays in the log, and no member shows it
+        (R46)."""
+        self.consume_queues.health.skipped(head.topic, head.queue_id, head.physical_offset)
+
     def topics_with_odd_queues(self) -> set[bytes]:
         """The topics of which some queue is not `is_plain`."""
         names = {METADATA_TOPIC, *DUE_TOPICS, *self._on_system_record}
@@ -391,6 +408,8 @@ class QueueTable:
             queue = self.queues[topic, queue_id] = Queue(topic, queue_id, consume_queue)
             if (topic, queue_id) == (METADATA_TOPIC, POSITIONS_QUEUE):
                 queue.handled_by(self._take_positions)
+            elif not may_have_folder(topic, queue_id):
+                queue.handled_by(self._skip)
             else:
                 queue.handled_by(self._on_system_record.get(topic))
         return queue

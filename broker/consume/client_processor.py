@@ -53,7 +53,7 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, BrokerRefusal, ConnectError, ResponseError
-from batonmq.protocol.topic_name import retry_topic
+from batonmq.protocol.topic_name import is_file_name, retry_topic
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors, Response
 from batonmq.remoting.endpoint import RemotingClient
@@ -161,7 +161,8 @@ class ClientProcessor:
             for consumer in data.consumer_data_set:
                 group = self._topics.group(consumer.group_name, writable=True)
                 retry = retry_topic(consumer.group_name)
-                if self._topics.get(retry) is None:
+                # A legal group may be too long for one: it consumes, and can give nothing back.
+                if self._topics.get(retry) is None and is_file_name(retry):
                     self._topics.of_group(retry, max(1, group.retry_queue_nums))
         changes = self._clients.heartbeat(
             data, channel, request.language, request.version, self._clock_ms()

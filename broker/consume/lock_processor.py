@@ -18,6 +18,7 @@ from batonmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.message import MessageQueue
+from batonmq.protocol.topic_name import CLIENT_ID_LENGTH_MAX, check_group, check_made_topic
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.store.queue_locks import Queue, QueueLockManager
@@ -89,11 +90,20 @@ class LockProcessor:
         for name, value in (("clientId", body.client_id), ("consumerGroup", body.consumer_group)):
             if not value:
                 raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, f"the body lacks {name}")
+        check_group(body.consumer_group)
+        if len(body.client_id) > CLIENT_ID_LENGTH_MAX:
+            raise BrokerRefusal(
+                ResponseCode.INVALID_PARAMETER,
+                f"clientId has {len(body.client_id)} characters, allowed are"
+                f" {CLIENT_ID_LENGTH_MAX}",
+            )
         if len(body.mq_set) > QUEUES_MAX:
             raise BrokerRefusal(
                 ResponseCode.INVALID_PARAMETER,
                 f"{len(body.mq_set)} queues in mqSet, at most {QUEUES_MAX} are allowed",
             )
+        for topic in {queue.topic for queue in body.mq_set}:
+            check_made_topic(topic)
         return body
 
 

@@ -15,6 +15,7 @@ from batonmq.broker.tables.slave_sync import BrokerTables
 from batonmq.protocol.bodies import ConsumeQueueData, QueryConsumeQueueResponseBody
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.topic_name import TOPIC_QUEUES_MAX, check_group
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.store.consume_queue import Boundary
@@ -67,6 +68,13 @@ class OffsetProcessor:
         offset = number(request, "commitOffset")
         if topic not in self._topics:
             raise BrokerRefusal(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} does not exist")
+        if self._offsets.query(group, topic, queue_id) < 0:  # the first of them
+            check_group(group)
+            if not 0 <= queue_id < TOPIC_QUEUES_MAX:
+                raise BrokerRefusal(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"queueId is {queue_id}, allowed are 0 to {TOPIC_QUEUES_MAX - 1}",
+                )
         if self._resets.is_parked(group, topic, queue_id):  # progress from before the reset
             return RemotingCommand.response_to(request)
         progress = Progress(group, topic, queue_id, offset)

@@ -18,6 +18,7 @@ from batonmq.protocol.bodies import PERM_READ, TAG, TopicConfig
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.pop import ANY_QUEUE
+from batonmq.protocol.topic_name import check_pop_names
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection
 
@@ -96,6 +97,7 @@ class PopChecks:
                 ResponseCode.NO_PERMISSION, f"topic {topic} may not be read: perm {config.perm}"
             )
         check_queue(config, queue_id, ResponseCode.INVALID_PARAMETER, any_queue=True)
+        check_pop_names(name, topic)
         group = self._topics.group(name, writable=True)
         if not group.consume_enable:
             raise BrokerRefusal(

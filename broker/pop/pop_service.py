@@ -47,7 +47,13 @@ from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
 from batonmq.protocol.record import NewMessage, message_to_store
-from batonmq.protocol.topic_name import POP_TOPIC, RETRY_PREFIX, dlq_topic, pop_retry_topics
+from batonmq.protocol.topic_name import (
+    POP_TOPIC,
+    RETRY_PREFIX,
+    dlq_topic,
+    is_file_name,
+    pop_retry_topics,
+)
 from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.errors import PutRefused
 
@@ -132,8 +138,8 @@ class PopPositions:
 
 
 class Reviver:
-    """`retry_v2`: the topic of failed messages is named `%RETRY%group+topic`, not `..group_topic`
-    (enableRetryTopicV2)."""
+    """`retry_v2`: the topic of failed messages is always named `%RETRY%group+topic`
+    (enableRetryTopicV2); else `%RETRY%group_topic`, unless that may be another pair's (R46)."""
 
     def __init__(
         self, path: WritePath, topics: TopicService, store_host: bytes, *, retry_v2: bool
@@ -177,13 +183,22 @@ class Reviver:
         record = self._store.queries.record_at(units[0][0], units[0][1]) if units else None
         return None if record is None else message_to_store(record)
 
+    def _retry_topic(self, group: str, topic: str) -> str:
+        """The spelling that can belong to nobody else. What is too long for one, popped before that
+        was refused, is a dead letter, for which there may be room."""
+        v2, v1 = pop_retry_topics(group, topic)
+        if not is_file_name(v2):
+            return dlq_topic(group)
+        taken = "_" in group or "_" in topic or f"{group}_{topic}" in self._topics.groups
+        return v2 if self._retry_v2 or taken else v1
+
     def _put(self, point: CheckPoint, message: NewMessage) -> None:
         group, topic, _ = point.key
         limit = self._topics.group(group, writable=True).retry_max_times
         if message.reconsume_times >= limit:
             message.topic = dlq_topic(group)
         elif not topic.startswith(RETRY_PREFIX):
-            message.topic = pop_retry_topics(group, topic)[0 if self._retry_v2 else 1]
+            message.topic = self._retry_topic(group, topic)
         self._topics.of_group(message.topic, 1)
         message.queue_id = QUEUE
         message.reconsume_times += 1

@@ -21,6 +21,7 @@ from typing import Any, Final
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.replication.classic import ClassicReplication
 from batonmq.broker.replication.role_actions import BrokerHooks, RoleActions
+from batonmq.broker.request_fields import number
 from batonmq.broker.tables.slave_sync import BrokerTables, SlaveSynchronize
 from batonmq.broker.write.write_path import WritePath
 from batonmq.ha.classic.service import ClassicHAService
@@ -265,11 +266,11 @@ class Replication:
         return self.classic is None or self.classic.master_told(address, ha_address)
 
     def role_notice(self, request: RemotingCommand) -> None:
-        """1008: a hint that the role changed."""
+        """1008: a hint that the role changed. Raises BrokerRefusal 29 for what is no number."""
         if self.manager is not None:
             self.manager.on_remoting_role_notice(
-                int(request.ext.get("masterEpoch", "0")),
-                int(request.ext.get("syncStateSetEpoch", "0")),
+                number(request, "masterEpoch", 0),
+                number(request, "syncStateSetEpoch", 0),
             )
 
     def on_confirm_offset(self, offset: int) -> None:

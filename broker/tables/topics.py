@@ -35,7 +35,16 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
 from batonmq.protocol.system_record import decode_system_record
-from batonmq.protocol.topic_name import METADATA_TOPIC, is_retry_or_dlq, pop_retry_topics
+from batonmq.protocol.topic_name import (
+    METADATA_TOPIC,
+    RETRY_PREFIX,
+    check_group,
+    check_made_topic,
+    is_file_name,
+    is_retry_or_dlq,
+    pop_retry_topics,
+    pop_topic_pairs,
+)
 from batonmq.store.queue_locks import LockChange
 from batonmq.store.topic_config import topic_config
 
@@ -149,12 +158,12 @@ class TopicService:
     def of_group(self, topic: str, queue_nums: int) -> int:
         """How many queues the retry or dead-letter topic of a group has for messages that come now,
         at most `queue_nums`; made with so many if it is not there. Raises BrokerRefusal 16 if it
-        may not be written."""
+        may not be written, 29 where its name would be too long."""
         self._refuse_while_deleting(topic)
         config = self.topics.get(topic)
         if config is None:
             config = topic_config(topic, queue_nums)
-            self.put_topic(config)
+            self._put_all([config])  # beyond topicsMax, too: what the group failed on goes there
         self._require_writable(config)
         return max(1, min(queue_nums, config.write_queue_nums))
 
@@ -163,10 +172,18 @@ class TopicService:
         return self.put_topics([config])
 
     def put_topics(self, configs: Sequence[TopicConfig]) -> int:
-        """The same for several, as one change."""
+        """The same for several, as one change. Raises BrokerRefusal 29 for a new one whose name
+        cannot be that of a topic, 16 for more than `topicsMax`."""
+        made = sum(config.topic_name not in self.topics for config in configs)
+        _refuse_above("topics", len(self.topics), made, "topicsMax", self._settings.topics_max)
+        return self._put_all(configs)
+
+    def _put_all(self, configs: Sequence[TopicConfig]) -> int:
         names = [config.topic_name for config in configs]
         for name in names:
             self._refuse_while_deleting(name)
+            if name not in self.topics:
+                check_made_topic(name)
         end = self._append(MetadataChange(topics=dict(zip(names, configs, strict=True))).encode())
         for config in configs:
             self.topics.put(config)
@@ -183,14 +200,29 @@ class TopicService:
     def delete_topic(self, topic: str) -> int:
         """Removes a topic, its queues, and the offsets of groups in it, once the returned offset is
         confirmed. The topics in which POP keeps failed messages of it go too, as in Java; those of
-        groups (`%RETRY%group`, `%DLQ%group`) stay, for they are not of one topic."""
+        groups (`%RETRY%group`, `%DLQ%group`) stay, for they are not of one topic. Raises
+        BrokerRefusal 29 for what cannot be the name of a topic."""
+        if topic not in self.topics:
+            check_made_topic(topic)
         topics = [topic]
         for group in self._offsets.groups_of(topic):
-            topics += [name for name in pop_retry_topics(group, topic) if name in self.topics]
+            retry, shared = pop_retry_topics(group, topic)
+            topics += [name for name in (retry, shared) if name in self.topics]
+            if shared in topics and self._is_shared(shared, group, topic):
+                topics.remove(shared)
         end = self._append(MetadataChange(deleted_topics=topics).encode())
         self._deleting.update(topics)
         self._changed(topics)  # a sender that remembers the topic as writable looks it up again
         return end
+
+    def _is_shared(self, retry_topic: str, group: str, topic: str) -> bool:
+        """Whether a retry topic in the first spelling holds messages of another group, too."""
+        if retry_topic.removeprefix(RETRY_PREFIX) in self._offsets.groups_of(retry_topic):
+            return True  # it is the own retry topic of a group of that name
+        return any(
+            pair != (group, topic) and pair[1] in self.topics and pair[0] in self.groups
+            for pair in pop_topic_pairs(retry_topic)
+        )
 
     def _refuse_while_deleting(self, topic: str) -> None:
         if topic in self._deleting:
@@ -203,7 +235,11 @@ class TopicService:
         return self.put_groups([config])
 
     def put_groups(self, configs: Sequence[SubscriptionGroupConfig]) -> int:
-        """The same for several, as one change."""
+        """The same for several, as one change. Raises BrokerRefusal 16 for more than
+        `subscriptionGroupsMax`."""
+        made = sum(config.group_name not in self.groups for config in configs)
+        most = self._settings.subscription_groups_max
+        _refuse_above("groups", len(self.groups), made, "subscriptionGroupsMax", most)
         end = self._append(
             MetadataChange(groups={config.group_name: config for config in configs}).encode()
         )
@@ -232,10 +268,11 @@ class TopicService:
     def group(self, name: str, *, writable: bool) -> SubscriptionGroupConfig:
         """The group's configuration, created with defaults on a master that allows it.
 
-        Raises BrokerRefusal 26 if it is unknown and not created.
+        Raises BrokerRefusal 26 if it is unknown and not created, 29 for an illegal name.
         """
         config = self.groups.get(name)
         if config is None:
+            check_group(name)
             if not self._settings.auto_create_subscription_group:
                 raise BrokerRefusal(
                     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -330,11 +367,40 @@ class TopicService:
         self._changed((topic,))
 
 
+def _refuse_above(what: str, there: int, made: int, key: str, most: int) -> None:
+    """Raises BrokerRefusal 16 if `made` new ones would be too many. Those that are there, perhaps
+    more than `most`, stay."""
+    if made and there + made > most:
+        raise BrokerRefusal(
+            ResponseCode.NO_PERMISSION,
+            f"this broker has {there} {what}, and {key} is {most}: no more are made",
+        )
+
+
 def _readable(body: bytes) -> MetadataChange | None:
     """A record of a newer version than this broker reads is logged and skipped: the messages
     behind it matter more than the setting in it."""
     try:
-        return decode_metadata(body)
+        return _without_bad_names(decode_metadata(body))
     except RemoteProtocolError as exc:
         log.error("metadata_record_skipped topic=%s reason=%s", METADATA_TOPIC, exc)
         return None
+
+
+def _without_bad_names(change: MetadataChange) -> MetadataChange:
+    """What a record changes, without the names that no file can have (R46). Every member leaves out
+    the same: earlier versions let such names into the log, and the log stays as it is."""
+    named = [*change.topics, *change.deleted_topics, *change.groups, *change.deleted_groups]
+    bad = {name for name in named if not is_file_name(name)}
+    if not bad:
+        return change
+    log.error("metadata_names_skipped names=%r", sorted(bad))
+    return msgspec.structs.replace(
+        change,
+        topics={name: one for name, one in change.topics.items() if name not in bad},
+        deleted_topics=[name for name in change.deleted_topics if name not in bad],
+        groups={name: one for name, one in change.groups.items() if name not in bad},
+        deleted_groups={
+            name: one for name, one in change.deleted_groups.items() if name not in bad
+        },
+    )

@@ -1,0 +1,214 @@
+"""Names of requests: checked where they enter, and again where they become paths (R46)."""
+
+import json
+from pathlib import Path
+
+import pytest
+from lone_broker import Clock, Rig, end_of, messages, run_with_broker, until
+from test_pop import pop
+
+from batonmq.broker.config import BrokerConfig
+from batonmq.protocol.codes import ResponseCode
+
+BAD = ["a/b", "../commitlog", "..", "a\0b", "a\nb", "é", "g" * 256, "/x"]
+
+
+def tree(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("name", ["../commitlog", "..", ".", "T/", "/etc/x", "a\0b", "n" * 256])
+def test_r46_215_of_what_is_no_topic_is_refused(tmp_path: Path, name: str) -> None:
+    async def play(rig: Rig) -> None:
+        assert (await rig.send("T", b"kept")).code == 0
+        before = rig.service.store.max_phy_offset
+        reply = await rig.ask(215, {"topic": name})
+        assert reply.code == ResponseCode.INVALID_PARAMETER
+        assert rig.service.store.max_phy_offset == before
+        assert (tmp_path / "commitlog").is_dir()
+        assert [m.body for m in await messages(rig, "T")] == [b"kept"]
+
+    run_with_broker(tmp_path, play)
+
+
+@pytest.mark.parametrize("group", BAD)
+def test_r46_no_request_lets_a_bad_group_in(tmp_path: Path, group: str) -> None:
+    queue = {"topic": "T", "brokerName": "b", "queueId": 0}
+
+    async def play(rig: Rig) -> None:
+        await rig.send("T", b"x")
+        before = rig.service.store.max_phy_offset
+        subscription = {"topic": "T", "subString": "*"}
+        consumer = {"groupName": group, "subscriptionDataSet": [subscription]}
+        position = {"topic": "T", "queueId": "0", "commitOffset": "1", "consumerGroup": group}
+        replies = [
+            await rig.ask(
+                34, body=json.dumps({"clientID": "c", "consumerDataSet": [consumer]}).encode()
+            ),
+            await rig.ask(15, position),
+            await rig.ask(36, {"offset": "0", "group": group, "delayLevel": "-1"}),
+            await rig.ask(200, body=json.dumps({"groupName": group}).encode()),
+            await rig.ask(207, {"groupName": group}),
+            await rig.ask(353, {"group": group, "topic": "T", "readable": "false"}),
+            await rig.ask(
+                41,
+                body=json.dumps(
+                    {"consumerGroup": group, "clientId": "c", "mqSet": [queue]}
+                ).encode(),
+            ),
+            await rig.ask(
+                401, body=json.dumps({"consumerGroup": group, "topic": "T", "mode": "POP"}).encode()
+            ),
+            await rig.send(f"%RETRY%{group}", b"x"),
+            await rig.send(f"%DLQ%{group}", b"x"),
+            await rig.pull("T", group=group),
+            await pop(rig, topic="T", consumerGroup=group),
+        ]
+        assert {reply.code for reply in replies[1:]} == {ResponseCode.INVALID_PARAMETER}
+        assert rig.service.store.max_phy_offset == before
+        assert group not in rig.service.topics.groups
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r46_a_group_too_long_for_retries_loses_nothing(tmp_path: Path) -> None:
+    """255 characters are legal. It consumes; what it gives back is refused and stays with it."""
+    group = "g" * 251
+
+    async def play(rig: Rig) -> None:
+        sent = await rig.send("T", b"fails")
+        offset = str(int(sent.ext["msgId"][16:], 16))
+        beat = {"clientID": "c", "consumerDataSet": [{"groupName": group}]}
+        assert (await rig.ask(34, body=json.dumps(beat).encode())).code == 0
+        assert (await rig.pull("T", group=group)).code == 0
+        for level in ("-1", "0"):
+            reply = await rig.ask(36, {"offset": offset, "group": group, "delayLevel": level})
+            assert reply.code == ResponseCode.INVALID_PARAMETER and "255" in reply.remark
+        too_long = await pop(rig, topic="T", consumerGroup=group)
+        assert too_long.code == ResponseCode.INVALID_PARAMETER and "too long" in too_long.remark
+        fits = "g" * 248
+        reply = await rig.ask(36, {"offset": offset, "group": fits, "delayLevel": "-1"})
+        assert reply.code == 0 and end_of(rig, f"%DLQ%{fits}") == 1
+
+    run_with_broker(tmp_path, play)
+    run_with_broker(tmp_path, lambda rig: check_dead_letter(rig, "g" * 248))
+
+
+async def check_dead_letter(rig: Rig, group: str) -> None:
+    assert end_of(rig, f"%DLQ%{group}") == 1
+
+
+def test_r46_retries_of_two_pairs_stay_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+
+    async def play(rig: Rig) -> None:
+        pairs = [("pay", "core_orders"), ("pay_core", "orders")]
+        for group, topic in pairs:
+            await rig.send(topic, group.encode())
+            assert (await pop(rig, topic=topic, consumerGroup=group)).code == 0
+        clock.ahead_ms += 61_000
+        for group, topic in pairs:
+            retry = f"%RETRY%{group}+{topic}"
+            await until(lambda retry=retry: end_of(rig, retry) == 1)
+            assert [m.body for m in await messages(rig, retry)] == [group.encode()]
+        assert (await rig.ask(215, {"topic": "core_orders"})).code == 0
+        assert end_of(rig, "%RETRY%pay_core+orders") == 1
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r46_a_shared_retry_topic_of_before_stays_while_another_pair_has_it(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        shared = "%RETRY%pay_core_orders"
+        for group, topic in (("pay", "core_orders"), ("pay_core", "orders")):
+            await rig.send(topic, b"x")
+            await pop(rig, topic=topic, consumerGroup=group)
+            position = {"topic": topic, "queueId": "0", "commitOffset": "1"}
+            assert (await rig.ask(15, {"consumerGroup": group, **position})).code == 0
+        rig.service.topics.of_group(shared, 1)
+        assert (await rig.ask(215, {"topic": "core_orders"})).code == 0
+        assert shared in rig.service.topics.topics
+        assert (await rig.ask(215, {"topic": "orders"})).code == 0
+        await until(lambda: "orders" not in rig.service.topics.topics)
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r46_tables_and_records_with_bad_names_open(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.mkdir(parents=True)
+    topic = {"topicName": "a/b", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+    (config / "topics.json").write_text(
+        json.dumps({"topicConfigTable": {"a/b": topic, "T": {**topic, "topicName": "T"}}})
+    )
+    (config / "subscriptionGroup.json").write_text(
+        json.dumps({"subscriptionGroupTable": {"..": {"groupName": ".."}, "g": {"groupName": "g"}}})
+    )
+    bad = {"v": 1, "deletedTopics": ["../commitlog", ".."], "groups": {"x/y": {"groupName": "x/y"}}}
+
+    async def play(rig: Rig) -> None:
+        topics = rig.service.topics
+        assert "a/b" not in topics.topics and "T" in topics.topics
+        assert ".." not in topics.groups and "g" in topics.groups
+        rig.service.topics._append(json.dumps(bad).encode())  # as an earlier version wrote it
+        assert (await rig.send("T", b"kept")).code == 0
+
+    async def again(rig: Rig) -> None:
+        assert [m.body for m in await messages(rig, "T")] == [b"kept"]
+        assert (tmp_path / "commitlog").is_dir() and "x/y" not in rig.service.topics.groups
+
+    run_with_broker(tmp_path, play)
+    run_with_broker(tmp_path, again)
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "x\n", "n" * 229, ""])
+def test_r46_names_in_the_configuration(name: str) -> None:
+    for key in ("broker_name", "broker_cluster_name"):
+        with pytest.raises(ValueError, match="is "):
+            BrokerConfig(**{key: name})
+
+
+@pytest.mark.parametrize("field", ["commitOffset", "queueId"])
+@pytest.mark.parametrize("number", [str(10**30), "9" * 5000, str(-(10**20))])
+def test_r46_numbers_have_64_bits(tmp_path: Path, field: str, number: str) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send("T")
+        fields = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "1"}
+        reply = await rig.ask(15, fields | {field: number})
+        assert reply.code == ResponseCode.INVALID_PARAMETER and len(reply.remark) < 300
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r58_topics_and_groups_have_a_limit(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        topics = rig.service.topics
+        codes = [(await rig.send(f"T{n}", b"x")).code for n in range(30)]
+        assert codes == sorted(codes) and set(codes) == {0, ResponseCode.NO_PERMISSION}
+        assert len(topics.topics) == 40
+        refused = await rig.send("another", b"x")
+        assert "topicsMax is 40" in refused.remark
+        assert (await rig.send("T0", b"x")).code == 0
+        codes = [(await rig.pull("T0", group=f"g{n}")).code for n in range(30)]
+        assert set(codes) == {0, ResponseCode.NO_PERMISSION}
+        beat = {"clientID": "c", "consumerDataSet": [{"groupName": "g0"}]}
+        assert (await rig.ask(34, body=json.dumps(beat).encode())).code == 0
+        assert "%RETRY%g0" in topics.topics  # of a group that is there
+
+    run_with_broker(tmp_path, play, broker={"topics_max": 40, "subscription_groups_max": 20})
+
+
+def test_r46_1008_with_what_is_no_number_is_refused_by_name(tmp_path: Path) -> None:
+    from types import SimpleNamespace
+
+    async def play(rig: Rig) -> None:
+        rig.service.replication.manager = SimpleNamespace(  # type: ignore[assignment]
+            on_remoting_role_notice=lambda *epochs: None
+        )
+        reply = await rig.ask(1008, {"masterEpoch": "x"})
+        rig.service.replication.manager = None
+        assert reply.code == ResponseCode.INVALID_PARAMETER and "masterEpoch" in reply.remark
+
+    run_with_broker(tmp_path, play)

@@ -1,0 +1,34 @@
+"""What is logged of a name is on one line and commands no terminal (R58)."""
+
+import io
+import logging
+
+import pytest
+
+from batonmq.process.log_lines import LineFormatter
+from batonmq.process.server_main import LOG_FORMAT
+
+
+@pytest.mark.parametrize(
+    "name", ["a\n2026-01-01T00:00:00.000 CRITICAL forged", "\x1b[2J", "\r", "\u2028"]
+)
+def test_r58_a_name_forges_no_line(name: str) -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(LineFormatter(LOG_FORMAT, "%Y-%m-%dT%H:%M:%S"))
+    logger = logging.Logger("test")
+    logger.addHandler(handler)
+    logger.info("topic_changed topic=%s", name)
+    try:
+        raise ValueError(name)
+    except ValueError:
+        logger.exception("request_failed name=%s", name)
+    lines = stream.getvalue().removesuffix("\n").split("\n")
+    begin = [line for line in lines if not line.startswith("    ")]
+    assert [line.split()[3] for line in begin] == ["topic_changed", "request_failed"]
+    assert all(line.isprintable() for line in lines)
+
+
+def test_r58_other_text_stays_as_it_is() -> None:
+    record = logging.LogRecord("n", logging.INFO, "p", 1, "päth=%r", ("日本",), None)
+    assert LineFormatter("%(message)s").format(record) == "päth='日本'"
