@@ -234,7 +234,10 @@ class FrameReader:
                 self._large_end = end
             else:
                 self._large = None
-                self._keep(view[start:end], needed)
+                if start == end:
+                    self._kept = b""
+                else:
+                    self._keep(view[start:end], needed)
 
     def _keep(self, rest: memoryview, needed: int) -> None:
         """The beginning of a frame of `needed` bytes."""

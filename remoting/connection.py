@@ -26,7 +26,7 @@ from batonmq.protocol.errors import (
     RequestTimeoutError,
     ResponseError,
 )
-from batonmq.remoting.budget import MemoryBudget, Paced, TurnBudget
+from batonmq.remoting.budget import TURN_S, MemoryBudget, Paced, TurnBudget
 from batonmq.remoting.command import (
     FLAG_ONEWAY,
     FrameReader,
@@ -237,6 +237,7 @@ class Connection(asyncio.BufferedProtocol):
         self._turn = turn
         self._dispatcher = dispatcher
         self._raw_handlers = dispatcher.raw_handlers
+        self._budget = dispatcher.turn
         self._server_side = server_side
         self._made = made
         self._lost = lost
@@ -396,7 +397,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         now_s = boot_s()
         self.last_active_ms = int(now_s * 1000)
-        if self._dispatcher.turn.is_spent:
+        if self._budget.spent_s >= TURN_S:
             self.intake.put_by(nbytes)
         else:
             self._take_frames(nbytes, now_s)

@@ -28,6 +28,8 @@ from batonmq.remoting.connection import Connection, Processors
 
 ENTRIES_MAX: Final = 4096
 BIT_SET_BYTES_MAX: Final = 4096
+OFFSETS_MAX: Final = 4096
+"""Messages of one request: its turn of the loop stays short (SAFETY R58)."""
 
 
 class _Named(NamedTuple):
@@ -81,7 +83,7 @@ class AckProcessor:
                 ResponseCode.INVALID_PARAMETER,
                 f"{len(entries)} entries in acks, at most {ENTRIES_MAX} are allowed",
             )
-        acked = []
+        acked, count = [], 0
         for entry in entries:
             if entry.retry not in FLAGS:
                 raise BrokerRefusal(
@@ -92,7 +94,14 @@ class AckProcessor:
             if self._topics.get(topic) is None:
                 raise no_topic(topic)
             key = entry.consumer_group, topic, entry.queue_id
-            offsets = [entry.start_offset + bit for bit in _bits(entry.bit_set)]
+            bits = _bits(entry.bit_set)
+            count += bits.bit_count()
+            if count > OFFSETS_MAX:
+                raise BrokerRefusal(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"acks: more than {OFFSETS_MAX} messages in one request",
+                )
+            offsets = [entry.start_offset + bit for bit in _positions(bits)]
             acked.append(Acked(key=key, pop_time=entry.pop_time, offsets=offsets))
         self._settle(acked, request, connection)
 
@@ -186,8 +195,9 @@ class AckProcessor:
         ]
         end = service.put(PopRecord(acked=acked))
         taken: list[tuple[Key, Taken, int]] = []
+        pops = {(one.key, one.pop_time) for one in acked}
         for order in orders:
-            if any(one.pop_time == order.pop_time and one.key == order.key for one in acked):
+            if (order.key, order.pop_time) in pops:
                 first = order.first_open
                 taken.append((order.key, service.positions.take(order.key, first), first))
         if taken:
@@ -205,9 +215,8 @@ class AckProcessor:
                 self._service.look_again(key)
 
 
-def _bits(text: str) -> list[int]:
-    """Positions of the bits of a base64 bit set, lowest byte and lowest bit first. Raises
-    BrokerRefusal 29."""
+def _bits(text: str) -> int:
+    """The bits of a base64 bit set, lowest byte and lowest bit first. Raises BrokerRefusal 29."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as exc:
@@ -219,5 +228,9 @@ def _bits(text: str) -> list[int]:
             ResponseCode.INVALID_PARAMETER,
             f"acks: 'b' has {len(data)} bytes, at most {BIT_SET_BYTES_MAX} are allowed",
         )
-    bits = int.from_bytes(data, "little")
-    return [bit for bit in range(bits.bit_length()) if bits >> bit & 1]
+    return int.from_bytes(data, "little")
+
+
+def _positions(bits: int) -> list[int]:
+    """Of the bits that are set. Its text has them all in one pass."""
+    return [at for at, bit in enumerate(reversed(f"{bits:b}")) if bit == "1"]
