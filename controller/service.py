@@ -20,7 +20,12 @@ from batonmq.controller.history_log import HistoryLog, HistoryNotes
 from batonmq.controller.history_publisher import HistoryPublisher
 from batonmq.controller.liveness.broker_sessions import LivenessConfig
 from batonmq.controller.liveness.core import LivenessCore
-from batonmq.controller.liveness.events import GateClosed, GateOpened, StateApplied
+from batonmq.controller.liveness.events import (
+    GateClosed,
+    GateOpened,
+    StateApplied,
+)
+from batonmq.controller.liveness.lead import LeadOffers
 from batonmq.controller.liveness.watch import BrokerWatch, OpenSessions
 from batonmq.controller.planned_switches import PlannedSwitches
 from batonmq.controller.raft.log import Commit, Machine, ReplicatedLog
@@ -71,9 +76,8 @@ class ControllerService:
         )
         core_config = _liveness_config(config)
         core = LivenessCore(core_config)
-        self._history = HistoryLog(
-            Path(config.store_path) / f"history-{config.controller_self_id}.jsonl"
-        )
+        own = config.controller_self_id
+        self._history = HistoryLog(Path(config.store_path) / f"history-{own}.jsonl")
         self._publisher = HistoryPublisher(
             self._history.path, lambda: self.config, lambda: self.state
         )
@@ -81,7 +85,8 @@ class ControllerService:
             self._runtime, self._log, self.gate, core, self._publisher.problems
         )
         self.sessions = OpenSessions()
-        self._notes = HistoryNotes(self.requests, config.controller_self_id)
+        self._notes = HistoryNotes(self.requests, own)
+        self._lead = LeadOffers(self._log, core_config.unseen_timeout_ms)
         self._watch = BrokerWatch(
             core,
             self.requests,
@@ -89,6 +94,7 @@ class ControllerService:
             tick_ms=core_config.tick_ms,
             push=self._push,
             ticked=self.gate.note_leader_seen,
+            lead=self._lead,
         )
         self._switches = PlannedSwitches(self.requests, self.sessions, self._notes)
         self._grpc_endpoint = GrpcEndpoint(
@@ -99,7 +105,6 @@ class ControllerService:
         )
         self._notices = RoleNotices()
         self._core = core
-        self._stepping_aside: asyncio.Task[bool] | None = None
         self._lock: FolderLock | None = None
         self._closing = False
         self._runtime.on_change = self._config_changed
@@ -148,9 +153,7 @@ class ControllerService:
         self.gate.close()
         # First: while the endpoints close, brokers already use the next leader.
         await self._log.hand_over(HAND_OVER_TIMEOUT_MS)
-        if self._stepping_aside is not None:
-            self._stepping_aside.cancel()
-            await asyncio.gather(self._stepping_aside, return_exceptions=True)
+        await self._lead.close()
         await self._watch.close()
         await self._notes.close()
         for step in (
@@ -183,22 +186,11 @@ class ControllerService:
         self._watch.handle(GateOpened() if is_open else GateClosed())
         if is_open:
             self._publisher.lead()
-            self._step_aside()
+            if self.gate.had_followed:
+                self._lead.step_aside(self._core.never_saw())
         else:
             self._publisher.resign()
             self._switches.gate_closed()
-
-    def _step_aside(self) -> None:
-        """Offers the lead, once, if some broker has not dialled this process yet, which is new in a
-        cluster that was led before. It could not tell whether that broker is alive, and its group
-        would wait until it may judge (R35); another node saw it first-hand."""
-        if self._stepping_aside is not None or not self.gate.had_followed:
-            return
-        if unseen := self._core.never_saw():
-            log.warning("lead_offered why='a broker was never seen here' groups=%s", unseen)
-            # After that time it may judge by itself.
-            offer = self._log.hand_over(_liveness_config(self.config).unseen_timeout_ms)
-            self._stepping_aside = asyncio.get_running_loop().create_task(offer)
 
     def _applied(self, commit: Commit) -> None:
         if self._closing:

@@ -356,6 +356,7 @@ class SyncState:
         effects = self._settle(now_ms)
         is_calm = (
             self.proposal is None
+            and self.dead.isdisjoint(self._followers)
             and self._followers.keys() == self.recorded - {self.broker_id}
             and all(
                 each.is_calm(self.policy, self.log.written_ms(each.held), now_ms)
@@ -410,11 +411,12 @@ class SyncState:
         return []
 
     def _reason_to_remove(self, broker_id: int, now_ms: int) -> tuple[str, bool]:
-        """R14, R42. Why a member should leave, "" if it should stay; whether it was slow."""
-        if broker_id in self.dead:
-            return "is dead to the controllers", False
+        """R14, R42, R50. Why a member should leave, "" if it should stay; whether it was slow."""
         policy = self.policy
         follower = self._followers[broker_id]
+        acks = follower.following and now_ms - follower.ack_ms < policy.slave_silent_ms
+        if broker_id in self.dead and not acks:
+            return "is dead to the controllers", False
         if not follower.following and now_ms - follower.absent_since_ms >= policy.slave_silent_ms:
             return "is not connected", False
         written_ms = self.log.written_ms(follower.held)  # of the oldest byte that it has not acked

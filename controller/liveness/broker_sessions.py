@@ -42,6 +42,9 @@ class LivenessConfig:
     for controllers every 3 s, so a new leader may hear nothing of it for a while."""
     round_slack_ms: int = 100
     """How much older than the last heartbeat the last round trip may be: a heartbeat's period."""
+    heard_ms: int = 650
+    """How old the newest heartbeat to a follower may be: above brokerSessionFollowerHeartbeatMs,
+    and so far below the session time-out that its report reaches the leader before that."""
     closure_young_ms: int = 2_000
     tick_ms: int = 50
     stall_ms: int = 100
@@ -80,6 +83,11 @@ class SilenceVerdict:
     reason: str = ""
     since_ms: int = 0
     silent_ms: int = -1
+
+    @property
+    def silent(self) -> bool:
+        """Whether it rests on silence alone, and not on what was seen to happen."""
+        return self.reason in ("session_silent", "heartbeat_silent", "never_seen")
 
 
 _ALIVE: Final = SilenceVerdict("alive")
@@ -267,6 +275,25 @@ class BrokerSessions:
         ):
             return channel.seen
         return None
+
+    def hears(self, broker_name: str, broker_id: int, incarnation: str, now_ms: int) -> bool:
+        """Whether this node hears that process now, as the leader is told by its peers (R50).
+
+        Stricter than `seen` for a follower, to whom heartbeats come more rarely: where a process
+        hangs, the followers say so before the leader judges it.
+        """
+        if self.seen(broker_name, broker_id, incarnation, now_ms) is None:
+            return False
+        session = self._brokers[broker_name, broker_id].session
+        if self._gate_opened_ms is not None or session is None:
+            return True
+        if session.incarnation != incarnation:
+            return True  # it speaks remoting
+        config, awake_ms = self._config, self._awake_ms(now_ms)
+        answered = session.round_awake_ms
+        return awake_ms - session.received_awake_ms <= config.heard_ms and (
+            answered is None or awake_ms - answered <= 2 * config.heard_ms
+        )
 
     def last_heard(
         self, broker_name: str, broker_id: int, incarnation: str, now_ms: int

@@ -14,6 +14,8 @@ anything (`ProposeElect`, `AliveChanged`). A wrong verdict costs an election, ne
 - Repeated verdicts on one process are held back longer and longer (R6); a new process is judged
   afresh, since it proves that the old one ended.
 - If this loop itself stood still, all deadlines move by as long (R8).
+- Whom this node does not hear, but a follower does, is not dead for that: silence is judged by who
+  hears more, and gets the lead (R50, `hearing`).
 
 Elections are level-triggered (R10): ticks check every group, of more than 256 the next ones, so a
 lost trigger or a failed proposal is repaired by the next check. An election names the masterEpoch
@@ -40,6 +42,7 @@ from batonmq.controller.liveness.events import (
     GateOpened,
     LivenessEffect,
     LivenessEvent,
+    PeerReported,
     ProposeElect,
     RefuseSession,
     RemotingChannelClosed,
@@ -50,6 +53,7 @@ from batonmq.controller.liveness.events import (
     StateApplied,
     Tick,
 )
+from batonmq.controller.liveness.hearing import Hearing
 from batonmq.controller.rules.commands import NO_BROKER, LiveBroker
 from batonmq.controller.rules.elect_policy import (
     FIRST_ELECTION_SETTLE_MS,
@@ -116,6 +120,27 @@ class _Watch:
     floor: _ConfirmFloor = field(default_factory=_ConfirmFloor)
     unclean_epoch: int = 0
 
+    def changed(self, group: BrokerGroup, old: BrokerGroup | None, now_ms: int) -> None:
+        """The group is recorded so from now on; `old`: before."""
+        known = self.registered_ms
+        self.registered_ms = {each: known.get(each, now_ms) for each in group.processes}
+        ids = {record.broker_id for record in group.replicas}
+        if old is None or ids != {record.broker_id for record in old.replicas}:
+            self.ids_changed_ms = now_ms
+        if group.unclean_epoch != self.unclean_epoch:
+            self.unclean_epoch = group.unclean_epoch
+            self.floor = _ConfirmFloor()
+
+    def propose(self, master_epoch: int, config: LivenessConfig, now_ms: int) -> bool:
+        """Whether to propose an election now that replaces `master_epoch`; noted if so."""
+        last, times = self.proposal, 1
+        if last is not None and last.master_epoch == master_epoch:
+            if now_ms < last.next_ms:
+                return False
+            times = last.times + 1
+        self.proposal = _Proposal(master_epoch, times, now_ms + config.outcome_timeout_ms)
+        return True
+
 
 class _Rotation:
     """Which groups a tick looks at."""
@@ -146,6 +171,7 @@ class LivenessCore:
         self._gate_opened_ms: int | None = None
         self._aged_ms = 0
         self._rotation = _Rotation()
+        self._hearing = Hearing()
         self.recent_events = RecentEvents()
 
     # Questions.
@@ -303,6 +329,9 @@ class LivenessCore:
                     pause = pause_ms(config.retry_ms, config.retry_max_ms, proposal.times)
                     proposal.next_ms = now_ms + pause
                 return []
+            case PeerReported():
+                names = sorted(self._hearing.peer_reported(event, now_ms))
+                return [effect for name in names for effect in self._check(name, now_ms)]
             case Tick():
                 return self._tick(now_ms)
 
@@ -363,24 +392,16 @@ class LivenessCore:
         for broker_name in before.broker_names():
             if broker_name not in state.groups:
                 self._watches.pop(broker_name, None)
+                self._hearing.removed(broker_name)
         effects: list[LivenessEffect] = []
         for broker_name in state.broker_names():
             group, old = state.groups[broker_name], before.group(broker_name)
             if group is not old:
-                self._group_changed(group, old, now_ms)
+                self._watch(broker_name).changed(group, old, now_ms)
+                known = [(broker_name, *each) for each in group.processes]
+                self._hearing.registered(broker_name, known, state.applied_index)
                 effects += self._check(broker_name, now_ms)
         return effects
-
-    def _group_changed(self, group: BrokerGroup, old: BrokerGroup | None, now_ms: int) -> None:
-        watch = self._watch(group.broker_name)
-        processes = [(record.broker_id, record.incarnation) for record in group.replicas]
-        watch.registered_ms = {each: watch.registered_ms.get(each, now_ms) for each in processes}
-        ids = {record.broker_id for record in group.replicas}
-        if old is None or ids != {record.broker_id for record in old.replicas}:
-            watch.ids_changed_ms = now_ms
-        if group.unclean_epoch != watch.unclean_epoch:
-            watch.unclean_epoch = group.unclean_epoch
-            watch.floor = _ConfirmFloor()
 
     def _tick(self, now_ms: int) -> list[LivenessEffect]:
         if now_ms - self._aged_ms >= CONFIRM_SETTLE_MS:
@@ -413,11 +434,21 @@ class LivenessCore:
     # Decisions.
 
     def _dead(self, group: BrokerGroup, now_ms: int) -> frozenset[int]:
-        return frozenset(
+        """Those that count as dead: by what this node saw, and no peer hears them (R50)."""
+        judged = frozenset(
             record.broker_id
             for record in group.replicas
             if self._judge(group, record, now_ms).standing == "dead"
         )
+        return judged - self._elsewhere(group, now_ms) if judged else judged
+
+    def _elsewhere(self, group: BrokerGroup, now_ms: int) -> frozenset[int]:
+        """The replicas that this node does not hear, but a peer does."""
+        name = group.broker_name
+        processes = [(name, *process) for process in group.processes]
+        unheard = frozenset(each for each in processes if not self._sessions.hears(*each, now_ms))
+        self._hearing.heard(name, unheard)
+        return self._hearing.elsewhere(unheard, now_ms) if unheard else frozenset()
 
     def _judge(self, group: BrokerGroup, record: ReplicaRecord, now_ms: int) -> SilenceVerdict:
         process = (record.broker_id, record.incarnation)
@@ -427,8 +458,11 @@ class LivenessCore:
     def _check(self, broker_name: str, now_ms: int) -> list[LivenessEffect]:
         """Decides what the group needs now. Nothing while the gate is closed."""
         group = self._state.group(broker_name)
-        if self._gate_opened_ms is None or group is None:
+        if group is None:
             return []
+        elsewhere = self._elsewhere(group, now_ms)
+        if self._gate_opened_ms is None:
+            return [*self._hearing.report(self._state.applied_index, now_ms)]
         watch = self._watch(broker_name)
         effects: list[LivenessEffect] = []
         dead = self._dead(group, now_ms)
@@ -436,17 +470,22 @@ class LivenessCore:
             watch.dead = dead
             effects.append(AliveChanged(broker_name))
         master = group.replica(group.master_broker_id)
-        watch.unsettled = bool(dead) or master is None or bool(group.needs_election)
+        watch.unsettled = bool(dead or elsewhere or group.needs_election) or master is None
         if master is not None and not watch.unsettled:
             watch.blocked, watch.needs_operator = "", False
-        if watch.unsettled:
-            need = self._need(group, master, now_ms)
-            if need is not None:
-                effects += self._elect(group, need, now_ms)
+        need = self._need(group, master, elsewhere, now_ms) if watch.unsettled else None
+        if need is not None:
+            effects += self._elect(group, need, elsewhere, now_ms)
+        urgent = need is not None and group.master_epoch > 0
+        effects += self._hearing.offer(broker_name, elsewhere, urgent=urgent, now_ms=now_ms)
         return effects
 
     def _need(
-        self, group: BrokerGroup, master: ReplicaRecord | None, now_ms: int
+        self,
+        group: BrokerGroup,
+        master: ReplicaRecord | None,
+        elsewhere: frozenset[int],
+        now_ms: int,
     ) -> SilenceVerdict | None:
         """Why and since when the group needs an election; None if it does not."""
         watch = self._watch(group.broker_name)
@@ -456,7 +495,10 @@ class LivenessCore:
                 since_ms = watch.registered_ms.get(process, now_ms)
                 return SilenceVerdict("unknown", group.needs_election, since_ms)
             verdict = self._judge(group, master, now_ms)
-            return verdict if verdict.standing == "dead" else None
+            # R50: its silence is of this node's link. Its connection's end is seen at once, and the
+            # reports of the peers are a moment older.
+            is_heard = verdict.silent and master.broker_id in elsewhere
+            return verdict if verdict.standing == "dead" and not is_heard else None
         if group.master_epoch > 0:
             return SilenceVerdict("unknown", "no_master", now_ms)
         # Brokers ask for the first election themselves; this only replaces a lost request.
@@ -464,7 +506,13 @@ class LivenessCore:
             return None
         return SilenceVerdict("unknown", "first_election", now_ms)
 
-    def _elect(self, group: BrokerGroup, need: SilenceVerdict, now_ms: int) -> list[LivenessEffect]:
+    def _elect(
+        self,
+        group: BrokerGroup,
+        need: SilenceVerdict,
+        elsewhere: frozenset[int],
+        now_ms: int,
+    ) -> list[LivenessEffect]:
         watch = self._watch(group.broker_name)
         choice = choose_master(
             group,
@@ -478,6 +526,8 @@ class LivenessCore:
             return [ElectionBlocked(group.broker_name, choice.refusal)]
         if choice.unclean and self.suspect_wait_ms(group.broker_name, now_ms) > 0:
             return []
+        if choice.winner == NO_BROKER and elsewhere and group.master_epoch > 0:
+            return []  # R50: a peer may have a candidate
         # Without a candidate a command is useful only to depose a dead master.
         if choice.winner == NO_BROKER and need.standing != "dead":
             if group.master_epoch == 0 or choice.refusal == watch.blocked:
@@ -485,23 +535,8 @@ class LivenessCore:
             watch.blocked, watch.needs_operator = choice.refusal, False
             return [ElectionBlocked(group.broker_name, choice.refusal, operator=False)]
         watch.blocked, watch.needs_operator = choice.refusal, False
-        return self._propose(group, need, now_ms)
-
-    def _propose(
-        self, group: BrokerGroup, need: SilenceVerdict, now_ms: int
-    ) -> list[LivenessEffect]:
-        watch = self._watch(group.broker_name)
-        last = watch.proposal
-        times = 1
-        if last is not None and last.master_epoch == group.master_epoch:
-            if now_ms < last.next_ms:
-                return []
-            times = last.times + 1
-        watch.proposal = _Proposal(
-            master_epoch=group.master_epoch,
-            times=times,
-            next_ms=now_ms + self._config.outcome_timeout_ms,
-        )
+        if not watch.propose(group.master_epoch, self._config, now_ms):
+            return []
         return [
             ProposeElect(
                 group.broker_name,

@@ -6,6 +6,9 @@ from batonmq.controller.rules.commands import LiveBroker
 from batonmq.controller.rules.state import ControllerState
 from batonmq.protocol.codes import ResponseCode
 
+Process = tuple[str, int, str]
+"""(brokerName, id, incarnation) of a registered process."""
+
 # Events.
 
 
@@ -84,6 +87,16 @@ class ElectionEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerReported:
+    """Another controller hears all registered processes but `unheard`, by the state after entry
+    `index` of the log."""
+
+    node: str
+    index: int
+    unheard: frozenset[Process]
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed; expected every `tick_ms`."""
 
@@ -98,6 +111,7 @@ LivenessEvent = (
     | GateClosed
     | StateApplied
     | ElectionEnded
+    | PeerReported
     | Tick
 )
 
@@ -148,4 +162,23 @@ class ElectionBlocked:
     operator: bool = True
 
 
-LivenessEffect = ProposeElect | AliveChanged | RefuseSession | ElectionBlocked
+@dataclass(frozen=True, slots=True)
+class ReportHearing:
+    """Tell the leader what this node hears (`PeerReported`); at once if it `changed`."""
+
+    index: int
+    unheard: frozenset[Process]
+    changed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OfferLead:
+    """Hand the lead to that controller (R50)."""
+
+    node: str
+    why: str
+
+
+LivenessEffect = (
+    ProposeElect | AliveChanged | RefuseSession | ElectionBlocked | ReportHearing | OfferLead
+)

@@ -28,13 +28,16 @@ from batonmq.controller.liveness.events import (
     ElectionBlocked,
     ElectionEnded,
     LivenessEvent,
+    OfferLead,
     ProposeElect,
     RefuseSession,
+    ReportHearing,
     SessionClosed,
     SessionHeartbeat,
     SessionHello,
     Tick,
 )
+from batonmq.controller.liveness.lead import LeadOffers
 from batonmq.controller.requests import ControllerRequests, OutcomeUnknownError
 from batonmq.controller.rules.commands import ElectMaster, LiveBroker
 from batonmq.history.event import EventKind
@@ -241,6 +244,7 @@ class BrokerWatch:
         tick_ms: int,
         push: Callable[[str], None],
         ticked: Callable[[], None],
+        lead: LeadOffers,
     ) -> None:
         self._core = core
         self._requests = requests
@@ -248,6 +252,8 @@ class BrokerWatch:
         self._notes = notes
         self._push = push
         self._after_tick = ticked
+        self._lead = lead
+        lead.on_report(self.handle)
         self._answers = HeartbeatAnswers(requests)
         self._timer: asyncio.TimerHandle | None = None
         self._elections: set[asyncio.Task[None]] = set()
@@ -338,6 +344,10 @@ class BrokerWatch:
                     self._refusals[session_id] = remark
                 case ElectionBlocked(broker_name, reason, operator):
                     self._blocked(broker_name, reason, operator)
+                case ReportHearing():
+                    self._lead.report(effect)
+                case OfferLead(node, why):
+                    self._lead.offer(node, why)
 
     # Effects.
 

@@ -58,6 +58,9 @@ class Unknown:
     reason: str
 
 
+Heard = tuple[str, int, str]
+"""Of a report: (brokerName, id, incarnation) of one registered process."""
+
 Outcome = Applied | NotApplied | Unknown
 
 
@@ -138,12 +141,28 @@ class Machine:
         return Commit(raft_index, None, result, (), self.state)
 
 
+class Reports:
+    """What followers hear, on the way to their leader. On the event loop's thread."""
+
+    def __init__(self) -> None:
+        self.send: Callable[[int, frozenset[Heard], bool], None] = lambda *report: None
+        """Takes a report of this node; set by its log."""
+        self.on_report: Callable[[str, int, frozenset[Heard]], None] = lambda *report: None
+        """Gets node id, index and unheard of each report of another node, on the leader."""
+
+    def report(self, index: int, unheard: frozenset[Heard], *, urgent: bool) -> None:
+        """Sends the leader what this follower hears; not `urgent`: with its next message."""
+        self.send(index, unheard, urgent)
+
+
 class ReplicatedLog(Protocol):
     """A log of commands, applied in one order on every node.
 
     All methods and callbacks run on the event loop's thread. Callbacks run in log order, and a
     proposer gets its `Applied` after the `on_applied` callbacks were called for its command.
     """
+
+    reports: Reports
 
     @property
     def state(self) -> ControllerState:
@@ -165,8 +184,9 @@ class ReplicatedLog(Protocol):
         A process that was stopped is out of touch when it wakes, before any message tells it so.
         """
 
-    async def hand_over(self, timeout_ms: int) -> bool:
-        """Offers the lead to another node and waits until it has moved; false if it has not."""
+    async def hand_over(self, timeout_ms: int, node_id: str = "") -> bool:
+        """Offers the lead to that node, or to any other one, and waits until it has moved; false if
+        it has not."""
 
     def status(self) -> LogStatus: ...
 

@@ -23,13 +23,15 @@ Added:
 - *Election order.* A follower whose connection to the leader breaks does not wait for its
   time-out, see `ElectionOrder`.
 - *Digests* of states travel between nodes, see `log.DigestWatch`.
+- *Reports* of what a follower hears go to its leader, see `liveness.hearing`. Earlier versions
+  pass over them.
 
 Uses names of pysyncobj 0.3.17; `tests/controller/test_raft_node.py` pins both.
 """
 
 import logging
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 import pysyncobj.syncobj
@@ -37,7 +39,7 @@ from pysyncobj.node import Node
 from pysyncobj.transport import TCPTransport
 
 from batonmq.controller.raft.journal import DurableJournal
-from batonmq.controller.raft.log import DigestWatch
+from batonmq.controller.raft.log import DigestWatch, Heard
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ _RAFT_MESSAGES: Final = frozenset(
     }
 )
 _STATE_DIGEST: Final = "state_digest"
+_HEARING: Final = "hearing"
 
 _FOLLOWER: Final = 0
 """pysyncobj's _RAFT_STATE.FOLLOWER."""
@@ -114,6 +117,11 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
     _handled: dict[str, Any] | None = None
     """The message being handled."""
     _hand_over_until = 0.0
+    _hand_over_to: str | None = None
+    hearing: tuple[int, tuple[Heard, ...]] | None = None
+    """The newest report for the leader; set by any thread, sent once."""
+    on_hearing: Callable[[str, int, frozenset[Heard]], None] | None = None
+    """Gets (address, index, unheard) of another node's report, in the tick thread."""
     _election_order: ElectionOrder | None = None
     _compact_above = COMPACT_AFTER_BYTES
 
@@ -137,7 +145,7 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
             self._hand_over_until = 0.0  # the lead moved; a later one of this node is not offered
         elif self._hand_over_until > pysyncobj.syncobj.monotonicTime():
             # At every tick: it does nothing until a follower has acknowledged the whole log.
-            self._syncObj.transferLeadership()
+            self._syncObj.transferLeadership(self._hand_over_to)
         if journal.size_bytes > self._compact_above:
             # Next time when it has grown as much again: the entries that stay may be large.
             self._syncObj.forceLogCompaction()
@@ -145,10 +153,12 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
         elif journal.size_bytes < COMPACT_AFTER_BYTES:
             self._compact_above = COMPACT_AFTER_BYTES
         self._compare_digests()
+        self._report_hearing()
 
-    def hand_over(self, timeout_s: float) -> None:
-        """Offers the lead to another node from the next tick on, until it moved. Any thread may
-        call it."""
+    def hand_over(self, timeout_s: float, address: str | None = None) -> None:
+        """Offers the lead to the node at `address`, or to any other one, from the next tick on,
+        until it moved. Any thread may call it."""
+        self._hand_over_to = address
         self._hand_over_until = pysyncobj.syncobj.monotonicTime() + timeout_s
 
     def connection_broke(self, node: Node) -> None:
@@ -175,10 +185,23 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
             for node in self._nodes:
                 self.send(node, {"type": _STATE_DIGEST, "index": due[0], "digest": due[1]})
 
+    def _report_hearing(self) -> None:
+        report, leader = self.hearing, self._syncObj._getLeader()
+        if report is not None and leader is not None and leader != self._syncObj.selfNode:
+            self.hearing = None
+            self.send(leader, {"type": _HEARING, "index": report[0], "unheard": report[1]})
+
+    def _hearing_received(self, node: Node, message: dict[str, Any]) -> None:
+        index, unheard = message.get("index"), message.get("unheard")
+        if self.on_hearing is not None and isinstance(index, int) and isinstance(unheard, tuple):
+            self.on_hearing(node.id, index, frozenset(unheard))
+
     def _onMessageReceived(self, node: Node, message: Any) -> None:
         if not isinstance(message, dict):
             return
         kind = message.get("type")
+        if kind == _HEARING:
+            self._hearing_received(node, message)
         if kind == _STATE_DIGEST:
             self._digest_received(node, message)
         if kind not in _RAFT_MESSAGES:

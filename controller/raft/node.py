@@ -32,11 +32,13 @@ from batonmq.controller.raft.log import (
     Applied,
     Commit,
     DigestWatch,
+    Heard,
     LogStatus,
     Machine,
     NotApplied,
     Outcome,
     RaftProblems,
+    Reports,
     Unknown,
 )
 from batonmq.controller.raft.membership import Membership, check_members
@@ -184,6 +186,12 @@ class _Node(SyncObj):  # type: ignore[misc]
         nodes = len(self._SyncObj__otherNodes) + 1
         return bool(2 * (1 + sum(at > since_s for at in answers)) > nodes)
 
+    def report(self, index: int, unheard: frozenset[Heard], urgent: bool) -> None:
+        """For the leader, see `Reports`. Any thread may call it."""
+        self.transport.hearing = (index, tuple(unheard))
+        if urgent and self.raft_state != _LEADER:
+            self._SyncObj__pipeNotifier.notify()
+
     def close_pipe(self) -> None:
         """Closes both ends, which pysyncobj leaves open. Call it after the thread has ended."""
         notifier = self._SyncObj__pipeNotifier
@@ -224,6 +232,7 @@ class RaftLog:
         """Set while this node does not lead."""
         self._waiting: set[asyncio.Future[Outcome]] = set()
         self._role_callbacks: list[Callable[[bool], None]] = []
+        self.reports = Reports()
         self._applied_callbacks: list[Callable[[Commit], None]] = []
 
     # On the event loop's thread.
@@ -261,6 +270,11 @@ class RaftLog:
             deserializer=snapshots.deserialize,
         )
         self._node = self._join(conf)
+        names = {peer.raft_address: peer.node_id for peer in settings.peers}
+        self._node.transport.on_hearing = lambda address, *report: self._post(
+            self.reports.on_report, names.get(address, address), *report
+        )
+        self.reports.send = self._node.report
         try:
             await asyncio.to_thread(self._node.waitBinded)
         except SyncObjException as error:
@@ -379,11 +393,12 @@ class RaftLog:
             and node.majority_answered_since(boot_s() - fallback_s)
         )
 
-    async def hand_over(self, timeout_ms: int) -> bool:
+    async def hand_over(self, timeout_ms: int, node_id: str = "") -> bool:
         node = self._node
         if node is None or not self._leading or len(self._settings.peers) == 1:
             return not self._leading
-        node.transport.hand_over(timeout_ms / 1000)
+        to = (peer.raft_address for peer in self._settings.peers if peer.node_id == node_id)
+        node.transport.hand_over(timeout_ms / 1000, next(to, None))
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._not_leading.wait()

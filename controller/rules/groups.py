@@ -94,6 +94,11 @@ class BrokerGroup(msgspec.Struct, frozen=True):
         return None
 
     @property
+    def processes(self) -> list[tuple[int, str]]:
+        """(id, incarnation) of the registered processes, ascending by id."""
+        return [(record.broker_id, record.incarnation) for record in self.replicas]
+
+    @property
     def is_suspect(self) -> bool:
         """Whether every member of the SyncStateSet is suspect (R17)."""
         members = [each for each in self.replicas if each.broker_id in self.sync_state_set]

@@ -7,6 +7,7 @@ send a heartbeat every 100 ms of `run`. Verbs:
     start               sessions of 1, 2 and 3, the gate open for ten seconds
     restart             the same group, the gate just opened, no session yet
     alone               one broker registered, the gate just opened; nobody was ever elected
+    follower            as `start`, then the gate is closed; its reports are shown
     java                two brokers that speak only remoting, on channels 11 and 12, timeout 10 s
     java_restart        the same two, the gate just opened, no heartbeat yet
     run MS              ticks every 50 ms, and heartbeats
@@ -19,6 +20,8 @@ send a heartbeat every 100 ms of `run`. Verbs:
     late_beat ID        a heartbeat on its first session
     beat_904 ID CHANNEL | close_channel CHANNEL
     gate open | closed
+    peer NODE UNHEARD   that controller hears all but these ids (`-`: all), and reports so, until
+                        `silent`
     register [ID INCARNATION] [dead]        in the replicated state, with the liveness of now, or
                         with that of a node that saw the broker die
     carry_out           applies the newest proposal; its effects follow
@@ -41,10 +44,13 @@ from batonmq.controller.liveness.events import (
     ElectionEnded,
     GateClosed,
     GateOpened,
+    OfferLead,
+    PeerReported,
     ProposeElect,
     RefuseSession,
     RemotingChannelClosed,
     RemotingHeartbeat,
+    ReportHearing,
     SessionClosed,
     SessionHeartbeat,
     SessionHello,
@@ -81,6 +87,11 @@ class Env:
         self.script = self.new_script()
         self.script.three_in_sync()
         self.begin()
+
+    def do_follower(self):
+        self.do_start()
+        self.do_gate("closed")
+        self.shows_reports = True
 
     def do_alone(self):
         self.script = self.new_script()
@@ -126,16 +137,22 @@ class Env:
         self.beating, self.deaf, self.facts = set(), set(), {}
         self.next_session = 1
         self.proposal = None
+        self.reports, self.shows_reports = {}, False
         self.tell(StateApplied(self.script.state))
 
     def tell(self, event):
         effects = self.core.handle(event, self.now_ms)
         for effect in effects:
-            self.out.append(f"{self.now_ms - self.zero_ms} {self.words(effect)}")
+            if not isinstance(effect, ReportHearing) or self.shows_reports:
+                self.out.append(f"{self.now_ms - self.zero_ms} {self.words(effect)}")
         return effects
 
     def words(self, effect):
         match effect:
+            case ReportHearing(_, unheard):
+                return f"reports unheard {sorted(each[1] for each in unheard)}"
+            case OfferLead(node):
+                return f"offers the lead to {node}"
             case AliveChanged():
                 return "push"
             case ProposeElect(_, epoch, reason, detected_ms, silent_ms):
@@ -151,10 +168,23 @@ class Env:
     def do_run(self, ms):
         for _ in range(int(ms) // 50):
             self.now_ms += 50
+            if self.now_ms % 200 == 0:
+                self.peers_report()
             if self.now_ms % 100 == 0:
                 for broker_id in sorted(self.beating):
                     self.do_beat(broker_id)
             self.tell(Tick())
+
+    def do_peer(self, node, unheard):
+        self.reports[node] = unheard
+        self.peers_report()
+
+    def peers_report(self):
+        for node, unheard in self.reports.items():
+            if unheard != "silent":
+                ids = [int(each) for each in unheard.split(",") if each != "-"]
+                processes = frozenset((NAME, each, f"life-{each}") for each in ids)
+                self.tell(PeerReported(node, self.script.state.applied_index, processes))
 
     def do_beat(self, who, *words):
         broker_id = int(who)
@@ -365,3 +395,17 @@ def test_a_tick_looks_at_256_groups_and_the_next_one_goes_on():
         elected += [effect.broker_name for effect in found if isinstance(effect, ProposeElect)]
         assert now_ms < START_MS + 10_000
     assert sorted(elected) == names and most == 256
+
+
+def test_r50_a_leader_that_hears_no_broker_deposes_nobody_and_offers_the_lead(new_script):
+    """One that its peers hear is not dead to it. `liveness_elsewhere` has the other cases."""
+    env = Env(new_script)
+    env.do_start()
+    env.do_peer("n1", "-")
+    env.do_peer("n2", "3")
+    for broker_id in (1, 2, 3):
+        env.do_silent(broker_id)
+    env.do_run(5_000)
+    assert env.out == ["1350 offers the lead to n1"]
+    assert env.core.presumed_alive(NAME, env.now_ms) == {1, 2, 3}
+    assert env.core.live(NAME, env.now_ms) == ()

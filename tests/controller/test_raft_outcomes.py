@@ -25,7 +25,9 @@ class StandIn:
         self.proposed: list[tuple[bytes, Callable[[Any, int], None]]] = []
         self.offers_s: list[float] = []
         self.heard_s = boot_s()
-        self.transport = SimpleNamespace(hand_over=self.offers_s.append)
+        self.transport = SimpleNamespace(
+            hand_over=lambda offer_s, to: self.offers_s.append(offer_s)
+        )
 
     def _commit(self, raw: bytes, callback: Callable[[Any, int], None]) -> None:
         self.proposed.append((raw, callback))

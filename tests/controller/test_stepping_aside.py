@@ -25,7 +25,7 @@ class Log(LocalLog):
     def leader_hint(self) -> str:
         return self.hint
 
-    async def hand_over(self, timeout_ms: int) -> bool:
+    async def hand_over(self, timeout_ms: int, node_id: str = "") -> bool:
         self.offers += 1
         return False
 

@@ -135,7 +135,7 @@ def test_r1_a_shrink_counts_when_it_is_committed():
     sync = state((1, 2))
     follow(sync, 2, 0)
     sync.appended(100, NOW)
-    (proposal,) = proposed(sync.set_dead({2}, NOW))
+    (proposal,) = proposed(sync.set_dead({2}, NOW + 600))
     assert proposal.new_set == {1} and proposal.remove == {2}
     assert sync.required_set == {1, 2} and sync.log.confirm_offset == 0
     assert confirmed(sync.adopt(recorded_set((1,), 6), NOW)) == [100]
@@ -362,6 +362,19 @@ def test_issue_9897_all_dead_leave_in_one_proposal():
     sync = state((1, 2, 3))
     (proposal,) = proposed(sync.set_dead({2, 3}, NOW))
     assert proposal.new_set == {1} and proposal.remove == {2, 3}
+
+
+def test_r50_a_member_that_acks_is_not_removed_on_the_word_of_the_controllers():
+    """The leading controller lost its link to it. Its end is seen on its own connection at once."""
+    sync = state((1, 2))
+    follow(sync, 2, 0, connection_id=20)
+    assert not proposed(sync.set_dead({2}, NOW))
+    for now in range(NOW, NOW + 2_000, 100):
+        sync.acked(2, 20, 0, now)
+        assert not proposed(sync.tick(now))
+        assert sync.tick_ms == sync.policy.tick_ms, "it may fall silent any time"
+    (proposal,) = proposed(sync.disconnected(2, 20, now + 10))
+    assert proposal.remove == {2} and "dead to the controllers" in proposal.reason
 
 
 def test_r14_an_unacked_byte_may_be_600_ms_old():

@@ -3,7 +3,15 @@
 import asyncio
 from collections.abc import Callable
 
-from batonmq.controller.raft.log import Applied, Commit, LogStatus, Machine, NotApplied, Outcome
+from batonmq.controller.raft.log import (
+    Applied,
+    Commit,
+    LogStatus,
+    Machine,
+    NotApplied,
+    Outcome,
+    Reports,
+)
 from batonmq.controller.rules.commands import AnyCommand
 from batonmq.controller.rules.state import ControllerState
 
@@ -14,6 +22,7 @@ class LocalLog:
         self._machine = machine
         self._index = 0
         self._leading = False
+        self.reports = Reports()
         self._role_callbacks: list[Callable[[bool], None]] = []
         self._applied_callbacks: list[Callable[[Commit], None]] = []
 
@@ -50,7 +59,7 @@ class LocalLog:
     def in_touch(self) -> bool:
         return self._leading
 
-    async def hand_over(self, timeout_ms: int) -> bool:
+    async def hand_over(self, timeout_ms: int, node_id: str = "") -> bool:
         return not self._leading
 
     def status(self) -> LogStatus:

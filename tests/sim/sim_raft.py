@@ -17,6 +17,7 @@ from batonmq.controller.raft.log import (
     Machine,
     NotApplied,
     Outcome,
+    Reports,
     Unknown,
 )
 from sim.loop import Process
@@ -75,7 +76,11 @@ class Raft:
         able = [node for node in NODES if self.has_majority(node)]
         if not able:
             return
-        old, self.leader = self.leader, self.world.rng.choice(able)
+        self.lead(self.world.rng.choice(able))
+
+    def lead(self, node: str) -> None:
+        """`node` is elected."""
+        old, self.leader = self.leader, node
         self.term += 1
         limbo, self.limbo = self.limbo, []
         kept = self.world.rng.randint(0, len(limbo))
@@ -99,6 +104,8 @@ class SimLog:
         self._leading = False
         self._armed = False
         self._roles: list[Any] = []
+        self.reports = Reports()
+        self.reports.send = self._report
         self._applieds: list[Any] = []
         self._waiting: dict[int, asyncio.Future[Outcome]] = {}
         raft.logs[node] = self
@@ -125,8 +132,22 @@ class SimLog:
     def in_touch(self) -> bool:
         return self._leading
 
-    async def hand_over(self, timeout_ms: int) -> bool:
+    async def hand_over(self, timeout_ms: int, node_id: str = "") -> bool:
+        raft = self.raft
+        if self._leading and node_id and raft.has_majority(node_id):
+            raft.lead(node_id)
+            await asyncio.sleep(0.05)
         return not self._leading
+
+    def _report(self, *report: Any) -> None:
+        raft, world = self.raft, self.raft.world
+        leader = raft.leader
+        if leader is None or leader == self.node or world.network.is_blocked(self.node, leader):
+            return
+        peer = raft.logs[leader]
+        index, unheard, _ = report
+        args = (peer.reports.on_report, self.node, index, unheard)
+        peer.process.run(world.loop.call_later, world.network.delay_s(), *args)
 
     def status(self) -> LogStatus:
         return LogStatus(self.raft.term, self._index, self._index)

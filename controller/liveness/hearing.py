@@ -1,0 +1,128 @@
+"""What each controller hears of the brokers, and who should lead by that (R50). Pure.
+
+A leader can be cut from brokers while it reaches its peers. Then its silence says nothing about
+those brokers. So each follower tells the leader which registered processes it does *not* hear: most
+often none. The leader keeps the newest report of each peer. A process that this node does not hear,
+but a peer does, is *elsewhere*: it does not count as dead, and the lead is offered to a peer that
+hears more.
+
+A report says nothing of a process that registered after it: it names the entry of the log up to
+which its sender knew the registrations. A report that is not repeated is void after
+`REPORT_MS_MAX`, so a peer that hangs vouches for nobody.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from batonmq.controller.liveness.events import OfferLead, PeerReported, Process, ReportHearing
+
+REPORT_MS: Final = 200
+REPORT_MS_MAX: Final = 600
+SETTLE_MS: Final = 500
+"""How long a process must be elsewhere before the lead is offered: when a broker ends, the reports
+of the peers are a moment older than what this node saw."""
+OFFER_PAUSE_MS: Final = 10_000
+"""Between two offers of a node: links that come and go must not move the lead all the time."""
+URGENT_PAUSE_MS: Final = 1_000
+"""The same while a group has no master for want of this."""
+
+
+@dataclass(slots=True)
+class _Peer:
+    index: int
+    unheard: frozenset[Process]
+    received_ms: int
+
+
+class Hearing:
+    """`now_ms` of all calls is one clock."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[Process, int]] = {}
+        """By group: the registered processes, and since which log entry each is known."""
+        self._unheard: dict[str, frozenset[Process]] = {}
+        """By group: those that this node does not hear, where there are some."""
+        self._peers: dict[str, _Peer] = {}
+        self._elsewhere_ms: dict[str, int] = {}
+        """By group: since when some of its processes are elsewhere."""
+        self._offered_ms: int | None = None
+        self._report: ReportHearing | None = None
+        self._reported_ms = 0
+
+    # Registrations, and what this node hears.
+
+    def registered(self, broker_name: str, processes: Collection[Process], index: int) -> None:
+        """The group has these processes now, by the log up to entry `index`."""
+        known = self._known.get(broker_name, {})
+        self._known[broker_name] = {each: known.get(each, index) for each in processes}
+
+    def removed(self, broker_name: str) -> None:
+        for table in (self._known, self._unheard, self._elsewhere_ms):
+            table.pop(broker_name, None)
+
+    def heard(self, broker_name: str, unheard: frozenset[Process]) -> None:
+        """Of this group this node hears all registered processes but these."""
+        if unheard:
+            self._unheard[broker_name] = unheard
+        else:
+            self._unheard.pop(broker_name, None)
+
+    def report(self, index: int, now_ms: int) -> list[ReportHearing]:
+        """What a follower should tell its leader now: what changed at once, the rest in time."""
+        last, unheard = self._report, frozenset[Process]().union(*self._unheard.values())
+        changed = last is None or last.unheard != unheard
+        if not changed and now_ms - self._reported_ms < REPORT_MS:
+            return []
+        self._report, self._reported_ms = ReportHearing(index, unheard, changed=changed), now_ms
+        return [self._report]
+
+    # What the peers hear.
+
+    def peer_reported(self, event: PeerReported, now_ms: int) -> frozenset[str]:
+        """The groups of which that peer hears less, or more, than in its report before."""
+        before = self._peers.get(event.node)
+        self._peers[event.node] = _Peer(event.index, event.unheard, now_ms)
+        changed = event.unheard ^ (before.unheard if before else frozenset())
+        return frozenset(name for name, _, _ in changed)
+
+    def elsewhere(self, processes: Iterable[Process], now_ms: int) -> frozenset[int]:
+        """The ids of those of `processes`, which this node does not hear, that a peer hears."""
+        peers = [p for p in self._peers.values() if now_ms - p.received_ms <= REPORT_MS_MAX]
+        return frozenset(each[1] for each in processes if any(self._hears(p, each) for p in peers))
+
+    def offer(
+        self, broker_name: str, ids: frozenset[int], *, urgent: bool, now_ms: int
+    ) -> list[OfferLead]:
+        """The lead goes to the peer that hears most, if that is more than this node hears. If it is
+        `urgent`, a master can be elected only where one of `ids`, which are elsewhere, is heard."""
+        if not ids:
+            self._elsewhere_ms.pop(broker_name, None)
+            return []
+        since_ms = self._elsewhere_ms.setdefault(broker_name, now_ms)
+        pause_ms = URGENT_PAUSE_MS if urgent else OFFER_PAUSE_MS
+        if now_ms - since_ms < SETTLE_MS:
+            return []
+        if self._offered_ms is not None and now_ms - self._offered_ms < pause_ms:
+            return []
+        wanted = [each for each in self._known.get(broker_name, {}) if each[1] in ids]
+        missed = {
+            node: self._missed_by(peer)
+            for node, peer in self._peers.items()
+            if now_ms - peer.received_ms <= REPORT_MS_MAX
+            and any(self._hears(peer, each) for each in wanted)
+        }
+        node = min(missed, key=lambda each: (missed[each], each), default="")
+        if not node or not (urgent or missed[node] < sum(map(len, self._unheard.values()))):
+            return []
+        self._offered_ms = now_ms
+        why = f"{node} hears of {broker_name} broker {sorted(ids)}, this node does not"
+        return [OfferLead(node, why)]
+
+    def _hears(self, peer: _Peer, process: Process) -> bool:
+        since = self._known.get(process[0], {}).get(process)
+        return since is not None and since <= peer.index and process not in peer.unheard
+
+    def _missed_by(self, peer: _Peer) -> int:
+        groups = self._known.values()
+        return sum(not self._hears(peer, each) for known in groups for each in known)

@@ -1,0 +1,49 @@
+"""The lead goes to the node that hears more of the brokers (R50); reports say who hears what."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from batonmq.controller.liveness.events import PeerReported, ReportHearing
+from batonmq.controller.raft.log import ReplicatedLog
+
+log = logging.getLogger(__name__)
+
+
+class LeadOffers:
+    """`timeout_ms`: how long an offer stands. After that this node may judge by itself (R35)."""
+
+    def __init__(self, replicated_log: ReplicatedLog, timeout_ms: int) -> None:
+        self._log = replicated_log
+        self._timeout_ms = timeout_ms
+        self._offer: asyncio.Task[bool] | None = None
+        self._stepped_aside = False
+
+    def step_aside(self, unseen: tuple[str, ...]) -> None:
+        """Offers the lead, once, if some broker of the groups `unseen` has not dialled this
+        process, which is new in a cluster that was led before. It could not tell whether that
+        broker is alive; another node saw it first-hand."""
+        if unseen and not self._stepped_aside:
+            self._stepped_aside = True
+            self.offer("", f"a broker of {', '.join(unseen)} was never seen here")
+
+    def offer(self, node: str, why: str) -> None:
+        """To `node`, or to any other one if that is empty."""
+        log.warning("lead_offered node=%s why=%r", node or "any", why)
+        if self._offer is not None:
+            self._offer.cancel()
+        offer = self._log.hand_over(self._timeout_ms, node)
+        self._offer = asyncio.get_running_loop().create_task(offer)
+
+    def report(self, hearing: ReportHearing) -> None:
+        """Of this follower, to its leader."""
+        self._log.reports.report(hearing.index, hearing.unheard, urgent=hearing.changed)
+
+    def on_report(self, callback: Callable[[PeerReported], None]) -> None:
+        """`callback` gets the reports of the others, while this node leads."""
+        self._log.reports.on_report = lambda *report: callback(PeerReported(*report))
+
+    async def close(self) -> None:
+        if self._offer is not None:
+            self._offer.cancel()
+            await asyncio.gather(self._offer, return_exceptions=True)
