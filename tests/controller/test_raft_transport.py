@@ -155,7 +155,7 @@ def counting(harness: Harness, **core: Any) -> list[str]:
     done: list[str] = []
     vars(harness.transport._syncObj).update(
         forceLogCompaction=lambda: done.append("compacts"),
-        transferLeadership=lambda: done.append("offers"),
+        transferLeadership=lambda node: done.append("offers"),
         _isLeader=lambda: True,
         _SyncObj__raftElectionDeadline=200.0,
         **core,
