@@ -186,7 +186,8 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
                 self.send(node, {"type": _STATE_DIGEST, "index": due[0], "digest": due[1]})
 
     def _report_hearing(self) -> None:
-        report, leader = self.hearing, self._syncObj._getLeader()
+        report = self.hearing
+        leader = self._syncObj._getLeader() if report is not None else None
         if report is not None and leader is not None and leader != self._syncObj.selfNode:
             self.hearing = None
             self.send(leader, {"type": _HEARING, "index": report[0], "unheard": report[1]})

@@ -19,9 +19,6 @@ from sim.service import BOUNDS_S, Reach, Service
 KNOWN_TO_FAIL: dict[str, str] = {
     "one way L>F1, silence": "R51: the term rises for as long as the fault lasts",
     "one way L>F2, silence": "R51: the term rises for as long as the fault lasts",
-    "zone L>brokers, kill": "R50: who leads hears no broker, and deposes all masters",
-    "zone brokers>L, kill": "R50: who leads hears no broker, and deposes all masters",
-    "zone L-brokers, kill": "R50: who leads hears no broker, and deposes all masters",
     "full disk L, kill": "R53: a controller ends on a full disk",
     "full disk F1, kill": "R53: a controller ends on a full disk",
 }
