@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from faults import cuts, disks, failing, harmless, kills, midway, slaves
+from faults import controllers, cuts, disks, failing, harmless, kills, midway, slaves
 from faults.trial import Fault
 
 FAULTS: Final[tuple[type[Fault], ...]] = (
@@ -24,6 +24,13 @@ FAULTS: Final[tuple[type[Fault], ...]] = (
     cuts.OnewayControllersUnheard,
     cuts.OnewayReplicasDeaf,
     cuts.OnewayReplicasUnheard,
+    controllers.LeaderWithoutBrokers,
+    controllers.LeaderUnheardByBrokers,
+    controllers.LeaderDeafToBrokers,
+    controllers.LeaderWithoutPeer,
+    controllers.LeaderUnheardByPeer,
+    controllers.HangFollower,
+    controllers.FullDiskLeader,
     slaves.KillSlave,
     slaves.HangSlave,
     slaves.CutSlave,
