@@ -82,7 +82,8 @@ class WaitingMessages:
         return delays | {"timerOffsetBehind": str(unread), "timerCongestNum": str(waiting)}
 
     def begin(self) -> None:
-        """This broker takes writes as the master from now on."""
+        """This broker takes writes as the master from now on. It may have been master before, in an
+        earlier epoch, without standing down in between (R55): each `begin` starts with `end`."""
         self.schedule.begin()
         self.timers.begin()
         self.transactions.begin()

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from batonmq.protocol.codes import LONG_MAX
 from batonmq.protocol.errors import RemoteProtocolError
-from batonmq.protocol.topic_name import pop_retry_topics
+from batonmq.protocol.topic_name import RETRY_PREFIX, pop_retry_topics
 
 NORMAL: Final = "0"
 RETRY_V1: Final = "1"
@@ -28,8 +28,8 @@ _INT_MAX: Final = 2**31 - 1
 
 def real_topic(flag: str, topic: str, group: str) -> str:
     """The topic that `flag` means: the one that a consumer subscribed, or where POP keeps its
-    failed messages."""
-    if flag == NORMAL:
+    failed messages. The stock client names that one itself, and leaves the flag in the handle."""
+    if flag == NORMAL or topic.startswith(RETRY_PREFIX):
         return topic
     v2, v1 = pop_retry_topics(group, topic)
     return v1 if flag == RETRY_V1 else v2

@@ -92,9 +92,8 @@ class Appender:
         for another reason keeps doing so."""
         if why == self._pause:
             return
-        is_paused = bool(self._pause) and self.refusal == self._pause
-        self._pause = why
-        if self.refusal is None or is_paused:
+        is_masters, self._pause = self.is_masters, why
+        if is_masters:
             self.refusal = why or None
 
     def drop_unwritten(self) -> None:
@@ -116,6 +115,11 @@ class Appender:
     @property
     def is_writable(self) -> bool:
         return self.refusal is None
+
+    @property
+    def is_masters(self) -> bool:
+        """Whether puts are taken, or would be if there was room (R45)."""
+        return self.refusal is None or (bool(self._pause) and self.refusal == self._pause)
 
     @property
     def end(self) -> int:

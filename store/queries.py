@@ -94,7 +94,7 @@ class StoreQueries:
         if minimum <= offset < maximum:
             found = self._reader.read(queue, offset, max_num, max_bytes, Wanted(wanted, matches))
             found.suggest_pulling_from_slave = self._reader.is_on_disk_only(
-                found.behind_bytes, on_slave=self._appender.refusal is not None
+                found.behind_bytes, on_slave=not self._appender.is_masters
             )
             return found
         status, next_offset = self._outside(offset, minimum, maximum, queue.next_offset)
@@ -120,6 +120,16 @@ class StoreQueries:
             return None
         return self._log.view(phy_offset, size)
 
+    def begins_in_memory(self, topic: str, queue_id: int) -> bool:
+        """Whether the queue still has its first message ever, and that is not on the disk only, as
+        far as a broker can guess; so has a queue without any message."""
+        if self.min_offset_in_queue(topic, queue_id) > 0:
+            return False
+        first = self.units(topic, queue_id, 0, 1)
+        return not first or not self._reader.is_on_disk_only(
+            self._log.max_offset - first[0][0], on_slave=not self._appender.is_masters
+        )
+
     def _outside(
         self, offset: int, minimum: int, maximum: int, assigned: int
     ) -> tuple[GetMessageStatus, int]:
@@ -128,7 +138,7 @@ class StoreQueries:
         A slave does not correct: its end may lag. Nor does a master between its visible end and
         `assigned`, the end of its log in this queue: a client there is ahead of confirmOffset only.
         """
-        is_slave = self._appender.refusal is not None
+        is_slave = not self._appender.is_masters
         if maximum == 0 and offset <= assigned:
             return GetMessageStatus.NO_MESSAGE_IN_QUEUE, offset if is_slave else min(
                 offset, assigned

@@ -64,6 +64,9 @@ _NOTICES_AT_ONCE: Final = 128
 _GROUPS_AT_ONCE: Final = 16
 """Of one heartbeat in a turn: each may make its group and its retry topic, by records."""
 
+_NAMED_MAX: Final = 8
+"""How many entries that are left out the answer to a heartbeat names."""
+
 ASK_MS: Final = 300
 PIECES_A_TURN: Final = 20
 COPY_MS: Final = 3000
@@ -105,14 +108,17 @@ class ClientProcessor:
     def heartbeat(
         self, request: RemotingCommand, channel: Connection
     ) -> RemotingCommand | Awaitable[RemotingCommand]:
-        """34. A consumer's heartbeat makes its group and its retry topic on a master."""
+        """34. A consumer's heartbeat makes its group and its retry topic on a master. Entries whose
+        group cannot be had are left out, and named in the answer."""
         data = HeartbeatData.decode(request.body)
         if not data.client_id:
             raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, "heartbeat without a clientID")
         groups = max(len(data.consumer_data_set), len(data.producer_data_set))
         if groups > _GROUPS_AT_ONCE or next(_new_filters(data), None) is not None:
             return self._heard_in_slices(request, channel, data)
-        return _heartbeat_reply(request, is_changed=self._heard(request, channel, data))
+        refused: list[str] = []
+        is_changed = self._heard(request, channel, data, refused)
+        return _heartbeat_reply(request, is_changed=is_changed, refused=refused)
 
     async def _heard_in_slices(
         self, request: RemotingCommand, channel: Connection, data: HeartbeatData
@@ -138,6 +144,7 @@ class ClientProcessor:
             await prepared(expression)
         consumers, producers = data.consumer_data_set, data.producer_data_set
         is_changed = False
+        refused: list[str] = []
         for begin in range(0, max(len(consumers), len(producers)), _GROUPS_AT_ONCE):
             if channel.closed:
                 break  # it has left all groups
@@ -151,19 +158,21 @@ class ClientProcessor:
                     p for p in producers[begin:end] if ("producer", p.group_name) not in left
                 ],
             )
-            is_changed |= self._heard(request, channel, some)
+            is_changed |= self._heard(request, channel, some, refused)
             await asyncio.sleep(0)
-        return _heartbeat_reply(request, is_changed=is_changed)
+        return _heartbeat_reply(request, is_changed=is_changed, refused=refused)
 
-    def _heard(self, request: RemotingCommand, channel: Connection, data: HeartbeatData) -> bool:
-        """Whether a group changed."""
+    def _heard(
+        self,
+        request: RemotingCommand,
+        channel: Connection,
+        data: HeartbeatData,
+        refused: list[str],
+    ) -> bool:
+        """Whether a group changed. Appends to `refused` why entries are left out."""
         if self._gate.refusal is None:
-            for consumer in data.consumer_data_set:
-                group = self._topics.group(consumer.group_name, writable=True)
-                retry = retry_topic(consumer.group_name)
-                # A legal group may be too long for one: it consumes, and can give nothing back.
-                if self._topics.get(retry) is None and is_file_name(retry):
-                    self._topics.of_group(retry, max(1, group.retry_queue_nums))
+            consumers = [c for c in data.consumer_data_set if self._made(c.group_name, refused)]
+            data = replace(data, consumer_data_set=consumers)
         changes = self._clients.heartbeat(
             data, channel, request.language, request.version, self._clock_ms()
         )
@@ -172,6 +181,20 @@ class ClientProcessor:
                 self._filters.register(consumer.group_name, consumer.subscription_data_set)
         self.notify(changes, sender=channel)
         return bool(changes)
+
+    def _made(self, name: str, refused: list[str]) -> bool:
+        """Whether a consumer's group and its retry topic are there, made if need be."""
+        try:
+            group, retry = self._topics.group(name, writable=True), retry_topic(name)
+            # A legal group may be too long for one: it consumes, and can give nothing back.
+            if self._topics.get(retry) is None and is_file_name(retry):
+                self._topics.of_group(retry, max(1, group.retry_queue_nums))
+        except BatonError as error:
+            log.warning("heartbeat_entry_refused group=%r reason=%s", name, error)
+            if len(refused) < _NAMED_MAX:
+                refused.append(f"consumer group {name[:64]!r}: {error}")
+            return False
+        return True
 
     def unregister(self, request: RemotingCommand, channel: Connection) -> RemotingCommand:
         """35. The client leaves the groups that it names."""
@@ -265,9 +288,12 @@ def _new_filters(data: HeartbeatData) -> Iterator[str]:
                 yield each.sub_string
 
 
-def _heartbeat_reply(request: RemotingCommand, *, is_changed: bool) -> RemotingCommand:
+def _heartbeat_reply(
+    request: RemotingCommand, *, is_changed: bool, refused: list[str]
+) -> RemotingCommand:
     ext = {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": str(is_changed).lower()}
-    return RemotingCommand.response_to(request, ext=ext)
+    remark = f"left out: {'; '.join(refused)}" if refused else ""
+    return RemotingCommand.response_to(request, remark=remark, ext=ext)
 
 
 def _send_notices(group: str, channels: Iterable[Hashable]) -> None:

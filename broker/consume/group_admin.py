@@ -172,11 +172,13 @@ class GroupAdminProcessor:
 
     def _progress(self, group: str, topic: str, queue_id: int) -> OffsetWrapper:
         consumed = max(0, self._offsets.query(group, topic, queue_id))
+        end = max(0, self._store.queries.max_offset_in_queue(topic, queue_id))
+        pulled = self._pull.pulled.get((group, topic, queue_id), 0)
         return OffsetWrapper(
-            broker_offset=max(0, self._store.queries.max_offset_in_queue(topic, queue_id)),
+            broker_offset=end,
             consumer_offset=consumed,
             last_timestamp=self._stored_at(topic, queue_id, consumed - 1),
-            pull_offset=consumed,
+            pull_offset=max(consumed, min(pulled, end)),
         )
 
     async def time_span(self, request: RemotingCommand, _: Connection) -> RemotingCommand:

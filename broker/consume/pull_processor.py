@@ -110,6 +110,8 @@ class PullProcessor:
         self._next_sweep_ms = 0
         self._to_sweep: list[tuple[str, int]] = []
         self.messages_total = 0
+        self.pulled: dict[tuple[str, str, int], int] = {}
+        """(Group, topic, queue id) -> where the group pulls next, since this broker has its role"""
         self.on_reset: Callable[[str, str, int], None] = lambda group, topic, queue_id: None
         """Called when the offset of a group in a queue was reset."""
 
@@ -261,6 +263,7 @@ class PullProcessor:
         """Resets end: the next master has the offsets. Those who follow the master by themselves
         are told at once; a slave serves the others."""
         self.resets.clear()
+        self.pulled.clear()
         before, self._hold = self._hold, PullHold()
         self._tell(before)
 
@@ -295,6 +298,7 @@ class PullProcessor:
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """The group goes on at `offset` in this queue, its waiting pull at once (222)."""
         self.resets.park(group, topic, queue_id, offset)
+        self.pulled.pop((group, topic, queue_id), None)
         self.arrived(topic, queue_id, LONG_MAX)
         self.on_reset(group, topic, queue_id)
 
@@ -331,6 +335,8 @@ class PullProcessor:
         code = self._code(pull, offset, result)
         if code == ResponseCode.SUCCESS:
             self.messages_total += result.message_count
+            place = pull.group.group_name, topic, queue_id
+            self.pulled[place] = result.next_begin_offset
             self._stats.got(topic, pull.group.group_name, result.message_count, result.size)
         elif may_hold and self._waits(code, result):
             waits_from = (

@@ -43,14 +43,14 @@ class OffsetProcessor:
         processors.register(RequestCode.GET_EARLIEST_MSG_STORETIME, self.earliest_time)
 
     def query_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """14, from whoever begins to read a queue. A miss is 0 if that still begins at 0 and the
-        client allows it, else 22."""
+        """14, from whoever begins to read a queue. A miss is 0 if the first message is in memory
+        and the client allows it, else 22: the client decides where it begins."""
         group = text(request, "consumerGroup")
         topic, queue_id = _queue(request)
         offset = self._offsets.begins(group, topic, queue_id)
         if offset < 0:
-            begins = self._store.queries.min_offset_in_queue(topic, queue_id)
-            if begins > 0 or not flag(request, "setZeroIfNotFound", default=True):
+            in_memory = self._store.queries.begins_in_memory(topic, queue_id)
+            if not in_memory or not flag(request, "setZeroIfNotFound", default=True):
                 raise BrokerRefusal(
                     ResponseCode.QUERY_NOT_FOUND,
                     f"group {group} has no offset for {topic} queue {queue_id}",

@@ -7,6 +7,7 @@ Origin: Java `PopMessageProcessor.popMsgFromTopic`, `popMsgFromQueue`.
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,7 +29,12 @@ from batonmq.protocol.pop import (
     PopHandle,
     real_topic,
 )
-from batonmq.protocol.properties import POP_CK
+from batonmq.protocol.properties import (
+    POP_CK,
+    PROPERTIES_SIZE_MAX,
+    with_properties,
+    without_properties,
+)
 from batonmq.protocol.record import (
     decode_record,
     encode_record,
@@ -39,6 +45,8 @@ from batonmq.protocol.record import (
 from batonmq.protocol.topic_name import is_retry_or_dlq
 from batonmq.store.message_store import MessageStore
 from batonmq.store.reader import GetMessageResult
+
+log = logging.getLogger(__name__)
 
 BUDGET: Final = 256
 """How many queues are looked at in one turn of the loop; reading what does not match costs more."""
@@ -165,6 +173,10 @@ class PopReader:
                 wanted,
                 matches,
             )
+            if walk.parts and walk.size + found.size > MAX_REPLY_BYTES:
+                # A read gives one message at least, however large: no frame takes this one, too.
+                walk.rest += end - begin
+                return cost
             if found.message_count:
                 part = self._part(ask, walk.pop_time, key, flag, found)
                 walk.parts.append(part)
@@ -219,12 +231,13 @@ def _as_of_topic(record: bytes, topic: str, handle: PopHandle) -> bytes:
     """A failed message as its consumer is to see it: of the topic that it subscribed, and with its
     handle."""
     place, message = decode_record(record, read_body=False), message_to_store(record)
-    properties = message.properties.rstrip(b"\x02")
-    message.properties = b"%b\x02%b\x01%b\x02" % (
-        properties,
-        POP_CK.encode(),
-        handle.encode().encode(),
-    )
+    own = {POP_CK.encode(): handle.encode().encode()}
+    properties = with_properties(message.properties, own)
+    while len(properties) > PROPERTIES_SIZE_MAX:  # an older broker kept no room for the handle
+        name = max(properties.split(b"\x02"), key=len).partition(b"\x01")[0]
+        log.warning("property_left_out topic=%s handle=%s name=%r", topic, handle, name[:64])
+        properties = without_properties(properties, (name,))
+    message.properties = properties
     return encode_record(
         message,
         topic.encode(),

@@ -25,6 +25,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from batonmq.broker.config import BrokerConfig
@@ -46,6 +47,8 @@ from batonmq.broker.write.due_service import DueService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
+from batonmq.protocol.numbers import INT_MAX
+from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
 from batonmq.protocol.record import NewMessage, message_to_store
 from batonmq.protocol.topic_name import (
     POP_TOPIC,
@@ -62,6 +65,9 @@ log = logging.getLogger(__name__)
 QUEUE: Final = 0
 _FIRST_POP_TIME: Final = b"1ST_POP_TIME\x01"
 
+_HANDLE_MAX: Final = 192
+"""Bytes of the property POP_CK without the broker's name, and of a CRC behind it."""
+
 PROGRESS_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 READ_RECORDS: Final = 256
 """How many records are read in one turn of the loop."""
@@ -72,6 +78,7 @@ SPAN_MIN: Final = 16_384
 WAITS_MS: Final = 1000
 """Until what could not be given back is tried again."""
 Outcome = Callable[[int, str], None]
+CarriedOut = Callable[[str, Callable[[], bool]], bool]
 
 
 @dataclass(slots=True, eq=False)
@@ -138,21 +145,24 @@ class PopPositions:
 
 
 class Reviver:
-    """`retry_v2`: the topic of failed messages is always named `%RETRY%group+topic`
-    (enableRetryTopicV2); else `%RETRY%group_topic`, unless that may be another pair's (R46)."""
+    """With enableRetryTopicV2 the topic of failed messages is always named `%RETRY%group+topic`;
+    else `%RETRY%group_topic`, unless that may be another pair's (R46). `carried_out` sets aside
+    what can never be put (R54)."""
 
     def __init__(
-        self, path: WritePath, topics: TopicService, store_host: bytes, *, retry_v2: bool
+        self, path: WritePath, topics: TopicService, config: BrokerConfig, carried_out: CarriedOut
     ) -> None:
         self._path = path
         self._store = path.store
         self._topics = topics
-        self._host = store_host
-        self._retry_v2 = retry_v2
+        self._host = config.store_host
+        self._retry_v2 = config.enable_retry_topic_v2
+        self._carried_out = carried_out
+        self._properties_max = PROPERTIES_SIZE_MAX - _HANDLE_MAX - len(config.broker_name.encode())
 
     def revive(self, point: CheckPoint, done: list[int]) -> None:
         """Appends to `done` the open offsets that are settled; the others have to wait. Raises
-        PutRefused, BrokerRefusal where a topic may not be written, CorruptLogError."""
+        PutRefused, CorruptLogError."""
         group, topic, _ = point.key
         if topic in self._store.deleting_topics:
             return
@@ -164,9 +174,9 @@ class Reviver:
             return
         for offset in sorted(point.open):
             message = self._message(point, offset)
-            if message is not None:
-                self._put(point, message)
-            done.append(offset)
+            what = f"message {offset} of {topic} for group {group}"
+            if message is None or self._carried_out(what, partial(self._put, point, message)):
+                done.append(offset)
 
     def _is_there(self, point: CheckPoint) -> bool:
         """Whether the queue still has those very messages, and the group is there."""
@@ -192,22 +202,34 @@ class Reviver:
         taken = "_" in group or "_" in topic or f"{group}_{topic}" in self._topics.groups
         return v2 if self._retry_v2 or taken else v1
 
-    def _put(self, point: CheckPoint, message: NewMessage) -> None:
+    def _put(self, point: CheckPoint, message: NewMessage) -> bool:
+        """False while a topic may not be written. Raises PutRefused."""
         group, topic, _ = point.key
-        limit = self._topics.group(group, writable=True).retry_max_times
-        if message.reconsume_times >= limit:
-            message.topic = dlq_topic(group)
-        elif not topic.startswith(RETRY_PREFIX):
-            message.topic = self._retry_topic(group, topic)
-        self._topics.of_group(message.topic, 1)
+        try:
+            limit = self._topics.group(group, writable=True).retry_max_times
+            if message.reconsume_times >= limit or not self._has_room(message):
+                message.topic = dlq_topic(group)
+            elif not topic.startswith(RETRY_PREFIX):
+                message.topic = self._retry_topic(group, topic)
+            self._topics.of_group(message.topic, 1)
+        except BrokerRefusal as error:
+            log.warning("popped_message_waits group=%s topic=%s reason=%s", group, topic, error)
+            return False
         message.queue_id = QUEUE
-        message.reconsume_times += 1
+        message.reconsume_times = min(message.reconsume_times + 1, INT_MAX)
         message.born_host = self._host
         if _FIRST_POP_TIME not in message.properties:
             tail = b"" if message.properties[-1:] in (b"", b"\x02") else b"\x02"
-            message.properties += b"%b%b%d\x02" % (tail, _FIRST_POP_TIME, point.pop_time)
-        self._store.appender.put_message(message)
+            time = b"%b%b%d\x02" % (tail, _FIRST_POP_TIME, point.pop_time)
+            if len(message.properties) + len(time) <= self._properties_max:
+                message.properties += time
+        self._store.appender.put_stored(message)
         self._path.schedule_flush()
+        return True
+
+    def _has_room(self, message: NewMessage) -> bool:
+        """Whether the handle fits that a message which failed carries to its consumer."""
+        return len(message.properties) <= self._properties_max
 
 
 class PopService(DueService):
@@ -225,9 +247,7 @@ class PopService(DueService):
         super().__init__(path, damaged)
         self._topics = topics
         self._offsets = offsets
-        self._reviver = Reviver(
-            path, topics, config.store_host, retry_v2=config.enable_retry_topic_v2
-        )
+        self._reviver = Reviver(path, topics, config, self._carried_out)
         self._config = config
         self.look_again: Callable[[Key | None], None] = lambda key: None
         self.positions = PopPositions(offsets)
@@ -244,6 +264,7 @@ class PopService(DueService):
 
     def begin(self) -> None:
         """This broker has become master: it reads what is in flight."""
+        self.end()
         least = self._store.queries.min_offset_in_queue(POP_TOPIC, QUEUE)
         self._load_to = queue_end(self._store, POP_TOPIC, QUEUE)
         start = max(self._offsets.query(PROGRESS_GROUP, POP_TOPIC, QUEUE), least)

@@ -160,6 +160,8 @@ class PopTable:
         self.next_record = at + 1
         for key in record.reset:
             self.positions.pop(key, None)
+            if (order := self._orders.get(key)) is not None:
+                self.forget(order)
         for popped in record.popped:
             self._pop(popped, at)
         for acked in record.acked:
@@ -198,7 +200,10 @@ class PopTable:
     def _replace_order(self, point: CheckPoint) -> None:
         older = self._orders.pop(point.key, None)
         if older is not None:
-            again = 0 if older.pop_time == point.pop_time else 1
+            is_repeated = older.pop_time == point.pop_time or (
+                point.attempt and point.attempt == older.attempt
+            )
+            again = 0 if is_repeated else 1  # the same attempt asks again for a lost answer
             for offset in point.open & set(older.offsets):
                 point.counts[offset] = older.counts.get(offset, 0) + again
             self._close(older, tuple(older.open))
@@ -208,6 +213,8 @@ class PopTable:
         order = self._orders.get(acked.key)
         if order is not None and order.pop_time == acked.pop_time:
             self._close(order, acked.offsets)
+            if order.open:
+                self.wake(order, order.visible_at())
             if self.collects:
                 self.positions[acked.key] = Position(
                     order.first_open, order.offsets[-1], order.last_phy
@@ -305,7 +312,7 @@ class PopTable:
         return next(iter(self._buckets[self._heap[0]]))
 
     def forget(self, point: CheckPoint) -> None:
-        """Drops an orderly pop with which no consumer goes on."""
+        """Drops an orderly pop with which no consumer goes on; its queue is free."""
         self._close(point, tuple(point.open))
 
     # What the log has to keep.

@@ -317,8 +317,11 @@ class DeliveryProgress:
         """A record of the log is on every member. Raises RemoteProtocolError."""
         record = decode_progress(body)
         self._delays.set_all(record.delays)
+        for level in record.delays:
+            self._inherited.pop(level, None)  # a later mastership goes on behind it (R55)
         if record.timer is not None:
             self._delays.set_timer(record.timer)
+            self._inherited_timer = None
 
     def take_over(self, body: bytes) -> None:
         """A new master finds this record in its log, not confirmed yet. Raises

@@ -16,6 +16,7 @@ from batonmq.process.clock import wall_ms
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.properties import (
+    MSG_REGION,
     TAGS,
     TIMER_DEL_UNIQKEY,
     TIMER_DELIVER_MS,
@@ -58,7 +59,9 @@ class RecallProcessor:
         handle = self._checked(topic, text(request, "recallHandle"))
         end_offset = self._put(handle)
         await self._path.wait_confirmed(end_offset, "recall")
-        return RemotingCommand.response_to(request, ext={"msgId": handle.unique_key})
+        region = self._config.broker.region_id  # without it stock clients trace no recall
+        ext = {"msgId": handle.unique_key, MSG_REGION: region}
+        return RemotingCommand.response_to(request, ext=ext)
 
     def _checked(self, topic: str, given: str) -> RecallHandle:
         try:

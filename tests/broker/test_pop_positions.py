@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from unittest.mock import Mock
 
+from batonmq.broker.config import BrokerConfig
 from batonmq.broker.pop.pop_service import PopPositions, Reviver
 from batonmq.broker.pop.pop_table import CheckPoint
 from batonmq.store.consumer_offset import ConsumerOffsetManager
@@ -60,6 +61,6 @@ def test_r39_another_message_in_the_place_of_the_popped_one_is_not_given_again()
     path.store.queries.units.return_value = [(900, 50, 0)]
     point = CheckPoint(KEY, 1000, 2000, [0, 1], 100, 0, {0, 1})
     done: list[int] = []
-    Reviver(path, topics, b"", retry_v2=True).revive(point, done)
+    Reviver(path, topics, BrokerConfig(), lambda what, put: put()).revive(point, done)
     assert done == [0, 1]
-    path.store.appender.put_message.assert_not_called()
+    path.store.appender.put_stored.assert_not_called()

@@ -1,0 +1,268 @@
+"""POP at its limits, as stock clients use it; and what its consumers ask beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+import test_pop as pops
+from lone_broker import Rig, end_of, expire_all_but_last, run_with_broker, send_header, until
+
+from batonmq.broker.pop.pop_table import Acked, Popped, PopRecord, PopTable, PutOff
+from batonmq.protocol.layout import UNIT_SIZE
+from batonmq.protocol.numbers import INT_MAX
+from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
+from batonmq.protocol.record import NewMessage, decode_records
+
+KEY = ("g", "T", 0)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> pops.Clock:
+    return pops.Clock(monkeypatch)
+
+
+@pytest.mark.parametrize("is_v2", [False, True])
+def test_r30_a_failed_message_is_acked_under_the_name_of_its_retry_topic(
+    tmp_path: Path, clock: pops.Clock, is_v2: bool
+) -> None:
+    """The stock client names the real topic, and the handle still has the flag."""
+    retry = "%RETRY%g+T" if is_v2 else "%RETRY%g_T"
+
+    async def play(rig: Rig) -> None:
+        for body in (b"acked", b"put off"):
+            await rig.send("T", body)
+        await pops.pop(rig)
+        clock.now_ms += 61_000
+        await until(lambda: end_of(rig, retry) == 2)
+        (_, one), (_, two) = pops.messages(await pops.pop(rig))
+        assert one.flag == ("2" if is_v2 else "1")
+        assert (await pops.ack(rig, one, topic=retry)).code == 0
+        later = pops.named(two, topic=retry, invisibleTime=90_000)
+        assert (await rig.ask(200053, later)).code == 0
+        table = rig.service.waiting.pop.table
+        assert len(table) == 1 and table.wake_ms > clock.now_ms + 89_000
+        entry = {"b": "AQ==", "c": "g", "it": 90_000, "pt": clock.now_ms, "q": 0, "r": one.flag,
+                 "rq": 0, "so": 1, "t": retry}  # fmt: skip
+        body = json.dumps({"acks": [entry], "brokerName": "broker-a"}).encode()
+        assert (await rig.ask(200151, body=body)).code == 0 and len(table) == 0
+        clock.now_ms += 3_600_000
+        assert (await pops.pop(rig)).code == 210
+
+    run_with_broker(tmp_path, play, broker={"enable_retry_topic_v2": is_v2})
+
+
+def test_r30_what_one_pop_takes_fits_into_a_frame(tmp_path: Path, clock: pops.Clock) -> None:
+    async def play(rig: Rig) -> None:
+        for queue in range(4):
+            sent = await rig.send("T", bytes([queue]) * (4 << 20), queue=queue)
+            assert sent.code == 0, sent.remark
+        first = await pops.pop(rig)
+        assert len(pops.messages(first)) == 3 and first.ext["restNum"] == "1"
+        assert len(rig.service.waiting.pop.table) == 3
+        second = await pops.pop(rig)
+        assert len({body[:1] for body in pops.bodies(first) + pops.bodies(second)}) == 4
+
+    run_with_broker(tmp_path, play, mapped_file_size_commit_log=64 << 20)
+
+
+def test_r54_a_count_at_its_limit_ends_no_revive(tmp_path: Path, clock: pops.Clock) -> None:
+    async def play(rig: Rig) -> None:
+        header = send_header("T", 0, {}) | {"j": str(INT_MAX)}
+        assert (await rig.ask(310, header, b"counted")).code == 0
+        await rig.send("U", b"other")
+        await pops.pop(rig)
+        await pops.pop(rig, topic="U", consumerGroup="h")
+        clock.now_ms += 61_000
+        await until(lambda: end_of(rig, "%RETRY%h_U") == 1 and end_of(rig, "%DLQ%g") == 1)
+        (dead,) = decode_records((await rig.pull("%DLQ%g")).body)
+        assert dead.reconsume_times == INT_MAX
+
+    run_with_broker(tmp_path, play)
+
+
+@pytest.mark.parametrize("left", [0, 20, 40, 120, 2000])
+def test_r54_properties_without_room_stop_no_group(
+    tmp_path: Path, clock: pops.Clock, left: int
+) -> None:
+    """As logs of earlier brokers, and of Java's, have them: all of it comes to the group, or is a
+    dead letter."""
+
+    async def play(rig: Rig) -> None:
+        pad = b"pad\x01" + b"x" * (PROPERTIES_SIZE_MAX - 26 - left) + b"\x02"
+        for topic in ("T", "%RETRY%g_T"):
+            await rig.send("T", b"small")
+            rig.service.topics.of_group("%RETRY%g_T", 1)
+            message = NewMessage(topic, 0, b"padded", pad, 0, None, None, 0, bytes(8))
+            rig.service.store.appender.put_stored(message)
+            rig.service.path.schedule_flush()
+        await until(lambda: end_of(rig, "%RETRY%g_T") == 1)
+        first = await pops.pop(rig)
+        assert sorted(pops.bodies(first)) == [b"padded", b"padded", b"small", b"small"]
+        table = rig.service.waiting.pop.table
+        clock.now_ms += 61_000
+        await until(lambda: len(table) == 0)
+        again = pops.bodies(await pops.pop(rig))
+        assert len(again) + end_of(rig, "%DLQ%g") == 4 and again.count(b"small") == 2
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r55_a_mastership_that_begins_again_knows_what_is_in_flight(
+    tmp_path: Path, clock: pops.Clock
+) -> None:
+    """A higher epoch of the same master, which did not stand down in between."""
+
+    async def play(rig: Rig) -> None:
+        for number in range(3):
+            await rig.send("T", b"%d" % number)
+        handles = [handle for _, handle in pops.messages(await pops.pop(rig))]
+        await pops.ack(rig, handles[0])
+        rig.service.path.acks.fail_all(14, "role changed")
+        rig.service.store.prepare_master()
+        rig.service.master_opened()
+        popped = rig.service.waiting.pop
+        await until(lambda: popped.is_loaded)
+        assert len(popped.table) == 2
+        clock.now_ms += 61_000
+        await until(lambda: end_of(rig, "%RETRY%g_T") == 2)
+        assert pops.bodies(await pops.pop(rig)) == [b"1", b"2"]
+
+    run_with_broker(tmp_path, play)
+
+
+def in_order(*offsets: int, at: int, attempt: str = "") -> Popped:
+    return Popped(
+        key=KEY, pop_time=at, due=at + 60_000, offsets=list(offsets), last_phy=1, order=True,
+        attempt=attempt,
+    )  # fmt: skip
+
+
+def test_the_same_attempt_keeps_the_counts_of_an_orderly_pop() -> None:
+    table = PopTable()
+    counts = []
+    for at, attempt in enumerate(("a", "a", "b", "b", "", "")):
+        table.apply(PopRecord(popped=[in_order(0, 1, at=at, attempt=attempt)]), at)
+        order = table.order_of(KEY)
+        assert order is not None
+        counts.append(order.counts.get(0, 0))
+    assert counts == [0, 0, 1, 1, 2, 3]
+
+
+def test_an_orderly_pop_wakes_when_a_postponed_message_becomes_the_first() -> None:
+    table = PopTable()
+    table.apply(PopRecord(popped=[in_order(0, 1, 2, at=0)]), 0)
+    later = PutOff(key=KEY, pop_time=0, offset=1, visible=10_000)
+    table.apply(PopRecord(put_off=[later]), 1)
+    for at, offset in ((2, 0), (3, 2)):
+        table.apply(PopRecord(acked=[Acked(key=KEY, pop_time=0, offsets=[offset])]), at)
+    assert table.wake_ms <= 10_128 and not table.is_blocked(KEY, "", 10_000)
+
+
+def test_a_held_orderly_pop_gets_a_postponed_message_in_its_time(
+    tmp_path: Path, clock: pops.Clock
+) -> None:
+    async def play(rig: Rig) -> None:
+        for number in range(3):
+            await rig.send("T", b"%d" % number)
+        order = {"order": "true", "queueId": 0}
+        handles = [handle for _, handle in pops.messages(await pops.pop(rig, **order))]
+        assert (await rig.ask(200053, pops.named(handles[1], invisibleTime=10_000))).code == 0
+        wait = {"pollTime": 30_000, "bornTime": clock.now_ms}
+        waits = asyncio.ensure_future(pops.pop(rig, **order, **wait))
+        await until(lambda: rig.service.pop.held == 1)
+        for at in (0, 2):
+            assert (await pops.ack(rig, handles[at])).code == 0
+        clock.now_ms += 10_200
+        assert pops.bodies(await waits)[0] == b"1"
+
+    run_with_broker(tmp_path, play)
+
+
+def test_a_reset_clears_the_block_of_an_orderly_pop(tmp_path: Path, clock: pops.Clock) -> None:
+    async def play(rig: Rig) -> None:
+        for number in range(3):
+            await rig.send("T", b"%d" % number)
+        order = {"order": "true", "queueId": 0}
+        assert pops.bodies(await pops.pop(rig, **order)) == [b"0", b"1", b"2"]
+        assert (await pops.pop(rig, **order)).code == 210
+        reset = {"topic": "T", "group": "g", "timestamp": "0", "queueId": "0", "offset": "1"}
+        assert (await rig.ask(222, reset)).code == 0
+        assert pops.bodies(await pops.pop(rig, **order)) == [b"1", b"2"]
+
+    run_with_broker(tmp_path, play)
+
+
+def consumer(group: str) -> dict[str, object]:
+    return {
+        "groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
+        "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
+        "subscriptionDataSet": [{"topic": "T", "subString": "*"}],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("others", [1, 40])
+def test_a_group_that_cannot_be_had_loses_no_other_entry_of_a_heartbeat(
+    tmp_path: Path, others: int
+) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send("T")
+        known = [f"known{number}" for number in range(others)]
+        for group in known:
+            await rig.ask(200, {}, json.dumps({"groupName": group}).encode())
+        beat = {
+            "clientID": "c1",
+            "consumerDataSet": [consumer("not_there"), *map(consumer, known)],
+            "producerDataSet": [{"groupName": "pg"}],
+        }
+        reply = await rig.ask(34, {}, json.dumps(beat).encode())
+        assert reply.code == 0 and "not_there" in (reply.remark or "")
+        for group in known:
+            assert (await rig.ask(38, {"consumerGroup": group})).code == 0
+        assert (await rig.ask(204, {"producerGroup": "pg", "topic": "T"})).code == 0
+        assert (await rig.ask(38, {"consumerGroup": "not_there"})).code == 1
+
+    run_with_broker(tmp_path, play, broker={"auto_create_subscription_group": False})
+
+
+def test_r45_a_master_without_room_is_no_slave_to_its_readers(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        for number in range(9):
+            await rig.send("T", b"%d" % number)
+        expire_all_but_last(rig, "T")
+        below, above = await rig.pull("T", offset=0), await rig.pull("T", offset=100)
+        rig.service.store.room.set_watermark("more than 90 % of it is used")
+        for offset, before in ((0, below), (100, above)):
+            full = await rig.pull("T", offset=offset)
+            assert (full.code, full.ext["nextBeginOffset"]) == (
+                before.code,
+                before.ext["nextBeginOffset"],
+            )
+
+    run_with_broker(tmp_path, play, mapped_file_size_consume_queue=2 * UNIT_SIZE)
+
+
+@pytest.mark.parametrize("ratio", [0, 40])
+def test_a_new_group_begins_at_0_only_while_that_is_in_memory(tmp_path: Path, ratio: int) -> None:
+    async def play(rig: Rig) -> None:
+        for _ in range(20):
+            await rig.send("T", b"x" * 1000)
+        reply = await rig.ask(14, {"consumerGroup": "new", "topic": "T", "queueId": "0"})
+        assert reply.code == (0 if ratio else 22)
+
+    run_with_broker(tmp_path, play, access_message_in_memory_max_ratio=ratio)
+
+
+def test_statistics_show_what_a_group_pulled_and_has_not_committed(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        for number in range(9):
+            await rig.send("T", b"%d" % number)
+        await rig.pull("T", offset=0, count=6)
+        commit = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "2"}
+        assert (await rig.ask(15, commit)).code == 0
+        stats = await rig.ask(208, {"consumerGroup": "g", "topic": "T"})
+        assert b'"pullOffset":6' in stats.body and b'"consumerOffset":2' in stats.body
+
+    run_with_broker(tmp_path, play)
