@@ -104,6 +104,7 @@ class BrokerService:
             dropped=self.store.delete_topic,
             deleted=self._topic_deleted,
         )
+        self.store.on_dropped.append(self.topics.unwritten.dropped)
         self._client = RemotingClient(name="broker-out")
         self.slave_sync = SlaveSynchronize(
             self._client, self.tables, broker.slave_sync_interval, self._tables_changed, self.store

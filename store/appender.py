@@ -96,11 +96,12 @@ class Appender:
         if is_masters:
             self.refusal = why or None
 
-    def drop_unwritten(self) -> None:
+    def drop_unwritten(self) -> bool:
         """Forget what a full disk has kept from the log: this broker leaves its role, and none of
-        those records was acknowledged. Raises OSError; then it can be done again."""
+        those records was acknowledged. Whether there was any. Raises OSError; then it can be done
+        again."""
         if not self._pieces:
-            return
+            return False
         log, pending = self._log, self._pending
         end = log.max_offset
         log.zero_from(end, self._end)  # the first of them may have been written
@@ -111,6 +112,7 @@ class Appender:
                 record.queue.next_offset = record.queue_offset
         self._end = end
         self._turn_ms = 0
+        return True
 
     @property
     def is_writable(self) -> bool:

@@ -53,6 +53,7 @@ _COMMITS_PER_VERSION = 500
 _SORTED_AT_ONCE: Final = 512
 _VERSIONS_AHEAD = 1000
 _DELETED_TOPICS_MAX = 4096
+_DELETIONS_MAX: Final = 1 << 16
 
 _TIMER_CHECK: Final = struct.Struct(">7q")
 _TIMER_CHECK_SIZE: Final = 4096
@@ -73,7 +74,7 @@ class OldPositions:
     """Consumers that go on running while their topic is deleted and made again hold positions in
     queues that are gone (R39).
 
-    Of topics that were deleted while this process ran, the newest 4096. No position of a group
+    Of topics that were deleted, the newest 4096, also after a restart. No position of a group
     counts in such a queue before the group has begun anew in it: it asked where to begin, or is at
     the first message, or has progress there. From the first use of the topic made again this goes
     on for `KEPT_MS`.
@@ -170,12 +171,18 @@ class _Keys:
             self.add(self._unsorted.pop())
 
 
-class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
+class _OffsetFile(ConsumerOffsetSerializeWrapper):
+    """With a member that Java leaves out: topic -> end in the log of its last deletion."""
+
+    baton_deleted: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class ConsumerOffsetManager(ConfigManager[_OffsetFile]):
     """`topic@group` -> queue id -> offset. One thread only; see `ConfigManager.snapshot`."""
 
     def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
         """`path` is `config/consumerOffset.json`; call `load` next."""
-        super().__init__(path, ConsumerOffsetSerializeWrapper, clock_ms)
+        super().__init__(path, _OffsetFile, clock_ms)
         self._table: dict[str, dict[int, int]] = {}
         self._keys = _Keys()
         self._commits = 0
@@ -186,6 +193,7 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         self._received_end = 0
         self._deletion_due = False
         self._old = OldPositions()
+        self._deleted: dict[str, int] = {}
 
     def load(self) -> None:
         """Take over what is on disk. Raises CorruptLogError if nothing there can be used."""
@@ -194,6 +202,9 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
             return
         self._table = body.offset_table
         self._keys = _Keys(self._table)
+        self._deleted = body.baton_deleted
+        for topic in self._deleted:
+            self._old.deleted(topic)
         self.data_version = body.data_version
         self._dirty = False
 
@@ -257,10 +268,14 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         """Grows with every commit; a slave compares it to decide whether to fetch again."""
         return self._commits
 
-    def wrapper(self) -> ConsumerOffsetSerializeWrapper:
+    def wrapper(self) -> _OffsetFile:
         """Without Java's `groupTopicMap`, which is derived, and which nobody reads."""
         table = dict(zip(self._table, map(dict, self._table.values()), strict=True))
-        return ConsumerOffsetSerializeWrapper(data_version=self.data_version, offset_table=table)
+        return _OffsetFile(
+            data_version=self.data_version,
+            offset_table=table,
+            baton_deleted=dict(self._deleted),
+        )
 
     # Changing.
 
@@ -322,7 +337,20 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         made again.
         """
         self._old.deleted(topic)
+        self._deleted.pop(topic, None)
+        self._deleted[topic] = record_end
+        if len(self._deleted) > _DELETIONS_MAX:
+            del self._deleted[next(iter(self._deleted))]
         self._forget(self._keys.of_topic(topic), record_end)
+
+    def deleted_since(self, topic: str, offset: int) -> bool:
+        """Whether the topic was deleted by a record that ends behind this place of the log."""
+        return bool(self._deleted) and offset < self._deleted.get(topic, 0)
+
+    def log_ends(self, end: int) -> None:
+        """The log was cut there: a deletion behind it has not happened (R44)."""
+        self._deleted = {topic: at for topic, at in self._deleted.items() if at <= end}
+        self._dirty = True
 
     def delete_group(self, group: str, record_end: int) -> None:
         """The same for a record that deletes a group with its offsets."""
@@ -346,6 +374,7 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         self._table.clear()
         self._keys = _Keys()
         self._received, self._received_end, self.deleted_end = {}, 0, 0
+        self._deleted = {}
         self._commits += 1
         self._new_version()
         for write in self.writes_due():
@@ -430,12 +459,16 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
 class TimerProgress(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Of the messages below queue offset `next_offset` those are delivered that come up to
     (`done_ms`, `done_offset`), that one included, in the order of (due time, queue offset), and all
-    below `from_offset` are."""
+    below `from_offset` are. Of those below `early_to` also those are that come up to (`early_ms`,
+    `early_offset`): a clock was ahead, and is not there again yet."""
 
     done_ms: int = 0
     done_offset: int = 0
     next_offset: int = 0
     from_offset: int = 0
+    early_ms: int = 0
+    early_offset: int = 0
+    early_to: int = 0
 
 
 class _DelayFile(DelayOffsetSerializeWrapper):
@@ -544,7 +577,12 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
         if self.timer.next_offset > timer_end:
             start = min(self.timer.from_offset, timer_end)
             self.set_timer(
-                msgspec.structs.replace(self.timer, next_offset=timer_end, from_offset=start)
+                msgspec.structs.replace(
+                    self.timer,
+                    next_offset=timer_end,
+                    from_offset=start,
+                    early_to=min(self.timer.early_to, timer_end),
+                )
             )
         self.set_all(
             {level: end for level, offset in self._table.items() if offset > (end := end_of(level))}

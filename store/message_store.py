@@ -110,6 +110,8 @@ class MessageStore:
         self.before_checkpoint: Callable[[], Iterable[Callable[[], None]]] | None = None
         #: Called with (topic, queue id, max queue offset) once per queue and advance.
         self.arrival_listeners: list[ArrivalListener] = []
+        #: Called with the log's end when records that were put behind it were dropped (R55).
+        self.on_dropped: list[Callable[[int], object]] = []
         #: Called in the loop with the flushed offset after each fdatasync that covered bytes.
         self.flushed_listeners: list[Callable[[int], None]] = []
         #: Topic -> how many of its deletions the log has and nobody carried out yet, from 1 on.
@@ -392,8 +394,11 @@ class MessageStore:
         self.positions.end_mastership()
         self.appender.refuse(why)
         self.end_turn()
-        self.appender.drop_unwritten()
         end = self.log.max_offset
+        if self.appender.drop_unwritten():
+            self.recent_commits.cut(end)
+            for forget in self.on_dropped:
+                forget(end)
         if was_writable:
             self._verified.end = end  # all of it is our own
         return end

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from operator import attrgetter
@@ -125,6 +125,8 @@ class ConsumerManager:
         self._seats: dict[Hashable, dict[_Seat, None]] = {}
         self.groups: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[Hashable, ClientChannel]] = {}
+        #: Called with the group of a producer that was not known.
+        self.producer_came: Callable[[str], None] = lambda group: None
         # Of each producer, by its client id, the group and channel that it was last seen with.
         self._producer_places: dict[str, tuple[str, Hashable]] = {}
 
@@ -137,7 +139,11 @@ class ConsumerManager:
             return ClientChannel(channel, data.client_id, language, version, now_ms)
 
         for producer in data.producer_data_set:
-            self.producers.setdefault(producer.group_name, {})[channel] = client()
+            members = self.producers.setdefault(producer.group_name, {})
+            is_new = channel not in members
+            members[channel] = client()
+            if is_new:
+                self.producer_came(producer.group_name)
             self._producer_places[data.client_id] = (producer.group_name, channel)
             self._hear(_Seat(False, producer.group_name, channel), now_ms)
         changed = []

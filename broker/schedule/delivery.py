@@ -19,14 +19,16 @@ from batonmq.broker.schedule.due_queues import (
     DelayQueues,
     DeliveryProgress,
     Look,
+    Now,
     ProgressRecord,
     TimerCounts,
     TimerQueue,
 )
 from batonmq.broker.tables.offset_clamp import queue_end
-from batonmq.broker.tables.topics import TopicService
+from batonmq.broker.tables.topics import TopicService, readable_queue
 from batonmq.broker.write.due_service import BLOCKED_MS, REFUSED_MS, DueService
 from batonmq.broker.write.write_path import WritePath
+from batonmq.process.clock import boot_ms
 from batonmq.protocol.layout import FILLER_SIZE, UNIT
 from batonmq.protocol.numbers import INT_MAX, whole_number
 from batonmq.protocol.properties import find_property, without_properties
@@ -74,19 +76,21 @@ class Delivery:
         self._store = path.store
         self._topics = topics
 
-    def deliver(self, message: NewMessage) -> bool:
-        """False if it has to wait. Messages of a topic that was deleted are deleted, too (R39).
-        Raises PutRefused."""
+    def deliver(self, message: NewMessage, stored_at: int) -> bool:
+        """`message` waits at the physical offset `stored_at`. False if it has to wait longer.
+        Messages of a topic that was deleted are deleted, too (R39), also where it was made again;
+        those for a queue that is not read any more come into one that is. Raises PutRefused."""
         topic = (find_property(message.properties, b"REAL_TOPIC") or b"").decode("utf-8", "replace")
         queue_id = whole_number(find_property(message.properties, b"REAL_QID") or b"", INT_MAX)
         if topic in self._store.deleting_topics:
             return False
         is_place = topic != TRANS_HALF_TOPIC and queue_id is not None and queue_id >= 0
-        if not is_place or self._topics.get(topic) is None:
+        config = self._topics.get(topic)
+        if not is_place or config is None or self._topics.deleted_since(topic, stored_at):
             log.warning("waiting_message_dropped topic=%s queue_id=%r", topic, queue_id)
             return True
         assert queue_id is not None
-        message.topic, message.queue_id = topic, queue_id
+        message.topic, message.queue_id = topic, readable_queue(config, queue_id)
         try:
             result = self._store.appender.put_stored(message)
         except PutPropertiesTooLong:  # an older broker, or Java's, kept no room
@@ -176,14 +180,16 @@ class ScheduleMessageService(DueService):
             self._queues.skip_to(look.queue_id, least)
             return 0, 0
         units = queries.units(SCHEDULE_TOPIC, look.queue_id, look.offset, left)
-        due = self._queues.due_of(look.queue_id, [unit[2] for unit in units], now_ms)
+        end = queries.max_offset_in_queue(SCHEDULE_TOPIC, look.queue_id)
+        due_ms = [unit[2] for unit in units]
+        due = self._queues.due_of(look.queue_id, due_ms, end, Now(now_ms, boot_ms()))
         count = 0
         try:
             for phy_offset, size, _ in units[:due]:
                 record = queries.record_at(phy_offset, size)
                 if record is not None and not self._carried_out(
                     f"message at {phy_offset} of level {look.queue_id + 1}",
-                    partial(self._deliver, record),
+                    partial(self._deliver, record, phy_offset),
                 ):
                     return count, REFUSED_MS
                 count += 1
@@ -195,8 +201,8 @@ class ScheduleMessageService(DueService):
                 self._queues.delivered(look.queue_id, count)
         return count, 0
 
-    def _deliver(self, record: Buffer) -> bool:
-        return self._deliverer.deliver(message_to_store(record))
+    def _deliver(self, record: Buffer, stored_at: int) -> bool:
+        return self._deliverer.deliver(message_to_store(record), stored_at)
 
 
 class TimerService(DueService):
@@ -261,6 +267,7 @@ class TimerService(DueService):
         return self._queue.wake_ms
 
     def _slice(self, now_ms: int) -> int:
+        self._queue.clock_shows(now_ms)
         more = self._read_units()
         if more:
             self._wake_in(0)
@@ -331,11 +338,12 @@ class TimerService(DueService):
             offset = queue.next_due(now_ms)
             if offset is None:
                 break
-            message = self._message_at(offset)
+            message, stored_at = self._message_at(offset)
             properties = message.properties if message is not None else None
             try:
                 if message is not None and not self._carried_out(
-                    f"message {offset} of {TIMER_TOPIC}", partial(self._deliver, message, now_ms)
+                    f"message {offset} of {TIMER_TOPIC}",
+                    partial(self._deliver, message, stored_at, now_ms),
                 ):
                     return REFUSED_MS
             except PutRefused as error:
@@ -348,14 +356,14 @@ class TimerService(DueService):
                     self._counts.add(properties, -1, now_ms)
         return 0
 
-    def _message_at(self, offset: int) -> NewMessage | None:
-        """None if the log has it no more. Raises CorruptLogError."""
+    def _message_at(self, offset: int) -> tuple[NewMessage | None, int]:
+        """With its physical offset; None if the log has it no more. Raises CorruptLogError."""
         queries = self._store.queries
         units = queries.units(TIMER_TOPIC, QUEUE, offset, 1)
         record = queries.record_at(units[0][0], units[0][1]) if units else None
-        return message_to_store(record) if record is not None else None
+        return (message_to_store(record), units[0][0]) if record is not None else (None, 0)
 
-    def _deliver(self, message: NewMessage, now_ms: int) -> bool:
+    def _deliver(self, message: NewMessage, stored_at: int, now_ms: int) -> bool:
         """False if the message has to wait. Raises PutRefused."""
         key = find_property(message.properties, b"TIMER_DEL_UNIQKEY")
         if key is not None:
@@ -368,4 +376,4 @@ class TimerService(DueService):
             message.properties.rstrip(b"\x02"),
             now_ms,
         )
-        return self._deliverer.deliver(message)
+        return self._deliverer.deliver(message, stored_at)

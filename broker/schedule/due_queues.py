@@ -21,7 +21,7 @@ Times are wall clock ms. Origin: Java `ScheduleMessageService`, `TimerMessageSto
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -50,6 +50,22 @@ class _Level:
     offset: int
     look_ms: int = NOW
     """When to look at the queue: when its first message is due; NEVER while it has none."""
+    there_to: int = 0
+    there_ms: int = 0
+    """What lies below `there_to` was there at `there_ms` of the steady clock."""
+
+    def left_ms(self, offset: int, end_offset: int, delay_ms: int, steady_ms: int) -> int:
+        """Until a message has been here for its whole delay, whatever wall clocks showed."""
+        if offset >= self.there_to:
+            self.there_to, self.there_ms = end_offset, steady_ms
+        return self.there_ms + delay_ms - steady_ms
+
+
+class Now(NamedTuple):
+    """`wall_ms` may leap, `steady_ms` does not."""
+
+    wall_ms: int
+    steady_ms: int
 
 
 class Look(NamedTuple):
@@ -100,18 +116,24 @@ class DelayQueues:
                 return Look(queue_id, level.offset)
         return None
 
-    def due_of(self, queue_id: int, due: Sequence[int], now_ms: int) -> int:
-        """How many of the messages from the level's offset on, due at these times, are due now.
+    def due_of(self, queue_id: int, due: Sequence[int], end_offset: int, now: Now) -> int:
+        """How many of the messages from the level's offset on, due at these times, are due now. The
+        queue ends at `end_offset`.
 
-        One that lies further ahead than the level's delay was stored before the clock was set back:
-        it is due. If none is due, or none is there, the level waits.
+        One that lies further ahead than the level's delay was stored by a clock that is ahead of
+        this one, be it another broker's or this one before it was set back. It is due when it has
+        been here for the whole delay, if that comes first: never early (R56), and not a year late.
+        If none is due, or none is there, the level waits.
         """
-        level = self._levels[queue_id]
-        latest = now_ms + self._delay_ms(queue_id)
+        level, delay_ms = self._levels[queue_id], self._delay_ms(queue_id)
         for index, due_ms in enumerate(due):
-            if now_ms < due_ms <= latest:
+            wait_ms = due_ms - now.wall_ms
+            if wait_ms > delay_ms:
+                offset = level.offset + index
+                wait_ms = level.left_ms(offset, end_offset, delay_ms, now.steady_ms)
+            if wait_ms > 0:
                 if index == 0:
-                    level.look_ms = due_ms
+                    level.look_ms = now.wall_ms + wait_ms
                 return index
         if not due:
             level.look_ms = NEVER
@@ -138,15 +160,19 @@ class TimerQueue:
 
     How far the group is, is a `TimerProgress`: one place in the heap's order. A message that
     becomes visible when its time has passed may stand before that place. Such late ones come first,
-    in the order of their offsets, and while there are any the progress reaches to the first of them
-    only. A late one waits for its time as well: a clock that was set back has not reached it.
+    and while there are any the progress reaches to the one of the lowest offset only.
+
+    Where the clock shows a time before that place, it was ahead, or another broker's was. What
+    comes now takes its turn by that clock, so the place goes back to it. What was delivered up to
+    the former place is remembered as `early`, until the clock gets there.
     """
 
     def __init__(self) -> None:
         self._heap: list[int] = []
         self._blocks: dict[int, int] = {}
         self._recalls: Counter[bytes] = Counter()
-        self._late: deque[int] = deque()
+        self._late: list[int] = []
+        self._early = self._early_to = 0
         self._done = self._known_to = self._level_at = 0
         self.next_offset = 0
 
@@ -158,6 +184,8 @@ class TimerQueue:
         self._blocks.clear()
         self._recalls.clear()
         self._done = progress.done_ms << _BITS | progress.done_offset
+        self._early = progress.early_ms << _BITS | progress.early_offset
+        self._early_to = min(progress.early_to, end_offset)
         self._known_to = min(progress.next_offset, end_offset)
         self._level_at = end_offset
         self.next_offset = min(max(progress.from_offset, least_offset), end_offset)
@@ -170,17 +198,29 @@ class TimerQueue:
         """The queue begins there now: what was to be read before has expired."""
         self.next_offset = max(self.next_offset, least_offset)
 
+    def clock_shows(self, now_ms: int) -> None:
+        """Before units are read, and what is due is delivered."""
+        if self._done >= self._early:
+            self._early = self._early_to = 0
+        is_ahead = self._done >> _BITS > now_ms
+        if is_ahead and not self._late and self._done >= self._early:
+            self._early, self._early_to = self._done, max(self.next_offset, self._known_to)
+            self._done = now_ms << _BITS
+
+    def _is_delivered(self, offset: int, entry: int) -> bool:
+        """Whether the progress that this mastership took over has it."""
+        if offset < self._early_to and entry <= self._early:
+            return True
+        return offset < self._known_to and entry <= self._done
+
     def seen(self, due_ms: int) -> bool:
         """The next message of the queue is due at `due_ms`; whether it waits."""
         offset = self.next_offset
         self.next_offset = offset + 1
         entry = due_ms << _BITS | offset
-        if entry > self._done:
-            heapq.heappush(self._heap, entry)
-        elif offset < self._known_to:
+        if self._is_delivered(offset, entry):
             return False
-        else:
-            self._late.append(entry)
+        heapq.heappush(self._heap if entry > self._done else self._late, entry)
         block = offset >> _BLOCK_BITS
         self._blocks[block] = self._blocks.get(block, 0) + 1
         return True
@@ -215,14 +255,15 @@ class TimerQueue:
 
     def waits(self, offset: int, due_ms: int) -> bool:
         """Whether a message that was seen is still to come, and not late."""
-        return due_ms << _BITS | offset > self._done
+        entry = due_ms << _BITS | offset
+        return entry > self._done and not (offset < self._early_to and entry <= self._early)
 
     def done(self) -> bool:
         """The message that `next_due` gave is in the log again, or is not to be delivered. False if
         it was a late one."""
         is_late = bool(self._late)
         if is_late:
-            entry = self._late.popleft()
+            entry = heapq.heappop(self._late)
         else:
             entry = self._done = heapq.heappop(self._heap)
         block = (entry & _OFFSET) >> _BLOCK_BITS
@@ -235,13 +276,16 @@ class TimerQueue:
         """What is delivered of all that was seen. Not before all was seen that the last progress
         knew of."""
         block = next(iter(self._blocks), None)
-        end = self._late[0] & _OFFSET if self._late else self.next_offset
+        end = min([entry & _OFFSET for entry in self._late], default=self.next_offset)
         start = end if block is None else block << _BLOCK_BITS
         return TimerProgress(
             done_ms=self._done >> _BITS,
             done_offset=self._done & _OFFSET,
             next_offset=end,
             from_offset=min(start, end),
+            early_ms=self._early >> _BITS,
+            early_offset=self._early & _OFFSET,
+            early_to=self._early_to,
         )
 
     @property

@@ -71,6 +71,7 @@ class OffsetClamp:
             lambda level: queue_end(self._store, SCHEDULE_TOPIC, level - 1),
             queue_end(self._store, TIMER_TOPIC, 0),
         )
+        self._offsets.log_ends(self._store.max_phy_offset)
         count = 0
         async for lowered in in_turns(self._offsets.clamped(partial(queue_end, self._store))):
             if lowered is not None:

@@ -20,12 +20,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.tables.slave_sync import BrokerTables
+from batonmq.broker.tables.unwritten import Unwritten
 from batonmq.protocol.bodies import (
     PERM_WRITE,
     SetMessageRequestModeRequestBody,
@@ -46,7 +48,7 @@ from batonmq.protocol.topic_name import (
     pop_topic_pairs,
 )
 from batonmq.store.queue_locks import LockChange
-from batonmq.store.topic_config import topic_config
+from batonmq.store.topic_config import TopicConfigManager, topic_config
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +116,7 @@ class TopicService:
         self._dropped = dropped
         self._deleted = deleted
         self._deleting = deleting
+        self.unwritten = Unwritten()
 
     def get(self, topic: str) -> TopicConfig | None:
         return self.topics.get(topic)
@@ -185,6 +188,8 @@ class TopicService:
             if name not in self.topics:
                 check_made_topic(name)
         end = self._append(MetadataChange(topics=dict(zip(names, configs, strict=True))).encode())
+        before = {name: self.topics.get(name) for name in names}
+        self.unwritten.note(end, partial(_put_back, self.topics, self._changed, before))
         for config in configs:
             self.topics.put(config)
             log.info(
@@ -243,6 +248,10 @@ class TopicService:
         end = self._append(
             MetadataChange(groups={config.group_name: config for config in configs}).encode()
         )
+        for config in configs:
+            known = self.groups.get(config.group_name)
+            undo = partial(self.groups.delete, config.group_name)
+            self.unwritten.note(end, undo if known is None else partial(self.groups.put, known))
         self.groups.put_all(configs)
         return end
 
@@ -253,17 +262,28 @@ class TopicService:
 
     def forbid(self, group: str, topic: str, *, reading: bool) -> int:
         """Takes from a group the right to read a topic, or gives it back; as `put_topic`."""
+        before = not self.groups.is_forbidden(group, topic)
         bits = self.groups.forbid(group, topic, reading=reading)
-        return self._append(MetadataChange(forbidden={group: {topic: bits}}).encode())
+        end = self._append(MetadataChange(forbidden={group: {topic: bits}}).encode())
+        self.unwritten.note(end, partial(self.groups.forbid, group, topic, reading=before))
+        return end
 
     def put_locks(self, change: LockChange) -> int:
         """A change of queue locks that is applied here already; same safety as `put_topic`."""
-        return self._append(MetadataChange(locks=[change]).encode())
+        end = self._append(MetadataChange(locks=[change]).encode())
+        undo = msgspec.structs.replace(change, released=not change.released)
+        self.unwritten.note(end, partial(self.locks.apply, undo))
+        return end
 
     def put_request_mode(self, mode: SetMessageRequestModeRequestBody) -> int:
         """How a group gets a topic from now on; same safety as `put_topic`."""
+        before = self.request_modes.get(mode.topic, mode.consumer_group) or msgspec.structs.replace(
+            mode, mode="PULL", pop_share_queue_num=0
+        )
         self.request_modes.put_all([mode])
-        return self._append(MetadataChange(request_modes=[mode]).encode())
+        end = self._append(MetadataChange(request_modes=[mode]).encode())
+        self.unwritten.note(end, partial(self.request_modes.put_all, [before]))
+        return end
 
     def group(self, name: str, *, writable: bool) -> SubscriptionGroupConfig:
         """The group's configuration, created with defaults on a master that allows it.
@@ -286,6 +306,7 @@ class TopicService:
     def apply_record(self, body: bytes, end_offset: int) -> None:
         """Applies a confirmed metadata record, which ends at `end_offset`, on a replica.
         Idempotent. Raises OSError if a topic's files cannot be taken away."""
+        self.unwritten.written(end_offset)
         change = _readable(body)
         if change is not None:
             self._put(change)
@@ -303,6 +324,7 @@ class TopicService:
     def own_record_confirmed(self, body: bytes, end_offset: int) -> None:
         """A record of this master's log, which ends at `end_offset`, is on every member of the set.
         Raises OSError as `apply_record` does."""
+        self.unwritten.written(end_offset)
         change = _readable(body)
         if change is None:
             return
@@ -315,6 +337,11 @@ class TopicService:
         for group in change.groups.values():
             if group.group_name not in self.groups:
                 self._put(change)
+
+    def deleted_since(self, topic: str, offset: int) -> bool:
+        """Whether a record at this physical offset is of a topic of that name that was deleted
+        (R39): what waits for it must not come into the one made again."""
+        return self._offsets.deleted_since(topic, offset)
 
     def role_left(self) -> None:
         """What was not confirmed may be cut: the log decides."""
@@ -375,6 +402,26 @@ def _refuse_above(what: str, there: int, made: int, key: str, most: int) -> None
             ResponseCode.NO_PERMISSION,
             f"this broker has {there} {what}, and {key} is {most}: no more are made",
         )
+
+
+def _put_back(
+    topics: TopicConfigManager,
+    changed: Callable[[None], None],
+    before: dict[str, TopicConfig | None],
+) -> None:
+    for name, config in before.items():
+        if config is None:
+            topics.delete(name)
+        else:
+            topics.put(config)
+    changed(None)
+
+
+def readable_queue(config: TopicConfig, queue_id: int) -> int:
+    """Where a message that waited for `queue_id` goes: into a queue that readers see, however small
+    its topic was made meanwhile (R56)."""
+    reads = config.read_queue_nums
+    return queue_id % reads if 0 < reads <= queue_id else queue_id
 
 
 def _readable(body: bytes) -> MetadataChange | None:

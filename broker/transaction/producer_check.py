@@ -8,6 +8,7 @@ half a minute away. Origin: Java `AbstractTransactionalMessageCheckListener`, `P
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final, cast
 
 from batonmq.broker.consume.consumer_manager import ConsumerManager
@@ -31,12 +32,18 @@ class ProducerCheck:
         self._broker_name = broker_name
         self._store_host = store_host
         self._senders: dict[str, Connection] = {}
+        #: Called with a group of which a producer can be asked now.
+        self.came: Callable[[str], None] = lambda group: None
+        clients.producer_came = lambda group: self.came(group)
 
     def sent_half(self, group: str, channel: Connection) -> None:
         """A producer of `group` sent a half message on `channel`."""
         if group not in self._senders and len(self._senders) >= SENDERS_MAX:
             del self._senders[next(iter(self._senders))]
+        is_new = self._senders.get(group) is not channel
         self._senders[group] = channel
+        if is_new:
+            self.came(group)
 
     def channel(self, group: str) -> Connection | None:
         """A producer of the group that can be asked now."""

@@ -51,7 +51,7 @@ _WAITS: Final = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS
 
 class Half(NamedTuple):
     """A half message. `checks`: how often it was checked; `immunity_ms`: how long after it was
-    stored it is not, None for the broker's rule; `key`: its UNIQ_KEY."""
+    stored it is not, None for the broker's rule; `key`: its `transaction_key`."""
 
     queue_offset: int
     phy_offset: int
@@ -93,6 +93,7 @@ class TransactionTable:
         self._replaced: set[int] = set()
         self._ops: deque[tuple[int, int]] = deque()
         self._due: list[tuple[int, int]] = []
+        self._unheard: dict[str, list[int]] = {}
 
     def begin(self, half_offset: int, op_offset: int) -> None:
         """A mastership begins: nothing is known but where to read from."""
@@ -103,6 +104,7 @@ class TransactionTable:
         self._replaced.clear()
         self._ops.clear()
         self._due.clear()
+        self._unheard.clear()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -208,6 +210,19 @@ class TransactionTable:
         wait_ms = self.rules.interval_ms if pause_ms is None else pause_ms
         heapq.heappush(self._due, (now_ms + wait_ms, half.queue_offset))
 
+    def nobody_asked(self, half: Half, now_ms: int) -> None:
+        """No producer of its group is here: `later`, or when one comes."""
+        self.later(half, now_ms)
+        self._unheard.setdefault(half.group, []).append(half.queue_offset)
+
+    def group_came(self, group: str) -> bool:
+        """A producer of the group is here; whether halves have waited for it. They are due now."""
+        waited = self._unheard.pop(group, None)
+        for offset in waited or ():
+            if offset in self._open:
+                heapq.heappush(self._due, (0, offset))
+        return waited is not None
+
     def progress(self) -> tuple[int, int]:
         """(half offset, op offset) from which on all of this can be read again."""
         half = next(iter(self._open), self.next_half)
@@ -268,12 +283,20 @@ def half_of(record: Buffer) -> Half:
         head.queue_offset,
         head.physical_offset,
         head.size,
-        find_property(properties, b"UNIQ_KEY") or b"",
+        transaction_key(properties),
         (find_property(properties, PGROUP.encode()) or b"").decode("utf-8", "replace"),
         head.store_timestamp,
         max(0, whole_number(checks, INT_MAX) or 0),
         immunity_ms(immunity.decode("utf-8", "replace")) if immunity is not None else None,
     )
+
+
+def transaction_key(properties: bytes) -> bytes:
+    """What names a transaction: UNIQ_KEY alone may stand in several, for a message that is sent
+    once more keeps it (R56). Empty without one."""
+    names = (b"UNIQ_KEY", REAL_TOPIC.encode(), REAL_QID.encode(), PGROUP.encode())
+    parts = [find_property(properties, name) or b"" for name in names]
+    return b"\x01".join(parts) if parts[0] else b""
 
 
 def immunity_ms(text: str) -> int:

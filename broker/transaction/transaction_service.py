@@ -22,7 +22,7 @@ from typing import Final
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.request_fields import flag, number, stored_at, text
 from batonmq.broker.tables.offset_clamp import queue_end
-from batonmq.broker.tables.topics import TopicService
+from batonmq.broker.tables.topics import TopicService, readable_queue
 from batonmq.broker.transaction.producer_check import ProducerCheck
 from batonmq.broker.transaction.transaction_records import (
     NEVER,
@@ -38,6 +38,7 @@ from batonmq.broker.transaction.transaction_records import (
     op,
     parse_op,
     real_place,
+    transaction_key,
 )
 from batonmq.broker.write.due_service import DueService
 from batonmq.broker.write.write_path import WritePath
@@ -52,7 +53,7 @@ from batonmq.protocol.properties import (
     REAL_TOPIC,
     UNIQ_KEY,
 )
-from batonmq.protocol.record import NewMessage, decode_record, message_to_store
+from batonmq.protocol.record import NewMessage, decode_record, message_to_store, raw_properties
 from batonmq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from batonmq.protocol.topic_name import (
     TRANS_CHECK_MAX_TIME_TOPIC,
@@ -98,6 +99,9 @@ class TransactionService(DueService):
         self._torn: list[int] = []
         self._ops: list[int] = []
         self._op_done: asyncio.Future[None] | None = None
+        self._owed: list[int] = []
+        """Halves whose commit is in the log, and whose op found no room. They go with the next."""
+        producers.came = self._producer_came
         self._resumed: set[int] = set()
         """Where the given-up messages are that this mastership has taken back."""
         self._wall_at_zero_ms = wall_ms() - boot_ms()
@@ -126,6 +130,7 @@ class TransactionService(DueService):
         self._loaded.clear()
         self._torn.clear()
         self._ops.clear()
+        self._owed.clear()
         self._resumed.clear()
         if self._op_done is not None and not self._op_done.done():
             self._op_done.set_exception(_changed())
@@ -135,6 +140,11 @@ class TransactionService(DueService):
     def arrived(self, _queue_id: int) -> None:
         """There is more in a topic of half messages or of their ends."""
         if self._is_running:
+            self._wake_in(0)
+
+    def _producer_came(self, group: str) -> None:
+        """After a failover halves are overdue before any producer is known."""
+        if self._table.group_came(group) and self._is_running:
             self._wake_in(0)
 
     def __len__(self) -> int:
@@ -153,6 +163,8 @@ class TransactionService(DueService):
         if not self._loaded.is_set() and self._is_level:
             self._loaded.set()
             self._end_torn()
+        if self._owed and self._path.gate.refusal is None and self._store.appender.is_writable:
+            self._write_op([])
         now_s, pause_ms = asyncio.get_running_loop().time(), LOOK_AGAIN_MS
         if self._loaded.is_set() and (not more or now_s >= self._looked_s + LOOK_AGAIN_MS / 1000):
             self._looked_s = now_s
@@ -244,13 +256,14 @@ class TransactionService(DueService):
         _check_same(half, group, queue_offset, phy_offset)
         if not from_check:
             _check_immunity(half, wall_ms())
-        offsets = self._table.to_end(queue_offset, half.properties.get(UNIQ_KEY, "").encode())
+        offsets = self._table.to_end(queue_offset, transaction_key(raw_properties(record)))
         if not offsets:
             raise _refused(f"the transaction of half message {queue_offset} has ended already")
         # A master may have the commit, and the op is still to be written (`_end_torn`, `_check`).
         committed_before = any(map(self._is_committed, offsets))
         try:
             if outcome == TRANSACTION_COMMIT and not committed_before:
+                self._require_same_topic(half)
                 self._commit(record, half, self._table.place_of(offsets[-1]))
             done = self._write_op(offsets)
         except BaseException:
@@ -262,7 +275,17 @@ class TransactionService(DueService):
         return RemotingCommand.response_to(request)
 
     def _is_committed(self, queue_offset: int) -> bool:
-        return self._table.place_of(queue_offset) in self._store.recent_commits
+        place = self._table.place_of(queue_offset)
+        return queue_offset in self._owed or place in self._store.recent_commits
+
+    def _require_same_topic(self, half: MessageExt) -> None:
+        """Raises BrokerRefusal 17 for a half of a topic that was deleted, also if it was made again
+        (R39)."""
+        topic = half.properties.get(REAL_TOPIC, "")
+        if self._topics.deleted_since(topic, half.physical_offset):
+            raise BrokerRefusal(
+                ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} was deleted since: the half is gone"
+            )
 
     async def resume_check(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """323. `msgId`, an offsetMsgId, names a half message that was given up, or one that is
@@ -275,9 +298,10 @@ class TransactionService(DueService):
         half = decode_record(record) if record is not None else None
         if record is None or half is None or not half.properties.get(REAL_TOPIC):
             raise _refused(f"no half message {message_id} is stored here")
+        self._require_same_topic(half)
         copy = checked_once_more(record, 0)
         if half.topic == TRANS_HALF_TOPIC and self._table.is_open(half.queue_offset):
-            await self._check_from_the_start(half, copy)
+            await self._check_from_the_start(half, copy, transaction_key(raw_properties(record)))
         elif half.topic == TRANS_CHECK_MAX_TIME_TOPIC:
             await self._take_back(half, copy)
         else:
@@ -287,9 +311,8 @@ class TransactionService(DueService):
             )
         return RemotingCommand.response_to(request)
 
-    async def _check_from_the_start(self, half: MessageExt, copy: NewMessage) -> None:
+    async def _check_from_the_start(self, half: MessageExt, copy: NewMessage, key: bytes) -> None:
         """Writes an open half message again."""
-        key = half.properties.get(UNIQ_KEY, "").encode()
         offsets = self._table.to_end(half.queue_offset, key)
         if not offsets:
             raise _refused(f"half message {half.msg_id} is being ended or checked in this moment")
@@ -316,7 +339,7 @@ class TransactionService(DueService):
             found = self._store.queries.query_message(topic, key, SLICE, 0, NEVER)
             if any(decode_record(one).physical_offset > place for one in found.parts):
                 raise _refused(f"{name} was taken back or ended since: topic {topic} has its key")
-        if self._table.is_waiting(key.encode()) or place in self._resumed:
+        if self._table.is_waiting(transaction_key(copy.properties)) or place in self._resumed:
             raise _refused(f"{name}: a half message of its key waits already")
         copy.topic, copy.queue_id = TRANS_HALF_TOPIC, QUEUE
         put = self._store.appender.put_stored(copy)
@@ -339,10 +362,12 @@ class TransactionService(DueService):
         place = real_place(message_to_store(record).properties)
         if place is None:
             raise _refused(f"half message {half.queue_offset} has no REAL_TOPIC and REAL_QID")
-        if self._topics.get(place[0]) is None:
+        config = self._topics.get(place[0])
+        if config is None:
             raise BrokerRefusal(
                 ResponseCode.TOPIC_NOT_EXIST, f"topic {place[0]} does not exist any more"
             )
+        place = place[0], readable_queue(config, place[1])
         put = self._path.put_stored(committed(record, latest_offset, place))
         self._store.recent_commits.append(latest_offset, put.physical_offset)
         self._path.schedule_flush()
@@ -359,7 +384,7 @@ class TransactionService(DueService):
     def _put_ops(self, done: asyncio.Future[None]) -> None:
         if done.done():
             return
-        offsets, self._ops, self._op_done = self._ops, [], None
+        offsets, self._ops, self._op_done = self._owed + self._ops, [], None
         path = self._path
 
         def outcome(code: int, remark: str) -> None:
@@ -378,8 +403,11 @@ class TransactionService(DueService):
                 )
         except PutRefused as error:
             self._table.not_ended(offsets, wall_ms())
+            is_open = self._table.is_open
+            self._owed = [one for one in offsets if is_open(one) and self._is_committed(one)]
             outcome(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
             return
+        self._owed = []
         path.acks.add_waiter(put.end_offset, path.clock_ms(), outcome)
         path.schedule_flush()
 
@@ -413,14 +441,18 @@ class TransactionService(DueService):
     def _check(self, due: Due, now_ms: int) -> None:
         half = due.half
         record = self._store.queries.record_at(half.phy_offset, half.size)
-        is_ended = due.action == "end" or half.phy_offset in self._store.recent_commits
+        is_ended = due.action == "end" or self._is_committed(half.queue_offset)
+        topic = (real_place(raw_properties(record)) or ("", 0))[0] if record is not None else ""
+        is_ended = is_ended or self._topics.deleted_since(topic, half.phy_offset)
         if record is None or is_ended:
             self._write_op([half.queue_offset])
+        elif topic in self._store.deleting_topics:  # its end, or a copy behind the deletion: no
+            self._table.later(half, now_ms, BLOCKED_MS)
         elif due.action == "give up":
             self._give_up(half, record)
         elif (channel := self._producers.channel(half.group)) is None:
             log.info("transaction_not_checked group=%s: no producer of it is here", half.group)
-            self._table.later(half, now_ms)
+            self._table.nobody_asked(half, now_ms)
         else:
             self._ask(half, record, channel)
 

@@ -41,7 +41,7 @@ from batonmq.protocol.properties import (
 from batonmq.protocol.record import NewMessage, UniqIdGenerator
 from batonmq.protocol.sysflag import INNER_BATCH
 from batonmq.protocol.tags import tags_code
-from batonmq.protocol.topic_name import DLQ_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
+from batonmq.protocol.topic_name import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 from batonmq.store.config import StoreConfig
 
 _ACCEPTED_MAX: Final = PROPERTIES_SIZE_MAX - PROPERTIES_ROOM
@@ -77,13 +77,23 @@ class PutHooks:
             self._time(message, properties, now_ms)
 
     def _delay(self, message: NewMessage, level: int) -> None:
-        """A level above the last counts as the last, as in Java."""
+        """A level above the last counts as the last, as in Java. The log must still have the
+        message when it is due (R56): else a client's wish is refused, and a retry waits less."""
         if b"TIMER_" in message.properties:
             properties = decode_properties(message.properties)
             for name in _TIMER_WISHES:
                 properties.pop(name, None)
             message.properties = encode_properties(properties).encode()
         level = min(level, len(self._levels))
+        kept_ms = self._config.file_reserved_time * 3_600_000
+        if self._levels.delay_ms(level) > kept_ms:
+            if not message.topic.startswith(RETRY_PREFIX):
+                raise _illegal(
+                    f"delay level {level} is {self._levels.delay_ms(level)} ms, and messages are"
+                    f" kept for {kept_ms} ms (fileReservedTime)"
+                )
+            fitting = (one for one in range(level, 0, -1) if self._levels.delay_ms(one) <= kept_ms)
+            level = next(fitting, 1)
         wishes = {
             DELAY.encode(): b"%d" % level,
             REAL_TOPIC.encode(): message.topic.encode(),

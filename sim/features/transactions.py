@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import zlib
 from collections import defaultdict
 
 from batonmq.client.producer.producer import ProducerOptions
 from batonmq.client.producer.transactions import TransactionProducer, TransactionState
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageExt
+from batonmq.protocol.properties import CHECK_IMMUNITY_TIME_IN_SECONDS
 from batonmq.protocol.topic_name import (
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_HALF_TOPIC,
@@ -131,9 +133,10 @@ class TransactionSender(Client):
                 return checker.decisions.setdefault(name, state)
             return UNKNOWN
 
-        result = await producer.send_in_transaction(
-            Message.of(TOPIC, f"{name}|0|".encode() + b"." * 40, keys=name), execute
-        )
+        message = Message.of(TOPIC, f"{name}|0|".encode() + b"." * 40, keys=name)
+        if zlib.crc32(name.encode()) % 8 == 0:
+            message.properties[CHECK_IMMUNITY_TIME_IN_SECONDS] = "9" * 5000  # R54
+        result = await producer.send_in_transaction(message, execute)
         if result.ended and result.state is checker.decisions.get(name):
             checker.ended(name, result.send.queue_offset, result.state)
 

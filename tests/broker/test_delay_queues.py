@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batonmq.broker.schedule.due_queues import NEVER, NOW, DelayQueues, Look
+from batonmq.broker.schedule.due_queues import NEVER, NOW, DelayQueues, Look, Now
 
 DELAYS_MS = {0: 1_000, 1: 5_000}
 
@@ -18,22 +19,30 @@ def queues(**offsets: int) -> DelayQueues:
     return core
 
 
+def due_of(
+    core: DelayQueues, queue_id: int, due: Sequence[int], wall_ms: int, steady_ms: int = 0
+) -> int:
+    """Of a queue that has nothing behind `due`."""
+    end = core.offset_of(queue_id) + len(due)
+    return core.due_of(queue_id, due, end, Now(wall_ms, steady_ms))
+
+
 def test_a_queue_is_looked_at_when_its_first_message_is_due_and_not_before() -> None:
     core = queues(q0=7)
     assert core.wake_ms == NOW and core.next_look(100) == Look(0, 7)
-    assert core.due_of(0, [900, 950], 100) == 0
+    assert due_of(core, 0, [900, 950], 100) == 0
     assert core.wake_ms == 900 and core.next_look(899) is None
     assert not core.arrived(0), "the first is waited for already"
     assert core.next_look(900) == Look(0, 7)
-    assert core.due_of(0, [900, 950], 900) == 1
+    assert due_of(core, 0, [900, 950], 900) == 1
     core.delivered(0, 1)
     assert core.next_look(900) == Look(0, 8)
-    assert core.due_of(0, [950], 900) == 0 and core.wake_ms == 950
+    assert due_of(core, 0, [950], 900) == 0 and core.wake_ms == 950
 
 
 def test_an_empty_queue_waits_for_an_arrival() -> None:
     core = queues(q0=0)
-    assert core.due_of(0, [], 100) == 0
+    assert due_of(core, 0, [], 100) == 0
     assert core.wake_ms == NEVER
     assert core.arrived(0) and core.wake_ms == NOW
     assert not core.arrived(5), "a level that is not there"
@@ -42,13 +51,15 @@ def test_an_empty_queue_waits_for_an_arrival() -> None:
 def test_a_clock_set_back_does_not_keep_a_message_longer_than_its_delay() -> None:
     """Stored at 100,000 with a second of delay; then the clock says 50,000."""
     core = queues(q0=0)
-    assert core.due_of(0, [101_000], 100_000) == 0
+    assert due_of(core, 0, [101_000], 100_000) == 0
     assert core.next_look(100_999) is None
     assert core.next_look(50_000) == Look(0, 0), "it was waited for already"
-    assert core.due_of(0, [101_000], 50_000) == 1
-    assert core.due_of(0, [51_000], 50_000) == 0
+    assert due_of(core, 0, [101_000], 50_000, 700) == 0, "not early"
+    assert core.wake_ms == 51_000 and core.next_look(50_999) is None
+    assert due_of(core, 0, [101_000], 50_600, 1_699) == 0, "the wall clock leaped"
+    assert due_of(core, 0, [101_000, 101_000], 50_600, 1_700) == 1, "the second came later"
     core = queues(q0=0)
-    assert core.due_of(0, [], 50_000) == 0 and core.next_look(50_000) is None
+    assert due_of(core, 0, [], 50_000) == 0 and core.next_look(50_000) is None
 
 
 def test_levels_come_in_turn_so_a_long_backlog_starves_none() -> None:
@@ -58,7 +69,7 @@ def test_levels_come_in_turn_so_a_long_backlog_starves_none() -> None:
         look = core.next_look(10_000)
         assert look is not None
         seen.append(look.queue_id)
-        core.delivered(look.queue_id, core.due_of(look.queue_id, [1, 2, 3], 10_000))
+        core.delivered(look.queue_id, due_of(core, look.queue_id, [1, 2, 3], 10_000))
     assert list(seen) == [0, 1, 0, 1, 0, 1]
 
 
@@ -82,7 +93,7 @@ def test_each_message_once_in_order_never_early_and_on_time(gaps: list[int], sli
         while (look := core.next_look(now)) is not None:
             there = [one for one, at in zip(due, stored, strict=True) if at <= now]
             units = there[look.offset :][:slice_]
-            count = core.due_of(0, units, now)
+            count = due_of(core, 0, units, now)
             delivered += [(index, now) for index in range(look.offset, look.offset + count)]
             if count:
                 core.delivered(0, count)

@@ -269,8 +269,8 @@ def test_r39_what_is_due_waits_while_its_topic_may_be_deleted(tmp_path: Path, cl
         deliverer = rig.service.waiting.schedule._deliverer
         answers: list[bool] = []
 
-        def deliver(message: NewMessage) -> bool:
-            answers.append(real(message))
+        def deliver(message: NewMessage, stored_at: int) -> bool:
+            answers.append(real(message, stored_at))
             return answers[-1]
 
         real, deliverer.deliver = deliverer.deliver, deliver  # type: ignore[method-assign]

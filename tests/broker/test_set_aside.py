@@ -83,10 +83,10 @@ def test_r54_a_message_that_cannot_be_delivered_is_set_aside_and_named(
 ) -> None:
     deliver = Delivery.deliver
 
-    def poisoned(self: Delivery, message: object) -> bool:
+    def poisoned(self: Delivery, message: object, stored_at: int) -> bool:
         if message.body == b"poison":  # type: ignore[attr-defined]
             raise IndexError("of this message")
-        return deliver(self, message)  # type: ignore[arg-type]
+        return deliver(self, message, stored_at)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Delivery, "deliver", poisoned)
 

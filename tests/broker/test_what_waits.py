@@ -1,0 +1,325 @@
+"""What waits is not lost, hidden, early, or of a topic that is gone (R55, R56)."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from lone_broker import Clock, Rig, end_of, messages, run_with_broker, until
+from test_transactions import COMMIT, NO_CHECKS, end_fields, half, refuse_ops
+
+from batonmq.broker.schedule.due_queues import TimerQueue
+from batonmq.broker.transaction import transaction_service
+from batonmq.protocol.bodies import HeartbeatData, ProducerData
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.topic_name import TRANS_OP_HALF_TOPIC
+from batonmq.store.commit_log import CommitLog
+from batonmq.store.consumer_offset import TimerProgress
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def topic(queues: int) -> dict[str, str]:
+    count = str(queues)
+    fields = {"topic": "T", "defaultTopic": "TBW102", "perm": "6", "topicFilterType": "SINGLE_TAG"}
+    return fields | {"readQueueNums": count, "writeQueueNums": count, "order": "false"}
+
+
+# What was dropped from memory (R55).
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+async def leave_and_lead_again(rig: Rig, write: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the role actions do it while the disk is full; then there is room."""
+    service = rig.service
+    store = service.store
+    store.end_turn()
+    service.path.acks.fail_all(ResponseCode.SERVICE_NOT_AVAILABLE, "role changed")
+    store.stop_writes()
+    service.role_left()
+    monkeypatch.setattr(CommitLog, "_write", write)
+    store.health.room_again()
+    store.prepare_master()
+    service.master_opened()
+
+
+def test_r55_a_commit_that_never_reached_the_log_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(rig: Rig) -> None:
+        sent = await half(rig)
+        write = CommitLog._write
+        monkeypatch.setattr(CommitLog, "_write", full)
+        asked = asyncio.ensure_future(rig.ask(37, end_fields(sent, COMMIT)))
+        await until(lambda: rig.service.store.appender.has_buffered)
+        await leave_and_lead_again(rig, write, monkeypatch)
+        assert (await asked).code != 0 and end_of(rig, "T", 1) == 0
+        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
+        await until(lambda: end_of(rig, "T", 1) == 1)
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS, slave_timeout=60_000)
+
+
+def test_r55_a_topic_whose_record_never_reached_the_log_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.ask(17, topic(3))
+        topics = rig.service.topics
+        before = topics.get("T")
+        write = CommitLog._write
+        monkeypatch.setattr(CommitLog, "_write", full)
+        asked = [
+            asyncio.ensure_future(rig.send("NEW", b"x")),
+            asyncio.ensure_future(rig.ask(17, topic(5))),
+            asyncio.ensure_future(rig.ask(200, {}, b'{"groupName":"newgroup"}')),
+        ]
+        await until(lambda: rig.service.tables.groups.get("newgroup") is not None)
+        await until(lambda: topics.get("NEW") is not None and topics.get("T") != before)
+        await leave_and_lead_again(rig, write, monkeypatch)
+        await asyncio.gather(*asked)
+        assert topics.get("NEW") is None and topics.get("T") == before
+        assert rig.service.tables.groups.get("newgroup") is None
+        assert (await rig.send("NEW", b"acknowledged")).code == 0
+        log = (tmp_path / "commitlog" / f"{0:020d}").read_bytes()
+        assert b'"topicName":"NEW"' in log, "the other members learn of it (R31)"
+
+    run_with_broker(tmp_path, play, slave_timeout=60_000)
+
+
+def test_r55_a_mastership_that_begins_again_delivers_nothing_twice(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async def play(rig: Rig) -> None:
+        for number in range(3):
+            await rig.send("T", b"%d" % number, DELAY="1", UNIQ_KEY=f"K{number}")
+        await half(rig)
+        rig.service.store.prepare_master()
+        rig.service.master_opened()
+        clock.ahead_ms = HOUR_MS
+        await until(lambda: end_of(rig, "T") == 3)
+        rig.service.store.prepare_master()
+        rig.service.master_opened()
+        await rig.send("T", b"last", DELAY="1", UNIQ_KEY="K4")
+        clock.ahead_ms = 2 * HOUR_MS
+        await until(lambda: end_of(rig, "T") >= 4)
+        assert [one.body for one in await messages(rig, "T")] == [b"0", b"1", b"2", b"last"]
+        assert len(rig.service.waiting.transactions) == 1
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+# Transactions (R56).
+
+
+def test_r56_two_transactions_of_one_unique_key_both_end(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        fields = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "K1"}
+        halves = [await rig.send(name, name.encode(), **fields) for name in ("ORDERS", "BILLS")]
+        halves.append(await rig.send("BILLS", b"other queue", queue=1, **fields))
+        for sent in halves:
+            assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
+        ends = (end_of(rig, "ORDERS"), end_of(rig, "BILLS"), end_of(rig, "BILLS", 1))
+        assert ends == (1, 1, 1) and len(rig.service.waiting.transactions) == 0
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_r56_the_op_that_found_no_room_goes_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many commits come before the half is looked at again."""
+
+    async def play(rig: Rig) -> None:
+        sent = await half(rig)
+        transactions = rig.service.waiting.transactions
+        transactions._wake_in = lambda delay_ms: None  # type: ignore[method-assign]
+        with monkeypatch.context() as no_room:
+            refuse_ops(rig, no_room)
+            assert (await rig.ask(37, end_fields(sent, COMMIT))).code != 0
+        rig.service.store.recent_commits.cut(0)  # as after 4096 others
+        again = await rig.ask(37, end_fields(sent, COMMIT))
+        assert (
+            again.code == 0 and end_of(rig, "T", 1) == 1 and end_of(rig, TRANS_OP_HALF_TOPIC) == 1
+        )
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_r56_an_overdue_half_is_checked_when_its_producer_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction_service, "LOOK_AGAIN_MS", 1)
+
+    async def play(rig: Rig) -> None:
+        waiting, asked = rig.service.waiting, []
+        monkeypatch.setattr(waiting.producers, "ask", lambda *args: asked.append(args))
+        with monkeypatch.context() as away:
+            away.setattr(waiting.producers, "channel", lambda group: None)
+            await half(rig)
+            await until(lambda: bool(waiting.transactions._table._unheard))
+        body = HeartbeatData(client_id="c", producer_data_set=[ProducerData(group_name="pg")])
+        assert (await rig.ask(34, {}, body.encode())).code == 0
+        await until(lambda: bool(asked))
+
+    run_with_broker(tmp_path, play, broker={"transaction_time_out": 1})
+
+
+# Topics that became smaller, or went.
+
+
+def test_r56_what_waits_for_a_queue_that_went_comes_into_one_that_is_read(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.ask(17, topic(16))
+        await rig.send("T", b"delayed", queue=15, DELAY="3")
+        await rig.send("T", b"timed", queue=14, TIMER_DELAY_SEC="10", UNIQ_KEY="K2")
+        fields = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "K3"}
+        sent = await rig.send("T", b"half", queue=13, **fields)
+        assert (await rig.ask(17, topic(8))).code == 0
+        clock.ahead_ms = 60_000
+        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
+        await until(lambda: all(end_of(rig, "T", queue) == 1 for queue in (5, 6, 7)))
+        found = [(await messages(rig, "T", queue))[0].body for queue in (5, 6, 7)]
+        assert found == [b"half", b"timed", b"delayed"]
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_r56_what_waited_for_a_deleted_topic_comes_into_none_made_again(
+    tmp_path: Path, clock: Clock, restarts: bool
+) -> None:
+    sent = []
+
+    async def first(rig: Rig) -> None:
+        await rig.send("T", b"first")
+        await rig.send("T", b"old, level 5", DELAY="5")
+        await rig.send("T", b"old, timed", TIMER_DELAY_SEC="60", UNIQ_KEY="K2")
+        sent.append(await half(rig, "K3"))
+        await rig.ask(215, {"topic": "T"})
+        await until(lambda: rig.service.topics.get("T") is None)
+        await rig.send("T", b"new")
+        await rig.send("T", b"new, delayed", DELAY="6", UNIQ_KEY="K4")
+
+    async def then(rig: Rig) -> None:
+        clock.ahead_ms = HOUR_MS
+        reply = await rig.ask(37, end_fields(sent[0], COMMIT))
+        assert reply.code == 17, reply.remark
+        await until(lambda: end_of(rig, "T") >= 2)
+        found = [one.body for queue in (0, 1) for one in await messages(rig, "T", queue)]
+        assert found == [b"new", b"new, delayed"]
+
+    async def both(rig: Rig) -> None:
+        await first(rig)
+        await then(rig)
+
+    lives: list[Callable[[Rig], object]] = [first, then] if restarts else [both]
+    for life in lives:
+        run_with_broker(tmp_path, life, broker=NO_CHECKS)  # type: ignore[arg-type]
+
+
+def test_r56_a_restart_does_not_forget_that_a_topic_was_deleted(tmp_path: Path) -> None:
+    async def before(rig: Rig) -> None:
+        for number in range(10):
+            await rig.send("T", b"old %d" % number)
+        await rig.ask(215, {"topic": "T"})
+        await until(lambda: rig.service.topics.get("T") is None)
+        for number in range(5):
+            await rig.send("T", b"new %d" % number)
+
+    async def after(rig: Rig) -> None:
+        pulled = await rig.pull("T", offset=10)
+        assert (pulled.code, pulled.ext["nextBeginOffset"]) == (21, "0")
+        commit = {"consumerGroup": "g2", "topic": "T", "queueId": "0", "commitOffset": "10"}
+        assert (await rig.ask(15, commit)).code != 0
+
+    for life in (before, after):
+        run_with_broker(tmp_path, life)
+
+
+# Clocks.
+
+
+def test_r56_a_delay_beyond_what_the_log_keeps_is_refused(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        refused = await rig.send("T", b"x", DELAY="18")
+        assert refused.code == 13 and "fileReservedTime" in (refused.remark or "")
+        assert (await rig.send("T", b"x", DELAY="17")).code == 0
+        retry = await rig.send("%RETRY%g", b"x", DELAY="18")
+        assert retry.code == 0, "a retry waits less"
+        _, waits = await messages(rig, "SCHEDULE_TOPIC_XXXX", 16)
+        assert waits.properties["DELAY"] == "17"
+
+    run_with_broker(tmp_path, play, file_reserved_time=1)
+
+
+def test_r56_a_delay_comes_not_early_where_the_heirs_clock_is_behind(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async def before(rig: Rig) -> None:
+        assert (await rig.send("T", b"in two hours", DELAY="18")).code == 0
+
+    async def heir(rig: Rig) -> None:
+        await until(lambda: rig.service.waiting.schedule._queues.wake_ms > HOUR_MS)
+        assert end_of(rig, "T") == 0
+
+    run_with_broker(tmp_path, before)
+    clock.ahead_ms = -60_000
+    run_with_broker(tmp_path, heir)
+
+
+def test_r56_timers_keep_their_turn_after_a_clock_was_ahead(tmp_path: Path, clock: Clock) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send("T", b"3000 s", TIMER_DELAY_SEC="3000")
+        clock.ahead_ms = HOUR_MS
+        await until(lambda: end_of(rig, "T") == 1)
+        clock.ahead_ms = 0
+        await rig.send("T", b"2000 s", TIMER_DELAY_SEC="2000", UNIQ_KEY="A")
+        await rig.send("T", b"1 s", TIMER_DELAY_SEC="1", UNIQ_KEY="B")
+        clock.ahead_ms = 2_000
+        await until(lambda: end_of(rig, "T") == 2)
+        assert [one.body for one in await messages(rig, "T")] == [b"3000 s", b"1 s"]
+
+    async def heir(rig: Rig) -> None:
+        clock.ahead_ms = 2 * HOUR_MS
+        await until(lambda: end_of(rig, "T") == 3)
+        assert [one.body for one in await messages(rig, "T")][2:] == [b"2000 s"]
+
+    run_with_broker(tmp_path, play)
+    run_with_broker(tmp_path, heir)
+
+
+def test_r56_a_heir_delivers_what_a_clock_made_early_neither_twice_nor_never() -> None:
+    first = TimerQueue()
+    first.begin(TimerProgress(), 0, 0)
+    for due_ms in (500, 900):
+        first.seen(due_ms)
+    while first.next_due(1000) is not None:  # the clock is ahead
+        first.done()
+    first.clock_shows(100)
+    for due_ms in (700, 300):
+        assert first.seen(due_ms)
+    assert first.next_due(300) == 3 and first.done(), "not behind the one before it"
+    heir = TimerQueue()
+    heir.begin(first.progress(), 0, 4)
+    heir.clock_shows(250)  # behind again
+    seen = [heir.seen(due_ms) for due_ms in (500, 900, 700, 300, 950)]
+    assert seen == [False, False, True, False, True]
+    for offset in (2, 4):
+        assert heir.next_due(950) == offset and heir.done()
+    heir.clock_shows(951)
+    assert heir.progress().early_to == 0
