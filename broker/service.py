@@ -104,7 +104,6 @@ class BrokerService:
             dropped=self.store.delete_topic,
             deleted=self._topic_deleted,
         )
-        self.store.on_dropped.append(self.topics.unwritten.dropped)
         self._client = RemotingClient(name="broker-out")
         self.slave_sync = SlaveSynchronize(
             self._client, self.tables, broker.slave_sync_interval, self._tables_changed, self.store
@@ -270,6 +269,7 @@ class BrokerService:
 
     def _open_store(self) -> None:
         """In a thread: the loop serves the endpoint meanwhile, and touches none of this."""
+        self.store.on_dropped.append(self.topics.unwritten.dropped)
         # Before the store: its recovery shows records again that may be newer than these files.
         self.tables.load()
         self.filters.load()

@@ -27,7 +27,7 @@ import functools
 import logging
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +35,7 @@ import msgspec
 from msgspec.structs import replace
 
 from batonmq.process import disk
-from batonmq.process.clock import boot_ms, wall_ms
+from batonmq.process.clock import wall_ms
 from batonmq.process.durable_file import SnapshotOrder, replace_file
 from batonmq.protocol.bodies import (
     ConsumerOffsetSerializeWrapper,
@@ -43,6 +43,7 @@ from batonmq.protocol.bodies import (
     DelayOffsetSerializeWrapper,
 )
 from batonmq.store.config_file import ConfigManager
+from batonmq.store.old_positions import OldPositions
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,6 @@ NO_OFFSET = -1
 _COMMITS_PER_VERSION = 500
 _SORTED_AT_ONCE: Final = 512
 _VERSIONS_AHEAD = 1000
-_DELETED_TOPICS_MAX = 4096
 _DELETIONS_MAX: Final = 1 << 16
 
 _TIMER_CHECK: Final = struct.Struct(">7q")
@@ -68,57 +68,6 @@ class Lowered:
     topic: str
     queues: int
     messages: int
-
-
-class OldPositions:
-    """Consumers that go on running while their topic is deleted and made again hold positions in
-    queues that are gone (R39).
-
-    Of topics that were deleted, the newest 4096, also after a restart. No position of a group
-    counts in such a queue before the group has begun anew in it: it asked where to begin, or is at
-    the first message, or has progress there. From the first use of the topic made again this goes
-    on for `KEPT_MS`.
-    """
-
-    KEPT_MS = 3_600_000
-
-    def __init__(self, clock_ms: Callable[[], int] = boot_ms) -> None:
-        self._clock_ms = clock_ms
-        self._topics: dict[str, _Renewed] = {}
-
-    def deleted(self, topic: str) -> None:
-        self._topics.pop(topic, None)
-        self._topics[topic] = _Renewed()
-        if len(self._topics) > _DELETED_TOPICS_MAX:
-            del self._topics[next(iter(self._topics))]
-
-    def __contains__(self, topic: str) -> bool:
-        return topic in self._topics
-
-    def begins(self, group: str, topic: str, queue_id: int) -> None:
-        """The group asks, or knows, where it begins in the queue."""
-        if (renewed := self._topics.get(topic)) is not None:
-            renewed.begun.add((group, queue_id))
-
-    def is_old(self, group: str, topic: str, queue_id: int) -> bool:
-        """Whether a position of the group in this queue, which is there, may be of a queue that is
-        gone."""
-        renewed = self._topics.get(topic)
-        if renewed is None or (group, queue_id) in renewed.begun:
-            return False
-        now_ms = self._clock_ms()
-        if renewed.until_ms is None:
-            renewed.until_ms = now_ms + self.KEPT_MS
-        elif now_ms >= renewed.until_ms:
-            del self._topics[topic]
-            return False
-        return True
-
-
-@dataclass(slots=True)
-class _Renewed:
-    begun: set[tuple[str, int]] = field(default_factory=set)
-    until_ms: int | None = None
 
 
 class _Keys:

@@ -110,14 +110,12 @@ class MessageStore:
         self.before_checkpoint: Callable[[], Iterable[Callable[[], None]]] | None = None
         #: Called with (topic, queue id, max queue offset) once per queue and advance.
         self.arrival_listeners: list[ArrivalListener] = []
-        #: Called with the log's end when records that were put behind it were dropped (R55).
-        self.on_dropped: list[Callable[[int], object]] = []
+        self.on_dropped: list[Callable[[int], object]] = []  # with the log's end (R55)
         #: Called in the loop with the flushed offset after each fdatasync that covered bytes.
         self.flushed_listeners: list[Callable[[int], None]] = []
         #: Topic -> how many of its deletions the log has and nobody carried out yet, from 1 on.
         self.deleting_topics: Counter[str] = Counter()
-        #: Physical offsets of the half messages that were committed last: whose op may be missing
-        #: at the end of the log.
+        #: Places of the half messages committed last: their op may be missing at the log's end.
         self.recent_commits = RecentCommits()
         self._store_host = store_host
         self._clock_ms = clock_ms

@@ -184,11 +184,12 @@ class TimerQueue:
         self._blocks.clear()
         self._recalls.clear()
         self._done = progress.done_ms << _BITS | progress.done_offset
-        self._early = progress.early_ms << _BITS | progress.early_offset
-        self._early_to = min(progress.early_to, end_offset)
         self._known_to = min(progress.next_offset, end_offset)
         self._level_at = end_offset
         self.next_offset = min(max(progress.from_offset, least_offset), end_offset)
+
+        self._early = progress.early_ms << _BITS | progress.early_offset
+        self._early_to = min(progress.early_to, end_offset)
 
     def __len__(self) -> int:
         """How many messages wait."""

@@ -110,6 +110,7 @@ class TopicService:
         self.locks = tables.locks
         self.request_modes = tables.request_modes
         self._offsets = tables.offsets
+        self.deleted_since = tables.offsets.deleted_since
         self._settings = settings
         self._append = append
         self._changed = changed
@@ -337,11 +338,6 @@ class TopicService:
         for group in change.groups.values():
             if group.group_name not in self.groups:
                 self._put(change)
-
-    def deleted_since(self, topic: str, offset: int) -> bool:
-        """Whether a record at this physical offset is of a topic of that name that was deleted
-        (R39): what waits for it must not come into the one made again."""
-        return self._offsets.deleted_since(topic, offset)
 
     def role_left(self) -> None:
         """What was not confirmed may be cut: the log decides."""

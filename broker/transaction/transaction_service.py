@@ -151,10 +151,6 @@ class TransactionService(DueService):
         """How many transactions are open."""
         return len(self._table)
 
-    @property
-    def _look_ms(self) -> int:
-        return 0  # `_slice` says when
-
     def _has_to_wait(self) -> bool:
         return False  # what is open is read at any time; `_check_slice` waits
 
@@ -263,7 +259,6 @@ class TransactionService(DueService):
         committed_before = any(map(self._is_committed, offsets))
         try:
             if outcome == TRANSACTION_COMMIT and not committed_before:
-                self._require_same_topic(half)
                 self._commit(record, half, self._table.place_of(offsets[-1]))
             done = self._write_op(offsets)
         except BaseException:
@@ -278,15 +273,6 @@ class TransactionService(DueService):
         place = self._table.place_of(queue_offset)
         return queue_offset in self._owed or place in self._store.recent_commits
 
-    def _require_same_topic(self, half: MessageExt) -> None:
-        """Raises BrokerRefusal 17 for a half of a topic that was deleted, also if it was made again
-        (R39)."""
-        topic = half.properties.get(REAL_TOPIC, "")
-        if self._topics.deleted_since(topic, half.physical_offset):
-            raise BrokerRefusal(
-                ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} was deleted since: the half is gone"
-            )
-
     async def resume_check(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """323. `msgId`, an offsetMsgId, names a half message that was given up, or one that is
         open: it is checked as if it had never been. Answered when that is confirmed. Java takes any
@@ -298,7 +284,7 @@ class TransactionService(DueService):
         half = decode_record(record) if record is not None else None
         if record is None or half is None or not half.properties.get(REAL_TOPIC):
             raise _refused(f"no half message {message_id} is stored here")
-        self._require_same_topic(half)
+        _require_same_topic(self._topics, half)
         copy = checked_once_more(record, 0)
         if half.topic == TRANS_HALF_TOPIC and self._table.is_open(half.queue_offset):
             await self._check_from_the_start(half, copy, transaction_key(raw_properties(record)))
@@ -359,6 +345,7 @@ class TransactionService(DueService):
 
     def _commit(self, record: memoryview, half: MessageExt, latest_offset: int) -> None:
         """`latest_offset`: of its last copy in the log, by which a new master knows the commit."""
+        _require_same_topic(self._topics, half)
         place = real_place(message_to_store(record).properties)
         if place is None:
             raise _refused(f"half message {half.queue_offset} has no REAL_TOPIC and REAL_QID")
@@ -497,6 +484,16 @@ def check_rules(config: BrokerSections) -> CheckRules:
         check_max=broker.transaction_check_max,
         age_max_ms=config.store.file_reserved_time * 3_600_000 // 2,
     )
+
+
+def _require_same_topic(topics: TopicService, half: MessageExt) -> None:
+    """Raises BrokerRefusal 17 for a half of a topic that was deleted, also if it was made again
+    (R39)."""
+    topic = half.properties.get(REAL_TOPIC, "")
+    if topics.deleted_since(topic, half.physical_offset):
+        raise BrokerRefusal(
+            ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} was deleted since: the half is gone"
+        )
 
 
 def _refused(why: str) -> BrokerRefusal:

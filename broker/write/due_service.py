@@ -81,8 +81,8 @@ class DueService:
 
     @property
     def _look_ms(self) -> int:
-        """When to look next, wall clock ms."""
-        raise NotImplementedError
+        """When to look next, wall clock ms; by default `_slice` says when."""
+        return 0
 
     def _wake_in(self, delay_ms: int) -> None:
         if self._timer is not None:

@@ -10,7 +10,8 @@ from lone_broker import Rig, run_with_broker, until
 from test_answers_wait import unconfirmed
 
 from batonmq.protocol.codes import ResponseCode
-from batonmq.store.consumer_offset import ConsumerOffsetManager, OldPositions
+from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.store.old_positions import OldPositions
 from batonmq.store.topic_config import topic_config
 
 MAKE = {"topic": "T", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}

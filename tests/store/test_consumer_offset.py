@@ -11,7 +11,8 @@ import pytest
 from batonmq.protocol.bodies import ConsumerOffsetSerializeWrapper, DataVersion
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.store.config_file import ConfigManager
-from batonmq.store.consumer_offset import ConsumerOffsetManager, OldPositions
+from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.store.old_positions import OldPositions
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
 
