@@ -79,7 +79,7 @@ def test_each_defect_names_its_rule_and_is_small() -> None:
         for each in defect.lives:
             number, _, name = each.partition(" ")
             assert name in KINDS if number.isdigit() else hasattr(Settings(), number), defect
-    assert len(DEFECTS) >= 40
+    assert len(DEFECTS) >= 90
 
 
 def test_a_hunk_is_found_where_its_lines_have_moved() -> None:
