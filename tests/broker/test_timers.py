@@ -142,6 +142,7 @@ def test_a_recalled_message_never_comes_also_after_a_restart(tmp_path: Path, clo
         await rig.send("T", b"kept", TIMER_DELAY_SEC="60", UNIQ_KEY="K3")
         answer = await recall(rig, first)
         assert (answer.code, answer.ext["msgId"]) == (0, "K1")
+        assert answer.ext["MSG_REGION"] == "DefaultRegion", "stock clients trace no recall else"
         assert (await recall(rig, second)).code == 0
 
     async def after(rig: Rig) -> None:
