@@ -37,6 +37,10 @@ class LivenessConfig:
     first_contact_ms: int = 1_500
     """What a broker has to reach this node for the first time, if that is longer. Where an address
     answered nothing, as a container's does while it is away, an attempt to connect lasts 1 s."""
+    follower_heartbeat_ms: int = 500
+    """Between two heartbeats of a broker to a controller that does not lead."""
+    first_look_ms: int = 250
+    """No verdict of silence sooner after the gate opened: heartbeats may be on their way."""
     java_timeout_ms: int = 10_000
     """Of a broker that speaks only remoting, before it has said its own: Java's default. It looks
     for controllers every 3 s, so a new leader may hear nothing of it for a while."""
@@ -165,7 +169,7 @@ class BrokerSessions:
         return self._awake_ms(now_ms) - self._gate_opened_awake_ms
 
     def gate_opened(self, now_ms: int) -> None:
-        """From now on verdicts count; silence is measured from here on."""
+        """From now on verdicts count; of silence seen before, see `_unheard_for_ms`."""
         self._gate_opened_ms = now_ms
         self._gate_opened_awake_ms = self._awake_ms(now_ms)
         for broker in self._brokers.values():
@@ -356,6 +360,15 @@ class BrokerSessions:
             received_awake_ms = max(received_awake_ms, self._gate_opened_awake_ms)
         return self._awake_ms(now_ms) - received_awake_ms
 
+    def _unheard_for_ms(self, session: _Session, now_ms: int) -> int:
+        """How long it was silent. Silence before the gate opened counts, too (R51), beyond the
+        pause that brokers make between heartbeats to a controller that does not lead."""
+        since_open_ms = self._silent_for_ms(session.received_awake_ms, now_ms)
+        if self._gate_opened_ms is None or since_open_ms < self._config.first_look_ms:
+            return since_open_ms
+        silent_ms = self._awake_ms(now_ms) - session.received_awake_ms
+        return max(since_open_ms, silent_ms - self._config.follower_heartbeat_ms)
+
     def _hold_back_ms(self, broker: _Broker, incarnation: str, now_ms: int) -> int:
         """R6: 0 for the first verdict on a process within the window, then longer each time."""
         oldest_ms = now_ms - self._config.flap_window_ms
@@ -381,7 +394,7 @@ class BrokerSessions:
             broker, session.incarnation, now_ms
         )
         deaf_ms = self._deaf_for_ms(session, now_ms)
-        if max(self._silent_for_ms(session.received_awake_ms, now_ms), deaf_ms) <= limit_ms:
+        if max(self._unheard_for_ms(session, now_ms), deaf_ms) <= limit_ms:
             return _UNKNOWN
         silent_ms = max(self._awake_ms(now_ms) - session.received_awake_ms, deaf_ms)
         if self._gate_opened_ms is not None:

@@ -8,8 +8,9 @@ anything (`ProposeElect`, `AliveChanged`). A wrong verdict costs an election, ne
   (RocketMQ issue 11045 evicted a healthy master so).
 - A closing is a verdict at once, a silence after `session_timeout_ms`. A closing seen before the
   gate opened counts only if it was younger than `closure_young_ms` then.
-- Not seen is not dead: silence is counted from the gate's opening (R35), or from the registration
-  of that process.
+- Not seen is not dead: the silence of a broker without a session here is counted from the gate's
+  opening (R35), or from the registration of that process. Silence in a session goes on counting
+  when this node begins to lead (R51).
 - A second process with the same id is refused while the session of the first one lasts (R18).
 - Repeated verdicts on one process are held back longer and longer (R6); a new process is judged
   afresh, since it proves that the old one ended.

@@ -21,9 +21,10 @@ A node that begins with an empty folder is *joining*: it may have voted and ackn
 a folder that was lost. It has joined once it led, or held all that a leader had; the group that
 completes this contains operation 3. Until then it may make no node leader, see `messages`.
 
-Invariant: `sync` returns before any message about the entries is sent. It is called where the
-commit index advances (a leader counts itself) and by the transport. Any OSError here ends the
-process: the state of the disk is unknown after it. The next start sees in the page cache what may
+Invariant: `sync` returns true before any message about the entries is sent. It is called where the
+commit index advances and by the transport. A full disk (R53) makes it return false: what is in
+memory stays there and is tried again. Any other OSError here ends the process: the state of the
+disk is unknown after it. The next start sees in the page cache what may
 be on no disk, and a sync alone would return 0 over pages whose write-back failed. So a start writes
 what it read once more, byte for byte in place: that needs no room on a full disk, and a crash in it
 leaves what was there. pysyncobj's own journal never syncs, has no checksums, and rewrites itself in
@@ -46,6 +47,7 @@ import msgspec
 
 from batonmq.controller.raft.snapshot import LogEntry
 from batonmq.process import disk
+from batonmq.process.clock import wall_ms
 from batonmq.process.durable_file import replace_file, sync_directory, write_all
 from batonmq.protocol.errors import BatonError
 
@@ -54,6 +56,8 @@ _GROUP: Final = struct.Struct(">II")
 _ADD: Final = struct.Struct(">BQQI")
 _CUT: Final = struct.Struct(">BQ")
 _JOINED: Final = b"\x03"
+_NO_OP: Final = b"\x01"
+"""pysyncobj's _COMMAND_TYPE.NO_OP, the whole command of a leader's first entry."""
 _GROUP_BYTES_MAX: Final = 1 << 30
 
 
@@ -85,6 +89,56 @@ class _Meta(msgspec.Struct, frozen=True, rename="camel"):
 _decode_meta: Final = msgspec.json.Decoder(_Meta).decode
 
 
+class VoteFile:
+    """Term and vote, in the file `meta`. Both are in memory only while the disk is full."""
+
+    def __init__(self, path: Path, on_fatal: Callable[[str], NoReturn]) -> None:
+        self.path = path
+        self.term = 0
+        self.voted_for: str | None = None
+        self._on_fatal = on_fatal
+        self._is_durable = True
+
+    def set(self, term: int, voted_for: str | None) -> None:
+        self.term, self.voted_for = term, voted_for
+        self._is_durable = False
+        self.sync()
+
+    def sync(self) -> bool:
+        """Makes them durable; false while the disk is full."""
+        if self._is_durable:
+            return True
+        try:
+            self.write()
+        except OSError as exc:
+            if not disk.is_full(exc):
+                self._on_fatal(f"cannot store term and vote in {self.path}: {exc}")
+            return False
+        self._is_durable = True
+        return True
+
+    def load(self) -> bool:
+        """Whether there is a file. Raises JournalDamage."""
+        try:
+            content = disk.read_bytes(self.path)
+        except FileNotFoundError:
+            return False
+        checksum, _, text = content.rstrip(b"\n").partition(b" ")
+        if checksum != b"%08x" % zlib.crc32(text):
+            raise JournalDamage(self.path, "checksum differs")
+        try:
+            meta = _decode_meta(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise JournalDamage(self.path, f"no term and vote: {error}") from error
+        self.term, self.voted_for = meta.term, meta.voted_for
+        return True
+
+    def write(self) -> None:
+        """Raises OSError."""
+        text = msgspec.json.encode(_Meta(self.term, self.voted_for))
+        replace_file(self.path, b"%08x %s\n" % (zlib.crc32(text), text))
+
+
 class DurableJournal:
     """Entries in memory, mirrored to `folder/journal` at each `sync`. One thread uses it.
 
@@ -98,19 +152,17 @@ class DurableJournal:
         head: tuple[LogEntry, LogEntry] | None,
         on_fatal: Callable[[str], NoReturn],
     ) -> None:
-        self._folder = folder
+        self.folder = folder
         self._path = folder / "journal"
-        self._meta_path = folder / "meta"
-        self._on_fatal = on_fatal
-        self._snapshot_index = head[1][1] if head else 1
+        self.on_fatal = on_fatal
+        self.snapshot_index = head[1][1] if head else 1
         self._entries: list[LogEntry] = []
         self._durable: list[LogEntry] = []
         self._dirty_from = 0
         self._replaced = False
         self._commit_index = 0
         self._joined = self._joined_durable = False
-        self._term = 0
-        self._voted_for: str | None = None
+        self._vote = VoteFile(folder / "meta", on_fatal)
         disk.makedirs(folder)
         sync_directory(folder.parent)
         sync_directory(folder)  # names that an earlier process replaced, and could not sync
@@ -141,7 +193,10 @@ class DurableJournal:
 
     def deleteEntriesTo(self, entryTo: int) -> None:
         self._entries = self._entries[entryTo:]
-        self._rewrite()
+        if not self._rewrite():
+            # The file keeps them for now: a start drops what precedes the snapshot.
+            del self._durable[:entryTo]
+            self._dirty_from = max(0, self._dirty_from - entryTo)
 
     @overload
     def __getitem__(self, item: int) -> LogEntry: ...
@@ -159,22 +214,17 @@ class DurableJournal:
             self.sync()
 
     def getRaftCommitIndex(self) -> int:
-        return self._snapshot_index
+        return self.snapshot_index
 
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
-        if (term, votedForNodeId) == (self._term, self._voted_for):
-            return
-        self._term, self._voted_for = term, votedForNodeId
-        try:
-            self._write_meta()
-        except OSError as exc:
-            self._on_fatal(f"cannot store term and vote in {self._meta_path}: {exc}")
+        if (term, votedForNodeId) != (self._vote.term, self._vote.voted_for):
+            self._vote.set(term, votedForNodeId)
 
     def getCurrentTerm(self) -> int:
-        return self._term
+        return self._vote.term
 
     def getVotedForNodeId(self) -> str | None:
-        return self._voted_for
+        return self._vote.voted_for
 
     def onOneSecondTimer(self) -> None:
         pass
@@ -199,6 +249,11 @@ class DurableJournal:
         """Whether this node may lack entries that it once acknowledged. See the module."""
         return not self._joined
 
+    @property
+    def joins(self) -> bool:
+        """Whether it has joined, and only memory has that."""
+        return self._joined and not self._joined_durable
+
     def join(self) -> None:
         """The log is complete now. Durable with the next `sync`, as the entries are."""
         self._joined = True
@@ -208,16 +263,18 @@ class DurableJournal:
         """Length of the journal file."""
         return self._end
 
-    def sync(self) -> None:
-        """Makes the entries durable: one group and one fdatasync, none if nothing changed."""
+    def sync(self) -> bool:
+        """Makes term, vote and entries durable: one group and one fdatasync, none if nothing
+        changed. False while the disk is full: nothing that rests on them may leave this node."""
+        if not self._vote.sync():
+            return False
         if self._replaced:
-            self._rewrite()
-            return
+            return self._rewrite()
         first = self._first_difference()
         self._dirty_from = len(self._entries)
         joins = self._joined and not self._joined_durable
         if first == len(self._entries) == len(self._durable) and not joins:
-            return
+            return True
         operations = [_JOINED] if joins else []
         if first < len(self._durable):
             operations.append(_CUT.pack(2, self._durable[first][1]))
@@ -225,14 +282,18 @@ class DurableJournal:
         payload = b"".join(operations)
         group = _GROUP.pack(len(payload), zlib.crc32(payload)) + payload
         try:
-            write_all(self._fd, group, self._end)
+            if not _append(self._fd, group, self._end):
+                self._dirty_from = first
+                return False
+            # Where this fails, a full disk ends the node, too: lost pages count as clean.
             disk.fdatasync(self._fd)
         except OSError as exc:
-            self._on_fatal(f"cannot write {self._path}: {exc}")
+            self.on_fatal(f"cannot write {self._path}: {exc}")
         self._end += len(group)
         del self._durable[first:]
         self._durable += self._entries[first:]
         self._joined_durable = self._joined
+        return True
 
     def _first_difference(self) -> int:
         """Position from which memory and disk differ; entries cut and added again may agree."""
@@ -242,8 +303,9 @@ class DurableJournal:
             position += 1
         return position
 
-    def _rewrite(self) -> None:
-        """Replaces the file: prefixes are cut by rename, never in place.
+    def _rewrite(self) -> bool:
+        """Replaces the file: prefixes are cut by rename, never in place. False while the disk is
+        full; the file is the old one then.
 
         Each entry gets a group, so that damage to one is followed by a whole one and is reported.
         """
@@ -252,15 +314,21 @@ class DurableJournal:
         content = _MAGIC + b"".join(_GROUP.pack(len(g), zlib.crc32(g)) + g for g in groups)
         try:
             replace_file(self._path, content)
+        except OSError as exc:
+            if not disk.is_full(exc):
+                self.on_fatal(f"cannot replace {self._path}: {exc}")
+            return False
+        try:
             disk.close(self._fd)
             self._fd = disk.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as exc:
-            self._on_fatal(f"cannot replace {self._path}: {exc}")
+            self.on_fatal(f"cannot open {self._path}: {exc}")
         self._end = len(content)
         self._durable = list(self._entries)
         self._joined_durable = self._joined
         self._dirty_from = len(self._entries)
         self._replaced = False
+        return True
 
     # Loading.
 
@@ -268,13 +336,13 @@ class DurableJournal:
         """Reads both files; writes those of a new folder. `is_new`: there is no snapshot."""
         if self._path.exists():
             self._open_journal()
-        if not self._load_meta():
+        if not self._vote.load():
             if not is_new or self._joined or any(term for _, _, term in self._entries):
                 what = "is missing beside a log: this node does not know how it voted"
-                raise JournalDamage(self._meta_path, what)
-            self._write_meta()
+                raise JournalDamage(self._vote.path, what)
+            self._vote.write()
         if self._fd < 0:
-            if not is_new or self._term:
+            if not is_new or self._vote.term:
                 raise JournalDamage(self._path, "is missing beside the other files of a log")
             replace_file(self._path, _MAGIC)
             self._open_journal()
@@ -330,26 +398,6 @@ class DurableJournal:
         except struct.error as exc:
             raise JournalDamage(self._path, str(exc), offset) from exc
 
-    def _load_meta(self) -> bool:
-        """Whether there is one."""
-        try:
-            content = disk.read_bytes(self._meta_path)
-        except FileNotFoundError:
-            return False
-        checksum, _, text = content.rstrip(b"\n").partition(b" ")
-        if checksum != b"%08x" % zlib.crc32(text):
-            raise JournalDamage(self._meta_path, "checksum differs")
-        try:
-            meta = _decode_meta(text)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise JournalDamage(self._meta_path, f"no term and vote: {error}") from error
-        self._term, self._voted_for = meta.term, meta.voted_for
-        return True
-
-    def _write_meta(self) -> None:
-        text = msgspec.json.encode(_Meta(self._term, self._voted_for))
-        replace_file(self._meta_path, b"%08x %s\n" % (zlib.crc32(text), text))
-
     def _begin_with(self, head: tuple[LogEntry, LogEntry] | None) -> None:
         first = self._entries[0][1] if self._entries else None
         if head is not None and first is None:
@@ -394,3 +442,33 @@ def _find_group(data: bytes, position: int) -> int | None:
         if data[candidate + _GROUP.size] in (1, 2, 3) and _group_at(data, candidate) is not None:
             return candidate
     return None
+
+
+def has_commands(journal: DurableJournal) -> bool:
+    """Whether it holds, or held before its snapshot, more than first entries of leaders."""
+    return journal[0][1] > 1 or any(entry[0] != _NO_OP for entry in journal[:])
+
+
+def end_aside(journal: DurableJournal, what: str) -> NoReturn:
+    """Ends a node whose files no start could use: they are kept beside under another name, and the
+    next start joins with an empty folder."""
+    folder = journal.folder
+    aside = folder.with_name(f"{folder.name}.diverged-{wall_ms()}")
+    try:
+        disk.rename(folder, aside)
+        sync_directory(folder.parent)
+    except OSError as exc:
+        journal.on_fatal(f"{what}; cannot move {folder} aside: {exc}")
+    journal.on_fatal(f"{what}; {aside} keeps the files, and the next start fetches the log again")
+
+
+def _append(fd: int, group: bytes, end: int) -> bool:
+    """False for a full disk, after the part of a group that was written is cut off."""
+    try:
+        write_all(fd, group, end)
+    except OSError as error:
+        if not disk.is_full(error):
+            raise
+        disk.ftruncate(fd, end)
+        return False
+    return True

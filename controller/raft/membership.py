@@ -40,6 +40,8 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     members: tuple[str, ...]
     nonce: str
     echo: str = ""
+    pre_vote: bool = False
+    """Whether the sender answers pre-votes; earlier versions neither do nor send this."""
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)

@@ -1,4 +1,4 @@
-"""The messages between two cores: pysyncobj's, with its faults corrected, and four additions.
+"""The messages between two cores: pysyncobj's, with its faults corrected, and some additions.
 
 Corrected:
 - *Snapshot under way.* A follower that is sent a snapshot would commit its own, never verified log
@@ -12,12 +12,19 @@ Corrected:
   and a late message that ends sooner cuts them off. What this log already holds is taken out of
   the message; a message of the same term that ends before this log does is older than it.
 - *Durable first.* No vote, no request for one and no acknowledgement leaves before the journal is
-  on disk. A leader syncs its own entries right after it sent them, so the disks work in parallel.
+  on disk. A leader syncs its own entries right after it sent them, so the disks work in parallel;
+  but a joining node that becomes leader first stores that it joined. While the disk is full none of
+  these messages leaves, a leader gives up the lead, and the node stands for no election (R53).
+- *Applied entries are never cut.* A leader whose log lacks an entry that this node applied proves
+  that disks were lost. This node ends, and the next start builds its state again.
 
 Added:
+- *Pre-vote.* A node asks before it begins a new term, see `pre_vote`. A leader that a node of a
+  higher term hears learns that term, since such a node cannot force an election any more.
 - *Joining nodes* (see `journal`) make nobody leader: they could outvote the one node that still
   holds what they acknowledged before their folder was lost. Nodes that all begin empty may elect
-  one of them; once another node has a log, they wait for a leader elected without them.
+  one of them; once another node has a log with a command, they wait for a leader elected without
+  them.
 - *Handing over.* A leader that stops tells a follower that holds its whole log to ask for votes at
   once. That is an election like any other, without the wait.
 - *Election order.* A follower whose connection to the leader breaks does not wait for its
@@ -29,19 +36,25 @@ Added:
 Uses names of pysyncobj 0.3.17; `tests/controller/test_raft_node.py` pins both.
 """
 
-import logging
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 import pysyncobj.syncobj
 from pysyncobj.node import Node
-from pysyncobj.transport import TCPTransport
 
-from batonmq.controller.raft.journal import DurableJournal
+from batonmq.controller.raft.election_messages import (
+    HIGHER_TERM,
+    PAUSE_S,
+    PRE_VOTE,
+    PRE_VOTE_ANSWER,
+    STEP_S,
+    ElectionOrder,
+    ElectionTransport,
+    election_window_ms,
+)
+from batonmq.controller.raft.journal import end_aside
 from batonmq.controller.raft.log import DigestWatch, Heard
-
-log = logging.getLogger(__name__)
 
 # Not `apply_command`, by which a node that just lost the lead sends its queue to the next leader:
 # commands enter the log only through a gate.
@@ -57,90 +70,33 @@ _RAFT_MESSAGES: Final = frozenset(
 _STATE_DIGEST: Final = "state_digest"
 _HEARING: Final = "hearing"
 
-_FOLLOWER: Final = 0
-"""pysyncobj's _RAFT_STATE.FOLLOWER."""
-
 _NEEDS_DURABLE_LOG: Final = frozenset({"request_vote", "response_vote", "next_node_idx"})
+
+__all__ = ["PAUSE_S", "STEP_S", "ElectionOrder", "MendedTransport", "election_window_ms"]
 
 COMPACT_AFTER_BYTES: Final = 8 << 20
 """A journal of this size is compacted, however few its entries are: one batch must hold it all."""
 
-STEP_S: Final = 0.1
-"""Between one follower and the next: longer than an election with one candidate takes."""
-PAUSE_S: Final = 10.0
 
-
-def election_window_ms(
-    own: str, members: Collection[str], min_ms: int, max_ms: int
-) -> tuple[float, float]:
-    """The range of silence (ms) after which `own` stands for election, within [min_ms, max_ms].
-
-    Each member has a window of its own, with a gap as long as a window between two: members that
-    all draw from the whole range split their votes about once in ten elections.
-    """
-    width_ms = (max_ms - min_ms) / len(members)
-    begin_ms = min_ms + width_ms * sorted(members).index(own)
-    return begin_ms, begin_ms + width_ms / 2
-
-
-class ElectionOrder:
-    """Who stands for election at once when the leader's connection breaks, and who a little later.
-
-    A killed leader's sockets close at once, so waiting for a whole election time-out would waste
-    time. If both followers stood at the same moment they would split the votes and wait for the
-    time-out after all; so they stand one after the other, in the order of their addresses. A broken
-    connection proves nothing (R6): an unnecessary election moves the lead and costs some
-    milliseconds, and a link that breaks again and again takes the lead from its two ends only once
-    in `PAUSE_S`. Another leader that is killed within that time is succeeded as fast. Any message
-    of a leader resets the time-out. Times are seconds of the Raft clock.
-    """
-
-    def __init__(self) -> None:
-        self._pause_until_s: dict[str, float] = {}
-
-    def stand_at(self, now_s: float, own: str, leader: str, members: Iterable[str]) -> float | None:
-        """When `own` should ask for votes after the connection to `leader` broke; None if its
-        ordinary time-out should decide."""
-        if now_s < self._pause_until_s.get(leader, 0.0):
-            return None
-        self._pause_until_s[leader] = now_s + PAUSE_S
-        candidates = sorted(member for member in members if member != leader)
-        return now_s + STEP_S * candidates.index(own)
-
-
-class MendedTransport(TCPTransport):  # type: ignore[misc]
+class MendedTransport(ElectionTransport):
     """Between core and connections. `digests` may be None, for a core without a state machine."""
 
     digests: DigestWatch | None = None
-    _log_seen = False
-    """Whether another node had a log while this one was joining without one."""
     _handled: dict[str, Any] | None = None
     """The message being handled."""
-    _hand_over_until = 0.0
-    _hand_over_to: str | None = None
     hearing: tuple[int, tuple[Heard, ...]] | None = None
     """The newest report for the leader; set by any thread, sent once."""
     on_hearing: Callable[[str, int, frozenset[Heard]], None] | None = None
     """Gets (address, index, unheard) of another node's report, in the tick thread."""
-    _election_order: ElectionOrder | None = None
     _compact_above = COMPACT_AFTER_BYTES
-
-    @property
-    def _journal(self) -> DurableJournal:
-        journal: DurableJournal = self._syncObj._SyncObj__raftLog
-        return journal
-
-    @property
-    def waits_for_log(self) -> bool:
-        """Whether this node, joining, votes for nobody until a leader has sent it the log."""
-        return self._log_seen and self._journal.joining
 
     def _onTick(self) -> None:
         super()._onTick()
         journal = self._journal
         if journal.joining and (self._log_seen or journal[-1][2]):
             self._syncObj._SyncObj__raftElectionDeadline = math.inf
-        journal.sync()
+        self._sync()
+        self._look_at_kept_requests()
         if self._hand_over_until and not self._syncObj._isLeader():
             self._hand_over_until = 0.0  # the lead moved; a later one of this node is not offered
         elif self._hand_over_until > pysyncobj.syncobj.monotonicTime():
@@ -154,28 +110,6 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
             self._compact_above = COMPACT_AFTER_BYTES
         self._compare_digests()
         self._report_hearing()
-
-    def hand_over(self, timeout_s: float, address: str | None = None) -> None:
-        """Offers the lead to the node at `address`, or to any other one, from the next tick on,
-        until it moved. Any thread may call it."""
-        self._hand_over_to = address
-        self._hand_over_until = pysyncobj.syncobj.monotonicTime() + timeout_s
-
-    def connection_broke(self, node: Node) -> None:
-        """If `node` was the leader of this follower, this node stands for election soon."""
-        core = self._syncObj
-        if core._SyncObj__raftState != _FOLLOWER or core._getLeader() != node:
-            return
-        if self._journal.joining:
-            return
-        self._election_order = self._election_order or ElectionOrder()
-        own, others = core.selfNode.id, [other.id for other in core.otherNodes]
-        now_s = pysyncobj.syncobj.monotonicTime()
-        at_s = self._election_order.stand_at(now_s, own, node.id, [own, *others])
-        if at_s is not None:
-            log.info("raft_leader_gone leader=%s stand_in_ms=%d", node.id, (at_s - now_s) * 1000)
-            deadline = core._SyncObj__raftElectionDeadline
-            core._SyncObj__raftElectionDeadline = min(deadline, at_s)
 
     def _compare_digests(self) -> None:
         if self.digests is None or not self._syncObj._isLeader():
@@ -201,21 +135,31 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
         if not isinstance(message, dict):
             return
         kind = message.get("type")
-        if kind == _HEARING:
+        if kind in _RAFT_MESSAGES:
+            self._raft_message_received(node, message)
+        elif kind == _HEARING:
             self._hearing_received(node, message)
-        if kind == _STATE_DIGEST:
+        elif kind == _STATE_DIGEST:
             self._digest_received(node, message)
-        if kind not in _RAFT_MESSAGES:
+        elif kind == PRE_VOTE:
+            self._pre_vote_asked(node, message)
+        elif kind == PRE_VOTE_ANSWER:
+            self._pre_vote_answered(node, message)
+        elif kind == HIGHER_TERM and self._syncObj._isLeader():
+            self._higher_term(message["term"])
+
+    def _raft_message_received(self, node: Node, message: dict[str, Any]) -> None:
+        kind, term = message["type"], self._syncObj.raftCurrentTerm
+        if kind == "next_node_idx" and (message.get("term") != term or not self._sync()):
+            return  # a leader that cannot store its own entries must not count itself
+        if kind == "request_vote" and not self._takes_request(node, message):
             return
-        if kind == "next_node_idx" and message.get("term") != self._syncObj.raftCurrentTerm:
+        if kind == "timeout_now" and (self._journal.joining or self.disk_is_full):
             return
-        if kind == "request_vote" and self._journal.joining and not self._may_vote(node, message):
+        if kind == "append_entries" and message["term"] < term:
+            self.send(node, {"type": HIGHER_TERM, "term": term})
             return
-        if kind == "timeout_now" and self._journal.joining:
-            return
-        if kind == "append_entries" and "prevLogIdx" not in message:
-            self._mend_snapshot_piece(message)
-        elif kind == "append_entries" and not self._keep_agreeing_entries(message):
+        if kind == "append_entries" and not self._takes_entries(node, message):
             return
         self._handled = message
         answered = self._syncObj._SyncObj__lastResponseTime
@@ -224,6 +168,46 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
         self._handled = None
         if kind == "next_node_idx" and answered_before is not None and node in answered:
             self._count_as_of_question(node, message.get("sent"), answered_before)
+
+    def _takes_entries(self, node: Node, message: dict[str, Any]) -> bool:
+        """Whether a leader's message reaches the core, mended."""
+        self._leadership.hear(node.id, pysyncobj.syncobj.monotonicTime())
+        self._kept_requests.clear()
+        if self._pre_vote is not None:
+            self._pre_vote.cancel()
+            self._may_stand_once = False
+        if "prevLogIdx" not in message:
+            self._mend_snapshot_piece(message)
+            return True
+        if not self._keep_agreeing_entries(message):
+            return False
+        self._refuse_to_cut_applied(message)
+        return True
+
+    def _refuse_to_cut_applied(self, message: dict[str, Any]) -> None:
+        """Ends this node if the message makes it cut entries that it applied, see the module."""
+        previous_index, journal = message["prevLogIdx"], self._journal
+        if previous_index is None:
+            return
+        snapshot_index = max(journal.snapshot_index, journal[0][1])
+        if previous_index < journal[0][1]:
+            is_shorter = previous_index + len(message["entries"]) < snapshot_index
+            if is_shorter and message["term"] > journal[-1][2]:
+                end_aside(journal, "its snapshot holds entries that the leader does not have")
+            return
+        position = previous_index - journal[0][1]
+        if position >= len(journal) - 1 or journal[position][2] != message["prevLogTerm"]:
+            return
+        applied: int = self._syncObj.raftLastApplied
+        if previous_index >= applied:
+            return
+        what = (
+            f"the leader's log ends or differs after entry {previous_index}, and this node applied"
+            f" the entries up to {applied}: another controller lost its disk or has an old one"
+        )
+        if previous_index < snapshot_index:
+            end_aside(journal, what)
+        journal.on_fatal(what + "; the next start builds the state again")
 
     def _count_as_of_question(self, node: Node, sent: object, answered_before: float) -> None:
         answered = self._syncObj._SyncObj__lastResponseTime
@@ -245,17 +229,6 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
     def _mend_snapshot_piece(self, message: dict[str, Any]) -> None:
         message["commit_index"] = 0
 
-    def _may_vote(self, node: Node, message: dict[str, Any]) -> bool:
-        """For a joining node: only while neither it nor any candidate so far has a log (term 0)."""
-        if message["last_log_term"] and not self._log_seen:
-            self._log_seen = True
-            log.warning(
-                "raft_joining candidate=%s: this node does not have the log yet and votes for"
-                " nobody; a leader must be elected without it",
-                node.id,
-            )
-        return not self._log_seen and not self._journal[-1][2]
-
     def _holds_all_of_leader(self, acknowledgement: dict[str, Any]) -> bool:
         """Whether this log reached the end of the leader's, its no-op of this term included."""
         message = self._handled
@@ -276,6 +249,8 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
         journal = self._journal
         entries, previous_index = message["entries"], message["prevLogIdx"]
         _, last_index, last_term = journal[-1]
+        if previous_index is None:
+            return True  # the leader has no entry where this log ends
         if last_term == message["term"] and previous_index + len(entries) < last_index:
             return False
         position = previous_index - journal[0][1]
@@ -297,12 +272,16 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
         journal = self._journal
         if message["type"] == "append_entries":
             message["sent"] = float(pysyncobj.syncobj.monotonicTime())
+            if journal.joins and not self._sync():
+                return False
+        if message["type"] == "request_vote":
+            message.update(self._flags or {})
         if message["type"] == "next_node_idx":
             if self._handled is not None and "sent" in self._handled:
                 message["sent"] = self._handled["sent"]
             message["term"] = self._syncObj.raftCurrentTerm
             if journal.joining and self._holds_all_of_leader(message):
                 journal.join()
-        if message["type"] in _NEEDS_DURABLE_LOG:
-            journal.sync()
+        if message["type"] in _NEEDS_DURABLE_LOG and not self._sync():
+            return False
         return bool(super().send(node, message))

@@ -27,7 +27,11 @@ from pysyncobj.syncobj import SyncObj, SyncObjException, replicated
 
 from batonmq.controller.config import Peer, RaftTimings
 from batonmq.controller.raft import transport
-from batonmq.controller.raft.journal import DurableJournal, JournalDamage
+from batonmq.controller.raft.election_messages import (
+    election_window_ms,
+    majority_answered_since,
+)
+from batonmq.controller.raft.journal import DurableJournal, JournalDamage, has_commands
 from batonmq.controller.raft.log import (
     Applied,
     Commit,
@@ -42,7 +46,6 @@ from batonmq.controller.raft.log import (
     Unknown,
 )
 from batonmq.controller.raft.membership import Membership, check_members
-from batonmq.controller.raft.messages import election_window_ms
 from batonmq.controller.raft.snapshot import BadSnapshot, FileSnapshots
 from batonmq.controller.rules.commands import AnyCommand
 from batonmq.controller.rules.state import ControllerState
@@ -162,6 +165,10 @@ class _Node(SyncObj):  # type: ignore[misc]
 
     def _onTick(self, timeToWait: float = 0.0) -> None:
         super()._onTick(self._wait_s(timeToWait))
+        owner = self._owner
+        if owner._first_lead and self.raftCommitIndex >= self._SyncObj__noopIDx:
+            owner._first_lead = False
+            owner._post(owner._role_changed, True)
 
     def _wait_s(self, tick_s: float) -> float:
         """How long a turn of the tick thread waits. Messages and commands wake it at once; what a
@@ -181,10 +188,8 @@ class _Node(SyncObj):  # type: ignore[misc]
         return state
 
     def majority_answered_since(self, since_s: float) -> bool:
-        """Whether a majority, this leader counted, answered later than that (`boot_s`)."""
-        answers = list(self._SyncObj__lastResponseTime.values())
-        nodes = len(self._SyncObj__otherNodes) + 1
-        return bool(2 * (1 + sum(at > since_s for at in answers)) > nodes)
+        """See `election_messages.majority_answered_since`; `boot_s` is the Raft clock."""
+        return majority_answered_since(self, since_s)
 
     def report(self, index: int, unheard: frozenset[Heard], urgent: bool) -> None:
         """For the leader, see `Reports`. Any thread may call it."""
@@ -228,6 +233,8 @@ class RaftLog:
         self._node: _Node | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leading = False
+        self._first_lead = False
+        """Whether this node leads, and its first entry, which must be committed, is the first."""
         self._not_leading = asyncio.Event()
         """Set while this node does not lead."""
         self._waiting: set[asyncio.Future[Outcome]] = set()
@@ -380,6 +387,11 @@ class RaftLog:
                 " log; if most controllers report this, no leader can be elected: restore the old"
                 " folder of one of them"
             )
+        if node.transport.disk_is_full:
+            found.append(
+                f"the disk of {self._settings.folder} is full: this node neither leads nor votes"
+                " until there is room"
+            )
         if not node.tick_thread_alive():
             found.append("the Raft thread has ended: restart this node")
         return tuple(found)
@@ -505,7 +517,13 @@ class RaftLog:
         if new == _LEADER and self._journal is not None:
             # Durable with its first entry: only nodes without a log elect a joining node.
             self._journal.join()
-        self._post(self._role_changed, new == _LEADER)
+        # In the first start of a quorum no command may enter the log before a majority holds it:
+        # a log without commands is then known to hold nothing that was acknowledged (`pre_vote`).
+        self._first_lead = (
+            new == _LEADER and self._journal is not None and not has_commands(self._journal)
+        )
+        if not self._first_lead:
+            self._post(self._role_changed, new == _LEADER)
 
     def _post(self, callback: Callable[..., None], *args: Any) -> None:
         try:

@@ -14,6 +14,7 @@ The stock class syncs nothing, logs a failed load and then reports success.
 import base64
 import binascii
 import json
+import logging
 import struct
 import zlib
 from collections.abc import Callable
@@ -24,15 +25,19 @@ from typing import Any, Final, NoReturn
 from pysyncobj.config import SERIALIZER_STATE
 
 from batonmq.process import disk
+from batonmq.process.clock import boot_s
 from batonmq.process.durable_file import replace_file
 
 LogEntry = tuple[bytes, int, int]
 """(command, index, term), as pysyncobj keeps it."""
 
+log = logging.getLogger(__name__)
+
 _MAGIC: Final = b"BATONSS1"
 _CRC: Final = struct.Struct(">I")
 _HEAD_SIZE: Final = len(_MAGIC) + _CRC.size
 _VERSION: Final = 1
+_FULL_RETRY_S: Final = 1.0
 
 
 class BadSnapshot(ValueError):
@@ -117,6 +122,7 @@ class FileSnapshots:
         """The last entry in the newest snapshot, 0 if there is none."""
         self._index = 0
         self._finished = False
+        self._again_s = 0.0
         self._outgoing: dict[object, _Transmission] = {}
         self._incoming: bytearray | None = None
 
@@ -125,18 +131,27 @@ class FileSnapshots:
         """Length of the newest snapshot, 0 if there is none."""
         return len(self._data) if self._data is not None else 0
 
-    def _store(self, data: bytes) -> None:
+    def _store(self, data: bytes) -> bool:
+        """False if the disk is full; the older snapshot stays then."""
         try:
             replace_file(self._path, data)
         except OSError as error:
+            if disk.is_full(error):
+                log.warning("raft_snapshot_not_stored path=%s reason=%r", self._path, str(error))
+                self._again_s = boot_s() + _FULL_RETRY_S
+                return False
             self._on_fatal(f"cannot store the snapshot {self._path}: {error}")
         self._data = data
+        return True
 
     # pysyncobj's Serializer interface, in its spelling.
 
     def checkSerializing(self) -> tuple[int, int | None]:
         if not self._finished:
-            return SERIALIZER_STATE.NOT_SERIALIZING, None
+            # On a full disk pysyncobj would take a snapshot at every tick.
+            waits = boot_s() < self._again_s
+            state = SERIALIZER_STATE.SERIALIZING if waits else SERIALIZER_STATE.NOT_SERIALIZING
+            return state, None
         self._finished = False
         self._outgoing.clear()
         return SERIALIZER_STATE.SUCCESS, self._index
@@ -145,7 +160,8 @@ class FileSnapshots:
         """`data` is (None, last applied entry, the one before it, nodes); `index` is that of
         the one before it."""
         _, last, before_last, _ = data
-        self._store(encode_snapshot(self._capture(), (last, before_last)))
+        if self._store(encode_snapshot(self._capture(), (last, before_last))) is False:
+            return
         self.last_index = last[1]
         self._index = index
         self._finished = True
@@ -187,7 +203,8 @@ class FileSnapshots:
             return False
         if self._holds(index, term):
             return False  # the leader goes on with the entries behind it
-        self._store(whole)
+        if self._store(whole) is False:
+            return False
         self.last_index = index
         return True
 

@@ -254,8 +254,14 @@ def _configured_snapshots(_name: object, _batch: int, _fork: bool, snapshots: An
     return snapshots
 
 
+def _may_stand(core: Any) -> bool:
+    may: bool = core._SyncObj__transport.may_stand()
+    return may
+
+
 def install() -> None:
-    """Replaces pysyncobj's unpickler, connections, resolver, clock, journal, snapshots. Idempotent.
+    """Replaces pysyncobj's unpickler, connections, resolver, clock, journal, snapshots, and the
+    condition under which it begins a term. Idempotent.
 
     From then on the settings `journalFile` and `serializer` are the objects themselves, opened by
     the node that they belong to: one process may hold several nodes.
@@ -268,6 +274,8 @@ def install() -> None:
     pysyncobj.syncobj.Serializer = _configured_snapshots
     pysyncobj.syncobj.getEncryptor = encryptor
     pysyncobj.syncobj.HAS_CRYPTO = True
+    # Asked for nothing else than whether an election whose time has come may begin.
+    pysyncobj.syncobj.SyncObj._SyncObj__connectedToAnyone = _may_stand
     pysyncobj.transport.TcpConnection = GuardedConnection
     pysyncobj.tcp_server.TcpConnection = GuardedConnection
     for module in (pysyncobj.syncobj, pysyncobj.transport, pysyncobj.tcp_connection):
@@ -406,6 +414,7 @@ class GuardedTransport(MendedTransport):
                 members=self._membership.members,
                 nonce=nonce,
                 echo=echo,
+                pre_vote=True,
             )
         )
 
@@ -423,7 +432,7 @@ class GuardedTransport(MendedTransport):
         else:
             own = self._nonces[conn]
             self._greet(conn, echo=message.nonce)
-            self._admit(conn, node, own, message.nonce)
+            self._admit(conn, node, own, message)
 
     def _onIncomingMessageReceived(self, conn: GuardedConnection, message: Any) -> None:
         """The dialled side received the first greeting, or the one that completes it."""
@@ -455,11 +464,15 @@ class GuardedTransport(MendedTransport):
         self._connections[node] = conn
         if before is not None and before is not conn:
             before.disconnect()
-        self._admit(conn, node, own, first.nonce)
+        self._admit(conn, node, own, first)
 
-    def _admit(self, conn: GuardedConnection, node: Node, own: str, other: str) -> None:
+    def _admit(self, conn: GuardedConnection, node: Node, own: str, other: Greeting) -> None:
         self._forget(conn)
-        conn.admit(own, other)
+        conn.admit(own, other.nonce)
+        if other.pre_vote:
+            self._without_pre_vote.discard(node)
+        else:
+            self._without_pre_vote.add(node)
         self._apart_since.pop(node, None)
         self._problems.clear(node.id)
         conn.setOnMessageReceivedCallback(functools.partial(self._onMessageReceived, node))
@@ -479,6 +492,7 @@ class GuardedTransport(MendedTransport):
         node = self._connToNode(conn)
         if node is not None:
             self._apart_since.setdefault(node, boot_s())
+            self._without_pre_vote.discard(node)
         was_connected = node is not None and self._syncObj.isNodeConnected(node)
         super()._onDisconnected(conn)
         if was_connected:

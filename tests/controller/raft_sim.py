@@ -24,7 +24,7 @@ from pysyncobj.transport import Transport
 
 from batonmq.controller.config import RaftTimings
 from batonmq.controller.raft import transport
-from batonmq.controller.raft.journal import DurableJournal
+from batonmq.controller.raft.journal import DurableJournal, VoteFile
 from batonmq.controller.raft.messages import MendedTransport
 from batonmq.controller.raft.node import make_conf
 from batonmq.controller.raft.snapshot import FileSnapshots, LogEntry, decode_snapshot
@@ -38,6 +38,10 @@ def fatal(what: str) -> NoReturn:
     raise AssertionError(what)
 
 
+class NodeEnded(Exception):
+    """Its process would have ended; it starts again at once."""
+
+
 @dataclass
 class Disk:
     """What a node finds when it starts again."""
@@ -46,6 +50,7 @@ class Disk:
     term: int = 0
     voted_for: str | None = None
     joined: bool = False
+    full: bool = False
     snapshot: bytes | None = None
 
 
@@ -55,21 +60,29 @@ class MemoryJournal(DurableJournal):
     def __init__(self, disk: Disk, head: tuple[LogEntry, LogEntry] | None) -> None:
         self._disk = disk
         self._entries = list(disk.entries)
-        self._term, self._voted_for = disk.term, disk.voted_for
+        self._vote = VoteFile(Path(), fatal)
+        self._vote.term, self._vote.voted_for = disk.term, disk.voted_for
         self._commit_index = 0
         self._end = 0
-        self._joined = disk.joined
-        self._snapshot_index = head[1][1] if head else 1
+        self._joined = self._joined_durable = disk.joined
+        self._replaced = False
+        self.snapshot_index = head[1][1] if head else 1
         self._begin_with(head)
 
-    def sync(self) -> None:
+    def sync(self) -> bool:
+        if self._disk.full:
+            return False
         self._disk.entries = tuple(self._entries)
-        self._disk.joined = self._joined
+        self._disk.joined = self._joined_durable = self._joined
+        return True
+
+    def on_fatal(self, what: str) -> NoReturn:  # type: ignore[override]
+        raise NodeEnded(what)
 
     _rewrite = sync
 
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
-        self._term, self._voted_for = term, votedForNodeId
+        self._vote.term, self._vote.voted_for = term, votedForNodeId
         self._disk.term, self._disk.voted_for = term, votedForNodeId
 
     def deleteEntriesFrom(self, entryFrom: int) -> None:
@@ -150,6 +163,10 @@ class SimTransport(MendedTransport):
     def _keep_agreeing_entries(self, message: dict[str, Any]) -> bool:
         return "agreeing entries" not in self.sim.cures or super()._keep_agreeing_entries(message)
 
+    def _refuse_to_cut_applied(self, message: dict[str, Any]) -> None:
+        if "agreeing entries" in self.sim.cures:
+            super()._refuse_to_cut_applied(message)
+
 
 class NoPoller:
     def poll(self, timeout: float) -> None:
@@ -190,6 +207,9 @@ class Sim:
         self.acked: list[str] = []
         self.broken_pieces = 0
         self.up: set[tuple[int, int]] = set()
+        self.deaf: set[tuple[int, int]] = set()
+        """(source, target): what source sends to target is lost, and no connection ends."""
+        self.ended: list[int] = []
         self.disks = [Disk() for _ in range(3)]
         self.cores: list[Core | None] = [None] * 3
         self._padding = padding
@@ -305,10 +325,16 @@ class Sim:
         core = self.cores[target]
         if core is None or self._eras.get((source, target), 0) != era:
             return
+        if (source, target) in self.deaf:
+            return
         node = TCPNode(self._addresses[source])
         try:
             core._SyncObj__transport._onMessageReceived(node, pickle.loads(message))
             core.doTick()
+        except NodeEnded:
+            self.ended.append(target)
+            self.kill(target)
+            self.start(target)
         except (
             EOFError,
             pickle.UnpicklingError,

@@ -139,12 +139,12 @@ def test_an_emptied_node_elects_nobody_over_the_one_that_holds_the_log(tmp_path:
         loop, asked = asyncio.get_running_loop(), asyncio.Event()
         told = logging.Handler()
         told.emit = lambda _: loop.call_soon_threadsafe(asked.set)  # type: ignore[method-assign]
-        logging.getLogger("batonmq.controller.raft.messages").addHandler(told)
+        logging.getLogger("batonmq.controller.raft.election_messages").addHandler(told)
         await cluster.start(b)
         node = await cluster.start(c)
         async with asyncio.timeout(10):
             await asked.wait()
-        logging.getLogger("batonmq.controller.raft.messages").removeHandler(told)
+        logging.getLogger("batonmq.controller.raft.election_messages").removeHandler(told)
         assert not any(cluster.leading.values())
         (problem,) = [each for each in node.status().problems if "empty folder" in each]
         assert "votes for nobody until a leader has sent it the log" in problem

@@ -33,6 +33,9 @@ class FakeJournal(list[tuple[bytes, int, int]]):
     syncs = 0
     size_bytes = 0
     joining = False
+    joins = False
+    has_commands = True
+    snapshot_index = 1
 
     def join(self) -> None:
         self.joining = False
@@ -51,6 +54,8 @@ class Harness:
         self.transport._syncObj = SimpleNamespace(
             encryptor=None,
             raftCurrentTerm=term,
+            raftLastApplied=1,
+            _isLeader=lambda: False,
             _SyncObj__raftLog=self.journal,
             _SyncObj__lastResponseTime={},
         )

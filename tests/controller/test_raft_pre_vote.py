@@ -1,0 +1,210 @@
+"""R51: no needless term. R53: first starts, full disks and applied entries that a leader lacks."""
+
+import copy
+import errno
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from raft_sim import Sim
+
+from batonmq.controller.raft.journal import DurableJournal
+from batonmq.controller.raft.membership import decode_greeting
+from batonmq.controller.raft.pre_vote import Leadership, PreVote
+from batonmq.process import disk
+
+PAIRS = [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)]
+
+
+def terms(sim: Sim) -> int:
+    return max(core.raftCurrentTerm for core in sim.cores if core is not None)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("way", ["one", "both"])
+def test_r51_a_partial_cut_raises_the_term_once_at_most(
+    pair: tuple[int, int], way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim = Sim(1, monkeypatch)
+    sim.lead()
+    sim.run(1)
+    before = terms(sim)
+    if way == "one":
+        sim.deaf.add(pair)
+    else:
+        sim.cut(*pair)
+    sim.run(1)
+    leader = sim.lead()
+    sim.run(30)
+    assert sim.lead() == leader and terms(sim) <= before + 1
+    name = sim.propose(leader)
+    assert sim.run(1, lambda: name in sim.acked)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_r51_a_leader_that_falls_silent_is_succeeded_within_its_time(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim = Sim(seed, monkeypatch)
+    leader = sim.lead()
+    sim.run(1)
+    sim.deaf |= {(leader, n) for n in range(3)} | {(n, leader) for n in range(3)}
+    assert sim.run(1.5, lambda: any(n != leader for n in sim.leaders()))
+
+
+def test_r51_a_node_with_a_higher_term_comes_back_to_its_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As an earlier version leaves it, which raises its term while it is cut off."""
+    sim = Sim(1, monkeypatch)
+    leader = sim.lead()
+    other = (leader + 1) % 3
+    sim.isolate(other)
+    core = sim.cores[other]
+    assert core is not None
+    core._SyncObj__setCurrentTerm(terms(sim) + 7, None)
+    name = sim.propose(leader)
+    sim.run(1)
+    sim.heal()
+    assert sim.run(5, sim.converged) and name in core.applied
+
+
+def test_r51_a_follower_agrees_once_its_leader_is_lost() -> None:
+    led = Leadership()
+    assert not led.forbids("b", 1.0, 0.3)
+    led.hear("a", 1.0)
+    assert led.forbids("b", 1.2, 0.3) and not led.forbids("a", 1.2, 0.3)
+    assert not led.forbids("b", 1.3, 0.3)
+    led.disconnected("c")
+    assert led.forbids("b", 1.2, 0.3)
+    led.disconnected("a")
+    assert not led.forbids("b", 1.0, 0.3)
+
+
+def test_r51_joining_members_count_only_where_all_agree() -> None:
+    asked = PreVote(3)
+    asked.begin()
+    assert not asked.won
+    asked.add("b", 4, joining=True)
+    assert not asked.won
+    asked.add("c", 1, joining=True)
+    assert asked.won and asked.unanimous and asked.term == 4
+    asked.begin()
+    asked.add("b", 1, joining=False)
+    assert asked.won and not asked.unanimous
+
+
+def test_r51_an_earlier_version_greets_without_pre_vote() -> None:
+    nonce = "0" * 64
+    text = f'{{"address":"a","cluster":"c","members":[],"nonce":"{nonce}","version":1}}'
+    assert not decode_greeting(text.encode()).pre_vote
+
+
+@pytest.mark.parametrize("sent", [True, False], ids=["sent its entry", "only stored it"])
+@pytest.mark.parametrize("seed", range(3))
+def test_r53_a_kill_in_the_first_start_leaves_a_quorum_that_elects(
+    seed: int, sent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third controller starts late; the first leader ends when it has its first entry."""
+    sim = Sim(seed, monkeypatch)
+    sim.kill(2)
+    sim.disks[2] = type(sim.disks[2])()
+    first = sim.lead() if sent else -1
+    if not sent:
+        sim.deaf |= {(0, 1), (1, 0)}
+        assert not sim.leaders()
+        sim.disks[0].entries = ((b"\x01", 1, 0), (b"\x01", 2, 1))
+        sim.disks[0].term, sim.disks[0].voted_for, sim.disks[0].joined = 1, "10.0.0.1:1", True
+        first = 0
+    sim.kill(first)
+    sim.deaf.clear()
+    sim.heal()
+    leader = sim.lead()
+    sim.run(1)
+    name = sim.propose(leader)
+    assert sim.run(5, lambda: name in sim.acked and sim.converged())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_r53_a_node_whose_applied_entries_the_leader_lacks_ends_and_builds_its_state_again(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim = Sim(seed, monkeypatch)
+    first = sim.lead()
+    for _ in range(3):
+        sim.propose(first)
+    sim.run(2)
+    lead = sim.lead()
+    old, behind = (number for number in range(3) if number != lead)
+    backup = copy.deepcopy(sim.disks[old])
+    sim.isolate(behind)
+    for _ in range(3):
+        sim.propose(lead)
+    sim.run(1)
+    sim.isolate(lead)
+    sim.kill(old)
+    sim.disks[old] = backup
+    sim.start(old)
+    sim.isolate(lead)
+    sim.join(old, behind)
+    assert sim.run(30, lambda: any(number != lead for number in sim.leaders()))
+    new = next(number for number in sim.leaders() if number != lead)
+    sim.propose(new)
+    sim.run(1)
+    sim.heal()
+    assert sim.run(10, lambda: lead in sim.ended)
+    sim.heal()
+    assert sim.run(10, sim.converged) and not sim.forked()
+
+
+def test_r53_a_leader_with_a_full_disk_gives_way_and_votes_for_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sim = Sim(1, monkeypatch)
+    leader = sim.lead()
+    sim.run(1)
+    sim.disks[leader].full = True
+    lost = sim.propose(leader)
+    assert sim.run(3, lambda: any(number != leader for number in sim.leaders()))
+    assert lost not in sim.acked or sim.lost() == []
+    name = sim.propose(sim.lead())
+    assert sim.run(3, lambda: name in sim.acked)
+    sim.run(20)
+    assert leader not in sim.leaders()
+    sim.disks[leader].full = False
+    assert sim.run(5, sim.converged) and sim.lost() == []
+
+
+def test_r53_a_journal_on_a_full_disk_keeps_what_it_has_and_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fatal(what: str) -> NoReturn:
+        raise AssertionError(what)
+
+    journal = DurableJournal(tmp_path, None, fatal)
+    journal.add(b"\x01", 1, 0)
+    assert journal.sync()
+    write, replace = disk.pwrite, disk.replace
+
+    def no_room(*args: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(disk, "pwrite", no_room)
+    journal.setCurrentTerm(3, "n1")
+    journal.add(b"second", 2, 3)
+    assert not journal.sync()
+    monkeypatch.setattr(disk, "pwrite", write)
+    monkeypatch.setattr(disk, "replace", no_room)
+    assert not journal.sync()
+    monkeypatch.setattr(disk, "replace", replace)
+    assert journal.sync()
+    journal.add(b"third", 3, 3)
+    monkeypatch.setattr(disk, "pwrite", no_room)
+    journal.deleteEntriesTo(1)
+    monkeypatch.setattr(disk, "pwrite", write)
+    assert journal.sync()
+    journal._destroy()
+    again = DurableJournal(tmp_path, None, fatal)
+    assert again[:] == [(b"\x01", 1, 0), (b"second", 2, 3), (b"third", 3, 3)]
+    assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (3, "n1")
+    again._destroy()
