@@ -48,13 +48,15 @@ class SwitchTask:
 @dataclass(frozen=True, slots=True)
 class SwitchProgress:
     """The log of this master and how far the chosen replica is. `ack` is -1 if it does not follow;
-    `ack_ms` is when its newest ack came; `member`: it is in the recorded SyncStateSet."""
+    `ack_ms` is when its newest ack came; `member`: it is in the recorded SyncStateSet; `tables`: it
+    holds topics, groups and consumer offsets of this mastership, as far as it says (R42)."""
 
     log_end: int
     confirm_offset: int
     ack: int
     ack_ms: int
     member: bool
+    tables: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +212,15 @@ class PlannedSwitch:
         lag = progress.log_end - progress.ack
         # Not older than the request: what a hung replica acked before proves nothing.
         awake = progress.ack >= 0 and progress.ack_ms > self._requested_ms
-        if awake and lag <= NEAR_BYTES:
+        if awake and lag <= NEAR_BYTES and progress.tables:
             return [HoldSends()]
         if now_ms - self._requested_ms >= CATCH_UP_MOST_MS:
             if progress.ack < 0:
                 why = "does not follow this master"
             elif not awake:
                 why = f"acked nothing for {now_ms - progress.ack_ms} ms"
+            elif not progress.tables:
+                why = "has not got the tables of this epoch yet"
             else:
                 why = f"is {lag:,} bytes behind and did not come near in {CATCH_UP_MOST_MS} ms"
             return self._fail(task, f"broker {task.broker_id} {why}")

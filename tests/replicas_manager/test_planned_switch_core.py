@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 
 import pytest
@@ -117,6 +118,16 @@ def test_r33_a_lagging_replica_is_waited_for_without_a_hold() -> None:
     assert f"broker 2 is {far:,} bytes behind" in reason_of(effects)
     switch = asked()
     assert "does not follow" in reason_of(switch.poll(progress(-1), T0 + CATCH_UP_MOST_MS))
+
+
+def test_r33_r42_a_replica_without_this_epochs_tables_is_waited_for_and_then_refused() -> None:
+    switch = asked()
+    lacks = dataclasses.replace(progress(1_000), tables=False)
+    assert switch.poll(lacks, T0 + 5) == []
+    assert switch.poll(progress(1_000), T0 + 10) == [HoldSends()]
+    switch = asked()
+    late = dataclasses.replace(lacks, ack_ms=T0 + CATCH_UP_MOST_MS)
+    assert "tables of this epoch" in reason_of(switch.poll(late, T0 + CATCH_UP_MOST_MS))
 
 
 def test_r33_a_replica_that_left_the_set_is_not_waited_for() -> None:
