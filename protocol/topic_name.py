@@ -21,6 +21,7 @@ TOPIC_QUEUES_MAX: Final = 65536
 NAME_BYTES_MAX: Final = 255
 """Of every topic, also of one that is made from a group: in a record its length is one byte, and on
 the disk its name is that of a folder."""
+_PLAIN_NAME: Final = re.compile(r"[%|0-9A-Za-z_-]{1,63}")
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
@@ -119,6 +120,10 @@ def pop_topic_pairs(retry_topic_v1: str) -> Iterator[tuple[str, str]]:
 
 def is_file_name(name: str) -> bool:
     """Whether a file of this name is a direct child of its folder, on any file system."""
+    return _PLAIN_NAME.fullmatch(name) is not None or _is_odd_file_name(name)
+
+
+def _is_odd_file_name(name: str) -> bool:
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         return False
     if len(name) * 4 <= NAME_BYTES_MAX and name.isascii():

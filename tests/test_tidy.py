@@ -306,7 +306,7 @@ def test_each_safety_rule_names_a_test_and_the_defects_that_are_planted_against_
     rules, _, shown = text.partition("## What shows it")
     named = [int(number) for number in re.findall(r"^\| R(\d+) \|", rules, re.MULTILINE)]
     rows = re.findall(r"^\| R(\d+) \| `(\S+)` `(\w+)` \| (.+) \|$", shown, re.MULTILINE)
-    assert [int(number) for number, *_ in rows] == sorted(set(named))
+    assert [int(number) for number, *_ in rows] == sorted(named) == list(range(1, len(named) + 1))
     planted = defaultdict(set)
     for patch in (ROOT / "sim" / "defects").glob("*.patch"):
         what, _, _ = patch.read_text("utf-8").partition(":")

@@ -25,6 +25,8 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, islice
+from operator import attrgetter
 from typing import Final, cast
 
 from msgspec.structs import replace
@@ -42,7 +44,7 @@ from batonmq.broker.filter.subscription_filter import filter_of, is_known, prepa
 from batonmq.broker.request_fields import text
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
-from batonmq.process.turns import go_on
+from batonmq.process.turns import go_on, in_turns
 from batonmq.protocol.bodies import (
     SQL92,
     TAG,
@@ -50,6 +52,7 @@ from batonmq.protocol.bodies import (
     ConsumerSightingsBody,
     GetConsumerListByGroupResponseBody,
     HeartbeatData,
+    SubscriptionData,
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, BrokerRefusal, ConnectError, ResponseError
@@ -63,6 +66,9 @@ log = logging.getLogger(__name__)
 _NOTICES_AT_ONCE: Final = 128
 _GROUPS_AT_ONCE: Final = 16
 """Of one heartbeat in a turn: each may make its group and its retry topic, by records."""
+
+_SUBSCRIPTIONS_AT_ONCE: Final = 256
+"""Of one heartbeat in a turn."""
 
 _NAMED_MAX: Final = 8
 """How many entries that are left out the answer to a heartbeat names."""
@@ -114,7 +120,7 @@ class ClientProcessor:
         if not data.client_id:
             raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, "heartbeat without a clientID")
         groups = max(len(data.consumer_data_set), len(data.producer_data_set))
-        if groups > _GROUPS_AT_ONCE or next(_new_filters(data), None) is not None:
+        if groups > _GROUPS_AT_ONCE or _may_have_filters(data):
             return self._heard_in_slices(request, channel, data)
         refused: list[str] = []
         is_changed = self._heard(request, channel, data, refused)
@@ -140,8 +146,9 @@ class ClientProcessor:
         channel: Connection,
         data: HeartbeatData,
     ) -> RemotingCommand:
-        for expression in _new_filters(data):
-            await prepared(expression)
+        async for each in in_turns(_subscriptions(data)):
+            if _is_new_filter(each):
+                await prepared(each.sub_string)
         consumers, producers = data.consumer_data_set, data.producer_data_set
         is_changed = False
         refused: list[str] = []
@@ -278,14 +285,22 @@ class ClientProcessor:
         return bool(self._notices) or bool(own and own[0][0] <= self._clock_ms())
 
 
-def _new_filters(data: HeartbeatData) -> Iterator[str]:
-    """The SQL92 expressions that are not compiled yet."""
+def _subscriptions(data: HeartbeatData) -> Iterator[SubscriptionData]:
     if data.without_sub:
-        return
-    for consumer in data.consumer_data_set:
-        for each in consumer.subscription_data_set:
-            if each.expression_type not in (TAG, "") and not is_known(each.sub_string):
-                yield each.sub_string
+        return iter(())
+    of_groups = map(attrgetter("subscription_data_set"), data.consumer_data_set)
+    return chain.from_iterable(of_groups)
+
+
+def _is_new_filter(subscription: SubscriptionData) -> bool:
+    """Whether it has an SQL92 expression that is not compiled yet."""
+    return subscription.expression_type not in (TAG, "") and not is_known(subscription.sub_string)
+
+
+def _may_have_filters(data: HeartbeatData) -> bool:
+    """Looks at a few subscriptions only: of many more each may have a filter."""
+    first = list(islice(_subscriptions(data), _SUBSCRIPTIONS_AT_ONCE + 1))
+    return len(first) > _SUBSCRIPTIONS_AT_ONCE or any(map(_is_new_filter, first))
 
 
 def _heartbeat_reply(

@@ -18,7 +18,6 @@ of that send, which waits longer by the clock of another master, comes (docs/fea
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -88,7 +87,7 @@ class Delays(Checker):
         self._open: dict[str, list[_Waits]] = {SCHEDULE_TOPIC: [], TIMER_TOPIC: []}
 
     def record(self, record: LogRecord, name: str) -> None:
-        now_s = asyncio.get_running_loop().time()
+        now_s = self.log.now_s()
         if now_s != self._read_s:
             self._before_s, self._read_s = self._read_s, now_s
         topic, real_topic = record.topic, text_of(record, "REAL_TOPIC")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from batonmq.protocol.properties import find_property
@@ -31,6 +32,10 @@ class FeatureLog:
     @property
     def stands_down(self) -> bool:
         return self._is_given_up or self.cluster.promises.expiry.begin > 0
+
+    def now_s(self) -> float:
+        """Of the simulation's own clock."""
+        return asyncio.get_running_loop().time()
 
     def violate(self, what: str) -> None:
         if not self.stands_down:

@@ -98,7 +98,7 @@ def test_all_ack_in_sync_state_set(run_group, wait_until):
         await two.stop()
         one.put()
         one.ha.set_dead(frozenset({2}))
-        assert one.proposals[-1].new_set == {1}
+        await wait_until(lambda: one.proposals[-1].new_set == {1})
         assert one.confirm_offset == confirmed, "R1: a proposed shrink is not a shrink"
         group.answer(one, one.proposals[-1])
         assert one.confirm_offset == one.store.max_phy_offset

@@ -57,6 +57,9 @@ class _Table:
     def query(self, group: str, topic: str, queue_id: int) -> int:
         return -1
 
+    def log_ends(self, end: int) -> None:
+        pass
+
     def clamped(self, end_of: Any) -> tuple[None, ...]:
         return ()
 

@@ -130,11 +130,12 @@ def test_r5_a_master_whose_heartbeats_do_not_arrive_learns_of_its_end(
 @pytest.mark.parametrize("seed", [1, 2])
 def test_r5_r36_a_master_that_receives_from_no_controller(seed: int, tmp_path: Path) -> None:
     """controllers -> master cut: its heartbeats arrive but confirm no answer any more, and it goes
-    on without a lease (R36). So another is elected hardly later than if it were silent."""
+    on without a lease (R36). So another is elected little later than if it were silent: once the
+    followers, too, miss what it would answer (R50)."""
     seen = play(seed, tmp_path, "controllers to master")
     assert seen.lease_lost_ms is not None and seen.lease_lost_ms <= LEASE_MS + 50
     assert seen.elected_ms is not None
-    assert SESSION_MS - BEAT_MS <= seen.elected_ms <= SESSION_MS + 2 * BEAT_MS
+    assert SESSION_MS - BEAT_MS <= seen.elected_ms <= SESSION_MS + 3 * BEAT_MS
     assert seen.refused_ms is None or seen.refused_ms >= seen.elected_ms
     assert seen.acks_of_old > 0
 

@@ -35,6 +35,7 @@ class Log(FeatureLog):
     def __init__(self) -> None:
         self.found: list[str] = []
         self.epochs = [0]
+        self.passed_s = 0.0
         expiry, clocks = SimpleNamespace(begin=0), SimpleNamespace(farthest_s=0.0)
         promises = SimpleNamespace(truth=bytearray(), expiry=expiry)
         cluster: Any = SimpleNamespace(
@@ -46,9 +47,15 @@ class Log(FeatureLog):
         )
         super().__init__(cluster)
 
+    def now_s(self) -> float:
+        return self.passed_s
+
     def put(self, topic: str, body: str, at: int = 0, **more: Any) -> int:
-        """Its offset. `at`: queue offset."""
-        truth, stored_ms = self.cluster.promises.truth, NOW + more.pop("after_ms", 0)
+        """Its offset. `at`: queue offset. `after_ms`: by the broker's clock; `passed_ms`: by a
+        steady one, if that differs."""
+        truth, after_ms = self.cluster.promises.truth, more.pop("after_ms", 0)
+        stored_ms = NOW + after_ms
+        self.passed_s = max(self.passed_s, more.pop("passed_ms", after_ms) / 1000)
         prepared, count = more.pop("prepared", 0), more.pop("count", 0)
         properties = "".join(f"{key}\x01{value}\x02" for key, value in more.items()).encode()
         message = NewMessage(
@@ -104,10 +111,12 @@ def test_what_waits_is_delivered_in_time_and_once_an_epoch_until_it_counts(topic
 def test_early_is_by_the_clock_of_the_broker_that_delivers() -> None:
     log = Log()
     delays.Delays(log, "g", IN_1_S)
-    for n, after_ms in enumerate((999, 1000, -5)):  # the last one's clock was set back
+    # The clock of the third is set back; the fourth has not waited for its delay by any clock.
+    for n, (after_ms, passed_ms) in enumerate(((999, 999), (1000, 2000), (-5, 2500), (-5, 2900))):
         log.put(SCHEDULE_TOPIC, f"m{n}|", n, **waiting(SCHEDULE_TOPIC))
-        log.put(delays.TOPIC, f"m{n}|", after_ms=after_ms, **waiting(SCHEDULE_TOPIC))
-    assert log.found == ["delay: m0 comes 1 ms early"]
+        clocks = {"after_ms": after_ms, "passed_ms": passed_ms}
+        log.put(delays.TOPIC, f"m{n}|", **clocks, **waiting(SCHEDULE_TOPIC))
+    assert log.found == ["delay: m0 comes 1 ms early", "delay: m3 comes 1005 ms early"]
 
 
 def test_of_two_copies_at_one_level_the_first_of_its_queue_is_delivered_first() -> None:
@@ -117,7 +126,8 @@ def test_of_two_copies_at_one_level_the_first_of_its_queue_is_delivered_first() 
     for offset, after_ms in enumerate((0, -500_000)):
         log.put(SCHEDULE_TOPIC, "m|", offset, after_ms=after_ms, **waiting(SCHEDULE_TOPIC))
     for end, after_ms in ((1, -499_500), (2, -499_000)):
-        log.put(delays.TOPIC, "m|", after_ms=after_ms, **waiting(SCHEDULE_TOPIC))
+        clocks = {"after_ms": after_ms, "passed_ms": 1000 * end}
+        log.put(delays.TOPIC, "m|", **clocks, **waiting(SCHEDULE_TOPIC))
         log.put(PROGRESS_TOPIC, json.dumps({"delays": {1: end}, "timer": None}))
     assert not log.found
 
