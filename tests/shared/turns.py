@@ -7,6 +7,7 @@ count.
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,12 +34,15 @@ class Turns:
         """One turn more."""
         self._lines = self._disk_calls = 0
         self.count += 1
-        before = sys.gettrace()
+        before, collects = sys.gettrace(), gc.isenabled()
+        gc.disable()  # what an earlier test left behind is no work of this turn
         sys.settrace(self._trace)
         try:
             callback(*args)
         finally:
             sys.settrace(before)
+            if collects:
+                gc.enable()
             self._end_turn()
 
     def _end_turn(self) -> None:
