@@ -8,7 +8,7 @@ hears more.
 
 A report says nothing of a process that registered after it: it names the entry of the log up to
 which its sender knew the registrations. A report that is not repeated is void after
-`REPORT_MS_MAX`, so a peer that hangs vouches for nobody.
+`REPORT_MS_MAX`, so the report of a peer that hangs does not count.
 """
 
 from collections.abc import Collection, Iterable
