@@ -11,7 +11,7 @@ import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar
 
 import uvloop
 
@@ -32,6 +32,17 @@ from batonmq.protocol.message import MessageExt, MessageQueue
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S")
+
+
+# A signal that comes just before a thread blocks in a lock does not wake it: Python runs the
+# handler when the wait ends, so no wait is longer than this.
+SIGNAL_WAIT_S: Final = 0.1
+
+
+def _wait(event: threading.Event) -> None:
+    """Until it is set. Raises what a signal handler raises."""
+    while not event.wait(SIGNAL_WAIT_S):
+        pass
 
 
 class _LoopThread:
@@ -59,10 +70,10 @@ class _LoopThread:
 
         loop.call_soon_threadsafe(begin)
         try:
-            ended.wait()
+            _wait(ended)
         except BaseException:
             loop.call_soon_threadsafe(lambda: begun[0].cancel())
-            ended.wait()
+            _wait(ended)
             if not begun[0].cancelled():
                 begun[0].exception()  # retrieved: the caller gets the error of the signal handler
             raise

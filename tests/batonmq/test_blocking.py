@@ -136,6 +136,28 @@ def test_r57_an_interrupted_call_has_ended_when_it_raises() -> None:
         assert ended == ["cancelled"]
 
 
+def test_r57_a_signal_just_before_the_wait_blocks_ends_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python only notes such a signal: the lock that the thread blocks in does not see it."""
+    waits: list[float | None] = []
+    wait = threading.Event.wait
+
+    def unseen(event: threading.Event, timeout: float | None = None) -> bool:
+        waits.append(timeout)
+        return wait(event, None if timeout is None else 0)
+
+    monkeypatch.setattr(threading.Event, "wait", unseen)
+
+    async def work() -> int:
+        while len(waits) < 3:  # noqa: ASYNC110 - the other thread counts
+            await asyncio.sleep(0)
+        return 7
+
+    assert _loop_thread.run(work()) == 7
+    assert None not in waits
+
+
 def test_r57_what_an_interrupted_poll_took_the_next_poll_returns() -> None:
     """The signal comes when the messages are taken, and cancels nothing any more."""
     taken = [message(0)]
