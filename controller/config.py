@@ -44,6 +44,9 @@ RUNTIME_KEYS: Final = frozenset(
         "historyTopicGroup",
         "historyTopicDelayMs",
         "historyTopicBatch",
+        "brokerGroupsMax",
+        "groupReplicasMax",
+        "brokerReplicasMax",
     }
 )
 """Keys that may be changed while the node runs. The others name where it runs, or must be the same
@@ -179,6 +182,14 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     scan_inactive_master_interval: int = 5_000
     server_channel_max_idle_time_seconds: int = 120
 
+    # How many may be registered (SAFETY R58); what is registered is never refused. These may be
+    # changed while running.
+    broker_groups_max: int = 1_000
+    group_replicas_max: int = 64
+    """Replicas of one group."""
+    broker_replicas_max: int = 4_000
+    """Replicas of all groups together."""
+
     # Sessions of native brokers (SAFETY R5, R34).
     broker_session_heartbeat_ms: int = 100
     broker_session_timeout_ms: int = 800
@@ -203,6 +214,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
 
     def __post_init__(self) -> None:
         self._check_addresses()
+        self._check_numbers()
         self._check_times()
 
     def _check_addresses(self) -> None:
@@ -238,7 +250,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
                 "and Raft ports"
             )
 
-    def _check_times(self) -> None:
+    def _check_numbers(self) -> None:
         for name, value in (
             ("brokerSessionHeartbeatMs", self.broker_session_heartbeat_ms),
             ("raftHeartbeatMs", self.raft_heartbeat_ms),
@@ -250,6 +262,9 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
             ("historyFiles", self.history_files),
             ("historyTopicDelayMs", self.history_topic_delay_ms),
             ("historyTopicBatch", self.history_topic_batch),
+            ("brokerGroupsMax", self.broker_groups_max),
+            ("groupReplicasMax", self.group_replicas_max),
+            ("brokerReplicasMax", self.broker_replicas_max),
         ):
             if value <= 0:
                 raise ValueError(f"{name}: {value} is not above 0")
@@ -259,6 +274,8 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
         ):
             if value > most:
                 raise ValueError(f"{name}: {value} is above {most}")
+
+    def _check_times(self) -> None:
         needed_lease = 2 * self.broker_session_heartbeat_ms + PAUSE_ALLOWED_MS
         if needed_lease >= self.master_lease_ms:
             raise ValueError(

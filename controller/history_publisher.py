@@ -16,6 +16,7 @@ from batonmq.controller.history_topic import (
     Batch,
     Create,
     HistoryTopic,
+    KeeperChoice,
     Learn,
     Read,
     Send,
@@ -64,6 +65,7 @@ class HistoryPublisher:
         self._config = config
         self._state = state
         self._client = RemotingClient(name="controller-history")
+        self._keeper = KeeperChoice()
         self._core: HistoryTopic | None = None
         self._task: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
@@ -128,12 +130,15 @@ class HistoryPublisher:
         await self._client.close()
 
     def _group(self) -> str:
-        """The configured group, else the first one by name; empty if nothing is to be published."""
+        """The configured group, else the chosen one; empty if nothing is to be published."""
         groups = self._state().groups
         wanted = self._config().history_topic_group
         if wanted == HISTORY_TOPIC_OFF or not groups:
             return ""
-        return wanted or min(groups)
+        if wanted:
+            return wanted
+        with_master = [name for name, group in groups.items() if group.master_broker_id]
+        return self._keeper.choose(with_master, boot_ms()) or min(groups)
 
     def _target(self) -> Target | None:
         """The master of the group that keeps the topic."""
@@ -168,7 +173,7 @@ class HistoryPublisher:
 
     async def _do(self, core: HistoryTopic, reader: HistoryReader, step: Step) -> None:
         assert not isinstance(step, Wait)
-        target = step.target
+        target, failures = step.target, core.failures
         try:
             match step:
                 case Learn():
@@ -188,6 +193,7 @@ class HistoryPublisher:
                     reply = await self._send(target, step.batch)
                     core.answered(target, reply.code, reply.remark or "", boot_ms())
                     if reply.code == ResponseCode.SUCCESS:
+                        self._keeper.acknowledged()
                         self._log(target, "")
         except (BatonError, OSError, CorruptRecord, ValueError) as error:
             core.failed(target, str(error), boot_ms())
@@ -197,6 +203,9 @@ class HistoryPublisher:
             core.failed(target, f"{type(error).__name__}: {error}", boot_ms())
         if core.problem:
             self._log(target, core.problem)
+        if core.failures > failures:
+            self._keeper.failed()
+            self.poll()
 
     def _log(self, target: Target, problem: str) -> None:
         """Logs when publication starts to work and when it fails, not each message."""

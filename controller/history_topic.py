@@ -16,7 +16,7 @@ The history explains, it decides nothing: it is sent some time after the event a
 last election, and not while the group has no master.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +31,47 @@ RECENT_MS: Final = 7 * 86_400_000
 """Longer than brokers keep messages by default (fileReservedTime, 72 h)."""
 
 Batch = Sequence[Line]
+
+
+KEEPER_FAILURES_MAX: Final = 4
+MASTERLESS_MS: Final = 30_000
+
+
+class KeeperChoice:
+    """Which group keeps the topic where no setting names one.
+
+    It is the first one by name that has a master. It stays while that works, and for some time
+    without a master. Then another one follows, so that no group, of a stranger or of brokers with a
+    full disk, stops the history. `now_ms` is monotonic.
+    """
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._seen_ms = 0
+        self._failures = 0
+        self._passed_over: set[str] = set()
+
+    def choose(self, with_master: Collection[str], now_ms: int) -> str:
+        """Of the groups that have a master; empty if none has one."""
+        if self._name in with_master:
+            self._seen_ms = now_ms
+        elif not self._name or now_ms - self._seen_ms >= MASTERLESS_MS:
+            if self._passed_over.issuperset(with_master):
+                self._passed_over.clear()
+            self._name = min(set(with_master) - self._passed_over, default="")
+            self._seen_ms = now_ms
+            self._failures = 0
+        return self._name
+
+    def acknowledged(self) -> None:
+        self._failures = 0
+
+    def failed(self) -> None:
+        """An attempt to publish there failed."""
+        self._failures += 1
+        if self._failures >= KEEPER_FAILURES_MAX and self._name:
+            self._passed_over.add(self._name)
+            self._name = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +154,8 @@ class HistoryTopic:
         """Since when an event waits to be published, None if none does."""
         self.problem = ""
         """Why the last attempt failed, empty after one that did not."""
+        self.failures = 0
+        """Attempts that failed so far."""
 
     @property
     def target(self) -> Target | None:
@@ -181,6 +224,7 @@ class HistoryTopic:
         if target is not self._target:
             return
         self._begin_anew()
+        self.failures += 1
         self.problem = why
         self._not_before_ms = now_ms + self._backoff.next_ms()
 

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
+from batonmq.controller.admission import Admission
 from batonmq.controller.config import ControllerConfig, Peer, RuntimeConfig
 from batonmq.controller.elections import (
     STILL_ANSWERS,
@@ -32,6 +33,7 @@ from batonmq.controller.raft.log import Applied, LogStatus, NotApplied, Replicat
 from batonmq.controller.rules.commands import (
     AlterSyncStateSet,
     AnyCommand,
+    ApplyBrokerId,
     CleanBrokerData,
     CommandResult,
     ElectMaster,
@@ -51,6 +53,10 @@ log = logging.getLogger(__name__)
 _EPOCH_STEP_MIN: Final = 1_000
 _EPOCH_STEPS: Final = 1_000_000
 """Above what replicas report, and random: a replica that is away may know the next number (R47)."""
+GROUPS_AT_ONCE: Final = 32
+"""Views of groups that one turn of the loop makes, of about 20 µs and more each."""
+_PROBLEMS_SHOWN: Final = 32
+_PROBLEM_SIZE_MAX: Final = 1_000
 
 
 class CommandTooLargeError(BatonError):
@@ -128,6 +134,7 @@ class ControllerRequests:
         self._log = replicated_log
         self._gate = gate
         self._liveness = liveness
+        self._admission = Admission()
         self._peers = runtime.current.peers
         self._self_peer = runtime.current.self_peer
 
@@ -165,8 +172,8 @@ class ControllerRequests:
             peers=self._peers,
             problems=(
                 *status.problems,
-                *self._liveness.problems(),
                 *self._more_problems(),
+                *_first(self._liveness.problems()),
             ),
         )
 
@@ -189,6 +196,14 @@ class ControllerRequests:
             if isinstance(admitted, str):
                 return self._not_elected(stamped, admitted)
             stamped = self._with_new_epochs(admitted)
+        if isinstance(stamped, RegisterBroker | ApplyBrokerId):
+            if why := self._admission.problem(self._log.state, stamped, self.config):
+                return self._not_registered(stamped, why)
+            with self._admission.under_way(stamped):
+                return await self._propose(stamped)
+        return await self._propose(stamped)
+
+    async def _propose(self, stamped: AnyCommand) -> CommandResult:
         try:
             outcome = await self._log.propose(stamped, self.config.propose_timeout_ms)
         except ValueError as error:
@@ -289,6 +304,11 @@ class ControllerRequests:
         code = ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
         return CommandResult(code, why, view=self.view(command.broker_name))
 
+    def _not_registered(self, command: RegisterBroker | ApplyBrokerId, why: str) -> CommandResult:
+        log.warning("registration_refused broker_name=%s reason=%r", command.broker_name, why)
+        code = ResponseCode.CONTROLLER_INVALID_REQUEST
+        return CommandResult(code, why, view=self.view(command.broker_name))
+
     def _with_origin(self, command: ElectMaster) -> ElectMaster:
         """Adds this node and a time, by default now, for the history."""
         detected_ms = command.detected_ms or wall_ms()
@@ -320,3 +340,10 @@ class ControllerRequests:
             case CleanBrokerData():
                 return replace(command, live=self.live(command.broker_name))
         return command
+
+
+def _first(problems: tuple[str, ...]) -> tuple[str, ...]:
+    """Some of them: all those of a thousand groups would not fit into the header of an answer."""
+    shown = tuple(problem[:_PROBLEM_SIZE_MAX] for problem in problems[:_PROBLEMS_SHOWN])
+    left = len(problems) - len(shown)
+    return (*shown, f"{left} more groups have a problem") if left else shown

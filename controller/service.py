@@ -220,6 +220,8 @@ class ControllerService:
                     self._push(view.broker_name)
 
     def _push(self, broker_name: str) -> None:
+        if not self.sessions.of_group(broker_name):
+            return  # the view of a group that nobody here is in costs as much
         view = self.requests.view(broker_name)
         if view is not None:
             self.sessions.push_view(view)

@@ -23,6 +23,7 @@ from batonmq.controller.liveness import watch
 from batonmq.controller.liveness.watch import BrokerWatch, OpenSessions
 from batonmq.controller.planned_switches import PlannedSwitches
 from batonmq.controller.requests import (
+    GROUPS_AT_ONCE,
     CommandTooLargeError,
     ControllerRequests,
     OutcomeUnknownError,
@@ -41,6 +42,7 @@ from batonmq.controller.rules.commands import (
 from batonmq.controller.rules.state import ControllerState
 from batonmq.history.event import HistoryEvent
 from batonmq.process.sockets import check_port_free, listening_as
+from batonmq.process.turns import in_turns
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
 from batonmq.proto.controller.v1.role_view import role_view_to_pb
@@ -194,9 +196,16 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         status, state = await self._reading(context)
         if state is None:
             return pb.GetSyncStateDataReply(status=status)
-        names = list(request.broker_names) or sorted(state.groups)
-        views = filter(None, map(self._requests.view, names))
-        return pb.GetSyncStateDataReply(status=_OK, views=map(role_view_to_pb, views))
+        names = state.groups.keys() & set(request.broker_names or state.groups)
+        reply = pb.GetSyncStateDataReply(status=_OK)
+        async for name in in_turns(sorted(names), GROUPS_AT_ONCE):
+            view = self._requests.view(name)
+            if view is not None:
+                reply.views.append(role_view_to_pb(view))
+        if reply.ByteSize() > _HISTORY_SIZE_MAX:
+            why = f"the answer for {len(names)} broker groups is too large: name fewer groups"
+            return pb.GetSyncStateDataReply(status=_refused(ResponseCode.SYSTEM_ERROR, why))
+        return reply
 
     async def GetMetadata(
         self, request: pb.GetMetadataRequest, context: Any

@@ -19,7 +19,7 @@ from batonmq.controller.config import RuntimeConfig
 from batonmq.controller.liveness.events import RemotingChannelClosed, RemotingHeartbeat
 from batonmq.controller.liveness.watch import BrokerWatch
 from batonmq.controller.planned_switches import PlannedSwitches
-from batonmq.controller.requests import ControllerRequests
+from batonmq.controller.requests import GROUPS_AT_ONCE, ControllerRequests
 from batonmq.controller.rules.commands import (
     ELECTION_PRIORITY_DEFAULT,
     NO_BROKER,
@@ -33,17 +33,21 @@ from batonmq.controller.rules.commands import (
     Member,
     RegisterBroker,
 )
+from batonmq.process.turns import in_turns
 from batonmq.protocol.bodies import SyncStateSet
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, ConnectError
 from batonmq.protocol.role_view import Replica, RoleView
-from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.command import FRAME_SIZE_MAX, RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_encode_sorted: Final = msgspec.json.Encoder(order="sorted").encode
+_ANSWER_SIZE_MAX: Final = FRAME_SIZE_MAX // 2
 
 HEARTBEAT_TIMEOUT_DEFAULT_MS: Final = 10_000
 NOTICE_TIMEOUT_MS: Final = 3_000
@@ -237,11 +241,23 @@ class RemotingEndpoint:
     async def _get_sync_state_data(
         self, request: RemotingCommand, _: Connection
     ) -> RemotingCommand:
-        await self._requests.reading()
-        names = _decode(request.body, list[str])
-        views = filter(None, map(self._requests.view, names))
-        body = {"replicasInfoTable": {view.broker_name: _replicas_info(view) for view in views}}
-        return RemotingCommand.response_to(request, body=msgspec.json.encode(body, order="sorted"))
+        state = await self._requests.reading()
+        names = state.groups.keys() & set(_decode(request.body, list[str]))
+        table: dict[str, msgspec.Raw] = {}
+        size = 0
+        async for name in in_turns(sorted(names), GROUPS_AT_ONCE):
+            view = self._requests.view(name)
+            if view is not None:
+                table[name] = msgspec.Raw(_encode_sorted(_replicas_info(view)))
+                size += len(table[name]) + len(name)
+            if size > _ANSWER_SIZE_MAX:
+                raise BrokerRefusal(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"the answer for {len(names)} broker groups would have more than"
+                    f" {_ANSWER_SIZE_MAX} bytes: ask for fewer groups at a time",
+                )
+        body = _encode_sorted({"replicasInfoTable": table})
+        return RemotingCommand.response_to(request, body=body)
 
     # Answered by every node.
 

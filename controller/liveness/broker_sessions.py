@@ -214,12 +214,16 @@ class BrokerSessions:
             session.silent_since_ms = None
         return session.incarnation
 
-    def closed(self, event: SessionClosed, now_ms: int) -> bool:
-        """Whether that was the newest session; closings of others are ignored."""
+    def closed(self, event: SessionClosed, now_ms: int, *, is_registered: bool) -> bool:
+        """Whether that was the newest session; closings of others are ignored. A broker that is not
+        registered is forgotten: any number of them may come and go."""
         session = self._open_session(event.broker_name, event.broker_id, event.session_id)
         if session is None:
             return False
         session.closed_ms = now_ms
+        if not is_registered:
+            del self._brokers[event.broker_name, event.broker_id]
+            return True
         if session.silent_since_ms is None:
             session.silent_ms = self._awake_ms(now_ms) - session.received_awake_ms
         session.goodbye, session.why = event.goodbye, event.why
@@ -337,7 +341,8 @@ class BrokerSessions:
 
     def _open_session(self, broker_name: str, broker_id: int, session_id: int) -> _Session | None:
         """That session, if it is the broker's newest one and still open."""
-        session = self._broker(broker_name, broker_id).session
+        broker = self._brokers.get((broker_name, broker_id))
+        session = broker.session if broker is not None else None
         if session is None or session.session_id != session_id or session.closed_ms is not None:
             return None
         return session

@@ -18,7 +18,7 @@ anything (`ProposeElect`, `AliveChanged`). A wrong verdict costs an election, ne
 - Whom this node does not hear, but a follower does, is not dead for that: silence is judged by who
   hears more, and gets the lead (R50, `hearing`).
 
-Elections are level-triggered (R10): ticks check every group, of more than 256 the next ones, so a
+Elections are level-triggered (R10): ticks check every group, of many the next ones, so a
 lost trigger or a failed proposal is repaired by the next check. An election names the masterEpoch
 that it replaces, so proposing it twice elects once.
 
@@ -77,6 +77,9 @@ moment it may have a newer view from another node."""
 
 GROUPS_A_TICK: Final = 256
 """Of about 10 µs each, twice as much where all of them need an election."""
+FRESH_GROUPS_A_TICK: Final = 16
+"""Of those that never had a master. Their brokers ask for the first election themselves; a stranger
+may register many of them, and no other group is looked at later for that (R58)."""
 
 
 @dataclass(slots=True)
@@ -144,16 +147,17 @@ class _Watch:
 
 
 class _Rotation:
-    """Which groups a tick looks at."""
+    """Which groups a tick looks at: `at_once` of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
         self._last = ""
 
-    def next_of(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Of `names`, in order, all or the next 256."""
-        if len(names) > GROUPS_A_TICK:
+    def next_of(self, names: list[str]) -> list[str]:
+        """Of `names`, in order, all or the next ones."""
+        if len(names) > self._at_once:
             begin = bisect(names, self._last)
-            names = (names[begin:] + names[:begin])[:GROUPS_A_TICK]
+            names = (names[begin:] + names[:begin])[: self._at_once]
             self._last = names[-1]
         return names
 
@@ -171,7 +175,7 @@ class LivenessCore:
         self._state = ControllerState()
         self._gate_opened_ms: int | None = None
         self._aged_ms = 0
-        self._rotation = _Rotation()
+        self._elected, self._fresh = _Rotation(GROUPS_A_TICK), _Rotation(FRESH_GROUPS_A_TICK)
         self._hearing = Hearing()
         self.recent_events = RecentEvents()
 
@@ -306,9 +310,12 @@ class LivenessCore:
                     else self._heartbeat_received(event, incarnation, now_ms)
                 )
             case SessionClosed():
-                newest = self._sessions.closed(event, now_ms)
+                known = self._is_registered(event.broker_name, event.broker_id)
+                newest = self._sessions.closed(event, now_ms, is_registered=known)
                 return self._check(event.broker_name, now_ms) if newest else []
             case RemotingHeartbeat():
+                if not self._is_registered(event.broker_name, event.seen.broker_id):
+                    return []  # any number of them may be named
                 first = self._sessions.remoting_heartbeat(event, now_ms)
                 effects = self._heartbeat_received(event, "", now_ms)
                 return effects + (self._check(event.broker_name, now_ms) if first else [])
@@ -336,8 +343,17 @@ class LivenessCore:
             case Tick():
                 return self._tick(now_ms)
 
+    def _is_registered(self, broker_name: str, broker_id: int) -> bool:
+        group = self._state.group(broker_name)
+        return group is not None and group.replica(broker_id) is not None
+
     def _watch(self, broker_name: str) -> _Watch:
-        return self._watches.setdefault(broker_name, _Watch())
+        watch = self._watches.get(broker_name)
+        if watch is None:
+            watch = _Watch()
+            if broker_name in self._state.groups:  # else whoever names a group would add one
+                self._watches[broker_name] = watch
+        return watch
 
     def _session_hello(self, event: SessionHello, now_ms: int) -> list[LivenessEffect]:
         living = self._sessions.hello(event, now_ms)
@@ -409,10 +425,13 @@ class LivenessCore:
             self._aged_ms = now_ms
             for watch in self._watches.values():
                 watch.floor.age()
-        names = self._rotation.next_of(self._state.broker_names())
+        groups = self._state.groups
+        fresh = {name for name, group in groups.items() if not group.master_epoch}
+        names = self._elected.next_of(sorted(groups.keys() - fresh))
+        names += self._fresh.next_of(sorted(fresh))
         effects = [effect for name in names for effect in self._check(name, now_ms)]
         for broker_name in names:
-            effects += self._check_stale(self._state.groups[broker_name], now_ms)
+            effects += self._check_stale(groups[broker_name], now_ms)
         return effects
 
     def _check_stale(self, group: BrokerGroup, now_ms: int) -> list[LivenessEffect]:

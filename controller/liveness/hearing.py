@@ -48,6 +48,8 @@ class Hearing:
         """By group: since when some of its processes are elsewhere."""
         self._offered_ms: int | None = None
         self._report: ReportHearing | None = None
+        self._changed = False
+        """Whether what this node hears has changed since that report."""
         self._reported_ms = 0
 
     # Registrations, and what this node hears.
@@ -58,11 +60,15 @@ class Hearing:
         self._known[broker_name] = {each: known.get(each, index) for each in processes}
 
     def removed(self, broker_name: str) -> None:
+        self._changed = True
         for table in (self._known, self._unheard, self._elsewhere_ms):
             table.pop(broker_name, None)
 
     def heard(self, broker_name: str, unheard: frozenset[Process]) -> None:
         """Of this group this node hears all registered processes but these."""
+        if unheard == self._unheard.get(broker_name, frozenset()):
+            return
+        self._changed = True
         if unheard:
             self._unheard[broker_name] = unheard
         else:
@@ -70,10 +76,16 @@ class Hearing:
 
     def report(self, index: int, now_ms: int) -> list[ReportHearing]:
         """What a follower should tell its leader now: what changed at once, the rest in time."""
-        last, unheard = self._report, frozenset[Process]().union(*self._unheard.values())
+        last, unheard = self._report, frozenset[Process]()
+        if not self._changed and last is not None:
+            # Asked after each check of a group: a union of all groups each time would be quadratic.
+            if now_ms - self._reported_ms < REPORT_MS:
+                return []
+            unheard = last.unheard
+        else:
+            unheard = unheard.union(*self._unheard.values())
+        self._changed = False
         changed = last is None or last.unheard != unheard
-        if not changed and now_ms - self._reported_ms < REPORT_MS:
-            return []
         self._report, self._reported_ms = ReportHearing(index, unheard, changed=changed), now_ms
         return [self._report]
 

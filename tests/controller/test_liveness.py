@@ -346,7 +346,7 @@ def test_r6_closings_of_long_ago_hold_no_verdict_back():
             made.notice_time(ms)
         made.notice_time(now_ms)
         made.hello(SessionHello(NAME, 2, "i2", number), now_ms)
-        made.closed(SessionClosed(NAME, 2, number), now_ms)
+        made.closed(SessionClosed(NAME, 2, number), now_ms, is_registered=True)
         verdicts.append(made.judge(NAME, 2, "i2", START_MS, now_ms).standing)
     assert verdicts == ["dead", "dead", "unknown"]
 

@@ -6,6 +6,7 @@ when the gRPC endpoint is used. Origin: DefaultMQAdminExtImpl's controller calls
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from batonmq.client.admin.requests import AdminRequests
@@ -26,6 +27,7 @@ from batonmq.protocol.record import split_address
 from batonmq.remoting.command import RemotingCommand
 
 GRPC_PORT_OFFSET = 1
+GROUPS_A_PAGE = 200
 _LEADER_PAUSE_S = 0.05
 
 # Replies after which another controller is asked, or the same one a little later.
@@ -79,11 +81,14 @@ class ControllerAdmin:
 
     async def sync_state_data(self, broker_names: Sequence[str]) -> BrokerReplicasInfo:
         """Master, SyncStateSet and the other replicas of each group. Unknown groups are absent."""
-        body = encode_names(list(broker_names))
-        reply = await self._ask_leader(
-            RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, {}, body, "sync state set"
-        )
-        return BrokerReplicasInfo.decode(reply.body)
+        found = BrokerReplicasInfo()
+        names = iter(broker_names)
+        while page := list(islice(names, GROUPS_A_PAGE)):
+            reply = await self._ask_leader(
+                RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, {}, encode_names(page), "sync state set"
+            )
+            found.replicas_info_table |= BrokerReplicasInfo.decode(reply.body).replicas_info_table
+        return found
 
     async def elect_master(
         self,

@@ -1,0 +1,123 @@
+"""Which registrations the leader proposes: legal names, short texts, a limited number. Pure.
+
+Whoever reaches a controller may register groups, and each one costs every controller memory, a
+place in every snapshot and time in every tick (R58). So the leader refuses a *new* group or replica
+above the limits of its settings, and one with a bad name (R46). What is registered is never refused
+for its name or for a limit that was lowered since.
+
+The replicated state does not check this: the settings of two nodes, or of two versions, may differ,
+and then they would disagree about an entry of the log.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from batonmq.controller.config import ControllerConfig
+from batonmq.controller.rules.commands import ApplyBrokerId, RegisterBroker
+from batonmq.controller.rules.groups import BrokerGroup
+from batonmq.controller.rules.state import ControllerState
+from batonmq.protocol.topic_name import server_name_problem
+
+Registration = RegisterBroker | ApplyBrokerId
+
+RANDOM_ID_SIZE_MAX: Final = 64
+"""Of an incarnation and of a log id, in characters; this project's brokers use 32 at most."""
+LIVES_MAX: Final = 256
+
+
+class Admission:
+    """The limits, over the state and the registrations that are under way."""
+
+    def __init__(self) -> None:
+        self._under_way: Counter[str] = Counter()
+
+    def problem(
+        self, state: ControllerState, command: Registration, config: ControllerConfig
+    ) -> str:
+        """Why the leader does not propose `command`; empty if it does."""
+        group = state.group(command.broker_name)
+        if problem := _text_problem(command):
+            return problem
+        if group is not None and _is_known(group, command):
+            return ""
+        if group is None and (problem := _name_problem(command)):
+            return problem
+        return self._number_problem(state, group, command, config)
+
+    @contextmanager
+    def under_way(self, command: Registration) -> Iterator[None]:
+        """Counts `command` against the limits until it is in the state, or refused."""
+        name = command.broker_name
+        self._under_way[name] += 1
+        try:
+            yield
+        finally:
+            self._under_way[name] -= 1
+            if not self._under_way[name]:
+                del self._under_way[name]
+
+    def _number_problem(
+        self,
+        state: ControllerState,
+        group: BrokerGroup | None,
+        command: Registration,
+        config: ControllerConfig,
+    ) -> str:
+        name, coming = command.broker_name, self._under_way
+        new_groups = sum(each not in state.groups for each in coming)
+        is_new = group is None and name not in coming
+        if is_new and len(state.groups) + new_groups >= config.broker_groups_max:
+            return _above(f"{len(state.groups)} broker groups", "brokerGroupsMax", "group")
+        replicas = len(group.replicas) if group is not None else 0
+        if replicas + coming[name] >= config.group_replicas_max:
+            return _above(f"{replicas} replicas of {name!r}", "groupReplicasMax", "replica")
+        total = sum(len(each.replicas) for each in state.groups.values())
+        if total + coming.total() >= config.broker_replicas_max:
+            return _above(f"{total} replicas of all groups", "brokerReplicasMax", "replica")
+        return ""
+
+
+def _above(registered: str, key: str, what: str) -> str:
+    return (
+        f"{registered} are registered, no new {what} is accepted above {key}: raise it, or forget"
+        " those that are gone (mqctl cleanBrokerMetadata)"
+    )
+
+
+def _is_known(group: BrokerGroup, command: Registration) -> bool:
+    if group.replica(command.broker_id) is not None:
+        return True
+    code = command.register_check_code
+    return bool(code) and any(code == each.register_check_code for each in group.replicas)
+
+
+def _name_problem(command: Registration) -> str:
+    names = [("broker name", command.broker_name)]
+    if command.cluster_name:
+        names.append(("cluster name", command.cluster_name))
+    for what, name in names:
+        if problem := server_name_problem(name):
+            return f"{what} {name[:64]!r}: {problem}"
+    return ""
+
+
+def _text_problem(command: Registration) -> str:
+    """Of the texts that are shown to others: no text forges a line of a log, and none is large."""
+    texts = {"registerCheckCode": command.register_check_code}
+    if isinstance(command, RegisterBroker):
+        texts |= {"address": command.address, "haAddress": command.ha_address}
+        if len(command.earlier_lives) > LIVES_MAX:
+            return f"{len(command.earlier_lives)} earlier lives are named, {LIVES_MAX} are allowed"
+        ids = (command.incarnation, command.log_id, *command.earlier_lives)
+        if (longest := max(map(len, ids))) > RANDOM_ID_SIZE_MAX:
+            return (
+                f"an incarnation or log id has {longest} characters,"
+                f" {RANDOM_ID_SIZE_MAX} are allowed"
+            )
+        texts["incarnation or log id"] = "".join(ids)
+    for what, text in texts.items():
+        if not (text.isascii() and text.isprintable()):
+            return f"{what} {text[:64]!r}: allowed are printable ASCII characters"
+    return ""

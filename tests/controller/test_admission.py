@@ -1,0 +1,236 @@
+"""How many groups and replicas may register, under which names, and what that costs (R46, R58)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from test_remoting_endpoint import Endpoint, WithEndpoint, with_endpoint
+from test_requests import NAME, Leader, clocks
+
+from batonmq.client.admin.admin import Admin
+from batonmq.client.admin.controller_admin import GROUPS_A_PAGE
+from batonmq.controller.history_topic import KEEPER_FAILURES_MAX, MASTERLESS_MS, KeeperChoice
+from batonmq.controller.liveness.core import LivenessCore
+from batonmq.controller.liveness.events import (
+    GateOpened,
+    RemotingChannelClosed,
+    RemotingHeartbeat,
+    SessionClosed,
+    SessionHello,
+    StateApplied,
+    Tick,
+)
+from batonmq.controller.raft.log import LogStatus
+from batonmq.controller.rules.commands import ApplyBrokerId, LiveBroker, RegisterBroker
+from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord
+from batonmq.controller.rules.state import ControllerState
+from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.codes import ResponseCode as Code
+from tests.shared.turns import Turns, counted_turns
+
+__all__ = ["clocks", "with_endpoint"]
+
+MANY = 1_000
+LINES_A_TURN = 15_000
+
+
+def registration(name: str, **fields: Any) -> RegisterBroker:
+    facts = {"cluster_name": "C", "incarnation": "life", "register_check_code": "code"}
+    return RegisterBroker(broker_name=name, **{**facts, **fields})
+
+
+def of_many(count: int = MANY) -> ControllerState:
+    """As many groups as may register, each with one process that nobody hears."""
+    groups = {
+        f"g{number:05}": BrokerGroup(
+            cluster_name="C",
+            broker_name=f"g{number:05}",
+            next_broker_id=2,
+            replicas=(ReplicaRecord(1, "code", "h:1", incarnation="life"),),
+        )
+        for number in range(count)
+    }
+    return ControllerState(applied_index=count, groups=groups)
+
+
+class TestLimits:
+    def test_r58_groups_above_the_limit_are_refused_and_known_ones_never(self, clocks: Any) -> None:
+        leader = Leader(clocks, broker_groups_max=2)
+        assert leader.submit(registration("a")).ok
+        assert leader.submit(ApplyBrokerId(broker_name="b", broker_id=1)).ok
+        for new in (registration("c"), ApplyBrokerId(broker_name="c", broker_id=1)):
+            refused = leader.submit(new)
+            assert refused.code is Code.CONTROLLER_INVALID_REQUEST
+            assert "2 broker groups" in refused.remark and "brokerGroupsMax" in refused.remark
+        assert leader.submit(registration("a", incarnation="next", broker_id=1)).ok
+        assert leader.submit(registration("b", register_check_code="second")).ok  # a new replica
+
+    def test_r58_replicas_above_the_limits_are_refused_and_known_ones_never(
+        self, clocks: Any
+    ) -> None:
+        leader = Leader(clocks, group_replicas_max=2, broker_replicas_max=3)
+        for name, code in (("a", "1"), ("a", "2"), ("b", "1")):
+            assert leader.submit(registration(name, register_check_code=code)).ok
+        refused = leader.submit(registration("a", register_check_code="3"))
+        assert not refused.ok and "groupReplicasMax" in refused.remark
+        refused = leader.submit(registration("b", register_check_code="2"))
+        assert not refused.ok and "brokerReplicasMax" in refused.remark
+        assert leader.submit(registration("a", register_check_code="2")).broker_id == 2
+
+    def test_r58_registrations_under_way_count(self, clocks: Any) -> None:
+        leader = Leader(clocks, broker_groups_max=1)
+        release = asyncio.Event()
+        propose = leader.propose
+
+        async def slow(command: Any, timeout_ms: int) -> Any:
+            await release.wait()
+            return await propose(command, timeout_ms)
+
+        leader.propose = slow  # type: ignore[method-assign]
+
+        async def both() -> list[bool]:
+            tasks = [
+                asyncio.ensure_future(leader.requests.submit(registration(name))) for name in "ab"
+            ]
+            await asyncio.sleep(0)
+            release.set()
+            return [result.ok for result in await asyncio.gather(*tasks)]
+
+        assert asyncio.run(both()) == [True, False]
+
+
+BAD_NAMES = ("", "a/b", "..", ".", "a\0b", "a\nb", "a\x1b[2J", "a\u2028b", "x" * 229, "\ud800")
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", BAD_NAMES)
+    def test_r46_bad_names_of_groups_and_clusters_are_refused(self, clocks: Any, name: str) -> None:
+        leader = Leader(clocks)
+        assert not leader.submit(registration(name)).ok
+        assert not leader.submit(ApplyBrokerId(broker_name=name, broker_id=1)).ok
+        assert not name or not leader.submit(registration("a", cluster_name=name)).ok
+        assert not leader.state.groups
+
+    @pytest.mark.parametrize("name", ["broker-a", "b" * 228, "брокер", "a b", "a.b:1", "a%1"])
+    def test_r46_legal_names_stay_legal(self, clocks: Any, name: str) -> None:
+        assert Leader(clocks).submit(registration(name)).ok
+
+    def test_r46_a_group_with_a_bad_name_from_an_earlier_version_registers_again(
+        self, clocks: Any
+    ) -> None:
+        leader = Leader(clocks)
+        assert leader.commit(registration("a\nb", controller_epoch=1)).ok
+        assert leader.submit(registration("a\nb", broker_id=1, incarnation="next")).ok
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"address": "h:1\n2026 ERROR forged"},
+            {"ha_address": "h:1\x1b[2J"},
+            {"register_check_code": "\0"},
+            {"incarnation": "x" * 65},
+            {"log_id": "\r"},
+            {"earlier_lives": ("l",) * 257},
+        ],
+    )
+    def test_r46_texts_of_a_registration_are_short_and_printable(
+        self, clocks: Any, fields: dict[str, Any]
+    ) -> None:
+        assert not Leader(clocks).submit(registration("a", **fields)).ok
+
+
+class TestAnswers:
+    def test_r58_the_state_of_many_groups_comes_in_pages_and_turns(
+        self, with_endpoint: WithEndpoint
+    ) -> None:
+        async def scenario(endpoint: Endpoint) -> None:
+            names = [f"g{number}" for number in range(2 * GROUPS_A_PAGE + 1)]
+            for name in names:
+                assert (await endpoint.service.requests.submit(registration(name))).ok
+            with counted_turns() as turns:
+                whole = await endpoint.ask(
+                    RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=json.dumps(names * 2).encode()
+                )
+            assert len(json.loads(whole.body)["replicasInfoTable"]) == len(names)
+            assert turns.lines < LINES_A_TURN
+            async with Admin("127.0.0.1:1") as admin:
+                found = await admin.controller(endpoint.address).sync_state_data(names)
+            assert set(found.replicas_info_table) == set(names)
+
+        with_endpoint(scenario)
+
+    def test_r58_an_answer_that_is_too_large_says_so(
+        self, with_endpoint: WithEndpoint, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("batonmq.controller.endpoints.remoting_endpoint._ANSWER_SIZE_MAX", 200)
+
+        async def scenario(endpoint: Endpoint) -> None:
+            for name in ("a", "b"):
+                assert (await endpoint.service.requests.submit(registration(name))).ok
+            code = RequestCode.CONTROLLER_GET_SYNC_STATE_DATA
+            refused = await endpoint.ask(code, body=b'["a","b"]')
+            assert refused.code == Code.SYSTEM_ERROR
+            assert "ask for fewer groups" in (refused.remark or "")
+            assert (await endpoint.ask(code, body=b'["a"]')).code == 0
+
+        with_endpoint(scenario)
+
+    def test_r58_the_problems_of_many_groups_do_not_hide_the_leader(
+        self, clocks: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        leader = Leader(clocks)
+        texts = tuple(f"g{number}: {'x' * 5000}" for number in range(MANY))
+        monkeypatch.setattr(leader.core, "problems", lambda: texts)
+        leader.status = lambda: LogStatus(0, 0, 0)  # type: ignore[attr-defined]
+        problems = leader.requests.metadata().problems
+        assert sum(map(len, problems)) < 64 * 1024
+        assert problems[-1] == f"{MANY - 32} more groups have a problem"
+
+
+class TestLiveness:
+    def test_r58_as_many_groups_as_may_register_cost_no_long_turn(self) -> None:
+        for leads in (True, False):
+            core, turns, now_ms = LivenessCore(), Turns(), 100_000
+            turns.run(core.handle, StateApplied(of_many()), now_ms)
+            if leads:
+                turns.run(core.handle, GateOpened(), now_ms)
+            turns = Turns()
+            for _ in range(40):
+                now_ms += 50
+                turns.run(core.handle, Tick(), now_ms)
+            turns.stop()
+            assert turns.lines < 3 * LINES_A_TURN, leads
+
+    def test_r58_names_that_nobody_registered_leave_nothing_behind(self) -> None:
+        core = LivenessCore()
+        core.handle(GateOpened(), 0)
+        for number in range(MANY):
+            name = f"g{number}"
+            core.handle(RemotingHeartbeat(name, number, 10_000, LiveBroker(1)), 1)
+            core.handle(RemotingChannelClosed(number), 1)
+            core.handle(SessionHello(name, 2, "life", number), 1)
+            core.handle(SessionClosed(name, 2, number, goodbye=False, why=""), 1)
+            core.confirm_floor(name)
+        assert not core._watches and not core._sessions._brokers
+
+
+class TestKeeper:
+    def test_r58_a_group_that_sorts_first_does_not_stop_the_history(self) -> None:
+        keeper = KeeperChoice()
+        assert keeper.choose(["b"], 0) == "b"
+        assert keeper.choose(["!", "b"], 1) == "b", "it works there"
+        assert keeper.choose(["!"], 2) == "b", "a failover"
+        assert keeper.choose(["!"], 1 + MASTERLESS_MS) == "!"
+        for _ in range(KEEPER_FAILURES_MAX):
+            assert keeper.choose(["!", "b"], 2 + MASTERLESS_MS) == "!"
+            keeper.failed()
+        assert keeper.choose(["!", "b"], 3 + MASTERLESS_MS) == "b"
+
+    def test_r58_the_only_group_is_tried_again(self) -> None:
+        keeper = KeeperChoice()
+        for now_ms in range(3 * KEEPER_FAILURES_MAX):
+            assert keeper.choose([NAME], now_ms) == NAME
+            keeper.failed()
