@@ -147,8 +147,8 @@ RINGS = (
     ),
     Ring(
         "search",
-        "property tests, thousands of examples with new seeds",
-        "hypothesis",
+        "property tests and odd requests, thousands of examples with new seeds",
+        "hypothesis or request_fuzz",
         1800,
         workers=2,
         in_test=False,
