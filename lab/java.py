@@ -149,8 +149,8 @@ def name_server_settings(ports: Sequence[int], index: int, home: Path) -> dict[s
 
 
 class JavaProgram:
-    """One running program; a context manager that ends it. Its lines of JSON are in `lines`, all
-    else that it prints goes to its log."""
+    """One running program; a context manager that ends it. Its lines of JSON are in `lines` and in
+    NAME.json of its folder, all else that it prints goes to NAME.log."""
 
     def __init__(
         self,
@@ -192,10 +192,11 @@ class JavaProgram:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        with self._log.open("a") as log:
+        with self._log.open("a") as log, self._log.with_suffix(".json").open("a") as lines:
             for line in self._process.stdout:
                 if line.startswith("{"):
                     self.lines.append(json.loads(line))
+                    lines.write(line)
                 else:
                     log.write(line)
                     log.flush()
@@ -204,8 +205,16 @@ class JavaProgram:
         """The lines that have this field, so far."""
         return [line for line in list(self.lines) if field in line]
 
-    def wait_for(self, what: str, found: Callable[[], T], limit_s: float = WAIT_S) -> T:
-        """Polls until `found()` is true. Raises JavaError naming `what`, with the log's end."""
+    def wait_for(
+        self,
+        what: str,
+        found: Callable[[], T],
+        limit_s: float = WAIT_S,
+        *,
+        diagnostics: Callable[[], str] = lambda: "",
+    ) -> T:
+        """Polls until `found()` is true. Raises JavaError with `what`, `diagnostics()` and the
+        log's end."""
         deadline = time.monotonic() + limit_s
         while True:
             ended = self._process.poll() is not None and not self._reader.is_alive()
@@ -215,7 +224,9 @@ class JavaProgram:
             if ended or time.monotonic() > deadline:
                 how = f"{self.name} ended" if ended else f"not within {limit_s:.0f} s"
                 output = tail(self._log) + "\n".join(map(str, self.lines[-5:]))
-                raise JavaError(f"waited in vain for {what}: {how}\n{output}")
+                raise JavaError(
+                    f"waited in vain for {what}: {how}, {self._log}\n{diagnostics()}\n{output}"
+                )
             time.sleep(0.01)
 
     def send(self, line: str) -> None:

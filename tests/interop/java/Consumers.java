@@ -317,11 +317,9 @@ public final class Consumers {
             }
             consumer.start();
             if (assigns) {
-                Collection<MessageQueue> all = consumer.fetchMessageQueues(topic);
-                consumer.assign(all);
-                for (MessageQueue queue : all) {
-                    consumer.seekToBegin(queue);
-                }
+                // Without a seek: it interrupts a thread that may read another queue by then, and what that
+                // thread has just pulled is never polled.
+                consumer.assign(consumer.fetchMessageQueues(topic));
             }
             thread = new Thread(() -> {
                 while (!ends) {
