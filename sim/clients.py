@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from batonmq.client.producer.producer import Producer, ProducerOptions
 from batonmq.protocol.bodies import TopicConfig
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageExt, MessageQueue
+from batonmq.protocol.properties import WAIT
 from sim.hosts import CLUSTER, CONTROLLER_ADDRESSES, GROUP, NAME_SERVERS
 from sim.loop import Process
 from sim.messages import Messages, Sent, read_body
@@ -180,7 +182,10 @@ class Sender(Client):
         return Sent(f"{self.address}-{self.starts}-{next(self._names)}", topic, key, n)
 
     def _message(self, sent: Sent) -> Message:
-        return Message.of(sent.topic, sent.body(self.rng.choice((20, 60, 400))), keys=sent.name)
+        message = Message.of(sent.topic, sent.body(self.rng.choice((20, 60, 400))), keys=sent.name)
+        if zlib.crc32(sent.name.encode()) % 4 == 0:
+            message.properties[WAIT] = "false"  # R29
+        return message
 
     async def _send_one(
         self, producer: Producer, sent: Sent, queue: MessageQueue | None = None

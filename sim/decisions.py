@@ -16,7 +16,7 @@ import msgspec
 
 from batonmq.controller.raft.log import Commit
 from batonmq.controller.rules.commands import ANY_EPOCH, AlterSyncStateSet, ElectMaster
-from batonmq.controller.rules.groups import BrokerGroup
+from batonmq.controller.rules.groups import BrokerGroup, living_replicas
 from batonmq.controller.switch import is_switch_id
 from sim.copies import Copies
 from sim.disk import HostDisk
@@ -91,7 +91,11 @@ def _of_election(before: BrokerGroup, after: BrokerGroup, command: ElectMaster) 
         return ""
     if command.expected_master_epoch not in (ANY_EPOCH, before.master_epoch):
         return f"R10: {command.expected_master_epoch} was replaced, recorded was {before}"
-    if before.master_epoch == 0 or after.unclean_epoch == after.master_epoch:
+    if before.master_epoch == 0:
+        return ""
+    if fault := _of_suspects(before, after, command):
+        return fault
+    if after.unclean_epoch == after.master_epoch:
         return ""
     if after.master_broker_id not in before.sync_state_set:
         return f"R9: broker {after.master_broker_id} was elected, not of {before.sync_state_set}"
@@ -102,6 +106,24 @@ def _of_election(before: BrokerGroup, after: BrokerGroup, command: ElectMaster) 
             continue
         if record.incarnation == seen.incarnation and not record.suspect:  # type: ignore[union-attr]
             return f"R9: an election dropped broker {seen.broker_id}, a living member"
+    return ""
+
+
+def _of_suspects(before: BrokerGroup, after: BrokerGroup, command: ElectMaster) -> str:
+    """R16, R17: a suspect wins only in an epoch that says so, after all members were compared, and
+    with all that counts as confirmed. An operator may decide otherwise."""
+    winner, living = before.replica(after.master_broker_id), living_replicas(before, command.live)
+    is_marked = after.unclean_epoch == after.master_epoch
+    if winner is not None and winner.suspect and not is_marked:
+        return f"R17: broker {winner.broker_id}, a suspect, was elected as if it were whole"
+    if command.unclean or not is_marked:
+        return ""
+    if away := set(before.sync_state_set) - living.keys():
+        return f"R17: a suspect was elected before members {sorted(away)} came"
+    ends = living[after.master_broker_id].max_offset
+    floor = max(before.confirm_floor, command.confirm_floor)
+    if 0 <= ends < floor:
+        return f"R16: a suspect was elected with {ends}, what counts as confirmed is {floor}"
     return ""
 
 

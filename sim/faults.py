@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sim.clients import Client, Operator, Reader
 from sim.cluster import Cluster
 from sim.disk import DiskPlan
+from sim.disturb import DisturbFaults
 from sim.hosts import BrokerHost, ControllerHost, Host
 from sim.kinds import FAILING, Fault, Kinds
 from sim.lasting import LastingFaults
@@ -412,6 +413,7 @@ class Faults:
             DiskFaults(cluster),
             WearFaults(cluster),
             StrainFaults(cluster),
+            DisturbFaults(cluster),
             NetworkFaults(cluster),
             LastingFaults(cluster, service),
             self._of_clients,

@@ -55,7 +55,7 @@ def controller_host(number: int) -> str:
 NAME_SERVERS = ";".join(f"{controller_host(n)}:{NAMESRV_PORT}" for n in CONTROLLERS)
 CONTROLLER_ADDRESSES = [f"{controller_host(n)}:{CONTROLLER_PORT}" for n in CONTROLLERS]
 _PEERS = ";".join(f"n{n}-{controller_host(n)}:{CONTROLLER_PORT}" for n in CONTROLLERS)
-_GRPC = ";".join(f"{controller_host(n)}:{CONTROLLER_PORT + 1}" for n in CONTROLLERS)
+GRPC_ADDRESSES = [f"{controller_host(n)}:{CONTROLLER_PORT + 1}" for n in CONTROLLERS]
 
 
 class Watch(Protocol):
@@ -256,9 +256,15 @@ class ControllerHost(Host):
         self.number = number
         self.watch = watch
         self.service: ControllerService | None = None
+        self.raft: RaftLog | None = None
 
     def gone(self) -> None:
-        self.service = None
+        self.service = self.raft = None
+
+    @property
+    def term(self) -> int:
+        """Of Raft; 0 while it is down."""
+        return self.raft.status().term if self.raft is not None else 0
 
     async def serve(self, stop: asyncio.Event) -> None:
         world, watch = self.world, self.watch
@@ -272,7 +278,7 @@ class ControllerHost(Host):
             history_topic_group="none",
         )
         settings = _raft_settings(config)
-        raft = RaftLog(settings, Machine(), on_fatal=self._raft_fatal)
+        raft = self.raft = RaftLog(settings, Machine(), on_fatal=self._raft_fatal)
         raft.on_applied(lambda commit: watch.applied(self, commit))
         raft.on_role(lambda leads: world.tell(self.name, "leads" if leads else "leads no more"))
         watch.routes(self, namesrv.routes)
@@ -286,6 +292,8 @@ class ControllerHost(Host):
     def _raft_fatal(self, what: str) -> None:
         """As `exit_process`."""
         self.last_failure = what
+        if f"[Errno {errno.ENOSPC}]" in what:
+            self.world.violate(f"R53: {self.name} ends for want of room: {what}")
         self.world.tell(self.name, f"cannot go on: {what}")
         if self.process is not None:
             self.process.kill()
@@ -329,5 +337,5 @@ def _broker_sections(host: BrokerHost, settings: Settings) -> BrokerSections:
             ha_transfer_batch_size=settings.batch_bytes,
             ha_transfer_window_size=8 * settings.batch_bytes,
         ),
-        replicas=ReplicasConfig(controller_grpc_addr=_GRPC),
+        replicas=ReplicasConfig(controller_grpc_addr=";".join(GRPC_ADDRESSES)),
     )

@@ -68,6 +68,9 @@ STRAINING = {"strained switch": 3, "half open": 3, "stranger": 3}
 #: And where clocks of brokers leap while segments expire.
 LEAPING = {"clock leap": 1}
 
+#: And where operators and strangers disturb servers.
+DISTURBING = {"clean": 2, "reset session": 3, "announced frames": 2, "foreign switch": 2}
+
 #: And which partial faults last, before the others begin.
 LASTING = {
     "lasting one way": 4,
@@ -80,7 +83,7 @@ LASTING = {
 }
 
 #: What plain lives never meet.
-NEVER_PLAIN = {*WEARING, *STRAINING, *LEAPING, *LASTING} - {*WEIGHTS}
+NEVER_PLAIN = {*WEARING, *STRAINING, *LEAPING, *LASTING, *DISTURBING} - {*WEIGHTS}
 
 FAILING = ("pwrite", "fdatasync", "open", "pread", "read_bytes", "fsync", "link", "replace")
 """Calls to a disk that fail."""

@@ -17,6 +17,9 @@ _FIRST = ("L", "L", "L", "M", "M", "F1", "S1", "S2")
 """Who is at one end of a broken link: those matter most that decide something."""
 _SLOW_LINK_S = 0.25
 _THIRDS = 3
+_ALONE = 4
+_TERMS = 3
+"""More than an election whose votes were split, and one more for an offered lead (R50)."""
 
 
 class LastingFaults(Kinds):
@@ -33,10 +36,16 @@ class LastingFaults(Kinds):
         return self._cut(fault, "one way", [two]) if two else None
 
     def lasting_zone(self, fault: Fault) -> str | None:
-        """A controller and a broker are cut off from all others."""
+        """A controller and a broker are cut off from all others, or the leading controller from
+        all brokers (R50)."""
+        brokers = list(self.cluster.brokers.values())
+        alone = self._leader() if int(fault.pick2 * 1000) % _ALONE == 0 else None
+        if alone is not None:
+            out: list[tuple[Host, Host]] = [(alone, broker) for broker in brokers]
+            return self._cut(fault, "zone", out + [way[::-1] for way in out])
         inside = [
             self._of(list(self.cluster.controllers.values()), fault.pick),
-            self._of(list(self.cluster.brokers.values()), fault.pick2),
+            self._of(brokers, fault.pick2),
         ]
         outside = [host for host in self.cluster.hosts if host not in inside]
         ways = [(one, other) for one in inside if one for other in outside]
@@ -65,6 +74,12 @@ class LastingFaults(Kinds):
     def lasting_pause(self, fault: Fault) -> str | None:
         host = self._of(list(self.cluster.controllers.values()), fault.pick)
         return self._hit(fault, host, "pause")
+
+    def _leader(self) -> Host | None:
+        try:
+            return roles_of(self.cluster)["L"]
+        except Violation:
+            return None
 
     def _two(self, fault: Fault) -> tuple[Host, Host] | None:
         try:
@@ -103,7 +118,17 @@ class LastingFaults(Kinds):
             end = self._kill_master if third == 1 else self._silence_master
             self.cluster.later(fault.for_s / 2, end, fault, what)
         self._later(fault, self._service.end)
+        self._later(fault, self._check_term, self._term(), what)
         return f"{what} for {fault.for_s:.2f} s"
+
+    def _term(self) -> int:
+        return max(host.term for host in self.cluster.controllers.values())
+
+    def _check_term(self, before: int, what: str) -> None:
+        """R51: a partial fault moves the lead, and then the term stands still."""
+        rose = self._term() - before
+        if rose > _TERMS:
+            self.cluster.violate(f"R51: the term rose {rose} times while {what} lasted")
 
     def _kill_master(self, fault: Fault, what: str) -> None:
         master = self._master()

@@ -21,6 +21,7 @@ from sim.faults import NEARLY_FULL, Faults
 from sim.features.features import Features
 from sim.hosts import BrokerHost
 from sim.kinds import (
+    DISTURBING,
     EXPIRY,
     LEAPING,
     ROLLING,
@@ -38,6 +39,7 @@ from sim.service import Service
 from sim.settings import (
     Settings,
     draw_settings,
+    with_disturbance,
     with_features,
     with_lasting,
     with_strains,
@@ -119,6 +121,10 @@ def plan_of(seed: int, *, plain: bool = False) -> Plan:
         of_strains = random.Random(f"strains {seed}")
         settings = with_strains(settings, of_strains)
         faults += _strains(settings, of_strains, seconds)
+        of_disturbance = random.Random(f"disturbance {seed}")
+        settings = with_disturbance(settings, of_disturbance)
+        if settings.disturbs:
+            faults += draw_faults(of_disturbance, seconds, DISTURBING)
         of_lasting = random.Random(f"lasting {seed}")
         settings = with_lasting(settings, of_lasting)
         if settings.lasts:

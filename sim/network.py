@@ -33,6 +33,7 @@ class Network:
         self.listeners: dict[tuple[str, int], tuple[Process, Callable[[], Any]]] = {}
         self.endpoints: dict[str, tuple[Process, Any]] = {}  # by gRPC address
         self.transports: list[SimTransport] = []
+        self.streams: list[Any] = []  # of gRPC
         self.waiting: list[Pipe] = []
         self._more = asyncio.Event()
         self.slow = False

@@ -245,9 +245,20 @@ class _Stream:
         self._client.on_kill.append(lambda: self._ended(self._client, self._up, _END))
         process.on_kill.append(lambda: self._ended(process, self._down, lost))
         self._sender = network.loop.create_task(self._send_all(requests))
+        network.streams = [each for each in network.streams if not each.done()]
+        network.streams.append(self)
+
+    @property
+    def client_host(self) -> str:
+        return self._client.host
+
+    def reset(self) -> None:
+        """The connection breaks, as by a proxy: both ends see it."""
+        self._up.send(_END)
+        self._incoming.put_nowait(_error(grpc.StatusCode.UNAVAILABLE, "connection reset"))
 
     def done(self) -> bool:
-        return self._cancelled
+        return self._cancelled or self._client.dead
 
     @staticmethod
     def _ended(process: Process, pipe: Pipe, last: Any) -> None:

@@ -15,12 +15,13 @@ _FEATURE = 0.4
 _WEARS = 0.25
 _STRAINS = 0.2
 _LASTS = 0.2
+_DISTURBS = 0.15
 
 #: Settings that are features of the broker, beside sends and pulls.
 FEATURES = ("retries", "delays", "transactions", "orderly", "pops", "filters", "questions")
 
 #: What plain lives have nothing of.
-NOT_PLAIN = (*FEATURES, "wears", "strains", "lasts")
+NOT_PLAIN = (*FEATURES, "wears", "strains", "lasts", "disturbs")
 
 
 class Draw(Protocol):
@@ -50,6 +51,7 @@ class Settings:
     wears: bool = False  # the disk of one broker wears out
     strains: bool = False  # faults come together
     lasts: bool = False  # a partial fault lasts for seconds, before the other faults begin
+    disturbs: bool = False  # operators and strangers disturb servers
     retries: bool = False  # consumers fail messages, some for good
     delays: bool = False  # messages with a delay level, or a time
     transactions: bool = False
@@ -129,3 +131,9 @@ def with_strains(settings: Settings, rng: Draw) -> Settings:
 def with_lasting(settings: Settings, rng: Draw) -> Settings:
     """Whether a life begins with a partial fault that lasts."""
     return replace(settings, lasts=rng.random() < _LASTS)
+
+
+def with_disturbance(settings: Settings, rng: Draw) -> Settings:
+    """Whether operators and strangers disturb servers; not where logs have to be compared."""
+    disturbs = rng.random() < _DISTURBS
+    return replace(settings, disturbs=disturbs and not settings.unclean and not settings.wears)

@@ -23,6 +23,7 @@ from batonmq.replicas_manager.events import AnswerReceived, Effect, Event
 from batonmq.replicas_manager.state import ReplicasState
 from batonmq.store.message_store import MessageStore
 from sim.hosts import CLUSTER, GROUP, BrokerHost, ControllerHost
+from sim.verdicts import Verdicts
 
 LEASE_S = 0.6
 _ACKS_WAIT_S = 0.8  # of the second for which they wait at most
@@ -53,11 +54,12 @@ class Sightings:
         self._tails: dict[str, tuple[int, int, int]] = {}  # start, log end and disk calls when seen
 
     def check(self) -> None:
+        self._note_answers()
         for host in self._brokers:
             self._note_pause(host)
             self._check_view(host)
+            self._check_lease_end(host)
             self._check_role(host)
-        self._note_answers()
 
     def _check_view(self, host: BrokerHost) -> None:
         manager = host.service.replication.manager if host.service is not None else None
@@ -71,6 +73,16 @@ class Sightings:
         elif key < before:
             self._violate(f"R20: the view of {host.incarnation} goes back from {before} to {key}")
         self._views[host.name] = (state, key)
+
+    def _check_lease_end(self, host: BrokerHost) -> None:
+        """R7, R34: a lease is over long before an unclean election may begin."""
+        process, service = host.process, host.service
+        manager = service.replication.manager if service is not None else None
+        if process is None or process.paused or manager is None:
+            return
+        old_s = self._now_s() - self._answered_s
+        if old_s > LEASE_S + _SLACK_S and manager.lease_valid(process.run(boot_ms)):
+            self._violate(f"R34: {host.incarnation} has a lease, heard {old_s:.3f} s ago")
 
     def _check_role(self, host: BrokerHost) -> None:
         service = host.service
@@ -191,7 +203,10 @@ class Sightings:
         """When a master was last answered; one that has died since may have done it."""
         for host in self._controllers:
             if host.service is not None:
-                self._cores[host.name] = host.service._core
+                core = host.service._core
+                if self._cores.get(host.name) is not core:
+                    Verdicts(host.name, core, self._violate)
+                self._cores[host.name] = core
         for name, core in self._cores.items():
             watch = core._watches.get(GROUP)
             answered = (core, watch.master_answered_ms if watch is not None else 0)

@@ -230,6 +230,8 @@ class FailingReader(Reader):
         name, fails, _ = message.body.split(b"|", 2)
         self._checker.log.got.add((GROUP, name.decode()))
         if message.reconsume_times < int(fails):
+            if message.reconsume_times % 2:
+                raise ValueError(f"{name.decode()} fails")
             return ConsumeStatus.RECONSUME_LATER
         self._checker.consumed.add(name.decode())
         return ConsumeStatus.SUCCESS
