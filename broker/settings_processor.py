@@ -7,16 +7,13 @@ Origin: AdminBrokerProcessor and Configuration in Java.
 
 from __future__ import annotations
 
-import asyncio
-
 from batonmq.broker.config import RUNTIME_KEYS, BrokerConfig, BrokerSections
 from batonmq.broker.java_keys import JAVA_KEYS
 from batonmq.process.clock import wall_ms
 from batonmq.process.properties_text import dump_properties
 from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
 from batonmq.protocol.bodies import DataVersion
-from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.json_body import encode_json
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
@@ -48,7 +45,6 @@ class SettingsProcessor:
         self._config = config
         self._settings = settings
         self._version = DataVersion()
-        self._one_at_a_time = asyncio.Lock()
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.GET_BROKER_CONFIG, self.show)
@@ -67,16 +63,7 @@ class SettingsProcessor:
         """25. A property text; all of it is taken, and kept on disk, or nothing. On this broker
         only, as in Java: each member has settings of its own. The remark of the answer names keys
         of Java that have no effect here."""
-        try:
-            text = request.body.decode()
-        except UnicodeDecodeError as error:
-            raise BrokerRefusal(
-                ResponseCode.INVALID_PARAMETER, f"request 25: the body is no UTF-8 text: {error}"
-            ) from error
-        async with self._one_at_a_time:
-            change = self._settings.plan(text)
-            await asyncio.to_thread(self._settings.keep, change)
-            self._settings.apply(change)
-            if change.kept:
-                self._version = self._version.next(wall_ms())
+        change = await self._settings.update(request.body)
+        if change.kept:
+            self._version = self._version.next(wall_ms())
         return RemotingCommand.response_to(request, remark=change.warning)

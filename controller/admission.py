@@ -18,7 +18,7 @@ from batonmq.controller.config import ControllerConfig
 from batonmq.controller.rules.commands import ApplyBrokerId, RegisterBroker
 from batonmq.controller.rules.groups import BrokerGroup
 from batonmq.controller.rules.state import ControllerState
-from batonmq.protocol.topic_name import server_name_problem
+from batonmq.protocol.topic_name import server_name_problem, text_problem
 
 Registration = RegisterBroker | ApplyBrokerId
 
@@ -116,8 +116,8 @@ def _text_problem(command: Registration) -> str:
                 f"an incarnation or log id has {longest} characters,"
                 f" {RANDOM_ID_SIZE_MAX} are allowed"
             )
-        texts["incarnation or log id"] = "".join(ids)
+        texts["incarnation or log id"] = next((x for x in ids if not x.isprintable()), "")
     for what, text in texts.items():
-        if not (text.isascii() and text.isprintable()):
-            return f"{what} {text[:64]!r}: allowed are printable ASCII characters"
+        if text and (problem := text_problem(text)):
+            return f"{what} {text[:64]!r}: {problem}"
     return ""

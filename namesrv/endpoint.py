@@ -1,26 +1,22 @@
-"""The requests of the name server: fields and bodies in, routes out; its table of key-values.
+"""The requests of the name server: fields and bodies in, routes out.
 
 Remarks are Java's where its clients show them. A route is standard JSON for peers of version 401
 and newer, or if the request asks for it; else, and in cluster infos always, it has fastjson's bare
 integer keys.
 
-`KVConfig` keeps key-values in namespaces in one JSON file (`{"configTable":{ns:{key:value}}}`). A
-change is durable before the reply; without a path nothing is kept.
-Origin: Java `DefaultRequestProcessor`, `ClientRequestProcessor`, `KVConfigManager`.
+Origin: Java `DefaultRequestProcessor`, `ClientRequestProcessor`.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Callable
 from itertools import islice
-from pathlib import Path
 
 from batonmq.namesrv.config import NamesrvConfig
+from batonmq.namesrv.kv_config import KVConfig
 from batonmq.namesrv.state import BrokerRegistration, MinIdChange, Outcome, RouteInfoManager
-from batonmq.process.durable_file import load_with_backup, replace_file
 from batonmq.process.runtime_settings import RuntimeSettings
 from batonmq.process.turns import go_on, in_turns
 from batonmq.protocol.bodies import (
@@ -33,8 +29,14 @@ from batonmq.protocol.bodies import (
     TopicRouteData,
 )
 from batonmq.protocol.codes import MQ_VERSION_STANDARD_JSON, LanguageCode, RequestCode, ResponseCode
-from batonmq.protocol.errors import RemoteProtocolError
+from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
 from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of
+from batonmq.protocol.topic_name import (
+    TOPIC_LENGTH_MAX,
+    odd_topics,
+    server_name_problem,
+    text_problem,
+)
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 
@@ -45,54 +47,6 @@ ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 SCAN_SLICE = 64
 _ADDRESS = re.compile(rb'"(-?\d+)":"')
 FAQ_LINE = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
-
-
-class KVConfig:
-    """`path` None keeps the values in memory only."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._table: dict[str, dict[str, str]] = {}
-
-    def load(self) -> None:
-        """Raises UnreadableFileError (a ValueError) if the file is there but unusable."""
-        if self._path is None:
-            return
-        loaded = load_with_backup(self._path, _parse)
-        self._table = loaded.value if loaded is not None else {}
-
-    def get(self, namespace: str, key: str) -> str | None:
-        return self._table.get(namespace, {}).get(key)
-
-    def namespace(self, namespace: str) -> dict[str, str] | None:
-        """A copy of all pairs, None if the namespace does not exist."""
-        pairs = self._table.get(namespace)
-        return dict(pairs) if pairs is not None else None
-
-    def put(self, namespace: str, key: str, value: str) -> None:
-        self._table.setdefault(namespace, {})[key] = value
-        self._persist()
-
-    def delete(self, namespace: str, key: str) -> None:
-        """Does nothing for an unknown key."""
-        if self._table.get(namespace, {}).pop(key, None) is not None:
-            self._persist()
-
-    def _persist(self) -> None:
-        if self._path is not None:
-            text = json.dumps({"configTable": self._table}, ensure_ascii=False)
-            replace_file(self._path, text.encode(), keep_previous=True)
-
-
-def _parse(data: bytes) -> dict[str, dict[str, str]]:
-    value = json.loads(data)
-    table = value.get("configTable") if isinstance(value, dict) else None
-    if not isinstance(table, dict):
-        raise ValueError("no configTable in it")
-    return {
-        str(namespace): {str(key): str(item) for key, item in pairs.items()}
-        for namespace, pairs in table.items()
-    }
 
 
 class NamesrvEndpoint:
@@ -187,6 +141,8 @@ class NamesrvEndpoint:
             body = RegisterBrokerBody.decode_wire(request.body, request.version)
         except RemoteProtocolError as error:
             return _refused(request, ResponseCode.SYSTEM_ERROR, str(error))
+        _check_names(registration)
+        _drop_odd_topics(registration, body)
         known = self._routes.members(registration.broker_name).get(registration.broker_id)
         registered = self._routes.register(registration, body, self._clock_ms())
         self._tell_min_ids()
@@ -308,13 +264,18 @@ class NamesrvEndpoint:
 
     def register_topic(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
         topic = request.require("topic")
+        if odd_topics([topic]):
+            why = f"topic {topic[:TOPIC_LENGTH_MAX]!r}: no topic has such a name"
+            return _refused(request, ResponseCode.SYSTEM_ERROR, why)
         route = TopicRouteData.decode(request.body) if request.body else TopicRouteData()
         if route.queue_datas and not self._routes.register_topic(topic, route.queue_datas):
             log.warning("topic_not_registered topic=%s why=it names an unknown broker", topic)
         return _done(request)
 
-    def put_kv(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
-        self._kv.put(request.require("namespace"), request.require("key"), request.require("value"))
+    async def put_kv(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        await self._kv.put(
+            request.require("namespace"), request.require("key"), request.require("value")
+        )
         return _done(request)
 
     def get_kv(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
@@ -325,8 +286,8 @@ class NamesrvEndpoint:
             return _refused(request, ResponseCode.QUERY_NOT_FOUND, remark)
         return RemotingCommand.response_to(request, ext={"value": value})
 
-    def delete_kv(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
-        self._kv.delete(request.require("namespace"), request.require("key"))
+    async def delete_kv(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        await self._kv.delete(request.require("namespace"), request.require("key"))
         return _done(request)
 
     def kv_list(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
@@ -337,12 +298,10 @@ class NamesrvEndpoint:
             return _refused(request, ResponseCode.QUERY_NOT_FOUND, remark)
         return _done(request, KVTable(table=table).encode())
 
-    def update_config(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
-        try:
-            text = request.body.decode()
-        except UnicodeDecodeError as error:
-            return _refused(request, ResponseCode.SYSTEM_ERROR, f"not UTF-8: {error}")
-        self._config.update(text)
+    async def update_config(
+        self, request: RemotingCommand, connection: Connection
+    ) -> RemotingCommand:
+        await self._config.update(request.body)
         current = self._config.current
         self._routes.delete_topic_with_broker_registration = (
             current.delete_topic_with_broker_registration
@@ -351,6 +310,36 @@ class NamesrvEndpoint:
 
     def get_config(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
         return _done(request, self._config.as_properties().encode())
+
+
+def _check_names(registration: BrokerRegistration) -> None:
+    """Raises BrokerRefusal for a name or address that no broker has (R46)."""
+    names = {"broker name": registration.broker_name, "cluster name": registration.cluster_name}
+    problems = [(what, name, server_name_problem(name)) for what, name in names.items()]
+    texts = {"broker address": registration.broker_addr}
+    if registration.ha_server_addr:
+        texts["HA address"] = registration.ha_server_addr
+    if registration.zone_name:
+        texts["zone name"] = registration.zone_name
+    problems += [(what, text, text_problem(text)) for what, text in texts.items()]
+    for what, text, problem in problems:
+        if problem:
+            raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, f"{what} {text[:64]!r}: {problem}")
+
+
+def _drop_odd_topics(registration: BrokerRegistration, body: RegisterBrokerBody) -> None:
+    """A broker of an earlier version may have some; its other topics must be found (R46)."""
+    topics = body.topic_config_serialize_wrapper.topic_config_table
+    odd = odd_topics(topics)
+    for topic in odd:
+        del topics[topic]
+    if odd:
+        log.warning(
+            "topics_not_registered broker_name=%s count=%d first=%r reason='no legal names'",
+            registration.broker_name,
+            len(odd),
+            odd[0][:TOPIC_LENGTH_MAX],
+        )
 
 
 def _done(request: RemotingCommand, body: bytes = b"") -> RemotingCommand:

@@ -9,7 +9,8 @@ from pathlib import Path
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.service import ControllerService
 from batonmq.namesrv.config import RUNTIME_KEYS, NamesrvConfig
-from batonmq.namesrv.endpoint import KVConfig, NamesrvEndpoint
+from batonmq.namesrv.endpoint import NamesrvEndpoint
+from batonmq.namesrv.kv_config import KVConfig
 from batonmq.namesrv.state import MinIdChange, RouteInfoManager
 from batonmq.process.clock import boot_ms
 from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
@@ -82,6 +83,7 @@ class NamesrvService:
             notice.cancel()
         await self._client.close()
         await self._server.close()
+        await self._kv.close()
 
     def _notify(self, change: MinIdChange) -> None:
         for address in change.to:

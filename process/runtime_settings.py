@@ -5,11 +5,12 @@ holds one finds the new value at its next look. What was changed is kept as prop
 over the file's values at the next start.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -27,6 +28,9 @@ from batonmq.protocol.errors import BrokerRefusal
 log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=msgspec.Struct)
+
+TEXT_SIZE_MAX: Final = 64 * 1024
+"""Of one request; all settings of a server are a tenth of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class RuntimeSettings(Generic[C]):
         self._sections: tuple[msgspec.Struct, ...] = (config, *more)
         self._rules = rules
         self._kept: dict[str, str] = {}
+        self._one_at_a_time = asyncio.Lock()
 
     def load(self) -> None:
         """Lays kept changes over the file's values. Raises ValueError that names a bad file."""
@@ -83,17 +88,35 @@ class RuntimeSettings(Generic[C]):
             raise ValueError(f"{path}: {refusal.remark}") from refusal
         log.info("kept_settings_loaded path=%s keys=%s", path, ",".join(sorted(kept)))
 
-    def update(self, text: str) -> None:
-        """Takes the settings of a property text, all or none.
+    async def update(self, body: bytes) -> Change:
+        """Takes the settings of a property text, all or none: they are in force once they are on
+        the disk. Returns what was changed.
 
-        Raises BrokerRefusal: 16 for a key that may not be changed so, 1 for a wrong value.
+        Raises BrokerRefusal: 16 for a key that may not be changed so, 1 for what is no text of
+        at most 64 KiB, for a wrong value, and for a disk that does not take them.
         """
-        change = self.plan(text)
-        self.apply(change)
-        self.keep(change)
+        if len(body) > TEXT_SIZE_MAX:
+            why = f"the settings have {len(body)} bytes, allowed are {TEXT_SIZE_MAX}"
+            raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, why)
+        try:
+            text = body.decode()
+        except UnicodeDecodeError as error:
+            why = f"no UTF-8 text: {error}"
+            raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, why) from error
+        async with self._one_at_a_time:
+            change = self.plan(text)
+            try:
+                await asyncio.to_thread(self.keep, change)
+            except OSError as error:
+                raise BrokerRefusal(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"cannot keep the settings in {self._rules.path}: {error}; none was changed",
+                ) from error
+            self.apply(change)
+        return change
 
     def plan(self, text: str) -> Change:
-        """What `update` would do; raises as it does."""
+        """What a text of settings would change; raises as `update` does."""
         wanted = parse_properties(text)
         for key in sorted(wanted.keys() & self._rules.black_list):
             raise BrokerRefusal(ResponseCode.NO_PERMISSION, self._rules.remark.format(key=key))

@@ -4,7 +4,8 @@ Origin: Java `TopicValidator`, `MixAll`, `NamespaceUtil`.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import filterfalse
 from typing import Final
 
 from batonmq.protocol.codes import ResponseCode
@@ -132,6 +133,25 @@ def _is_odd_file_name(name: str) -> bool:
         return len(name.encode("utf-8")) <= NAME_BYTES_MAX
     except UnicodeEncodeError:  # half of a surrogate pair
         return False
+
+
+def odd_topics(names: Iterable[str]) -> list[str]:
+    """Those of `names` that no topic of any broker has: a folder, a record or a line of a log could
+    not hold them. Of 10,000 plain names each costs a call into C."""
+    odd = filterfalse(_PLAIN_NAME.fullmatch, names)
+    return [name for name in odd if not (name.isprintable() and is_file_name(name))]
+
+
+def text_problem(text: str, size_max: int = NAME_BYTES_MAX) -> str | None:
+    """Why this is no name, address or other short text to show, or None if it is one. A path may
+    not be made of it."""
+    if not text or text.isspace():
+        return "it is blank"
+    if not text.isprintable():
+        return "allowed are printable characters"
+    if len(text) > size_max or len(text.encode("utf-8")) > size_max:
+        return f"at most {size_max} bytes are allowed"
+    return None
 
 
 def is_system_topic(topic: str) -> bool:

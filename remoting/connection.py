@@ -29,11 +29,13 @@ from batonmq.protocol.errors import (
 from batonmq.remoting.budget import TURN_S, MemoryBudget, Paced, TurnBudget
 from batonmq.remoting.command import (
     FLAG_ONEWAY,
+    HEADER_SIZE_MAX,
     FrameReader,
     RemotingCommand,
     decode_frame,
     encode_frame,
     peek_code,
+    peek_head,
     peek_is_response,
     receive_buffer,
 )
@@ -310,6 +312,12 @@ class Connection(asyncio.BufferedProtocol):
             frame = encode_frame(refusal)
         self.write(frame)
 
+    def _refuse_header(self, serialize_type: int, header: bytes) -> None:
+        request = peek_head(serialize_type, header)
+        why = f"the header has {len(header)} bytes, allowed are {HEADER_SIZE_MAX}"
+        log.warning("request_refused code=%d peer=%s reason=%s", request.code, self.peer, why)
+        self.reply(request, RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, why))
+
     async def invoke(self, cmd: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
         """Sends a request and waits for its response, whatever its code.
 
@@ -411,7 +419,9 @@ class Connection(asyncio.BufferedProtocol):
             for serialize_type, header, body in frames:
                 code = peek_code(serialize_type, header)
                 raw = raw_handlers.get(code)
-                if raw is None or peek_is_response(serialize_type, header):
+                if len(header) > HEADER_SIZE_MAX and self._server_side:
+                    self._refuse_header(serialize_type, header)
+                elif raw is None or peek_is_response(serialize_type, header):
                     cmd = decode_frame(header, body, serialize_type)
                     if not cmd.is_response:
                         self._dispatcher.request(self, cmd)

@@ -41,7 +41,8 @@ from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.client.producer.producer import Producer
 from batonmq.client.producer.sending import QueuePicker
 from batonmq.namesrv.config import NamesrvConfig
-from batonmq.namesrv.endpoint import KVConfig, NamesrvEndpoint
+from batonmq.namesrv.endpoint import NamesrvEndpoint
+from batonmq.namesrv.kv_config import KVConfig
 from batonmq.namesrv.state import LIVENESS_DEFAULT_MS, BrokerRegistration, RouteInfoManager
 from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
 from batonmq.process.turns import in_slices

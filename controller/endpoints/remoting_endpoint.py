@@ -322,12 +322,8 @@ class RemotingEndpoint:
         if isinstance(channel_id, int):
             self._watch.handle(RemotingChannelClosed(channel_id))
 
-    def _update_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        try:
-            text = request.body.decode()
-        except UnicodeDecodeError as error:
-            raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, f"no UTF-8 text: {error}") from error
-        self._config.update(text)
+    async def _update_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        await self._config.update(request.body)
         return RemotingCommand.response_to(request)
 
     def _get_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:

@@ -13,7 +13,8 @@ import pytest
 
 from batonmq.controller.config import ControllerConfig
 from batonmq.namesrv.config import NamesrvConfig
-from batonmq.namesrv.endpoint import KVConfig, NamesrvEndpoint
+from batonmq.namesrv.endpoint import NamesrvEndpoint
+from batonmq.namesrv.kv_config import KVConfig
 from batonmq.namesrv.service import NamesrvService
 from batonmq.namesrv.state import RouteInfoManager
 from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
@@ -32,9 +33,10 @@ from batonmq.protocol.codes import MQ_VERSION_STANDARD_JSON, LanguageCode, Reque
 from batonmq.protocol.errors import ConnectError
 from batonmq.protocol.fastjson import loads
 from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of
-from batonmq.remoting.command import RemotingCommand, decode_frame
+from batonmq.remoting.command import TYPE_BINARY, TYPE_JSON, RemotingCommand, decode_frame
 from batonmq.remoting.endpoint import RemotingClient
 from tests.protocol.compressed_body import compressed as compressed_form
+from tests.shared.failing_disk import failing
 from tests.shared.ports import free_ports
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -518,3 +520,67 @@ def test_replica_routes_are_shown_to_stock_clients_if_switched_on() -> None:
         assert await names(scene, LanguageCode.PYTHON) == ["broker-a"]
 
     play(script)
+
+
+BAD_SERVER_NAMES = ("a/b", "..", "a\nb", "a\0b", "x" * 229, "a#b")
+
+
+@pytest.mark.parametrize("field", ["brokerName", "clusterName", "brokerAddr", "haServerAddr"])
+def test_r46_a_registration_with_a_bad_name_is_refused(field: str) -> None:
+    async def script(scene: Scene) -> None:
+        bad = ("a\nb", "a\x1b[2J", "x" * 256, "\u2028") if "Addr" in field else BAD_SERVER_NAMES
+        for name in bad:
+            request = registration(MASTER, 0)
+            request.ext[field] = name
+            reply = await scene.ask(request)
+            assert reply.code == 1 and repr(name[:64]) in (reply.remark or "")
+        assert not scene.service.routes.clusters()
+        assert (await scene.ask(registration(MASTER, 0))).code == 0
+
+    play(script)
+
+
+def test_r46_topics_that_no_broker_has_are_left_out_of_the_routes() -> None:
+    legal = ("T", "%RETRY%g", "%RETRY%g+t", "DefaultCluster", "брокер", "a.b", "x" * 255)
+    odd = ("a/b", "..", "", "a\nb", "a\0b", "x" * 256, "é" * 128)
+
+    async def script(scene: Scene) -> None:
+        assert (await scene.ask(registration(MASTER, 0, topics=legal + odd))).code == 0
+        assert set(scene.service.routes.all_topics()) == set(legal)
+        queue = QueueData(broker_name="broker-a", perm=6, read_queue_nums=1, write_queue_nums=1)
+        body = TopicRouteData(queue_datas=[queue]).encode()
+        for topic in odd[:2]:
+            reply = await scene.ext(RequestCode.REGISTER_TOPIC_IN_NAMESRV, body, topic=topic)
+            assert reply.code == 1
+        assert set(scene.service.routes.all_topics()) == set(legal)
+
+    play(script)
+
+
+def test_r58_a_value_of_megabytes_is_refused_with_an_answer() -> None:
+    async def script(scene: Scene) -> None:
+        for size in (100_000, 1_000_000, 15_000_000):
+            for kind in (TYPE_JSON, TYPE_BINARY):
+                put = RemotingCommand.request(
+                    RequestCode.PUT_KV_CONFIG, {"namespace": "n", "key": "k", "value": "v" * size}
+                )
+                put.serialize_type = kind
+                reply = await scene.ask(put)
+                assert reply.code == 1 and "allowed are" in (reply.remark or "")
+        assert (await scene.ext(RequestCode.GET_KVLIST_BY_NAMESPACE, namespace="n")).code == 22
+
+    play(script)
+
+
+def test_r58_settings_are_in_force_once_the_disk_has_them(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        update = RequestCode.UPDATE_NAMESRV_CONFIG
+        with failing("fsync * EIO once"):
+            refused = await scene.ext(update, b"enableTopicList=false\n")
+        assert refused.code == 1 and "none was changed" in (refused.remark or "")
+        assert scene.service._runtime.current.enable_topic_list
+        assert (await scene.ext(update, b"#" * 65_537)).code == 1
+        assert (await scene.ext(update, b"enableTopicList=false\n")).code == 0
+        assert not scene.service._runtime.current.enable_topic_list
+
+    play(script, config_store_path=str(tmp_path / "namesrv.properties"))

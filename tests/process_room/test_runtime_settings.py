@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import msgspec
@@ -38,7 +39,7 @@ def test_changes_of_different_days_outlast_a_restart_together(tmp_path: Path) ->
     for text in ("sendLimit=20\n", "holdMs=700\n"):
         made = settings(path)
         made.on_change = lambda config: told.append(config.hold_ms)
-        made.update(text)
+        asyncio.run(made.update(text.encode()))
     assert told == [500, 700]
     again = settings(path).current
     assert (again.send_limit, again.hold_ms) == (20, 700)
@@ -63,7 +64,7 @@ def test_of_a_change_that_is_refused_nothing_is_in_force(
     path = tmp_path / "kept.properties"
     made = settings(path)
     with pytest.raises(BrokerRefusal) as raised:
-        made.update(text)
+        asyncio.run(made.update(text.encode()))
     assert raised.value.code == code
     assert remark in (raised.value.remark or "")
     assert made.current == Config() and not path.exists()

@@ -1,0 +1,143 @@
+"""The key-values of a name server: limits, one write for many changes, a disk that fails (R58)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from batonmq.namesrv import kv_config
+from batonmq.namesrv.kv_config import TABLE_SIZE_MAX, VALUE_SIZE_MAX, KVConfig
+from batonmq.protocol.errors import BrokerRefusal
+from tests.shared.failing_disk import failing, walk_errors
+from tests.shared.power_cut import CHANGES
+
+
+def opened(path: Path | None) -> KVConfig:
+    kv = KVConfig(path)
+    kv.load()
+    return kv
+
+
+def refused(work: Callable[[], Awaitable[None]]) -> str:
+    async def run() -> None:
+        await work()
+
+    with pytest.raises(BrokerRefusal) as raised:
+        asyncio.run(run())
+    return raised.value.remark or ""
+
+
+BAD_NAMES = ("", " ", "a\nb", "a\0b", "\x1b[2J", "a\u2028b", "x" * 256, "é" * 128, "\ud800")
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_r46_bad_names_of_key_values_are_refused(name: str) -> None:
+    kv = opened(None)
+    assert "namespace" in refused(lambda: kv.put(name, "k", "v"))
+    assert "key" in refused(lambda: kv.put("n", name, "v"))
+    assert kv.namespace("n") is None
+
+
+@pytest.mark.parametrize("name", ["ORDER_TOPIC_CONFIG", "%RETRY%g", "a/b", "..", "x" * 255, "é b"])
+def test_r46_legal_names_stay_legal(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "kv.json"
+    asyncio.run(opened(path).put(name, name, "v\n"))
+    assert opened(path).get(name, name) == "v\n"
+
+
+def test_r58_values_and_the_table_are_limited(tmp_path: Path) -> None:
+    path = tmp_path / "kv.json"
+    kv = opened(path)
+    value = "v" * VALUE_SIZE_MAX
+    assert str(VALUE_SIZE_MAX) in refused(lambda: kv.put("n", "k", value + "v"))
+    assert "surrogates" in refused(lambda: kv.put("n", "k", "\ud800"))
+
+    async def fill() -> int:
+        most = 2 * TABLE_SIZE_MAX // VALUE_SIZE_MAX
+        puts = (kv.put("n", f"k{number}", value) for number in range(most))
+        results = await asyncio.gather(*puts, return_exceptions=True)
+        kept = [result for result in results if result is None]
+        assert all("delete some" in str(each) for each in results if each is not None)
+        return len(kept)
+
+    kept = asyncio.run(fill())
+    assert 0.9 * TABLE_SIZE_MAX < kept * VALUE_SIZE_MAX <= TABLE_SIZE_MAX
+    assert path.stat().st_size < 1.1 * TABLE_SIZE_MAX
+    asyncio.run(kv.put("n", "k0", "less"))
+    asyncio.run(kv.delete("n", "k1"))
+    asyncio.run(kv.put("n", "new", value))
+    again = opened(path)
+    assert again._size == kv._size and again._table == kv._table
+
+
+def test_r58_a_file_above_the_limit_opens_and_may_shrink(tmp_path: Path) -> None:
+    path = tmp_path / "kv.json"
+    table = {"n": {"k": "v" * 2 * TABLE_SIZE_MAX, "l": "w"}}
+    path.write_text(json.dumps({"configTable": table}))
+    kv = opened(path)
+    assert "delete some" in refused(lambda: kv.put("n", "m", "w"))
+    asyncio.run(kv.put("n", "l", ""))
+    asyncio.run(kv.delete("n", "k"))
+    asyncio.run(kv.put("n", "m", "w"))
+    assert opened(path)._table == {"n": {"l": "", "m": "w"}}
+
+
+def test_r58_the_loop_goes_on_while_the_disk_is_slow_and_changes_share_a_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = opened(tmp_path / "kv.json")
+    release, writes = threading.Event(), 0
+    replace_file = kv_config.replace_file
+
+    def slow(path: Path, data: bytes, *, keep_previous: bool) -> None:
+        nonlocal writes
+        writes += 1
+        assert release.wait(10)
+        replace_file(path, data, keep_previous=keep_previous)
+
+    monkeypatch.setattr(kv_config, "replace_file", slow)
+
+    async def run() -> None:
+        first = asyncio.ensure_future(kv.put("n", "first", "v"))
+        while not writes:  # noqa: ASYNC110  turns of the loop are the clock
+            await asyncio.sleep(0)
+        others = [asyncio.ensure_future(kv.put("n", f"k{x}", "v")) for x in range(100)]
+        await asyncio.sleep(0)
+        assert kv.get("n", "first") is None and not first.done()
+        release.set()
+        await asyncio.gather(first, *others)
+
+    asyncio.run(run())
+    assert writes == 2
+    assert len(opened(tmp_path / "kv.json").namespace("n") or ()) == 101
+
+
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
+@pytest.mark.parametrize("call", [*CHANGES, "open", "close", "makedirs"])
+def test_r58_a_disk_call_that_fails_is_an_error_and_loses_nothing(
+    tmp_path: Path, call: str, error: str
+) -> None:
+    def attempt(rule: str, number: int) -> bool:
+        path = tmp_path / str(number) / "kv.json"
+        kv = opened(path)
+        asyncio.run(kv.put("n", "old", "1"))
+        with failing(rule) as struck:
+            try:
+                asyncio.run(kv.put("n", "new", "2"))
+                answered = ""
+            except BrokerRefusal as refusal:
+                answered = refusal.remark or ""
+        assert not answered or str(path) in answered
+        assert kv.get("n", "new") == (None if answered else "2")
+        assert opened(path).get("n", "old") == "1"
+        asyncio.run(kv.put("n", "next", "3"))
+        table = opened(path).namespace("n") or {}
+        assert table == (kv.namespace("n") or {}) and table["next"] == "3"
+        return bool(struck)
+
+    walk_errors(f"{call} * {error}", attempt)
