@@ -76,13 +76,12 @@ class EventReporter:
     def __init__(
         self,
         broker_name: str,
-        incarnation: str,
         channels: ControllerChannels,
         leader: Callable[[], str | None],
         clock_ms: Callable[[], int] = boot_ms,
     ) -> None:
         self._broker_name = broker_name
-        self._incarnation = incarnation
+        self._requests = secrets.token_hex(16)
         self._channels = channels
         self._leader = leader
         self._waiting: deque[pb.ReportEventRequest] = deque()
@@ -113,7 +112,7 @@ class EventReporter:
                 kind=kind,
                 time_ms=wall_ms(),
                 json=json.dumps(dict(fields)),
-                request_id=f"{self._incarnation}/event/{self._count}",
+                request_id=f"{self._requests}/event/{self._count}",
             )
         )
         if self._task is None:
@@ -181,23 +180,21 @@ class GrpcLink:
         """Since when no registration was answered."""
         self._silence_told = False
         self._opened: set[str] = set()
+        self._secret = ""
         self._low: LowDescriptors | None = None
-        self._reporter = EventReporter(
-            config.broker_name, incarnation, self._channels, events.leader
-        )
+        self._reporter = EventReporter(config.broker_name, self._channels, events.leader)
 
     def begin(self, facts: DurableFacts) -> None:
         """The connections with the controllers get high descriptors: by their end a kill is
         noticed, and those of thousands of clients would be closed before them."""
         self._low = LowDescriptors()
         asyncio.get_running_loop().call_later(LOW_HELD_S, self._low.free)
+        self._secret = facts.secret
         self._calls = ControllerCalls(
             self._config,
-            facts.check_code,
-            facts.earlier_incarnations,
+            facts,
             self._channels,
             self._events.log_facts,
-            facts.current,
             self._outcome,
         )
 
@@ -231,6 +228,7 @@ class GrpcLink:
             broker_id=broker_id,
             incarnation=self._incarnation,
             log_id=self._events.log_facts().log_id,
+            secret=self._secret,
         )
         for address in self._config.controllers:
             if address not in self._sessions:

@@ -11,7 +11,7 @@ holds no policy: it performs the effects of the state machine, and emits what ca
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from batonmq.protocol.role_view import RoleView
@@ -145,6 +145,8 @@ class DurableFacts:
     """Empty where an id was assigned."""
     earlier_incarnations: tuple[str, ...]
     current: ViewInForce
+    secret: str = field(default="", repr=False)
+    """Proves the incarnation to controllers of ours (R59)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable
 from typing import assert_never
 
 from batonmq.process.clock import boot_ms
 from batonmq.process.start_room import InOrder, StartRoom
+from batonmq.protocol.incarnation import ProcessName, new_process_name
 from batonmq.protocol.role_view import Role, RoleView
 from batonmq.replicas_manager.config import ReplicasManagerConfig
 from batonmq.replicas_manager.events import (
@@ -81,7 +81,8 @@ class ReplicasManager:
 
     `start` raises IdentityError or RoleFileError if the data folder does not fit; otherwise it
     returns at once and goes on in the background: the broker stays fenced until `actions` gets a
-    role. `incarnation` is made anew at each process start. `on_fatal` is called if this broker,
+    role. A process has a new name at each start, with the secret that proves it;
+    a given `incarnation` has none. `on_fatal` is called if this broker,
     elected, fails again and again to become master, or cannot keep its id: it should stop, so that
     the sessions end and another is elected.
     """
@@ -97,7 +98,8 @@ class ReplicasManager:
         clock_ms: Callable[[], int] = boot_ms,
     ) -> None:
         config.timings.check()
-        self.incarnation = incarnation or secrets.token_hex(8)
+        self._name = ProcessName(incarnation) if incarnation else new_process_name()
+        self.incarnation = self._name.incarnation
         self._config = config
         self._actions = actions
         self._sets = sets
@@ -196,10 +198,10 @@ class ReplicasManager:
             timings=self._config.timings,
             learner=self._config.learner,
             protocol=self._config.protocol,
+            requests=self._name.requests,
         )
-        self._link.begin(
-            DurableFacts(identity.check_code, earlier_incarnations, self._state.current)
-        )
+        current, secret = self._state.current, self._name.secret
+        self._link.begin(DurableFacts(identity.check_code, earlier_incarnations, current, secret))
         self._runner = RoleRunner(
             self._actions,
             self._sets,

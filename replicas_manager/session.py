@@ -44,8 +44,7 @@ from batonmq.replicas_manager.events import (
     Unanswered,
     ViewReceived,
 )
-from batonmq.replicas_manager.link import LogFacts
-from batonmq.replicas_manager.role import ViewInForce
+from batonmq.replicas_manager.link import DurableFacts, LogFacts
 from batonmq.replicas_manager.switch import SwitchTask
 
 log = logging.getLogger(__name__)
@@ -284,24 +283,21 @@ class _Requests(AsyncIterator[pb.BrokerMessage]):
 
 
 class ControllerCalls:
-    """Each call is a task. `emit` takes the outcome; `current` is who this broker is."""
+    """Each call is a task. `emit` takes the outcome; `facts` say who this broker is."""
 
     def __init__(
         self,
         config: ReplicasManagerConfig,
-        check_code: str,
-        earlier_incarnations: tuple[str, ...],
+        facts: DurableFacts,
         channels: ControllerChannels,
         log_facts: Callable[[], LogFacts],
-        current: ViewInForce,
         emit: Callable[[Event], None],
     ) -> None:
         self._config = config
-        self._check_code = check_code
-        self._earlier_incarnations = earlier_incarnations
+        self._facts = facts
         self._channels = channels
         self._log_facts = log_facts
-        self._current = current
+        self._current = facts.current
         self._emit = emit
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -365,7 +361,7 @@ class ControllerCalls:
             cluster_name=self._config.cluster_name,
             broker_name=self._config.broker_name,
             broker_id=effect.broker_id,
-            register_check_code=self._check_code,
+            register_check_code=self._facts.check_code,
             address=self._config.address,
             ha_address=self._config.ha_address,
             incarnation=self._current.incarnation,
@@ -378,7 +374,8 @@ class ControllerCalls:
             request_id=effect.request_id,
             suspect=effect.suspect,
             accepted_epoch=self._current.highest_master_epoch,
-            earlier_lives=self._earlier_incarnations,
+            earlier_lives=self._facts.earlier_incarnations,
+            secret=self._facts.secret,
         )
 
     def _elect(self, effect: SendElect) -> pb.ElectMasterRequest:
@@ -406,4 +403,5 @@ class ControllerCalls:
             request_id=effect.request_id,
             confirm_offset=effect.confirm_offset,
             reason=effect.reason,
+            secret=self._facts.secret,
         )

@@ -66,7 +66,8 @@ _ABOVE_ANY_KEY = (2**31, 2**31)
 
 
 class ReplicasState:
-    """One broker's role. `current`: who this process is, without a view.
+    """One broker's role. `current`: who this process is, without a view. `requests` begins the ids
+    of its requests; no other process must guess it.
 
     Controllers of `protocol` "remoting" hear nothing of the state of a log and know no request ids:
     this replica itself refuses what its log is not fit for (R17), and `alter` trusts no refusal.
@@ -81,6 +82,7 @@ class ReplicasState:
         timings: SessionTimings,
         learner: bool = False,
         protocol: Protocol = "grpc",
+        requests: str = "",
     ) -> None:
         self.broker_name = broker_name
         self.recent_events = RecentEvents()
@@ -94,6 +96,7 @@ class ReplicasState:
         self._java = protocol == "remoting"
         self._suspect = ""
         self._requests = 0
+        self._request_prefix = requests or current.incarnation
         self._stale_logged: set[tuple[str, int]] = set()
         self._registration = Registration(len(controllers), self._next_request_id)
         self._forgotten_due_ms = 0
@@ -450,4 +453,4 @@ class ReplicasState:
 
     def _next_request_id(self) -> str:
         self._requests += 1
-        return f"{self.current.incarnation}/{self._requests}"
+        return f"{self._request_prefix}/{self._requests}"

@@ -1,11 +1,14 @@
 """Faults that come together: a switch while a member hangs, a connection that broke at one end, a
-slave of another group at a master.
+stranger that comes as a slave of another group, and in the name of the master.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
+
+import grpc.aio
 
 from batonmq.ha.wire import (
     HAIdentity,
@@ -18,10 +21,12 @@ from batonmq.ha.wire import (
     encode_slave_handshake,
     encode_tables_mark,
 )
+from batonmq.proto.controller.v1 import controller_pb2 as pb
+from batonmq.proto.controller.v1 import controller_pb2_grpc
 from batonmq.protocol.errors import RemoteProtocolError
 from sim.clients import Operator
 from sim.cluster import Cluster
-from sim.hosts import CLUSTER, BrokerHost
+from sim.hosts import CLUSTER, GROUP, GRPC_ADDRESSES, BrokerHost
 from sim.kinds import Fault, Kinds
 from sim.loop import Process
 
@@ -83,7 +88,8 @@ class StrainFaults(Kinds):
         return None
 
     def stranger(self, fault: Fault) -> str | None:
-        """A slave of another group comes to the master by a member's id, and acks what it gets."""
+        """A slave of another group comes to the master by a member's id, and acks what it gets.
+        And a process that knows all that is public of the master opens sessions in its name."""
         master, slaves = self._master_and_slaves()
         slave = self._of(slaves, fault.pick)
         if master is None or slave is None or master.service is None or slave.service is None:
@@ -92,8 +98,34 @@ class StrainFaults(Kinds):
         assert ha is not None
         process = Process(self.cluster.loop, _STRANGER)
         process.spawn(_dial(master.address, ha.port, broker_id))
+        manager = master.service.replication.manager
+        assert manager is not None
+        hello = pb.Hello(
+            cluster_name=CLUSTER,
+            broker_name=GROUP,
+            broker_id=manager.broker_id,
+            incarnation=manager.incarnation,
+        )
+        for address in GRPC_ADDRESSES:
+            process.spawn(self._impersonate(address, hello))
         self._later(fault, process.kill)
         return f"as {slave.name}, to {master.name}"
+
+    async def _impersonate(self, address: str, hello: pb.Hello) -> None:
+        """R59: every controller refuses a session without the secret of its process."""
+
+        async def messages() -> AsyncIterator[pb.BrokerMessage]:
+            yield pb.BrokerMessage(hello=hello)
+            await asyncio.Event().wait()
+
+        channel = grpc.aio.insecure_channel(address)
+        stub = controller_pb2_grpc.ControllerServiceStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            async for message in stub.BrokerSession(messages()):
+                if message.WhichOneof("kind") != "refused":
+                    self.cluster.violate(f"R59: {address} takes a stranger for the master")
+        except grpc.aio.AioRpcError:
+            return  # that controller is away
 
 
 async def _dial(host: str, port: int, broker_id: int) -> None:

@@ -48,6 +48,7 @@ from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
 from batonmq.proto.controller.v1.role_view import role_view_to_pb
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import NotLeaderError
+from batonmq.protocol.incarnation import is_proven
 from batonmq.protocol.role_view import RoleView
 
 log = logging.getLogger(__name__)
@@ -136,6 +137,8 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
             return pb.RegisterBrokerReply(
                 status=_refused(ResponseCode.CONTROLLER_INVALID_REQUEST, "name and incarnation")
             )
+        if not is_proven(request.incarnation, request.secret):
+            return pb.RegisterBrokerReply(status=_not_proven(request.incarnation))
         status, result = await self._submit(command, context)
         if result is None:
             return pb.RegisterBrokerReply(status=status)
@@ -146,6 +149,8 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
     async def AlterSyncStateSet(
         self, request: pb.AlterSyncStateSetRequest, context: Any
     ) -> pb.AlterSyncStateSetReply:
+        if not is_proven(request.master_incarnation, request.secret):
+            return pb.AlterSyncStateSetReply(status=_not_proven(request.master_incarnation))
         members = tuple(Member(each.broker_id, each.incarnation) for each in request.new_set)
         command = command_of(AlterSyncStateSet, request, new_set=members)
         status, result = await self._submit(command, context)
@@ -292,12 +297,14 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT, "Hello needs broker_name, broker_id, incarnation"
             )
+        if not is_proven(hello.incarnation, hello.secret):
+            await self._refuse_session(context, _not_proven(hello.incarnation))
+            return
         session = self._sessions.add(hello.broker_name, hello.broker_id, hello.incarnation)
         refusal = self._watch.session_opened(session)
-        if refusal:
+        if refusal is not None:
             self._sessions.remove(session)
-            status = _refused(ResponseCode.CONTROLLER_BROKER_ID_INVALID, refusal)
-            await context.write(pb.ControllerMessage(refused=pb.Refused(status=status)))
+            await self._refuse_session(context, _refused(refusal.code, refusal.remark))
             return
         goodbye: str | None = None
         writer = asyncio.create_task(session.write_all(context.write))
@@ -315,6 +322,9 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
                 task.cancel()
             await asyncio.gather(writer, reader, cut, return_exceptions=True)
 
+    async def _refuse_session(self, context: Any, status: pb.Status) -> None:
+        await context.write(pb.ControllerMessage(refused=pb.Refused(status=status)))
+
     async def _read(
         self, session: watch.BrokerSession, messages: AsyncIterator[pb.BrokerMessage]
     ) -> str | None:
@@ -331,10 +341,11 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
 
 
 def command_of(kind: type[C], request: Any, **converted: Any) -> C:
-    """The command with the request's fields, which it has under the same names."""
+    """The command with the request's fields, which it has under the same names. The secret ends
+    here: commands are written to the log."""
     values = dict(converted)
     for field in request.DESCRIPTOR.fields:
-        if field.name not in converted:
+        if field.name not in converted and field.name != "secret":
             value = getattr(request, field.name)
             values[field.name] = tuple(value) if isinstance(value, MutableSequence) else value
     return kind(**values)
@@ -345,6 +356,13 @@ _OK: Final = pb.Status(code=int(ResponseCode.SUCCESS))
 
 def _refused(code: ResponseCode, remark: str) -> pb.Status:
     return pb.Status(code=int(code), remark=remark)
+
+
+def _not_proven(incarnation: str) -> pb.Status:
+    return _refused(
+        ResponseCode.CONTROLLER_INVALID_REQUEST,
+        f"the request is in the name of process {incarnation}, but lacks the secret that proves it",
+    )
 
 
 def _peer_to_pb(peer: Peer) -> pb.ControllerPeer:

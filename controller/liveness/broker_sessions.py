@@ -27,6 +27,7 @@ from batonmq.controller.liveness.events import (
 )
 from batonmq.controller.rules.commands import LiveBroker
 from batonmq.process.backoff import pause_ms
+from batonmq.protocol.incarnation import is_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +182,16 @@ class BrokerSessions:
 
     # Events.
 
-    def hello(self, event: SessionHello, now_ms: int) -> str:
-        """Makes the session the newest one; else returns the incarnation still alive (R18)."""
+    def hello(self, event: SessionHello, now_ms: int, registered: str = "") -> str:
+        """Makes the session the newest one; else returns the incarnation still alive (R18).
+
+        `registered`: the incarnation recorded for this id. It has proven itself where that is
+        possible, so it displaces a process that is not registered (R59)."""
         broker = self._broker(event.broker_name, event.broker_id)
         older = broker.session
         same_process = older is not None and older.incarnation == event.incarnation
-        if older is not None and not same_process and self._is_recent(older, now_ms):
+        proven = is_hash(registered) and event.incarnation == registered
+        if older is not None and not (same_process or proven) and self._is_recent(older, now_ms):
             return older.incarnation
         broker.session = _Session(
             session_id=event.session_id,
@@ -326,7 +331,12 @@ class BrokerSessions:
         session, channel = broker.session, broker.channel
         if session is not None and session.incarnation == incarnation:
             return self._judge_session(broker, session, now_ms)
-        if session is not None and session.closed_ms is None and session.opened_ms > registered_ms:
+        if (
+            session is not None
+            and session.closed_ms is None
+            and session.opened_ms > registered_ms
+            and not is_hash(incarnation)  # R59: else one that is not registered says nothing of it
+        ):
             return SilenceVerdict("dead", "master_restarted", session.opened_ms)
         if channel is not None and not incarnation:
             return self._judge_channel(channel, now_ms)

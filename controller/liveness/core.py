@@ -66,6 +66,7 @@ from batonmq.controller.rules.state import ControllerState
 from batonmq.process.backoff import pause_ms
 from batonmq.process.recent_events import RecentEvents, records_event
 from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.incarnation import is_hash
 
 CONFIRM_SETTLE_MS: Final = 1_000
 """Age at which a reported confirmOffset binds candidates (R16): by then every living member's own
@@ -356,7 +357,19 @@ class LivenessCore:
         return watch
 
     def _session_hello(self, event: SessionHello, now_ms: int) -> list[LivenessEffect]:
-        living = self._sessions.hello(event, now_ms)
+        group = self._state.group(event.broker_name)
+        record = group.replica(event.broker_id) if group else None
+        registered = record.incarnation if record else ""
+        leads = self._gate_opened_ms is not None
+        if leads and is_hash(registered) and registered != event.incarnation:
+            # R59: a follower may not have applied a registration yet, the leader has.
+            remark = (
+                f"registered as broker {event.broker_id} of {event.broker_name} is process "
+                f"{registered}, not {event.incarnation}"
+            )
+            code = ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
+            return [RefuseSession(event.session_id, code, remark)]
+        living = self._sessions.hello(event, now_ms, registered)
         if not living:
             return self._check(event.broker_name, now_ms)
         remark = (

@@ -257,7 +257,7 @@ class BrokerWatch:
         self._answers = HeartbeatAnswers(requests)
         self._timer: asyncio.TimerHandle | None = None
         self._elections: set[asyncio.Task[None]] = set()
-        self._refusals: dict[int, str] = {}
+        self._refusals: dict[int, RefuseSession] = {}
 
     def start(self) -> None:
         self._schedule_tick()
@@ -273,15 +273,15 @@ class BrokerWatch:
 
     # Events.
 
-    def session_opened(self, session: BrokerSession) -> str:
-        """Why the session is refused (R18), empty if it is accepted."""
+    def session_opened(self, session: BrokerSession) -> RefuseSession | None:
+        """The refusal of the session (R18, R59), None if it is accepted."""
         self.handle(
             SessionHello(
                 session.broker_name, session.broker_id, session.incarnation, session.session_id
             )
         )
-        refusal = self._refusals.pop(session.session_id, "")
-        if not refusal:
+        refusal = self._refusals.pop(session.session_id, None)
+        if refusal is None:
             log.info(
                 "session_opened broker_name=%s broker_id=%d incarnation=%s",
                 session.broker_name,
@@ -340,8 +340,8 @@ class BrokerWatch:
                     self._elect(effect)
                 case AliveChanged(broker_name):
                     self._push(broker_name)
-                case RefuseSession(session_id, _, remark):
-                    self._refusals[session_id] = remark
+                case RefuseSession():
+                    self._refusals[effect.session_id] = effect
                 case ElectionBlocked(broker_name, reason, operator):
                     self._blocked(broker_name, reason, operator)
                 case ReportHearing():

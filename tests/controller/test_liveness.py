@@ -60,6 +60,7 @@ from batonmq.controller.liveness.events import (
 from batonmq.controller.rules.commands import ElectMaster, LiveBroker
 from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord
 from batonmq.controller.rules.state import ControllerState
+from batonmq.protocol.incarnation import new_process_name
 
 SCRIPTS = sorted((Path(__file__).parent / "testdata").glob("liveness_*.txt"))
 NAME = "broker-a"
@@ -409,3 +410,15 @@ def test_r50_a_leader_that_hears_no_broker_deposes_nobody_and_offers_the_lead(ne
     assert env.out == ["1350 offers the lead to n1"]
     assert env.core.presumed_alive(NAME, env.now_ms) == {1, 2, 3}
     assert env.core.live(NAME, env.now_ms) == ()
+
+
+def test_r59_the_registered_process_takes_the_place_of_one_that_is_not():
+    """On a follower, which may lag behind a registration: a stranger comes first, while the
+    connection of the registered process is broken."""
+    made, own = BrokerSessions(LivenessConfig()), new_process_name().incarnation
+    made.notice_time(START_MS)
+    assert made.hello(SessionHello(NAME, 2, "a stranger", 1), START_MS) == ""
+    assert made.judge(NAME, 2, own, START_MS - 1, START_MS).standing != "dead"
+    assert made.hello(SessionHello(NAME, 2, own, 2), START_MS, registered=own) == ""
+    assert made.hello(SessionHello(NAME, 2, "a stranger", 3), START_MS, registered=own) == own
+    assert made.judge(NAME, 2, own, START_MS, START_MS).standing == "alive"

@@ -22,6 +22,7 @@ from batonmq.replicas_manager.events import (
     ProposalRequested,
     Replied,
 )
+from batonmq.replicas_manager.link import DurableFacts
 from batonmq.replicas_manager.role import ViewInForce
 from batonmq.replicas_manager.service import ReplicasManager
 from batonmq.replicas_manager.session import ControllerCalls
@@ -122,8 +123,8 @@ def test_who_does_not_lead_names_the_leader_before_its_answer_counts(leader: str
     async def run() -> None:
         stub = SimpleNamespace(GetReplicaInfo=lambda request, timeout: Reply(leader))
         channels: Any = SimpleNamespace(stub=lambda target: stub)
-        current = ViewInForce(1, "life-1", 0)
-        calls = ControllerCalls(CONFIG, "", (), channels, Mock(), current, events.append)
+        facts = DurableFacts("", (), ViewInForce(1, "life-1", 0))
+        calls = ControllerCalls(CONFIG, facts, channels, Mock(), events.append)
         calls.send(FetchView("c1"))
         await asyncio.gather(*calls._tasks)
 

@@ -49,7 +49,7 @@ def test_a_report_that_died_with_the_leader_goes_to_the_next_one(
     async def script(first: FakeController, second: FakeController) -> None:
         leader: list[str | None] = [first.address]
         channels = ControllerChannels()
-        reporter = EventReporter("broker-a", "life", channels, lambda: leader[0])
+        reporter = EventReporter("broker-a", channels, lambda: leader[0])
 
         async def never(request: Any) -> Any:
             await asyncio.Event().wait()
@@ -77,7 +77,7 @@ def test_a_report_returns_before_anything_is_sent(monkeypatch: pytest.MonkeyPatc
 
     async def script(first: FakeController, second: FakeController) -> None:
         channels = ControllerChannels()
-        reporter = EventReporter("broker-a", "life", channels, lambda: None)
+        reporter = EventReporter("broker-a", channels, lambda: None)
         for n in range(1_000):
             reporter.report(f"kind-{n % 100}", 1, 2, {})
         assert reported(first) == []
@@ -94,9 +94,7 @@ def test_one_kind_reported_too_often_is_counted_and_does_not_hide_another() -> N
         first.handlers["ReportEvent"] = lambda request: pb.ReportEventReply()
         channels = ControllerChannels()
         now_ms = [1_000]
-        reporter = EventReporter(
-            "broker-a", "life", channels, lambda: first.address, lambda: now_ms[0]
-        )
+        reporter = EventReporter("broker-a", channels, lambda: first.address, lambda: now_ms[0])
         for _ in range(OFTEN_MAX + 30):
             reporter.report("diverged", 1, 2, {"reason": "x"})
         reporter.report("opened", 1, 2, {})
@@ -140,13 +138,14 @@ def test_a_report_waits_for_a_leader_and_is_sent_again_where_none_answered(
             return SimpleNamespace(ReportEvent=report)
 
         channels: Any = SimpleNamespace(stub=stub)
-        reporter = EventReporter("broker-a", "life", channels, lambda: leaders.pop(0))
+        reporter = EventReporter("broker-a", channels, lambda: leaders.pop(0))
         reporter.report("opened", 1, 2, {})
         await asyncio.wait_for(done.wait(), 10)
         await reporter.close()
 
     asyncio.run(run())
-    assert asked == [("c1", "life/event/1"), ("c2", "life/event/1")]
+    (first, id_then), (second, id_now) = asked
+    assert (first, second) == ("c1", "c2") and id_then == id_now
 
 
 def is_of_an_earlier_loop(record: logging.LogRecord) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import pytest
 from fake_controller import RecordingBroker
 from local_log import LocalLog
@@ -20,6 +21,9 @@ from batonmq.controller.config import ControllerConfig
 from batonmq.controller.raft.log import Machine
 from batonmq.controller.service import ControllerService
 from batonmq.process.clock import boot_ms
+from batonmq.proto.controller.v1 import controller_pb2 as pb
+from batonmq.proto.controller.v1 import controller_pb2_grpc
+from batonmq.protocol.incarnation import new_process_name
 from batonmq.protocol.role_view import Role, RoleView
 from batonmq.replicas_manager.config import (
     Protocol,
@@ -47,9 +51,7 @@ class Wanted:
 class Replica(RecordingBroker):
     """A broker without a log: takes each role at once and writes it down."""
 
-    def __init__(
-        self, folder: Path, number: int, life: int, controller: str, protocol: Protocol
-    ) -> None:
+    def __init__(self, folder: Path, number: int, controller: str, protocol: Protocol) -> None:
         super().__init__()
         self._log_id = f"log-{number}"
         self.manager = ReplicasManager(
@@ -66,7 +68,6 @@ class Replica(RecordingBroker):
             ),
             self,
             self,
-            incarnation=f"life-{number}-{life}",
         )
 
     def log_facts(self) -> LogFacts:
@@ -138,8 +139,8 @@ class Group:
         self.protocol = protocol
         self.replicas: list[Replica] = []
 
-    async def join(self, number: int, life: int = 1) -> Replica:
-        replica = Replica(self.folder, number, life, self.address, self.protocol)
+    async def join(self, number: int) -> Replica:
+        replica = Replica(self.folder, number, self.address, self.protocol)
         self.replicas.append(replica)
         await replica.manager.start()
         async with asyncio.timeout(10):
@@ -234,7 +235,7 @@ def test_r3_a_restarted_master_never_goes_on_in_its_old_epoch(
         first = await group.join(1)
         await first.until("lease", True)
         await first.die()
-        again = await group.join(1, life=2)
+        again = await group.join(1)
         await again.until("lease", True)
         masters = [call for call in again.calls if call[0] == "master"]
         assert masters and all(epoch > 1 for _, epoch, _ in masters)
@@ -281,8 +282,110 @@ def test_the_old_master_returns_as_a_slave(tmp_path: Path, protocol: Protocol) -
         first, second = await group.in_sync()
         await first.die()
         await second.until("master", 2, frozenset({2}))
-        again = await group.join(1, life=2)
+        again = await group.join(1)
         await again.until("slave", 2, 2)
         assert not [call for call in again.calls if call[0] == "master"]
 
     play(tmp_path, protocol, script)
+
+
+class Stranger:
+    """Knows all that is public of the master of `group`, and sends it to the controller."""
+
+    def __init__(self, group: Group, channel: grpc.aio.Channel) -> None:
+        self.stub = controller_pb2_grpc.ControllerServiceStub(channel)  # type: ignore[no-untyped-call]
+        view = group.controller.requests.view("broker-a")
+        assert view is not None
+        master = view.replica(view.master_broker_id)
+        assert master is not None
+        self.view, self.master = view, master
+
+    async def opens(self, incarnation: str, secret: str) -> pb.ControllerMessage:
+        """The first answer to a session with that name."""
+        hello = pb.Hello(
+            cluster_name="C",
+            broker_name="broker-a",
+            broker_id=self.master.broker_id,
+            incarnation=incarnation,
+            log_id=self.master.log_id,
+            secret=secret,
+        )
+        call = self.stub.BrokerSession(iter([pb.BrokerMessage(hello=hello)]))
+        async for message in call:
+            return message
+        raise AssertionError("no answer")
+
+    async def registers(self, incarnation: str, secret: str) -> int:
+        request = pb.RegisterBrokerRequest(
+            cluster_name="C",
+            broker_name="broker-a",
+            broker_id=self.master.broker_id,
+            address="127.0.0.1:1",
+            incarnation=incarnation,
+            log_id=self.master.log_id,
+            max_offset=10**12,
+            earlier_lives=[self.master.incarnation],
+            secret=secret,
+        )
+        return int((await self.stub.RegisterBroker(request)).status.code)
+
+    async def alters(self, incarnation: str, secret: str) -> int:
+        request = pb.AlterSyncStateSetRequest(
+            broker_name="broker-a",
+            master_broker_id=self.master.broker_id,
+            master_incarnation=incarnation,
+            master_epoch=self.view.master_epoch,
+            sync_state_set_epoch=self.view.sync_state_set_epoch,
+            new_set=[pb.Member(broker_id=1, incarnation=self.master.incarnation)],
+            secret=secret,
+        )
+        return int((await self.stub.AlterSyncStateSet(request)).status.code)
+
+
+def test_r59_a_stranger_that_knows_all_that_is_public_speaks_for_no_process(
+    tmp_path: Path,
+) -> None:
+    async def script(group: Group) -> None:
+        first, _ = await group.in_sync()
+        address = group.controller.config.self_peer.grpc_address
+        async with grpc.aio.insecure_channel(address) as channel:
+            stranger = Stranger(group, channel)
+            public, own = stranger.master.incarnation, new_process_name()
+            for incarnation, secret in (
+                (public, ""),
+                (public, public),
+                (public, own.secret),
+                (own.incarnation, own.secret),
+                ("of an earlier version", ""),
+            ):
+                for _ in range(2):
+                    answer = await stranger.opens(incarnation, secret)
+                    assert answer.refused.status.code != 0, (incarnation, secret)
+                assert await stranger.registers(incarnation, secret) != 0
+                assert await stranger.alters(incarnation, secret) != 0
+        view = group.controller.requests.view("broker-a")
+        assert view is not None and view.key == stranger.view.key
+        assert view.replica(1) == stranger.master
+        assert first.manager.role is Role.MASTER and first.manager.lease_valid(boot_ms())
+        assert ("lease", False) not in first.calls
+
+    play(tmp_path, "grpc", script)
+
+
+def test_r59_a_secret_is_in_no_state_file_or_log_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+
+    async def script(group: Group) -> None:
+        first, _ = await group.in_sync()
+        name = first.manager._name
+        told = repr(group.controller.requests.state) + caplog.text + repr(name)
+        assert name.incarnation in told
+        assert name.secret not in told
+        secret.append(name.secret.encode())
+
+    secret: list[bytes] = []
+    play(tmp_path, "grpc", script)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files and not any(secret[0] in path.read_bytes() for path in files)

@@ -77,7 +77,7 @@ class GetNextBrokerIdReply(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., next_broker_id: _Optional[int] = ...) -> None: ...
 
 class RegisterBrokerRequest(_message.Message):
-    __slots__ = ("cluster_name", "broker_name", "broker_id", "register_check_code", "address", "ha_address", "incarnation", "log_id", "learner", "epoch", "max_offset", "confirm_offset", "election_priority", "request_id", "suspect", "accepted_epoch", "earlier_lives")
+    __slots__ = ("cluster_name", "broker_name", "broker_id", "register_check_code", "address", "ha_address", "incarnation", "log_id", "learner", "epoch", "max_offset", "confirm_offset", "election_priority", "request_id", "suspect", "accepted_epoch", "earlier_lives", "secret")
     CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
     BROKER_NAME_FIELD_NUMBER: _ClassVar[int]
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class RegisterBrokerRequest(_message.Message):
     SUSPECT_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     EARLIER_LIVES_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
     cluster_name: str
     broker_name: str
     broker_id: int
@@ -112,7 +113,8 @@ class RegisterBrokerRequest(_message.Message):
     suspect: str
     accepted_epoch: int
     earlier_lives: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, cluster_name: _Optional[str] = ..., broker_name: _Optional[str] = ..., broker_id: _Optional[int] = ..., register_check_code: _Optional[str] = ..., address: _Optional[str] = ..., ha_address: _Optional[str] = ..., incarnation: _Optional[str] = ..., log_id: _Optional[str] = ..., learner: _Optional[bool] = ..., epoch: _Optional[int] = ..., max_offset: _Optional[int] = ..., confirm_offset: _Optional[int] = ..., election_priority: _Optional[int] = ..., request_id: _Optional[str] = ..., suspect: _Optional[str] = ..., accepted_epoch: _Optional[int] = ..., earlier_lives: _Optional[_Iterable[str]] = ...) -> None: ...
+    secret: str
+    def __init__(self, cluster_name: _Optional[str] = ..., broker_name: _Optional[str] = ..., broker_id: _Optional[int] = ..., register_check_code: _Optional[str] = ..., address: _Optional[str] = ..., ha_address: _Optional[str] = ..., incarnation: _Optional[str] = ..., log_id: _Optional[str] = ..., learner: _Optional[bool] = ..., epoch: _Optional[int] = ..., max_offset: _Optional[int] = ..., confirm_offset: _Optional[int] = ..., election_priority: _Optional[int] = ..., request_id: _Optional[str] = ..., suspect: _Optional[str] = ..., accepted_epoch: _Optional[int] = ..., earlier_lives: _Optional[_Iterable[str]] = ..., secret: _Optional[str] = ...) -> None: ...
 
 class RegisterBrokerReply(_message.Message):
     __slots__ = ("status", "broker_id", "view")
@@ -133,7 +135,7 @@ class Member(_message.Message):
     def __init__(self, broker_id: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class AlterSyncStateSetRequest(_message.Message):
-    __slots__ = ("broker_name", "master_broker_id", "master_incarnation", "master_epoch", "sync_state_set_epoch", "new_set", "request_id", "confirm_offset", "reason")
+    __slots__ = ("broker_name", "master_broker_id", "master_incarnation", "master_epoch", "sync_state_set_epoch", "new_set", "request_id", "confirm_offset", "reason", "secret")
     BROKER_NAME_FIELD_NUMBER: _ClassVar[int]
     MASTER_BROKER_ID_FIELD_NUMBER: _ClassVar[int]
     MASTER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +145,7 @@ class AlterSyncStateSetRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CONFIRM_OFFSET_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
     broker_name: str
     master_broker_id: int
     master_incarnation: str
@@ -152,7 +155,8 @@ class AlterSyncStateSetRequest(_message.Message):
     request_id: str
     confirm_offset: int
     reason: str
-    def __init__(self, broker_name: _Optional[str] = ..., master_broker_id: _Optional[int] = ..., master_incarnation: _Optional[str] = ..., master_epoch: _Optional[int] = ..., sync_state_set_epoch: _Optional[int] = ..., new_set: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., request_id: _Optional[str] = ..., confirm_offset: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    secret: str
+    def __init__(self, broker_name: _Optional[str] = ..., master_broker_id: _Optional[int] = ..., master_incarnation: _Optional[str] = ..., master_epoch: _Optional[int] = ..., sync_state_set_epoch: _Optional[int] = ..., new_set: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., request_id: _Optional[str] = ..., confirm_offset: _Optional[int] = ..., reason: _Optional[str] = ..., secret: _Optional[str] = ...) -> None: ...
 
 class AlterSyncStateSetReply(_message.Message):
     __slots__ = ("status", "view")
@@ -361,18 +365,20 @@ class ReportEventReply(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("cluster_name", "broker_name", "broker_id", "incarnation", "log_id")
+    __slots__ = ("cluster_name", "broker_name", "broker_id", "incarnation", "log_id", "secret")
     CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
     BROKER_NAME_FIELD_NUMBER: _ClassVar[int]
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
     cluster_name: str
     broker_name: str
     broker_id: int
     incarnation: str
     log_id: str
-    def __init__(self, cluster_name: _Optional[str] = ..., broker_name: _Optional[str] = ..., broker_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., log_id: _Optional[str] = ...) -> None: ...
+    secret: str
+    def __init__(self, cluster_name: _Optional[str] = ..., broker_name: _Optional[str] = ..., broker_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., log_id: _Optional[str] = ..., secret: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence", "sent_ms", "epoch", "max_offset", "confirm_offset", "election_priority", "master_epoch", "sync_state_set_epoch", "min_offset", "answered")
