@@ -124,7 +124,7 @@ class AdminProcessor:
         self._require_writable()
         mixed = self._settings.enable_mixed_message_type
         configs = []
-        for wanted in TopicConfigList.decode(request.body).topic_config_list:
+        for wanted in TopicConfigList.decode_request(request.body).topic_config_list:
             await asyncio.sleep(0)
             known = self._topics.get(wanted.topic_name)
             before = known.attributes if known else None
@@ -207,7 +207,7 @@ class AdminProcessor:
     async def update_group(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """200. Creates or changes a subscription group."""
         self._require_writable()
-        config = SubscriptionGroupConfig.decode(request.body)
+        config = SubscriptionGroupConfig.decode_request(request.body)
         check_group(config.group_name)
         await self._path.wait_confirmed(
             self._topics.put_group(config), f"group {config.group_name}"
@@ -217,7 +217,7 @@ class AdminProcessor:
     async def update_groups(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """225. The same for several: all of them, or none if one cannot be."""
         self._require_writable()
-        configs = SubscriptionGroupList.decode(request.body).group_config_list
+        configs = SubscriptionGroupList.decode_request(request.body).group_config_list
         for config in configs:
             check_group(config.group_name)
         if configs:

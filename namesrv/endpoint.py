@@ -185,7 +185,7 @@ class NamesrvEndpoint:
     ) -> RemotingCommand:
         cluster, addr = request.require("clusterName"), request.require("brokerAddr")
         known = self._routes.data_version(cluster, addr)
-        changed = self._routes.is_changed(cluster, addr, DataVersion.decode(request.body))
+        changed = self._routes.is_changed(cluster, addr, DataVersion.decode_request(request.body))
         self._routes.refresh(cluster, addr, self._clock_ms())
         reply = RemotingCommand.response_to(request, ext={"changed": changed})
         if known is not None:
@@ -267,7 +267,7 @@ class NamesrvEndpoint:
         if odd_topics([topic]):
             why = f"topic {topic[:TOPIC_LENGTH_MAX]!r}: no topic has such a name"
             return _refused(request, ResponseCode.SYSTEM_ERROR, why)
-        route = TopicRouteData.decode(request.body) if request.body else TopicRouteData()
+        route = TopicRouteData.decode_request(request.body) if request.body else TopicRouteData()
         if route.queue_datas and not self._routes.register_topic(topic, route.queue_datas):
             log.warning("topic_not_registered topic=%s why=it names an unknown broker", topic)
         return _done(request)

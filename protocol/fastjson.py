@@ -23,6 +23,11 @@ _ESCAPES: Final = {
 _WORDS: Final = {"true": True, "false": False, "null": None, "undefined": None, "NaN": None}
 _DEPTH_MAX: Final = 200
 
+# Of the dialect in a request: it is read in Python, in one turn of the loop (SAFETY R58).
+REQUEST_SIZE_MAX: Final = 32_768
+REQUEST_VALUES_MAX: Final = 4096
+"""References followed."""
+
 _decode: Final = msgspec.json.Decoder().decode
 
 # The members of an object that is used as a key, sorted by name.
@@ -30,29 +35,55 @@ ObjectKey = tuple[tuple[str, Any], ...]
 
 
 class FastjsonError(ValueError):
-    """The text is neither JSON nor fastjson's dialect; `position` counts characters from 0."""
+    """The text is neither JSON nor fastjson's dialect, or too much; `position` counts characters
+    from 0, and is -1 for the whole."""
 
-    def __init__(self, what: str, position: int) -> None:
+    def __init__(self, what: str, position: int = -1) -> None:
         super().__init__(what, position)
         self.what = what
         self.position = position
 
     def __str__(self) -> str:
-        return f"{self.what} at character {self.position}"
+        return self.what if self.position < 0 else f"{self.what} at character {self.position}"
 
 
-def loads(data: bytes | str) -> Any:
-    """The value of a text. Raises FastjsonError."""
+def loads(data: bytes | str, *, is_request: bool = False) -> Any:
+    """The value of a text. Raises FastjsonError, also for more of the dialect than a request may
+    hold."""
     has_reference = ('"$ref"' in data) if isinstance(data, str) else (b'"$ref"' in data)
     if not has_reference:
         try:
             return _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError):
             pass
+    if is_request and len(data) > REQUEST_SIZE_MAX:
+        raise FastjsonError(
+            f"{len(data)} bytes that are not standard JSON, or have references, in one request:"
+            f" at most {REQUEST_SIZE_MAX} are allowed"
+        )
     text = data if isinstance(data, str) else bytes(data).decode("utf-8", "replace")
     reader = _Reader(text)
     value = reader.read_all()
-    return _resolve(value, value, ()) if has_reference else value
+    if has_reference:
+        value = _resolve(value, value, ())
+    if is_request:
+        _check_values(value)
+    return value
+
+
+def _check_values(value: Any) -> None:
+    """A few references to lists of references stand for any number of values."""
+    left, values = REQUEST_VALUES_MAX, [value]
+    while values:
+        left -= 1
+        if left < 0:
+            raise FastjsonError(
+                f"more than {REQUEST_VALUES_MAX} values in a request that is not standard JSON, or"
+                " has references"
+            )
+        each = values.pop()
+        if isinstance(each, dict | list):
+            values.extend(each.values() if isinstance(each, dict) else each)
 
 
 class _Reader:
@@ -189,7 +220,10 @@ class _Reader:
 
 def _number(match: re.Match[str]) -> int | float:
     text = match.group().rstrip("LlFfDdSsBb")
-    return float(text) if match.group(1) or match.group(2) else int(text)
+    try:
+        return float(text) if match.group(1) or match.group(2) else int(text)
+    except ValueError as error:  # thousands of digits
+        raise FastjsonError(str(error), match.start()) from None
 
 
 def object_key(value: Any) -> Any:

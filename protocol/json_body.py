@@ -30,6 +30,14 @@ _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 ENTRIES_AT_ONCE: Final = 256
 """Of a table, in one piece."""
 
+# What one request may hold, as it is read in one turn of the loop (SAFETY R58).
+REQUEST_SIZE_MAX: Final = 4 << 20
+REQUEST_OBJECTS_MAX: Final = 32_768
+REQUEST_MEMBERS_MAX: Final = 262_144
+"""Of objects and lists together: commas."""
+LOOSE_MEMBERS_MAX: Final = 32_768
+"""Where there are nulls, or numbers in quotes: those are found in Python."""
+
 
 class _QueueKey(msgspec.Struct, rename="camel"):
     """A message queue with its members in Java's order."""
@@ -51,8 +59,20 @@ class Json:
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """Reads a body. Raises RemoteProtocolError that names the body and what is wrong."""
+        return cls._decode(data, is_request=False)
+
+    @classmethod
+    def decode_request(cls, data: bytes) -> Self:
+        """The same for what a stranger sends, whose cost is bounded: raises RemoteProtocolError for
+        more than that, too."""
+        return cls._decode(data, is_request=True)
+
+    @classmethod
+    def _decode(cls, data: bytes, *, is_request: bool) -> Self:
         try:
-            return decode_json(cls, data)
+            if is_request:
+                check_size(data)
+            return decode_json(cls, data, is_request=is_request)
         except (FastjsonError, msgspec.ValidationError, RecursionError) as error:
             raise RemoteProtocolError(f"{cls.__name__}: {error}") from error
 
@@ -124,8 +144,19 @@ def encode_json(value: Any) -> bytes:
     return text
 
 
-def decode_json(kind: type[T], data: bytes) -> T:
-    """A value of `kind` from JSON or fastjson's dialect.
+def check_size(data: bytes) -> None:
+    """Raises FastjsonError for a request that holds more than one may."""
+    for what, count, count_max in (
+        ("bytes", len(data), REQUEST_SIZE_MAX),
+        ("objects", data.count(b"{"), REQUEST_OBJECTS_MAX),
+        ("members", data.count(b","), REQUEST_MEMBERS_MAX),
+    ):
+        if count > count_max:
+            raise FastjsonError(f"{count} {what} in one request, at most {count_max} are allowed")
+
+
+def decode_json(kind: type[T], data: bytes, *, is_request: bool = False) -> T:
+    """A value of `kind` from JSON or fastjson's dialect; less of what is slow in a request.
 
     Raises FastjsonError for other text, msgspec.ValidationError where the shape is not that of
     `kind`.
@@ -137,7 +168,13 @@ def decode_json(kind: type[T], data: bytes) -> T:
         return cast(T, decoder.decode(data))
     except (msgspec.DecodeError, UnicodeDecodeError):
         # Not standard JSON, or a null or a number in quotes where Java would not mind.
-        return msgspec.convert(without_nulls(loads(data)), kind, strict=False, str_keys=True)
+        if is_request and (members := data.count(b",")) > LOOSE_MEMBERS_MAX:
+            raise FastjsonError(
+                f"{members} members in one request: with nulls, or values of other types than"
+                f" expected, at most {LOOSE_MEMBERS_MAX} are allowed"
+            ) from None
+        value = without_nulls(loads(data, is_request=is_request))
+        return msgspec.convert(value, kind, strict=False, str_keys=True)
 
 
 def encoded_parts(body: Body) -> Iterator[tuple[str, bytes, bool]]:

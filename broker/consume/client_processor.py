@@ -116,7 +116,7 @@ class ClientProcessor:
     ) -> RemotingCommand | Awaitable[RemotingCommand]:
         """34. A consumer's heartbeat makes its group and its retry topic on a master. Entries whose
         group cannot be had are left out, and named in the answer."""
-        data = HeartbeatData.decode(request.body)
+        data = HeartbeatData.decode_request(request.body)
         if not data.client_id:
             raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, "heartbeat without a clientID")
         groups = max(len(data.consumer_data_set), len(data.producer_data_set))
@@ -218,7 +218,7 @@ class ClientProcessor:
     async def check_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """46. A consumer asks at its start whether its subscription can be used: 23 for one that
         does not compile, 1 where SQL92 is switched off."""
-        asked = CheckClientRequestBody.decode(request.body).subscription_data
+        asked = CheckClientRequestBody.decode_request(request.body).subscription_data
         kind = asked.expression_type or TAG
         sql92 = self._config.enable_property_filter
         if sql92 and kind == SQL92:

@@ -86,7 +86,7 @@ class LockProcessor:
 
     def _asked(self, request: RemotingCommand) -> LockBatchRequestBody:
         self._require_open()
-        body = LockBatchRequestBody.decode(request.body)
+        body = LockBatchRequestBody.decode_request(request.body)
         for name, value in (("clientId", body.client_id), ("consumerGroup", body.consumer_group)):
             if not value:
                 raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, f"the body lacks {name}")

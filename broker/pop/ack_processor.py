@@ -77,7 +77,7 @@ class AckProcessor:
     def batch_ack(self, request: RemotingCommand, connection: Connection) -> None:
         """200151."""
         self._service.require_master()
-        entries = BatchAckMessageRequestBody.decode(request.body).acks
+        entries = BatchAckMessageRequestBody.decode_request(request.body).acks
         if len(entries) > ENTRIES_MAX:
             raise BrokerRefusal(
                 ResponseCode.INVALID_PARAMETER,

@@ -91,7 +91,7 @@ class AssignmentProcessor:
     async def set_mode(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """401."""
         self._path.gate.require_open()
-        mode = SetMessageRequestModeRequestBody.decode(request.body)
+        mode = SetMessageRequestModeRequestBody.decode_request(request.body)
         topic, group = mode.topic, mode.consumer_group
         if mode.mode not in MODES:
             what = f"mode is {mode.mode[:32]!r}, allowed are PULL and POP"
@@ -109,7 +109,7 @@ class AssignmentProcessor:
 
     async def assignment(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """400. A null list means: keep what you have."""
-        asked = QueryAssignmentRequestBody.decode(request.body)
+        asked = QueryAssignmentRequestBody.decode_request(request.body)
         mode = self._mode(asked.topic, asked.consumer_group)
         queues = await self._queues(asked.topic)
         ids = await self._members(asked.consumer_group)

@@ -37,6 +37,8 @@ from batonmq.process.turns import in_turns
 from batonmq.protocol.bodies import SyncStateSet
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, ConnectError
+from batonmq.protocol.fastjson import FastjsonError
+from batonmq.protocol.json_body import check_size
 from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.remoting.command import FRAME_SIZE_MAX, RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
@@ -433,6 +435,7 @@ def _replicas_info(view: RoleView) -> dict[str, Any]:
 def _decode(body: bytes, kind: type[T]) -> T:
     """Reads a body. Raises BrokerRefusal SYSTEM_ERROR, as an exception in Java's handler does."""
     try:
+        check_size(body)
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (FastjsonError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, f"unreadable body: {error}") from error
