@@ -3,7 +3,8 @@
 An operator cleans a replica while it is cut off: it has to notice, and to register again (R52).
 The session of the master breaks again and again: the second time is no verdict at once (R6). A
 stranger announces frames that never come: no memory is taken for them (R58). A stranger asks for
-the election of a planned switch that no controller began: nobody is elected (R59).
+the election of a planned switch that no controller began: nobody is elected (R59). A stranger names
+topics and groups as no file can be named: nothing else is removed, and no member ends (R46).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -18,8 +20,16 @@ import grpc
 from batonmq.client.admin.admin import Admin
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1.controller_pb2_grpc import ControllerServiceStub
+from batonmq.protocol.bodies import ConsumerData, HeartbeatData
+from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import BatonError
-from batonmq.remoting.command import BUFFER_SIZE, FRAME_SIZE_MAX
+from batonmq.protocol.topic_name import GROUP_LENGTH_MAX, NAME_BYTES_MAX
+from batonmq.remoting.command import (
+    BUFFER_SIZE,
+    FRAME_SIZE_MAX,
+    RemotingCommand,
+    encode_frame,
+)
 from sim.clients import CLIENT_OPTIONS
 from sim.cluster import Cluster
 from sim.hosts import (
@@ -43,6 +53,7 @@ _AWAY_S = 1.5
 _AGAIN_S = 0.3
 _CONNECTIONS = 4
 _BEYOND_ALL = 1 << 40
+_STAYS_S = 60.0
 
 
 class DisturbFaults(Kinds):
@@ -122,6 +133,17 @@ class DisturbFaults(Kinds):
         process.spawn(_ask_all(request))
         return f"to broker id {broker_id}"
 
+    def bad_names(self, fault: Fault) -> str | None:
+        """Of topics and groups, in requests to the master. What a topic is named by may be a path
+        out of its folder, and a group has no end that a file name could hold (R46)."""
+        master = self._master()
+        if master is None:
+            return None
+        process = Process(self.cluster.loop, _STRANGER)
+        process.spawn(_send(master.address, BROKER_PORT, b"".join(map(encode_frame, _bad_names()))))
+        self._later(fault, process.kill)
+        return f"at {master.name}"
+
     def announced_frames(self, fault: Fault) -> str | None:
         """Of the largest size, at a broker or a name server; a little of each comes."""
         host = self._of(self._up(), fault.pick)
@@ -154,12 +176,26 @@ async def _ask_all(request: pb.ElectMasterRequest) -> None:
             await stub.ElectMaster(request, timeout=1.0)
 
 
+def _bad_names() -> Iterator[RemotingCommand]:
+    for group in ("g\0", "g" * (GROUP_LENGTH_MAX + 1), "g" * GROUP_LENGTH_MAX):
+        consumer = ConsumerData(group_name=group, subscription_data_set=[])
+        heartbeat = HeartbeatData(client_id="stranger", consumer_data_set=[consumer])
+        yield RemotingCommand.request(RequestCode.HEART_BEAT, {}, heartbeat.encode())
+    for topic in ("../commitlog", "t\0", "t" * (NAME_BYTES_MAX + 1)):
+        yield RemotingCommand.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
+
+
 async def _announce(host: str, port: int) -> None:
+    head = struct.pack(">ii", FRAME_SIZE_MAX - 4, 100)
+    await _send(host, port, head + bytes(BUFFER_SIZE))
+
+
+async def _send(host: str, port: int, data: bytes) -> None:
+    """And then nothing, for as long as this process runs."""
     loop = asyncio.get_running_loop()
     try:
         transport, _ = await loop.create_connection(asyncio.Protocol, host, port)
     except OSError:
         return  # it has gone
-    head = struct.pack(">ii", FRAME_SIZE_MAX - 4, 100)
-    transport.write(head + bytes(BUFFER_SIZE))
-    await asyncio.sleep(60.0)
+    transport.write(data)
+    await asyncio.sleep(_STAYS_S)

@@ -69,7 +69,13 @@ STRAINING = {"strained switch": 3, "half open": 3, "stranger": 3}
 LEAPING = {"clock leap": 1}
 
 #: And where operators and strangers disturb servers.
-DISTURBING = {"clean": 2, "reset session": 3, "announced frames": 2, "foreign switch": 2}
+DISTURBING = {
+    "clean": 2,
+    "reset session": 3,
+    "announced frames": 2,
+    "foreign switch": 2,
+    "bad names": 2,
+}
 
 #: And which partial faults last, before the others begin.
 LASTING = {
