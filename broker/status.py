@@ -205,12 +205,14 @@ class BrokerStatus:
         """What is wrong with this broker, as far as it knows, in words (`mqctl health`)."""
         path, replication = self._path, self._replication
         store, gate, classic = path.store, path.gate, replication.classic
+        manager = replication.manager
         refusal = gate.refusal.remark if gate.refusal is not None else store.appender.refusal
         found = {
             "refuses writes": refusal if gate.is_master else "",
             "its disk is full": store.room.reason,
             "has set messages aside": path.aside.problem,
             "its start waits for room": replication.missing_room,
+            "is not registered": manager.registration_refusal if manager is not None else "",
             "its log is suspect": store.trust.reason,
             "its log holds records for queues that cannot be": _bad_names(store.health),
             "does not join yet": store.positions.why_not_whole if replication.ha else "",

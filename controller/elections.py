@@ -20,7 +20,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from batonmq.controller.rules.commands import NO_BROKER, ElectMaster, LiveBroker
-from batonmq.controller.rules.elect_policy import choose_master
+from batonmq.controller.rules.elect_policy import behind_reported, choose_master, why_stale
 from batonmq.controller.rules.groups import (
     EPOCH_MAX,
     BrokerGroup,
@@ -131,6 +131,16 @@ def with_new_epochs(group: BrokerGroup, command: ElectMaster, step: int) -> Elec
         for seen in command.live
     )
     return replace(command, live=live)
+
+
+def lacks_reported(group: BrokerGroup, command: ElectMaster) -> str:
+    """Why a plain election does not take the named replica, though the record allows it: the record
+    is older than what replicas report, and they report as confirmed what it lacks (R49)."""
+    living = living_replicas(group, command.live)
+    is_known = any(each.broker_id == command.broker_id for each in group.replicas)
+    if not command.designate or not is_known or not why_stale(group, living):
+        return ""
+    return behind_reported(group, living, command.broker_id)
 
 
 def passes_over(

@@ -22,6 +22,7 @@ from batonmq.controller.elections import (
     LastSeen,
     cut_reason,
     elects_suspect,
+    lacks_reported,
     members_of,
     passes_over,
     when_first,
@@ -281,6 +282,8 @@ class ControllerRequests:
         if not command.unclean or not members_of(group):
             if self._liveness.suspect_wait_ms(name, now_ms) > 0 and elects_suspect(group, command):
                 return SUSPECT_WAITS
+            if not command.unclean and (lacks := lacks_reported(group, command)):
+                return lacks
             return when_first(group, command, self._liveness.joined_for_ms(name, now_ms))
         if self._liveness.unclean_wait_ms(name, now_ms) > 0:
             return STILL_ANSWERS

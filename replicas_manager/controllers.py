@@ -240,6 +240,8 @@ class Registration:
 
     def __init__(self, controllers: int, next_request_id: Callable[[], str]) -> None:
         self.done = False
+        self.refusal = ""
+        """Why the leader refused it last, empty once it is registered."""
         self._suspect = ""
         self._suspect_recorded = ""
         self._suspect_sent = ""
@@ -272,7 +274,7 @@ class Registration:
 
     def succeeded(self, now_ms: int) -> None:
         self._in_flight = False
-        self.done = True
+        self.done, self.refusal = True, ""
         self._suspect_recorded = self._suspect_sent
         self._register_suspicion(now_ms)
 
@@ -289,8 +291,9 @@ class Registration:
         if self.done and self._suspect_recorded != self._suspect:
             self.begin(now_ms)
 
-    def refused(self, now_ms: int) -> None:
+    def refused(self, why: str, now_ms: int) -> None:
         """By the leader: the reason may end, but not at once."""
+        self.refusal = why
         self._in_flight = False
         self._new_request()
         self._due_ms = now_ms + REFUSED_RETRY_MS

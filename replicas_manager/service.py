@@ -146,9 +146,9 @@ class ReplicasManager:
         return self._state.controllers.leader if self._state is not None else None
 
     @property
-    def highest_master_epoch(self) -> int:
-        """The highest masterEpoch accepted by this replica (R2)."""
-        return self._state.current.highest_master_epoch if self._state is not None else 0
+    def registration_refusal(self) -> str:
+        """Why the leading controller does not register this process, empty if it does."""
+        return self._state.registration.refusal if self._state is not None else ""
 
     def lease_valid(self, now_ms: int) -> bool:
         """Whether this process is master and the leader answered it less than masterLeaseMs ago.
@@ -172,7 +172,9 @@ class ReplicasManager:
 
     def report_event(self, kind: str, **fields: object) -> None:
         """Add an event (`opened`, `first_ack`, `truncated`, ...) to the controllers' history."""
-        self._link.report(kind, self.broker_id, self.highest_master_epoch, fields)
+        current = self._state.current if self._state is not None else None
+        epoch = current.highest_master_epoch if current is not None else 0
+        self._link.report(kind, self.broker_id, epoch, fields)
 
     def acks_changed(self) -> None:
         """confirmOffset moved: a planned switch may go on."""
@@ -336,10 +338,11 @@ class ReplicasManager:
     def _switch_requested(self, task: SwitchTask) -> None:
         if self._closed:
             return
-        is_master = self.role is Role.MASTER
+        current = self._state.current if self._state is not None else None
+        is_master = current is not None and current.role is Role.MASTER
         self._switch.requested(
             task,
-            master_epoch=self.highest_master_epoch if is_master else None,
+            master_epoch=current.highest_master_epoch if current and is_master else None,
             lease=self.lease_valid(self._clock_ms()),
         )
 

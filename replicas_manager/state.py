@@ -98,7 +98,7 @@ class ReplicasState:
         self._requests = 0
         self._request_prefix = requests or current.incarnation
         self._stale_logged: set[tuple[str, int]] = set()
-        self._registration = Registration(len(controllers), self._next_request_id)
+        self.registration = Registration(len(controllers), self._next_request_id)
         self._forgotten_due_ms = 0
         self._elections = Elections()
         self._lease = Lease(timings.master_lease_ms)
@@ -108,7 +108,7 @@ class ReplicasState:
     @property
     def registered(self) -> bool:
         """The controllers have registered this incarnation."""
-        return self._registration.done
+        return self.registration.done
 
     def lease_valid(self, now_ms: int) -> bool:
         """This process is master, and the leader answered for its epoch less than a lease ago."""
@@ -134,7 +134,7 @@ class ReplicasState:
     def _handle(self, event: Event, now_ms: int) -> list[Effect]:
         match event:
             case Started():
-                self._registration.begin(now_ms)
+                self.registration.begin(now_ms)
             case SessionOpened(controller):
                 self.controllers.opened(controller, now_ms)
             case SessionClosed(controller):
@@ -156,7 +156,7 @@ class ReplicasState:
             case SuspicionChanged(suspect):
                 # R17: a replica that is whole again may join again, a suspect one leaves the set.
                 self._suspect = suspect
-                self._registration.suspicion(suspect, now_ms)
+                self.registration.suspicion(suspect, now_ms)
                 return [Notice("log_suspect" if suspect else "log_whole", (("why", suspect),))]
             case NoticeReceived(master_epoch, sync_state_set_epoch):
                 self._want_view((master_epoch, sync_state_set_epoch), now_ms)
@@ -175,7 +175,7 @@ class ReplicasState:
         is_master = current.role is Role.MASTER
         target = controllers.target()
         effects: list[Effect] = [
-            *self._registration.due(now_ms, deadlines, target, current.broker_id)
+            *self.registration.due(now_ms, deadlines, target, current.broker_id)
         ]
         effects += controllers.due(
             now_ms,
@@ -230,7 +230,7 @@ class ReplicasState:
     def _on_unanswered(self, call: Call, now_ms: int) -> list[Effect]:
         match call:
             case SendRegister():
-                self._registration.not_answered(now_ms)
+                self.registration.not_answered(now_ms)
             case SendElect():
                 self._elections.unanswered(now_ms)
             case SendAlter():
@@ -250,10 +250,10 @@ class ReplicasState:
         target = event.call.target
         if event.code == NOT_LEADER:
             self.controllers.pass_over(target)
-            self._registration.not_answered(now_ms)
+            self.registration.not_answered(now_ms)
             return []
         if event.code != SUCCESS:
-            self._registration.refused(now_ms)
+            self.registration.refused(event.remark, now_ms)
             fields = (("code", event.code), ("remark", event.remark), ("target", target))
             return [Notice("register_refused", fields, warning=True)]
         effects: list[Effect] = []
@@ -261,14 +261,14 @@ class ReplicasState:
             assert event.broker_id > 0, "a registered broker has an id"
             self.current.broker_id = event.broker_id
             effects.append(SaveIdentity(event.broker_id))
-        self._registration.succeeded(now_ms)
+        self.registration.succeeded(now_ms)
         self.controllers.leader_answered(now_ms)
         effects.append(OpenSessions(self.current.broker_id))
         return effects + self._see(event.view, target, now_ms)
 
     def _on_session_refused(self, event: SessionRefused, now_ms: int) -> list[Effect]:
         if event.code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED and self.registered:
-            self._registration.begin(now_ms + RETRY_FIRST_MS)
+            self.registration.begin(now_ms + RETRY_FIRST_MS)
         fields = (
             ("controller", event.controller),
             ("code", event.code),
@@ -300,7 +300,7 @@ class ReplicasState:
         if now_ms < self._forgotten_due_ms or not (group_lost or self._not_in_view):
             return []
         self._forgotten_due_ms = now_ms + FORGOTTEN_RETRY_MS
-        self._registration.begin(now_ms)
+        self.registration.begin(now_ms)
         what = "group_forgotten" if group_lost else "registration_lost"
         fields = (("controller", answer.controller), ("master_epoch", master_epoch))
         return [Notice(what, fields, warning=True)]
@@ -316,7 +316,7 @@ class ReplicasState:
 
     def _new_leader(self, leader: str, now_ms: int) -> list[Effect]:
         """Every request that waited for a leader is sent to it at once."""
-        self._registration.hasten(now_ms)
+        self.registration.hasten(now_ms)
         self._elections.hasten(now_ms)
         fields = (
             ("controller", leader),
@@ -380,7 +380,7 @@ class ReplicasState:
             effects.append(PersistRole(view.master_epoch))
         if self._suspect and self.current.role is Role.MASTER and len(view.sync_state_set) > 1:
             # R17: as the only member it stayed master, though suspect; another one may lead now.
-            self._registration.repeat(now_ms)
+            self.registration.repeat(now_ms)
         if self._changes.is_new(view, self.current.role_in(view)):
             return effects + self._act(view, now_ms)
         return [*effects, AdoptView(view)]

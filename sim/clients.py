@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from batonmq.client.admin.admin import Admin
+from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.client.consumer.listener import ConsumeContext
 from batonmq.client.consumer.options import (
     ConsumeFromWhere,
@@ -119,20 +120,31 @@ class Operator:
 
     def elect(self, broker_id: int, *, unclean: bool = False, cut: bool = False) -> None:
         """Names the next master. `cut`: with what others go on to acknowledge."""
-        process = Process(self.world.loop, "10.0.2.99")
-        process.spawn(self._elect(broker_id, unclean, cut))
+        self._do(
+            "not elected",
+            lambda controllers: controllers.elect_master(
+                CLUSTER, GROUP, broker_id, unclean=unclean, cut_later_acks=cut
+            ),
+        )
 
-    async def _elect(self, broker_id: int, unclean: bool, cut: bool) -> None:
+    def clean(self, broker_id: int) -> None:
+        """Makes the controllers forget that replica."""
+        self._do(
+            "not cleaned",
+            lambda controllers: controllers.clean_broker_data(CLUSTER, GROUP, (broker_id,)),
+        )
+
+    def _do(self, failed: str, work: Callable[[ControllerAdmin], Awaitable[object]]) -> None:
+        Process(self.world.loop, "10.0.2.99").spawn(self._ask(failed, work))
+
+    async def _ask(self, failed: str, work: Callable[[ControllerAdmin], Awaitable[object]]) -> None:
         try:
             async with Admin(
                 NAME_SERVERS, client_options=CLIENT_OPTIONS, timeout_ms=1_000
             ) as admin:
-                controllers = admin.controller(CONTROLLER_ADDRESSES)
-                await controllers.elect_master(
-                    CLUSTER, GROUP, broker_id, unclean=unclean, cut_later_acks=cut
-                )
+                await work(admin.controller(CONTROLLER_ADDRESSES))
         except BatonError as error:
-            self.world.tell("operator", f"not elected: {error}")
+            self.world.tell("operator", f"{failed}: {error}")
 
 
 class Sender(Client):

@@ -8,7 +8,7 @@ import logging
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from sim.standing import Standing
 from sim.world import Tell, Violation, World
 
 _WATCH_S = 0.05
-_MEMORY = Path("/dev/shm")
+MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+"""Where files of a life lie; None: in the machine's folder for such."""
 
 
 class Cluster(World):
@@ -39,9 +40,12 @@ class Cluster(World):
         sightings = self.promises.sightings = Sightings(
             self.brokers.values(), self.controllers.values(), lambda: self.now_s, self.violate
         )
+        self.old_volumes: Sequence[Path] = ()
+        """Disks of the brokers of an earlier cluster, in lives that meet them."""
         self.checks: list[Callable[[], None]] = [
             self._check_cores,
             self.promises.check_r1,
+            self.promises.lineage.check,
             sightings.check,
             Standing(
                 self,
@@ -132,8 +136,7 @@ class _Telling(logging.Handler):
 def _own_folder() -> Iterator[None]:
     """The working folder is an empty one in memory. So paths of files, which are told, stored and
     replicated, are the same in every run."""
-    parent = _MEMORY if _MEMORY.is_dir() else None
-    root = tempfile.mkdtemp(prefix="batonmq-sim-", dir=parent)
+    root = tempfile.mkdtemp(prefix="batonmq-sim-", dir=MEMORY)
     try:
         with contextlib.chdir(root):
             yield

@@ -7,7 +7,7 @@ promised (SYNC_FLUSH, haSyncFlush), the simulated disk is asked what a loss of p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from batonmq.broker.service import BrokerService
 from batonmq.controller.rules.groups import BrokerGroup
@@ -21,8 +21,16 @@ from sim.settings import Settings
 class Copies:
     """`note` is to be called often enough to see every process of a broker."""
 
-    def __init__(self, brokers: Mapping[int, BrokerHost], settings: Settings, rot: Rot) -> None:
+    def __init__(
+        self,
+        brokers: Mapping[int, BrokerHost],
+        settings: Settings,
+        rot: Rot,
+        strays: Collection[BrokerHost],
+    ) -> None:
+        """`strays` are those with the log of another history: they may have any id."""
         self._brokers = brokers
+        self._strays = strays
         self._settings = settings
         self._rot = rot
         self._highest = 0  # that any master confirmed
@@ -34,7 +42,9 @@ class Copies:
         for host in self._brokers.values():
             service = host.service
             manager = service.replication.manager if service is not None else None
-            if service is not None and manager is not None and manager.broker_id:
+            if service is None or manager is None or host in self._strays:
+                continue
+            if manager.broker_id:
                 self._newest[manager.broker_id] = (host, service)
                 if service not in self._held:
                     self._watch_tables(service)
@@ -94,6 +104,8 @@ class Copies:
             return ""
         if process != (group.master_incarnation, group.master_epoch):
             return ""
+        if _knows_newer_set(acting, group):
+            return ""  # the controllers got an older memory back
         data = b"".join(map(bytes, _pieces(acting, begin, end)))
         # The master may not know yet that the set has shrunk: then those of the larger set count.
         if len(group.sync_state_set) < self._settings.min_in_sync:
@@ -106,19 +118,20 @@ class Copies:
                 return f"{fault}, and {master.incarnation} confirms {end}"
         return ""
 
-    def unfit(self, broker_id: int, master_epoch: int, confirmed: int) -> str:
-        """Why that broker may not be added to the set in which `confirmed` was confirmed."""
+    def unfit(self, broker_id: int, epochs: range, confirmed: int) -> str:
+        """Why that broker may not be added to the set in which `confirmed` was confirmed; its
+        master is one since the first of `epochs`."""
         self.note()
         if broker_id not in self._newest:
             return ""
         host, service = self._newest[broker_id]
-        holds = service.store.max_phy_offset
+        holds, master_epoch = service.store.max_phy_offset, epochs[-1]
         if host.service is not service or service.path.gate.master_epoch != master_epoch:
             return ""  # it ended meanwhile, or has gone on
         if holds < confirmed:
             return f"R13: {host.incarnation} is added with {holds}, confirmed is {confirmed}"
         held = self._held[service]
-        if master_epoch not in held:
+        if held.isdisjoint(epochs):
             return f"R42: {host.incarnation} is added in {master_epoch} with tables of {held}"
         return ""
 
@@ -172,6 +185,12 @@ class Copies:
         if flushed and (at := first_unsynced(host, begin, data)) is not None:
             return f"R15: the disk of {host.incarnation} has no more than {at}"
         return ""
+
+
+def _knows_newer_set(acting: BrokerService, group: BrokerGroup) -> bool:
+    ha = acting.replication.ha
+    sync = ha.sync_state if ha is not None else None
+    return sync is not None and sync.sync_state_set_epoch > group.sync_state_set_epoch
 
 
 def _pieces(service: BrokerService, begin: int, end: int) -> Iterator[memoryview]:

@@ -10,7 +10,7 @@ is recorded as confirmed was confirmed (R43). A vote is on the voter's disk befo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,13 @@ from sim.disk import HostDisk
 from sim.hosts import GROUP
 
 
+class Known(NamedTuple):
+    """The newest commit of the controllers, and the group as it is recorded by it."""
+
+    newest: int = 0
+    group: BrokerGroup | None = None
+
+
 class Decisions:
     """`applied` is to be told each commit of each controller. `copies` knows what brokers hold.
     `violate` ends the run."""
@@ -32,6 +39,11 @@ class Decisions:
         self._violate = violate
         self._newest_index = 0
         self._group: BrokerGroup | None = None
+        self._elected: dict[int, str] = {}  # masterEpoch -> incarnation
+
+    def go_back(self, known: Known) -> None:
+        """Other commits come under the numbers of old ones."""
+        self._newest_index, self._group = known
 
     def applied(self, commit: Commit) -> None:
         """The first time that any controller shows this commit, it is judged."""
@@ -41,6 +53,8 @@ class Decisions:
         follows = state.applied_index == self._newest_index + 1
         before, after = self._group, state.group(GROUP)
         self._newest_index, self._group = state.applied_index, after
+        if after is not None and after.master_broker_id:
+            self._once(after)
         if not follows or before is None or after is None or before is after:
             return
         fault = ""
@@ -48,7 +62,7 @@ class Decisions:
             fault = _of_alter(before, after, commit.command)
             for broker_id in set(after.sync_state_set) - set(before.sync_state_set):
                 fault = fault or self._copies.unfit(
-                    broker_id, after.master_epoch, commit.command.confirm_offset
+                    broker_id, self._since(after), commit.command.confirm_offset
                 )
         elif isinstance(commit.command, ElectMaster):
             fault = _of_election(before, after, commit.command)
@@ -59,6 +73,22 @@ class Decisions:
         fault = fault or self._copies.never_confirmed(after.confirm_floor)
         if fault:
             self._violate(fault)
+
+    def _since(self, group: BrokerGroup) -> range:
+        """The epochs in which the master of now was the master without a break: controllers that
+        forgot may give it another one."""
+        since = group.master_epoch
+        for epoch in sorted(self._elected, reverse=True):
+            if self._elected[epoch] != group.master_incarnation:
+                break
+            since = epoch
+        return range(since, group.master_epoch + 1)
+
+    def _once(self, group: BrokerGroup) -> None:
+        first = self._elected.setdefault(group.master_epoch, group.master_incarnation)
+        if first != group.master_incarnation:
+            who = f"{first}, and now to {group.master_incarnation}"
+            self._violate(f"R47: masterEpoch {group.master_epoch} was given to {who}")
 
 
 def _of_alter(before: BrokerGroup, after: BrokerGroup, command: AlterSyncStateSet) -> str:

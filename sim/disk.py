@@ -243,6 +243,16 @@ class HostDisk:
             else:
                 entry.unlink()
 
+    def copy_to(self, folder: Path) -> Path:
+        """All files as they are, synced or not, at one instant."""
+        ignored = shutil.ignore_patterns(_GRAVES)
+        return Path(shutil.copytree(self.root, folder, ignore=ignored))
+
+    def become(self, folder: Path) -> None:
+        """Another disk is put in, with the files of `folder`, all durable."""
+        self.wipe()
+        shutil.copytree(folder, self.root, dirs_exist_ok=True)
+
 
 _CHANGING = frozenset(
     {"open", "pwrite", "write", "ftruncate", "posix_fallocate", "fsync", "fdatasync", "syncfs",

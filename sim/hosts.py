@@ -128,6 +128,10 @@ class Host:
         self.lose_power()
         self.disk.wipe()
 
+    def begin_empty(self) -> None:
+        self.wipe()
+        self.start()
+
     def stop(self) -> None:
         """SIGTERM."""
         self.wanted = False
@@ -237,6 +241,11 @@ class BrokerHost(Host):
         self.world.tell(self.name, f"cannot go on: {error!r}")
         if self._stop is not None:
             self._stop.set()
+
+    @property
+    def epoch(self) -> int:
+        """Of the role in which it acts; 0 while it has none."""
+        return self.service.path.gate.master_epoch if self.service is not None else 0
 
     @property
     def is_open(self) -> bool:

@@ -88,8 +88,15 @@ LASTING = {
     "lasting pause": 1,
 }
 
+#: And which disks of another time come back, before the others begin.
+RETURNING = {
+    "foreign volume": 2,
+    "lost controllers": 1,
+    "restored controllers": 1,
+}
+
 #: What plain lives never meet.
-NEVER_PLAIN = {*WEARING, *STRAINING, *LEAPING, *LASTING, *DISTURBING} - {*WEIGHTS}
+NEVER_PLAIN = {*WEARING, *STRAINING, *LEAPING, *LASTING, *RETURNING, *DISTURBING} - {*WEIGHTS}
 
 FAILING = ("pwrite", "fdatasync", "open", "pread", "read_bytes", "fsync", "link", "replace")
 """Calls to a disk that fail."""
@@ -132,9 +139,9 @@ def draw_faults(
         faults.append(Fault(at_s, kind, rng.random(), rng.random(), for_s))
 
 
-def draw_lasting(rng: random.Random, at_s: float) -> Fault:
-    """One of LASTING."""
-    (kind,) = rng.choices(tuple(LASTING), tuple(LASTING.values()))
+def draw_first(rng: random.Random, at_s: float, kinds_of: Mapping[str, int]) -> Fault:
+    """One that comes alone, before the others."""
+    (kind,) = rng.choices(tuple(kinds_of), tuple(kinds_of.values()))
     return Fault(at_s, kind, rng.random(), rng.random(), rng.uniform(4.0, 7.0))
 
 

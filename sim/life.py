@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from batonmq.protocol.layout import FILLER_SIZE
 from batonmq.store.message_store import MessageStore
@@ -17,13 +19,16 @@ from sim.ambient import processor_seconds
 from sim.clients import Client, Reader, Recreator, Sender, Topics
 from sim.cluster import Cluster, cluster_of
 from sim.disk import DiskPlan
+from sim.earlier import old_volumes
 from sim.faults import NEARLY_FULL, Faults
 from sim.features.features import Features
 from sim.hosts import BrokerHost
 from sim.kinds import (
     DISTURBING,
     EXPIRY,
+    LASTING,
     LEAPING,
+    RETURNING,
     ROLLING,
     STRAINING,
     UNCLEAN,
@@ -31,7 +36,7 @@ from sim.kinds import (
     WEIGHTS,
     Fault,
     draw_faults,
-    draw_lasting,
+    draw_first,
 )
 from sim.messages import Messages, Place
 from sim.records import LogRecord, records
@@ -42,6 +47,7 @@ from sim.settings import (
     with_disturbance,
     with_features,
     with_lasting,
+    with_returning,
     with_strains,
     with_variants,
 )
@@ -128,14 +134,26 @@ def plan_of(seed: int, *, plain: bool = False) -> Plan:
         of_lasting = random.Random(f"lasting {seed}")
         settings = with_lasting(settings, of_lasting)
         if settings.lasts:
-            lasting = draw_lasting(of_lasting, _WHOLE_SET_S)
+            lasting = draw_first(of_lasting, _WHOLE_SET_S, LASTING)
             # A master that is cut off with a name server shows what it has (R36), to readers of a
             # topic that was deleted meanwhile, too.
             settings = replace(settings, recreates=settings.recreates and not lasting.cuts_zone)
-            over_s = lasting.at_s + lasting.for_s
-            faults = (lasting, *(replace(fault, at_s=fault.at_s + over_s) for fault in faults))
-            seconds += over_s
+            faults, seconds = _after(lasting, faults, seconds)
+        of_returning = random.Random(f"disks {seed}")
+        settings = with_returning(settings, of_returning)
+        if settings.returns:
+            first = draw_first(of_returning, _WHOLE_SET_S, RETURNING)
+            faults, seconds = _after(first, faults, seconds)
     return Plan(seed, settings, tuple(sorted(faults, key=lambda fault: fault.at_s)), seconds)
+
+
+def _after(
+    first: Fault, faults: Iterable[Fault], seconds: float
+) -> tuple[tuple[Fault, ...], float]:
+    """`faults`, within `seconds`, once `first` is over."""
+    over_s = first.at_s + first.for_s
+    later = (replace(fault, at_s=fault.at_s + over_s) for fault in faults)
+    return (first, *later), seconds + over_s
 
 
 def _strains(settings: Settings, rng: random.Random, seconds: float) -> tuple[Fault, ...]:
@@ -166,7 +184,11 @@ def run_plan(plan: Plan, *, tell: Tell | None = None, logs: int | None = None) -
     began = processor_seconds()
     statistics = Statistics()
     violation, error = None, ""
-    with cluster_of(plan.seed, plan.settings, tell=tell, logs=logs) as cluster:
+    with (
+        _old_volumes(plan) as volumes,
+        cluster_of(plan.seed, plan.settings, tell=tell, logs=logs) as cluster,
+    ):
+        cluster.old_volumes = volumes
         life = Life(cluster, plan)
         try:
             life.begin()
@@ -179,6 +201,15 @@ def run_plan(plan: Plan, *, tell: Tell | None = None, logs: int | None = None) -
         life.count(statistics)
     statistics.took_s = processor_seconds() - began
     return Outcome(violation, statistics, error)
+
+
+@contextlib.contextmanager
+def _old_volumes(plan: Plan) -> Iterator[Sequence[Path]]:
+    if any(fault.kind == "foreign volume" for fault in plan.faults):
+        with old_volumes(plan.seed, plan.settings, TOPICS) as volumes:
+            yield volumes
+    else:
+        yield ()
 
 
 class Life:
@@ -248,6 +279,8 @@ class Life:
         cluster = self.cluster
         cluster.tell("life", "the faults are over")
         self.faults.end()
+        lineage = cluster.promises.lineage
+        lineage.look()
         for client in (*self._clients, self._late):
             client.start()
         acked = len(self.messages.acked)
@@ -264,6 +297,7 @@ class Life:
             if self.waits_for_positions():
                 return
             raise
+        self._until(lambda: not lineage.unnamed(), _WHOLE_S, lineage.unnamed)
         self._recreator.stopping = True
         for sender in self._senders:
             sender.stopping = True

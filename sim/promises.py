@@ -20,10 +20,11 @@ from batonmq.protocol.record import MAGIC_BLANK
 from batonmq.protocol.role_view import Role
 from batonmq.protocol.topic_name import METADATA_TOPIC
 from sim.copies import Copies, first_unsynced
-from sim.decisions import Decisions
+from sim.decisions import Decisions, Known
 from sim.expiry import Expiry
 from sim.given_up import GivenUp, Unclean, records_behind
 from sim.hosts import GROUP, BrokerHost, ControllerHost
+from sim.lineage import Lineage
 from sim.records import LogRecord, records
 from sim.rot import Rot, read_log
 from sim.sightings import Sightings
@@ -53,7 +54,8 @@ class Promises:
         self.truth = bytearray()
         self.rot = Rot(self.truth)
         self.expiry = Expiry(world, self.truth, self._bound, self.confirmed)
-        self._copies = Copies(brokers, world.settings, self.rot)
+        self.lineage = Lineage(world, lambda: self.group)
+        self._copies = Copies(brokers, world.settings, self.rot, self.lineage.strays)
         self._decisions = Decisions(self._copies, world.violate)
         self.sightings: Sightings
         self._shown: dict[str, tuple[int, int]] = {}
@@ -85,7 +87,7 @@ class Promises:
     def confirmed(self, host: BrokerHost) -> None:
         """The broker shows more of its log to readers."""
         service = host.service
-        if service is None:
+        if service is None or host in self.lineage.strays:
             return
         store, gate = service.store, service.path.gate
         epoch, end = gate.master_epoch, store.confirm_offset
@@ -311,6 +313,17 @@ class Promises:
             self.group = group
             self.check_r1()
 
+    @property
+    def known(self) -> Known:
+        """What the controllers know now."""
+        return Known(self._newest_index, self.group)
+
+    def controllers_know(self, known: Known) -> None:
+        """They lost their disks, or got older ones back: what comes behind is another history."""
+        self._newest_index, self.group = known
+        self._digests = {index: of for index, of in self._digests.items() if index <= known.newest}
+        self._decisions.go_back(known)
+
     def check_r1(self) -> None:
         """A master waits for the recorded set, whatever else it waits for."""
         self._copies.note()
@@ -327,6 +340,7 @@ class Promises:
                 sync is not None
                 and manager is not None
                 and sync.master_epoch == group.master_epoch
+                and sync.sync_state_set_epoch <= group.sync_state_set_epoch
                 and manager.incarnation == group.master_incarnation
                 and not set(group.sync_state_set) <= sync.required_set
             ):

@@ -16,12 +16,13 @@ _WEARS = 0.25
 _STRAINS = 0.2
 _LASTS = 0.2
 _DISTURBS = 0.15
+_RETURNS = 0.25
 
 #: Settings that are features of the broker, beside sends and pulls.
 FEATURES = ("retries", "delays", "transactions", "orderly", "pops", "filters", "questions")
 
 #: What plain lives have nothing of.
-NOT_PLAIN = (*FEATURES, "wears", "strains", "lasts", "disturbs")
+NOT_PLAIN = (*FEATURES, "wears", "strains", "lasts", "disturbs", "returns")
 
 
 class Draw(Protocol):
@@ -52,6 +53,7 @@ class Settings:
     strains: bool = False  # faults come together
     lasts: bool = False  # a partial fault lasts for seconds, before the other faults begin
     disturbs: bool = False  # operators and strangers disturb servers
+    returns: bool = False  # before the other faults, disks of another time come back
     retries: bool = False  # consumers fail messages, some for good
     delays: bool = False  # messages with a delay level, or a time
     transactions: bool = False
@@ -137,3 +139,10 @@ def with_disturbance(settings: Settings, rng: Draw) -> Settings:
     """Whether operators and strangers disturb servers; not where logs have to be compared."""
     disturbs = rng.random() < _DISTURBS
     return replace(settings, disturbs=disturbs and not settings.unclean and not settings.wears)
+
+
+def with_returning(settings: Settings, rng: Draw) -> Settings:
+    """Whether disks of another time come back: where nothing else takes bytes from a log for good,
+    and nothing else comes first."""
+    is_free = not (settings.expires or settings.unclean or settings.wears or settings.lasts)
+    return replace(settings, returns=rng.random() < _RETURNS and is_free)

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from batonmq.controller.rules.commands import NO_BROKER, LiveBroker
-from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord, living_replicas
+from batonmq.controller.rules.groups import BrokerGroup, living_replicas
 
 FIRST_ELECTION_SETTLE_MS: Final = 1_000
 """How long a group in which one replica holds data, but no election is recorded, waits for further
@@ -119,7 +119,7 @@ def _first_master(
             return Choice(refusal=f"broker {asker} does not live")
         if with_data and asker not in with_data and not unclean:
             return Choice(refusal=f"broker {asker} has an empty log, {_names(with_data)} has data")
-        if not unclean and (behind := _behind_reported(records, living, asker)):
+        if not unclean and (behind := behind_reported(group, living, asker)):
             return Choice(refusal=behind)
         return Choice(winner=asker, unclean=unclean and bool(with_data - {asker}))
     if not with_data:
@@ -144,12 +144,14 @@ def _first_master(
     return Choice(winner=min(with_data))
 
 
-def _behind_reported(
-    records: Mapping[int, ReplicaRecord], living: Mapping[int, LiveBroker], asker: int
-) -> str:
-    """Why only an unclean election takes `asker` though no election is recorded (R49): another
-    replica reports as confirmed what it lacks. Empty if none does."""
-    newest = {broker_id: living.get(broker_id, record) for broker_id, record in records.items()}
+def behind_reported(group: BrokerGroup, living: Mapping[int, LiveBroker], asker: int) -> str:
+    """Why only an unclean election takes the registered `asker` where the controllers forgot (R49):
+    another replica reports as confirmed what it lacks. Empty if none does."""
+    newest = {
+        record.broker_id: living.get(record.broker_id, record)
+        for record in group.replicas
+        if not record.learner
+    }
     top = max(newest, key=lambda one: (newest[one].epoch, newest[one].confirm_offset))
     own, best = newest[asker], newest[top]
     if (own.epoch, own.max_offset) >= (best.epoch, best.confirm_offset):

@@ -6,6 +6,7 @@ import pytest
 
 from batonmq.controller.elections import (
     LastHeard,
+    lacks_reported,
     last_seen,
     members_of,
     passes_over,
@@ -104,6 +105,23 @@ def test_r49_a_replica_below_what_another_reports_needs_an_unclean_election(
         assert result.view.unclean_epoch == result.view.master_epoch
     else:
         assert result.view is not None and result.view.unclean_epoch == 0
+
+
+@pytest.mark.parametrize(("elected", "lacks"), [(1, False), (2, False), (3, True)])
+def test_r49_a_member_of_an_older_recorded_set_is_behind_what_others_report(
+    elected: int, lacks: bool
+) -> None:
+    """The controllers came back with an older memory: their set is not the one of now."""
+    controllers = Forgetful(dict.fromkeys((1, 2, 3), (0, 0)))
+    assert controllers.apply(controllers.command(1)).ok
+    assert not lacks_reported(controllers.group, controllers.command(elected))
+    controllers.live = tuple(
+        LiveBroker(n, f"i{n}", epoch=e, max_offset=end, confirm_offset=end, master_epoch=4)
+        for n, (e, end) in {1: (4, 2000), 2: (4, 2000), 3: (1, 1500)}.items()
+    )
+    why = lacks_reported(controllers.group, controllers.command(elected))
+    assert ("only an unclean election takes it" in why) is lacks
+    assert not lacks_reported(controllers.group, controllers.command(7))
 
 
 def test_r49_whoever_may_follow_a_master_of_the_highest_epoch_is_out_of_sight() -> None:

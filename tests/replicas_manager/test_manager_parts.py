@@ -15,6 +15,7 @@ from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import Role, RoleView
 from batonmq.replicas_manager.config import ReplicasManagerConfig
+from batonmq.replicas_manager.controllers import Registration
 from batonmq.replicas_manager.events import (
     Event,
     FetchView,
@@ -71,6 +72,14 @@ def test_r45_a_master_hands_over_to_the_member_with_most_of_the_log() -> None:
         assert heirs == [("c1", 3, 3)]
 
     asyncio.run(run())
+
+
+def test_r18_why_the_leader_registers_nobody_is_said_until_it_does() -> None:
+    registration = Registration(1, lambda: "r1")
+    registration.refused("another process with id 1 lives", 0)
+    assert registration.refusal == "another process with id 1 lives"
+    registration.succeeded(1_000)
+    assert not registration.refusal
 
 
 @pytest.mark.parametrize(("role", "epoch"), [(Role.MASTER, 3), (Role.SLAVE, None)])

@@ -376,7 +376,8 @@ def test_r2_the_highest_epoch_is_remembered_over_a_restart(tmp_path: Path) -> No
         scene.make(incarnation="life-2")
         assert scene.manager is not None
         await scene.manager.start()
-        assert scene.manager.highest_master_epoch == 1
+        assert scene.manager._state is not None
+        assert scene.manager._state.current.highest_master_epoch == 1
         assert scene.manager.role is Role.FENCED
 
     play(tmp_path, script)
