@@ -133,6 +133,17 @@ def with_new_epochs(group: BrokerGroup, command: ElectMaster, step: int) -> Elec
     return replace(command, live=live)
 
 
+def unreported(command: ElectMaster) -> str:
+    """Why an election waits: a living process has only opened its session, and its first heartbeat
+    may show that this record is older than what it knows (R19). It is a moment away."""
+    names = [
+        seen.broker_id
+        for seen in command.live
+        if seen.incarnation and seen.max_offset < 0 and seen.master_epoch < 0
+    ]
+    return f"replicas {names} have a session, and have not reported their logs yet" if names else ""
+
+
 def lacks_reported(group: BrokerGroup, command: ElectMaster) -> str:
     """Why a plain election does not take the named replica, though the record allows it: the record
     is older than what replicas report, and they report as confirmed what it lacks (R49)."""

@@ -25,6 +25,7 @@ from batonmq.controller.elections import (
     lacks_reported,
     members_of,
     passes_over,
+    unreported,
     when_first,
     why_not_cut,
     with_new_epochs,
@@ -282,8 +283,10 @@ class ControllerRequests:
         if not command.unclean or not members_of(group):
             if self._liveness.suspect_wait_ms(name, now_ms) > 0 and elects_suspect(group, command):
                 return SUSPECT_WAITS
-            if not command.unclean and (lacks := lacks_reported(group, command)):
-                return lacks
+            if not command.unclean and (
+                why := unreported(command) or lacks_reported(group, command)
+            ):
+                return why
             return when_first(group, command, self._liveness.joined_for_ms(name, now_ms))
         if self._liveness.unclean_wait_ms(name, now_ms) > 0:
             return STILL_ANSWERS

@@ -317,13 +317,14 @@ class SyncState:
         self, master_epoch: int, epoch_start_offset: int, recorded: RecordedSet, now_ms: int
     ) -> list[SyncEffect]:
         """The same master goes on in a higher epoch. Connections stay; no ack and no table of the
-        earlier epoch counts in this one."""
+        earlier epoch counts in this one. Controllers that forgot number its sets from the start."""
         assert master_epoch > self.master_epoch
         for follower in self._followers.values():
             follower.epoch_begins(now_ms)
         self.joining.clear()
         self.master_epoch = master_epoch
         self.epoch_start_offset = epoch_start_offset
+        self.sync_state_set_epoch = -1
         return self.adopt(recorded, now_ms)
 
     def refused(self, code: int, now_ms: int) -> list[SyncEffect]:

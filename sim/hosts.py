@@ -128,10 +128,6 @@ class Host:
         self.lose_power()
         self.disk.wipe()
 
-    def begin_empty(self) -> None:
-        self.wipe()
-        self.start()
-
     def stop(self) -> None:
         """SIGTERM."""
         self.wanted = False
@@ -243,9 +239,11 @@ class BrokerHost(Host):
             self._stop.set()
 
     @property
-    def epoch(self) -> int:
-        """Of the role in which it acts; 0 while it has none."""
-        return self.service.path.gate.master_epoch if self.service is not None else 0
+    def knows(self) -> tuple[int, int]:
+        """masterEpoch and setEpoch of the newest view that it took."""
+        manager = self.service.replication.manager if self.service is not None else None
+        state = manager._state if manager is not None else None
+        return state.current.key if state is not None else (0, 0)
 
     @property
     def is_open(self) -> bool:

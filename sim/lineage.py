@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Callable
 
 from batonmq.client.admin.admin import Admin
-from batonmq.controller.rules.groups import BrokerGroup
+from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord
 from batonmq.mqctl.health import poll
 from batonmq.protocol.errors import BatonError
-from sim.clients import CLIENT_OPTIONS
+from sim.clients import CLIENT_OPTIONS, Operator
 from sim.hosts import (
     BROKER_PORT,
     BROKERS,
@@ -88,8 +88,31 @@ class Lineage:
                 self._world.tell("operator", f"health: {self._problems}")
                 for host in [host for host in self.strays if self._names(host)]:
                     self.strays.remove(host)
-                    self._world.later(0.0, host.begin_empty)
+                    self._world.later(0.0, self._put_right, host)
+
+    def _put_right(self, host: BrokerHost) -> None:
+        """Its disk is emptied, and what the controllers recorded of that process is forgotten."""
+        group, service = self._group(), host.service
+        manager = service.replication.manager if service is not None else None
+        record = group.replica(manager.broker_id) if group and manager else None
+        host.wipe()
+        if record is not None and manager and record.incarnation == manager.incarnation:
+            self._forget(record)
+        host.start()
+
+    def _forget(self, record: ReplicaRecord) -> None:
+        """Once the controllers know that its process is gone."""
+        group = self._group()
+        if group is not None and group.replica(record.broker_id) == record:
+            Operator(self._world).clean(record.broker_id)
+            self._world.later(2 * _LOOKS_S, self._forget, record)
 
     def _names(self, host: BrokerHost) -> bool:
-        """By what it says of itself, or since it does not answer."""
-        return any(line.startswith(f"broker {host.address}:") for line in self._problems)
+        """By what it says of itself, since it does not answer, or for an epoch that the controllers
+        do not know."""
+        service = host.service
+        own = service.replication.broker_id() if service is not None else 0
+        return any(
+            line.startswith(f"broker {host.address}:") or f": broker {own} knows of " in line
+            for line in self._problems
+        )

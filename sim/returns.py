@@ -125,8 +125,9 @@ class ReturnFaults(Kinds):
         """An operator names a master until there is one: at first anyone, then the replica that
         holds most. Neither may lose anything: it is no unclean election (R49)."""
         group, promises = self.cluster.promises.group, self.cluster.promises
-        known = max((host.epoch for host in self._running()), default=0)
-        if group is not None and group.master_broker_id and group.master_epoch >= known:
+        known = max((host.knows for host in self._running()), default=(0, 0))
+        recorded = (group.master_epoch, group.sync_state_set_epoch) if group else (0, 0)
+        if group is not None and group.master_broker_id and recorded >= known:
             return
         held = {
             host.service.replication.broker_id(): promises.held_by(host)

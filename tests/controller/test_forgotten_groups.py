@@ -10,6 +10,7 @@ from batonmq.controller.elections import (
     last_seen,
     members_of,
     passes_over,
+    unreported,
     with_new_epochs,
 )
 from batonmq.controller.rules.commands import (
@@ -122,6 +123,14 @@ def test_r49_a_member_of_an_older_recorded_set_is_behind_what_others_report(
     why = lacks_reported(controllers.group, controllers.command(elected))
     assert ("only an unclean election takes it" in why) is lacks
     assert not lacks_reported(controllers.group, controllers.command(7))
+
+
+def test_r19_an_election_waits_for_the_first_heartbeat_of_a_session() -> None:
+    """The process that has only said hello may know newer epochs than these controllers."""
+    heard, hello = LiveBroker(1, "i1", epoch=1, max_offset=5, master_epoch=1), LiveBroker(3, "i3")
+    waits = unreported(ElectMaster(broker_name="g", live=(heard, hello)))
+    assert waits == "replicas [3] have a session, and have not reported their logs yet"
+    assert not unreported(ElectMaster(broker_name="g", live=(heard,)))
 
 
 def test_r49_whoever_may_follow_a_master_of_the_highest_epoch_is_out_of_sight() -> None:

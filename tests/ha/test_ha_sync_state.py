@@ -816,6 +816,15 @@ def test_r13_who_was_joining_in_the_epoch_before_delays_nothing_in_the_next():
     assert sync.required_set == {1} and confirmed(effects) == [1_100]
 
 
+def test_r20_controllers_that_forgot_number_the_sets_of_a_new_epoch_from_the_start():
+    sync = state((1, 2), written=100, confirm=100)
+    follow(sync, 2, 100)
+    late = sync.sync_state_set_epoch - 1
+    sync.begin_epoch(4_711, 100, recorded_set((1,), late), NOW)
+    assert sync.recorded == {1} and sync.sync_state_set_epoch == late
+    assert proposed(sync.acked(2, 20, 100, NOW))[0].add == {2}
+
+
 def test_r8_r42_the_time_for_tables_does_not_pass_while_we_stood_still():
     sync = state((1, 2))
     follow(sync, 2, 0, tables_awaited=True)
