@@ -84,6 +84,12 @@ def is_full(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def is_short(error: BaseException | None) -> bool:
+    """Whether a call failed for want of room or of descriptors, which a server gets back."""
+    wants_descriptor = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+    return wants_descriptor or is_full(error)
+
+
 CALLS = (
     "open",
     "close",

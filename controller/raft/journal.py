@@ -22,13 +22,14 @@ a folder that was lost. It has joined once it led, or held all that a leader had
 completes this contains operation 3. Until then it may make no node leader, see `messages`.
 
 Invariant: `sync` returns true before any message about the entries is sent. It is called where the
-commit index advances and by the transport. A full disk (R53) makes it return false: what is in
-memory stays there and is tried again. Any other OSError here ends the process: the state of the
-disk is unknown after it. The next start sees in the page cache what may
-be on no disk, and a sync alone would return 0 over pages whose write-back failed. So a start writes
-what it read once more, byte for byte in place: that needs no room on a full disk, and a crash in it
-leaves what was there. pysyncobj's own journal never syncs, has no checksums, and rewrites itself in
-place.
+commit index advances and by the transport. A full disk (R53), or one descriptor too few, makes it
+return false: what is in memory stays there and is tried again. What a sync failed to write counts
+as lost, though a second sync may return 0 over it (R40): the next try writes a whole new file. Any
+other OSError here ends the process: the state of the disk is unknown after it. The next start sees
+in the page cache what may be on no disk, and a sync alone would return 0 over pages whose
+write-back failed. So a start writes what it read once more, byte for byte in place: that needs no
+room on a full disk, and a crash in it leaves what was there. pysyncobj's own journal never syncs,
+has no checksums, and rewrites itself in place.
 
 So a quorum that is killed or loses its power all at once has everything that it acknowledged when
 it starts again.
@@ -36,6 +37,7 @@ it starts again.
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import zlib
@@ -50,6 +52,8 @@ from batonmq.process import disk
 from batonmq.process.clock import wall_ms
 from batonmq.process.durable_file import replace_file, sync_directory, write_all
 from batonmq.protocol.errors import BatonError
+
+log = logging.getLogger(__name__)
 
 _MAGIC: Final = b"BATONJ01"
 _GROUP: Final = struct.Struct(">II")
@@ -111,7 +115,7 @@ class VoteFile:
         try:
             self.write()
         except OSError as exc:
-            if not disk.is_full(exc):
+            if not disk.is_short(exc):
                 self._on_fatal(f"cannot store term and vote in {self.path}: {exc}")
             return False
         self._is_durable = True
@@ -281,14 +285,9 @@ class DurableJournal:
         operations += map(_encode_add, self._entries[first:])
         payload = b"".join(operations)
         group = _GROUP.pack(len(payload), zlib.crc32(payload)) + payload
-        try:
-            if not _append(self._fd, group, self._end):
-                self._dirty_from = first
-                return False
-            # Where this fails, a full disk ends the node, too: lost pages count as clean.
-            disk.fdatasync(self._fd)
-        except OSError as exc:
-            self.on_fatal(f"cannot write {self._path}: {exc}")
+        if not self._append(group):
+            self._dirty_from = first
+            return False
         self._end += len(group)
         del self._durable[first:]
         self._durable += self._entries[first:]
@@ -314,21 +313,46 @@ class DurableJournal:
         content = _MAGIC + b"".join(_GROUP.pack(len(g), zlib.crc32(g)) + g for g in groups)
         try:
             replace_file(self._path, content)
+            opened = disk.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as exc:
-            if not disk.is_full(exc):
+            if not disk.is_short(exc):
                 self.on_fatal(f"cannot replace {self._path}: {exc}")
+            # The new file may have the name already: then nothing is appended to the old one.
+            self._replaced = self._replaced or not self._is_open_file()
             return False
-        try:
-            disk.close(self._fd)
-            self._fd = disk.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as exc:
-            self.on_fatal(f"cannot open {self._path}: {exc}")
+        fd, self._fd = self._fd, opened
+        _close(fd)
         self._end = len(content)
         self._durable = list(self._entries)
         self._joined_durable = self._joined
         self._dirty_from = len(self._entries)
         self._replaced = False
         return True
+
+    def _append(self, group: bytes) -> bool:
+        """Writes and syncs a group behind the others. False while the disk is full."""
+        try:
+            try:
+                write_all(self._fd, group, self._end)
+            except OSError as error:
+                if not disk.is_full(error):
+                    raise
+                disk.ftruncate(self._fd, self._end)
+                return False
+            disk.fdatasync(self._fd)
+        except OSError as error:
+            if not disk.is_full(error):
+                self.on_fatal(f"cannot write {self._path}: {error}")
+            self._replaced = True
+            return False
+        return True
+
+    def _is_open_file(self) -> bool:
+        """Whether the open file is the one under the name."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), os.stat(self._path))
+        except OSError:
+            return False
 
     # Loading.
 
@@ -462,13 +486,9 @@ def end_aside(journal: DurableJournal, what: str) -> NoReturn:
     journal.on_fatal(f"{what}; {aside} keeps the files, and the next start fetches the log again")
 
 
-def _append(fd: int, group: bytes, end: int) -> bool:
-    """False for a full disk, after the part of a group that was written is cut off."""
+def _close(fd: int) -> None:
+    """Of a file that nothing is written to any more."""
     try:
-        write_all(fd, group, end)
+        disk.close(fd)
     except OSError as error:
-        if not disk.is_full(error):
-            raise
-        disk.ftruncate(fd, end)
-        return False
-    return True
+        log.warning("raft_file_not_closed reason=%r", str(error))

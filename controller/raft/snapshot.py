@@ -136,7 +136,7 @@ class FileSnapshots:
         try:
             replace_file(self._path, data)
         except OSError as error:
-            if disk.is_full(error):
+            if disk.is_short(error):
                 log.warning("raft_snapshot_not_stored path=%s reason=%r", self._path, str(error))
                 self._again_s = boot_s() + _FULL_RETRY_S
                 return False

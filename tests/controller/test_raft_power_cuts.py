@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from power_cut import every_power_cut, watching
+from failing_disk import failing, walk_errors
+from power_cut import CHANGES, every_power_cut, watching
 from pysyncobj.config import SERIALIZER_STATE
 
 from batonmq.controller.raft.journal import DurableJournal
@@ -183,6 +184,81 @@ def _life(root: Path) -> None:
     journal.deleteEntriesFrom(len(journal) - 1)
     journal.join()
     journal._destroy()
+
+
+FULL = [*((call, error) for call in ("open", *CHANGES) for error in ("ENOSPC", "EDQUOT"))]
+
+
+@pytest.mark.parametrize(("call", "error"), [*FULL, ("open", "EMFILE"), ("open", "ENFILE")])
+def test_r53_a_full_disk_at_any_call_ends_no_node_and_loses_nothing(
+    call: str, error: str, tmp_path: Path
+) -> None:
+    """What a failed sync should have written is gone for good unless it is written again."""
+
+    def attempt(rule: str, number: int) -> bool:
+        root, heads = tmp_path / f"raft-{number}", [None, None, (entry(3), entry(4, 2))]
+        images: list[tuple[Path, list[LogEntry], int]] = []
+        with failing(rule) as struck, watching(root) as cut:
+            try:
+                journal = opened(root)
+            except OSError:
+                return bool(struck)  # a start does not wait: the next one begins again
+            journal.join()
+            for step, act in enumerate((_first, _second, _shortened)):
+                act(journal)
+                assert journal.sync() or journal.sync() or journal.sync(), "there is room again"
+                left = cut.leave(tmp_path / f"left-{number}-{step}")
+                images.append((left, journal[:], journal.getCurrentTerm()))
+            journal._destroy()
+        for head, (left, entries, term) in zip(heads, images, strict=True):
+            again = opened(left, head)
+            assert (again[:], again.getCurrentTerm(), again.joining) == (entries, term, False)
+            again._destroy()
+        return bool(struck)
+
+    walk_errors(f"{call} * {error}", attempt)
+
+
+def _first(journal: DurableJournal) -> None:
+    journal.setCurrentTerm(1, "n2")
+    add(journal, entry(1), entry(2), entry(3))
+
+
+def _second(journal: DurableJournal) -> None:
+    journal.setCurrentTerm(2, "n2")
+    add(journal, entry(4, 2), entry(5, 2))
+
+
+def _shortened(journal: DurableJournal) -> None:
+    journal.deleteEntriesTo(2)
+    add(journal, entry(6, 2))
+
+
+@pytest.mark.parametrize(("call", "error"), [*FULL, ("open", "EMFILE")])
+def test_r53_a_full_disk_keeps_a_snapshot_from_being_stored_only_for_a_while(
+    call: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batonmq.controller.raft.snapshot._FULL_RETRY_S", 0)
+
+    def attempt(rule: str, number: int) -> bool:
+        path = tmp_path / str(number) / "snapshot"
+        with failing(rule) as struck, watching(path.parent) as cut:
+            snapshots = FileSnapshots(
+                path,
+                capture=lambda: {"n": 7},
+                restore=lambda state, index: None,
+                holds=lambda index, term: False,
+                on_fatal=fatal,
+            )
+            for _ in range(3):
+                if snapshots.checkSerializing()[0] == SERIALIZER_STATE.NOT_SERIALIZING:
+                    snapshots.serialize((None, entry(7), entry(6), None), 6)
+            assert snapshots.last_index == 7
+            left = cut.leave(tmp_path / f"left-{number}") / "snapshot"
+            assert decode_snapshot(left.read_bytes())[0] == {"n": 7}
+        return bool(struck)
+
+    walk_errors(f"{call} * {error}", attempt)
 
 
 def test_r40_a_start_on_a_full_disk_needs_no_room(
