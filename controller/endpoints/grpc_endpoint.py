@@ -55,12 +55,23 @@ log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=Command)
 
-_MESSAGE_SIZE_MAX: Final = 4 << 20
+_MESSAGE_SIZE_MAX: Final = 1 << 20
+"""Of a request; a command has 64 KiB at most."""
+_STREAMS_MAX: Final = 64
+"""Of one connection; a broker has one session and a few calls."""
+_IDLE_MS: Final = 60_000
+"""A connection without a call is closed then: it takes a descriptor."""
+_HANDSHAKE_MS: Final = 5_000
+_HELLO_S: Final = 5.0
+_HELLOS_AWAITED_MAX: Final = 256
 _HISTORY_SIZE_MAX: Final = 16 << 20
 
 _SERVER_OPTIONS: Final = (
     ("grpc.so_reuseport", 0),  # a taken port must be an error, not a second server on it
     ("grpc.max_receive_message_length", _MESSAGE_SIZE_MAX),
+    ("grpc.max_concurrent_streams", _STREAMS_MAX),
+    ("grpc.max_connection_idle_ms", _IDLE_MS),
+    ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
     ("grpc.max_send_message_length", _HISTORY_SIZE_MAX),
     # Liveness judges silent brokers; this frees the sockets of peers that are gone.
     # keepalive_timeout alone does not notice a stopped peer, ping_timeout does.
@@ -72,6 +83,32 @@ _SERVER_OPTIONS: Final = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 50),
     ("grpc.http2.max_ping_strikes", 0),
 )
+
+
+class AwaitedHellos:
+    """The streams without a first message. Of too many the oldest ends, so that a broker, which
+    sends its Hello at once, finds a place."""
+
+    def __init__(self) -> None:
+        self.awaited: dict[asyncio.Future[pb.BrokerMessage | None], None] = {}
+        """Oldest first."""
+
+    async def first_of(self, messages: Any) -> pb.BrokerMessage | None:
+        """The first message, None if the stream ended. Raises TimeoutError."""
+        first = asyncio.ensure_future(anext(messages, None))
+        self.awaited[first] = None
+        if len(self.awaited) > _HELLOS_AWAITED_MAX:
+            next(iter(self.awaited)).cancel()
+        try:
+            await asyncio.wait((first,), timeout=_HELLO_S)
+        finally:
+            del self.awaited[first]
+            is_late = not first.done()
+            first.cancel()
+        if is_late or first.cancelled():
+            raise TimeoutError
+        message: pb.BrokerMessage | None = first.result()
+        return message
 
 
 class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
@@ -90,6 +127,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         self._switches = switches
         self._sessions = sessions
         self._watch = watch
+        self._hellos = AwaitedHellos()
         self._server: Any = None
 
     async def listen(self, address: str) -> int:
@@ -287,7 +325,10 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         self, request_iterator: AsyncIterator[pb.BrokerMessage], context: Any
     ) -> None:
         """One broker process: Hello, then heartbeats, then Goodbye or the end of the stream."""
-        first = await anext(request_iterator, None)
+        try:
+            first = await self._hellos.first_of(request_iterator)
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "a session begins with Hello")
         if first is None:
             return
         if first.WhichOneof("kind") != "hello":
@@ -300,6 +341,10 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         if not is_proven(hello.incarnation, hello.secret):
             await self._refuse_session(context, _not_proven(hello.incarnation))
             return
+        if why := self._sessions.make_room(
+            self._requests.state, hello.broker_name, hello.broker_id
+        ):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
         session = self._sessions.add(hello.broker_name, hello.broker_id, hello.incarnation)
         refusal = self._watch.session_opened(session)
         if refusal is not None:

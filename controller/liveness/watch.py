@@ -40,6 +40,7 @@ from batonmq.controller.liveness.events import (
 from batonmq.controller.liveness.lead import LeadOffers
 from batonmq.controller.requests import ControllerRequests, OutcomeUnknownError
 from batonmq.controller.rules.commands import ElectMaster, LiveBroker
+from batonmq.controller.rules.state import ControllerState
 from batonmq.history.event import EventKind
 from batonmq.process.clock import boot_ms, wall_ms
 from batonmq.proto.controller.v1 import controller_pb2 as pb
@@ -51,6 +52,10 @@ log = logging.getLogger(__name__)
 
 _QUEUE_MAX: Final = 1_000
 """Messages that may wait for one session: some 100 s of heartbeat answers."""
+
+SESSIONS_OF_ID_MAX: Final = 4
+STRANGERS_MAX: Final = 64
+"""Sessions of ids that are not registered, or not yet by what this node applied."""
 
 STALL_MS: Final = 200
 """Others elect a new leader after 300 ms without this one's heartbeats, sent every 90 ms."""
@@ -111,7 +116,12 @@ class BrokerSession:
 
 
 class OpenSessions:
-    """The open sessions, by broker group."""
+    """The open sessions, by broker group.
+
+    Any stranger may open some (R58). A broker that is registered always finds a place: of one id
+    the oldest session goes where there are too many, since the newest counts anyway. Those of ids
+    that nobody registered have some places together.
+    """
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[int, BrokerSession]] = {}
@@ -125,6 +135,27 @@ class OpenSessions:
         self._next_id += 1
         self._groups.setdefault(broker_name, {})[session.session_id] = session
         return session
+
+    def make_room(self, state: ControllerState, broker_name: str, broker_id: int) -> str:
+        """Makes a place for one session more. Why there is none, empty if there is."""
+        group = state.group(broker_name)
+        if group is not None and group.replica(broker_id) is not None:
+            own = [x for x in self.of_group(broker_name) if x.broker_id == broker_id]
+            for session in own[: max(0, len(own) + 1 - SESSIONS_OF_ID_MAX)]:
+                session.cut.set()
+            return ""
+        strangers = 0
+        for name, sessions in self._groups.items():
+            known = state.group(name)
+            strangers += sum(
+                known is None or known.replica(each.broker_id) is None for each in sessions.values()
+            )
+        if strangers < STRANGERS_MAX:
+            return ""
+        return (
+            f"{strangers} sessions of brokers that are not registered are open, {STRANGERS_MAX} are"
+            " allowed: register first"
+        )
 
     def remove(self, session: BrokerSession) -> None:
         group = self._groups.get(session.broker_name, {})

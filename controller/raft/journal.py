@@ -318,7 +318,7 @@ class DurableJournal:
             if not disk.is_short(exc):
                 self.on_fatal(f"cannot replace {self._path}: {exc}")
             # The new file may have the name already: then nothing is appended to the old one.
-            self._replaced = self._replaced or not self._is_open_file()
+            self._replaced = self._replaced or not _has_name(self._fd, self._path)
             return False
         fd, self._fd = self._fd, opened
         _close(fd)
@@ -346,13 +346,6 @@ class DurableJournal:
             self._replaced = True
             return False
         return True
-
-    def _is_open_file(self) -> bool:
-        """Whether the open file is the one under the name."""
-        try:
-            return os.path.samestat(os.fstat(self._fd), os.stat(self._path))
-        except OSError:
-            return False
 
     # Loading.
 
@@ -484,6 +477,14 @@ def end_aside(journal: DurableJournal, what: str) -> NoReturn:
     except OSError as exc:
         journal.on_fatal(f"{what}; cannot move {folder} aside: {exc}")
     journal.on_fatal(f"{what}; {aside} keeps the files, and the next start fetches the log again")
+
+
+def _has_name(fd: int, path: Path) -> bool:
+    """Whether the open file is the one under the name."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except OSError:
+        return False
 
 
 def _close(fd: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -197,7 +198,7 @@ def test_r53_a_full_disk_at_any_call_ends_no_node_and_loses_nothing(
 
     def attempt(rule: str, number: int) -> bool:
         root, heads = tmp_path / f"raft-{number}", [None, None, (entry(3), entry(4, 2))]
-        images: list[tuple[Path, list[LogEntry], int]] = []
+        images: list[tuple[int, Path, list[LogEntry], int]] = []
         with failing(rule) as struck, watching(root) as cut:
             try:
                 journal = opened(root)
@@ -207,11 +208,13 @@ def test_r53_a_full_disk_at_any_call_ends_no_node_and_loses_nothing(
             for step, act in enumerate((_first, _second, _shortened)):
                 act(journal)
                 assert journal.sync() or journal.sync() or journal.sync(), "there is room again"
-                left = cut.leave(tmp_path / f"left-{number}-{step}")
-                images.append((left, journal[:], journal.getCurrentTerm()))
+                left, killed = (tmp_path / f"{how}-{number}-{step}" for how in ("cut", "killed"))
+                shutil.copytree(root, killed)
+                for image in (cut.leave(left), killed):
+                    images.append((step, image, journal[:], journal.getCurrentTerm()))
             journal._destroy()
-        for head, (left, entries, term) in zip(heads, images, strict=True):
-            again = opened(left, head)
+        for step, left, entries, term in images:
+            again = opened(left, heads[step])
             assert (again[:], again.getCurrentTerm(), again.joining) == (entries, term, False)
             again._destroy()
         return bool(struck)

@@ -1,0 +1,197 @@
+"""What a stranger may open at the gRPC port of a controller, and who keeps a place (R58)."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Any
+
+import grpc
+import pytest
+from test_admission import registration
+from test_remoting_endpoint import Endpoint, WithEndpoint, with_endpoint
+
+from batonmq.controller.endpoints import grpc_endpoint
+from batonmq.controller.liveness.watch import SESSIONS_OF_ID_MAX, STRANGERS_MAX
+from batonmq.proto.controller.v1 import controller_pb2 as pb
+from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
+
+__all__ = ["with_endpoint"]
+
+METHOD = b"/baton.controller.v1.ControllerService/BrokerSession"
+HEADERS, RST_STREAM, SETTINGS = 1, 3, 4
+ONE_CHANNEL_EACH = (("grpc.use_local_subchannel_pool", 1),)
+
+
+class RawClient:
+    """HTTP/2 by hand: it minds no limit that the server sets."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self.writer = reader, writer
+        self._stream = 1
+        self.streams_allowed = 0
+
+    @classmethod
+    async def dial(cls, port: int) -> RawClient:
+        client = cls(*await asyncio.open_connection("127.0.0.1", port))
+        client.writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(SETTINGS, 0, 0, b""))
+        return client
+
+    def open_stream(self) -> None:
+        """A call of BrokerSession that sends nothing yet."""
+        fields = {
+            b":method": b"POST",
+            b":scheme": b"http",
+            b":path": METHOD,
+            b":authority": b"x",
+            b"te": b"trailers",
+            b"content-type": b"application/grpc",
+        }
+        block = b"".join(
+            b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
+            for name, value in fields.items()
+        )
+        self.writer.write(_frame(HEADERS, 4, self._stream, block))
+        self._stream += 2
+
+    async def refused(self, count: int) -> None:
+        """Returns once so many streams were reset."""
+        while count:
+            head = await self._reader.readexactly(9)
+            size, kind, flags = int.from_bytes(head[:3]), head[3], head[4]
+            payload = await self._reader.readexactly(size)
+            if kind == SETTINGS and not flags & 1:
+                settings = dict(struct.iter_unpack(">HI", payload))
+                self.streams_allowed = settings.get(3, 0)
+                self.writer.write(_frame(SETTINGS, 1, 0, b""))
+            count -= kind == RST_STREAM
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
+
+
+class Caller:
+    """A session over a connection of its own."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.channel = grpc.aio.insecure_channel(
+            endpoint.service.config.self_peer.grpc_address, options=ONE_CHANNEL_EACH
+        )
+        self.call: Any = pb_grpc.ControllerServiceStub(self.channel).BrokerSession()  # type: ignore[no-untyped-call]
+
+    async def hello(self, name: str, broker_id: int, incarnation: str) -> Caller:
+        hello = pb.Hello(broker_name=name, broker_id=broker_id, incarnation=incarnation)
+        await self.call.write(pb.BrokerMessage(hello=hello))
+        return self
+
+    async def ended(self) -> grpc.StatusCode:
+        """How it ended."""
+        async with asyncio.timeout(20):
+            try:
+                while await self.call.read() is not grpc.aio.EOF:
+                    pass
+            except grpc.aio.AioRpcError:
+                pass
+            code: grpc.StatusCode = await self.call.code()
+        return code
+
+    async def beats(self) -> None:
+        """It lives: a heartbeat is answered."""
+        await self.call.write(pb.BrokerMessage(heartbeat=pb.Heartbeat(sequence=1)))
+        async with asyncio.timeout(20):
+            while (await self.call.read()).WhichOneof("kind") != "answer":
+                pass
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  turns of the loop are the clock
+            await asyncio.sleep(0)
+
+
+def test_r58_a_connection_opens_a_limited_number_of_streams(with_endpoint: WithEndpoint) -> None:
+    async def scenario(endpoint: Endpoint) -> None:
+        client = await RawClient.dial(endpoint.service.config.self_peer.grpc_port)
+        for _ in range(200):
+            client.open_stream()
+        async with asyncio.timeout(20):
+            await client.refused(200 - grpc_endpoint._STREAMS_MAX)
+        assert client.streams_allowed == grpc_endpoint._STREAMS_MAX
+        caller = await Caller(endpoint).hello("a", 1, "life")
+        await caller.beats()
+        client.writer.close()
+        await caller.channel.close()
+
+    with_endpoint(scenario)
+
+
+def test_r58_streams_without_hello_end_the_oldest_first(
+    with_endpoint: WithEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_endpoint, "_HELLOS_AWAITED_MAX", 2)
+
+    async def scenario(endpoint: Endpoint) -> None:
+        awaited = endpoint.service._grpc_endpoint._hellos.awaited
+        silent = []
+        for number in range(3):
+            silent.append(Caller(endpoint))
+            before = set(awaited)
+            await until(lambda before=before: set(awaited) - before)
+            assert len(awaited) == min(number + 1, 3)
+        assert await silent[0].ended() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await (await silent[2].hello("a", 1, "life")).beats()
+        for caller in silent:
+            await caller.channel.close()
+
+    with_endpoint(scenario)
+
+
+def test_r58_a_stream_without_hello_ends(
+    with_endpoint: WithEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_endpoint, "_HELLO_S", 0.01)
+
+    async def scenario(endpoint: Endpoint) -> None:
+        caller = Caller(endpoint)
+        assert await caller.ended() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await caller.channel.close()
+
+    with_endpoint(scenario)
+
+
+def test_r58_sessions_of_strangers_take_no_place_of_a_registered_broker(
+    with_endpoint: WithEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(endpoint: Endpoint) -> None:
+        requests, sessions = endpoint.service.requests, endpoint.service.sessions
+        assert (await requests.submit(registration("a"))).ok
+        own = await Caller(endpoint).hello("a", 1, "life")
+        await own.beats()
+        callers = [own]
+        for number in range(STRANGERS_MAX):
+            callers.append(await Caller(endpoint).hello(f"s{number}", 1, "life"))
+        await until(lambda: len(sessions) == STRANGERS_MAX + 1)
+        refused = await Caller(endpoint).hello("one-more", 1, "life")
+        assert await refused.ended() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        again = await Caller(endpoint).hello("a", 1, "life")
+        await again.beats()
+        await own.beats()
+        newer = [await Caller(endpoint).hello("a", 1, "life") for _ in range(SESSIONS_OF_ID_MAX)]
+        await newer[-1].beats()
+        assert await own.ended() is not None
+        assert len(list(sessions.of_group("a"))) <= SESSIONS_OF_ID_MAX + 1
+        for caller in (*callers, refused, again, *newer):
+            await caller.channel.close()
+
+    with_endpoint(scenario)
+
+
+def test_r58_a_message_is_limited(with_endpoint: WithEndpoint) -> None:
+    async def scenario(endpoint: Endpoint) -> None:
+        caller = Caller(endpoint)
+        await caller.hello("x" * grpc_endpoint._MESSAGE_SIZE_MAX, 1, "life")
+        assert await caller.ended() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await caller.channel.close()
+
+    with_endpoint(scenario)
