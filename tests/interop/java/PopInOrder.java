@@ -1,5 +1,7 @@
+import java.util.ArrayList;
 import java.util.List;
 import java.util.Set;
+import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
@@ -14,6 +16,7 @@ import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.common.constant.ConsumeInitMode;
 import org.apache.rocketmq.common.message.MessageConst;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageRequestMode;
 import org.apache.rocketmq.remoting.protocol.header.AckMessageRequestHeader;
 import org.apache.rocketmq.remoting.protocol.header.ChangeInvisibleTimeRequestHeader;
 import org.apache.rocketmq.remoting.protocol.header.ExtraInfoUtil;
@@ -22,7 +25,8 @@ import org.apache.rocketmq.remoting.protocol.header.PopMessageRequestHeader;
 /**
  * PopInOrder NAMESERVERS GROUP TOPIC DIGITS BROKER: makes topic and group, and pops each of the 4 queues in order, as
  * RocketMQ's proxy does for its clients (a stock push consumer with an orderly listener does not pop), until stdin
- * ends. It gives back what is behind the first try of every key that ends in DIGITS. A line per message consumed.
+ * ends. It gives back what is behind the first try of every key that ends in DIGITS. Each attempt to pop is made twice,
+ * as if the first answer were lost. A line per message consumed, and one per attempt with the counts of both answers.
  */
 public final class PopInOrder {
     private static final long INVISIBLE_MS = 2000;
@@ -44,7 +48,7 @@ public final class PopInOrder {
     }
 
     public static void main(String[] args) throws Exception {
-        ConsumeByPop.setMode(args[0], args[1], args[2], args[4]);
+        ConsumeByPop.setMode(args[0], args[1], args[2], args[4], MessageRequestMode.POP);
         DefaultMQProducer connections = new DefaultMQProducer("pop-in-order");
         connections.setNamesrvAddr(args[0]);
         connections.setPollNameServerInterval(1000);
@@ -81,7 +85,13 @@ public final class PopInOrder {
     }
 
     private void consume(String address, int queueId) throws Exception {
-        PopResult popped = pop(address, queueId);
+        String attempt = UUID.randomUUID().toString();
+        PopResult first = pop(address, queueId, attempt);
+        if (first.getPopStatus() != PopStatus.FOUND) {
+            return;
+        }
+        PopResult popped = pop(address, queueId, attempt);
+        Lines.print("attempt", attempt, "first", counts(first), "again", counts(popped));
         if (popped.getPopStatus() != PopStatus.FOUND) {
             return;
         }
@@ -100,7 +110,18 @@ public final class PopInOrder {
         }
     }
 
-    private PopResult pop(String address, int queueId) throws Exception {
+    /** OFFSET:COUNT of each message: how often it was given before. */
+    private static List<String> counts(PopResult popped) {
+        List<String> counts = new ArrayList<>();
+        if (popped.getPopStatus() == PopStatus.FOUND) {
+            for (MessageExt message : popped.getMsgFoundList()) {
+                counts.add(message.getQueueOffset() + ":" + message.getReconsumeTimes());
+            }
+        }
+        return counts;
+    }
+
+    private PopResult pop(String address, int queueId, String attempt) throws Exception {
         PopMessageRequestHeader header = new PopMessageRequestHeader();
         header.setConsumerGroup(group);
         header.setTopic(topic);
@@ -113,6 +134,7 @@ public final class PopInOrder {
         header.setExpType("TAG");
         header.setExp("*");
         header.setOrder(true);
+        header.setAttemptId(attempt);
         header.setBrokerName("broker-a");
         CompletableFuture<PopResult> answer = new CompletableFuture<>();
         calls.popMessageAsync("broker-a", address, header, TIMEOUT_MS, new PopCallback() {
