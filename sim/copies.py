@@ -65,6 +65,10 @@ class Copies:
         self.note()
         return self._newest[broker_id][0] if broker_id in self._newest else None
 
+    def acknowledged_alone(self, end: int) -> None:
+        """A broker without controllers promised all below `end`."""
+        self._highest = max(self._highest, end)
+
     def cut(self, offset: int, brought_back: int = 0) -> None:
         """What was confirmed behind `offset` was given up. The new master shows all below
         `brought_back`: its election confirmed what it alone has, or an earlier one had given that

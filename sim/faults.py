@@ -11,6 +11,7 @@ from sim.disturb import DisturbFaults
 from sim.hosts import BrokerHost, ControllerHost, Host
 from sim.kinds import FAILING, Fault, Kinds
 from sim.lasting import LastingFaults
+from sim.modes import ModeFaults
 from sim.returns import ReturnFaults
 from sim.service import Service
 from sim.strain import StrainFaults
@@ -417,7 +418,8 @@ class Faults:
             DisturbFaults(cluster),
             NetworkFaults(cluster),
             LastingFaults(cluster, service),
-            ReturnFaults(cluster),
+            ReturnFaults(cluster, service),
+            ModeFaults(cluster),
             self._of_clients,
         )
 

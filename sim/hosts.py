@@ -25,6 +25,7 @@ from batonmq.namesrv.state import RouteInfoManager
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.role_view import Role
 from batonmq.store.config import StoreConfig
+from batonmq.store.message_store import MessageStore
 from batonmq.store.upkeep import DiskUse
 from sim.ambient import release_locks
 from sim.disk import HostDisk
@@ -65,6 +66,8 @@ class Watch(Protocol):
 
     def started(self, host: BrokerHost) -> None: ...
 
+    def classic(self, host: BrokerHost, store: MessageStore) -> None: ...
+
     def opened(self, host: BrokerHost) -> None: ...
 
     def ended(self, host: BrokerHost) -> None: ...
@@ -92,6 +95,7 @@ class Host:
         self.rate = 1.0
         self.last_failure: BaseException | str | None = None
         self.wanted = False  # a supervisor starts it again when it ends by itself
+        self.in_hand = False  # an operator has stopped it, and nobody else starts it
         self._stop: asyncio.Event | None = None
 
     @property
@@ -99,7 +103,11 @@ class Host:
         return self.process is not None
 
     def start(self) -> None:
-        self.wanted = True
+        if not self.in_hand:
+            self.start_by_hand()
+
+    def start_by_hand(self) -> None:
+        self.wanted = not self.in_hand
         if self.process is not None:
             return  # if it is stopping, it starts again
         self.starts += 1
@@ -179,6 +187,8 @@ class BrokerHost(Host):
         self.number = number
         self.watch = watch
         self.service: BrokerService | None = None
+        self._classic_store: MessageStore | None = None
+        self.classic = False  # its next process runs without controllers
         self.checked = 0  # up to here its bytes were compared with what is confirmed
         self.confirms: dict[int, int] = {}
 
@@ -188,7 +198,7 @@ class BrokerHost(Host):
 
     def gone(self) -> None:
         self.watch.ended(self)
-        self.service = None
+        self.service = self._classic_store = None
 
     async def serve(self, stop: asyncio.Event) -> None:
         world, watch = self.world, self.watch
@@ -196,6 +206,9 @@ class BrokerHost(Host):
         store = service.store
         store._boot_id = lambda: f"boot-{self.number}-{self.boot}"
         store._disk_use_of = lambda folders: DiskUse(self.disk.used())
+        if self.classic:
+            await self._serve_classic(service, stop)
+            return
         store.arrival_listeners.append(lambda *_: watch.confirmed(self))
         gate = service.path.gate
         opened = gate.open
@@ -217,6 +230,24 @@ class BrokerHost(Host):
             await stop.wait()
         finally:
             await service.close()
+
+    async def _serve_classic(self, service: BrokerService, stop: asyncio.Event) -> None:
+        """Without controllers it follows none of the rules that hold under them: `service` stays
+        None, and only what it acknowledges is looked at."""
+        store = service.store
+        store.arrival_listeners.append(lambda *_: self.look_classic())
+        if not await started(service, stop.wait()):
+            return
+        self._classic_store = store
+        try:
+            await stop.wait()
+        finally:
+            self.look_classic()
+            await service.close()
+
+    def look_classic(self) -> None:
+        if self._classic_store is not None:
+            self.watch.classic(self, self._classic_store)
 
     def _watch_replication(self, replication: Replication) -> None:
         """Told before the broker acts on it: what is confirmed."""
@@ -313,6 +344,7 @@ def _broker_sections(host: BrokerHost, settings: Settings) -> BrokerSections:
         broker=BrokerConfig(
             broker_cluster_name=CLUSTER,
             broker_name=GROUP,
+            enable_controller_mode=not host.classic,
             broker_ip1=host.address,
             listen_port=BROKER_PORT,
             namesrv_addr=NAME_SERVERS,

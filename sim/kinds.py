@@ -93,6 +93,7 @@ RETURNING = {
     "foreign volume": 2,
     "lost controllers": 1,
     "restored controllers": 1,
+    "change of mode": 1,
 }
 
 #: What plain lives never meet.

@@ -6,11 +6,10 @@ served in spite of that, it must be (`sim.service`).
 
 from __future__ import annotations
 
-from sim.cluster import Cluster
 from sim.cuts import ROLES, break_host, roles_of
 from sim.hosts import Host
-from sim.kinds import Fault, Kinds
-from sim.service import BOUNDS_S, Reach, Service
+from sim.kinds import Fault
+from sim.served import ServedKinds
 from sim.world import Violation
 
 _FIRST = ("L", "L", "L", "M", "M", "F1", "S1", "S2")
@@ -22,11 +21,7 @@ _TERMS = 3
 """More than an election whose votes were split, and one more for an offered lead (R50)."""
 
 
-class LastingFaults(Kinds):
-    def __init__(self, cluster: Cluster, service: Service) -> None:
-        super().__init__(cluster)
-        self._service = service
-
+class LastingFaults(ServedKinds):
     def lasting_link(self, fault: Fault) -> str | None:
         two = self._two(fault)
         return self._cut(fault, "link", [two, two[::-1]]) if two else None
@@ -154,26 +149,3 @@ class LastingFaults(Kinds):
 
     def _master(self) -> Host | None:
         return self._of([h for h in self.cluster.brokers.values() if h.is_open], 0.0)
-
-    def _expect(self, kind: str, what: str) -> None:
-        self._service.end()
-        if self._could_serve():
-            self._service.expect(what, BOUNDS_S[kind])
-
-    def _could_serve(self) -> bool:
-        cluster, group = self.cluster, self.cluster.promises.group
-        if group is None:
-            return False
-        members = map(cluster.promises.host_of, group.sync_state_set)
-        hosts = {host.address: host for host in cluster.hosts}
-
-        def works(address: str) -> bool:
-            process = hosts[address].process
-            return process is not None and not process.paused
-
-        reach = Reach(works, lambda *two: not cluster.network.is_unreachable(*two))
-        return reach.could_serve(
-            [host.address for host in cluster.controllers.values()],
-            [host.address for host in members if host is not None],
-            cluster.settings.min_in_sync,
-        )

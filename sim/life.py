@@ -50,6 +50,7 @@ from sim.settings import (
     with_returning,
     with_strains,
     with_variants,
+    without_features,
 )
 from sim.world import Tell, Violation
 
@@ -143,6 +144,8 @@ def plan_of(seed: int, *, plain: bool = False) -> Plan:
         settings = with_returning(settings, of_returning)
         if settings.returns:
             first = draw_first(of_returning, _WHOLE_SET_S, RETURNING)
+            if first.kind == "change of mode":  # features are watched under controllers only
+                settings = without_features(settings)
             faults, seconds = _after(first, faults, seconds)
     return Plan(seed, settings, tuple(sorted(faults, key=lambda fault: fault.at_s)), seconds)
 

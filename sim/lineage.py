@@ -40,6 +40,8 @@ class Lineage:
         self._world = world
         self._group = group
         self.strays: list[BrokerHost] = []
+        self.doubtful: list[BrokerHost] = []
+        """Those whose log may belong to the group's history, or not: members, or named."""
         self._problems: list[str] = []
 
     def check(self) -> None:
@@ -67,17 +69,18 @@ class Lineage:
     def look(self) -> None:
         """From now on an operator looks at `mqctl health`, and empties the disk of each stray that
         it names."""
-        if self.strays:
+        if self.strays or self.doubtful:
             Process(self._world.loop, _OPERATOR).spawn(self._look())
 
     def unnamed(self) -> str:
         """Which strays health has not named yet, "" if none."""
-        names = ", ".join(host.name for host in self.strays)
+        outside = [host for host in self.doubtful if not self._is_member(host)]
+        names = ", ".join(host.name for host in (*self.strays, *outside))
         return f"R47: health does not name {names}, it says {self._problems}" if names else ""
 
     async def _look(self) -> None:
         async with Admin(NAME_SERVERS, client_options=CLIENT_OPTIONS, timeout_ms=1_000) as admin:
-            while self.strays:
+            while self.unnamed():
                 await asyncio.sleep(_LOOKS_S)
                 try:
                     findings = await poll(admin, admin.controller(CONTROLLER_ADDRESSES), _EXPECTED)
@@ -86,9 +89,15 @@ class Lineage:
                     continue
                 self._problems = findings.problems()
                 self._world.tell("operator", f"health: {self._problems}")
-                for host in [host for host in self.strays if self._names(host)]:
-                    self.strays.remove(host)
-                    self._world.later(0.0, self._put_right, host)
+                for hosts in (self.strays, self.doubtful):
+                    for host in [host for host in hosts if self._names(host)]:
+                        hosts.remove(host)
+                        self._world.later(0.0, self._put_right, host)
+
+    def _is_member(self, host: BrokerHost) -> bool:
+        group, service = self._group(), host.service
+        own = service.replication.broker_id() if service is not None else 0
+        return group is not None and own in group.sync_state_set
 
     def _put_right(self, host: BrokerHost) -> None:
         """Its disk is emptied, and what the controllers recorded of that process is forgotten."""

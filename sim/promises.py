@@ -19,6 +19,7 @@ from batonmq.namesrv.state import RouteInfoManager
 from batonmq.protocol.record import MAGIC_BLANK
 from batonmq.protocol.role_view import Role
 from batonmq.protocol.topic_name import METADATA_TOPIC
+from batonmq.store.message_store import MessageStore
 from sim.copies import Copies, first_unsynced
 from sim.decisions import Decisions, Known
 from sim.expiry import Expiry
@@ -127,6 +128,17 @@ class Promises:
             self.expiry.grown()
             self.truth_ends[epoch] = end
             self._no_newer_master_lacks(host, epoch, end)
+
+    def classic(self, host: BrokerHost, store: MessageStore) -> None:
+        """It acknowledges without controllers: what it shows is promised, and belongs to no epoch
+        of theirs."""
+        begin, end = len(self.truth), store.confirm_offset
+        if read_log(store, 0, begin) != self.truth:
+            self._violate(f"G3: {host.incarnation} begins its classic life with other bytes")
+        self.truth += read_log(store, begin, end)
+        self.expiry.grown()
+        self.truth_ends[max(self.truth_ends)] = len(self.truth)
+        self._copies.acknowledged_alone(len(self.truth))
 
     def ended(self, host: BrokerHost) -> None:
         """What it wrote is as old as its end, whenever it starts again."""
@@ -280,6 +292,7 @@ class Promises:
         """R31: whether the newest change of that topic which is confirmed makes it."""
         for host in self._brokers.values():
             self.confirmed(host)  # such a record arrives at no queue
+            host.look_classic()
         made = False
         for record in records(self.truth):
             if (record.topic, record.queue_id) == (METADATA_TOPIC, 0):

@@ -13,7 +13,9 @@ from sim.clients import Operator
 from sim.cluster import Cluster
 from sim.decisions import Known
 from sim.hosts import BrokerHost
-from sim.kinds import Fault, Kinds
+from sim.kinds import Fault
+from sim.served import ServedKinds
+from sim.service import BOUNDS_S, Service
 
 _LOOK_S = 0.2
 _AWAY_S = 0.3
@@ -22,9 +24,9 @@ _LOST_AFTER = 0.3
 """So much of the time of such a fault is over when the controllers' disks are lost."""
 
 
-class ReturnFaults(Kinds):
-    def __init__(self, cluster: Cluster) -> None:
-        super().__init__(cluster)
+class ReturnFaults(ServedKinds):
+    def __init__(self, cluster: Cluster, service: Service) -> None:
+        super().__init__(cluster, service)
         self._operator = Operator(cluster)
 
     def foreign_volume(self, fault: Fault) -> str | None:
@@ -37,6 +39,8 @@ class ReturnFaults(Kinds):
         volumes = self.cluster.old_volumes
         volume = volumes[int(fault.pick2 * 997) % len(volumes)]
         host.kill()
+        self._expect(fault.kind, f"{host.name} gets a foreign volume")
+        self._later(fault, self._service.end)
         waits = (0, 1, 2)[int(fault.pick2 * 3)]
         if waits:
             self.cluster.later(_LOOK_S, self._once_outside, host, broker_id, waits == 2, volume)
@@ -117,6 +121,10 @@ class ReturnFaults(Kinds):
             host.lose_power()
         change()
         self.cluster.promises.controllers_know(known)
+        if all(host.is_up for host in self.cluster.brokers.values()):
+            # The set is whole, so its master goes on (R36) until an operator names one.
+            self._service.expect(fault.kind, BOUNDS_S[fault.kind])
+            self.cluster.later((1 - _LOST_AFTER) * fault.for_s, self._service.end)
         for host in self.cluster.controllers.values():
             self.cluster.later(_AWAY_S, host.start)
         self.cluster.later(_AWAY_S + 2 * _OPERATOR_S, self._name, fault, 0)

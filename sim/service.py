@@ -24,6 +24,9 @@ BOUNDS_S = {
     "pause": 2.0,
     "kill": 2.5,
     "silence": 3.5,
+    "foreign volume": 2.5,
+    "lost controllers": 3.0,
+    "restored controllers": 3.0,
 }
 
 

@@ -146,3 +146,7 @@ def with_returning(settings: Settings, rng: Draw) -> Settings:
     and nothing else comes first."""
     is_free = not (settings.expires or settings.unclean or settings.wears or settings.lasts)
     return replace(settings, returns=rng.random() < _RETURNS and is_free)
+
+
+def without_features(settings: Settings) -> Settings:
+    return replace(settings, **dict.fromkeys(FEATURES, False), recreates=False)
