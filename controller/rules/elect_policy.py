@@ -55,16 +55,16 @@ def choose_master(
     living = living_replicas(group, live)
     if group.master_epoch == 0:
         return _first_master(group, living, asker, designate, unclean, now_ms)
-    if group.master_broker_id in living and not (
-        designate and asker not in (NO_BROKER, group.master_broker_id)
-    ):
+    stale = why_stale(group, living)
+    # The living master, named in a stale state, gets an epoch above all that replicas know.
+    is_other = asker not in (NO_BROKER, group.master_broker_id)
+    is_again = bool(stale) and asker == group.master_broker_id
+    if group.master_broker_id in living and not (designate and (is_other or is_again)):
         seen = living[group.master_broker_id]
         if seen.incarnation == group.master_incarnation:
             return Choice(winner=group.master_broker_id, keeps_master=True)
-    if not designate:
-        refusal = why_stale(group, living)
-        if refusal:
-            return Choice(blocked=True, refusal=refusal)
+    if not designate and stale:
+        return Choice(blocked=True, refusal=stale)
     floor = max(confirm_floor, group.confirm_floor)
     pool = _clean_pool(group, living, floor)
     if designate and asker in pool:

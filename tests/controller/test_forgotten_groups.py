@@ -125,6 +125,21 @@ def test_r49_a_member_of_an_older_recorded_set_is_behind_what_others_report(
     assert not lacks_reported(controllers.group, controllers.command(7))
 
 
+def test_r19_the_living_master_may_be_named_where_the_record_is_older() -> None:
+    """Its set is a newer one than these controllers know: it goes on in an epoch above all."""
+    controllers = Forgetful({1: (0, 0), 2: (0, 0)})
+    assert controllers.apply(controllers.command(1)).ok
+    assert not controllers.apply(controllers.command(1)).ok, "it leads already"
+    controllers.live = tuple(
+        LiveBroker(n, f"i{n}", 1, 2000, 2000, master_epoch=1, sync_state_set_epoch=9)
+        for n in (1, 2)
+    )
+    command = with_new_epochs(controllers.group, controllers.command(1), STEP)
+    result = controllers.apply(command)
+    assert result.ok and result.view is not None
+    assert (result.view.master_broker_id, result.view.master_epoch) == (1, 1 + STEP + 1)
+
+
 def test_r19_an_election_waits_for_the_first_heartbeat_of_a_session() -> None:
     """The process that has only said hello may know newer epochs than these controllers."""
     heard, hello = LiveBroker(1, "i1", epoch=1, max_offset=5, master_epoch=1), LiveBroker(3, "i3")
