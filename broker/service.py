@@ -161,7 +161,7 @@ class BrokerService:
             ReplyProcessor(path, self.send, clients, broker),
             AdminProcessor(path, topics, self.status, self.registrar.known, broker),
             SettingsProcessor(self.config, self._settings),
-            OffsetProcessor(self.store, self.tables, path.gate, self.pull.resets),
+            OffsetProcessor(self.store, self.tables, path.gate),
             ConnectionProcessor(clients, path.clock_ms),
             GroupAdminProcessor(path, topics, clients, offsets, self.pull, broker),
             QueryProcessor(self.store),
@@ -298,12 +298,13 @@ class BrokerService:
         self.store.close()
 
     def _metadata_record(self, head: RecordHead, body: bytes) -> None:
+        end = head.physical_offset + head.size
         if self.store.shows_unconfirmed:
-            self.topics.take_over_record(body)
+            self.topics.take_over_record(body, end)
         elif self.path.gate.is_master:
-            self.topics.own_record_confirmed(body, head.physical_offset + head.size)
+            self.topics.own_record_confirmed(body, end)
         else:
-            self.topics.apply_record(body, head.physical_offset + head.size)
+            self.topics.apply_record(body, end)
 
     def _new_beginning(self) -> None:
         self.tables.offsets.begin_anew()

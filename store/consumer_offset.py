@@ -43,6 +43,7 @@ from batonmq.protocol.bodies import (
     DelayOffsetSerializeWrapper,
 )
 from batonmq.store.config_file import ConfigManager
+from batonmq.store.offset_resets import OffsetResets, Running
 from batonmq.store.old_positions import OldPositions
 
 log = logging.getLogger(__name__)
@@ -120,18 +121,21 @@ class _Keys:
             self.add(self._unsorted.pop())
 
 
-class _OffsetFile(ConsumerOffsetSerializeWrapper):
-    """With a member that Java leaves out: topic -> end in the log of its last deletion."""
+class OffsetTable(ConsumerOffsetSerializeWrapper):
+    """With members that Java leaves out: topic -> end in the log of its last deletion, and
+    `OffsetResets`."""
 
     baton_deleted: dict[str, int] = msgspec.field(default_factory=dict)
+    baton_resets: Running = msgspec.field(default_factory=dict)
+    baton_resets_end: int = 0
 
 
-class ConsumerOffsetManager(ConfigManager[_OffsetFile]):
+class ConsumerOffsetManager(ConfigManager[OffsetTable]):
     """`topic@group` -> queue id -> offset. One thread only; see `ConfigManager.snapshot`."""
 
     def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
         """`path` is `config/consumerOffset.json`; call `load` next."""
-        super().__init__(path, _OffsetFile, clock_ms)
+        super().__init__(path, OffsetTable, clock_ms)
         self._table: dict[str, dict[int, int]] = {}
         self._keys = _Keys()
         self._commits = 0
@@ -143,6 +147,7 @@ class ConsumerOffsetManager(ConfigManager[_OffsetFile]):
         self._deletion_due = False
         self._old = OldPositions()
         self._deleted: dict[str, int] = {}
+        self.resets = OffsetResets(self.commit, self._new_version)
 
     def load(self) -> None:
         """Take over what is on disk. Raises CorruptLogError if nothing there can be used."""
@@ -154,6 +159,7 @@ class ConsumerOffsetManager(ConfigManager[_OffsetFile]):
         self._deleted = body.baton_deleted
         for topic in self._deleted:
             self._old.deleted(topic)
+        self.resets.loaded(body.baton_resets, body.baton_resets_end)
         self.data_version = body.data_version
         self._dirty = False
 
@@ -214,16 +220,19 @@ class ConsumerOffsetManager(ConfigManager[_OffsetFile]):
 
     @property
     def change_count(self) -> int:
-        """Grows with every commit; a slave compares it to decide whether to fetch again."""
-        return self._commits
+        """Grows with every commit, and as resets begin and end; a slave compares it to decide
+        whether to fetch again."""
+        return self._commits + self.resets.changes
 
-    def wrapper(self) -> _OffsetFile:
+    def wrapper(self) -> OffsetTable:
         """Without Java's `groupTopicMap`, which is derived, and which nobody reads."""
         table = dict(zip(self._table, map(dict, self._table.values()), strict=True))
-        return _OffsetFile(
+        return OffsetTable(
             data_version=self.data_version,
             offset_table=table,
             baton_deleted=dict(self._deleted),
+            baton_resets=self.resets.copied(),
+            baton_resets_end=self.resets.end,
         )
 
     # Changing.
@@ -231,8 +240,11 @@ class ConsumerOffsetManager(ConfigManager[_OffsetFile]):
     def commit(
         self, group: str, topic: str, queue_id: int, offset: int, *, client: str = ""
     ) -> None:
-        """Set an offset. One that goes back is accepted, as in Java, and logged."""
+        """Set an offset. One that goes back is accepted, as in Java, and logged. A reset of it is
+        over: who commits progress looks first whether it runs."""
         key = f"{topic}@{group}"
+        if self.resets.running:
+            self.resets.finish(key, queue_id)
         offsets = self._table.get(key)
         if offsets is None:
             offsets = self._table[key] = {}
@@ -299,6 +311,7 @@ class ConsumerOffsetManager(ConfigManager[_OffsetFile]):
     def log_ends(self, end: int) -> None:
         """The log was cut there: a deletion behind it has not happened (R44)."""
         self._deleted = {topic: at for topic, at in self._deleted.items() if at <= end}
+        self.resets.log_ends(end)
         self._dirty = True
 
     def delete_group(self, group: str, record_end: int) -> None:
@@ -308,6 +321,7 @@ class ConsumerOffsetManager(ConfigManager[_OffsetFile]):
     def _forget(self, keys: list[str], record_end: int) -> None:
         self.deleted_end = max(self.deleted_end, record_end)
         for key in keys:
+            self.resets.forget(key, record_end)
             if self._received_end >= record_end and key in self._received:
                 self._table[key] = dict(self._received[key])
             else:
@@ -324,18 +338,19 @@ class ConsumerOffsetManager(ConfigManager[_OffsetFile]):
         self._keys = _Keys()
         self._received, self._received_end, self.deleted_end = {}, 0, 0
         self._deleted = {}
+        self.resets.clear()
         self._commits += 1
         self._new_version()
         for write in self.writes_due():
             write()
 
     def deletions_due(self) -> list[Callable[[], None]]:
-        """`writes_due` if offsets were deleted since the last: below a checkpoint the log does not
-        show the deletion again."""
-        return self.writes_due() if self._deletion_due else []
+        """`writes_due` if offsets were deleted or reset since the last: below a checkpoint the log
+        does not show that again."""
+        return self.writes_due() if self._deletion_due or self.resets.is_due else []
 
     def writes_due(self) -> list[Callable[[], None]]:
-        self._deletion_due = False
+        self._deletion_due = self.resets.is_due = False
         return super().writes_due()
 
     # Where a slave acts for its master, outside controller mode.
@@ -373,20 +388,24 @@ class ConsumerOffsetManager(ConfigManager[_OffsetFile]):
         incoming: Mapping[str, Mapping[int, int]],
         carried_out: int | None = None,
         version: DataVersion | None = None,
+        resets: Mapping[str, Mapping[int, int]] = {},
     ) -> bool:
-        """Take over the offset table that the master of `master_epoch` sent (43), when it had
-        carried out the log up to `carried_out` (None: a Java master, which deletes by no record).
+        """Take over the offset table that the master of `master_epoch` sent (43), and the `resets`
+        that ran there, when it had carried out the log up to `carried_out` (None: a Java master,
+        which deletes and resets by no record).
 
         False, and nothing done, if offsets of a later master were applied before, or if a topic was
         deleted here that the master still had: ask again. Offsets of queues that are not in the
-        table stay. The own version falls not behind `version`, the master's (`act_for_master`).
+        table stay, and of those that were reset by a record that the master had not carried out.
+        The own version falls not behind `version`, the master's (`act_for_master`).
         """
         if master_epoch < self.master_epoch:
             return False
         if carried_out is not None and carried_out < self.deleted_end:
             return False
         self._received, self._received_end = incoming, carried_out or 0
-        changed = master_epoch > self.master_epoch
+        changed, kept = self.resets.from_master(resets, carried_out)
+        changed = changed or master_epoch > self.master_epoch
         own = self._table
         self._keys.add_all(incoming.keys() - own.keys())
         if not own:
@@ -394,6 +413,7 @@ class ConsumerOffsetManager(ConfigManager[_OffsetFile]):
             changed = changed or bool(own)
         for key in [key for key, offsets in incoming.items() if own.get(key) != offsets]:
             merged = {**own.get(key, {}), **incoming[key]}
+            merged.update((queue_id, own[key][queue_id]) for queue_id in kept.get(key, ()))
             if merged != own.get(key):
                 own[key] = merged
                 changed = True

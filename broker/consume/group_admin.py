@@ -10,6 +10,7 @@ Origin: AdminBrokerProcessor and Broker2Client in Java.
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 from typing import Final, cast
 
 import msgspec
@@ -54,6 +55,7 @@ STATUS_MS: Final = 5_000
 ASKED_AT_ONCE: Final = 64
 MEMBER_MS: Final = 10_000
 TO_THE_END: Final = -1
+RESET_AT_ONCE: Final = 128
 
 
 class GroupAdminProcessor:
@@ -243,8 +245,9 @@ class GroupAdminProcessor:
 
     async def reset_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """222. The group goes on at a time (-1: at the end), of one queue also at an offset. The
-        body says where. With useServerSideResetOffset the broker moves the next pulls, else it
-        sends 220 to the members, which must be there."""
+        body says where. With useServerSideResetOffset the broker moves the next pulls, and every
+        required member has the reset before it is answered (R56). Else it sends 220 to the members,
+        which must be there."""
         self._path.gate.require_open()
         topic, config = self._topic(request)
         group = text(request, "group")
@@ -268,12 +271,17 @@ class GroupAdminProcessor:
             wanted = {}
             async for each in in_turns(queues):
                 wanted[each] = self._offset_at(topic, each, when)
-        self._path.gate.require_open()
         if self._config.use_server_side_reset_offset:
-            async for each in in_turns(list(wanted)):
-                self._offsets.commit(group, topic, each, wanted[each])
-                self._pull.reset(group, topic, each, wanted[each])
+            what, left = f"reset of group {group} in {topic}", iter(wanted.items())
+            while some := dict(islice(left, RESET_AT_ONCE)):
+                self._path.gate.require_open()
+                end = self._topics.reset_offsets(group, topic, some)
+                await self._path.wait_confirmed(end, what)
+            async for each in in_turns(wanted):  # POP's part goes into the log behind it
+                self._pull.on_reset(group, topic, each)
+            await self._path.still_master(what)
         else:
+            self._path.gate.require_open()
             is_forced = flag(request, "isForce", default=True)
             wanted = await self._tell_members(group, topic, wanted, when, is_forced=is_forced)
         body = await _reset_body(topic, self._broker_name, wanted)

@@ -20,9 +20,9 @@ from batonmq.broker.consume.held_requests import Held, PullHold
 from batonmq.broker.consume.pull_request import Pull, PullChecks, PullForbiddenError
 from batonmq.broker.relay import Relay
 from batonmq.broker.tables.offset_clamp import (
-    OffsetResets,
     Progress,
     commit_refusal,
+    where_reset,
     where_to_go_on,
 )
 from batonmq.broker.write.write_path import WritePath
@@ -44,6 +44,7 @@ from batonmq.remoting.headers import (
     refusal_of,
 )
 from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.store.offset_resets import OffsetReset
 from batonmq.store.reader import GetMessageResult, GetMessageStatus
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,8 @@ class PullProcessor:
         self._stats = path.stats
         self._checks = checks
         self._offsets = offsets
-        self.resets = OffsetResets()
+        self._resets = offsets.resets
+        self._resets.on_begin = self._was_reset
         self._gate = path.gate
         self._clock_ms = path.clock_ms
         self._config = config
@@ -113,7 +115,7 @@ class PullProcessor:
         self.pulled: dict[tuple[str, str, int], int] = {}
         """(Group, topic, queue id) -> where the group pulls next, since this broker has its role"""
         self.on_reset: Callable[[str, str, int], None] = lambda group, topic, queue_id: None
-        """Called when the offset of a group in a queue was reset."""
+        """Called at the master that answers a reset of a group in a queue, once it is confirmed."""
 
     def register(self, processors: Processors) -> None:
         processors.register_raw(RequestCode.PULL_MESSAGE, self.pull)
@@ -183,9 +185,10 @@ class PullProcessor:
             log.debug("pull_passed_on topic=%s why=%s", request.ext.topic, exc)
             return False
         begins, ends = self._visible(pull.topic, pull.queue_id)
+        is_reset = self._resets.runs(pull.group.group_name, pull.topic, pull.queue_id)
         suspend_ms = 0 if on_purpose else self._suspend_ms(request.ext)
         is_here = begins <= at < ends or (at == ends and suspend_ms > 0)
-        if is_here and not self._is_old(pull, at):
+        if is_here and not is_reset and not self._is_old(pull, at):
             self._answer_or_hold(pull, at, self._clock_ms() + suspend_ms, suspend_ms > 0)
             return True
         if self._relay.enabled and not on_purpose:
@@ -260,9 +263,7 @@ class PullProcessor:
         self._hold.drop_owner(channel)
 
     def role_changed(self) -> None:
-        """Resets end: the next master has the offsets. Those who follow the master by themselves
-        are told at once; a slave serves the others."""
-        self.resets.clear()
+        """Those who follow the master by themselves learn it at once; a slave serves the others."""
         self.pulled.clear()
         before, self._hold = self._hold, PullHold()
         self._tell(before)
@@ -289,18 +290,18 @@ class PullProcessor:
     def _commit(self, ext: PullFields) -> None:
         """The pull's progress, unless it would not last: the client commits it again."""
         queue = (ext.topic, ext.queue_id)
-        if self.resets.is_parked(ext.consumer_group, *queue):
+        if self._resets.runs(ext.consumer_group, *queue):
             return
         progress = Progress(ext.consumer_group, *queue, ext.commit_offset)
         if commit_refusal(self._gate, self._store, self._offsets, progress) is None:
             self._offsets.commit(ext.consumer_group, *queue, ext.commit_offset)
 
-    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """The group goes on at `offset` in this queue, its waiting pull at once (222)."""
-        self.resets.park(group, topic, queue_id, offset)
-        self.pulled.pop((group, topic, queue_id), None)
-        self.arrived(topic, queue_id, LONG_MAX)
-        self.on_reset(group, topic, queue_id)
+    def _was_reset(self, reset: OffsetReset) -> None:
+        """The group continues elsewhere in these queues, its waiting pulls at once."""
+        log.info("offsets_reset group=%s topic=%s", reset.group, reset.topic)
+        for queue_id in reset.offsets:
+            self.pulled.pop((reset.group, reset.topic, queue_id), None)
+            self.arrived(reset.topic, queue_id, LONG_MAX)
 
     def _answer_or_hold(self, pull: Pull, offset: int, deadline_ms: int, may_hold: bool) -> None:
         if pull.channel.closed:
@@ -315,7 +316,8 @@ class PullProcessor:
                 shown, why = self._visible(topic, queue_id), "NO_MESSAGE_IN_QUEUE"
                 self._write(pull, ResponseCode.PULL_NOT_FOUND, why, offset, *shown)
             return
-        parked = self.resets.redirected(pull.group.group_name, topic, queue_id, offset)
+        progress = Progress(pull.group.group_name, topic, queue_id, offset)
+        parked = where_reset(self._gate, self._offsets, progress)
         if parked is not None:
             self._move(pull, parked)
             return

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.role_gate import RoleGate
-from batonmq.broker.tables.offset_clamp import OffsetResets, Progress, commit_refusal, queue_end
+from batonmq.broker.tables.offset_clamp import Progress, commit_refusal, queue_end
 from batonmq.broker.tables.slave_sync import BrokerTables
 from batonmq.protocol.bodies import ConsumeQueueData, QueryConsumeQueueResponseBody
 from batonmq.protocol.codes import RequestCode, ResponseCode
@@ -25,11 +25,8 @@ from batonmq.store.message_store import MessageStore
 class OffsetProcessor:
     """Answers from the store's queues and the group's offsets. Masters only, but for reading."""
 
-    def __init__(
-        self, store: MessageStore, tables: BrokerTables, gate: RoleGate, resets: OffsetResets
-    ) -> None:
+    def __init__(self, store: MessageStore, tables: BrokerTables, gate: RoleGate) -> None:
         self._store = store
-        self._resets = resets
         self._topics = tables.topics
         self._offsets = tables.offsets
         self._gate = gate
@@ -75,7 +72,7 @@ class OffsetProcessor:
                     ResponseCode.INVALID_PARAMETER,
                     f"queueId is {queue_id}, allowed are 0 to {TOPIC_QUEUES_MAX - 1}",
                 )
-        if self._resets.is_parked(group, topic, queue_id):  # progress from before the reset
+        if self._offsets.resets.runs(group, topic, queue_id):  # progress from before the reset
             return RemotingCommand.response_to(request)
         progress = Progress(group, topic, queue_id, offset)
         if refusal := commit_refusal(self._gate, self._store, self._offsets, progress):

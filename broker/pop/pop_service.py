@@ -101,6 +101,10 @@ class PopPositions:
     def clear(self) -> None:
         self._taken.clear()
 
+    def forget(self, key: Key) -> None:
+        """What was taken before a reset moves the offset no more."""
+        self._taken.pop(key, None)
+
     def next_of(self, key: Key) -> int:
         """The next offset to give; -1 if the group was never here."""
         taken = self._current(key)
@@ -322,7 +326,8 @@ class PopService(DueService):
         self._path.acks.add_waiter(end_offset, self._path.clock_ms(), done)
 
     def reset(self, group: str, topic: str, queue_id: int) -> None:
-        """An operator has set the offset of a group in a queue."""
+        """An operator has set the offset of a group in a queue. Raises PutRefused."""
+        self.positions.forget((group, topic, queue_id))
         if self.is_loaded and self._path.gate.refusal is None:
             self.put(PopRecord(reset=[(group, topic, queue_id)]))
             self.look_again((group, topic, queue_id))
@@ -376,6 +381,8 @@ class PopService(DueService):
             group, topic, queue_id = key
             at = queries.units(topic, queue_id, position.last_offset, 1)
             is_there = bool(at) and at[0][0] == position.last_phy
+            if self._offsets.resets.runs(*key):
+                continue  # it is newer than the offsets here (R56)
             if is_there and position.next_offset > self._offsets.query(*key):
                 self._offsets.commit(group, topic, queue_id, position.next_offset)
         return False

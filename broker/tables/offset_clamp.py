@@ -1,4 +1,4 @@
-"""Positions of consumer groups that are of other messages than those in their queue, or were reset.
+"""Positions of consumer groups that are of other messages than those in their queue.
 
 An unclean election cuts acknowledged messages (SAFETY R44): groups had consumed what the new master
 lacks. Left as they are, they would skip the new messages that get those offsets. So the new master
@@ -8,12 +8,6 @@ has new queues (R39): offsets go with the deletion. Consumers that hold a positi
 themselves may not commit it, and a pull from there goes on where the group does. How far delay
 levels are delivered goes back likewise after an unclean election. Half messages and ops are read
 from the first one on again: the op of a transaction that counted as ended may have been cut.
-
-An operator's reset (222) is parked for its (group, topic, queue) (`OffsetResets`). Every pull from
-elsewhere is answered with the parked offset (21), and progress from before is not taken. The pull
-that asks for that very offset ends it. So the held pull of a member that gave the queue away, or
-has gone, does not use it up, as it does in Java. A new master has no resets parked: the group's
-offsets are what they were set to. Origin: `ConsumerOffsetManager.resetOffsetTable` in Java.
 """
 
 from __future__ import annotations
@@ -120,6 +114,19 @@ def commit_refusal(
     return BrokerRefusal(ResponseCode.INVALID_PARAMETER, what)
 
 
+def where_reset(gate: RoleGate, offsets: ConsumerOffsetManager, pull: Progress) -> int | None:
+    """Where a pull has to go while a reset runs. None: it may continue; the reset ends if the pull
+    asks the master for that very offset (R56)."""
+    group, topic, queue_id, offset = pull
+    if not offsets.resets.runs(group, topic, queue_id):
+        return None
+    target = offsets.query(group, topic, queue_id)
+    if offset == target and (gate.is_master or gate.is_acting):
+        offsets.resets.finish(f"{topic}@{group}", queue_id)
+        return None
+    return target
+
+
 def where_to_go_on(gate: RoleGate, corrected: int, committed: int) -> int:
     """The next offset for a pull from above the queue's end. Usually that end; after an unclean
     election what the group has committed, so that it gets what came after the cut (R44)."""
@@ -132,36 +139,3 @@ def queue_end(store: MessageStore, topic: str, queue_id: int) -> int:
     return max(
         queries.next_offset_in_queue(topic, queue_id), queries.max_offset_in_queue(topic, queue_id)
     )
-
-
-class OffsetResets:
-    """(group, topic, queue id) -> the offset to go on from."""
-
-    def __init__(self) -> None:
-        self._parked: dict[tuple[str, str, int], int] = {}
-
-    def __len__(self) -> int:
-        return len(self._parked)
-
-    def park(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """The next pull of the group from this queue goes on at `offset`."""
-        self._parked[group, topic, queue_id] = offset
-
-    def is_parked(self, group: str, topic: str, queue_id: int) -> bool:
-        """Whether progress of the group in this queue is from before a reset."""
-        return bool(self._parked) and (group, topic, queue_id) in self._parked
-
-    def redirected(self, group: str, topic: str, queue_id: int, offset: int) -> int | None:
-        """Where a pull at `offset` has to go instead. None: it may go on, and the reset is over."""
-        if not self._parked:
-            return None
-        key = (group, topic, queue_id)
-        parked = self._parked.get(key)
-        if parked is None or parked != offset:
-            return parked
-        del self._parked[key]
-        return None
-
-    def clear(self) -> None:
-        """This broker is not the master any more."""
-        self._parked.clear()

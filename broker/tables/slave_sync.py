@@ -30,7 +30,6 @@ from batonmq.broker.role_gate import RoleGate
 from batonmq.process.backoff import Backoff, pause_ms
 from batonmq.process.turns import in_turns, result_of
 from batonmq.protocol.bodies import (
-    ConsumerOffsetSerializeWrapper,
     MessageRequestModeSerializeWrapper,
     SubscriptionGroupWrapper,
     TopicConfigAndMappingSerializeWrapper,
@@ -46,7 +45,7 @@ from batonmq.protocol.json_body import B, Body, decoded_in_steps, encoded_pieces
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Handler, Processors, Response
 from batonmq.remoting.endpoint import RemotingClient
-from batonmq.store.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
+from batonmq.store.consumer_offset import ConsumerOffsetManager, DelayOffsetManager, OffsetTable
 from batonmq.store.queue_locks import QueueLockManager, QueueLockTable
 from batonmq.store.subscription_group import MessageRequestModeManager, SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
@@ -107,8 +106,8 @@ class BrokerTables:
 
     def shown_by_the_log(self) -> list[Callable[[], None]]:
         """The writes that are due of topics, groups, their modes, delays and locks, and of offsets
-        if a deletion took some: below a checkpoint the log shows none of them again (R30, R31,
-        R39)."""
+        if a deletion or a reset changed some: below a checkpoint the log shows none of them again
+        (R30, R31, R39, R56)."""
         return [
             *self.topics.writes_due(),
             *self.groups.writes_due(),
@@ -269,7 +268,7 @@ class SlaveSynchronize:
         carried_out = _carried_out(reply)
         offsets = None
         if reply.body:
-            offsets = await result_of(decoded_in_steps(ConsumerOffsetSerializeWrapper, reply.body))
+            offsets = await result_of(decoded_in_steps(OffsetTable, reply.body))
         has_log = offsets is None or await self._log_reaches(carried_out, followed)
         if followed is not self._followed:
             return False
@@ -277,7 +276,11 @@ class SlaveSynchronize:
             has_log
             and offsets is not None
             and not self._tables.offsets.apply_from_master(
-                epoch, offsets.offset_table, carried_out, offsets.data_version
+                epoch,
+                offsets.offset_table,
+                carried_out,
+                offsets.data_version,
+                offsets.baton_resets,
             )
         ):
             if carried_out is not None and carried_out < self._tables.offsets.deleted_end:

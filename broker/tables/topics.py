@@ -47,6 +47,7 @@ from batonmq.protocol.topic_name import (
     pop_retry_topics,
     pop_topic_pairs,
 )
+from batonmq.store.offset_resets import OffsetReset
 from batonmq.store.queue_locks import LockChange
 from batonmq.store.topic_config import TopicConfigManager, topic_config
 
@@ -71,6 +72,7 @@ class MetadataChange(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     deleted_groups: dict[str, bool] = {}
     forbidden: dict[str, dict[str, int]] = {}
     request_modes: list[SetMessageRequestModeRequestBody] = []
+    resets: list[OffsetReset] = []
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)
@@ -132,15 +134,8 @@ class TopicService:
         config = self.topics.get(topic)
         if config is None:
             config = self._create_from_template(topic, default_topic, queue_nums)
-        self._require_writable(config)
+        _require_writable(config)
         return config
-
-    def _require_writable(self, config: TopicConfig) -> None:
-        if not config.perm & PERM_WRITE:
-            raise BrokerRefusal(
-                ResponseCode.NO_PERMISSION,
-                f"topic {config.topic_name} may not be written: perm {config.perm}",
-            )
 
     def _create_from_template(self, topic: str, default_topic: str, queue_nums: int) -> TopicConfig:
         derived = self.topics.derived(topic, default_topic, max(1, queue_nums))
@@ -168,7 +163,7 @@ class TopicService:
         if config is None:
             config = topic_config(topic, queue_nums)
             self._put_all([config])  # beyond topicsMax, too: what the group failed on goes there
-        self._require_writable(config)
+        _require_writable(config)
         return max(1, min(queue_nums, config.write_queue_nums))
 
     def put_topic(self, config: TopicConfig) -> int:
@@ -286,6 +281,12 @@ class TopicService:
         self.unwritten.note(end, partial(self.request_modes.put_all, [before]))
         return end
 
+    def reset_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> int:
+        """The group continues at these offsets (by queue id) once the returned offset is confirmed:
+        a next master will send it there, too (R56)."""
+        reset = OffsetReset(group=group, topic=topic, offsets=offsets)
+        return self._append(MetadataChange(resets=[reset]).encode())
+
     def group(self, name: str, *, writable: bool) -> SubscriptionGroupConfig:
         """The group's configuration, created with defaults on a master that allows it.
 
@@ -312,13 +313,15 @@ class TopicService:
         if change is not None:
             self._put(change)
             self._delete(change, end_offset)
+            self._offsets.resets.begin(change.resets, end_offset)
 
-    def take_over_record(self, body: bytes) -> None:
-        """A new master finds this record in its log, not confirmed yet: its creations count from
-        now on, its deletions from `own_record_confirmed` on."""
+    def take_over_record(self, body: bytes, end_offset: int) -> None:
+        """A new master finds this record in its log, not confirmed yet: its creations and resets
+        count from now on, its deletions from `own_record_confirmed` on."""
         change = _readable(body)
         if change is not None:
             self._put(change)
+            self._offsets.resets.begin(change.resets, end_offset, confirmed=False)
             self._deleting.update(change.deleted_topics)
             self._changed(change.deleted_topics)
 
@@ -330,6 +333,7 @@ class TopicService:
         if change is None:
             return
         self._delete(change, end_offset)
+        self._offsets.resets.begin(change.resets, end_offset)
         for config in change.topics.values():
             if (
                 self.topics.get(config.topic_name) is None
@@ -342,6 +346,7 @@ class TopicService:
     def role_left(self) -> None:
         """What was not confirmed may be cut: the log decides."""
         self._deleting.clear()
+        self._offsets.resets.role_left()
 
     def _put(self, change: MetadataChange) -> None:
         for config in change.topics.values():
@@ -388,6 +393,14 @@ class TopicService:
         self.topics.create_by_message(topic, queue_id + 1)
         log.info("topic_seen_in_log topic=%s queues=%d", topic, queue_id + 1)
         self._changed((topic,))
+
+
+def _require_writable(config: TopicConfig) -> None:
+    if not config.perm & PERM_WRITE:
+        raise BrokerRefusal(
+            ResponseCode.NO_PERMISSION,
+            f"topic {config.topic_name} may not be written: perm {config.perm}",
+        )
 
 
 def _refuse_above(what: str, there: int, made: int, key: str, most: int) -> None:

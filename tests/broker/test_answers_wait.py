@@ -267,16 +267,6 @@ def test_r28_a_pull_between_the_confirmed_and_the_written_end_is_not_sent_elsewh
     run_with_broker(tmp_path, play)
 
 
-def test_resets_that_are_parked_end_with_the_role(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
-        pulls = rig.service.pull
-        pulls.resets.park("g", "T", 0, 5)
-        pulls.role_changed()
-        assert not len(pulls.resets)
-
-    run_with_broker(tmp_path, play)
-
-
 def test_who_waits_hears_of_a_change_of_role_some_in_a_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

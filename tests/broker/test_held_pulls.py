@@ -11,6 +11,7 @@ from batonmq.broker.consume.pull_processor import _SLICE
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.record import NewMessage
 from batonmq.protocol.tags import tags_code
+from batonmq.store.offset_resets import OffsetReset
 
 MANY = _SLICE + 12
 
@@ -38,8 +39,9 @@ def test_a_reset_looks_at_each_pull_of_the_queue_once(tmp_path):
     async def play(rig):
         async with held(rig) as (_, looked):
             pull = rig.service.pull
-            pull.reset("another", "T", 0, 0)
-            pull.reset("another", "T", 0, 0)  # while the first one goes on
+            reset = OffsetReset(group="another", topic="T", offsets={0: 0})
+            pull._was_reset(reset)
+            pull._was_reset(reset)  # while the first one goes on
             for _ in range(20):
                 await asyncio.sleep(0)
             assert (looked.call_count, pull.held, pull._waking) == (2 * MANY, MANY, {})

@@ -451,8 +451,8 @@ def test_a_reset_is_followed_also_by_the_next_master(tmp_path: Path, clock: Cloc
         for number in range(3):
             await rig.send("T", b"%d" % number, queue=0)
         assert len(messages(await pop(rig))) == 3
-        rig.service.tables.offsets.commit("g", "T", 0, 1)
-        rig.service.pull.reset("g", "T", 0, 1)
+        fields = {"topic": "T", "group": "g", "timestamp": "0", "queueId": "0", "offset": "1"}
+        assert (await rig.ask(222, fields)).code == 0
         rig.service.role_left()
         rig.service.master_opened()
         await until(lambda: rig.service.waiting.pop.is_loaded)

@@ -242,7 +242,7 @@ def test_r31_a_new_master_deletes_what_it_took_over_when_it_is_confirmed(tmp_pat
     ]
     tables.service.apply_record(records[0], 100)
     for record in records[1:]:
-        tables.service.take_over_record(record)
+        tables.service.take_over_record(record, 100)
     assert tables.topics.get("T") == topic("T")
     assert tables.dropped == []
     for record in records[1:]:

@@ -108,7 +108,7 @@ def test_r31_a_new_master_takes_over_what_is_not_confirmed_yet(tmp_path: Path) -
     group = SubscriptionGroupConfig(group_name="g")
     change = MetadataChange(topics={"New": topic}, groups={"g": group}, deleted_topics=["Old"])
     changes = service.changes
-    service.take_over_record(change.encode())
+    service.take_over_record(change.encode(), 900)
     assert service.get("New") == topic and service.groups.get("g") == group
     assert service.get("Old") is not None and service.dropped_topics == []
     assert service.changes > changes, "name servers must hear of it"
@@ -179,7 +179,7 @@ def test_r31_a_record_of_a_newer_version_is_passed_over(tmp_path: Path) -> None:
     service = Service(tmp_path)
     for body in (b'{"v": 99, "topics": {}}', b"\xff"):
         service.apply_record(body, 900)
-        service.take_over_record(body)
+        service.take_over_record(body, 900)
         service.own_record_confirmed(body, 900)
     assert service.records == [] and service.dropped_topics == []
 

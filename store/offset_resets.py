@@ -1,0 +1,129 @@
+"""Resets of consumer groups that no member has taken up yet (SAFETY R56). Pure.
+
+An operator's reset (222) runs until a member pulls from the very offset: until then every pull from
+elsewhere is sent there, and progress from before is not taken. It ends as well when the offset is
+set in another way, by POP or an operator. The held pull of a member that gave the queue away, or
+has gone, does not end it, as it does in Java. Origin: `ConsumerOffsetManager.resetOffsetTable`.
+
+A reset begins with a record of the log, which every member carries out. Its end travels with the
+offsets: what a master sends (43) counts for the resets whose records it had carried out. So a new
+master sends a group back that took a reset up in the last half second, and loses the group's
+progress of the same time; it never forgets a reset that was answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+Running = dict[str, dict[int, int]]
+"""`topic@group` -> queue id -> where the record of its reset ends in the log."""
+
+
+class OffsetReset(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A group goes on at `offsets` (by queue id) of a topic."""
+
+    group: str
+    topic: str
+    offsets: dict[int, int]
+
+
+class OffsetResets:
+    """Of one broker. While a reset runs, the group's offset in that queue is the one it set."""
+
+    def __init__(
+        self, set_offset: Callable[[str, str, int, int], None], changed: Callable[[], None]
+    ) -> None:
+        """`set_offset`(group, topic, queue id, offset); `changed` is called with each change."""
+        self._set_offset = set_offset
+        self._changed = changed
+        self.running: Running = {}
+        self.end = 0
+        """Resets whose records end up to here have begun here; no record begins one twice."""
+        self._taken_over = 0
+        self.on_begin: Callable[[OffsetReset], object] = lambda reset: None
+        self.changes = 0
+        self.is_due = False
+        """A reset began that is on no disk: below a checkpoint the log does not show it again."""
+
+    def runs(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether progress of the group in this queue is from before a reset."""
+        return bool(self.running) and queue_id in self.running.get(f"{topic}@{group}", ())
+
+    def begin(
+        self, resets: Iterable[OffsetReset], record_end: int, *, confirmed: bool = True
+    ) -> None:
+        """The log shows these, in a record that ends there. Those that begin now go to `on_begin`.
+        Not `confirmed`: a new master takes the record over, and is shown it again."""
+        is_known = record_end <= max(self.end, self._taken_over)
+        if confirmed:
+            self.end = max(self.end, record_end)
+        else:
+            self._taken_over = max(self._taken_over, record_end)
+        if is_known:
+            return
+        for reset in resets:
+            for queue_id, offset in reset.offsets.items():
+                self._set_offset(reset.group, reset.topic, queue_id, offset)
+            queues = self.running.setdefault(f"{reset.topic}@{reset.group}", {})
+            queues.update(dict.fromkeys(reset.offsets, record_end))
+            self.is_due = True
+            self._note_change()
+            self.on_begin(reset)
+
+    def finish(self, key: str, queue_id: int) -> None:
+        """A member has taken the reset up, or the offset was set in another way."""
+        queues = self.running.get(key, {})
+        if queues.pop(queue_id, None) is None:
+            return
+        if not queues:
+            del self.running[key]
+        self._note_change()
+
+    def _note_change(self) -> None:
+        self.changes += 1
+        self._changed()
+
+    def copied(self) -> Running:
+        return {key: dict(queues) for key, queues in self.running.items()}
+
+    def loaded(self, running: Running, end: int) -> None:
+        self.running, self.end = running, end
+
+    def from_master(
+        self, theirs: Mapping[str, Mapping[int, int]], carried_out: int | None
+    ) -> tuple[bool, Running]:
+        """The master had carried out the log up to `carried_out`, and these resets ran then.
+        Whether that changes anything, and the resets of later records, which still run here. A Java
+        master (None) knows of no resets."""
+        after, later = {key: dict(queues) for key, queues in theirs.items()}, Running()
+        if carried_out is not None:
+            self.end = max(self.end, carried_out)
+            for key, queues in self.running.items():
+                if newer := {queue: end for queue, end in queues.items() if end > carried_out}:
+                    later[key], after[key] = newer, after.get(key, {}) | newer
+        before, self.running = self.running, after
+        return before != after, later
+
+    def forget(self, key: str, record_end: int) -> None:
+        """A record that ends there deletes the offsets of `topic@group`."""
+        self._keep(lambda at: at > record_end, (key,))
+
+    def log_ends(self, log_end: int) -> None:
+        """The log was cut there: records behind it do not count."""
+        self.end = min(self.end, log_end)
+        self._keep(lambda at: at <= log_end, list(self.running))
+
+    def _keep(self, stays: Callable[[int], bool], keys: Iterable[str]) -> None:
+        for key in keys:
+            queues = self.running.pop(key, {})
+            if kept := {queue: at for queue, at in queues.items() if stays(at)}:
+                self.running[key] = kept
+
+    def role_left(self) -> None:
+        """What this master took over is confirmed, or is shown by the log again."""
+        self._taken_over = 0
+
+    def clear(self) -> None:
+        self.running, self.end, self._taken_over = {}, 0, 0
