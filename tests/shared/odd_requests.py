@@ -32,7 +32,8 @@ NAME_FIELDS = (
     "topic", "consumerGroup", "group", "groupName", "producerGroup", "clientId", "clientID",
     "srcGroup", "destGroup", "attemptId", "key", "statsName", "statsKey", "brokerName",
     "clusterName", "subscription", "exp", "a", "b", "c", "n", "msgId", "transactionId",
-    "uniqMsgId", "brokerAddr", "namespace", "controllerAddress",
+    "uniqMsgId", "brokerAddr", "namespace", "controllerAddress", "brokerAddress", "value",
+    "haServerAddr", "registerCheckCode", "cluster", "__ZONE_NAME", "brokerControllerIdsToClean",
 )  # fmt: skip
 NUMBER_FIELDS = (
     "queueId", "queueOffset", "offset", "commitOffset", "maxMsgNums", "sysFlag",
@@ -41,11 +42,13 @@ NUMBER_FIELDS = (
     "readQueueNums", "writeQueueNums", "perm", "topicSysFlag", "index", "count",
     "tranStateTableOffset", "commitLogOffset", "commitOrRollback", "masterEpoch",
     "syncStateSetEpoch", "d", "e", "f", "g", "h", "j", "brokerId", "confirmOffset", "extraInfo",
-    "originMsgId", "batch",
+    "originMsgId", "batch", "appliedBrokerId", "masterBrokerId", "epoch", "maxOffset",
+    "electionPriority", "heartbeatTimeoutMills", "heartbeatTimeoutMillis", "bodyCrc32",
 )  # fmt: skip
 FLAG_FIELDS = (
     "order", "force", "isForce", "offline", "readable", "cleanOffset", "committed",
-    "fromTransactionCheck", "k", "m", "compressed",
+    "fromTransactionCheck", "k", "m", "compressed", "designateElect", "uncleanElect",
+    "cutLaterAcks", "isCleanLivingBroker", "enableActingMaster", "batonPartial",
 )  # fmt: skip
 PROPERTIES = (
     "DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "TIMER_OUT_MS", "REAL_QID",
@@ -56,7 +59,10 @@ BODIES = (
     b"", b"{}", b"[]", b"null", b"x", b"\xff" * 40, b"\0" * 5000, b'{"groupName":"a/b"}',
     b'{"clientID":"c","consumerDataSet":[{"groupName":"..","subscriptionDataSet":[]}]}',
     b'{"consumerGroup":"g","clientId":"c","mqSet":[{"topic":"../x","queueId":-5}]}',
-    b'{"topicConfigList":[{"topicName":"..","readQueueNums":-1}]}',
+    b'{"topicConfigList":[{"topicName":"..","readQueueNums":-1}]}', b'["broker-a","a/b",""]',
+    b'{"syncStateSet":[1,2],"syncStateSetEpoch":9223372036854775807}', b'{"syncStateSet":[-1,"x"]}',
+    b'{"queueDatas":[{"brokerName":"broker-a","perm":-1,"readQueueNums":2147483647}]}',
+    b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"..":{},"T":{"perm":-1},"a\\nb":{}}}}',
 )  # fmt: skip
 MESSAGE_MAX = 4 << 20
 LARGE = (
