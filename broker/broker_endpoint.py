@@ -33,6 +33,7 @@ from batonmq.broker.relay import (
 )
 from batonmq.broker.role_gate import RoleGate
 from batonmq.process.clock import boot_ms
+from batonmq.process.laps import Laps
 from batonmq.process.start_room import StartRoom
 from batonmq.process.turns import in_slices, in_turns
 from batonmq.protocol.bodies import GetBrokerMemberGroupResponseBody
@@ -62,13 +63,15 @@ class Early:
 class BrokerEndpoint:
     """Endpoint, role gate and relay of one broker. `listen`, `open`, `close`: once, in this order.
 
-    `gate` is the broker's own; until a controller names a role it is fenced.
+    `gate` is the broker's own; until a controller names a role it is fenced. `laps`: the steps of
+    the start, from when it listens.
     """
 
     def __init__(self, config: BrokerSections, clock_ms: Callable[[], int] = boot_ms) -> None:
         self.gate = RoleGate()
         self.relay = Relay(self.gate, clock_ms, enabled=config.relays)
         self.is_listening = False
+        self.laps = Laps(clock_ms)
         self._config = config.broker
         self._clock_ms = clock_ms
         self.processors = self._early_processors()
@@ -100,6 +103,7 @@ class BrokerEndpoint:
             await self.close()
             raise
         self.is_listening = True
+        self.laps.begin()
         self._tasks = [asyncio.create_task(self._tick_forever(), name="endpoint-tick")]
         if self.relay.enabled and broker.name_servers:
             self._tasks.append(asyncio.create_task(self._find_master(), name="endpoint-master"))

@@ -75,7 +75,9 @@ async def serve(main: ServerMain) -> None:
     endpoint = BrokerEndpoint(config)
     await endpoint.listen()
     main.serving()
-    service = (await asyncio.to_thread(_load))(config, main.fail, endpoint)
+    broker_service = await asyncio.to_thread(_load)
+    endpoint.laps.end("code")
+    service = broker_service(config, main.fail, endpoint)
     if not await started(service, main.stopped()):
         return
     try:

@@ -251,17 +251,19 @@ class BrokerService:
         self.registrar.start()
         self.slave_sync.start()
         log.info(
-            "broker_started address=%s name=%s cluster=%s controller_mode=%s",
+            "broker_started address=%s name=%s cluster=%s controller_mode=%s %s",
             broker.address,
             broker.broker_name,
             broker.broker_cluster_name,
             self.config.controller_mode,
+            self.endpoint.laps.end("role"),
         )
 
     async def _opened_store(self) -> None:
         opening = asyncio.ensure_future(asyncio.to_thread(self._open_store))
         try:
             await asyncio.shield(opening)
+            self.endpoint.laps.end("store")
         except asyncio.CancelledError:
             await asyncio.wait((opening,))
             self.store.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import re
 import shutil
 from pathlib import Path
 
@@ -44,6 +46,19 @@ def test_send_and_pull_a_message(tmp_path: Path) -> None:
         )
 
     run_with_broker(tmp_path, play)
+
+
+def test_a_start_says_how_long_store_and_role_took(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So a start that is late on a busy machine names what it waited for."""
+
+    async def play(_: Rig) -> None:
+        (started,) = (r.getMessage() for r in caplog.records if "broker_started" in r.getMessage())
+        assert re.search(r" store_ms=\d+ role_ms=\d+$", started)
+
+    with caplog.at_level(logging.INFO):
+        run_with_broker(tmp_path, play)
 
 
 def test_v1_batch_and_oneway(tmp_path: Path) -> None:
