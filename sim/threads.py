@@ -184,12 +184,13 @@ class Lock:
         while self._count and self._holder is not _current:
             if not blocking:
                 return False
-            if _current is not None:
-                self._waiting.append(_current)
-                _current.pause(None)
-            else:
+            if _current is None or _current.forced:
+                # The loop waits for the lock, or for a thread that waits for it.
                 assert self._holder is not None
                 self._holder.force()
+            else:
+                self._waiting.append(_current)
+                _current.pause(None)
         self._holder = _current
         self._count += 1
         return True

@@ -6,7 +6,9 @@ same life everywhere.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,7 +21,9 @@ import pytest
 from sim.given_up import GivenUp, Unclean
 from sim.hosts import BrokerHost
 from sim.life import Outcome, Plan, Statistics, plan_of, run
+from sim.loop import Process, SimLoop
 from sim.shrink import shrink
+from sim.threads import Lock, Thread, current_thread
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -140,3 +144,32 @@ def test_shrinking_leaves_the_faults_that_matter() -> None:
     smaller, violation = shrink(plan, lambda line: None, live)
     assert violation == "lost" and set(smaller.faults) == needed
     assert shrink(replace(plan, faults=()), lambda line: None, live)[1] is None
+
+
+def test_a_thread_that_is_waited_for_may_wait_for_a_lock_of_another() -> None:
+    """As at the end of a store whose two flushes meet on a slow disk."""
+    loop = SimLoop(random.Random(1))
+    ended: list[str] = []
+
+    async def close() -> None:
+        lock = Lock()
+
+        def work(name: str) -> None:
+            with lock:
+                thread = current_thread()
+                assert thread is not None
+                thread.pause(1.0)
+                ended.append(name)
+
+        holder, waits = (Thread(target=work, args=(name,)) for name in ("holder", "waits"))
+        holder.start()
+        waits.start()
+        await asyncio.sleep(0.01)
+        waits.join()
+
+    process = Process(loop, "10.0.0.1")
+    try:
+        loop.run_until_complete(process.spawn(close()))
+    finally:
+        loop.close()
+    assert ended == ["holder", "waits"]
