@@ -4,7 +4,8 @@ An operator cleans a replica while it is cut off: it has to notice, and to regis
 The session of the master breaks again and again: the second time is no verdict at once (R6). A
 stranger announces frames that never come: no memory is taken for them (R58). A stranger asks for
 the election of a planned switch that no controller began: nobody is elected (R59). A stranger names
-topics and groups as no file can be named: nothing else is removed, and no member ends (R46).
+topics and groups as no file can be named: nothing else is removed, and no member ends (R46). A
+stranger answers at the address of a dead master: no slave follows it (R21).
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 
 from batonmq.client.admin.admin import Admin
+from batonmq.ha.wire import HAIdentity, SlaveFrameReader, encode_master_handshake
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1.controller_pb2_grpc import ControllerServiceStub
 from batonmq.protocol.bodies import ConsumerData, HeartbeatData
@@ -54,6 +56,7 @@ _AGAIN_S = 0.3
 _CONNECTIONS = 4
 _BEYOND_ALL = 1 << 40
 _STAYS_S = 60.0
+_OTHERS_MASTER = HAIdentity(CLUSTER, "broker-b", 1, "another life", "another log")
 
 
 class DisturbFaults(Kinds):
@@ -144,6 +147,26 @@ class DisturbFaults(Kinds):
         self._later(fault, process.kill)
         return f"at {master.name}"
 
+    def stranger_master(self, fault: Fault) -> str | None:
+        """The master ends while no controller could name another one, and the master of another
+        group, with the same epochs, answers at its address."""
+        master = self._master()
+        if master is None or master.service is None:
+            return None
+        store, ha = master.service.store, master.service.replication.ha
+        assert ha is not None
+        hello = encode_master_handshake(store.max_phy_offset, store.epochs.entries, _OTHERS_MASTER)
+        for host in (master, *self.cluster.controllers.values()):
+            host.kill()
+            self.cluster.later(_AWAY_S, host.start)
+        stranger = Process(self.cluster.loop, master.address)
+        self.cluster.network.listen(stranger, lambda: self._poses(hello), master.address, ha.port)
+        self.cluster.later(_AWAY_S - _AGAIN_S, stranger.kill)
+        return f"in place of {master.name}"
+
+    def _poses(self, hello: bytes) -> asyncio.Protocol:
+        return _StrangeMaster(hello, self.cluster.violate)
+
     def announced_frames(self, fault: Fault) -> str | None:
         """Of the largest size, at a broker or a name server; a little of each comes."""
         host = self._of(self._up(), fault.pick)
@@ -165,6 +188,26 @@ class DisturbFaults(Kinds):
                     f"R58: {intake.reader.held} bytes of memory are held for"
                     f" {intake.reader.waiting} that came from {transport.process.host}"
                 )
+
+
+class _StrangeMaster(asyncio.Protocol):
+    """Answers a slave's handshake with `hello`. Nobody must take it for its master (R21)."""
+
+    def __init__(self, hello: bytes, violate: Callable[[str], None]) -> None:
+        self._hello = hello
+        self._violate = violate
+        self._reader = SlaveFrameReader()
+        self._transport: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        handshake, acks = self._reader.feed(data)
+        if handshake is not None:
+            self._transport.write(self._hello)
+        if acks:
+            self._violate(f"R21: a slave acks {acks} to the master of another group")
 
 
 async def _ask_all(request: pb.ElectMasterRequest) -> None:

@@ -75,6 +75,7 @@ DISTURBING = {
     "announced frames": 2,
     "foreign switch": 2,
     "bad names": 2,
+    "stranger master": 1,
 }
 
 #: And which partial faults last, before the others begin.

@@ -42,7 +42,7 @@ class Verdicts:
             self._opened_ms = now_ms
         elif isinstance(event, SessionHello):
             self._process[event.session_id] = event.incarnation
-        elif isinstance(event, SessionClosed) and not event.goodbye:
+        elif isinstance(event, SessionClosed) and self._says_something(event, now_ms):
             process = self._process.get(event.session_id, "")
             self._closed_ms.setdefault(process, []).append(now_ms)
         effects: list[Any] = self._handle(event, now_ms)
@@ -50,6 +50,15 @@ class Verdicts:
             if isinstance(effect, ProposeElect):
                 self._judge(effect, now_ms)
         return effects
+
+    def _says_something(self, event: SessionClosed, now_ms: int) -> bool:
+        """Not one that was superseded, that was silent before, or that closes as its broker stops,
+        or while this process stood still (R8)."""
+        sessions = self._core._sessions
+        sessions.notice_time(now_ms)
+        session = sessions._open_session(event.broker_name, event.broker_id, event.session_id)
+        is_news = session is not None and session.silent_since_ms is None
+        return is_news and not event.goodbye and now_ms >= sessions._drained_ms
 
     def _judge(self, effect: ProposeElect, now_ms: int) -> None:
         led_ms = now_ms - self._opened_ms
