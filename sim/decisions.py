@@ -121,6 +121,8 @@ def _of_election(before: BrokerGroup, after: BrokerGroup, command: ElectMaster) 
         return ""
     if command.expected_master_epoch not in (ANY_EPOCH, before.master_epoch):
         return f"R10: {command.expected_master_epoch} was replaced, recorded was {before}"
+    if fault := _of_forgotten(before, after, command):
+        return fault
     if before.master_epoch == 0:
         return ""
     if fault := _of_suspects(before, after, command):
@@ -136,6 +138,23 @@ def _of_election(before: BrokerGroup, after: BrokerGroup, command: ElectMaster) 
             continue
         if record.incarnation == seen.incarnation and not record.suspect:  # type: ignore[union-attr]
             return f"R9: an election dropped broker {seen.broker_id}, a living member"
+    return ""
+
+
+def _of_forgotten(before: BrokerGroup, after: BrokerGroup, command: ElectMaster) -> str:
+    """R19: where replicas know more than is recorded, an operator names the master."""
+    if command.designate:
+        return ""
+    living = living_replicas(before, command.live)
+    if (known := before.foreign_key(living)) is not None:
+        return (
+            f"R19: broker {after.master_broker_id} was elected, broker {known[2]} knew of {known}"
+        )
+    if before.master_epoch > 0:
+        return ""
+    full = [r.broker_id for r in before.replicas if living.get(r.broker_id, r).max_offset > 0]
+    if len(full) > 1 or (full and after.master_broker_id not in full):
+        return f"R19: broker {after.master_broker_id} was elected first, {full} have data"
     return ""
 
 
