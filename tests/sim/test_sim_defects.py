@@ -25,23 +25,13 @@ from sim.defects import hunt
 from sim.defects.__main__ import FOLDER, main
 from sim.defects.patches import Defect, PatchError, defects_in, noting, parse
 from sim.defects.runner import ROOT, Copy, _seeds_for
-from sim.kinds import (
-    DISTURBING,
-    EXPIRY,
-    LASTING,
-    LEAPING,
-    ROLLING,
-    STRAINING,
-    UNCLEAN,
-    WEARING,
-    WEIGHTS,
-)
+from sim.kinds import EXPIRY, NEVER_PLAIN, ROLLING, UNCLEAN, WEIGHTS
 from sim.life import Outcome, plan_of
 from sim.settings import Settings
 
 DEFECTS = defects_in(FOLDER)
 EASY = "ack_before_replicate"
-KINDS = WEIGHTS | EXPIRY | ROLLING | UNCLEAN | WEARING | STRAINING | LEAPING | LASTING | DISTURBING
+KINDS = {*WEIGHTS, *EXPIRY, *ROLLING, *UNCLEAN, *NEVER_PLAIN}
 
 HARMLESS = """R1: nothing is wrong with it.
 --- a/broker/write/pending_acks.py
