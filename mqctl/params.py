@@ -16,6 +16,7 @@ import click
 
 from batonmq.mqctl.context import CommandContext, run
 from batonmq.mqctl.output import Output
+from batonmq.protocol.topic_name import text_problem
 
 CommandFunction = Callable[..., Coroutine[Any, Any, None]]
 
@@ -43,6 +44,14 @@ _PLACES = frozenset(
     }
 )  # fmt: skip
 """Where a command goes. Most mean a wider place if they are not given."""
+_NAMED = frozenset(
+    {
+        "--activeTopic", "--brokerName", "--clusterName", "--consumerGroup", "--group",
+        "--groupName", "--topic", "--topicName",
+    }
+)  # fmt: skip
+"""Names, or several behind each other with `;`. Which ones are legal, the servers decide; none has
+a character that would forge a line of a log or command a terminal (R46)."""
 
 
 class MqOption(click.Option):
@@ -61,6 +70,10 @@ class MqOption(click.Option):
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         if value == "" and value != self.default and not _PLACES.isdisjoint(self.shown):
             raise click.BadParameter("it is empty: name a place, or leave it out", ctx, self)
+        if isinstance(value, str) and not _NAMED.isdisjoint(self.shown):
+            for name in filter(None, value.split(";")):
+                if problem := text_problem(name):
+                    raise click.BadParameter(f"{name[:64]!r}: {problem}", ctx, self)
         return super().process_value(ctx, value)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
