@@ -207,7 +207,8 @@ class Reviver:
         return v2 if self._retry_v2 or taken else v1
 
     def _put(self, point: CheckPoint, message: NewMessage) -> bool:
-        """False while a topic may not be written. Raises PutRefused."""
+        """False while a topic may not be written. Raises PutRefused, and BrokerRefusal 29 where
+        the name of the topic would be too long (R54)."""
         group, topic, _ = point.key
         try:
             limit = self._topics.group(group, writable=True).retry_max_times
@@ -217,6 +218,8 @@ class Reviver:
                 message.topic = self._retry_topic(group, topic)
             self._topics.of_group(message.topic, 1)
         except BrokerRefusal as error:
+            if error.code == ResponseCode.INVALID_PARAMETER:  # no such name: it is set aside
+                raise
             log.warning("popped_message_waits group=%s topic=%s reason=%s", group, topic, error)
             return False
         message.queue_id = QUEUE

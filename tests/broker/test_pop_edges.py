@@ -266,3 +266,43 @@ def test_statistics_show_what_a_group_pulled_and_has_not_committed(tmp_path: Pat
         assert b'"pullOffset":6' in stats.body and b'"consumerOffset":2' in stats.body
 
     run_with_broker(tmp_path, play)
+
+
+def test_r54_a_popped_message_without_a_dead_letter_topic_is_set_aside(
+    tmp_path: Path, clock: pops.Clock
+) -> None:
+    """`%DLQ%` and the group are too long for a name. What came behind it is given back."""
+    group, topic = "g" * 252, "%RETRY%any"
+
+    async def play(rig: Rig) -> None:
+        await rig.send(topic, b"poison")
+        config = {"groupName": group, "retryMaxTimes": 0}
+        assert (await rig.ask(200, {}, json.dumps(config).encode())).code == 0
+        assert pops.bodies(await pops.pop(rig, topic=topic, consumerGroup=group)) == [b"poison"]
+        await rig.send("T", b"good")
+        assert pops.bodies(await pops.pop(rig)) == [b"good"]
+        clock.now_ms += 61_000
+        await until(lambda: end_of(rig, "%RETRY%g_T") == 1)
+        await until(lambda: not len(rig.service.waiting.pop.table))
+        assert "message 0 of %RETRY%any" in rig.service.path.aside.problem
+
+    run_with_broker(tmp_path, play)
+
+
+@pytest.mark.parametrize("limit", [16, 0])
+def test_r54_what_was_popped_comes_back_whatever_clients_may_send_by_now(
+    tmp_path: Path, clock: pops.Clock, limit: int
+) -> None:
+    """As a retry, and as a dead letter."""
+
+    async def play(rig: Rig) -> None:
+        config = {"groupName": "g", "retryMaxTimes": limit}
+        assert (await rig.ask(200, {}, json.dumps(config).encode())).code == 0
+        await rig.send("T", b"x" * 200_000)
+        assert len(pops.messages(await pops.pop(rig))) == 1
+        assert (await rig.ask(25, {}, b"maxMessageSize=100000\n")).code == 0
+        clock.now_ms += 61_000
+        await until(lambda: end_of(rig, "%RETRY%g_T" if limit else "%DLQ%g") == 1)
+        await until(lambda: not len(rig.service.waiting.pop.table))
+
+    run_with_broker(tmp_path, play)

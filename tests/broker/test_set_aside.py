@@ -62,6 +62,9 @@ def test_r54_what_is_longer_than_clients_may_send_by_now_is_delivered(
         assert (await rig.send("T", b"x" * 200_000, **waits)).code == 0
         held = await rig.send("V", b"x" * 200_000, **half)
         assert (await rig.send("U", b"later", UNIQ_KEY="K3", **waits)).code == 0
+        timed = await rig.send("W", b"x" * 200_000, UNIQ_KEY="K4", TIMER_DELAY_SEC="60")
+        failed = await rig.send("F", b"x" * 200_000, UNIQ_KEY="K5")
+        assert timed.code == failed.code == 0
         assert (await rig.ask(25, {}, b"maxMessageSize=100000\n")).code == 0
         clock.ahead_ms = HOUR_MS
         await until(lambda: end_of(rig, "T") == end_of(rig, "U") == 1)
@@ -73,6 +76,13 @@ def test_r54_what_is_longer_than_clients_may_send_by_now_is_delivered(
         }
         assert (await rig.ask(37, end)).code == 0
         await until(lambda: end_of(rig, "V") == 1)
+        await until(lambda: end_of(rig, "W") == 1)
+        back = {"group": "g", "offset": str(int(failed.ext["msgId"][16:], 16))}
+        assert (await rig.ask(36, back | {"delayLevel": "0"})).code == 0
+        assert (await rig.ask(36, back | {"delayLevel": "-1"})).code == 0
+        await until(lambda: end_of(rig, "%DLQ%g") == 1)
+        clock.ahead_ms = 2 * HOUR_MS
+        await until(lambda: end_of(rig, "%RETRY%g") == 1)
 
     run_with_broker(tmp_path, play)
 
