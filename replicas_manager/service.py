@@ -245,17 +245,23 @@ class ReplicasManager:
         heir = max(others, key=lambda other: self._actions.switch_progress(other).ack)
         return await self._link.hand_over(leader, heir, view.master_epoch, reason)
 
-    async def close(self, reason: str = "planned stop") -> None:
-        """Say Goodbye to every controller and stop. A role change under way is awaited."""
+    async def end(self) -> None:
+        """Takes no view and answers no controller from now on, though its sessions are open. A
+        role change under way is awaited, so the broker's parts can be closed then. Idempotent."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._effects.close()
-        await self._link.goodbye(reason)
         await self._switch.close()
         if self._runner is not None:
             await self._runner.close()
+
+    async def close(self, reason: str = "planned stop") -> None:
+        """Say Goodbye to every controller and stop. Until then this process is a living replica to
+        them: what it replicates must have ended."""
+        await self.end()
+        await self._link.goodbye(reason)
         await self._link.close()
 
     def _heard(self, event: Event) -> None:

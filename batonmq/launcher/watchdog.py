@@ -6,9 +6,11 @@ request to it. `Watchdog` decides and is pure; `NotifySocket` hears the children
 STOPPING.
 
 Silence alone proves nothing on a busy machine. Who is silent for the time-out hangs if none of its
-threads wants the processor (it is stopped, or waits for what does not come), or if it has used the
-processor for the time-out once more (an endless loop). One that is starved does neither. A launcher
-that stood still itself has heard nobody, so it starts the count anew (as SAFETY R8 has it for
+threads wants the processor or waits for its disk (it is stopped, or waits for what does not come),
+or if it has used the processor for the time-out once more (an endless loop). One that is starved
+does neither. One that waits for its disk (state D) continues when the disk does; controllers that
+miss its heartbeats elect another master meanwhile. A launcher that stood still itself has heard
+nobody, so it starts the count again (as SAFETY R8 has it for
 servers).
 """
 
@@ -44,9 +46,12 @@ _MESSAGE_SIZE_MAX: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a process does at this moment. `cpu_ms`: the processor time that it has used so far."""
+    """What a process does at this moment. `cpu_ms`: the processor time that it has used so far.
 
-    wants_cpu: bool
+    `busy`: one of its threads wants the processor, or waits for its disk.
+    """
+
+    busy: bool
     cpu_ms: int
 
 
@@ -97,22 +102,22 @@ class Watchdog:
         activity = self._activity_of(pid)
         if watched.suspected_cpu_ms is None:
             watched.suspected_cpu_ms = activity.cpu_ms
-        watched.idle_ticks = 0 if activity.wants_cpu else watched.idle_ticks + 1
+        watched.idle_ticks = 0 if activity.busy else watched.idle_ticks + 1
         used_ms = activity.cpu_ms - watched.suspected_cpu_ms
         return watched.idle_ticks >= IDLE_TICKS or used_ms >= self._timeout_ms
 
 
 def activity_of(pid: int) -> Activity:
-    """From /proc. A process that is gone wants nothing."""
-    wants, ticks = False, 0
+    """From /proc. A process that is gone is not busy."""
+    busy, ticks = False, 0
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:  # that thread has ended
             continue
-        wants = wants or fields[0] == "R"
+        busy = busy or fields[0] in "RD"
         ticks += int(fields[11]) + int(fields[12])
-    return Activity(wants, ticks * 1000 // CLOCK_TICKS)
+    return Activity(busy, ticks * 1000 // CLOCK_TICKS)
 
 
 class NotifySocket:

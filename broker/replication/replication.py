@@ -208,11 +208,13 @@ class Replication:
         self._path.acks.fail_all(ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is stopping")
         await in_slices(self._path.acks.answer_failed)
         if self.manager is not None:
-            await self.manager.close(reason)
+            await self.manager.end()
         for task in self._tasks:
             task.cancel()
         if self.ha is not None:
             await self.ha.close()
+        if self.manager is not None:
+            await self.manager.close(reason)  # R44: behind a good-bye its log changes no more
         if self.classic is not None:
             await self.classic.close()
 

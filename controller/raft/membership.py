@@ -19,11 +19,13 @@ import msgspec
 
 from batonmq.controller.config import Peer
 from batonmq.process import disk
-from batonmq.process.durable_file import replace_file
+from batonmq.process.durable_file import remove_file, replace_file
 from batonmq.protocol.errors import BatonError
 
 _VERSION: Final = 1
 _FILE_NAME: Final = "members"
+_CHANGE_NAME: Final = "members.change"
+"""An operator gave the file this name: the ids in it may change by one."""
 
 
 class Greeting(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -100,25 +102,40 @@ class MembersChangedError(BatonError):
         return (
             f"{self.path}: this node's log was written in a quorum of {self.kept}, now the members"
             f" are {self.configured}: two majorities could lead at once. If the members are meant"
-            " to change, stop all controllers, delete this file on each that keeps its folder, and"
-            " start them all with the same controllerDLegerPeers"
+            " to change, add or remove one at a time: a majority with more new ones may lack the"
+            f" newest entries. Stop all controllers, rename this file to {_CHANGE_NAME} on each that"
+            " keeps its folder, start them all with the same controllerDLegerPeers, and wait until"
+            " mqctl health finds them well before you change the next one"
         )
 
 
 def check_members(folder: Path, membership: Membership) -> None:
     """Compares the kept ids with the configured ones; stores them in a folder that has none.
 
+    Where an operator renamed the file, one id may have been added or removed: each majority of the
+    new list then has a member of each majority of the old one.
+
     Raises MembersChangedError; BatonError for a file that cannot be read; OSError.
     """
     path = folder / _FILE_NAME
     ids = tuple(member.partition("@")[0] for member in membership.members)
     configured = _KeptMembers(membership.cluster, ids)
+    change = folder / _CHANGE_NAME
     if not path.exists():
+        if change.exists():
+            kept = _read(change)
+            if kept.cluster != configured.cluster or len({*kept.ids} ^ {*ids}) > 1:
+                raise MembersChangedError(change, kept, configured)
         replace_file(path, msgspec.json.encode(configured))
+        remove_file(change)
         return
-    try:
-        kept = msgspec.json.decode(disk.read_bytes(path), type=_KeptMembers)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BatonError(f"{path}: no list of members: {error}") from error
+    kept = _read(path)
     if kept != configured:
         raise MembersChangedError(path, kept, configured)
+
+
+def _read(path: Path) -> _KeptMembers:
+    try:
+        return msgspec.json.decode(disk.read_bytes(path), type=_KeptMembers)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BatonError(f"{path}: no list of members: {error}") from error

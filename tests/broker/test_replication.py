@@ -172,3 +172,21 @@ def test_the_other_members_are_those_with_an_address_and_another_id(tmp_path: Pa
         replication.classic = classic
 
     run_with_broker(tmp_path, play)
+
+
+def test_r44_a_good_bye_comes_after_the_end_of_what_replicates(tmp_path: Path) -> None:
+    """Controllers judge by what a process reported before it said that it ends."""
+
+    async def play(rig: Rig) -> None:
+        replication, calls = rig.service.replication, Mock()
+        ha, manager = replication.ha, replication.manager
+        replication.ha, replication.manager = AsyncMock(), AsyncMock()
+        calls.attach_mock(replication.ha.close, "ha_closed")
+        calls.attach_mock(replication.manager.end, "takes_no_view")
+        calls.attach_mock(replication.manager.close, "good_bye")
+        await replication.close("planned stop")
+        replication.ha, replication.manager = ha, manager
+        names = [name for name, _, _ in calls.mock_calls]
+        assert names == ["takes_no_view", "ha_closed", "good_bye"]
+
+    run_with_broker(tmp_path, play)

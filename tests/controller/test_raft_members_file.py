@@ -28,6 +28,28 @@ def test_another_list_on_a_kept_folder_is_refused_by_name(tmp_path: Path) -> Non
             check_members(tmp_path, other)
 
 
+def test_r53_an_operator_changes_one_member_at_a_time(tmp_path: Path) -> None:
+    """As the error says. Of three, {n0, n1} may have the newest entry: {n2, n3} of a list with
+    two new members would be a majority without it."""
+    three, four = membership("n0", "n1", "n2"), membership("n0", "n1", "n2", "n3")
+    check_members(tmp_path, three)
+    with pytest.raises(MembersChangedError, match=r"one at a time.*rename this file to (\S+) on"):
+        check_members(tmp_path, four)
+    (tmp_path / "members").rename(tmp_path / "members.change")
+    for other in (
+        membership("n0", "n2", "n3"),
+        membership("n0", "n1", "n2", "n3", "n4"),
+        membership("n0"),
+        membership("n0", "n1", "n2", "n3", cluster="d"),
+    ):
+        with pytest.raises(MembersChangedError, match=r"members\.change: this node's log"):
+            check_members(tmp_path, other)
+    check_members(tmp_path, four)
+    check_members(tmp_path, four)
+    with pytest.raises(MembersChangedError):
+        check_members(tmp_path, three)
+
+
 def test_a_member_may_move_to_another_address(tmp_path: Path) -> None:
     check_members(tmp_path, membership("n0", "n1", "n2"))
     check_members(tmp_path, Membership("c", ("n0@new:7", "n1@host-n1:1", "n2@host-n2:1")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,10 +39,10 @@ PID = 7
 class Life:
     """A watchdog whose clock is moved by hand, ticked as the launcher ticks it."""
 
-    def __init__(self, *, wants_cpu: bool = False, cpu_share: float = 0.0) -> None:
+    def __init__(self, *, busy: bool = False, cpu_share: float = 0.0) -> None:
         """What its process does while it is silent."""
         self.watchdog = Watchdog(
-            TIMEOUT_MS, lambda pid: Activity(wants_cpu, int(cpu_share * self.now_ms))
+            TIMEOUT_MS, lambda pid: Activity(busy, int(cpu_share * self.now_ms))
         )
         self.now_ms = 1_000_000
         self.hung: list[int] = []
@@ -72,14 +73,14 @@ def test_a_silent_process_is_hung_once_after_the_time_out() -> None:
 
 def test_a_starved_process_lives_however_long_it_is_silent() -> None:
     """It waits for the processor and gets a fiftieth of it: a turn of its loop lasts long."""
-    life = Life(wants_cpu=True, cpu_share=0.02)
+    life = Life(busy=True, cpu_share=0.02)
     life.hear(READY)
     life.live(60_000, fed=False)
     assert life.hung == []
 
 
 def test_an_endless_loop_is_a_hang() -> None:
-    life = Life(wants_cpu=True, cpu_share=1.0)
+    life = Life(busy=True, cpu_share=1.0)
     life.hear(READY)
     life.live(2 * TIMEOUT_MS - TICK_MS, fed=False)
     assert life.hung == []
@@ -89,14 +90,39 @@ def test_an_endless_loop_is_a_hang() -> None:
 
 def test_what_is_known_of_a_process_is_what_it_does() -> None:
     busy = activity_of(os.getpid())
-    assert busy.wants_cpu, "it runs this line"
+    assert busy.busy, "it runs this line"
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as waiting:
         try:
-            while activity_of(waiting.pid).wants_cpu:
+            while activity_of(waiting.pid).busy:
                 os.sched_yield()
         finally:
             waiting.kill()
-    assert not activity_of(waiting.pid).wants_cpu
+    assert not activity_of(waiting.pid).busy
+
+
+_CLONE = {"x86_64": 56, "aarch64": 220}
+_WAITS = """
+import ctypes, signal
+CLONE_VFORK = 0x4000
+if ctypes.CDLL(None).syscall({number}, CLONE_VFORK | signal.SIGCHLD, 0, 0, 0, 0) == 0:
+    input()
+"""
+"""As vfork: the parent is in state D until the child ends."""
+
+
+def test_r50_a_process_that_waits_for_its_disk_does_not_hang() -> None:
+    waits = _WAITS.format(number=_CLONE[platform.machine()])
+    with subprocess.Popen([sys.executable, "-c", waits], stdin=subprocess.PIPE) as waiting:
+        try:
+            stat = Path(f"/proc/{waiting.pid}/stat")
+            while stat.read_text().rpartition(")")[2].split()[0] != "D":
+                os.sched_yield()
+            watchdog = Watchdog(TIMEOUT_MS, activity_of)
+            watchdog.heard(waiting.pid, READY, 0)
+            hung = [watchdog.tick(ms) for ms in range(0, 5 * TIMEOUT_MS, TICK_MS)]
+            assert not any(hung)
+        finally:
+            waiting.kill()
 
 
 def test_a_process_that_was_starved_for_less_than_the_time_out_lives() -> None:
