@@ -60,6 +60,16 @@ class PlannedSwitches:
                 f"this controller asked no master for the switch {command.request_id} to broker "
                 f"{command.broker_id} in masterEpoch {command.expected_master_epoch}",
             )
+        master_id = 0 if command.unclean else requests.lives_elsewhere(command.broker_name)
+        if master_id:
+            # R50: who is asked here may be cut off. An election would depose a healthy master.
+            return self._result(
+                command.broker_name,
+                ResponseCode.CONTROLLER_ELECT_MASTER_FAILED,
+                f"this controller does not hear broker {master_id}, the master, but another one "
+                "does: no other master is elected. Ask again in a second, when a controller leads "
+                "that hears it; or check the network between this one and the brokers",
+            )
         sessions = {
             (session.broker_id, session.incarnation): session
             for session in self._sessions.of_group(command.broker_name)

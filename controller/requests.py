@@ -42,7 +42,7 @@ from batonmq.controller.rules.commands import (
     LiveBroker,
     RegisterBroker,
 )
-from batonmq.controller.rules.groups import fill_alive
+from batonmq.controller.rules.groups import BrokerGroup, fill_alive
 from batonmq.controller.rules.state import ControllerState
 from batonmq.controller.switch import is_switch_id, with_drained
 from batonmq.process.clock import boot_ms, wall_ms
@@ -98,6 +98,8 @@ class LivenessView(Protocol):
     def joined_for_ms(self, broker_name: str, now_ms: int) -> int: ...
 
     def unclean_wait_ms(self, broker_name: str, now_ms: int) -> int: ...
+
+    def elsewhere(self, group: BrokerGroup, now_ms: int) -> frozenset[int]: ...
 
     def suspect_wait_ms(self, broker_name: str, now_ms: int) -> int: ...
 
@@ -240,6 +242,14 @@ class ControllerRequests:
     def live(self, broker_name: str) -> tuple[LiveBroker, ...]:
         """The live replicas of the group, as this node saw first-hand."""
         return self._liveness.live(broker_name, boot_ms())
+
+    def lives_elsewhere(self, broker_name: str) -> int:
+        """The group's master, if this node does not hear it but another one does (R50); else 0."""
+        group = self._log.state.group(broker_name)
+        if group is None or not group.master_broker_id:
+            return 0
+        unheard = self._liveness.elsewhere(group, boot_ms())
+        return group.master_broker_id if group.master_broker_id in unheard else 0
 
     def view(self, broker_name: str) -> RoleView | None:
         """The group as applied here, with `alive` as this node sees it; None if unknown."""

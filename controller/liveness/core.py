@@ -473,9 +473,9 @@ class LivenessCore:
             for record in group.replicas
             if self._judge(group, record, now_ms).standing == "dead"
         )
-        return judged - self._elsewhere(group, now_ms) if judged else judged
+        return judged - self.elsewhere(group, now_ms) if judged else judged
 
-    def _elsewhere(self, group: BrokerGroup, now_ms: int) -> frozenset[int]:
+    def elsewhere(self, group: BrokerGroup, now_ms: int) -> frozenset[int]:
         """The replicas that this node does not hear, but a peer does."""
         name = group.broker_name
         processes = [(name, *process) for process in group.processes]
@@ -493,7 +493,7 @@ class LivenessCore:
         group = self._state.group(broker_name)
         if group is None:
             return []
-        elsewhere = self._elsewhere(group, now_ms)
+        elsewhere = self.elsewhere(group, now_ms)
         if self._gate_opened_ms is None:
             return [*self._hearing.report(self._state.applied_index, now_ms)]
         watch = self._watch(broker_name)

@@ -103,9 +103,9 @@ class MembersChangedError(BatonError):
             f"{self.path}: this node's log was written in a quorum of {self.kept}, now the members"
             f" are {self.configured}: two majorities could lead at once. If the members are meant"
             " to change, add or remove one at a time: a majority with more new ones may lack the"
-            f" newest entries. Stop all controllers, rename this file to {_CHANGE_NAME} on each that"
-            " keeps its folder, start them all with the same controllerDLegerPeers, and wait until"
-            " mqctl health finds them well before you change the next one"
+            f" newest entries. Stop all controllers, rename this file to {_CHANGE_NAME} on each"
+            " that keeps its folder, start them all with the same controllerDLegerPeers, and wait"
+            " until mqctl health finds them well before you change the next one"
         )
 
 

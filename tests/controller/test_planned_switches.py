@@ -26,6 +26,7 @@ class Scene:
         script.three_in_sync()
         self.now_ms = 0
         self.asked: list[Any] = []
+        self.elsewhere = 0
         self.noted: list[str] = []
         sessions = OpenSessions()
         for broker_id in (1, 2, 3):
@@ -37,6 +38,7 @@ class Scene:
             state=script.state,
             live=lambda name: script.live(),
             view=lambda _: None,
+            lives_elsewhere=lambda _: self.elsewhere,
             submit=self.submit,
         )
         notes: Any = SimpleNamespace(note=lambda kind, *_, **__: self.noted.append(kind.value))
@@ -135,5 +137,25 @@ def test_r59_what_was_drained_counts_only_for_the_switch_that_this_controller_be
         scene.switches.gate_closed()
         await asyncio.gather(task, return_exceptions=True)
         assert not (await scene.switches.elect(drained(switch_id))).ok
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("broker_id", [0, 2])
+def test_r50_a_master_that_another_controller_hears_is_not_deposed(
+    script: Any, broker_id: int
+) -> None:
+    """The leader is cut from the brokers: it sees no session of the master. It asks its peers."""
+
+    async def run() -> None:
+        scene, asked = Scene(script), ElectMaster(broker_name=NAME, broker_id=broker_id)
+        scene.elsewhere = 1
+        result = await scene.switches.elect(asked)
+        assert result.code is Code.CONTROLLER_ELECT_MASTER_FAILED
+        assert "does not hear broker 1, the master, but another one does" in result.remark
+        assert scene.submitted == [] == scene.asked
+        by_name = ElectMaster(broker_name=NAME, broker_id=2, designate=True, unclean=True)
+        assert (await scene.switches.elect(by_name)).ok
+        assert scene.submitted == [by_name]
 
     asyncio.run(run())
