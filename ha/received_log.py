@@ -15,6 +15,7 @@ Origin: Java AutoSwitchHAClient (doTruncate, dispatchReadRequest, reportSlaveOff
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from batonmq.epoch.entry import NO_CONSISTENT_POINT, EpochEntry, consistent_point, within_log
 from batonmq.ha.lineage import LogSamples, are_equal_at, common_point, first_difference
@@ -75,6 +76,13 @@ class Refuse:
     reason: str
 
 
+MOVE_ASIDE: Final = (
+    "stop this broker, move this store aside (all of storePathRootDir; keep it, it may hold "
+    "acknowledged messages) and start it: it joins with an empty store, as a new replica; `mqctl "
+    "cleanBrokerMetadata` removes the old one"
+)
+"""What an operator does with a log that no master of this group can continue (R47)."""
+
 LogDecision = Keep | CutTo | BeginAnew | Refuse
 
 
@@ -131,8 +139,7 @@ def judge_log(
             )
         return Refuse(
             f"our epochs {_brief(own.entries)} and the master's {_brief(master.entries)} have no "
-            f"point in common{differs}; if the master is the right one, move this store aside and "
-            "restart"
+            f"point in common{differs}; if the master is the right one, {MOVE_ASIDE}"
         )
     if point >= own.max_offset:
         return Keep()
@@ -148,7 +155,7 @@ def judge_log(
         where = f"the master's log leaves ours at {point}, below our first byte {own.min_offset}"
         if unclean and not member:
             return BeginAnew(f"{where}: the unclean election of {unclean_epoch} dropped all of it")
-        return Refuse(f"{where}; move this store aside and restart")
+        return Refuse(f"{where}; {MOVE_ASIDE}")
     return CutTo(point, unclean)
 
 

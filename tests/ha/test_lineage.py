@@ -57,6 +57,16 @@ def test_r47_the_volume_of_an_earlier_cluster_is_no_common_prefix(
         assert "differ" in two.diverged[0] and "move this store aside" in two.diverged[0]
         assert two.log_bytes() == before and not two.truncated, "nothing is dropped by itself"
         assert one.ha.in_sync_count == 1 and not one.damage
+        # As the error says. Then it has what the group has, and the old log is still there.
+        await two.stop()
+        aside = two.root.rename(tmp_path / "aside")
+        await two.start()
+        await group.follow(two)
+        await until(lambda: one.ha.in_sync_count == 2)
+        await group.level(one, two)
+        assert two.log_bytes() == one.log_bytes()
+        kept_log = b"".join(each.read_bytes() for each in sorted((aside / "commitlog").glob("0*")))
+        assert kept_log.startswith(before[:4096])
 
     run_group(scenario)
 
