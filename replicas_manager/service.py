@@ -355,16 +355,12 @@ class ReplicasManager:
     def _open_sessions(self, broker_id: int) -> None:
         if not self._registered.is_set():
             self._registered.set()
-            self._incarnation_registered()
+            try:
+                self._incarnations.registered(self.incarnation)
+            except OSError as error:  # more incarnations than needed do no harm
+                path = self._incarnations.path
+                log.warning("incarnation_log_not_trimmed path=%s error=%s", path, error)
         self._link.open_sessions(broker_id)
-
-    def _incarnation_registered(self) -> None:
-        try:
-            self._incarnations.registered(self.incarnation)
-        except OSError as error:  # more incarnations than needed do no harm
-            log.warning(
-                "incarnation_log_not_trimmed path=%s error=%s", self._incarnations.path, error
-            )
 
     def _heartbeat(self, effect: SendHeartbeat) -> None:
         facts = self._actions.log_facts()
