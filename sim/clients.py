@@ -349,6 +349,7 @@ class Recreator(Client):
         config = TopicConfig(topic_name=self.TOPIC, read_queue_nums=2, write_queue_nums=2)
         self.messages.begin_deletion(self.TOPIC)
         await self._until_done(lambda: admin.topics.delete(self.TOPIC, CLUSTER))
+        self.messages.deleted(self.TOPIC)
         await self._until_done(lambda: admin.topics.create_or_update(config, cluster=CLUSTER))
         self.messages.note_created(self.TOPIC)
         self.settled = True

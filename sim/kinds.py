@@ -112,10 +112,6 @@ class Fault:
     pick2: float
     for_s: float
 
-    @property
-    def cuts_zone(self) -> bool:
-        return self.kind == "lasting zone"
-
     def __str__(self) -> str:
         return (
             f"{self.at_s:.3f} s {self.kind} ({self.pick:.2f}, {self.pick2:.2f}, {self.for_s:.2f} s)"

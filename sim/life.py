@@ -52,6 +52,7 @@ from sim.settings import (
     with_variants,
     without_features,
 )
+from sim.unaware import Unaware
 from sim.world import Tell, Violation
 
 Table = dict[tuple[str, int], tuple[int, list[tuple[int, int, int, int]]]]
@@ -136,9 +137,6 @@ def plan_of(seed: int, *, plain: bool = False) -> Plan:
         settings = with_lasting(settings, of_lasting)
         if settings.lasts:
             lasting = draw_first(of_lasting, _WHOLE_SET_S, LASTING)
-            # A master that is cut off with a name server shows what it has (R36), to readers of a
-            # topic that was deleted meanwhile, too.
-            settings = replace(settings, recreates=settings.recreates and not lasting.cuts_zone)
             faults, seconds = _after(lasting, faults, seconds)
         of_returning = random.Random(f"disks {seed}")
         settings = with_returning(settings, of_returning)
@@ -224,6 +222,11 @@ class Life:
         self.messages.confirmed_at = cluster.promises.confirmed_at
         self.messages.is_created = cluster.promises.is_created
         self.messages.is_expired = cluster.promises.is_expired
+        self._unaware = Unaware(cluster, cluster.brokers.values())
+        self._deleted: dict[str, tuple[int, float]] = {}
+        cluster.checks.append(self._unaware.check)
+        self.messages.deleted = self._note_deleted
+        self.messages.is_unaware = self._is_unaware
         cluster.promises.on_given_up = self._give_up
         cluster.promises.on_cut_later = self.messages.cut_later
         rare = RARE if plan.settings.expires else {}
@@ -251,6 +254,15 @@ class Life:
         self.messages.on_acked = service.acked
         cluster.checks.append(service.check)
         self.faults = Faults(cluster, killable, service)
+
+    def _note_deleted(self, topic: str) -> None:
+        promises = self.cluster.promises
+        for host in self.cluster.brokers.values():
+            promises.confirmed(host)  # the record arrives at no queue
+        self._deleted[topic] = (len(promises.truth), self.cluster.now_s)
+
+    def _is_unaware(self, topic: str) -> bool:
+        return topic in self._deleted and self._unaware.of(*self._deleted[topic])
 
     def _give_up(self, lost: Sequence[LogRecord]) -> None:
         self.messages.give_up(lost)

@@ -80,6 +80,10 @@ class Messages:
         self.confirmed_at: Callable[[str], Place | None] = lambda name: None
         """Where the newest of that name stands in what was confirmed."""
         self.is_created: Callable[[str], bool] = lambda topic: True
+        self.deleted: Callable[[str], None] = lambda topic: None
+        """Called when a deletion of that topic was answered."""
+        self.is_unaware: Callable[[str], bool] = lambda topic: False
+        """Whether a broker that is cut off may still show what the topic had (R36, R39)."""
         self.is_expired: Callable[[str], bool] = lambda name: False
         self.on_acked: Callable[[], None] = lambda: None
 
@@ -144,7 +148,8 @@ class Messages:
                 group.got_given_up(queue, place[2], end)
             return
         self._stands(sent, place, f"delivered to {group_name}")
-        if self.is_gone(sent) and sent.name in self.acked:
+        is_old = self.is_gone(sent) and sent.name in self.acked
+        if is_old and not self.is_unaware(sent.topic):
             self._violate(f"R39: {group_name} gets {sent.name} of a topic that was deleted")
         if sent.name in group.got:
             return

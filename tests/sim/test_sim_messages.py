@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
 from sim.messages import Messages, Sent
 from sim.records import LogRecord
+from sim.unaware import Unaware
 
 TOPIC = "TopicB"
 SENT = [Sent(f"m{n}", TOPIC, "key", n) for n in range(1, 4)]
@@ -125,3 +129,32 @@ def test_what_is_sent_again_may_be_skipped_only_where_it_stands_now() -> None:
         messages.note_acked(sent, (TOPIC, 0, sent.n))
     assert messages.missing("GroupA") == ["m3"]
     assert not life.violations
+
+
+def test_r39_who_has_the_deletion_of_a_topic_shows_nothing_of_it() -> None:
+    life = _Life()
+    life.messages.begin_deletion(TOPIC)
+    life.messages.is_unaware = lambda topic: True
+    life.deliver(1)
+    assert not life.violations, "R36: by a broker that is cut off"
+    life.messages.is_unaware = lambda topic: False
+    life.deliver(2)
+    assert life.violations == ["R39: GroupA gets m2 of a topic that was deleted"]
+
+
+def test_r36_a_process_lacks_a_change_that_was_answered_without_it() -> None:
+    world, brokers = SimpleNamespace(now_s=1.0), [_broker(500), _broker(300)]
+    unaware = Unaware(cast(Any, world), cast(Any, brokers))
+    unaware.check()
+    assert unaware.of(400, 0.5)
+    assert not unaware.of(400, 1.0), "as long as it was not answered"
+    assert not unaware.of(300, 0.5), "it has all"
+    brokers.pop()
+    world.now_s = 12.0
+    unaware.check()
+    assert not unaware.of(400, 0.5), "too long ago"
+
+
+def _broker(end: int) -> SimpleNamespace:
+    store = SimpleNamespace(max_phy_offset=end)
+    return SimpleNamespace(service=SimpleNamespace(store=store))
