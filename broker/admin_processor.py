@@ -16,8 +16,9 @@ from msgspec.structs import replace
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.status import BrokerStatus
-from batonmq.broker.tables.topics import TopicService
+from batonmq.broker.tables.topics import TopicService, require_room_for_groups
 from batonmq.broker.write.write_path import WritePath
+from batonmq.process.turns import in_turns
 from batonmq.protocol.attributes import altered, parse_attributes
 from batonmq.protocol.bodies import (
     GroupForbidden,
@@ -42,8 +43,8 @@ from batonmq.remoting.connection import Connection, Processors
 from batonmq.store.errors import StoreStateError
 from batonmq.store.subscription_group import SYSTEM_GROUPS
 
-TOPICS_AT_ONCE: Final = 100
-"""Topics of one list that change in one turn, as one record."""
+AT_ONCE: Final = 100
+"""Topics or groups of one list that change in one turn, as one record."""
 
 
 class AdminProcessor:
@@ -120,7 +121,7 @@ class AdminProcessor:
 
     async def update_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """18. The same for several, each given whole. None is made if one of them cannot be; then
-        TOPICS_AT_ONCE at a time, so a change of role may leave the last ones out."""
+        AT_ONCE at a time, so a change of role may leave the last ones out."""
         self._require_writable()
         mixed = self._settings.enable_mixed_message_type
         configs = []
@@ -138,9 +139,9 @@ class AdminProcessor:
             ):
                 _check_queues(f"{key} of topic {config.topic_name}", queues)
             self._check_topic(config, is_forced=False)
-        for begin in range(0, len(configs), TOPICS_AT_ONCE):
+        for begin in range(0, len(configs), AT_ONCE):
             self._require_writable()
-            end = self._topics.put_topics(configs[begin : begin + TOPICS_AT_ONCE])
+            end = self._topics.put_topics(configs[begin : begin + AT_ONCE])
             await self._path.wait_confirmed(end, f"{len(configs)} topics")
         await self._known()
         return RemotingCommand.response_to(request)
@@ -215,13 +216,16 @@ class AdminProcessor:
         return RemotingCommand.response_to(request)
 
     async def update_groups(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """225. The same for several: all of them, or none if one cannot be."""
+        """225. The same for several. None is made if one of them cannot be; then AT_ONCE at a
+        time, so a change of role may leave the last ones out."""
         self._require_writable()
         configs = SubscriptionGroupList.decode_request(request.body).group_config_list
-        for config in configs:
+        async for config in in_turns(configs):
             check_group(config.group_name)
-        if configs:
-            end = self._topics.put_groups(configs)
+        require_room_for_groups(self._topics, configs)
+        for begin in range(0, len(configs), AT_ONCE):
+            self._require_writable()
+            end = self._topics.put_groups(configs[begin : begin + AT_ONCE])
             await self._path.wait_confirmed(end, f"{len(configs)} groups")
         return RemotingCommand.response_to(request)
 

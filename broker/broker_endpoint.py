@@ -147,7 +147,7 @@ class BrokerEndpoint:
     def _came(self, request: RemotingCommand, channel: Connection) -> Response:
         if request.code in RELAYED_CODES and self.relay.take(channel, request):
             return None
-        size = len(request.body)
+        size = request.size
         if len(self._early) >= HELD_MAX or self._early_bytes + size > HELD_BYTES_MAX:
             self._refuse(channel, request)
             return None
@@ -167,7 +167,7 @@ class BrokerEndpoint:
         """Those whose time is over at `until_ms`, or all, in the order in which they came."""
         while self._early and (until_ms is None or self._early[0].deadline_ms <= until_ms):
             early = self._early.popleft()
-            self._early_bytes -= len(early.request.body)
+            self._early_bytes -= early.request.size
             if not early.channel.closed:
                 yield early
 

@@ -134,6 +134,8 @@ class Asked:
     for_any_role: bool
     epoch: int = 0
     """The least masterEpoch of a master that may still take it."""
+    size: int = 0
+    """Bytes of the request as it came."""
     is_lost: bool = False
     """A master went away with it. It is refused once there is another, so that a retry at once, as
     stock clients make it, finds that one."""
@@ -214,7 +216,7 @@ class Relay:
             and request.language != LanguageCode.PYTHON
             and RELAY_FIELD not in request.ext
             and self._held < HELD_MAX
-            and self._held_bytes + len(request.body) <= HELD_BYTES_MAX
+            and self._held_bytes + request.size <= HELD_BYTES_MAX
         )
 
     @property
@@ -233,8 +235,9 @@ class Relay:
         asked = Asked(channel, request, again, self._clock_ms() + WAIT_MS, answer_ms, for_any_role)
         if self._is_closing and request.code in SENDS:
             return
+        asked.size = request.size
         self._held += 1
-        self._held_bytes += len(request.body)
+        self._held_bytes += asked.size
         self._go_on(asked)
 
     def role_changed(self) -> None:
@@ -411,6 +414,6 @@ class Relay:
 
     def _release(self, asked: Asked) -> None:
         self._held -= 1
-        self._held_bytes -= len(asked.request.body)
+        self._held_bytes -= asked.size
         if self._settled is not None and not self._held:
             self._settled.set()

@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Callable
 from itertools import islice
+from typing import Final
 
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.kv_config import KVConfig
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 """Namespace of the queue layouts of globally ordered topics: `broker-a:4;broker-b:4`."""
 SCAN_SLICE = 64
+GROUPS_AT_ONCE: Final = 4096
+"""That one request (217) gives a topic to."""
 _ADDRESS = re.compile(rb'"(-?\d+)":"')
 FAQ_LINE = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
@@ -268,6 +271,9 @@ class NamesrvEndpoint:
             why = f"topic {topic[:TOPIC_LENGTH_MAX]!r}: no topic has such a name"
             return _refused(request, ResponseCode.SYSTEM_ERROR, why)
         route = TopicRouteData.decode_request(request.body) if request.body else TopicRouteData()
+        if len(route.queue_datas) > GROUPS_AT_ONCE:
+            why = f"{len(route.queue_datas)} broker groups, at most {GROUPS_AT_ONCE} are allowed"
+            return _refused(request, ResponseCode.SYSTEM_ERROR, why)
         if route.queue_datas and not self._routes.register_topic(topic, route.queue_datas):
             log.warning("topic_not_registered topic=%s why=it names an unknown broker", topic)
         return _done(request)

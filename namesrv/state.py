@@ -396,7 +396,7 @@ class RouteInfoManager:
             broker_datas=[self._broker_data(queue.broker_name) for queue in queues],
             queue_datas=queues,
         )
-        for data in route.broker_datas:
+        for data in route.broker_datas if self._filter_servers else ():
             for addr in data.broker_addrs.values():
                 servers = self._filter_servers.get((data.cluster, addr))
                 if servers:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=msgspec.Struct)
 
-TEXT_SIZE_MAX: Final = 64 * 1024
+TEXT_SIZE_MAX: Final = 32 * 1024
 """Of one request; all settings of a server are a tenth of it."""
 
 

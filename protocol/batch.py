@@ -13,6 +13,8 @@ from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
 
+MESSAGES_MAX: Final = 20_000
+"""All of a batch are stored in one turn of the loop, by about 6 µs each (SAFETY R58)."""
 _HEAD: Final = struct.Struct(">iiiii")
 _I16: Final = struct.Struct(">h")
 
@@ -42,7 +44,7 @@ def encode_batch(items: Iterable[BatchItem]) -> bytes:
 def split_batch(body: bytes) -> list[BatchItem]:
     """The messages of a batch body, in order.
 
-    Raises BrokerRefusal MESSAGE_ILLEGAL where lengths disagree or nothing is in it.
+    Raises BrokerRefusal MESSAGE_ILLEGAL where lengths disagree, nothing is in it, or too many are.
     """
     items: list[BatchItem] = []
     pos = 0
@@ -60,6 +62,10 @@ def split_batch(body: bytes) -> list[BatchItem]:
             raise _illegal(pos, f"properties length {properties_len} does not fit")
         items.append(BatchItem(body[body_at : body_at + body_len], body[properties_at:end], flag))
         pos = end
+        if len(items) > MESSAGES_MAX:
+            raise BrokerRefusal(
+                ResponseCode.MESSAGE_ILLEGAL, f"a batch has at most {MESSAGES_MAX} messages"
+            )
     if not items:
         raise BrokerRefusal(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
     return items

@@ -55,6 +55,11 @@ class RemotingCommand(msgspec.Struct, eq=False):
     serialize_type: int = TYPE_JSON
     has_ext: bool = True
 
+    @property
+    def size(self) -> int:
+        """Bytes of its body and fields, for those that keep it."""
+        return len(self.body) + sum(map(len, self.ext)) + sum(map(len, self.ext.values()))
+
     @classmethod
     def request(
         cls, code: int, ext: Mapping[str, str | int | bool | None] | None = None, body: bytes = b""

@@ -32,6 +32,8 @@ from batonmq.store.store_files import StoreFiles
 log = logging.getLogger(__name__)
 
 _HEAD_MIN: Final = RECORD_V4.size
+ANSWER_BYTES_MAX: Final = 15 << 20
+"""Of records: a frame of 16 MiB has room for them and a header."""
 _read_sys_flag = RECORD_V4.only("sys_flag").unpack_from
 _read_store_ms = RECORD_V4.only("store_ms").unpack_from
 _read_store_ms_v6 = record_layout(HOST_V6_SIZE, HOST_V4_SIZE).only("store_ms").unpack_from
@@ -233,16 +235,21 @@ class StoreQueries:
     ) -> QueryResult:
         """Messages of `topic` with this UNIQ_KEY or key in KEYS, stored in [begin_ms, end_ms].
 
-        Newest first, at most `max_num` and 64. Raises CorruptLogError.
+        Newest first, at most `max_num` and 64, and no more than fit into an answer. Raises
+        CorruptLogError.
         """
         wanted = min(max_num, self._config.max_msgs_num_batch)
         answer = self._index.query(topic, key, wanted, begin_ms, end_ms)
         parts: list[memoryview] = []
+        room = ANSWER_BYTES_MAX
         for phy_offset in answer.phy_offsets:
             if not self._log.min_offset <= phy_offset < self._dispatcher.offset:
                 continue
             head = check_record(self._log, phy_offset)
             if _has_key(head, topic, key):
+                room -= head.size
+                if room < 0 and parts:
+                    break
                 parts.append(self._log.view(phy_offset, head.size))
         return QueryResult(parts, answer.last_update_timestamp, answer.last_update_phy_offset)
 

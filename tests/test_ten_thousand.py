@@ -271,32 +271,9 @@ def situation(name: str) -> Callable[[Any], Any]:
     return note
 
 
-def admin(name: str, code: int, **ext: str) -> None:
-    SITUATIONS[f"{code} {name}"] = lambda world: world.ask(code, ext)
-
-
-admin("topics for a slave", 21)
-admin("groups for a slave", 201)
-admin("consumer offsets for a slave", 43)
-admin("progress of delay levels for a slave", 45)
-admin("request modes for a slave", 402)
-admin("runtime", 28)
-admin("positions of 10,000 queues", 202, topic="wide")
-admin("progress in 10,000 queues", 208, consumerGroup="g1", topic="wide")
-admin("progress in 10,000 topics", 208, consumerGroup="everywhere")
-admin("progress of all groups", 317)
-admin("groups of a topic", 300, topic="T1")
-admin("topics of a group", 343, group="everywhere")
-admin("reset of 10,000 queues", 222, topic="wide", group="g1", timestamp="-1")
-admin("members of a group", 203, consumerGroup="members")
-admin("ids of its members", 38, consumerGroup="members")
-admin("what its members hold", 223, topic="T1", group="members")
-admin("producers of a group", 204, producerGroup="p")
-admin("all producers", 328)
-admin("deletion of a topic", 215, topic="T7")
-admin("deletion of a group and its offsets", 207, groupName="g7", cleanOffset="true")
-admin("right to read", 353, group="g1", topic="T1", readable="false")
-admin("system topics", 305)
+@situation("208 progress in 10,000 queues; other requests are in `tests.test_request_cost`")
+def _progress(world: World) -> Any:
+    return world.ask(208, {"consumerGroup": "g1", "topic": "wide"})
 
 
 @situation("60002, 41, 42 queue locks")

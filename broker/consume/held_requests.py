@@ -8,7 +8,8 @@ second way (`PullProcessor.tick`): it finds a message that arrived between the l
 
 An arrival wakes one POP of each group, since a message goes to one consumer of a group only; who
 leaves messages over wakes the next. The shell takes out in slices which are awake (`next_ready`).
-POPs are bounded as in Java, by key and in all. Origin: Java `PopLongPollingService`.
+Both are bounded: POPs as in Java, by key and in all, pulls in all and by the tags
+that they wait for. Origin: Java `PopLongPollingService`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from batonmq.protocol.topic_name import pop_retry_topics
 
 KEY_MAX: Final = 1024
 ALL_MAX: Final = 100_000
+TAGS_MAX: Final = 1_000_000
+"""Of all held pulls; each takes about 70 bytes."""
 _Place = tuple[str, str, int]
 """Topic, group, queue id."""
 P = TypeVar("P", bound=Hashable)
@@ -118,10 +121,12 @@ class HeldRequests(Generic[H]):
 
 @dataclass(slots=True, eq=False)
 class Held(HeldRequest, Generic[P]):
-    """One waiting pull. `offset` is the first queue offset that would answer it."""
+    """One waiting pull. `offset` is the first queue offset that would answer it; `tags`: how many
+    tags it wants."""
 
     offset: int
     pull: P
+    tags: int = 0
 
 
 class PullHold(HeldRequests[Held[P]], Generic[P]):
@@ -130,6 +135,11 @@ class PullHold(HeldRequests[Held[P]], Generic[P]):
     def __init__(self) -> None:
         super().__init__()
         self._by_topic: dict[str, dict[int, dict[Held[P], None]]] = {}
+        self._tags = 0
+
+    def has_room(self, tags: int) -> bool:
+        """Whether one more may wait, for so many tags (SAFETY R58)."""
+        return len(self) < ALL_MAX and self._tags + tags <= TAGS_MAX
 
     def waiting(self, topic: str, queue_id: int) -> int:
         """How many pulls wait for a queue."""
@@ -155,9 +165,11 @@ class PullHold(HeldRequests[Held[P]], Generic[P]):
         return self._removed(list(itertools.islice(reached, limit)))
 
     def _link(self, one: Held[P]) -> None:
+        self._tags += one.tags
         self._by_topic.setdefault(one.topic, {}).setdefault(one.queue_id, {})[one] = None
 
     def _unlink(self, one: Held[P]) -> None:
+        self._tags -= one.tags
         queues = self._by_topic[one.topic]
         del queues[one.queue_id][one]
         if not queues[one.queue_id]:

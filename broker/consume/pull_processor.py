@@ -307,11 +307,15 @@ class PullProcessor:
         if pull.channel.closed:
             return
         topic, queue_id = pull.topic, pull.queue_id
+        tags = len(pull.wanted or ())
+        may_hold = may_hold and self._hold.has_room(tags)
         if topic in self._store.deleting_topics:
             # R39: a new master may have the deletion from one that answered it. `queues_deleted`
             # comes next, or the end of this role.
             if may_hold:
-                self._hold.hold(Held(topic, queue_id, deadline_ms, pull.channel, offset, pull))
+                self._hold.hold(
+                    Held(topic, queue_id, deadline_ms, pull.channel, offset, pull, tags)
+                )
             else:
                 shown, why = self._visible(topic, queue_id), "NO_MESSAGE_IN_QUEUE"
                 self._write(pull, ResponseCode.PULL_NOT_FOUND, why, offset, *shown)
@@ -344,7 +348,9 @@ class PullProcessor:
             waits_from = (
                 result.next_begin_offset if code == ResponseCode.PULL_RETRY_IMMEDIATELY else offset
             )
-            self._hold.hold(Held(topic, queue_id, deadline_ms, pull.channel, waits_from, pull))
+            self._hold.hold(
+                Held(topic, queue_id, deadline_ms, pull.channel, waits_from, pull, tags)
+            )
             return
         self._write_result(pull, offset, code, result)
 

@@ -238,9 +238,7 @@ class TopicService:
     def put_groups(self, configs: Sequence[SubscriptionGroupConfig]) -> int:
         """The same for several, as one change. Raises BrokerRefusal 16 for more than
         `subscriptionGroupsMax`."""
-        made = sum(config.group_name not in self.groups for config in configs)
-        most = self._settings.subscription_groups_max
-        _refuse_above("groups", len(self.groups), made, "subscriptionGroupsMax", most)
+        require_room_for_groups(self, configs)
         end = self._append(
             MetadataChange(groups={config.group_name: config for config in configs}).encode()
         )
@@ -401,6 +399,15 @@ def _require_writable(config: TopicConfig) -> None:
             ResponseCode.NO_PERMISSION,
             f"topic {config.topic_name} may not be written: perm {config.perm}",
         )
+
+
+def require_room_for_groups(
+    service: TopicService, configs: Sequence[SubscriptionGroupConfig]
+) -> None:
+    """Raises BrokerRefusal 16 for more than `subscriptionGroupsMax`."""
+    made = sum(config.group_name not in service.groups for config in configs)
+    most = service._settings.subscription_groups_max
+    _refuse_above("groups", len(service.groups), made, "subscriptionGroupsMax", most)
 
 
 def _refuse_above(what: str, there: int, made: int, key: str, most: int) -> None:

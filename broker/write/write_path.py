@@ -79,10 +79,10 @@ class SendHold:
         self, handler: Handler, connection: Connection, kind: int, header: bytes, body: bytes
     ) -> bool:
         """Keeps the frame. False if there is no room: the caller refuses it."""
-        if len(self._held) >= HELD_MAX or self._bytes + len(body) > HELD_BYTES_MAX:
+        if len(self._held) >= HELD_MAX or self._bytes + len(header) + len(body) > HELD_BYTES_MAX:
             return False
         self._held.append((handler, connection, kind, header, body))
-        self._bytes += len(body)
+        self._bytes += len(header) + len(body)
         self._came += 1
         return True
 
@@ -100,7 +100,7 @@ class SendHold:
         try:
             for _ in range(count):
                 handler, connection, kind, header, body = self._held.popleft()
-                self._bytes -= len(body)
+                self._bytes -= len(header) + len(body)
                 if not connection.closed:
                     connection.handle_again(handler, kind, header, body)
         finally:

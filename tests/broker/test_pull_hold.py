@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batonmq.broker.consume.held_requests import Held, PullHold
+from batonmq.broker.consume.held_requests import TAGS_MAX, Held, PullHold
 from tests.shared.turns import counted_turns
 
 
@@ -34,6 +35,21 @@ def test_deadlines_in_order_and_each_pull_answered_once() -> None:
     assert names(hold.expired(20, 9)) == ["soon", "next"]
     assert names(hold.arrived("T", 0, 1)) == ["late"]
     assert hold.expired(1000, 9) == [] and len(hold) == 0
+
+
+def test_r58_pulls_that_wait_are_bounded_in_number_and_tags(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hold: PullHold[str] = PullHold()
+    assert hold.has_room(TAGS_MAX) and not hold.has_room(TAGS_MAX + 1)
+    many = held("a")
+    many.tags = TAGS_MAX
+    hold.hold(many)
+    assert hold.has_room(0) and not hold.has_room(1)
+    monkeypatch.setattr("batonmq.broker.consume.held_requests.ALL_MAX", 1)
+    assert not hold.has_room(0)
+    hold.drop_owner(1)
+    assert hold.has_room(TAGS_MAX)
 
 
 def test_a_closed_connection_is_forgotten() -> None:

@@ -317,20 +317,20 @@ def test_our_own_client_is_sent_to_the_master(tmp_path: Path) -> None:
     play(tmp_path, script)
 
 
-@pytest.mark.parametrize(("bound", "most"), [("HELD_MAX", 2), ("HELD_BYTES_MAX", 2)])
+@pytest.mark.parametrize(
+    ("bound", "held"), [("HELD_MAX", "_held"), ("HELD_BYTES_MAX", "_held_bytes")]
+)
 def test_it_keeps_no_more_than_its_bounds(
-    bound: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bound: str, held: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of the sends has one byte."""
-
     async def script(group: Group) -> None:
         waits = [asyncio.ensure_future(group.ask()) for _ in range(2)]
         await until(lambda: len(group.relay) == 2)
+        monkeypatch.setattr(f"batonmq.broker.relay.{bound}", getattr(group.relay, held))
         assert (await group.ask()).code == ResponseCode.SERVICE_NOT_AVAILABLE
         group.follow()
         assert [(await wait).code for wait in waits] == [0, 0]
 
-    monkeypatch.setattr(f"batonmq.broker.relay.{bound}", most)
     play(tmp_path, script)
 
 

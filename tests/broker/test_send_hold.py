@@ -74,9 +74,10 @@ def test_a_hold_without_room_refuses_at_once(
         refused = await rig.send()
         assert (refused.code, refused.ext) == (14, {})
         assert "1 sends wait already" in (refused.remark or "")
-        monkeypatch.setattr(write_path, "HELD_BYTES_MAX", 10)
+        monkeypatch.setattr(write_path, "HELD_BYTES_MAX", 3 * hold._bytes)
         monkeypatch.setattr(write_path, "HELD_MAX", 100)
-        assert (await rig.send(body=b"x" * 11)).code == 14
+        assert (await rig.send(body=b"x" * 2 * hold._bytes)).code == 14
+        assert (await rig.send(KEYS="k" * 2 * hold._bytes)).code == 14
         hold.release()
         assert (await kept).code == 0
 
