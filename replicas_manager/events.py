@@ -1,7 +1,7 @@
 """Events that go into, and effects that come out of, the role state machine (`state.py`).
 
 All are frozen. `controller` and `target` are gRPC addresses. Effects are to be performed in the
-order given; `SaveIdentity` and `PersistRole` must be durable before the next effect is performed.
+order given; `SaveIdentity` must be durable before the next effect is performed.
 Pure.
 """
 
@@ -124,6 +124,13 @@ class ActionFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochStored:
+    """`master_epoch` is durable as the highest accepted (R2)."""
+
+    master_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The time that `next_deadline_ms` named has come (or any other)."""
 
@@ -142,6 +149,7 @@ Event = (
     | SuspicionChanged
     | NoticeReceived
     | ActionFailed
+    | EpochStored
     | Tick
 )
 
@@ -217,13 +225,6 @@ class FetchView:
     """GetReplicaInfo: a newer view is known to exist and its push did not come."""
 
     target: str
-
-
-@dataclass(frozen=True, slots=True)
-class PersistRole:
-    """Make `master_epoch` durable as the highest accepted (R2)."""
-
-    master_epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +310,6 @@ Effect = (
     | SendElect
     | SendAlter
     | FetchView
-    | PersistRole
     | BecomeMaster
     | BecomeSlave
     | StandDown

@@ -53,6 +53,8 @@ class ViewInForce:
         self.broker_id = broker_id
         self.incarnation = incarnation
         self.highest_master_epoch = highest_master_epoch
+        self.stored_master_epoch = highest_master_epoch
+        """The highest that a restart remembers: what controllers may rely on."""
         self.view: RoleView | None = None
         self._earlier_epoch = highest_master_epoch
         """Highest epoch that an earlier incarnation of this broker accepted (R3), or that this one
@@ -69,8 +71,9 @@ class ViewInForce:
 
     @property
     def heartbeat_key(self) -> Key:
-        """What heartbeats report: the highest epoch accepted, and the set's epoch."""
-        return (self.highest_master_epoch, self.key[1])
+        """What heartbeats report: the highest epoch stored, and of the view in force the set's."""
+        stored = self.stored_master_epoch
+        return (stored, self.key[1] if stored == self.highest_master_epoch else 0)
 
     def worth(self, view: RoleView) -> Worth:
         if view.master_epoch < self.highest_master_epoch:
@@ -86,13 +89,9 @@ class ViewInForce:
             return Worth.REGISTERED_ANEW
         return Worth.KNOWN
 
-    def take(self, view: RoleView) -> bool:
-        """True if its masterEpoch is higher than any before and has to be made durable."""
+    def take(self, view: RoleView) -> None:
         self.view = view
-        if view.master_epoch <= self.highest_master_epoch:
-            return False
-        self.highest_master_epoch = view.master_epoch
-        return True
+        self.highest_master_epoch = max(self.highest_master_epoch, view.master_epoch)
 
     def refuse(self, view: RoleView) -> bool:
         """R17: this process will not be master of `view`'s epoch, whatever becomes of its log. True
@@ -115,6 +114,7 @@ class ViewInForce:
         return Role.MASTER if is_own else Role.FENCED
 
     def check_invariants(self) -> None:
+        assert self.stored_master_epoch <= self.highest_master_epoch
         if self.view is not None:
             assert self.view.master_epoch <= self.highest_master_epoch
             if self.role is Role.MASTER:

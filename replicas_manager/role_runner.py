@@ -1,8 +1,9 @@
 """Carries out role changes one after the other, and all other calls of the broker behind them.
 
 Invariants: the masterEpoch of a role change is durable before it has any effect outside (R2), and
-no action begins while another is awaited. A slave's epoch is stored before the broker acts; a
-master's at the same time: becoming master writes that epoch into the epoch file, too, and opens
+no action begins while another is awaited. An epoch is stored as soon as its role change arrives,
+while an earlier one is under way, too. A slave's is stored before the broker acts; a master's at
+the same time: becoming master writes that epoch into the epoch file, too, and opens
 only when both are on the disk. That saves one wait for the disk in every failover. The epoch file
 alone would not do: its last entry is dropped if the log comes back shorter (R25).
 A newer role change replaces what waits: an older role change, sets to adopt and outcomes of
@@ -56,9 +57,59 @@ _Outcome = ProposalRefused | ProposalUnknown
 RunnerEffect = RoleAction | AdoptView | SetDead | LeaseChanged | _Outcome
 
 
+class EpochStore:
+    """The highest masterEpoch on the disk (R2), one write at a time. `persist` may block: it runs
+    in a thread. `on_stored` is called with each epoch that is durable."""
+
+    def __init__(
+        self, persist: Callable[[int], None], durable: int, on_stored: Callable[[int], None]
+    ) -> None:
+        self._persist = persist
+        self._durable = durable
+        self._wanted = durable
+        self._on_stored = on_stored
+        self._storing: asyncio.Task[None] | None = None
+        self._error: Exception | None = None
+        """What the last write raised, until somebody has waited for it."""
+
+    def begin(self, master_epoch: int) -> None:
+        """The thread has begun when this returns, or does when the write before it has ended."""
+        self._wanted = max(self._wanted, master_epoch)
+        if self._storing is None and self._wanted > self._durable:
+            loop, epoch, self._error = asyncio.get_running_loop(), self._wanted, None
+            written = loop.run_in_executor(None, self._persist, epoch)
+            self._storing = loop.create_task(self._end(epoch, written))
+
+    async def stored(self, master_epoch: int) -> None:
+        """Waits until it is durable. Raises what the write raised, at most once for each write."""
+        while self._durable < master_epoch:
+            error, self._error = self._error, None
+            if error is not None:
+                raise error
+            self.begin(master_epoch)
+            assert self._storing is not None
+            await self._storing
+
+    async def close(self) -> None:
+        """Awaits a write that has begun."""
+        if self._storing is not None:
+            await self._storing
+
+    async def _end(self, master_epoch: int, written: asyncio.Future[None]) -> None:
+        try:
+            await written
+        except Exception as error:
+            self._error = error  # the role change is performed again, and begins another write
+            return
+        finally:
+            self._storing = None
+        self._durable = master_epoch
+        self._on_stored(master_epoch)
+        self.begin(master_epoch)
+
+
 class RoleRunner:
-    """`persist` stores a masterEpoch durably (it may block: it runs in a thread);
-    `on_failed` is called for a role change that raised; for one to master that failed
+    """`on_failed` is called for a role change that raised; for one to master that failed
     MASTER_ATTEMPTS_MAX times `on_fatal`, if given, or each time again `on_no_room` where the disk
     was full."""
 
@@ -66,8 +117,7 @@ class RoleRunner:
         self,
         actions: BrokerActions,
         sets: SyncStateSetActions,
-        persist: Callable[[int], None],
-        durable_master_epoch: int,
+        epochs: EpochStore,
         on_failed: Callable[[RoleView], None],
         on_no_room: Callable[[], None],
         on_fatal: Callable[[BaseException], None] | None = None,
@@ -78,8 +128,7 @@ class RoleRunner:
         """Broker id -> incarnation in that view."""
         self._actions = actions
         self._sets = sets
-        self._persist = persist
-        self._durable_master_epoch = durable_master_epoch
+        self._epochs = epochs
         self._on_failed = on_failed
         self._on_no_room = on_no_room
         self._on_fatal = on_fatal
@@ -93,6 +142,7 @@ class RoleRunner:
         if isinstance(effect, BecomeMaster | BecomeSlave | StandDown):
             self._drop_superseded()
             self._queue.append(effect)
+            self._epochs.begin(effect.view.master_epoch)
             if self._task is None:
                 self._task = asyncio.get_running_loop().create_task(self._drain())
         elif self._task is None:
@@ -105,6 +155,7 @@ class RoleRunner:
         self._queue.clear()
         if self._task is not None:
             await self._task
+        await self._epochs.close()
 
     def _drop_superseded(self) -> None:
         kept = [item for item in self._queue if isinstance(item, SetDead | LeaseChanged)]
@@ -124,16 +175,15 @@ class RoleRunner:
     async def _change_role(self, action: RoleAction) -> None:
         view = action.view
         try:
-            storing = self._begin_store(view.master_epoch)
             if isinstance(action, BecomeMaster):
                 self._deliver(view)
-                durable = asyncio.ensure_future(self._stored(view.master_epoch, storing))
+                durable = asyncio.ensure_future(self._epochs.stored(view.master_epoch))
                 try:
                     await self._actions.become_master(view, durable)
                 finally:
                     await durable
                 return
-            await self._stored(view.master_epoch, storing)
+            await self._epochs.stored(view.master_epoch)
             self._deliver(view)
             if isinstance(action, BecomeSlave):
                 await self._actions.become_slave(view)
@@ -155,17 +205,6 @@ class RoleRunner:
     def _deliver(self, view: RoleView) -> None:
         self.delivered_key = view.key
         self.delivered_processes = {each.broker_id: each.incarnation for each in view.replicas}
-
-    def _begin_store(self, master_epoch: int) -> asyncio.Future[None] | None:
-        """The thread has begun when this returns."""
-        if master_epoch <= self._durable_master_epoch:
-            return None
-        return asyncio.get_running_loop().run_in_executor(None, self._persist, master_epoch)
-
-    async def _stored(self, master_epoch: int, storing: asyncio.Future[None] | None) -> None:
-        if storing is not None:
-            await storing
-            self._durable_master_epoch = master_epoch
 
     def _count_failure(self, view: RoleView, error: Exception) -> None:
         if view.master_epoch != self._failed_epoch:

@@ -24,6 +24,7 @@ from batonmq.replicas_manager.events import (
     BecomeSlave,
     CloseSession,
     Effect,
+    EpochStored,
     Event,
     FetchView,
     GiveWay,
@@ -31,7 +32,6 @@ from batonmq.replicas_manager.events import (
     Notice,
     NoticeReceived,
     OpenSessions,
-    PersistRole,
     ProposalRefused,
     ProposalRequested,
     ProposalUnknown,
@@ -65,7 +65,7 @@ from batonmq.replicas_manager.link import (
 )
 from batonmq.replicas_manager.remoting_link import RemotingLink
 from batonmq.replicas_manager.role import ViewInForce
-from batonmq.replicas_manager.role_runner import RoleRunner, SwitchRunner
+from batonmq.replicas_manager.role_runner import EpochStore, RoleRunner, SwitchRunner
 from batonmq.replicas_manager.state import ReplicasState
 from batonmq.replicas_manager.switch import SwitchTask
 
@@ -207,8 +207,9 @@ class ReplicasManager:
         self._runner = RoleRunner(
             self._actions,
             self._sets,
-            self._role_file.store,
-            highest,
+            EpochStore(
+                self._role_file.store, highest, lambda epoch: self._step(EpochStored(epoch))
+            ),
             lambda view: self._step(ActionFailed(view)),
             self._give_way,
             self._on_fatal,
@@ -303,8 +304,6 @@ class ReplicasManager:
                 if isinstance(effect, BecomeMaster | BecomeSlave | StandDown):
                     self._role_will_change(effect)
                 self._runner.perform(effect)
-            case PersistRole():
-                pass  # the runner stores the epoch in a thread before the role change it permits
             case SendHeartbeat():
                 self._heartbeat(effect)
             case SendRegister() | SendElect() | SendAlter() | FetchView():

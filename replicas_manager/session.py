@@ -373,7 +373,7 @@ class ControllerCalls:
             election_priority=self._config.election_priority,
             request_id=effect.request_id,
             suspect=effect.suspect,
-            accepted_epoch=self._current.highest_master_epoch,
+            accepted_epoch=self._current.stored_master_epoch,
             earlier_lives=self._facts.earlier_incarnations,
             secret=self._facts.secret,
         )

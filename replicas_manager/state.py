@@ -1,8 +1,8 @@
 """The role state machine of one broker: pure, events and `now_ms` in, effects out.
 
 Each part keeps its own invariants: `role` (R2, R3, R5, R20), `alter` (R11) and `controllers`. This
-class keeps the order between them: `PersistRole` comes before the role change that it permits (R2),
-and a newer view ends an open Alter before its effects are given out.
+class keeps the order between them: a newer view ends an open Alter before its effects are given
+out. Who performs a role change stores its epoch first, and says so (`EpochStored`, R2).
 
 Origin: Java `ReplicasManager` (states, 1004 poll, changeBrokerRole); the sessions replace its
 polling. `next_deadline_ms` says when to send a `Tick` at the latest; more ticks do no harm. Pure.
@@ -30,13 +30,13 @@ from batonmq.replicas_manager.events import (
     AnswerReceived,
     Call,
     Effect,
+    EpochStored,
     Event,
     FetchView,
     LeaderHinted,
     Notice,
     NoticeReceived,
     OpenSessions,
-    PersistRole,
     ProposalRefused,
     ProposalRequested,
     Replied,
@@ -163,6 +163,9 @@ class ReplicasState:
             case ActionFailed(view):
                 if view.master_epoch == self.current.key[0]:
                     self._changes.failed(now_ms)  # else a newer role change is on its way already
+            case EpochStored(master_epoch):
+                self.current.stored_master_epoch = master_epoch
+                self.controllers.hasten(now_ms)  # the heartbeats since named an older epoch
             case Tick():
                 pass
             case _:
@@ -376,8 +379,7 @@ class ReplicasState:
         if self._unfit and self.current.refuse(view):
             fields = (("master_epoch", view.master_epoch), ("why", self._unfit))
             effects.append(Notice("mastership_refused", fields, warning=True))
-        if self.current.take(view):
-            effects.append(PersistRole(view.master_epoch))
+        self.current.take(view)
         if self._suspect and self.current.role is Role.MASTER and len(view.sync_state_set) > 1:
             # R17: as the only member it stayed master, though suspect; another one may lead now.
             self.registration.repeat(now_ms)

@@ -14,7 +14,7 @@ from failing_disk import failing
 
 from batonmq.process import disk
 from batonmq.replicas_manager.events import BecomeMaster
-from batonmq.replicas_manager.role_runner import MASTER_ATTEMPTS_MAX, RoleRunner
+from batonmq.replicas_manager.role_runner import MASTER_ATTEMPTS_MAX, EpochStore, RoleRunner
 from batonmq.store.errors import StoreFailedError
 
 
@@ -127,7 +127,7 @@ def test_r37_becoming_master_is_not_tried_again_over_an_unfinished_cut(run_group
         await two.stop()
         failed = []
         runner = RoleRunner(
-            Actions(one), None, lambda epoch: None, 9, failed.append, one.fatal.append
+            Actions(one), None, EpochStore(print, 9, print), failed.append, one.fatal.append
         )
         view = group.next_view(one, 1)
         with failing(f"changes *b1/* ENOSPC after {n} once"):

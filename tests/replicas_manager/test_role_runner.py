@@ -19,7 +19,7 @@ from batonmq.replicas_manager.events import (
     ProposalUnknown,
     SetDead,
 )
-from batonmq.replicas_manager.role_runner import MASTER_ATTEMPTS_MAX, RoleRunner
+from batonmq.replicas_manager.role_runner import MASTER_ATTEMPTS_MAX, EpochStore, RoleRunner
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 BROKEN = RuntimeError("the store does not open")
@@ -42,14 +42,21 @@ class Scene:
         self.calls: list[tuple[Any, ...]] = []
         self.fails: list[Exception] = []
         self.stores: list[Exception] = []
-        self.holds = asyncio.Event()
+        self.stored: list[int] = []
+        self.begun, self.holds = asyncio.Event(), asyncio.Event()
         self.holds.set()
         self.failed: list[int] = []
         self.no_room = 0
         self.fatal: list[BaseException] = []
+        self.epochs = EpochStore(self.persist, 0, self.stored.append)
         broker: Any = self
         self.runner = RoleRunner(
-            broker, broker, self.persist, 0, self.on_failed, self.on_no_room, self.fatal.append
+            broker,
+            broker,
+            self.epochs,
+            self.on_failed,
+            self.on_no_room,
+            self.fatal.append,
         )
 
     def on_failed(self, failed: RoleView) -> None:
@@ -71,6 +78,7 @@ class Scene:
 
     async def _change(self, role: str, to: RoleView) -> None:
         self.calls.append((role, to.master_epoch))
+        self.begun.set()
         await self.holds.wait()
         if self.fails:
             raise self.fails.pop(0)
@@ -120,6 +128,21 @@ def test_r2_an_epoch_that_could_not_be_stored_is_stored_before_the_change_is_mad
         assert scene.calls.count(("store", 2)) == 2, "it is durable now"
         if change is BecomeSlave:
             assert scene.calls[:3] == [("store", 2), ("store", 2), ("slave", 2)]
+
+    play(scenario)
+
+
+def test_r2_an_epoch_is_stored_while_an_earlier_role_change_is_under_way() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.holds.clear()
+        scene.runner.perform(BecomeSlave(view(2)))
+        await scene.begun.wait()
+        scene.runner.perform(BecomeSlave(view(3)))
+        await scene.epochs.stored(3)
+        assert scene.stored[-1] == 3 and ("slave", 3) not in scene.calls
+        scene.holds.set()
+        await scene.idle()
+        assert ("slave", 3) in scene.calls
 
     play(scenario)
 

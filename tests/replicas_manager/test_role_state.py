@@ -42,6 +42,7 @@ from batonmq.replicas_manager.events import (
     Call,
     CloseSession,
     Effect,
+    EpochStored,
     Event,
     FetchView,
     GiveWay,
@@ -50,7 +51,6 @@ from batonmq.replicas_manager.events import (
     Notice,
     NoticeReceived,
     OpenSessions,
-    PersistRole,
     ProposalRefused,
     ProposalRequested,
     ProposalUnknown,
@@ -159,8 +159,6 @@ def in_words(effect: Effect) -> str:
             )
         case FetchView(target):
             return f"-> {target} fetch"
-        case PersistRole(epoch):
-            return f"persists epoch {epoch}"
         case BecomeMaster(view) | StandDown(view):
             return f"{type(effect).__name__} {key_text(*view.key)}"
         case BecomeSlave(view):
@@ -218,6 +216,14 @@ class Env:
                 keys = {key_text(beat.master_epoch, beat.sync_state_set_epoch) for beat in beats}
                 names = " ".join(beat.controller for beat in beats)
                 self.out.append(f"-> {names} heartbeat {' '.join(keys)}")
+        self.store()
+
+    def store(self) -> None:
+        """What was accepted becomes durable, before anything else happens."""
+        epoch = self.core.current.highest_master_epoch
+        if epoch > self.core.current.stored_master_epoch:
+            self.out.append(f"stores epoch {epoch}")
+            self.say(EpochStored(epoch))
 
     def do_broker(self, *words: str) -> None:
         opts = options(words)
@@ -242,6 +248,7 @@ class Env:
         view = view_of((f"1@{key}:{members}",))
         assert view is not None
         assert any(isinstance(e, BecomeMaster) for e in self.on(ViewReceived("c1", view)))
+        self.on(EpochStored(view.master_epoch))
         self.on(self.answer("c1"))
 
     def do_start(self) -> None:

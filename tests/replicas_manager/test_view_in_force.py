@@ -10,16 +10,23 @@ import pytest
 
 from batonmq.protocol.role_view import Role, RoleView
 from batonmq.replicas_manager import identity
+from batonmq.replicas_manager.config import SessionTimings
 from batonmq.replicas_manager.events import (
     AdoptView,
     AnswerReceived,
     BecomeMaster,
     BecomeSlave,
+    EpochStored,
+    Event,
     ProposalRefused,
+    SendHeartbeat,
+    SessionOpened,
     SetDead,
+    ViewReceived,
 )
 from batonmq.replicas_manager.role import Lease, RoleChanges, ViewInForce, Worth
-from batonmq.replicas_manager.role_runner import RoleRunner
+from batonmq.replicas_manager.role_runner import EpochStore, RoleRunner
+from batonmq.replicas_manager.state import ReplicasState
 
 
 def view(epoch: int, set_epoch: int = 1, master: int = 1, incarnation: str = "b") -> RoleView:
@@ -53,7 +60,7 @@ def test_r3_master_is_the_process_that_was_elected_in_an_epoch_of_its_own(
 
 def test_r20_only_epochs_that_grow_are_taken() -> None:
     current = ViewInForce(1, "b", 0)
-    assert current.take(view(3, 5))
+    current.take(view(3, 5))
     assert [current.worth(view(*key)) for key in ((3, 4), (3, 5), (2, 9), (3, 6), (4, 1))] == [
         Worth.KNOWN,
         Worth.KNOWN,
@@ -74,7 +81,7 @@ def test_r11_what_was_meant_for_an_older_role_does_not_reach_the_next() -> None:
 
         actions.become_slave = become_slave
         actions.become_master = AsyncMock(side_effect=lambda _, durable: durable)
-        runner = RoleRunner(actions, sets, lambda _: None, 99, Mock(), Mock())
+        runner = RoleRunner(actions, sets, EpochStore(Mock(), 99, Mock()), Mock(), Mock())
         runner.perform(BecomeSlave(view(3, master=2)))
         await asyncio.sleep(0)
         runner.perform(AdoptView(view(3, 2, master=2)))
@@ -127,3 +134,22 @@ def test_a_newer_role_change_begins_without_the_failures_of_the_one_before() -> 
     assert not changes.due(60_000, []), "the change before is not tried again"
     changes.failed(1_000)
     assert not changes.due(1_049, []) and changes.due(1_050, [])
+
+
+def test_r2_controllers_hear_of_an_epoch_once_a_restart_remembers_it() -> None:
+    """The view of epoch 3 is in force, but a power cut would forget it."""
+    state = ReplicasState(
+        broker_name="broker-a",
+        current=ViewInForce(1, "b", 2),
+        controllers=("c1",),
+        timings=SessionTimings(),
+    )
+
+    def told(event: Event) -> set[tuple[int, int]]:
+        beats = [each for each in state.step(event, 1_000) if isinstance(each, SendHeartbeat)]
+        return {(beat.master_epoch, beat.sync_state_set_epoch) for beat in beats}
+
+    state.step(SessionOpened("c1"), 1_000)
+    assert told(ViewReceived("c1", view(3, 5, master=2))) == {(2, 0)}
+    assert state.current.key == (3, 5)
+    assert told(EpochStored(3)) == {(3, 5)}
