@@ -188,7 +188,8 @@ class BrokerStatus:
         return info | self._of_store() | self._of_role() | {PROBLEMS_KEY: problems}
 
     def _slaves_without_tables(self, view: RoleView | None) -> list[str]:
-        """As master: ids of the connected slaves that lack this mastership's tables (R42)."""
+        """As master: ids of the connected slaves that lack this mastership's tables, or do not
+        follow them any more (R42)."""
         sync = self._replication.ha.sync_state if self._replication.ha is not None else None
         if sync is None or view is None:
             return []
@@ -198,7 +199,7 @@ class BrokerStatus:
             for follower in followers
             if follower is not None
             and follower.connection_id is not None
-            and not follower.holds_tables(sync.master_epoch)
+            and not follower.follows_tables(sync.master_epoch)
         ]
 
     def problems(self) -> list[str]:

@@ -62,6 +62,8 @@ class Follower:
     tables_epoch: int | None = None
     """The master of which epoch it holds the tables of, -1 of none (R42); None for a Java broker,
     which does not say."""
+    tables_stale: bool = False
+    """It says that it has not followed them lately, while the epoch stayed the same."""
     tables_since_ms: int = 0
     """Since when it lacks those of this mastership."""
     ack: int = -1
@@ -90,6 +92,11 @@ class Follower:
     def holds_tables(self, master_epoch: int) -> bool:
         """R42: topics, groups and consumer offsets of that mastership, as far as it says."""
         return self.tables_epoch is None or self.tables_epoch == master_epoch
+
+    def follows_tables(self, master_epoch: int) -> bool:
+        """It holds them, and as they are now. A stale member stays in the set, for it has every
+        acknowledged message; no planned switch hands over to it."""
+        return self.holds_tables(master_epoch) and not self.tables_stale
 
     def epoch_begins(self, now_ms: int) -> None:
         """Its master was elected again: its acks and tables are those of an earlier epoch."""

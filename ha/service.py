@@ -193,7 +193,8 @@ class AutoSwitchHAService:
             self._slave.follow(self._slave.core.view)
 
     def tables_followed(self, master_epoch: int) -> None:
-        """As slave: the tables of the master of that epoch are here (R42); the master is told."""
+        """As slave: the tables of the master of that epoch are here (R42), or -1: they are stale.
+        The master is told."""
         self._tables_epoch = master_epoch
         if self._slave is not None:
             self._slave.tables_followed(master_epoch)

@@ -359,7 +359,8 @@ class SlaveCore:
         self.log.begin_transfer(
             entries[-1].epoch if entries else -1, peer.max_offset, marks_epochs=self._named
         )
-        effects += self._mark_tables()
+        if self._tables_epoch >= 0:
+            effects += self._mark_tables()
         if not self.policy.sync_flush and self.fenced_epoch <= self.view.master_epoch:
             # At once, even if it is 0: Java waits up to 5 s here, and the master waits for it.
             self.log.acknowledge(log.max_offset, now_ms, effects)
@@ -367,12 +368,13 @@ class SlaveCore:
 
     @records_event
     def tables_followed(self, master_epoch: int) -> list[SlaveEffect]:
-        """Topics, groups and consumer offsets of the master of that epoch are here (R42)."""
+        """Topics, groups and consumer offsets of the master of that epoch are here (R42); -1: not
+        as that master has them now."""
         self._tables_epoch = master_epoch
         return self._mark_tables() if self.phase is Phase.TRANSFER else []
 
     def _mark_tables(self) -> list[SlaveEffect]:
-        if not self._named or self._tables_epoch < 0:
+        if not self._named:
             return []
         return [SendToMaster(encode_tables_mark(self._tables_epoch))]
 

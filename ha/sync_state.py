@@ -227,6 +227,7 @@ class SyncState:
         if follower.holds_tables(self.master_epoch):
             follower.tables_since_ms = now_ms
         follower.tables_epoch = -1 if tables_awaited else None
+        follower.tables_stale = False
         follower.connection_id = connection_id
         follower.learner = learner
         follower.whole = whole
@@ -279,11 +280,14 @@ class SyncState:
     def tables_held(
         self, broker_id: int, connection_id: int, epoch: int, now_ms: int
     ) -> list[SyncEffect]:
-        """That slave holds the tables of the master of `epoch`; -1: of none."""
+        """That slave holds the tables of the master of `epoch`; -1: of none, or not as they are
+        now."""
         follower = self._followers.get(broker_id)
         if follower is None or follower.connection_id != connection_id:
             return []
-        follower.tables_epoch = epoch
+        follower.tables_stale = epoch < 0 and follower.holds_tables(self.master_epoch)
+        if not follower.tables_stale:
+            follower.tables_epoch = epoch
         return self._settle(now_ms)
 
     def set_dead(self, broker_ids: Iterable[int], now_ms: int) -> list[SyncEffect]:

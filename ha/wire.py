@@ -214,7 +214,8 @@ def encode_epoch_mark(epoch: int) -> bytes:
 
 
 def encode_tables_mark(epoch: int) -> bytes:
-    """The slave holds topics, groups and consumer offsets of the master of `epoch` (R42)."""
+    """The slave holds topics, groups and consumer offsets of the master of `epoch` (R42); -1: of
+    none, or not as they are now."""
     return SLAVE_ACK.pack(OwnState.TABLES_MARK, epoch)
 
 

@@ -220,7 +220,7 @@ class PlannedSwitch:
             elif not awake:
                 why = f"acked nothing for {now_ms - progress.ack_ms} ms"
             elif not progress.tables:
-                why = "has not got the tables of this epoch yet"
+                why = "has not got the tables of this epoch, or does not follow them now"
             else:
                 why = f"is {lag:,} bytes behind and did not come near in {CATCH_UP_MOST_MS} ms"
             return self._fail(task, f"broker {task.broker_id} {why}")

@@ -180,7 +180,7 @@ class RoleActions:
             ack=follower.ack,
             ack_ms=follower.ack_ms,
             member=broker_id in sync.recorded,
-            tables=follower.holds_tables(sync.master_epoch),
+            tables=follower.follows_tables(sync.master_epoch),
         )
 
     def role_will_change(self, view: RoleView, *, master: bool) -> None:

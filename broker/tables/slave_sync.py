@@ -62,6 +62,9 @@ RETRY_FIRST_MS = 100
 LOG_WAIT_S = 1.0
 """How long progress waits for the log here to hold what it rests on; then it is asked for again."""
 LOG_POLL_S = 0.01
+STALE_AFTER_S = 5.0
+"""A slave that has not been level with the tables for so long says so: in `failure`, and to its
+master, which then hands over to it in no planned switch (R42)."""
 PIECES_AT_ONCE = 2
 """Of an answer's JSON, in one turn: two of 256 entries each."""
 EXT_MASTER_EPOCH = "batonMasterEpoch"
@@ -175,11 +178,13 @@ class SlaveSynchronize:
         self._retry = Backoff(RETRY_FIRST_MS, interval_ms)
         self._failures = 0
         self.on_tables: Callable[[int], None] = lambda master_epoch: None
-        """Called when all tables of the master of that epoch are here."""
+        """Called when all tables of the master of that epoch are here; with NO_MASTER_EPOCH once
+        they have not been followed for STALE_AFTER_S."""
         self.held_epoch = NO_MASTER_EPOCH
         """The master of which epoch the tables are of that were fetched last."""
         self.failure = ""
-        """Why they cannot be fetched, "" while they can."""
+        """Why they cannot be fetched or are stale, "" while they are followed."""
+        self._level_s: float | None = None  # loop time when they were followed last; None: not yet
         self.on_log_begin: Callable[[int | None], None] = lambda offset: None
         """Called with where the master's log begins; None: a Java master does not say."""
         self._by_main_port = False
@@ -198,6 +203,7 @@ class SlaveSynchronize:
         self._table_version = self._offset_version = ""
         self.held_epoch = NO_MASTER_EPOCH
         self.failure = ""
+        self._level_s = None
         self._failures = 0
         self._by_main_port = False
         self._retry.reset()
@@ -218,12 +224,13 @@ class SlaveSynchronize:
             try:
                 is_level = await self._synchronize(followed)
                 self._failures = 0
-                self.failure = ""
             except (BatonError, OSError, ValueError) as exc:
                 is_level = False
                 self._note_failure(followed, exc)
             if is_level:
                 self._retry.reset()
+            elif followed is self._followed:
+                self._note_stale(followed)
             pause_s = self._pause_s() if is_level else self._retry.next_ms() / 1000
             try:
                 async with asyncio.timeout(pause_s):
@@ -243,6 +250,19 @@ class SlaveSynchronize:
         self._by_main_port = not self._by_main_port
         if self._failures > 1:  # both ways
             self.failure = f"tables of {followed.address}: {exc} ({self._failures} times in a row)"
+
+    def _note_stale(self, followed: Followed) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if self._level_s is None:
+            self._level_s = now_s
+        stale_s = now_s - self._level_s
+        if stale_s < STALE_AFTER_S:
+            return
+        if not self.failure:
+            self.failure = f"tables of {followed.address}: not followed for {stale_s:.0f} s"
+        if self.held_epoch != NO_MASTER_EPOCH:
+            log.warning("slave_sync_stale master=%s reason=%s", followed.address, self.failure)
+            self._note_held(NO_MASTER_EPOCH)
 
     def _way(self, followed: Followed) -> tuple[str, int]:
         """Address and time-out of the next attempt: the port that answered last, else the other."""
@@ -312,6 +332,9 @@ class SlaveSynchronize:
         return True
 
     def _note_held(self, epoch: int) -> None:
+        if epoch != NO_MASTER_EPOCH:
+            self.failure = ""
+            self._level_s = asyncio.get_running_loop().time()
         if self.held_epoch != epoch:
             self.held_epoch = epoch
             self.on_tables(epoch)

@@ -262,3 +262,40 @@ def test_r30_a_master_says_of_all_progress_which_log_it_rests_on(tmp_path: Path)
         assert (await waits).code == 0
 
     run_with_broker(tmp_path, play)
+
+
+@pytest.mark.parametrize("error", [None, "no such code"])
+def test_r42_tables_that_are_followed_no_more_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str | None
+) -> None:
+    """By an answer that is never taken (another epoch) as by one that refuses."""
+    monkeypatch.setattr(slave_sync, "STALE_AFTER_S", 0.0)
+    body = offsets_of_master(tmp_path / "master", 4)
+    told: list[int] = []
+    stale = False
+
+    async def answer(address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+        if stale and error:
+            return RemotingCommand.response_to(request, 1, error)
+        ext = {EXT_MASTER_EPOCH: "-1" if stale else "4", EXT_OFFSET_VERSION: "v1"}
+        return RemotingCommand.response_to(request, ext=ext, body=body)
+
+    async def follow() -> None:
+        nonlocal stale
+        own = tables(tmp_path / "own")
+        sync = SlaveSynchronize(Mock(invoke=answer), own, 1, lambda: None, Mock(max_phy_offset=0))
+        sync._fetch_tables = AsyncMock(return_value=True)  # type: ignore[method-assign]
+        sync.on_tables = told.append
+        sync.follow(MASTER)
+        sync.start()
+        try:
+            await until(lambda: told == [4] and not sync.failure)
+            stale = True
+            await until(lambda: told == [4, -1] and bool(sync.failure))
+            assert sync.held_epoch == -1
+            stale = False
+            await until(lambda: told == [4, -1, 4] and not sync.failure)
+        finally:
+            await sync.close()
+
+    asyncio.run(follow())

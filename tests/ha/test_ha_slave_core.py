@@ -538,6 +538,7 @@ def test_r41_an_entered_epoch_is_marked_in_front_of_the_next_ack(slave):
 def test_r42_the_tables_are_marked_once_here_and_on_each_new_connection(slave):
     host = slave()
     assert host.core.tables_followed(1) == [SendToMaster(encode_tables_mark(1))]
+    assert host.core.tables_followed(-1) == [SendToMaster(encode_tables_mark(-1))], "stale"
     host.core.disconnected(NOW + 10)
     assert host.core.tables_followed(1) == [], "no connection"
     host.core.tick(host.core.wakeup_ms)

@@ -895,6 +895,20 @@ def test_r18_r42_tables_that_an_earlier_connection_held_count_no_more():
     assert proposed(sync.tables_held(2, 21, 1, NOW))[0].add == {2}
 
 
+def test_r42_a_member_with_stale_tables_stays_in_the_set_and_follows_them_no_more():
+    """It has every acknowledged message; what it lacks are the newest offsets of groups."""
+    sync = state((1, 2))
+    follow(sync, 2, 0, tables_awaited=True)
+    sync.tables_held(2, 20, 1, NOW)
+    assert sync.follower(2).follows_tables(1)
+    for now in range(NOW, NOW + 10_000, 50):
+        sync.acked(2, 20, 0, now)
+        assert not proposed(sync.tick(now)) and not proposed(sync.tables_held(2, 20, -1, now))
+    assert sync.follower(2).holds_tables(1) and not sync.follower(2).follows_tables(1)
+    sync.tables_held(2, 20, 1, now)
+    assert sync.follower(2).follows_tables(1)
+
+
 def test_r12_a_view_without_replicas_lets_nobody_in():
     sync = state((1,), candidates=(1, 2))
     sync.adopt(recorded_set((1,), 6, None), NOW)
