@@ -16,7 +16,6 @@ import click
 
 from batonmq.mqctl.context import CommandContext, run
 from batonmq.mqctl.output import Output
-from batonmq.protocol.topic_name import text_problem
 
 CommandFunction = Callable[..., Coroutine[Any, Any, None]]
 
@@ -71,6 +70,8 @@ class MqOption(click.Option):
         if value == "" and value != self.default and not _PLACES.isdisjoint(self.shown):
             raise click.BadParameter("it is empty: name a place, or leave it out", ctx, self)
         if isinstance(value, str) and not _NAMED.isdisjoint(self.shown):
+            from batonmq.protocol.topic_name import text_problem  # `--help` loads no protocol
+
             for name in filter(None, value.split(";")):
                 if problem := text_problem(name):
                     raise click.BadParameter(f"{name[:64]!r}: {problem}", ctx, self)
