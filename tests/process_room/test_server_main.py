@@ -1,5 +1,6 @@
 """What a server prints if it cannot start: one line, and no traceback."""
 
+import gc
 import os
 import socket
 import subprocess
@@ -7,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from batonmq.process import server_main
+from batonmq.process.server_main import COLLECTION_MAX_S, ShortCollections
 
 
 def namesrv(folder: Path, *arguments: str, port: int = 1) -> subprocess.CompletedProcess[str]:
@@ -98,3 +102,19 @@ def test_a_service_that_has_to_stop_exits_with_1_and_the_first_reason(tmp_path: 
     argv = [sys.executable, "-c", FAILS, "-c", str(tmp_path / "lift.yaml")]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stderr) == (1, "lift: stopped: the disk is gone\n")
+
+
+@pytest.mark.parametrize(
+    "generation, took_s, kept", [(2, 2 * COLLECTION_MAX_S, True), (2, 0.0, False), (1, 9.0, False)]
+)
+def test_r58_what_survives_a_long_collection_is_not_scanned_again(
+    monkeypatch: pytest.MonkeyPatch, generation: int, took_s: float, kept: bool
+) -> None:
+    times = iter([1.0, 1.0 + took_s])
+    monkeypatch.setattr(server_main, "boot_s", lambda: next(times))
+    kept_objects: list[str] = []
+    monkeypatch.setattr(gc, "freeze", lambda: kept_objects.append("all"))
+    collections = ShortCollections()
+    for phase in ("start", "stop"):
+        collections(phase, {"generation": generation})
+    assert bool(kept_objects) == kept
