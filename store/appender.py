@@ -134,26 +134,16 @@ class Appender:
 
     # Hot path.
 
-    def put_message(self, message: NewMessage) -> PutResult:
+    def put_message(self, message: NewMessage, *, stored: bool = False) -> PutResult:
         """Give the message its place. Raises PutRefused, then nothing of it is in the log.
 
-        The result is valid once `end_turn` returned.
+        The result is valid once `end_turn` returned. `stored`: see `put_stored`.
         """
         if self.refusal is not None:
             raise PutUnavailable(self.refusal)
-        if len(message.body) > self._config.max_message_size:
-            raise self._too_long(message)
-        return self._put(message)
-
-    def put_stored(self, message: NewMessage) -> PutResult:
-        """The same for a message that the log took before: its body may be longer than a client's
-        may be by now (maxMessageSize)."""
-        if self.refusal is not None:
-            raise PutUnavailable(self.refusal)
-        return self._put(message)
-
-    def _put(self, message: NewMessage) -> PutResult:
-        if len(message.properties) > self._properties_max:
+        if len(message.properties) > self._properties_max or (
+            len(message.body) > self._config.max_message_size and not stored
+        ):
             raise self._too_long(message)
         queue = self._table.get((message.topic, message.queue_id))
         if queue is None:
@@ -182,6 +172,11 @@ class Appender:
             offset = self._make_room(len(record))
             record = encode_record(message, topic, queue_offset, offset, stored_at, host, crc)
         return self._keep(message, record, queue, queue_offset, has_unit)
+
+    def put_stored(self, message: NewMessage) -> PutResult:
+        """The same for a message that the log took before: its body may be longer than a client's
+        may be by now (maxMessageSize)."""
+        return self.put_message(message, stored=True)
 
     def put_though_full(self, message: NewMessage) -> PutResult:
         """The same for a record that expiry, and so the end of a full disk, waits for: it goes into
