@@ -311,15 +311,15 @@ def test_r30_what_was_delivered_before_one_was_refused_comes_once(
         for number in range(3):
             await rig.send("T", b"%d" % number, DELAY="1")
         appender, refused = rig.service.store.appender, []
-        put_message = appender._put
+        put_message = appender.put_message
 
-        def put(message: NewMessage) -> PutResult:
+        def put(message: NewMessage, *, stored: bool = False) -> PutResult:
             if message.topic == "T" and message.body == b"1" and not refused:
                 refused.append(message)
                 raise PutRefused("no room")
-            return put_message(message)
+            return put_message(message, stored=stored)
 
-        monkeypatch.setattr(appender, "_put", put)
+        monkeypatch.setattr(appender, "put_message", put)
         clock.ahead_ms = 1_100
         await until(lambda: end_of(rig, "T") >= 3)
         assert [message.body for message in await messages(rig, "T")] == [b"0", b"1", b"2"]

@@ -663,15 +663,15 @@ def test_r30_of_messages_given_back_in_part_the_rest_follows_and_none_comes_twic
             await rig.send("T", b"%d" % number)
         assert len(messages(await pop(rig, queueId=0))) == 3
         appender, refused = rig.service.store.appender, []
-        put_message = appender._put
+        put_message = appender.put_message
 
-        def put(message: NewMessage) -> PutResult:
+        def put(message: NewMessage, *, stored: bool = False) -> PutResult:
             if message.topic == RETRY and message.body == b"1" and not refused:
                 refused.append(message)
                 raise PutRefused("no room")
-            return put_message(message)
+            return put_message(message, stored=stored)
 
-        monkeypatch.setattr(appender, "_put", put)
+        monkeypatch.setattr(appender, "put_message", put)
         clock.now_ms += 60_200
         await until(lambda: refused)
         clock.now_ms += 2_000

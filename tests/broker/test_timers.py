@@ -495,16 +495,16 @@ def test_r30_a_timed_message_that_finds_no_room_comes_when_there_is_some(
         assert (await rig.send("T", b"timed", TIMER_DELAY_SEC="60")).code == 0
         await until(lambda: len(rig.service.waiting.timers) == 1)
         appender, refused = rig.service.store.appender, []
-        real = appender._put
+        real = appender.put_message
 
-        def put_message(message: NewMessage) -> PutResult:
+        def put_message(message: NewMessage, *, stored: bool = False) -> PutResult:
             if message.topic == "T":
                 refused.append(message)
                 raise PutRefused("no room")
-            return real(message)
+            return real(message, stored=stored)
 
         with monkeypatch.context() as full:
-            full.setattr(appender, "_put", put_message)
+            full.setattr(appender, "put_message", put_message)
             clock.ahead_ms = 60_100
             await until(lambda: len(refused) > 1)
             assert len(rig.service.waiting.timers) == 1

@@ -84,14 +84,14 @@ def end_fields(sent: RemotingCommand, outcome: str, **changed: str) -> dict[str,
 def refuse_ops(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no room for the records that end half messages."""
     appender = rig.service.store.appender
-    real = appender._put
+    real = appender.put_message
 
-    def put_message(message: NewMessage) -> PutResult:
+    def put_message(message: NewMessage, *, stored: bool = False) -> PutResult:
         if message.topic == TRANS_OP_HALF_TOPIC:
             raise PutRefused("no room")
-        return real(message)
+        return real(message, stored=stored)
 
-    monkeypatch.setattr(appender, "_put", put_message)
+    monkeypatch.setattr(appender, "put_message", put_message)
 
 
 def test_a_half_is_seen_by_nobody_until_it_is_committed(tmp_path: Path) -> None:
@@ -863,14 +863,14 @@ def test_r30_a_copy_that_found_no_room_ends_nothing(
         await until(lambda: len(transactions) == 1)
         (waiting,) = transactions._table._open.values()
         appender = rig.service.store.appender
-        real = appender._put
+        real = appender.put_message
 
-        def put_message(message: NewMessage) -> PutResult:
+        def put_message(message: NewMessage, *, stored: bool = False) -> PutResult:
             if message.topic in (TRANS_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC):
                 raise PutRefused("no room")
-            return real(message)
+            return real(message, stored=stored)
 
-        monkeypatch.setattr(appender, "_put", put_message)
+        monkeypatch.setattr(appender, "put_message", put_message)
         for action in ("check", "give up"):
             with pytest.raises(PutRefused):
                 transactions._check(Due(waiting, action), 0)  # type: ignore[arg-type]
