@@ -90,6 +90,9 @@ class BrokerActions(Protocol):
         """No master is known, or the master named is an earlier incarnation of this process:
         refuse writes, close HA connections, go on serving reads up to confirmOffset."""
 
+    def master_moved(self, view: RoleView) -> None:
+        """The role and its epoch stay, and the master's address may be another one. Idempotent."""
+
     def lease_changed(self, valid: bool) -> None:
         """The lease of this master was granted or ran out (R36)."""
 

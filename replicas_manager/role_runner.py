@@ -224,6 +224,7 @@ class RoleRunner:
             case AdoptView(view):
                 self._deliver(view)
                 self._sets.adopt_view(view)
+                self._actions.master_moved(view)
             case SetDead(broker_ids):
                 self._sets.set_dead(broker_ids)
             case LeaseChanged(valid, _):

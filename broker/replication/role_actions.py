@@ -122,6 +122,15 @@ class RoleActions:
         self._tables.topics.set_state_version(view.master_epoch)
         self._hooks.routes_changed()
 
+    def master_moved(self, view: RoleView) -> None:
+        followed = Followed(view.master_address, view.master_epoch)
+        known = self._slave_sync.followed
+        if known is None or known.master_epoch != view.master_epoch or known == followed:
+            return
+        log.info("master_moved from=%s to=%s", known.address, view.master_address)
+        self._slave_sync.follow(followed)
+        self._gate.follow(view.master_epoch, view.master_address)
+
     async def stand_down(self, view: RoleView) -> None:
         self._leave_role(view.master_epoch)
         self._gate.fence()

@@ -170,7 +170,7 @@ class SlaveSynchronize:
         self._log_end = log_end
         self._interval_s = interval_ms / 1000
         self._tables_changed = tables_changed
-        self._followed: Followed | None = None
+        self.followed: Followed | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._table_version = ""
@@ -199,7 +199,7 @@ class SlaveSynchronize:
 
     def follow(self, followed: Followed | None) -> None:
         """Take the tables of this master from now on; None: of no broker."""
-        self._followed = followed
+        self.followed = followed
         self._table_version = self._offset_version = ""
         self.held_epoch = NO_MASTER_EPOCH
         self.failure = ""
@@ -216,7 +216,7 @@ class SlaveSynchronize:
 
     async def _run(self) -> None:
         while True:
-            followed = self._followed
+            followed = self.followed
             self._wake.clear()
             if followed is None:
                 await self._wake.wait()
@@ -229,7 +229,7 @@ class SlaveSynchronize:
                 self._note_failure(followed, exc)
             if is_level:
                 self._retry.reset()
-            elif followed is self._followed:
+            elif followed is self.followed:
                 self._note_stale(followed)
             pause_s = self._pause_s() if is_level else self._retry.next_ms() / 1000
             try:
@@ -242,7 +242,7 @@ class SlaveSynchronize:
         return self._interval_s if self._offset_version else JAVA_PAUSE_MS / 1000
 
     def _note_failure(self, followed: Followed, exc: Exception) -> None:
-        if followed is not self._followed:
+        if followed is not self.followed:
             return
         if self._failures == 0:
             log.warning("slave_sync_failed master=%s reason=%s", followed.address, exc)
@@ -279,7 +279,7 @@ class SlaveSynchronize:
         )
         # A Java master sends no epoch: then the one that this replica follows is meant.
         epoch = int(reply.ext.get(EXT_MASTER_EPOCH, followed.master_epoch))
-        if followed is not self._followed or epoch < followed.master_epoch:
+        if followed is not self.followed or epoch < followed.master_epoch:
             # It is not master yet, or a later incarnation, whose tables may lack what the log
             # showed us.
             return False
@@ -290,7 +290,7 @@ class SlaveSynchronize:
         if reply.body:
             offsets = await result_of(decoded_in_steps(OffsetTable, reply.body))
         has_log = offsets is None or await self._log_reaches(carried_out, followed)
-        if followed is not self._followed:
+        if followed is not self.followed:
             return False
         if (
             has_log
@@ -326,7 +326,7 @@ class SlaveSynchronize:
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + LOG_WAIT_S
         while offset is not None and self._log_end.max_phy_offset < offset:
-            if followed is not self._followed or loop.time() >= give_up_s:
+            if followed is not self.followed or loop.time() >= give_up_s:
                 return False
             await asyncio.sleep(LOG_POLL_S)
         return True
@@ -359,7 +359,7 @@ class SlaveSynchronize:
             held, timers = None, await self._if_known(way, RequestCode.GET_TIMER_CHECK_POINT)
         has_log = await self._log_reaches(_carried_out(delays), followed)
         now = self._tables.version, locks.change_count, modes.change_count
-        if followed is not self._followed or now != before:
+        if followed is not self.followed or now != before:
             # Another master, or the log has shown a change that these answers cannot have (R31).
             return False
         tables = self._tables

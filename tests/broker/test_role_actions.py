@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -379,3 +380,21 @@ def test_a_classic_slave_shows_what_is_whole_and_not_what_is_flushed() -> None:
     path.flushed(100)
     path.store.advance_confirm_offset.assert_not_called()  # type: ignore[attr-defined]
     assert heard == []
+
+
+def test_r42_tables_and_requests_follow_a_master_to_another_address() -> None:
+    """A replica of another history held the master's id for a while. The slaves followed the log of
+    the master that came back, and asked the stray for tables for ever."""
+    rig = Rig()
+    asyncio.run(rig.actions.become_slave(OTHER))
+    rig.sync.followed = Followed("other:10911", 4)
+    rig.sync.follow.reset_mock()
+    rig.actions.master_moved(OTHER)
+    rig.sync.follow.assert_not_called()
+    rig.actions.master_moved(replace(OTHER, master_address="back:10911"))
+    rig.sync.follow.assert_called_once_with(Followed("back:10911", 4))
+    refusal = rig.path.gate.refusal
+    assert refusal is not None and refusal.master_address == "back:10911"
+    rig.sync.followed = None  # a master follows nobody
+    rig.actions.master_moved(replace(OTHER, master_address="third:10911"))
+    rig.sync.follow.assert_called_once()

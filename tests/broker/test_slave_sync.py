@@ -67,7 +67,7 @@ def test_r31_offsets_of_a_lower_epoch_are_not_taken_over(
         return RemotingCommand.response_to(request, ext=ext, body=body)
 
     sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, Mock(max_phy_offset=0))
-    sync._followed = MASTER
+    sync.followed = MASTER
     sync._fetch_tables = AsyncMock(return_value=True)  # type: ignore[method-assign]
     asyncio.run(sync._synchronize(MASTER))
     assert own.offsets.query("g", "T", 0) == (70 if taken else -1)
@@ -82,11 +82,11 @@ def test_r31_an_answer_that_another_role_change_overtook_is_dropped(tmp_path: Pa
     sync = SlaveSynchronize(Mock(), own, 1_000, lambda: None, Mock(max_phy_offset=0))
 
     async def answer(address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
-        sync._followed = Followed("other:10911", 5)
+        sync.followed = Followed("other:10911", 5)
         return RemotingCommand.response_to(request, ext={EXT_MASTER_EPOCH: "4"}, body=body)
 
     sync._client = Mock(invoke=answer)
-    sync._followed = MASTER
+    sync.followed = MASTER
     asyncio.run(sync._synchronize(MASTER))
     assert own.offsets.query("g", "T", 0) == -1
 
@@ -151,7 +151,7 @@ def test_r30_an_unclean_winner_gives_what_was_popped_behind_the_end_of_its_log(
             assert await _popped(master) == [0, 1, 2, 3]
             assert master.service.tables.offsets.query("g", "T", 0) == 4
             sync, followed = slave.service.slave_sync, Followed(master.service.address, 0)
-            sync._followed = followed
+            sync.followed = followed
             assert not await sync._synchronize(followed)
             assert "T" in slave.service.tables.topics
             assert sync.held_epoch == -1, "R42: so far it does not join"
@@ -196,7 +196,7 @@ def test_r30_progress_waits_for_the_log_that_it_rests_on(
     async def play() -> None:
         sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, log)
         sync.on_tables = held.append
-        sync._followed = MASTER
+        sync.followed = MASTER
         monkeypatch.setattr(slave_sync, "LOG_WAIT_S", 0.0)
         for _ in range(2):  # the other tables are here after the first time
             assert not await sync._synchronize(MASTER)
@@ -234,7 +234,7 @@ def test_r30_progress_of_a_master_that_is_followed_no_more_waits_for_nothing(
 
     async def play() -> None:
         sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, Log())
-        sync._followed = MASTER
+        sync.followed = MASTER
         asked = asyncio.ensure_future(sync._synchronize(MASTER))
         async with asyncio.timeout(5):
             await waits.wait()

@@ -46,7 +46,7 @@ def test_r58_offsets_of_18_mb_reach_a_slave(tmp_path: Path) -> None:
         address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
         followed = Followed(address, 5)
         sync = SlaveSynchronize(client, own, 1000, lambda: None, Mock(max_phy_offset=0))
-        sync._followed, sync._by_main_port, sync._failures = followed, True, 8
+        sync.followed, sync._by_main_port, sync._failures = followed, True, 8
         assert await sync._synchronize(followed) and sync.held_epoch == 5
         await client.close()
         await server.close()

@@ -79,6 +79,9 @@ class RecordingBroker(NoSwitch):
     def proposal_unknown(self) -> None:
         self._note("unknown")
 
+    def master_moved(self, view: RoleView) -> None:
+        pass
+
     def lease_changed(self, valid: bool) -> None:
         self._note("lease", valid)
 

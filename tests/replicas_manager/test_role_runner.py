@@ -89,6 +89,9 @@ class Scene:
     def set_dead(self, broker_ids: frozenset[int]) -> None:
         self.calls.append(("dead", *broker_ids))
 
+    def master_moved(self, view: RoleView) -> None:
+        self.calls.append(("master at", view.master_address))
+
     def lease_changed(self, valid: bool) -> None:
         self.calls.append(("lease", valid))
 

@@ -76,6 +76,7 @@ class _NoSlaveSync:
     held_epoch = -1
     failure = ""
     on_tables: Callable[[int], None]
+    followed = None
 
     def follow(self, followed: Followed | None) -> None:
         if followed is not None:
