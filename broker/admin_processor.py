@@ -216,8 +216,9 @@ class AdminProcessor:
         return RemotingCommand.response_to(request)
 
     async def update_groups(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """225. The same for several. None is made if one of them cannot be; then AT_ONCE at a
-        time, so a change of role may leave the last ones out."""
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225): creates or changes several groups. None
+        if one of them is refused; else AT_ONCE at a time, so a change of role may leave the last
+        ones out."""
         self._require_writable()
         configs = SubscriptionGroupList.decode_request(request.body).group_config_list
         async for config in in_turns(configs):

@@ -1,9 +1,9 @@
 """Which registrations the leader proposes: legal names, short texts, a limited number. Pure.
 
-Whoever reaches a controller may register groups, and each one costs every controller memory, a
-place in every snapshot and time in every tick (R58). So the leader refuses a *new* group or replica
-above the limits of its settings, and one with a bad name (R46). What is registered is never refused
-for its name or for a limit that was lowered since.
+Any host that reaches a controller can register groups, and each one costs every controller memory,
+a place in every snapshot and time in every tick (R58). So the leader refuses a *new* group or
+replica above the limits of its settings, and one with a bad name (R46). What is registered is never
+refused for its name or for a limit that was lowered since.
 
 The replicated state does not check this: the settings of two nodes, or of two versions, may differ,
 and then they would disagree about an entry of the log.

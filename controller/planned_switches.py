@@ -62,7 +62,7 @@ class PlannedSwitches:
             )
         master_id = 0 if command.unclean else requests.lives_elsewhere(command.broker_name)
         if master_id:
-            # R50: who is asked here may be cut off. An election would depose a healthy master.
+            # R50: this controller may be cut off. An election would depose a healthy master.
             return self._result(
                 command.broker_name,
                 ResponseCode.CONTROLLER_ELECT_MASTER_FAILED,

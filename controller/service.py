@@ -221,7 +221,7 @@ class ControllerService:
 
     def _push(self, broker_name: str) -> None:
         if not self.sessions.of_group(broker_name):
-            return  # the view of a group that nobody here is in costs as much
+            return  # without sessions there is nothing to push, and a view costs as much
         view = self.requests.view(broker_name)
         if view is not None:
             self.sessions.push_view(view)

@@ -92,8 +92,8 @@ class RuntimeSettings(Generic[C]):
         """Takes the settings of a property text, all or none: they are in force once they are on
         the disk. Returns what was changed.
 
-        Raises BrokerRefusal: 16 for a key that may not be changed so, 1 for what is no text of
-        at most 64 KiB, for a wrong value, and for a disk that does not take them.
+        Raises BrokerRefusal: 16 for a key that may not be changed so, 1 for a body that is no
+        UTF-8 text or longer than TEXT_SIZE_MAX, for a wrong value, and for a failed write.
         """
         if len(body) > TEXT_SIZE_MAX:
             why = f"the settings have {len(body)} bytes, allowed are {TEXT_SIZE_MAX}"

@@ -26,7 +26,7 @@ _DEPTH_MAX: Final = 200
 # Of the dialect in a request: it is read in Python, in one turn of the loop (SAFETY R58).
 REQUEST_SIZE_MAX: Final = 32_768
 REQUEST_VALUES_MAX: Final = 4096
-"""References followed."""
+"""Values in it, once references are replaced by what they refer to."""
 
 _decode: Final = msgspec.json.Decoder().decode
 

@@ -44,7 +44,7 @@ def is_hash(incarnation: str) -> bool:
 
 
 def is_proven(incarnation: str, secret: str) -> bool:
-    """Whether who sends both may speak for that process."""
+    """Whether a request with this secret may act in the name of that process."""
     if not is_hash(incarnation):
         return True
     return hmac.compare_digest(incarnation_of(secret).encode(), incarnation.encode())

@@ -70,8 +70,6 @@ class Json:
     @classmethod
     def _decode(cls, data: bytes, *, is_request: bool) -> Self:
         try:
-            if is_request:
-                check_size(data)
             return decode_json(cls, data, is_request=is_request)
         except (FastjsonError, msgspec.ValidationError, RecursionError) as error:
             raise RemoteProtocolError(f"{cls.__name__}: {error}") from error
@@ -158,9 +156,11 @@ def check_size(data: bytes) -> None:
 def decode_json(kind: type[T], data: bytes, *, is_request: bool = False) -> T:
     """A value of `kind` from JSON or fastjson's dialect; less of what is slow in a request.
 
-    Raises FastjsonError for other text, msgspec.ValidationError where the shape is not that of
-    `kind`.
+    Raises FastjsonError for other text, and for a request that holds more than one may;
+    msgspec.ValidationError where the shape is not that of `kind`.
     """
+    if is_request:
+        check_size(data)
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)

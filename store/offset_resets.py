@@ -22,7 +22,7 @@ Running = dict[str, dict[int, int]]
 
 
 class OffsetReset(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A group goes on at `offsets` (by queue id) of a topic."""
+    """A group continues at `offsets` (by queue id) of a topic."""
 
     group: str
     topic: str

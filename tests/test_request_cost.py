@@ -43,7 +43,9 @@ from batonmq.remoting.connection import BACKLOG_BYTES_MAX, Processors
 from tests.broker.heartbeats import heartbeat
 from tests.broker.lone_broker import lone_broker, send_header
 from tests.shared.turns import counted_turns
-from tests.test_ten_thousand import MANY, World, _registration
+from tests.test_ten_thousand import MANY, World, _registration, runner
+
+__all__ = ["runner"]
 
 LINES_MAX = 5 * MANY
 """A quarter of 10 ms: 0.043 µs a line, measured once, over batches of 100 to 4000 messages."""
@@ -258,12 +260,6 @@ class Meter:
             return result
 
         return counting
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:  # of asyncio: its turns can be counted
-        yield runner
 
 
 @pytest.fixture(scope="module")

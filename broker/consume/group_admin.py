@@ -148,9 +148,8 @@ class GroupAdminProcessor:
                     tps = self._path.stats.got_tps(topic, group)
                     stats = ConsumeStats(consume_tps=tps, offset_table=table)
                     of_group.append(msgspec.Raw(stats.encode()))
-                    body.total_diff += sum(
-                        p.broker_offset - p.consumer_offset for p in table.values()
-                    )
+                    behind = [q.broker_offset - q.consumer_offset for q in table.values()]
+                    body.total_diff += sum(behind)
             if of_group:
                 body.consume_stats_list.append({group: of_group})
         return RemotingCommand.response_to(request, body=body.encode())

@@ -8,8 +8,8 @@ second way (`PullProcessor.tick`): it finds a message that arrived between the l
 
 An arrival wakes one POP of each group, since a message goes to one consumer of a group only; who
 leaves messages over wakes the next. The shell takes out in slices which are awake (`next_ready`).
-Both are bounded: POPs as in Java, by key and in all, pulls in all and by the tags
-that they wait for. Origin: Java `PopLongPollingService`.
+Both are bounded: POPs as in Java, by key and in total, pulls in total and by the tags that they
+wait for. Origin: Java `PopLongPollingService`.
 """
 
 from __future__ import annotations

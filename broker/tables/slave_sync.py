@@ -63,8 +63,8 @@ LOG_WAIT_S = 1.0
 """How long progress waits for the log here to hold what it rests on; then it is asked for again."""
 LOG_POLL_S = 0.01
 STALE_AFTER_S = 5.0
-"""A slave that has not been level with the tables for so long says so: in `failure`, and to its
-master, which then hands over to it in no planned switch (R42)."""
+"""A slave whose tables were not those of its master for so long reports it: in `failure`, and to
+the master, which then hands over to it in no planned switch (R42)."""
 PIECES_AT_ONCE = 2
 """Of an answer's JSON, in one turn: two of 256 entries each."""
 EXT_MASTER_EPOCH = "batonMasterEpoch"
@@ -262,7 +262,8 @@ class SlaveSynchronize:
             self.failure = f"tables of {followed.address}: not followed for {stale_s:.0f} s"
         if self.held_epoch != NO_MASTER_EPOCH:
             log.warning("slave_sync_stale master=%s reason=%s", followed.address, self.failure)
-            self._note_held(NO_MASTER_EPOCH)
+            self.held_epoch = NO_MASTER_EPOCH
+            self.on_tables(NO_MASTER_EPOCH)
 
     def _way(self, followed: Followed) -> tuple[str, int]:
         """Address and time-out of the next attempt: the port that answered last, else the other."""
@@ -332,9 +333,8 @@ class SlaveSynchronize:
         return True
 
     def _note_held(self, epoch: int) -> None:
-        if epoch != NO_MASTER_EPOCH:
-            self.failure = ""
-            self._level_s = asyncio.get_running_loop().time()
+        self.failure = ""
+        self._level_s = asyncio.get_running_loop().time()
         if self.held_epoch != epoch:
             self.held_epoch = epoch
             self.on_tables(epoch)

@@ -64,7 +64,7 @@ _IDLE_MS: Final = 60_000
 _HANDSHAKE_MS: Final = 5_000
 _HELLO_S: Final = 5.0
 _HELLOS_AWAITED_MAX: Final = 256
-_HISTORY_SIZE_MAX: Final = 16 << 20
+_ANSWER_SIZE_MAX: Final = 16 << 20
 
 _SERVER_OPTIONS: Final = (
     ("grpc.so_reuseport", 0),  # a taken port must be an error, not a second server on it
@@ -72,7 +72,7 @@ _SERVER_OPTIONS: Final = (
     ("grpc.max_concurrent_streams", _STREAMS_MAX),
     ("grpc.max_connection_idle_ms", _IDLE_MS),
     ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
-    ("grpc.max_send_message_length", _HISTORY_SIZE_MAX),
+    ("grpc.max_send_message_length", _ANSWER_SIZE_MAX),
     # Liveness judges silent brokers; this frees the sockets of peers that are gone.
     # keepalive_timeout alone does not notice a stopped peer, ping_timeout does.
     ("grpc.keepalive_time_ms", 5_000),
@@ -245,7 +245,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
             view = self._requests.view(name)
             if view is not None:
                 reply.views.append(role_view_to_pb(view))
-        if reply.ByteSize() > _HISTORY_SIZE_MAX:
+        if reply.ByteSize() > _ANSWER_SIZE_MAX:
             why = f"the answer for {len(names)} broker groups is too large: name fewer groups"
             return pb.GetSyncStateDataReply(status=_refused(ResponseCode.SYSTEM_ERROR, why))
         return reply

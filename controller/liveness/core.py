@@ -352,7 +352,7 @@ class LivenessCore:
         watch = self._watches.get(broker_name)
         if watch is None:
             watch = _Watch()
-            if broker_name in self._state.groups:  # else whoever names a group would add one
+            if broker_name in self._state.groups:  # no request adds a watch by naming a group
                 self._watches[broker_name] = watch
         return watch
 
@@ -438,10 +438,10 @@ class LivenessCore:
             self._aged_ms = now_ms
             for watch in self._watches.values():
                 watch.floor.age()
-        groups = self._state.groups
-        fresh = {name for name, group in groups.items() if not group.master_epoch}
-        names = self._elected.next_of(sorted(groups.keys() - fresh))
-        names += self._fresh.next_of(sorted(fresh))
+        groups, names = self._state.groups, self._state.broker_names()
+        elected = self._elected.next_of([name for name in names if groups[name].master_epoch])
+        fresh = self._fresh.next_of([name for name in names if not groups[name].master_epoch])
+        names = (*elected, *fresh)
         effects = [effect for name in names for effect in self._check(name, now_ms)]
         for broker_name in names:
             effects += self._check_stale(groups[broker_name], now_ms)

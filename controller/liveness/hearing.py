@@ -76,14 +76,13 @@ class Hearing:
 
     def report(self, index: int, now_ms: int) -> list[ReportHearing]:
         """What a follower should tell its leader now: what changed at once, the rest in time."""
-        last, unheard = self._report, frozenset[Process]()
-        if not self._changed and last is not None:
-            # Asked after each check of a group: a union of all groups each time would be quadratic.
-            if now_ms - self._reported_ms < REPORT_MS:
-                return []
-            unheard = last.unheard
+        last = self._report
+        if last is None or self._changed:
+            unheard = frozenset[Process]().union(*self._unheard.values())
+        elif now_ms - self._reported_ms < REPORT_MS:
+            return []  # asked after each check: a union of all groups each time would be quadratic
         else:
-            unheard = unheard.union(*self._unheard.values())
+            unheard = last.unheard
         self._changed = False
         changed = last is None or last.unheard != unheard
         self._report, self._reported_ms = ReportHearing(index, unheard, changed=changed), now_ms

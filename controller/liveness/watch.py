@@ -119,8 +119,8 @@ class OpenSessions:
     """The open sessions, by broker group.
 
     Any stranger may open some (R58). A broker that is registered always finds a place: of one id
-    the oldest session goes where there are too many, since the newest counts anyway. Those of ids
-    that nobody registered have some places together.
+    the oldest session goes where there are too many, since the newest counts anyway. Sessions of
+    ids that are not registered share STRANGERS_MAX places.
     """
 
     def __init__(self) -> None:
