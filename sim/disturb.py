@@ -117,7 +117,7 @@ class DisturbFaults(Kinds):
                 stream.reset()
 
     def foreign_switch(self, fault: Fault) -> str | None:
-        """To a slave of the set, which is said to hold more than anybody has."""
+        """To a slave of the set, with a drained offset beyond every log."""
         group = self.cluster.promises.group
         slaves = [i for i in group.sync_state_set if i != group.master_broker_id] if group else []
         broker_id = self._of(slaves, fault.pick)
@@ -137,8 +137,8 @@ class DisturbFaults(Kinds):
         return f"to broker id {broker_id}"
 
     def bad_names(self, fault: Fault) -> str | None:
-        """Of topics and groups, in requests to the master. What a topic is named by may be a path
-        out of its folder, and a group has no end that a file name could hold (R46)."""
+        """Of topics and groups, in requests to the master. The name of a topic is a
+        path out of its folder, that of a group is longer than a file name may be (R46)."""
         master = self._master()
         if master is None:
             return None
@@ -191,7 +191,7 @@ class DisturbFaults(Kinds):
 
 
 class _StrangeMaster(asyncio.Protocol):
-    """Answers a slave's handshake with `hello`. Nobody must take it for its master (R21)."""
+    """Answers a slave's handshake with `hello`. No slave may accept it as its master (R21)."""
 
     def __init__(self, hello: bytes, violate: Callable[[str], None]) -> None:
         self._hello = hello
@@ -211,7 +211,7 @@ class _StrangeMaster(asyncio.Protocol):
 
 
 async def _ask_all(request: pb.ElectMasterRequest) -> None:
-    """Each controller; whoever leads may answer."""
+    """Each controller; the leader answers."""
     for address in GRPC_ADDRESSES:
         channel = grpc.aio.insecure_channel(address)
         stub: Any = ControllerServiceStub(channel)  # type: ignore[no-untyped-call]

@@ -95,7 +95,7 @@ class Host:
         self.rate = 1.0
         self.last_failure: BaseException | str | None = None
         self.wanted = False  # a supervisor starts it again when it ends by itself
-        self.in_hand = False  # an operator has stopped it, and nobody else starts it
+        self.in_hand = False  # an operator stopped it: no fault starts it again
         self._stop: asyncio.Event | None = None
 
     @property

@@ -9,9 +9,8 @@ Silence alone proves nothing on a busy machine. Who is silent for the time-out h
 threads wants the processor or waits for its disk (it is stopped, or waits for what does not come),
 or if it has used the processor for the time-out once more (an endless loop). One that is starved
 does neither. One that waits for its disk (state D) continues when the disk does; controllers that
-miss its heartbeats elect another master meanwhile. A launcher that stood still itself has heard
-nobody, so it starts the count again (as SAFETY R8 has it for
-servers).
+miss its heartbeats elect another master meanwhile. A launcher that stood still itself has
+received nothing meanwhile, so it counts from zero again (SAFETY R8 has the same for servers).
 """
 
 from __future__ import annotations
