@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -98,3 +99,30 @@ def test_every_marked_test_is_in_the_folders_of_its_ring() -> None:
             for file in (ROOT / "tests").rglob("test_*.py"):
                 if marked.search(file.read_text()):
                     assert any(folder in file.parents for folder in folders), (ring.name, file)
+
+
+def test_processes_of_tests_are_given_ports_of_their_own() -> None:
+    """Two workers were given the same port between the look at it and its use."""
+    code = (
+        "import sys\n"
+        "from tests.shared.ports import free_ports\n"
+        "print(*(free_ports(3) + i for _ in range(2000) for i in range(3)), flush=True)\n"
+        "sys.stdin.read()"
+    )
+    with contextlib.ExitStack() as running:
+        workers = [
+            running.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", code],
+                    cwd=ROOT,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for _ in range(3)
+        ]
+        lines = [worker.stdout.readline() for worker in workers if worker.stdout]
+    first, second, third = (set(map(int, line.split())) for line in lines)
+    assert first and second and third
+    assert not (first & second or second & third or first & third)

@@ -1,20 +1,39 @@
 """Ports for servers that a test starts at a known port, and may start again at the same one."""
 
+import functools
 import random
 import socket
 
 BETWEEN = range(29_000, 32_600)
 """Above those of `lab.processes` and below the range from which the kernel takes the source ports
 of connections: a port that was free stays so while its server is started again."""
+SLICE = 100
+"""Ports that one process of tests has for itself, also between the look at a port and its use. The
+first of them stays bound as long as that process lives."""
 _choice = random.SystemRandom()
 
 
 def free_ports(count: int) -> int:
     """The first of `count` free ports in a row."""
+    own = _own_ports()
     while True:
-        first = _choice.randrange(BETWEEN.start, BETWEEN.stop - count)
+        first = _choice.randrange(own.start, own.stop - count + 1)
         if all(map(_is_free, range(first, first + count))):
             return first
+
+
+@functools.cache
+def _own_ports() -> range:
+    for first in _choice.sample(BETWEEN[::SLICE], len(BETWEEN) // SLICE):
+        claim = socket.socket()
+        try:
+            claim.bind(("127.0.0.1", first))
+        except OSError:
+            claim.close()
+            continue
+        claim.detach()  # open until this process ends
+        return range(first + 1, first + SLICE)
+    raise RuntimeError(f"every {SLICE} ports of {BETWEEN} have a process of tests")
 
 
 def _is_free(port: int) -> bool:
