@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, Protocol, TypeVar, cast
 
+from batonmq.ha.proof import FromPeer, one_too_many
 from batonmq.process.sockets import limit_unacknowledged_of
 
 log = logging.getLogger(__name__)
@@ -19,7 +20,6 @@ log = logging.getLogger(__name__)
 UNACKNOWLEDGED_MS: Final = 2_500
 """TCP's limit for an HA connection: a living peer's kernel acknowledges within milliseconds."""
 WAIT_S: Final = 0.5
-WAITING_MAX: Final = 64
 
 
 class OpenLinks:
@@ -47,7 +47,7 @@ class OpenLinks:
         await self._none.wait()
 
 
-class Link(Protocol):
+class Link(FromPeer, Protocol):
     """A connection that can be ended."""
 
     def end(self) -> None: ...
@@ -63,8 +63,7 @@ class WaitingLinks(Generic[L]):
     before the winner has made its epoch durable. Their connections wait here without a reply until
     the mastership begins, or are closed after half a second. A refused slave would connect again
     20 ms later, which delays the first ack of the new master (R9). Nothing is sent to a waiting
-    slave, so none mistakes this replica for the master. At most 64 wait; the oldest are closed
-    first.
+    slave, so none mistakes this replica for the master. At most STRANGERS_MAX wait (R58).
     """
 
     def __init__(self) -> None:
@@ -76,8 +75,8 @@ class WaitingLinks(Generic[L]):
 
     def add(self, link: L) -> None:
         """Keeps `link` for half a second at most."""
-        if len(self._links) >= WAITING_MAX:
-            self._close(self._links[0])
+        if (crowded_out := one_too_many(self._links)) is not None:
+            self._close(crowded_out)
         self._links.append(link)
         loop = asyncio.get_running_loop()
         self._timers[id(link)] = loop.call_later(WAIT_S, self._close, link)

@@ -26,7 +26,7 @@ from batonmq.epoch.entry import (
     with_ends,
 )
 from batonmq.ha.lineage import LogSamples, points_of
-from batonmq.ha.proof import Registrations, Standing, master_introduced
+from batonmq.ha.proof import Registrations, Standing, master_introduced, one_too_many
 from batonmq.ha.sync_state import RecordedSet, SyncEffect, SyncState
 from batonmq.ha.wire import (
     TRANSFER_HEADER,
@@ -58,6 +58,8 @@ class MasterPolicy:
     confirm_beat_ms: int = 20
     """A risen confirmOffset with nothing else to carry it is sent on this late at most."""
     housekeeping_ms: int = 20_000
+    handshake_ms: int = 5_000
+    """From a connection to the whole handshake, which a slave sends at once (R58)."""
     record_wait_ms: int = 500
     """For the view that registers the process which a new connection names."""
     flow_bytes_per_s: int | None = None
@@ -132,7 +134,8 @@ class SlaveConnection:
 
     connection_id: int
     address: str
-    opened_ms: int
+    read_ms: int
+    sent_ms: int
     stage: Stage = Stage.WAIT_HANDSHAKE
     handshake: SlaveHandshake | None = None
     broker_id: int = -1
@@ -149,8 +152,6 @@ class SlaveConnection:
     entry: EpochEntry | None = None
     announced_epoch: int = -1
     sent_confirm: int = -1
-    read_ms: int = 0
-    sent_ms: int = 0
     bytes_sent: int = 0
     flow: Flow = field(default_factory=Flow)
 
@@ -234,10 +235,12 @@ class MasterCore:
     # -- connections
 
     @records_event
-    def connection_opened(self, connection_id: int, address: str, now_ms: int) -> None:
-        self.connections[connection_id] = SlaveConnection(
-            connection_id, address, now_ms, read_ms=now_ms, sent_ms=now_ms
-        )
+    def connection_opened(self, connection_id: int, address: str, ms: int) -> list[MasterEffect]:
+        """R58: where too many have not shown whose they are, one of them makes room."""
+        extra = one_too_many([each for each in self.connections.values() if each.broker_id < 0])
+        effects = [] if extra is None else self._close(extra, "too many without a name", ms)
+        self.connections[connection_id] = SlaveConnection(connection_id, address, ms, ms)
+        return effects
 
     @records_event
     def handshake_received(
@@ -423,8 +426,9 @@ class MasterCore:
         self.wakeup_ms = now_ms + self.sync.tick_ms
         policy = self.policy
         for connection in list(self.connections.values()):
-            if now_ms - connection.read_ms >= policy.housekeeping_ms:
-                silent_ms = now_ms - connection.read_ms
+            silent_ms = now_ms - connection.read_ms
+            unnamed = connection.stage is Stage.WAIT_HANDSHAKE
+            if silent_ms >= (policy.handshake_ms if unnamed else policy.housekeeping_ms):
                 effects += self._close(connection, f"nothing read for {silent_ms} ms", now_ms)
             elif connection.handshake is not None and connection.stage is Stage.WAIT_RECORD:
                 if now_ms - connection.sent_ms >= policy.record_wait_ms:

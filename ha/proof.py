@@ -3,14 +3,17 @@
 Between two brokers of ours both ends name themselves on the connection (`wire`), and each compares
 the name with what the controllers recorded: group, id, incarnation and log of the slave, group, id
 and incarnation of the master. That costs no round trip. A Java broker names nobody. Its slave
-counts by its id, as in Java; as a master it is asked by request 1007 (SAFETY R21, R41).
+counts by its registered id, as in Java; as a master it is asked by request 1007 (SAFETY R21, R41).
+Connections that have not shown whose they are have few places (R58).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final, Protocol, TypeVar
 
 from msgspec import structs
 
@@ -18,15 +21,39 @@ from batonmq.ha.lineage import LogSamples, take_samples
 from batonmq.ha.wire import HAIdentity, SlaveHandshake
 from batonmq.protocol.role_view import Replica, RoleView
 
+STRANGERS_MAX: Final = 64
+"""Connections to one HA port that have not shown yet which replica they are from."""
+
+
+class FromPeer(Protocol):
+    """A connection; `address` is its peer's host:port."""
+
+    @property
+    def address(self) -> str: ...
+
+
+C = TypeVar("C", bound=FromPeer)
+
+
+def one_too_many(connections: Sequence[C], at_most: int = STRANGERS_MAX) -> C | None:
+    """Who makes room for one more, None where there is room: the oldest one of the host that has
+    the most, so a flood pushes out its own. `connections` stand in the order of their arrival."""
+    if len(connections) < at_most:
+        return None
+    hosts = [connection.address.rpartition(":")[0] for connection in connections]
+    ((crowded, _),) = Counter(hosts).most_common(1)
+    return connections[hosts.index(crowded)]
+
 
 class Standing(Enum):
     """What a master makes of a slave's connection."""
 
     COUNTS = "counts"
-    """It is the registered process, or a Java broker's."""
+    """It is the registered process, or of a registered Java broker."""
     AWAITED = "awaited"
-    """It names a process of this group that the controllers have not named to this master. A new
-    process is often faster than the view that shows it; an earlier one is never shown again."""
+    """It names a process of this group, or an id, that the controllers have not named to this
+    master. A new process is often faster than the view that shows it; an earlier one is never shown
+    again."""
     REFUSED = "refused"
 
 
@@ -48,7 +75,9 @@ class Registrations:
             return Standing.REFUSED, f"slave claims to be broker {broker_id}, this master"
         registered = self._replicas.get(broker_id)
         if identity is None:
-            if registered is None or not registered.incarnation:
+            if registered is None:
+                return Standing.AWAITED, f"broker {broker_id} is not registered"
+            if not registered.incarnation:
                 return Standing.COUNTS, ""
             return (
                 Standing.REFUSED,

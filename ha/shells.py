@@ -38,7 +38,7 @@ class Core(Protocol):
 class MasterEnd(Core, Protocol[E]):
     """The core of a mastership, which answers events with effects."""
 
-    def connection_opened(self, connection_id: int, address: str, now_ms: int) -> object: ...
+    def connection_opened(self, connection_id: int, address: str, now_ms: int) -> list[E]: ...
 
     def connection_closed(self, connection_id: int, now_ms: int) -> list[E]: ...
 
@@ -112,7 +112,7 @@ class MasterLinks(Timed, Generic[R, E]):
 
     def attach(self, link: SlaveLink[R]) -> None:
         self._links[link.connection_id] = link
-        self.core.connection_opened(link.connection_id, link.address, self._now_ms())
+        self.perform(self.core.connection_opened(link.connection_id, link.address, self._now_ms()))
 
     def lost(self, link: SlaveLink[R]) -> None:
         if self._links.pop(link.connection_id, None) is not None:

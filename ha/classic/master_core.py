@@ -14,11 +14,15 @@ Origin: Java DefaultHAConnection (ReadSocketService, WriteSocketService), GroupT
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from batonmq.ha.classic.wire import BODY_SIZE_MAX, encode_head
 from batonmq.ha.master_core import CloseConnection, Flow, SendLog
+from batonmq.ha.proof import one_too_many
 from batonmq.process.recent_events import RecentEvents, records_event
+
+SLAVES_MAX: Final = 64
+"""Whoever reports is a slave (R58). The host with the most of them loses its oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,6 @@ class ReportingSlave:
 
     connection_id: int
     address: str
-    opened_ms: int
     read_ms: int
     sent_ms: int
     start_offset: int = -1
@@ -94,12 +97,19 @@ class ClassicMasterCore:
     # -- events
 
     @records_event
-    def connection_opened(self, connection_id: int, address: str, now_ms: int) -> None:
-        slave = ReportingSlave(connection_id, address, now_ms, now_ms, now_ms)
+    def connection_opened(
+        self, connection_id: int, address: str, now_ms: int
+    ) -> list[ClassicEffect]:
+        """R58: where too many have not reported, one of them makes room."""
+        strangers = [each for each in self.connections.values() if each.next_offset < 0]
+        extra = one_too_many(strangers)
+        effects = [] if extra is None else self._close(extra, "too many report nothing", now_ms)
+        slave = ReportingSlave(connection_id, address, now_ms, now_ms)
         for other in self.connections.values():
             if other.host == slave.host:
                 other.vouches = False
         self.connections[connection_id] = slave
+        return effects
 
     @records_event
     def connection_closed(self, connection_id: int, now_ms: int) -> list[ClassicEffect]:
@@ -125,7 +135,10 @@ class ClassicMasterCore:
             return self._close(slave, refusal, now_ms)
         slave.vouches = True
         slave.acked = max(slave.acked, log_end)
-        return [*self._send(slave, now_ms), *self._count()]
+        effects = [*self._send(slave, now_ms), *self._count()]
+        if (extra := one_too_many(self._slaves(), SLAVES_MAX + 1)) is not None:
+            effects += self._close(extra, f"more than {SLAVES_MAX} slaves", now_ms)
+        return effects
 
     def appended(self, end: int, now_ms: int) -> list[ClassicEffect]:
         """The own log ends at `end`."""

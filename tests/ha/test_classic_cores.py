@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from batonmq.ha.classic.master_core import (
+    SLAVES_MAX,
     Acknowledged,
     ClassicMasterCore,
     ClassicPolicy,
@@ -29,6 +30,7 @@ from batonmq.ha.classic.wire import (
     encode_report,
 )
 from batonmq.ha.master_core import CloseConnection, SendLog
+from batonmq.ha.proof import STRANGERS_MAX
 from batonmq.ha.slave_effects import (
     AppendLog,
     BeginAt,
@@ -258,6 +260,28 @@ def test_flow_control_counts_bodies() -> None:
     assert core.wakeup_ms <= NOW + 5_000
     assert core.tick(NOW + 999) == []
     assert [e.size for e in core.tick(NOW + 1_000)] == [300]
+
+
+def test_r58_connections_that_never_report_leave_room_for_a_slave() -> None:
+    """They name nobody, so the host with the most of them loses its oldest."""
+    core = a_master(end=100, needed_slaves=1)
+    core.connection_opened(1, "slave:1", NOW)
+    effects: list[object] = []
+    for number in range(2, 2 + 10 * STRANGERS_MAX):
+        effects += core.connection_opened(number, f"flood:{number}", NOW)
+    closed = [e.connection_id for e in effects if isinstance(e, CloseConnection)]
+    assert closed == list(range(2, 3 + 9 * STRANGERS_MAX))
+    assert Acknowledged(100) in core.reported(1, 100, NOW)
+
+
+def test_r58_slaves_that_nobody_names_are_limited_in_number_too() -> None:
+    core = a_master(end=100, needed_slaves=1)
+    core.connection_opened(1, "slave:1", NOW)
+    core.reported(1, 100, NOW)
+    for number in range(2, 1_000):
+        core.connection_opened(number, f"flood:{number}", NOW)
+        core.reported(number, 100, NOW)
+    assert len(core.connections) == SLAVES_MAX and 1 in core.connections
 
 
 # -- the slave

@@ -27,7 +27,7 @@ from batonmq.ha.wire import (
     TransferHeader,
     encode_transfer_header,
 )
-from batonmq.protocol.role_view import RoleView
+from batonmq.protocol.role_view import Replica, RoleView
 from tests.ha.cores import NOW, identity, mastership, registrations
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3"
@@ -80,7 +80,7 @@ def our_master(stream, entries, *, written, recorded):
         entries(*history),
         min_offset=0,
         now_ms=NOW,
-        registrations=registrations(master=master_id),
+        registrations=registrations(Replica(1), Replica(2), master=master_id),
     )
 
 

@@ -10,9 +10,10 @@ import pytest
 from batonmq.ha.classic.master_core import ClassicMasterCore, ClassicPolicy
 from batonmq.ha.classic.master_shell import ClassicMasterShell
 from batonmq.ha.classic.wire import ReportReader, encode_report
-from batonmq.ha.links import WAITING_MAX, ByteRate, OpenLinks, SlaveLink, WaitingLinks
+from batonmq.ha.links import ByteRate, OpenLinks, SlaveLink, WaitingLinks
 from batonmq.ha.master_core import SendLog
 from batonmq.ha.master_shell import MasterShell
+from batonmq.ha.proof import STRANGERS_MAX
 from batonmq.ha.shells import ReceivedPieces, master_info
 from batonmq.ha.slave_effects import AppendLog
 from batonmq.protocol.bodies import HAConnectionRuntimeInfo
@@ -47,13 +48,26 @@ def test_who_sends_more_than_an_opening_before_it_is_answered_is_dropped() -> No
 def test_at_most_64_connections_wait_and_the_oldest_makes_room() -> None:
     async def play() -> None:
         waiting: WaitingLinks[Mock] = WaitingLinks()
-        links = [Mock() for _ in range(WAITING_MAX + 1)]
+        links = [Mock(address="host:1") for _ in range(STRANGERS_MAX + 1)]
         for link in links[:-1]:
             waiting.add(link)
         assert not any(link.end.called for link in links)
         waiting.add(links[-1])
-        assert [link.end.called for link in links] == [True, *[False] * WAITING_MAX]
+        assert [link.end.called for link in links] == [True, *[False] * STRANGERS_MAX]
         assert waiting.take_all() == links[1:] and not len(waiting)
+
+    asyncio.run(play())
+
+
+def test_r58_a_flood_before_the_mastership_leaves_a_slave_of_another_host_waiting() -> None:
+    async def play() -> None:
+        waiting: WaitingLinks[Mock] = WaitingLinks()
+        slave = Mock(address="slave:1")
+        waiting.add(slave)
+        for number in range(3 * STRANGERS_MAX):
+            waiting.add(Mock(address=f"flood:{number}"))
+        assert len(waiting) == STRANGERS_MAX and not slave.end.called
+        waiting.end_all()
 
     asyncio.run(play())
 
@@ -91,7 +105,7 @@ def test_a_frame_whose_bytes_expired_is_not_sent_in_part(there: bytes) -> None:
         store = Mock()
         store.log.view.return_value = memoryview(there)
         core = Mock(wakeup_ms=1 << 40)
-        core.connection_closed.return_value = []
+        core.connection_opened.return_value = core.connection_closed.return_value = []
         shell = MasterShell(core, store, Mock(), lambda: 0)
         link = Mock(connection_id=7)
         shell.attach(link)

@@ -5,6 +5,7 @@ import pytest
 from batonmq.ha.master_core import CloseConnection, MasterCore, MasterPolicy, SendBytes, SendLog
 from batonmq.ha.sync_state import ConfirmAdvanced
 from batonmq.ha.wire import MasterFrameReader, SlaveHandshake, decode_transfer_header
+from batonmq.protocol.role_view import Replica
 from tests.ha.cores import NOW, identity, mastership, registered, registrations
 
 
@@ -17,7 +18,7 @@ def master(entries, *, written=0, recorded=(1, 2), **policy):
         entries((1, 0)),
         min_offset=0,
         now_ms=NOW,
-        registrations=registrations(),
+        registrations=registrations(Replica(2), Replica(3), Replica(9)),
     )
 
 

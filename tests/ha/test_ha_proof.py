@@ -1,19 +1,23 @@
-"""R41: an ack counts only for the process that it is from; R42: and only with its tables."""
+"""R41: an ack counts only for the process that it is from; R42: and only with its tables; R58: who
+shows nothing takes no room for long."""
 
 import asyncio
+import contextlib
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
 from batonmq.ha.config import HAConfig
 from batonmq.ha.follower import SyncPolicy
 from batonmq.ha.master_core import CloseConnection, MasterCore, MasterPolicy, SendBytes, SendLog
-from batonmq.ha.proof import Registrations
+from batonmq.ha.proof import STRANGERS_MAX, Registrations, one_too_many
 from batonmq.ha.sync_state import ConfirmAdvanced, ProposeSet
 from batonmq.ha.wire import (
     MasterFrameReader,
     SlaveHandshake,
     encode_ack,
+    encode_identity,
     encode_slave_handshake,
 )
 from batonmq.protocol.role_view import Replica, RoleView
@@ -261,7 +265,86 @@ def test_r42_reconnecting_gives_no_new_time(entries):
         assert bool(of(ProposeSet, effects)) == (now >= NOW + 5_000)
 
 
+# -- connections that show nothing (R58)
+
+
+def test_r58_of_the_host_with_the_most_connections_the_oldest_goes_first():
+    hosts = ["a:1", "b:1", "b:2", "a:2", "b:3"]
+    assert one_too_many([Mock(address=address) for address in hosts], 5).address == "b:1"
+    assert one_too_many([Mock(address=a) for a in ("[::1]:5", "c:1")], 2).address == "[::1]:5"
+    assert one_too_many([Mock(address="a:1")], 2) is None
+
+
+def test_r58_a_handshake_is_whole_within_five_seconds_however_its_bytes_come(entries):
+    core = master(entries)
+    core.connection_opened(OTHER, "a:1", NOW)
+    assert not to_connection(OTHER, core.tick(NOW + 4_999))
+    assert of(CloseConnection, to_connection(OTHER, core.tick(NOW + 5_000)))
+
+
+def test_r58_a_flood_from_one_host_leaves_room_for_a_slave_of_another(entries):
+    """1 a slave connects and its handshake is on its way. 2 a host opens ten times as many
+    connections as may wait. 3 the handshake comes, and is answered."""
+    core = master(entries)
+    core.connection_opened(MEMBER, "member:1", NOW)
+    effects = []
+    for number in range(100, 100 + 10 * STRANGERS_MAX):
+        effects += core.connection_opened(number, f"flood:{number}", NOW)
+        assert len(core.connections) <= STRANGERS_MAX
+    assert [e.connection_id for e in effects] == list(range(100, 101 + 9 * STRANGERS_MAX))
+    answer = core.handshake_received(MEMBER, SlaveHandshake(2, identity=identity(2)), NOW)
+    assert of(SendBytes, answer)
+
+
+def test_r58_a_member_is_no_stranger_and_one_that_waits_for_its_record_is(entries):
+    core = master(entries)
+    follow(core)
+    earlier = SlaveHandshake(2, identity=identity(2, incarnation="earlier"))
+    for number in range(100, 100 + 2 * STRANGERS_MAX):
+        connect(core, number, earlier)
+    assert len(core.connections) == 1 + STRANGERS_MAX and core.sync.required_set_whole
+
+
+def test_r58_an_id_that_no_controller_registered_is_no_slave(entries):
+    """A thousand of them would each be a connection that stays, and a candidate for the set."""
+    core = master(entries)
+    for number in range(100, 1_100):
+        assert not of(SendBytes, connect(core, number, SlaveHandshake(number)))
+        assert not core.acks_received(number, [0], NOW)
+    assert len(core.connections) == STRANGERS_MAX
+    assert len(of(CloseConnection, core.tick(NOW + 500))) == STRANGERS_MAX
+
+
 # -- over real connections
+
+
+def test_r58_strangers_that_say_little_or_nothing_keep_no_slave_out(run_group, wait_until):
+    """Real sockets: idle ones, one that sends a byte of a name now and then, one that sends half a
+    name; more of them than may wait. The oldest are closed, and a slave joins behind them."""
+
+    async def play(group):
+        one, two = await group.add(1), await group.add(2)
+        await group.elect(one, others=False)
+        opened = []
+        for number in range(2 * STRANGERS_MAX):
+            reader, writer = await asyncio.open_connection("127.0.0.1", one.ha.port)
+            writer.write(encode_identity(identity(2))[: number % 30])
+            opened.append((reader, writer))
+        connections = one.ha._master.core.connections
+        await wait_until(lambda: len(connections) == STRANGERS_MAX)
+        for reader, _ in opened[:STRANGERS_MAX]:
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        await group.follow(two)
+        one.put(3)
+        await group.level(one, two)
+        assert one.ha.in_sync_count == 2
+        for _, writer in opened:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    run_group(play)
 
 
 def test_r41_a_slave_of_another_group_at_a_reused_address(run_group, wait_until, tmp_path):

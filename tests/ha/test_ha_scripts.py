@@ -59,7 +59,7 @@ from batonmq.ha.wire import (
     encode_slave_handshake,
     encode_transfer_header,
 )
-from batonmq.protocol.role_view import RoleView
+from batonmq.protocol.role_view import Replica, RoleView
 from tests.ha.cores import identity, mastership, registered, registrations
 
 SCRIPTS = sorted((Path(__file__).parent / "testdata").glob("*.txt"))
@@ -279,13 +279,13 @@ class Env:
         core = SlaveCore(identity(broker_id), view, log.facts(), SlavePolicy(), self.now)
         self.slaves[broker_id] = self.slave_host(core, log, proves="java" not in rest)
         self.slaves[broker_id].core.tables_followed(view.master_epoch)
-        if not is_java:
-            self.register(broker_id)
+        self.register(broker_id, Replica(broker_id) if is_java else registered(broker_id))
         self.slave_event(broker_id, core.tick(self.now))
 
-    def register(self, broker_id):
-        self.replicas[broker_id] = registered(broker_id)
-        self.on_master(self.core.replicas_changed(tuple(self.replicas.values()), self.now))
+    def register(self, broker_id, replica):
+        self.replicas[broker_id] = replica
+        if self.core is not None:
+            self.on_master(self.core.replicas_changed(tuple(self.replicas.values()), self.now))
 
     def slave_event(self, broker_id, effects):
         host = self.slaves[broker_id]
@@ -335,6 +335,7 @@ class Env:
         broker_id = int(who)
         for frame in frames:
             if frame == "handshake":
+                self.register(broker_id, Replica(broker_id))
                 self.open_link(broker_id)
                 data = encode_slave_handshake(SlaveHandshake(broker_id))
             else:
