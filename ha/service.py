@@ -130,7 +130,9 @@ class AutoSwitchHAService:
             return log_end
 
     async def change_to_slave(self, view: RoleView) -> None:
-        """Follows `view.master_ha_address` at once. A connection to that very master stays.
+        """Follows `view.master_ha_address` at once. A connection to that very master stays, unless
+        this log turned out to be damaged: then it is cut there and fetched again (R24), but not
+        while this replica is a member, since members are elected for all that they acknowledged.
 
         Raises FencedError if this log has already accepted a newer epoch (R2), and what the store
         raises if it is not fit.
@@ -141,10 +143,11 @@ class AutoSwitchHAService:
             if view.master_epoch < last_epoch:
                 raise FencedError("change to slave", view.master_epoch, last_epoch)
             self._end(master=True)
-            if self._slave is not None:
+            member = self._identity_of().broker_id in view.sync_state_set
+            if self._slave is not None and (member or not self._store.trust.must_refetch):
                 self._slave.follow(view)
                 return
-            # R24: what a damaged log holds behind the damage is fetched again.
+            self._end(slave=True)
             self._store.trust.discard_damaged_tail()
             now_ms = self._now_ms()
             core = SlaveCore(

@@ -157,7 +157,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
     def _end_turn(self) -> None:
         self._turn_scheduled = False
         self._run(self.core.turn_ended(self._store.log.flushed_offset, self._now_ms()))
-        if self._may_be_suspect and self.core.is_level:
+        if self._may_be_suspect and self.core.is_level and not self._store.trust.must_refetch:
             # R24: what a damaged log lacked has been fetched again.
             try:
                 self._store.trust.clear_suspect()

@@ -283,6 +283,11 @@ class Registration:
         self._suspect = suspect
         self._register_suspicion(now_ms)
 
+    @property
+    def known_suspicion(self) -> str:
+        """What is wrong with the log, once the controllers know it; empty if nothing is."""
+        return self._suspect if self.done and self._suspect_recorded == self._suspect else ""
+
     def _new_request(self) -> None:
         self._request_id = self._next_request_id()
         self._suspect_of_request = None

@@ -7,7 +7,8 @@ Pure. Invariants
   that an earlier incarnation accepted (R3), and that it did not refuse (R17).
 - The lease counts from the send time of a heartbeat that the leader answered for the epoch and the
   incarnation of this mastership, and ends with the role (R5).
-- The broker gets each role change, (masterEpoch, role, master), once, and again only if it failed.
+- The broker gets each role change, (masterEpoch, role, master), once, and again only if it failed,
+  or for what a slave has to fetch again (R24).
 """
 
 from __future__ import annotations
@@ -173,6 +174,7 @@ class RoleChanges:
         self._dead_reported: frozenset[int] = frozenset()
         self._backoff = Backoff(RETRY_FIRST_MS, RETRY_MOST_MS)
         self._retry_ms: int | None = None
+        self._suspect = self._refetched = ""
 
     def is_new(self, view: RoleView, role: Role) -> bool:
         """Whether `view`, in which this process is `role`, changes the role; noted if it does."""
@@ -191,11 +193,28 @@ class RoleChanges:
             change = BecomeMaster(view)
         elif role is Role.SLAVE:
             change = BecomeSlave(view)
+            if broker_id not in view.sync_state_set:
+                self._refetched = self._suspect
         else:
             change = StandDown(view)
         name = "none" if role is Role.FENCED else role.value.lower()
         fields = (("role", name), ("broker_id", broker_id))
         return [change, SetDead(self._dead_reported), ReportEvent("role_changed", fields)]
+
+    def suspicion(self, suspect: str) -> None:
+        self._suspect, self._refetched = suspect, ""
+
+    def refetch(self, current: ViewInForce, suspect: str) -> list[Effect]:
+        """R24: what a slave found damaged while it followed is cut and fetched again when it takes
+        that role anew: once the controllers know it (`suspect`), and none can elect this replica.
+        """
+        view = current.view
+        if view is None or current.role is not Role.SLAVE or suspect in ("", self._refetched):
+            return []
+        if current.broker_id in view.sync_state_set:
+            return []
+        self._refetched = suspect
+        return [BecomeSlave(view)]
 
     def failed(self, now_ms: int) -> None:
         """The broker raised: try again, each time later."""

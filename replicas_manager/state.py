@@ -157,6 +157,7 @@ class ReplicasState:
                 # R17: a replica that is whole again may join again, a suspect one leaves the set.
                 self._suspect = suspect
                 self.registration.suspicion(suspect, now_ms)
+                self._changes.suspicion(suspect)
                 return [Notice("log_suspect" if suspect else "log_whole", (("why", suspect),))]
             case NoticeReceived(master_epoch, sync_state_set_epoch):
                 self._want_view((master_epoch, sync_state_set_epoch), now_ms)
@@ -267,7 +268,8 @@ class ReplicasState:
         self.registration.succeeded(now_ms)
         self.controllers.leader_answered(now_ms)
         effects.append(OpenSessions(self.current.broker_id))
-        return effects + self._see(event.view, target, now_ms)
+        effects += self._see(event.view, target, now_ms)
+        return effects + self._changes.refetch(self.current, self.registration.known_suspicion)
 
     def _on_session_refused(self, event: SessionRefused, now_ms: int) -> list[Effect]:
         if event.code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED and self.registered:
@@ -385,7 +387,8 @@ class ReplicasState:
             self.registration.repeat(now_ms)
         if self._changes.is_new(view, self.current.role_in(view)):
             return effects + self._act(view, now_ms)
-        return [*effects, AdoptView(view)]
+        effects.append(AdoptView(view))
+        return effects + self._changes.refetch(self.current, self.registration.known_suspicion)
 
     @property
     def _unfit(self) -> str:

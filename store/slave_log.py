@@ -225,6 +225,12 @@ class LogTrust:
         return self._mark.reason
 
     @property
+    def must_refetch(self) -> bool:
+        """Whether it holds bytes that are bad, or may be, and have to be fetched from a master."""
+        damage = self._mark.report
+        return damage is not None and not damage.discarded and damage.kind != "reboot"
+
+    @property
     def end(self) -> int:
         """End (exclusive) of what this log could lead with: before damage at its end."""
         damage = self._mark.report
@@ -293,7 +299,7 @@ class LogTrust:
         """
         self._log.health.check_usable()
         damage, commit_log = self._mark.report, self._log
-        if damage is None or damage.discarded or damage.kind == "reboot":
+        if damage is None or not self.must_refetch:
             return commit_log.max_offset
         self._stop_writes()
         offset = min(max(damage.offset, commit_log.min_offset), commit_log.max_offset)

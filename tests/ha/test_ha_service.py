@@ -653,6 +653,52 @@ def test_r17_r24_a_suspect_slave_is_trusted_once_it_is_level_and_not_before(run_
     run_group(scenario)
 
 
+@pytest.mark.parametrize("found", ["by a reader", "in a handshake"])
+def test_r24_damage_that_a_slave_finds_while_it_follows_is_fetched_again(
+    run_group, wait_until, found
+):
+    """1. A byte of 2's log changes, in a record that ends an epoch. 2. 2 finds it while it follows:
+    it is level, and suspect all the same. 3. Nothing is cut while 2 is in the set. 4. Once it has
+    left it, it drops what lies behind the damage, fetches that again, and is whole."""
+
+    async def scenario(group):
+        one, two = await pair_in_set(group, wait_until)
+        before = one.put(2)
+        one.put(1)
+        await group.level(one, two)
+        await group.elect(one, 1, 2)
+        one.put(3)
+        await group.level(one, two)
+        good, trust = two.log_bytes(), two.store.trust
+        with (two.root / "commitlog" / f"{0:020d}").open("r+b") as file:
+            file.seek(before + 100)
+            file.write(bytes([good[before + 100] ^ 4]))
+        group.auto = False  # 2 stays a member while it is away
+        if found == "by a reader":
+            assert trust.fault_at(before)
+        else:
+            link = two.ha._slave._link
+            assert link is not None
+            link.end()
+        await wait_until(lambda: trust.reason and two.is_following)
+        assert f"at offset {before}" in trust.reason
+
+        await group.follow(two)
+        one.put(1)
+        await wait_until(lambda: one.confirm_offset == one.store.max_phy_offset)
+        assert trust.reason and not list((two.root / "truncated").glob("*"))
+
+        one.ha.adopt_view(group.commit(frozenset({1})))
+        group.auto = True
+        await group.follow(two)
+        await wait_until(lambda: not trust.reason)
+        await group.level(one, two)
+        assert two.log_bytes() == one.log_bytes() and two.log_bytes().startswith(good)
+        await wait_until(lambda: one.ha.required_set == {1, 2})
+
+    run_group(scenario)
+
+
 def test_r27_a_slave_whose_next_byte_is_gone_begins_anew(run_group, wait_until):
     """R27: 2 was away until its place in the log expired. It gets that reply, keeps its old log
     aside, begins at the master's first byte and becomes level."""

@@ -141,7 +141,7 @@ def test_r24_a_disk_that_fails_when_a_slave_is_trusted_again_ends_the_process() 
 
     async def play() -> None:
         failure = OSError(errno.EIO, "cannot unlink")
-        trust = Mock(clear_suspect=Mock(side_effect=failure))
+        trust = Mock(clear_suspect=Mock(side_effect=failure), must_refetch=False)
         log = SimpleNamespace(flushed_offset=0, health=StoreHealth())
         shell, listener, _ = shell_of(SimpleNamespace(log=log, trust=trust))
         shell.core = Mock(is_level=True, turn_ended=Mock(return_value=[]), wakeup_ms=1_000)
@@ -149,6 +149,20 @@ def test_r24_a_disk_that_fails_when_a_slave_is_trusted_again_ends_the_process() 
         shell._end_turn()
         listener.on_fatal.assert_called_once_with(failure)
         shell._end_turn()
+
+    asyncio.run(play())
+
+
+def test_r24_a_slave_that_is_level_over_a_bad_record_is_not_trusted() -> None:
+    """It found the record in its first handshake, and has fetched nothing in its place."""
+
+    async def play() -> None:
+        trust = Mock(must_refetch=True)
+        log = SimpleNamespace(flushed_offset=0, health=StoreHealth())
+        shell, _, _ = shell_of(SimpleNamespace(log=log, trust=trust))
+        shell.core = Mock(is_level=True, turn_ended=Mock(return_value=[]), wakeup_ms=1_000)
+        shell._end_turn()
+        trust.clear_suspect.assert_not_called()
 
     asyncio.run(play())
 

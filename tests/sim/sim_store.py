@@ -180,11 +180,14 @@ class MemoryStore:
         self.disk.checkpoint = min(self.disk.checkpoint, offset)
         self.epochs.replace_all([e for e in self.epochs.entries if e.start_offset < offset])
 
+    must_refetch = False
+    """Nothing here is ever damaged."""
+
     def discard_damaged_tail(self) -> int:
         return self.max_phy_offset
 
     def clear_suspect(self) -> None:
-        """Nothing here is ever damaged."""
+        pass
 
     def drop_unverified(self) -> int:
         return self.max_phy_offset
