@@ -6,8 +6,13 @@ handshake, for samples of the log: a checksum of the last bytes of each epoch, a
 slave's own ends. Each record carries its own offset and time, so two histories do not end in the
 same bytes. The samples travel with the handshakes: no round trip more, and no log is read whole.
 
-What is not compared counts as equal, as before: the peer is a Java broker or an older version,
-the bytes have expired at one end, or an epoch is older than the newest EPOCHS_COMPARED.
+Where bytes have expired, nothing is left to compare. So a history has a name, its lineage: the
+first master makes one, and a replica takes its master's as soon as its own log is known to be a
+prefix. A log of another name is foreign, unless its bytes are found to be equal (two first masters
+may each have made a name); one without a name, of an older version, begins anew.
+
+What is not compared counts as equal, as before: the peer is a Java broker or an older version, or
+an epoch is older than the newest EPOCHS_COMPARED.
 """
 
 from __future__ import annotations
@@ -37,6 +42,10 @@ class LogSamples(Protocol):
     @property
     def lost_epochs(self) -> bool:
         """Whether a life without controllers took this log's epochs (R48)."""
+
+    @property
+    def lineage(self) -> str:
+        """The name of this log's history; "" if it has none."""
 
     def take(self, end: int) -> Sample | None:
         """The sample that ends at `end`; None if the log does not hold the bytes before it."""
@@ -89,6 +98,11 @@ def first_difference(own: LogSamples, samples: Sequence[Sample], below: int) -> 
 def are_equal_at(own: LogSamples, samples: Sequence[Sample], end: int) -> bool:
     """Whether a sample proves that the two logs have the same bytes before `end`."""
     return any(s.end == end and own.crc(end, s.size) == s.crc for s in samples)
+
+
+def is_compared(own: LogSamples, samples: Sequence[Sample], below: int) -> bool:
+    """Whether a sample at an end of at most `below` can be compared with the own log's bytes."""
+    return any(end <= below and own.crc(end, size) is not None for end, size, _ in samples)
 
 
 def common_point(

@@ -20,6 +20,10 @@ class StoreSamples:
     def lost_epochs(self) -> bool:
         return self._store.trust.lost_epochs
 
+    @property
+    def lineage(self) -> str:
+        return self._store.log.lineage
+
     def take(self, end: int) -> Sample | None:
         segment_start = (end - 1) - (end - 1) % self._segment_size
         size = end - max(segment_start, end - SAMPLE_BYTES)

@@ -112,7 +112,7 @@ def master_introduced(
     if samples is None:
         return own
     taken = tuple(take_samples(samples, points, slave.points, slave.disputed))
-    return structs.replace(own, samples=taken)
+    return structs.replace(own, samples=taken, lineage=samples.lineage)
 
 
 def master_fault(identity: HAIdentity | None, view: RoleView) -> str:

@@ -18,7 +18,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from batonmq.epoch.entry import NO_CONSISTENT_POINT, EpochEntry, consistent_point, within_log
-from batonmq.ha.lineage import LogSamples, are_equal_at, common_point, first_difference
+from batonmq.ha.lineage import (
+    LogSamples,
+    are_equal_at,
+    common_point,
+    first_difference,
+    is_compared,
+)
 from batonmq.ha.slave_effects import (
     AdoptEpochs,
     AppendEpoch,
@@ -126,6 +132,12 @@ def judge_log(
     )
     if not own.entries:
         return _judge_without_epochs(own, master, differs)
+    mine, theirs = ("", "") if difference is not None else _unproven_lineages(own, master)
+    if mine and mine != theirs:
+        return Refuse(
+            f"this log is of another history ({mine}, the master's is {theirs}), and the master has"
+            f" no bytes to compare with; if the master is the right one, {MOVE_ASIDE}"
+        )
     point = _common_end(own, master, difference)
     if point == NO_CONSISTENT_POINT:
         if difference is None and not member and _is_before_history(own, master):
@@ -142,7 +154,7 @@ def judge_log(
             f"point in common{differs}; if the master is the right one, {MOVE_ASIDE}"
         )
     if point >= own.max_offset:
-        return Keep()
+        return _keep_unnamed(own, member=member) if theirs and not mine else Keep()
     unclean = point < own.confirm_offset
     if unclean and not _dropped_by(unclean_epoch, own, master):
         return Refuse(
@@ -165,6 +177,25 @@ def _common_end(own: LocalLog, master: MasterHandshake, difference: int | None) 
     # R47: an epoch number was given twice, or this log comes from another cluster.
     assert own.samples is not None and master.identity is not None
     return common_point(own.entries, own.samples, master.identity.samples, difference)
+
+
+def _unproven_lineages(own: LocalLog, master: MasterHandshake) -> tuple[str, str]:
+    """Our lineage and the master's, where nothing of the two logs is compared (R47); "" and "" if
+    something is, or the master, of another version, does not say."""
+    theirs = master.identity.lineage if master.identity is not None else ""
+    if not theirs or own.samples is None or master.identity is None:
+        return "", ""
+    if is_compared(own.samples, master.identity.samples, _point_by_epochs(own, master)):
+        return "", ""
+    return own.samples.lineage, theirs
+
+
+def _keep_unnamed(own: LocalLog, *, member: bool) -> LogDecision:
+    """Of a log that an older version wrote, and of which the master no longer has a byte."""
+    why = f"our log ends at {own.max_offset}, and the master has no byte before that to compare"
+    if member:
+        return Refuse(f"{why}, yet this replica is in the SyncStateSet; {MOVE_ASIDE}")
+    return BeginAnew(why)
 
 
 def _judge_without_epochs(own: LocalLog, master: MasterHandshake, differs: str) -> LogDecision:

@@ -35,6 +35,7 @@ from batonmq.ha.slave_effects import (
     BeginAt,
     Dial,
     Diverged,
+    EnterLineage,
     Following,
     Hangup,
     ProveMaster,
@@ -355,6 +356,9 @@ class SlaveCore:
             (e.epoch, e.start_offset) for e in log.entries
         ]:
             effects.append(AdoptEpochs(entries))
+        named = peer.identity.lineage if peer.identity is not None else ""
+        if named and log.samples is not None and log.samples.lineage != named:
+            effects.append(EnterLineage(named))
         effects.append(Following(log.max_offset))
         self.log.begin_transfer(
             entries[-1].epoch if entries else -1, peer.max_offset, marks_epochs=self._named

@@ -61,6 +61,13 @@ class AdoptEpochs:
 
 
 @dataclass(frozen=True, slots=True)
+class EnterLineage:
+    """The log is a part of the history of that name from now on (R47)."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class AppendEpoch:
     epoch: int
     start_offset: int
@@ -108,6 +115,7 @@ SlaveEffect = (
     | TruncateTo
     | BeginAt
     | AdoptEpochs
+    | EnterLineage
     | AppendEpoch
     | AppendLog
     | FlushTo

@@ -25,6 +25,7 @@ from batonmq.ha.slave_effects import (
     Confirm,
     Dial,
     Diverged,
+    EnterLineage,
     FlushTo,
     Following,
     Hangup,
@@ -208,6 +209,8 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
                 log.info("epoch_entered epoch=%d start_offset=%d", epoch, start)
             case AdoptEpochs(entries):
                 self._store.epochs.replace_all(entries)
+            case EnterLineage(name):
+                self._store.log.enter_lineage(name)
             case TruncateTo(from_offset, offset, unclean):
                 self._truncate(from_offset, offset, unclean=unclean)
             case BeginAt():

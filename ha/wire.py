@@ -113,6 +113,8 @@ class HAIdentity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     """Of a slave: at which of them the bytes differed before."""
     samples: tuple[Sample, ...] = ()
     """Of a master: the answer to `points`, its own ends included."""
+    lineage: str = ""
+    """Of a master: the name of its log's history."""
 
     def __str__(self) -> str:
         return (

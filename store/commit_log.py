@@ -42,6 +42,7 @@ _ZERO_BLOCK_VIEW: Final = memoryview(_ZERO_BLOCK)
 # Java skips folders inside the log folder, and stops at any file whose name is no number.
 _PRIVATE_FOLDER: Final = ".baton"
 _LOG_ID_FILE: Final = "log_id"
+_LINEAGE_FILE: Final = "lineage"
 
 
 def segment_name(start_offset: int) -> str:
@@ -240,6 +241,7 @@ class CommitLog:
         self._cuts = 0  # how often the log was shortened
         self._private = folder / _PRIVATE_FOLDER
         self._log_id = ""
+        self._lineage: str | None = None
 
     # Opening.
 
@@ -283,6 +285,21 @@ class CommitLog:
                 replace_file(path, fresh.encode("ascii"))
                 self._log_id = fresh
         return self._log_id
+
+    @property
+    def lineage(self) -> str:
+        """The random name of the history that this log is a part of (R47): its first master made
+        it, and a replica takes its master's. "" in a log that has neither led nor followed since
+        histories have names."""
+        if self._lineage is None:
+            path = self._private / _LINEAGE_FILE
+            self._lineage = disk.read_bytes(path).decode("ascii") if path.exists() else ""
+        return self._lineage
+
+    def enter_lineage(self, name: str) -> None:
+        """Durable on return. Raises OSError."""
+        replace_file(self._private / _LINEAGE_FILE, name.encode("ascii"))
+        self._lineage = name
 
     @property
     def end_of_segments(self) -> int:

@@ -7,6 +7,7 @@ few lines in the middle whose pushes and answers the test steers by hand.
 from __future__ import annotations
 
 import asyncio
+import os
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -40,6 +41,14 @@ async def until(condition: Callable[[], object], what: str = "") -> None:
         while not condition():  # noqa: ASYNC110  the conditions are other people's state
             await asyncio.sleep(0.001)
     assert condition(), what
+
+
+def expire_first_segment(node: Node) -> None:
+    """Makes the first log file old and lets the store clean up."""
+    first = min((node.root / "commitlog").glob("0*"))
+    os.utime(first, (1_000_000, 1_000_000))
+    node.store.positions.master_begins_at(node.store.max_phy_offset)  # else a slave keeps it (R27)
+    assert node.store.expirer.clean_expired(manual=True) == 1
 
 
 class Node:

@@ -6,7 +6,6 @@ replicas 1, 2 and 3; a plain controller stands in the middle (`Group`).
 
 import asyncio
 import errno
-import os
 import socket
 import struct
 from dataclasses import replace
@@ -18,14 +17,7 @@ from batonmq.ha.links import UNACKNOWLEDGED_MS
 from batonmq.ha.proof import PeerIdentity
 from batonmq.ha.wire import OwnState, SlaveHandshake, encode_ack, encode_slave_handshake
 from batonmq.protocol.errors import BatonError, FencedError
-
-
-def expire_first_segment(node):
-    """Makes the first log file old and lets the store clean up."""
-    first = min((node.root / "commitlog").glob("0*"))
-    os.utime(first, (1_000_000, 1_000_000))
-    node.store.positions.master_begins_at(node.store.max_phy_offset)  # else a slave keeps it (R27)
-    assert node.store.expirer.clean_expired(manual=True) == 1
+from tests.ha.conftest import expire_first_segment
 
 
 async def pair_in_set(group, wait_until):

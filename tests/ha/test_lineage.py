@@ -11,20 +11,28 @@ import pytest
 
 from batonmq.protocol.record import NewMessage
 from batonmq.store.message_store import MessageStore
-from tests.ha.conftest import HOST, TOPIC, Group, Node, until
+from tests.ha.conftest import HOST, SEGMENT, TOPIC, Group, Node, expire_first_segment, until
 
 RunGroup = Callable[[Callable[[Group], Awaitable[None]]], None]
 
 
-async def old_volume(tmp_path: Path, body: bytes, count: int) -> Path:
-    """The data folder of replica 2 of an earlier cluster of the same names."""
+async def old_volume(
+    tmp_path: Path, body: bytes, count: int, segment: int = SEGMENT, end: int = 0
+) -> Path:
+    """The data folder of replica 2 of an earlier cluster of the same names, cut at `end`."""
     earlier = Group(tmp_path / "earlier")
+    earlier.segment_size = segment
     one, two = await earlier.add(1), await earlier.add(2)
     await earlier.elect(one)
     await until(lambda: one.ha.in_sync_count == 2)
     one.put(count, body=body)
     await earlier.level(one, two)
     await earlier.close()
+    if end:
+        store = MessageStore(two.store_config, store_host=HOST, controller_mode=True)
+        store.open()
+        store.slave_log.truncate_to(end, keep_aside=False, unclean_epoch=True)
+        store.close()
     return two.root
 
 
@@ -127,6 +135,76 @@ def test_r47_unconfirmed_bytes_of_an_epoch_given_twice_are_cut(run_group: RunGro
         await until(lambda: one.ha.in_sync_count == 2)
         await group.level(one, two)
         assert two.truncated[0][1] == common and holds(two, b"line B ") == 6
+
+    run_group(scenario)
+
+
+@pytest.mark.parametrize("volume", ["ends at the first byte", "ends below it", "is unnamed"])
+def test_r47_a_foreign_log_below_the_masters_first_byte_is_neither_taken_nor_dropped(
+    run_group: RunGroup, tmp_path: Path, volume: str
+) -> None:
+    """No byte is left at the master to compare with, and the epochs are equal."""
+
+    async def scenario(group: Group) -> None:
+        group.segment_size = 4096
+        size = (5, 4096, 0) if "below" in volume else (40, 4096, 4096)
+        kept = await old_volume(tmp_path, b"old cluster ", *size)
+        if "unnamed" in volume:  # an earlier version wrote it
+            (kept / "commitlog" / ".baton" / "lineage").unlink(missing_ok=True)
+        one = await group.add(1)
+        await group.elect(one)
+        while one.store.max_phy_offset <= 8192:
+            one.put(1, body=b"new cluster ")
+        await until(lambda: one.confirm_offset == one.store.max_phy_offset)
+        expire_first_segment(one)
+        assert one.store.min_phy_offset == 4096
+        shutil.copytree(kept, group.tmp_path / "b2")
+        two = await group.add(2)
+        before = two.log_bytes()
+        assert two.store.max_phy_offset == 4096 or "below" in volume
+        assert two.epochs == one.epochs == [(1, 0)]
+        await group.follow(two)
+        if "unnamed" in volume:  # begins anew, as it does where its next byte is gone (R27)
+            await group.level(one, two)
+            aside = [p for p in (two.root / "truncated").rglob("*") if p.is_file()]
+            assert any(before in p.read_bytes() for p in aside)
+            assert holds(two, b"old cluster ") == 0
+            return
+        await until(lambda: two.diverged)
+        assert "another history" in two.diverged[0] and "move this store aside" in two.diverged[0]
+        assert two.log_bytes() == before and not two.truncated
+        assert one.ha.in_sync_count == 1
+
+    run_group(scenario)
+
+
+def test_r47_a_replica_that_was_away_until_its_bytes_expired_is_known_again(
+    run_group: RunGroup,
+) -> None:
+    """It knows the history, whoever leads it by now."""
+
+    async def scenario(group: Group) -> None:
+        group.segment_size = 4096
+        one, two, three = [await group.add(n) for n in (1, 2, 3)]
+        await group.elect(one)
+        await until(lambda: one.ha.in_sync_count == 3)
+        one.put(3)
+        await group.level(one, two, three)
+        await two.stop()
+        await group.elect(three, 1, 3)
+        three.put(1)
+        await group.level(one, three)
+        await one.stop()
+        three.ha.set_dead(frozenset({1, 2}))
+        await until(lambda: three.ha.required_set == {3})
+        while three.store.max_phy_offset <= 8192:
+            three.put(1)
+        expire_first_segment(three)
+        three.ha.set_dead(frozenset())
+        await two.start()
+        await group.follow(two)
+        await group.level(three, two)
+        assert two.store.min_phy_offset == 4096 and not two.diverged
 
     run_group(scenario)
 
