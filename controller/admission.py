@@ -5,6 +5,10 @@ a place in every snapshot and time in every tick (R58). So the leader refuses a 
 replica above the limits of its settings, and one with a bad name (R46). What is registered is never
 refused for its name or for a limit that was lowered since.
 
+An id belongs to the data folder whose owner was registered with it first (R59, `claimed`): whoever
+knows no more than the id takes it only where its replica has been away for long and is no member,
+and until its owner comes.
+
 The replicated state does not check this: the settings of two nodes, or of two versions, may differ,
 and then they would disagree about an entry of the log.
 """
@@ -13,6 +17,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
+
+from msgspec.structs import replace
 
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.rules.commands import ApplyBrokerId, RegisterBroker
@@ -25,6 +31,8 @@ Registration = RegisterBroker | ApplyBrokerId
 RANDOM_ID_SIZE_MAX: Final = 64
 """Of an incarnation and of a log id, in characters; this project's brokers use 32 at most."""
 LIVES_MAX: Final = 256
+UNHEARD_MS: Final = 5_000
+"""So long a replica must be away, and this node must lead, before another store has its id."""
 
 
 class Admission:
@@ -79,6 +87,38 @@ class Admission:
         return ""
 
 
+def claimed(
+    group: BrokerGroup | None, command: RegisterBroker, unheard_ms: int
+) -> RegisterBroker | str:
+    """The command as the leader proposes it, or why it does not.
+
+    `unheard_ms`: for how long this leader, and every node that tells it, has heard nothing of the
+    registered process, no longer than it leads.
+    """
+    record = group.replica(command.broker_id) if group is not None else None
+    if group is None or record is None or not record.owner:
+        return command
+    if command.owner == record.owner:
+        if record.is_stranger:  # it need not wait for the end of that one
+            living = tuple(x for x in command.live if x.broker_id != record.broker_id)
+            return replace(command, live=living)
+        return command
+    if command.incarnation != record.incarnation:
+        why = ""
+        if record.broker_id in group.sync_state_set:
+            why = "is in the SyncStateSet"
+        elif unheard_ms < UNHEARD_MS:
+            why = f"was heard {unheard_ms} ms ago, {UNHEARD_MS} are needed"
+        if why:
+            return (
+                f"id {record.broker_id} of {group.broker_name} belongs to another data folder, and"
+                f" its replica {why}: start that one with its whole folder (brokerIdentity-secret"
+                f" proves it), or forget it (mqctl cleanBrokerMetadata)"
+            )
+        return replace(command, owner=record.owner, is_stranger=True)
+    return replace(command, owner=record.owner, is_stranger=record.is_stranger)
+
+
 def _above(registered: str, key: str, what: str) -> str:
     return (
         f"{registered} are registered, no new {what} is accepted above {key}: raise it, or forget"
@@ -110,13 +150,13 @@ def _text_problem(command: Registration) -> str:
         texts |= {"address": command.address, "haAddress": command.ha_address}
         if len(command.earlier_lives) > LIVES_MAX:
             return f"{len(command.earlier_lives)} earlier lives are named, {LIVES_MAX} are allowed"
-        ids = (command.incarnation, command.log_id, *command.earlier_lives)
+        ids = (command.incarnation, command.log_id, command.owner, *command.earlier_lives)
         if (longest := max(map(len, ids))) > RANDOM_ID_SIZE_MAX:
             return (
-                f"an incarnation or log id has {longest} characters,"
+                f"an incarnation, log id or owner has {longest} characters,"
                 f" {RANDOM_ID_SIZE_MAX} are allowed"
             )
-        texts["incarnation or log id"] = next((x for x in ids if not x.isprintable()), "")
+        texts["incarnation, log id or owner"] = next((x for x in ids if not x.isprintable()), "")
     for what, text in texts.items():
         if text and (problem := text_problem(text)):
             return f"{what} {text[:64]!r}: {problem}"

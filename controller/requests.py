@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from batonmq.controller.admission import Admission
+from batonmq.controller.admission import Admission, claimed
 from batonmq.controller.config import ControllerConfig, Peer, RuntimeConfig
 from batonmq.controller.elections import (
     STILL_ANSWERS,
@@ -102,6 +102,8 @@ class LivenessView(Protocol):
     def elsewhere(self, group: BrokerGroup, now_ms: int) -> frozenset[int]: ...
 
     def suspect_wait_ms(self, broker_name: str, now_ms: int) -> int: ...
+
+    def unheard_ms(self, broker_name: str, broker_id: int, now_ms: int) -> int: ...
 
     def last_seen(self, broker_name: str, now_ms: int) -> tuple[LastSeen, ...]: ...
 
@@ -200,6 +202,11 @@ class ControllerRequests:
             if isinstance(admitted, str):
                 return self._not_elected(stamped, admitted)
             stamped = self._with_new_epochs(admitted)
+        if isinstance(stamped, RegisterBroker):
+            claim = self._claimed(stamped)
+            if isinstance(claim, str):
+                return self._not_registered(stamped, claim)
+            stamped = claim
         if isinstance(stamped, RegisterBroker | ApplyBrokerId):
             if why := self._admission.problem(self._log.state, stamped, self.config):
                 return self._not_registered(stamped, why)
@@ -319,6 +326,20 @@ class ControllerRequests:
         log.warning("election_not_proposed broker_name=%s why=%r", command.broker_name, why)
         code = ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
         return CommandResult(code, why, view=self.view(command.broker_name))
+
+    def _claimed(self, command: RegisterBroker) -> RegisterBroker | str:
+        """The command as it may be proposed now, or whose id that is (R59)."""
+        name = command.broker_name
+        unheard_ms = self._liveness.unheard_ms(name, command.broker_id, boot_ms())
+        claim = claimed(self._log.state.group(name), command, unheard_ms)
+        if isinstance(claim, RegisterBroker) and claim.is_stranger:
+            log.warning(
+                "registered_without_proof broker_name=%s broker_id=%d incarnation=%s",
+                name,
+                command.broker_id,
+                command.incarnation,
+            )
+        return claim
 
     def _not_registered(self, command: RegisterBroker | ApplyBrokerId, why: str) -> CommandResult:
         log.warning("registration_refused broker_name=%s reason=%r", command.broker_name, why)

@@ -123,7 +123,12 @@ def sync_below(folder: Path, paths: Sequence[Path]) -> None:
 
 
 def replace_file(
-    path: Path, data: bytes | memoryview, *, keep_previous: bool = False, shared: bool = False
+    path: Path,
+    data: bytes | memoryview,
+    *,
+    keep_previous: bool = False,
+    shared: bool = False,
+    mode: int = 0o644,
 ) -> None:
     """Puts `data` under `path`, durably and at once; the parent folder is made if missing.
 
@@ -135,7 +140,7 @@ def replace_file(
     owner = f".{os.getpid()}" if shared else ""
     temp = path.with_name(f"{path.name}{owner}{_TEMP_SUFFIX}")
     try:
-        _write_new(temp, data)
+        _write_new(temp, data, mode)
         if keep_previous and path.exists():
             _link_over(path, backup_path(path))
         disk.replace(temp, path)
@@ -254,8 +259,8 @@ def load_with_backup(path: Path, parse: Callable[[bytes], T]) -> Loaded[T] | Non
     raise UnreadableFileError(path, tuple(reasons))
 
 
-def _write_new(path: Path, data: bytes | memoryview) -> None:
-    fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+def _write_new(path: Path, data: bytes | memoryview, mode: int = 0o644) -> None:
+    fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         write_all(fd, data, 0)
         disk.fsync(fd)

@@ -1,9 +1,14 @@
-"""The name of a broker process, its incarnation, and the secret that proves it.
+"""The name of a broker process, its incarnation, the owner of its id, and the secrets that prove
+them.
 
 Views, routes and histories show incarnations, so everybody knows them. A request in the name of a
 process counts only with the secret whose hash the incarnation is (R59). The secret goes to the
 controllers that are configured, and nowhere else: they compare it and drop it. Incarnations of
 earlier versions are random; they have another form, and nothing proves them.
+
+An id belongs to the data folder to which it was given. Its owner is the hash of a secret that stays
+there over restarts, so the next process is known to be the same replica's, whatever controllers
+have heard of the one before.
 """
 
 import hashlib
@@ -36,6 +41,16 @@ def new_process_name() -> ProcessName:
 
 def incarnation_of(secret: str) -> str:
     return "h1-" + _hash("incarnation", secret)
+
+
+def owner_of(folder_secret: str) -> str:
+    """ "" without a secret."""
+    return "o1-" + _hash("owner", folder_secret) if folder_secret else ""
+
+
+def owns(owner: str, folder_secret: str) -> bool:
+    """Whether that secret proves this owner."""
+    return hmac.compare_digest(owner_of(folder_secret).encode(), owner.encode())
 
 
 def is_hash(incarnation: str) -> bool:

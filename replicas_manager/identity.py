@@ -2,6 +2,8 @@
 
 `brokerIdentity` holds `cluster#name#id` and `brokerIdentity-temp` holds `cluster#name#id#code`,
 one line without a newline, byte-compatible with Java (`BrokerMetadata`, `TempBrokerMetadata`).
+`brokerIdentity-secret` is ours: it proves to the controllers that the id belongs to this folder
+(R59). The first start that misses it makes it.
 Invariant: the check code is durable before an id is requested and stays until the id is durable,
 so a request that is repeated after a lost answer gives the same id and none leaks. Java requests a
 next id first; here the controller picks one, so our temporary file names id 0 until then.
@@ -12,7 +14,7 @@ from __future__ import annotations
 import os
 import secrets
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from batonmq.process import disk
@@ -20,6 +22,7 @@ from batonmq.process.durable_file import remove_file, replace_file, write_all
 from batonmq.protocol.errors import BatonError
 
 TEMP_SUFFIX = "-temp"
+SECRET_SUFFIX = "-secret"
 _SEPARATOR = "#"
 _SLOT_SIZE = 64
 
@@ -30,6 +33,7 @@ class LoadedIdentity:
 
     broker_id: int
     check_code: str
+    folder_secret: str = field(repr=False)
 
 
 class IdentityFile:
@@ -41,12 +45,14 @@ class IdentityFile:
                 raise ValueError(f"{key}={name!r}: must not be empty nor contain '#'")
         self.path = path
         self.temp_path = path.with_name(path.name + TEMP_SUFFIX)
+        self.secret_path = path.with_name(path.name + SECRET_SUFFIX)
         self._cluster_name = cluster_name
         self._broker_name = broker_name
         self._check_code = ""
 
     def load(self) -> LoadedIdentity:
-        """Who this broker is. Without an identity a check code is made, or taken up, durably.
+        """Who this broker is. Without an identity a check code is made, or taken up, durably; so is
+        the folder's secret.
 
         Raises IdentityError if a file disagrees with the configuration.
         """
@@ -56,14 +62,24 @@ class IdentityFile:
                 raise self._unreadable(self.path, _SEPARATOR.join(fields))
             # A crash between the two files leaves the temporary one behind: its work is done.
             remove_file(self.temp_path)
-            return LoadedIdentity(int(fields[2]), "")
+            return LoadedIdentity(int(fields[2]), "", self._folder_secret())
         fields = self._read(self.temp_path, 4)
         if fields is None or not fields[3]:
             self._check_code = secrets.token_hex(16)
             self._write_temp(0)
         else:
             self._check_code = fields[3]
-        return LoadedIdentity(0, self._check_code)
+        return LoadedIdentity(0, self._check_code, self._folder_secret())
+
+    def _folder_secret(self) -> str:
+        try:
+            secret = disk.read_bytes(self.secret_path).decode("ascii", errors="replace").strip()
+        except FileNotFoundError:
+            secret = ""
+        if not secret:
+            secret = secrets.token_hex(32)
+            replace_file(self.secret_path, secret.encode(), mode=0o600)
+        return secret
 
     def save(self, broker_id: int) -> None:
         """Make the assigned id durable, then drop the temporary file. Raises OSError."""

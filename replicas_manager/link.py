@@ -150,6 +150,8 @@ class DurableFacts:
     current: ViewInForce
     secret: str = field(default="", repr=False)
     """Proves the incarnation to controllers of ours (R59)."""
+    folder_secret: str = field(default="", repr=False)
+    """Proves that the id belongs to this data folder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,7 +203,15 @@ class ReplicasManager:
             requests=self._name.requests,
         )
         current, secret = self._state.current, self._name.secret
-        self._link.begin(DurableFacts(identity.check_code, earlier_incarnations, current, secret))
+        self._link.begin(
+            DurableFacts(
+                identity.check_code,
+                earlier_incarnations,
+                current,
+                secret,
+                identity.folder_secret,
+            )
+        )
         self._runner = RoleRunner(
             self._actions,
             self._sets,

@@ -26,6 +26,7 @@ from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc
 from batonmq.proto.controller.v1.role_view import role_view_from_pb
 from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.incarnation import owner_of
 from batonmq.replicas_manager.config import ReplicasManagerConfig
 from batonmq.replicas_manager.events import (
     AnswerReceived,
@@ -374,6 +375,8 @@ class ControllerCalls:
             request_id=effect.request_id,
             suspect=effect.suspect,
             accepted_epoch=self._current.stored_master_epoch,
+            owner=owner_of(self._facts.folder_secret),
+            owner_secret=self._facts.folder_secret,
             earlier_lives=self._facts.earlier_incarnations,
             secret=self._facts.secret,
         )

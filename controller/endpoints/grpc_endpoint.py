@@ -48,7 +48,7 @@ from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
 from batonmq.proto.controller.v1.role_view import role_view_to_pb
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import NotLeaderError
-from batonmq.protocol.incarnation import is_proven
+from batonmq.protocol.incarnation import is_proven, owns
 from batonmq.protocol.role_view import RoleView
 
 log = logging.getLogger(__name__)
@@ -177,6 +177,8 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
             )
         if not is_proven(request.incarnation, request.secret):
             return pb.RegisterBrokerReply(status=_not_proven(request.incarnation))
+        if request.owner and not owns(request.owner, request.owner_secret):
+            return pb.RegisterBrokerReply(status=_not_proven(request.owner))
         status, result = await self._submit(command, context)
         if result is None:
             return pb.RegisterBrokerReply(status=status)
@@ -386,16 +388,17 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
 
 
 def command_of(kind: type[C], request: Any, **converted: Any) -> C:
-    """The command with the request's fields, which it has under the same names. The secret ends
-    here: commands are written to the log."""
+    """The command with the request's fields, which it has under the same names. Secrets end here:
+    commands are written to the log."""
     values = dict(converted)
     for field in request.DESCRIPTOR.fields:
-        if field.name not in converted and field.name != "secret":
+        if field.name not in converted and field.name not in _SECRETS:
             value = getattr(request, field.name)
             values[field.name] = tuple(value) if isinstance(value, MutableSequence) else value
     return kind(**values)
 
 
+_SECRETS: Final = ("secret", "owner_secret")
 _OK: Final = pb.Status(code=int(ResponseCode.SUCCESS))
 
 
@@ -403,10 +406,10 @@ def _refused(code: ResponseCode, remark: str) -> pb.Status:
     return pb.Status(code=int(code), remark=remark)
 
 
-def _not_proven(incarnation: str) -> pb.Status:
+def _not_proven(name: str) -> pb.Status:
     return _refused(
         ResponseCode.CONTROLLER_INVALID_REQUEST,
-        f"the request is in the name of process {incarnation}, but lacks the secret that proves it",
+        f"the request is in the name of {name}, but lacks the secret that proves it",
     )
 
 

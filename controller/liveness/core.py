@@ -262,6 +262,20 @@ class LivenessCore:
             return 0
         return max(0, waits_ms)
 
+    def unheard_ms(self, broker_name: str, broker_id: int, now_ms: int) -> int:
+        """For how long neither this node nor, now, a peer has heard the registered process of that
+        replica (R59). At most since this node leads, and since it registered; 0 if it did not."""
+        self._sessions.notice_time(now_ms)
+        group = self._state.group(broker_name)
+        record = group.replica(broker_id) if group is not None else None
+        if group is None or record is None or broker_id in self.elsewhere(group, now_ms):
+            return 0
+        process = (broker_id, record.incarnation)
+        heard = self._sessions.last_heard(broker_name, *process, now_ms)
+        since_ms = self._watch(broker_name).registered_ms.get(process, now_ms)
+        silent_ms = now_ms - since_ms if heard.silent_ms < 0 else heard.silent_ms
+        return min(silent_ms, self._sessions.led_for_ms(now_ms))
+
     def last_seen(self, broker_name: str, now_ms: int) -> tuple[LastSeen, ...]:
         """What this node last saw of each member (`members_of`), ascending (R44, R49)."""
         self._sessions.notice_time(now_ms)

@@ -95,7 +95,9 @@ class RegisterBroker(Command, frozen=True, kw_only=True, tag="register_broker"):
     where unknown; `accepted_epoch` is the highest masterEpoch it accepted, `suspect` why its log
     may miss what it acked (R17), empty if it does not; `earlier_lives` are the incarnations that
     wrote in its data folder before, empty if unknown. `confirm_floor` is the highest confirmOffset
-    that a member must hold, as far as the leader knows. `live` decides whether the reply names the
+    that a member must hold, as far as the leader knows. `owner` is the hash of its data folder's
+    secret, empty if it has none; `is_stranger`: the leader lets it have the id of another owner,
+    whose hash that is (R59). `live` decides whether the reply names the
     master (1003 names only a living one) and whether a second process with this id is refused
     (R18).
     """
@@ -118,6 +120,8 @@ class RegisterBroker(Command, frozen=True, kw_only=True, tag="register_broker"):
     earlier_lives: tuple[str, ...] = ()
     confirm_floor: int = -1
     live: tuple[LiveBroker, ...] = ()
+    owner: str = ""
+    is_stranger: bool = False
 
 
 class ApplyBrokerId(Command, frozen=True, kw_only=True, tag="apply_broker_id"):

@@ -35,7 +35,9 @@ class ReplicaRecord(msgspec.Struct, frozen=True):
     mark lasts until the replica leaves the set or is elected all the same. `suspicion` is the
     replica's own latest report, empty if its log is whole: as long as it is set, the replica cannot
     join a set (R12). `accepted_epoch` is the highest masterEpoch that it had accepted,
-    `earlier_lives` are the incarnations before it that it named (R52).
+    `earlier_lives` are the incarnations before it that it named (R52). `owner` is the hash of the
+    secret of the data folder to which the id belongs, empty where none was named yet; with
+    `is_stranger` the registered process has not proven that it runs on that one (R59).
 
     New fields have defaults: snapshots of earlier versions lack them.
     """
@@ -56,6 +58,8 @@ class ReplicaRecord(msgspec.Struct, frozen=True):
     accepted_epoch: int = -1
     suspect_told: bool = False
     earlier_lives: tuple[str, ...] = ()
+    owner: str = ""
+    is_stranger: bool = False
 
     @property
     def endpoint(self) -> tuple[str, str, str, str, bool]:

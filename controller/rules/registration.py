@@ -71,7 +71,7 @@ def _invalid(group: BrokerGroup | None, command: RegisterBroker | ApplyBrokerId)
     wrong = ""
     if isinstance(command, RegisterBroker):
         texts += [command.address, command.ha_address, command.incarnation, command.log_id]
-        texts += command.earlier_lives
+        texts += [command.owner, *command.earlier_lives]
         if max(command.epoch, command.accepted_epoch) > EPOCH_MAX:
             wrong = f"epoch {max(command.epoch, command.accepted_epoch)} is no epoch"
     if not command.broker_name:
@@ -192,6 +192,8 @@ def _renewed(record: ReplicaRecord, command: RegisterBroker) -> ReplicaRecord:
         suspicion=command.suspect[:TEXT_SIZE_MAX],
         accepted_epoch=command.accepted_epoch,
         earlier_lives=tuple(x for x in command.earlier_lives if x != command.incarnation),
+        owner=command.owner or record.owner,
+        is_stranger=command.is_stranger,
     )
 
 

@@ -13,9 +13,11 @@ from test_requests import NAME, Leader, clocks
 
 from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.controller_admin import GROUPS_A_PAGE
+from batonmq.controller.admission import UNHEARD_MS
 from batonmq.controller.history_topic import KEEPER_FAILURES_MAX, MASTERLESS_MS, KeeperChoice
 from batonmq.controller.liveness.core import LivenessCore
 from batonmq.controller.liveness.events import (
+    GateClosed,
     GateOpened,
     RemotingChannelClosed,
     RemotingHeartbeat,
@@ -25,7 +27,12 @@ from batonmq.controller.liveness.events import (
     Tick,
 )
 from batonmq.controller.raft.log import LogStatus
-from batonmq.controller.rules.commands import ApplyBrokerId, LiveBroker, RegisterBroker
+from batonmq.controller.rules.commands import (
+    ApplyBrokerId,
+    CleanBrokerData,
+    LiveBroker,
+    RegisterBroker,
+)
 from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord
 from batonmq.controller.rules.state import ControllerState
 from batonmq.protocol.codes import RequestCode
@@ -145,6 +152,97 @@ class TestNames:
         self, clocks: Any, fields: dict[str, Any]
     ) -> None:
         assert not Leader(clocks).submit(registration("a", **fields)).ok
+
+
+class TestOwners:
+    """R59: an id belongs to the store whose secret was registered with it first."""
+
+    @staticmethod
+    def in_sync(clocks: Any) -> Leader:
+        """Master 1, set {1, 2, 3}, each with an owner."""
+        leader = Leader(clocks)
+        for broker_id in (1, 2, 3):
+            leader.register(broker_id, owner=f"owner-{broker_id}")
+            leader.beat(broker_id, max_offset=0)
+        assert leader.elect(1).ok
+        leader.alter(1, 2, 3)
+        return leader
+
+    @staticmethod
+    def claim(leader: Leader, life: str, owner: str = "") -> Any:
+        """Another process registers as replica 3."""
+        return leader.submit(
+            registration(
+                NAME,
+                cluster_name="",
+                broker_id=3,
+                incarnation=life,
+                owner=owner,
+                register_check_code="",
+            )
+        )
+
+    @pytest.mark.parametrize("owner", ["", "a stranger's"])
+    def test_r59_nobody_without_proof_takes_a_members_id(self, clocks: Any, owner: str) -> None:
+        leader = self.in_sync(clocks)
+        leader.closes(3)
+        leader.passes(2 * UNHEARD_MS, 1, 2)
+        refused = self.claim(leader, "stranger", owner)
+        assert not refused.ok
+        assert "SyncStateSet" in refused.remark and "cleanBrokerMetadata" in refused.remark
+        assert self.claim(leader, "next", "owner-3").ok
+
+    @pytest.mark.parametrize("owner", ["", "a stranger's"])
+    def test_r59_nor_that_of_a_replica_that_may_be_alive(self, clocks: Any, owner: str) -> None:
+        leader = self.in_sync(clocks)
+        leader.alter(1, 2)
+        leader.closes(3)
+        leader.passes(UNHEARD_MS - 100, 1, 2)
+        assert f"{UNHEARD_MS}" in self.claim(leader, "stranger", owner).remark
+        leader.core.handle(GateClosed(), clocks.boot_ms)
+        leader.core.handle(GateOpened(), clocks.boot_ms)  # another one leads, and hears nobody yet
+        leader.passes(UNHEARD_MS - 100)
+        assert not self.claim(leader, "stranger", owner).ok
+
+    @pytest.mark.parametrize("owner", ["", "a stranger's"])
+    def test_r59_the_owner_takes_its_id_back_from_a_living_process_without_proof(
+        self, clocks: Any, owner: str
+    ) -> None:
+        leader = self.in_sync(clocks)
+        leader.alter(1, 2)
+        leader.closes(3)
+        leader.passes(UNHEARD_MS, 1, 2)
+        leader.register(3, "stranger", owner=owner, register_check_code="code-3")
+        leader.beat(3, max_offset=0)
+        assert self.claim(leader, "stranger", owner).ok, "it says it again"
+        assert not self.claim(leader, "another", owner).ok, "one at a time (R18)"
+        assert self.claim(leader, "next", "owner-3").ok
+        record = leader.group.replica(3)
+        assert record is not None and record.incarnation == "next"
+        leader.beat(3, max_offset=0)
+        assert not self.claim(leader, "stranger", owner).ok
+
+    def test_r59_two_processes_of_one_store_are_told_apart_as_before(self, clocks: Any) -> None:
+        leader = self.in_sync(clocks)
+        assert "lives" in self.claim(leader, "a copy of its volume", "owner-3").remark
+
+    def test_r59_whom_an_operator_forgets_has_no_owner(self, clocks: Any) -> None:
+        leader = self.in_sync(clocks)
+        leader.alter(1, 2)
+        leader.closes(3)
+        leader.passes(1_000, 1, 2)
+        assert leader.submit(CleanBrokerData(broker_name=NAME, broker_ids=(3,))).ok
+        assert self.claim(leader, "stranger", "a stranger's").ok
+
+    def test_r59_a_replica_of_an_earlier_version_is_owned_from_its_next_start_on(
+        self, clocks: Any
+    ) -> None:
+        leader = Leader(clocks)
+        for broker_id in (1, 2, 3):
+            leader.register(broker_id)
+            leader.closes(broker_id)
+        assert self.claim(leader, "next", "owner-3").ok
+        assert not self.claim(leader, "stranger").ok
 
 
 class TestAnswers:

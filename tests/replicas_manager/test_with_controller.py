@@ -315,11 +315,11 @@ class Stranger:
             return message
         raise AssertionError("no answer")
 
-    async def registers(self, incarnation: str, secret: str) -> int:
+    async def registers(self, incarnation: str, secret: str, broker_id: int = 0) -> int:
         request = pb.RegisterBrokerRequest(
             cluster_name="C",
             broker_name="broker-a",
-            broker_id=self.master.broker_id,
+            broker_id=broker_id or self.master.broker_id,
             address="127.0.0.1:1",
             incarnation=incarnation,
             log_id=self.master.log_id,
@@ -372,6 +372,25 @@ def test_r59_a_stranger_that_knows_all_that_is_public_speaks_for_no_process(
     play(tmp_path, "grpc", script)
 
 
+def test_r59_a_stranger_has_the_id_of_no_member_that_is_away(tmp_path: Path) -> None:
+    async def script(group: Group) -> None:
+        _, second = await group.in_sync()
+        address = group.controller.config.self_peer.grpc_address
+        await second.die()
+        async with grpc.aio.insecure_channel(address) as channel:
+            stranger, own = Stranger(group, channel), new_process_name()
+            for incarnation, secret in (
+                (own.incarnation, own.secret),
+                ("of an earlier version", ""),
+            ):
+                assert await stranger.registers(incarnation, secret, broker_id=2) != 0
+        again = await group.join(2)
+        await again.until("slave", 1, 1)
+        assert again.manager.broker_id == 2
+
+    play(tmp_path, "grpc", script)
+
+
 def test_r59_a_secret_is_in_no_state_file_or_log_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -382,7 +401,8 @@ def test_r59_a_secret_is_in_no_state_file_or_log_line(
         name = first.manager._name
         told = repr(group.controller.requests.state) + caplog.text + repr(name)
         assert name.incarnation in told
-        assert name.secret not in told
+        folder_secret = first.manager._identity.secret_path.read_text()
+        assert name.secret not in told and folder_secret not in told
         secret.append(name.secret.encode())
 
     secret: list[bytes] = []

@@ -77,7 +77,7 @@ class GetNextBrokerIdReply(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., next_broker_id: _Optional[int] = ...) -> None: ...
 
 class RegisterBrokerRequest(_message.Message):
-    __slots__ = ("cluster_name", "broker_name", "broker_id", "register_check_code", "address", "ha_address", "incarnation", "log_id", "learner", "epoch", "max_offset", "confirm_offset", "election_priority", "request_id", "suspect", "accepted_epoch", "earlier_lives", "secret")
+    __slots__ = ("cluster_name", "broker_name", "broker_id", "register_check_code", "address", "ha_address", "incarnation", "log_id", "learner", "epoch", "max_offset", "confirm_offset", "election_priority", "request_id", "suspect", "accepted_epoch", "earlier_lives", "secret", "owner", "owner_secret")
     CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
     BROKER_NAME_FIELD_NUMBER: _ClassVar[int]
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +96,8 @@ class RegisterBrokerRequest(_message.Message):
     ACCEPTED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     EARLIER_LIVES_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    OWNER_SECRET_FIELD_NUMBER: _ClassVar[int]
     cluster_name: str
     broker_name: str
     broker_id: int
@@ -114,7 +116,9 @@ class RegisterBrokerRequest(_message.Message):
     accepted_epoch: int
     earlier_lives: _containers.RepeatedScalarFieldContainer[str]
     secret: str
-    def __init__(self, cluster_name: _Optional[str] = ..., broker_name: _Optional[str] = ..., broker_id: _Optional[int] = ..., register_check_code: _Optional[str] = ..., address: _Optional[str] = ..., ha_address: _Optional[str] = ..., incarnation: _Optional[str] = ..., log_id: _Optional[str] = ..., learner: _Optional[bool] = ..., epoch: _Optional[int] = ..., max_offset: _Optional[int] = ..., confirm_offset: _Optional[int] = ..., election_priority: _Optional[int] = ..., request_id: _Optional[str] = ..., suspect: _Optional[str] = ..., accepted_epoch: _Optional[int] = ..., earlier_lives: _Optional[_Iterable[str]] = ..., secret: _Optional[str] = ...) -> None: ...
+    owner: str
+    owner_secret: str
+    def __init__(self, cluster_name: _Optional[str] = ..., broker_name: _Optional[str] = ..., broker_id: _Optional[int] = ..., register_check_code: _Optional[str] = ..., address: _Optional[str] = ..., ha_address: _Optional[str] = ..., incarnation: _Optional[str] = ..., log_id: _Optional[str] = ..., learner: _Optional[bool] = ..., epoch: _Optional[int] = ..., max_offset: _Optional[int] = ..., confirm_offset: _Optional[int] = ..., election_priority: _Optional[int] = ..., request_id: _Optional[str] = ..., suspect: _Optional[str] = ..., accepted_epoch: _Optional[int] = ..., earlier_lives: _Optional[_Iterable[str]] = ..., secret: _Optional[str] = ..., owner: _Optional[str] = ..., owner_secret: _Optional[str] = ...) -> None: ...
 
 class RegisterBrokerReply(_message.Message):
     __slots__ = ("status", "broker_id", "view")
