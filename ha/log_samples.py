@@ -22,7 +22,7 @@ class StoreSamples:
 
     @property
     def lineage(self) -> str:
-        return self._store.log.lineage
+        return self._store.log.lineage.name
 
     def take(self, end: int) -> Sample | None:
         segment_start = (end - 1) - (end - 1) % self._segment_size

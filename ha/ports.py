@@ -13,6 +13,7 @@ from batonmq.epoch.entry import EpochEntry
 from batonmq.ha.proof import PeerIdentity
 from batonmq.ha.sync_state import Proposal
 from batonmq.protocol.role_view import RoleView
+from batonmq.store.commit_log import Lineage
 from batonmq.store.health import StoreHealth
 
 
@@ -42,9 +43,7 @@ class LogBytes(Protocol):
     def health(self) -> StoreHealth: ...
 
     @property
-    def lineage(self) -> str: ...
-
-    def enter_lineage(self, name: str) -> None: ...
+    def lineage(self) -> Lineage: ...
 
     def view(self, offset: int, size: int) -> memoryview: ...
 

@@ -132,7 +132,7 @@ def judge_log(
     )
     if not own.entries:
         return _judge_without_epochs(own, master, differs)
-    mine, theirs = ("", "") if difference is not None else _unproven_lineages(own, master)
+    mine, theirs = _unproven_lineages(own, master, difference)
     if mine and mine != theirs:
         return Refuse(
             f"this log is of another history ({mine}, the master's is {theirs}), and the master has"
@@ -140,15 +140,9 @@ def judge_log(
         )
     point = _common_end(own, master, difference)
     if point == NO_CONSISTENT_POINT:
-        if difference is None and not member and _is_before_history(own, master):
-            return BeginAnew(
-                f"our log ends at {own.max_offset}, confirmed up to {own.confirm_offset}, the "
-                f"master's history begins at {master.entries[0].start_offset}"
-            )
-        if difference is None and not member and _dropped_by(unclean_epoch, own, master):
-            return BeginAnew(
-                f"the unclean election of epoch {unclean_epoch} dropped all that we hold"
-            )
+        may_go = difference is None and not member
+        if may_go and (gone := _why_gone(own, master, unclean_epoch)):
+            return BeginAnew(gone)
         return Refuse(
             f"our epochs {_brief(own.entries)} and the master's {_brief(master.entries)} have no "
             f"point in common{differs}; if the master is the right one, {MOVE_ASIDE}"
@@ -179,11 +173,26 @@ def _common_end(own: LocalLog, master: MasterHandshake, difference: int | None) 
     return common_point(own.entries, own.samples, master.identity.samples, difference)
 
 
-def _unproven_lineages(own: LocalLog, master: MasterHandshake) -> tuple[str, str]:
+def _why_gone(own: LocalLog, master: MasterHandshake, unclean_epoch: int) -> str:
+    """Why nothing of this log is left at the master, though it is of the same history; "" if that
+    is not known."""
+    if _is_before_history(own, master):
+        return (
+            f"our log ends at {own.max_offset}, confirmed up to {own.confirm_offset}, the "
+            f"master's history begins at {master.entries[0].start_offset}"
+        )
+    if _dropped_by(unclean_epoch, own, master):
+        return f"the unclean election of epoch {unclean_epoch} dropped all that we hold"
+    return ""
+
+
+def _unproven_lineages(
+    own: LocalLog, master: MasterHandshake, difference: int | None
+) -> tuple[str, str]:
     """Our lineage and the master's, where nothing of the two logs is compared (R47); "" and "" if
     something is, or the master, of another version, does not say."""
     theirs = master.identity.lineage if master.identity is not None else ""
-    if not theirs or own.samples is None or master.identity is None:
+    if difference is not None or not theirs or own.samples is None or master.identity is None:
         return "", ""
     if is_compared(own.samples, master.identity.samples, _point_by_epochs(own, master)):
         return "", ""

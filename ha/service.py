@@ -125,9 +125,10 @@ class AutoSwitchHAService:
             if not self._store.epochs.entries:
                 # A log of classic mode: its bytes are this epoch's, so that slaves can have them.
                 begins = self._store.min_phy_offset
-            if not self._store.log.lineage or log_end == 0:
+            lineage = self._store.log.lineage
+            if not lineage.name or log_end == 0:
                 # An empty log begins a history, whatever it may have been a part of before.
-                self._store.log.enter_lineage(secrets.token_hex(16))
+                lineage.enter(secrets.token_hex(16))
             append_epoch(self._store.epochs, epoch, begins)
             self._begin_mastership(view, log_end)
             log.info("ha_master master_epoch=%d log_end=%d", epoch, log_end)

@@ -210,7 +210,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
             case AdoptEpochs(entries):
                 self._store.epochs.replace_all(entries)
             case EnterLineage(name):
-                self._store.log.enter_lineage(name)
+                self._store.log.lineage.enter(name)
             case TruncateTo(from_offset, offset, unclean):
                 self._truncate(from_offset, offset, unclean=unclean)
             case BeginAt():

@@ -217,6 +217,28 @@ class Segment:
             return  # somebody still sends from it; the last reference closes the map
 
 
+class Lineage:
+    """The random name of the history that a log is a part of (R47), in the file `path`: its first
+    master made it, and a replica takes its master's."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._name: str | None = None
+
+    @property
+    def name(self) -> str:
+        """ "" for a log that has neither led nor followed since histories have names."""
+        if self._name is None:
+            is_there = self._path.exists()
+            self._name = disk.read_bytes(self._path).decode("ascii") if is_there else ""
+        return self._name
+
+    def enter(self, name: str) -> None:
+        """The log belongs to that one. Durable on return. Raises OSError."""
+        replace_file(self._path, name.encode("ascii"))
+        self._name = name
+
+
 class CommitLog:
     """Segments of `segment_size` bytes in `folder`; all offsets are those of the whole log.
 
@@ -241,7 +263,7 @@ class CommitLog:
         self._cuts = 0  # how often the log was shortened
         self._private = folder / _PRIVATE_FOLDER
         self._log_id = ""
-        self._lineage: str | None = None
+        self.lineage = Lineage(self._private / _LINEAGE_FILE)
 
     # Opening.
 
@@ -285,21 +307,6 @@ class CommitLog:
                 replace_file(path, fresh.encode("ascii"))
                 self._log_id = fresh
         return self._log_id
-
-    @property
-    def lineage(self) -> str:
-        """The random name of the history that this log is a part of (R47): its first master made
-        it, and a replica takes its master's. "" in a log that has neither led nor followed since
-        histories have names."""
-        if self._lineage is None:
-            path = self._private / _LINEAGE_FILE
-            self._lineage = disk.read_bytes(path).decode("ascii") if path.exists() else ""
-        return self._lineage
-
-    def enter_lineage(self, name: str) -> None:
-        """Durable on return. Raises OSError."""
-        replace_file(self._private / _LINEAGE_FILE, name.encode("ascii"))
-        self._lineage = name
 
     @property
     def end_of_segments(self) -> int:

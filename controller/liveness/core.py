@@ -147,6 +147,11 @@ class _Watch:
         return True
 
 
+def _is_registered(state: ControllerState, broker_name: str, broker_id: int) -> bool:
+    group = state.group(broker_name)
+    return group is not None and group.replica(broker_id) is not None
+
+
 class _Rotation:
     """Which groups a tick looks at: `at_once` of them."""
 
@@ -325,11 +330,11 @@ class LivenessCore:
                     else self._heartbeat_received(event, incarnation, now_ms)
                 )
             case SessionClosed():
-                known = self._is_registered(event.broker_name, event.broker_id)
+                known = _is_registered(self._state, event.broker_name, event.broker_id)
                 newest = self._sessions.closed(event, now_ms, is_registered=known)
                 return self._check(event.broker_name, now_ms) if newest else []
             case RemotingHeartbeat():
-                if not self._is_registered(event.broker_name, event.seen.broker_id):
+                if not _is_registered(self._state, event.broker_name, event.seen.broker_id):
                     return []  # any number of them may be named
                 first = self._sessions.remoting_heartbeat(event, now_ms)
                 effects = self._heartbeat_received(event, "", now_ms)
@@ -357,10 +362,6 @@ class LivenessCore:
                 return [effect for name in names for effect in self._check(name, now_ms)]
             case Tick():
                 return self._tick(now_ms)
-
-    def _is_registered(self, broker_name: str, broker_id: int) -> bool:
-        group = self._state.group(broker_name)
-        return group is not None and group.replica(broker_id) is not None
 
     def _watch(self, broker_name: str) -> _Watch:
         watch = self._watches.get(broker_name)
