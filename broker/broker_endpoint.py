@@ -24,12 +24,14 @@ from batonmq.broker.config import BrokerSections
 from batonmq.broker.relay import (
     HELD_BYTES_MAX,
     HELD_MAX,
+    NOT_STORED,
     PULL_CODES,
     RELAYED_CODES,
     SENDS,
     SLICE,
     WAIT_MS,
     Relay,
+    relay_asks,
 )
 from batonmq.broker.role_gate import RoleGate
 from batonmq.process.clock import boot_ms
@@ -37,7 +39,7 @@ from batonmq.process.laps import Laps
 from batonmq.process.start_room import StartRoom
 from batonmq.process.turns import in_slices, in_turns
 from batonmq.protocol.bodies import GetBrokerMemberGroupResponseBody
-from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.codes import RELAY_FIELD, RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError
 from batonmq.remoting.command import RemotingCommand, decode_frame, peek_code
 from batonmq.remoting.connection import Connection, Processors, Response
@@ -90,6 +92,7 @@ class BrokerEndpoint:
         processors = Processors()
         for code in (*SENDS, *PULL_CODES):
             processors.register_raw(code, self._frame_came)
+        processors.register(RequestCode.BATON_CONNECTION_ENDS, relay_asks)
         processors.default(self._came)
         return processors
 
@@ -158,6 +161,8 @@ class BrokerEndpoint:
     def _refuse(self, channel: Connection, request: RemotingCommand) -> None:
         refusal = self.gate.refusal
         hint = refusal.hint if refusal is not None else {}
+        if RELAY_FIELD in request.ext:
+            hint = NOT_STORED
         code = ResponseCode.SERVICE_NOT_AVAILABLE
         missing = self.start_room.missing
         remark = f"{STARTING} (it waits for room: {missing})" if missing else STARTING

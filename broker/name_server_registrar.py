@@ -180,7 +180,8 @@ class NameServerRegistrar:
             self._waiting.popleft()[1]()
 
     async def close(self) -> None:
-        """Stops registering, and unregisters at the name servers that have this broker."""
+        """Stops registering, and unregisters at the name servers that have this broker; they will
+        know no more, so whoever waits for that goes on."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -194,6 +195,7 @@ class NameServerRegistrar:
                 ),
                 return_exceptions=True,
             )
+        self._release_to(self._changes)
 
     async def _keep(self, address: str) -> None:
         due = self._due[address]

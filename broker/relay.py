@@ -7,9 +7,10 @@ acknowledgement: that is the master's (SAFETY R1).
 
 - One hop: a relayed request carries RELAY_FIELD (`EPOCH@HOST:PORT`: the masterEpoch that the relay
   knows, and the client). Who is not master, or master of a lower epoch, refuses it.
-- Once: a request that may have reached a master is never sent again. If the master goes away in
-  between, the client gets 14 and decides. Only a refusal at the gate proves that nothing was
-  stored, and says so (NOT_STORED); then the request waits, and is sent again.
+- Once: a request that a master may have taken is never sent again. If the master goes away in
+  between, the client gets 14 and decides. A refusal at the gate proves that nothing was stored, and
+  says so (NOT_STORED); a master that stops says how many requests it took of the connection, with
+  its last frame (BATON_CONNECTION_ENDS). Then the request waits, and is sent again.
 - This project's own clients go to a new master themselves, so they are refused with its address.
 
 Bounded in number, bytes and time; what does not fit is refused as before.
@@ -28,11 +29,13 @@ from typing import Final
 
 import msgspec
 
+from batonmq.broker.request_fields import number
 from batonmq.broker.role_gate import RoleGate
 from batonmq.process.backoff import Backoff
 from batonmq.process.turns import Pace
 from batonmq.protocol.codes import (
     RELAY_FIELD,
+    TAKEN_FIELD,
     LanguageCode,
     RequestCode,
     ResponseCode,
@@ -40,7 +43,14 @@ from batonmq.protocol.codes import (
 from batonmq.protocol.errors import BatonError, BrokerRefusal, ConnectError, RequestTimeoutError
 from batonmq.protocol.role_view import Role
 from batonmq.remoting.command import RemotingCommand, decode_frame, encode_frame
-from batonmq.remoting.connection import Connection, Handler, Processors, RawHandler, Response
+from batonmq.remoting.connection import (
+    OPAQUE_MAX,
+    Connection,
+    Handler,
+    Processors,
+    RawHandler,
+    Response,
+)
 from batonmq.remoting.endpoint import RemotingClient
 
 log = logging.getLogger(__name__)
@@ -93,7 +103,7 @@ WAIT_MS: Final = 2500
 ANSWER_MS: Final = 3000
 PULL_ANSWER_MS: Final = 35_000
 NOT_STORED: Final = {RELAY_FIELD: "refused"}
-"""extFields of the reply to a relayed send that the gate did not take."""
+"""extFields of the reply to a relayed request that the gate did not take."""
 LOST_WAIT_MS: Final = 1000
 SETTLE_S: Final = 0.3
 PAUSE_FIRST_MS: Final = 25
@@ -119,6 +129,16 @@ def relayed_by(field: str) -> tuple[int, str]:
     return int(epoch), client
 
 
+def relay_asks(request: RemotingCommand, channel: Connection) -> RemotingCommand:
+    """Another member wants to know how many of its requests were taken."""
+
+    def farewell(taken: int) -> RemotingCommand:
+        return RemotingCommand.request(RequestCode.BATON_CONNECTION_ENDS, {TAKEN_FIELD: str(taken)})
+
+    channel.farewell = farewell
+    return RemotingCommand.response_to(request)
+
+
 @dataclass(slots=True, eq=False)
 class Asked:
     """One request of a client. `again` hands it to this broker's own handler.
@@ -141,6 +161,21 @@ class Asked:
     stock clients make it, finds that one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Where a request went: the master of that epoch."""
+
+    connection: Connection
+    epoch: int
+    opaque: int
+
+    @property
+    def is_taken(self) -> bool:
+        """Unless the master said that it did not take it. The n-th frame to it has the opaque n."""
+        taken = self.connection.attachments.get(TAKEN_FIELD)
+        return not isinstance(taken, int) or (taken - self.opaque) & OPAQUE_MAX <= OPAQUE_MAX // 2
+
+
 class Relay:
     """Keeps requests until there is a master, and passes them on. A change at the gate wakes it."""
 
@@ -150,7 +185,9 @@ class Relay:
         self.refused = 0
         self._gate = gate
         gate.changed = self.role_changed
-        self._client = RemotingClient(name="broker-relay")
+        processors = Processors()
+        processors.register(RequestCode.BATON_CONNECTION_ENDS, self._master_stops)
+        self._client = RemotingClient(processors, name="broker-relay")
         self._clock_ms = clock_ms
         self._waiting: deque[Asked] = deque()
         self._held = 0
@@ -171,11 +208,20 @@ class Relay:
         """From now on the handlers of RELAYED_CODES are called on the master only."""
         for code in RELAYED_CODES:
             processors.handlers[code] = self._before(processors.handlers[code])
+        processors.register(RequestCode.BATON_CONNECTION_ENDS, relay_asks)
+
+    def _master_stops(self, request: RemotingCommand, channel: Connection) -> None:
+        channel.attachments[TAKEN_FIELD] = number(request, TAKEN_FIELD)
+        channel.close("the master ends it")
 
     def _before(self, handler: Handler) -> Handler:
         def handle(request: RemotingCommand, channel: Connection) -> Response:
             if self.take(channel, request):
                 return None
+            refusal = self._gate.refusal
+            if refusal is not None and RELAY_FIELD in request.ext and not self._gate.is_master:
+                code, remark = refusal.code, refusal.remark
+                return RemotingCommand.response_to(request, code, remark, ext=NOT_STORED)
             return handler(request, channel)  # type: ignore[return-value]
 
         return handle
@@ -364,21 +410,28 @@ class Relay:
         except BatonError as error:
             self._refuse(asked, str(error))
             return
-        answer.add_done_callback(partial(self._answered, asked, epoch))
+        passed = Passed(connection, epoch, request.opaque)
+        answer.add_done_callback(partial(self._answered, asked, passed))
 
-    def _answered(self, asked: Asked, epoch: int, answer: asyncio.Future[RemotingCommand]) -> None:
+    def _answered(
+        self, asked: Asked, passed: Passed, answer: asyncio.Future[RemotingCommand]
+    ) -> None:
         if answer.cancelled() or isinstance(answer.exception(), RequestTimeoutError):
             self._refuse(asked, MASTER_GONE)
             return
         if answer.exception() is not None:
-            asked.is_lost, asked.epoch = True, epoch + 1
-            asked.deadline_ms = self._clock_ms() + LOST_WAIT_MS
-            self._go_on(asked)
+            if not passed.is_taken:
+                self._again_in_a_moment(asked)
+            elif self._is_closing:
+                self._release(asked)
+            else:
+                asked.is_lost, asked.epoch = True, passed.epoch + 1
+                asked.deadline_ms = self._clock_ms() + LOST_WAIT_MS
+                self._go_on(asked)
             return
         response = answer.result()
         if RELAY_FIELD in response.ext:
-            self._waiting.append(asked)
-            self._wait_a_moment()
+            self._again_in_a_moment(asked)
             return
         self._pauses.reset()
         self._release(asked)
@@ -393,12 +446,17 @@ class Relay:
 
     async def _connect(self, address: str) -> None:
         try:
-            await self._client.connection(address, timeout_ms=WAIT_MS)
+            connection = await self._client.connection(address, timeout_ms=WAIT_MS)
+            connection.oneway(RemotingCommand.request(RequestCode.BATON_CONNECTION_ENDS))
         except ConnectError as error:
             log.debug("relay_not_connected address=%s why=%s", address, error)
             self._wait_a_moment()
         else:
             self._look_again()
+
+    def _again_in_a_moment(self, asked: Asked) -> None:
+        self._waiting.append(asked)
+        self._wait_a_moment()
 
     def _wait_a_moment(self) -> None:
         """What waits is tried again after a pause, or once the role changes."""

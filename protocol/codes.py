@@ -28,6 +28,7 @@ MASTER_EPOCH_HINT = "batonMasterEpoch"
 # extField of a request that a member of the group passes on to its master: `EPOCH@HOST:PORT`, the
 # masterEpoch that the member knows and the client.
 RELAY_FIELD = "batonRelay"
+TAKEN_FIELD = "batonTaken"
 
 # extField of a pull that this project's client sends to a slave on purpose, since the master
 # suggested it: the slave answers what it can and sends the rest back.
@@ -153,6 +154,9 @@ class RequestCode(IntEnum):
     BATON_GET_CONSUMER_SIGHTINGS = 60_003
     # Ours: another broker has the same brokerId, and has found this one.
     BATON_SAME_BROKER_ID = 60_004
+    # Ours, one-way. A member that passes requests on wants to know when this connection ends; the
+    # master says so with its last frame, and in TAKEN_FIELD how many frames it took from it.
+    BATON_CONNECTION_ENDS = 60_005
     GET_BROKER_EPOCH_CACHE = 1007
     NOTIFY_BROKER_ROLE_CHANGED = 1008
     UPDATE_CONTROLLER_CONFIG = 1009

@@ -47,6 +47,9 @@ log = logging.getLogger(__name__)
 # What may wait for a peer that does not read: bytes (four frames of the largest size) and time.
 BACKLOG_BYTES_MAX: Final = 4 * 16_777_216
 WRITE_STALL_S: Final = 30.0
+OPAQUE_MAX: Final = 0x7FFFFFFF
+LINGER_S: Final = 1.0
+"""How long the peer may take to end its side after a farewell."""
 _UNTIMED: Final = 8
 """Frames of the hot path between two looks at the clock."""
 UNANSWERED_MS: Final = 10_000
@@ -214,7 +217,8 @@ class Connection(asyncio.BufferedProtocol):
 
     `peer` and `local` are "ip:port"; `attachments` belong to the handlers; `last_active_ms` is
     `boot_ms` of the last bytes received. `on_close` callbacks are called once, with the connection,
-    when it is closed for good.
+    when it is closed for good. `taken` frames of the peer were handed out, each once it was whole.
+    `farewell(taken)`, where it is set, makes the one-way request that `close` sends as last frame.
     """
 
     def __init__(
@@ -234,6 +238,8 @@ class Connection(asyncio.BufferedProtocol):
         self.attachments: dict[str, object] = {}
         self.last_active_ms = boot_ms()
         self.on_close: list[Callable[[Connection], None]] = []
+        self.taken = 0
+        self.farewell: Callable[[int], RemotingCommand] | None = None
         self.close_reason = ""
         self._loop = loop
         self._turn = turn
@@ -348,22 +354,33 @@ class Connection(asyncio.BufferedProtocol):
         self.write(encode_frame(cmd))
 
     def _next_opaque(self) -> int:
-        self._opaque = (self._opaque + 1) & 0x7FFFFFFF
+        self._opaque = (self._opaque + 1) & OPAQUE_MAX
         return self._opaque
 
     def _timed_out(self, timeout_ms: int, code: int) -> Exception:
         return RequestTimeoutError(self.peer, timeout_ms, code)
 
     def close(self, reason: str) -> None:
-        """Ends the connection after what is queued has been handed to the kernel."""
+        """Ends the connection after what is queued has been handed to the kernel.
+
+        After a farewell the peer ends it: a socket that is closed with bytes unread is reset, and
+        the peer may lose what it has not read either.
+        """
         if self.closed:
             return
+        if self.farewell is not None:
+            self.oneway(self.farewell(self.taken))
         self.flush()
         if self._paused or self._transport is None:
             self.abort(reason)
             return
+        if self.farewell is not None:
+            self.intake.read_on()
+            self._transport.write_eof()
+            self._loop.call_later(LINGER_S, self.drop)
+        else:
+            self._transport.close()
         self._mark_closed(reason)
-        self._transport.close()
 
     def abort(self, reason: str) -> None:
         """Ends the connection at once; what is queued is lost."""
@@ -400,9 +417,13 @@ class Connection(asyncio.BufferedProtocol):
         self._made(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        if self.closed:
+            return self._dispatcher.receive_buffer
         return self.intake.reader.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self.closed:
+            return
         now_s = boot_s()
         self.last_active_ms = int(now_s * 1000)
         if self._budget.spent_s >= TURN_S:
@@ -417,6 +438,7 @@ class Connection(asyncio.BufferedProtocol):
         frames = self.intake.reader.received(nbytes)
         try:
             for serialize_type, header, body in frames:
+                self.taken += 1
                 code = peek_code(serialize_type, header)
                 raw = raw_handlers.get(code)
                 if len(header) > HEADER_SIZE_MAX and self._server_side:

@@ -48,6 +48,11 @@ class Intake:
         self._transport = transport
         self.peer_host = peer_host
 
+    def read_on(self) -> None:
+        """Reads until the peer ends the connection. `close` comes next: nothing is handed out."""
+        if self._transport is not None and not self._is_reading:
+            self._transport.resume_reading()
+
     def close(self) -> None:
         """Nothing is handed out any more."""
         self._transport = None

@@ -191,6 +191,7 @@ BROKER: dict[int, Callable[[], Case]] = {
     60002: lambda: ({}, b""),
     60003: lambda: ({"consumerGroup": "members"}, b""),
     60004: lambda: ({}, b""),
+    60005: lambda: ({}, b""),
     200050: lambda: (POP, b""),
     200051: lambda: (HANDLE, b""),
     200052: lambda: (POP, b""),

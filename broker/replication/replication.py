@@ -15,6 +15,7 @@ and ReplicasManager.changeToMaster in Java.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any, Final
 
@@ -42,6 +43,7 @@ from batonmq.protocol.codes import (
     RequestCode,
     ResponseCode,
 )
+from batonmq.protocol.errors import BatonError
 from batonmq.protocol.role_view import RoleView
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
@@ -51,6 +53,7 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_MS: Final = 1000
 
+LAST_ACKS_S: Final = 0.3
 FULL_MS: Final = 2_000
 HAND_OVER_AGAIN_MS: Final = 30_000
 
@@ -109,6 +112,15 @@ class WithoutRoom:
     def failed(self, now_ms: int) -> None:
         """No controller leads, or there was no other member: there may be one soon."""
         self._not_before_ms = now_ms + FULL_MS
+
+
+async def _last_acks(path: WritePath) -> None:
+    """Without a new master what waits is confirmed here or not at all: the slaves still follow, and
+    an asynchronous send of a stock client is not tried again after a refusal."""
+    if len(path.acks) and not path.store.health.has_failed:
+        with contextlib.suppress(TimeoutError, BatonError):
+            async with asyncio.timeout(LAST_ACKS_S):
+                await path.wait_confirmed(path.store.max_phy_offset, "the last acks")
 
 
 class Replication:
@@ -205,6 +217,7 @@ class Replication:
     async def close(self, reason: str) -> None:
         """`reason` goes to the controllers, and from there into the history."""
         self._path.hold.release()
+        await _last_acks(self._path)
         self._path.acks.fail_all(ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is stopping")
         await in_slices(self._path.acks.answer_failed)
         if self.manager is not None:

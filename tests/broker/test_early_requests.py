@@ -12,11 +12,12 @@ import uvloop
 from lone_broker import Rig, lone_broker, sections_of, send_header, until
 
 from batonmq.broker.broker_endpoint import STARTING
-from batonmq.broker.relay import WAIT_MS
+from batonmq.broker.relay import NOT_STORED, WAIT_MS
 from batonmq.broker.service import BrokerService
 from batonmq.protocol.bodies import BrokerMemberGroup, GetBrokerMemberGroupResponseBody
 from batonmq.protocol.codes import (
     MASTER_ADDRESS_HINT,
+    RELAY_FIELD,
     LanguageCode,
     RequestCode,
     ResponseCode,
@@ -171,6 +172,17 @@ def test_our_own_client_is_sent_to_the_master(tmp_path: Path) -> None:
         reply = await start.ask(language=LanguageCode.PYTHON)
         assert reply.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert reply.ext[MASTER_ADDRESS_HINT] == start.master.service.address
+
+    play(tmp_path, script)
+
+
+def test_another_member_hears_that_nothing_was_stored(tmp_path: Path) -> None:
+    """It took this one for the master, of an earlier life: its client's send waits there."""
+
+    async def script(start: Start, named: asyncio.Event) -> None:
+        reply = await start.ask(**{RELAY_FIELD: "7@127.0.0.1:1"})
+        assert (reply.code, reply.remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, STARTING)
+        assert reply.ext == NOT_STORED
 
     play(tmp_path, script)
 

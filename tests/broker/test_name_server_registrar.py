@@ -130,7 +130,8 @@ def test_new_topics_travel_alone_and_together() -> None:
 
 def test_who_made_a_topic_hears_when_name_servers_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """1 nothing is due: at once. 2 a topic: with the answer of the name server, not before. 3 the
-    name server does not answer: after KNOWN_S. 4 it does not have this broker: at once."""
+    name server does not answer: after KNOWN_S. 4 it does not have this broker: at once.
+    5 this broker stops."""
 
     async def scenario() -> None:
         server, told = _NameServer(), []
@@ -158,7 +159,12 @@ def test_who_made_a_topic_hears_when_name_servers_know_it(monkeypatch: pytest.Mo
         registrar.registered[address] = False
         registrar.topics_changed(("V",))
         await asyncio.wait_for(registrar.known(), 10)
+        registrar.registered[address] = True
+        registrar.topics_changed(("W",))
+        registrar.when_known(lambda: told.append("the end"))
+        assert len(told) == 2
         await registrar.close()
+        assert told[2:] == ["the end"]
         await client.close()
         await server.server.close()
 

@@ -11,10 +11,10 @@ from unittest.mock import Mock
 import pytest
 import uvloop
 from heartbeats import heartbeat
-from lone_broker import Rig, lone_broker, send_header, until
+from lone_broker import Rig, lone_broker, run_with_broker, send_header, until
 
 from batonmq.broker.consume.pull_processor import PullProcessor
-from batonmq.broker.relay import NO_MASTER, WAIT_MS
+from batonmq.broker.relay import MASTER_GONE, NO_MASTER, WAIT_MS
 from batonmq.protocol.bodies import GetConsumerListByGroupResponseBody
 from batonmq.protocol.codes import (
     MASTER_ADDRESS_HINT,
@@ -486,3 +486,124 @@ def test_a_relay_field_that_is_none_is_named(tmp_path: Path) -> None:
         assert "EPOCH@HOST:PORT" in (reply.remark or "")
 
     play(tmp_path, script)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_a_stopping_master_never_took_goes_to_the_next_one(tmp_path: Path, count: int) -> None:
+    """It had come, or was on its way, when the master closed its connections. An asynchronous stock
+    send that is answered with an error is not tried again."""
+
+    async def script(group: Group) -> None:
+        group.follow()
+        await group.ask(body=b"first")
+        for channel in group.master.service.endpoint.server.connections:
+            channel.intake.block(True)
+        sends = [asyncio.ensure_future(group.ask(body=b"%d" % n)) for n in range(count)]  # type: ignore[arg-type]
+        await until(lambda: group.relay.passed_on == 1 + count)
+        await group.master.service.close()
+        await until(lambda: len(group.relay._waiting) == count)
+        lead(group.member, EPOCH + 1)
+        assert {(await send).code for send in sends} == {0}
+        pulled = await group.member.pull()
+        bodies = [record.body for record in decode_records(pulled.body)]
+        assert sorted(bodies) == [b"%d" % n for n in range(count)]
+
+    play(tmp_path, script)
+
+
+def test_nor_is_a_send_lost_that_the_master_had_read_but_not_looked_at(tmp_path: Path) -> None:
+    """Its turn was spent (R58)."""
+
+    async def script(group: Group) -> None:
+        group.follow()
+        await group.ask(body=b"first")
+        (channel,) = (
+            one for one in group.master.service.endpoint.server.connections if one.farewell
+        )
+        channel._budget = channel.intake._turn = Mock(spent_s=60.0)
+        send = asyncio.ensure_future(group.ask(body=b"second"))  # type: ignore[arg-type]
+        await until(lambda: channel.intake._has_frames)
+        await group.master.service.close()
+        await until(lambda: len(group.relay._waiting) == 1)
+        lead(group.member, EPOCH + 1)
+        assert (await send).code == 0
+
+    play(tmp_path, script)
+
+
+@pytest.mark.parametrize("older", ["master", "member"])
+def test_what_a_stopping_master_may_have_taken_is_14(tmp_path: Path, older: str) -> None:
+    """1. It says nothing of what it took, being of an earlier version, and nor does one that nobody
+    asked. 2. It took the send, and has not answered it."""
+
+    async def script(group: Group) -> None:
+        if older == "master":
+            handlers = group.master.service.endpoint.processors.handlers
+            del handlers[RequestCode.BATON_CONNECTION_ENDS]
+        group.follow()
+        await group.ask(body=b"first")
+        (connection,) = group.relay._client.connections
+        acks = group.master.service.path.acks
+        acks.add = lambda *args: None  # type: ignore[method-assign]  # it never answers
+        send = asyncio.ensure_future(group.ask(body=b"second"))  # type: ignore[arg-type]
+        await until(lambda: group.master.service.send.stored_total == 2)
+        await group.master.service.close()
+        await until(lambda: connection.closed)
+        assert ("batonTaken" in connection.attachments) is (older == "member")
+        lead(group.member, EPOCH + 1)
+        reply = await send
+        assert (reply.code, reply.remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, MASTER_GONE)
+
+    play(tmp_path, script)
+
+
+def test_a_relayed_request_of_any_kind_waits_where_the_master_was_deposed(tmp_path: Path) -> None:
+    async def script(group: Group) -> None:
+        await fill(group.member, b"one")
+        group.follow()
+        group.master.service.path.gate.leave(EPOCH + 1, group.member.service.address)
+        ext = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "1"}
+        commit = asyncio.ensure_future(group.ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext))  # type: ignore[arg-type]
+        await until(lambda: group.relay.passed_on == 1 and len(group.relay._waiting) == 1)
+        lead(group.member, EPOCH + 1)
+        assert (await commit).code == 0
+        assert group.member.service.tables.offsets.query("g", "T", 0) == 1
+
+    play(tmp_path, script)
+
+
+def test_a_member_that_stops_answers_no_send_that_a_master_may_have(tmp_path: Path) -> None:
+    """That master is as it was, but slow, and the role has changed since: no refusal comes, but the
+    end of the connection."""
+
+    async def script(group: Group) -> None:
+        group.follow()
+        await group.ask(body=b"first")
+        acks = group.master.service.path.acks
+        acks.add = lambda *args: None  # type: ignore[method-assign]
+        send = asyncio.ensure_future(group.ask(body=b"second"))  # type: ignore[arg-type]
+        await until(lambda: group.master.service.send.stored_total == 2)
+        group.follow(EPOCH + 1)
+        await group.member.service.close()
+        with pytest.raises(ConnectError):
+            await send
+
+    play(tmp_path, script)
+
+
+def test_a_master_that_stops_answers_what_its_slaves_still_confirm(tmp_path: Path) -> None:
+    """No other member took over, so what waits is confirmed here or not at all."""
+
+    async def script(rig: Rig) -> None:
+        path = rig.service.path
+        path.replicate_classic(Mock(), waits=True)
+        send = asyncio.ensure_future(rig.send(body=b"last"))
+        await until(lambda: len(path.acks) == 1)
+        stop = asyncio.ensure_future(rig.service.close())
+        await until(lambda: path.gate.is_stopping)
+        await asyncio.sleep(0)
+        path.held_by_slaves(path.store.max_phy_offset)
+        assert (await send).code == 0
+        await stop
+
+    run_with_broker(tmp_path, script)

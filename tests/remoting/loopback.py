@@ -84,6 +84,9 @@ class RecordingTransport:
     def resume_reading(self) -> None:
         self.reading = True
 
+    def write_eof(self) -> None:
+        self.ended = self.ended or "half"
+
     def close(self) -> None:
         self.ended = self.ended or "closed"
 

@@ -112,8 +112,9 @@ def test_errors_of_handlers_become_codes_and_the_connection_lives(
     processors.register(11, fail)
     link = Link(processors)
     link.receive(b"".join(request(11, n) for n in errors) + request(10, 9))
-    link.loop.run_soon()
-    answers = {a.opaque: a for a in commands(link.transport.writes[0])}
+    while link.loop.soon:  # a slow machine needs more than one turn
+        link.loop.run_soon()
+    answers = {a.opaque: a for a in commands(b"".join(link.transport.writes))}
     assert (answers[1].code, answers[1].remark) == (16, "forbidden")
     assert answers[2].code == ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH
     assert (answers[3].code, answers[3].remark) == (1, "ValueError: a bug")
@@ -393,3 +394,32 @@ def test_r34_many_that_wait_are_told_of_the_end_over_several_turns() -> None:
                 await future
 
     asyncio.run(scenario())
+
+
+def test_a_farewell_is_the_last_frame_and_says_how_many_were_taken() -> None:
+    """The peer ends the connection: what it had sent meanwhile would reset it."""
+    link = Link(echoing())
+    link.connection.farewell = lambda taken: RemotingCommand.request(77, {"taken": str(taken)})
+    cut = request(10, 3)
+    link.receive(request(10, 1) + request(10, 2) + cut[:9])
+    link.connection.intake.block(True)
+    link.connection.close("the end")
+    assert link.transport.ended == "half" and link.transport.reading
+    *answers, last = commands(b"".join(link.transport.writes))
+    assert [answer.opaque for answer in answers] == [1, 2]
+    assert (last.code, last.ext, last.is_oneway) == (77, {"taken": "2"}, True)
+    for _ in range(3):
+        link.receive(b"x" * len(link.connection.get_buffer(-1)))
+    link.loop.run_soon()
+    assert link.connection.taken == 2
+    link.loop.advance(connection_module.LINGER_S)
+    assert link.transport.ended == "aborted", "a peer that does not end it is dropped"
+
+
+def test_a_peer_that_ends_its_side_after_a_farewell_is_not_dropped() -> None:
+    link = Link(echoing())
+    link.connection.farewell = lambda taken: RemotingCommand.request(77, {})
+    link.connection.close("the end")
+    link.connection.connection_lost(None)
+    link.loop.advance(connection_module.LINGER_S)
+    assert link.transport.ended == "half"
