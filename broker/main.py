@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from batonmq.process.extras import need_server
@@ -23,7 +22,7 @@ from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
 from batonmq.broker.java_keys import JAVA_KEYS
 from batonmq.ha.config import HAConfig
 from batonmq.process import read_faults
-from batonmq.process.server_main import ServerMain, keep_what_is_loaded, run_server
+from batonmq.process.server_main import ServerMain, keep_what_is_loaded, run_server, started
 from batonmq.store.config import StoreConfig
 from batonmq.store.suspicion import fault_note
 
@@ -41,19 +40,6 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 # After fdatasync the flush thread waits until the loop releases the interpreter: by default up to
 # 5 ms, and every SYNC_FLUSH ack would wait as long.
 SWITCH_INTERVAL_S = 0.0005
-
-
-async def started(service: BrokerService, stopped: Awaitable[object]) -> bool:
-    """False if it is to stop before its start is done: that may wait for room for ever (R45)."""
-    start, stop = asyncio.ensure_future(service.start()), asyncio.ensure_future(stopped)
-    await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
-    for task in (start, stop):
-        task.cancel()
-    await asyncio.wait((start, stop))
-    if start.cancelled():
-        return False
-    start.result()
-    return True
 
 
 def _load() -> type[BrokerService]:
@@ -78,7 +64,7 @@ async def serve(main: ServerMain) -> None:
     broker_service = await asyncio.to_thread(_load)
     endpoint.laps.end("code")
     service = broker_service(config, main.fail, endpoint)
-    if not await started(service, main.stopped()):
+    if not await started(service.start(), main.stopped()):
         return
     try:
         await main.stopped()

@@ -13,13 +13,14 @@ if __name__ == "__main__":
 
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.service import ControllerService
-from batonmq.process.server_main import ServerMain, run_server
+from batonmq.process.server_main import ServerMain, run_server, started
 
 
 async def serve(main: ServerMain) -> None:
     """Runs the node until the process is to stop."""
     service = ControllerService(main.sections["controller"])
-    await service.start()
+    if not await started(service.start(main.serving), main.told_to_stop()):
+        return
     try:
         await main.stopped()
     finally:

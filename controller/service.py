@@ -42,6 +42,7 @@ from batonmq.process import disk
 from batonmq.process.clock import wall_ms
 from batonmq.process.durable_file import sync_directory
 from batonmq.process.lock_file import FolderLock
+from batonmq.process.start_room import StartRoom
 from batonmq.protocol.role_view import RoleView
 
 log = logging.getLogger(__name__)
@@ -82,8 +83,9 @@ class ControllerService:
             self._history.path, lambda: self.config, lambda: self.state
         )
         self.requests = ControllerRequests(
-            self._runtime, self._log, self.gate, core, self._publisher.problems
+            self._runtime, self._log, self.gate, core, self._problems
         )
+        self._room = StartRoom(Path(config.store_path))
         self.sessions = OpenSessions()
         self._notes = HistoryNotes(self.requests, own)
         self._lead = LeadOffers(self._log, core_config.unseen_timeout_ms)
@@ -119,8 +121,9 @@ class ControllerService:
         """The state applied on this node."""
         return self._log.state
 
-    async def start(self) -> None:
-        """Opens the store, the endpoints and the Raft port.
+    async def start(self, answers: Callable[[], None] = lambda: None) -> None:
+        """Opens the endpoints, the store and the Raft port. On a full disk it waits for room, and
+        says so to whoever asks the endpoints (R45). Calls `answers` when they are open.
 
         Raises CannotListenError for a port, OSError naming the path that cannot be written,
         ValueError for kept settings that cannot be used, FolderLockedError naming the process that
@@ -129,12 +132,13 @@ class ControllerService:
         """
         config = self.config
         try:
-            self._open_store(Path(config.store_path))
             peer = config.self_peer
             await self._remoting_endpoint.listen(config.bind_address, peer.port)
             await self._grpc_endpoint.listen(f"{config.bind_address}:{peer.grpc_port}")
             self._watch.start()
-            await self._log.start()
+            answers()
+            await self._room.wait(self._open_store)
+            await self._room.wait(self._log.start)
         except BaseException:
             await self.close()
             raise
@@ -169,16 +173,24 @@ class ControllerService:
         if lock is not None:
             lock.release()
 
-    def _open_store(self, folder: Path) -> None:
+    async def _open_store(self) -> None:
+        """May be called again after an error."""
+        folder = Path(self.config.store_path)
         disk.makedirs(folder)
         sync_directory(folder.parent)
-        # First: two processes with one log could vote twice.
-        lock = FolderLock(folder / LOCK_NAME)
-        lock.acquire()
-        self._lock = lock
+        if self._lock is None:
+            # First: two processes with one log could vote twice.
+            lock = FolderLock(folder / LOCK_NAME)
+            lock.acquire()
+            self._lock = lock
         self._runtime.load()
         config = self.config
         self._history.open(config.history_file_size, config.history_files)
+
+    def _problems(self) -> tuple[str, ...]:
+        missing = self._room.missing
+        waits = (f"its start waits for room: {missing}",) if missing else ()
+        return (*waits, *self._publisher.problems())
 
     # Called by the log and the gate.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from batonmq.controller.config import ControllerConfig
@@ -59,18 +60,20 @@ class NamesrvService:
         self._server.on_disconnect = self._endpoint.connection_lost
         self._scan_timer: asyncio.TimerHandle | None = None
 
-    async def start(self) -> None:
+    async def start(self, answers: Callable[[], None] = lambda: None) -> None:
+        """Calls `answers` when routes are: the controller's start may wait for room (R45)."""
         self._runtime.load()
         self._kv.load()
         address = self.config.bind_address
         try:
             self.port = await self._server.listen(address, self.config.listen_port)
+            self._scan_later()
+            answers()
             if self.controller is not None:
                 await self.controller.start()
         except BaseException:
-            await self._server.close()
+            await self.close()
             raise
-        self._scan_later()
         log.info("namesrv_started address=%s:%d", address, self.port)
 
     async def close(self) -> None:

@@ -15,13 +15,14 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Set
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import uvloop
 
+from batonmq.process import disk
 from batonmq.process.clock import boot_s
 from batonmq.process.durable_file import show_file
 from batonmq.process.fault_points import FaultRuleError, install_fault_points
@@ -65,8 +66,26 @@ class ServerMain:
     async def stopped(self) -> None:
         """Waits for a signal or a failure. Who calls it serves."""
         self.serving()
+        await self.told_to_stop()
+
+    async def told_to_stop(self) -> None:
+        """The same of who does not serve yet."""
         await self._stop.wait()
         self.manager.stopping()
+
+
+async def started(start: Coroutine[Any, Any, None], stopped: Awaitable[object]) -> bool:
+    """Awaits `start`. False if the process is to stop before that is done: it may wait for room for
+    ever (R45)."""
+    starting, stopping = asyncio.ensure_future(start), asyncio.ensure_future(stopped)
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    for task in (starting, stopping):
+        task.cancel()
+    await asyncio.wait((starting, stopping))
+    if starting.cancelled():
+        return False
+    starting.result()
+    return True
 
 
 def _ends_on_a_broken_invariant(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -123,8 +142,11 @@ def run_server(
             arguments.pid_file.parent.mkdir(parents=True, exist_ok=True)
             show_file(arguments.pid_file, f"{os.getpid()}\n")
         except OSError as exc:
-            print(f"{name}: --pid-file {arguments.pid_file}: {exc.strerror}", file=sys.stderr)
-            return 1
+            if not disk.is_full(exc):
+                print(f"{name}: --pid-file {arguments.pid_file}: {exc.strerror}", file=sys.stderr)
+                return 1
+            # The start itself waits for room, and says so.
+            log.error("pid_file_not_written path=%s error=%s", arguments.pid_file, exc.strerror)
     return uvloop.run(_run(name, loaded, serve))
 
 

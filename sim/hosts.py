@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Protocol
 
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
-from batonmq.broker.main import started
 from batonmq.broker.replication.replication import Replication
 from batonmq.broker.service import BrokerService
 from batonmq.controller.config import ControllerConfig
@@ -22,6 +21,7 @@ from batonmq.ha.config import HAConfig
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.service import NamesrvService
 from batonmq.namesrv.state import RouteInfoManager
+from batonmq.process.server_main import started
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.role_view import Role
 from batonmq.store.config import StoreConfig
@@ -222,7 +222,7 @@ class BrokerHost(Host):
         self._watch_replication(service.replication)
         self.checked = 0
         self.confirms.clear()
-        if not await started(service, stop.wait()):
+        if not await started(service.start(), stop.wait()):
             return
         self.service = service
         watch.started(self)
@@ -236,7 +236,7 @@ class BrokerHost(Host):
         None, and only what it acknowledges is looked at."""
         store = service.store
         store.arrival_listeners.append(lambda *_: self.look_classic())
-        if not await started(service, stop.wait()):
+        if not await started(service.start(), stop.wait()):
             return
         self._classic_store = store
         try:

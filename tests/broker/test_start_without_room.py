@@ -8,9 +8,9 @@ from unittest.mock import Mock
 import pytest
 
 from batonmq.broker.broker_endpoint import STARTING
-from batonmq.broker.main import started
 from batonmq.broker.service import BrokerService
 from batonmq.process import start_room
+from batonmq.process.server_main import started
 from batonmq.protocol.codes import ResponseCode
 from batonmq.remoting.endpoint import RemotingClient
 from tests.broker.lone_broker import Rig, run_with_broker, sections_of, until
@@ -58,7 +58,7 @@ def test_r45_it_says_what_is_missing_and_can_be_stopped(tmp_path, caplog):
         rig = Rig(service, RemotingClient())
         stop = asyncio.Event()
         with failing("room store ENOSPC"):
-            start = asyncio.ensure_future(started(service, stop.wait()))
+            start = asyncio.ensure_future(started(service.start(), stop.wait()))
             await until(lambda: bool(service.endpoint.start_room.missing))
             asked = asyncio.ensure_future(rig.ask(28))
             await until(lambda: len(service.endpoint) == 1)

@@ -137,11 +137,11 @@ def test_a_folder_belongs_to_one_controller_from_its_start_to_its_end(
 
     async def scenario() -> None:
         first, second = (ControllerService(one_of(tmp_path)) for _ in range(2))
-        first._open_store(tmp_path)
+        await first._open_store()
         with pytest.raises(FolderLockedError):
-            second._open_store(tmp_path)
+            await second._open_store()
         await first.close()
-        second._open_store(tmp_path)
+        await second._open_store()
         await second.close()
 
     play(scenario)

@@ -104,6 +104,16 @@ def test_a_service_that_has_to_stop_exits_with_1_and_the_first_reason(tmp_path: 
     assert (done.returncode, done.stderr) == (1, "lift: stopped: the disk is gone\n")
 
 
+def test_r53_no_room_for_the_pid_file_ends_no_start(tmp_path: Path) -> None:
+    (tmp_path / "lift.yaml").write_text("")
+    argv = [sys.executable, "-c", FAILS, "-c", str(tmp_path / "lift.yaml")]
+    argv += ["--pid-file", str(tmp_path / "lift.pid")]
+    env = {**os.environ, "BATONMQ_DISK_FAULTS": "replace lift.pid ENOSPC"}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, env=env)
+    assert f"pid_file_not_written path={tmp_path / 'lift.pid'}" in done.stderr
+    assert done.stderr.endswith("lift: stopped: the disk is gone\n"), "it served"
+
+
 @pytest.mark.parametrize(
     "generation, took_s, kept", [(2, 2 * COLLECTION_MAX_S, True), (2, 0.0, False), (1, 9.0, False)]
 )

@@ -1,0 +1,123 @@
+"""R53: a first start of a controller on a full disk waits for room, says so, and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from batonmq.client.admin.admin import Admin
+from batonmq.controller.config import ControllerConfig
+from batonmq.controller.requests import OutcomeUnknownError
+from batonmq.controller.rules.commands import RegisterBroker
+from batonmq.controller.service import ControllerService
+from batonmq.namesrv.config import NamesrvConfig
+from batonmq.namesrv.service import NamesrvService
+from batonmq.process import start_room
+from batonmq.process.server_main import started
+from batonmq.protocol.errors import NotLeaderError
+from tests.shared.failing_disk import failing, walk_errors
+from tests.shared.ports import free_ports
+
+REGISTER = RegisterBroker(broker_name="b", incarnation="life", register_check_code="code")
+
+
+def config_in(folder: Path) -> ControllerConfig:
+    return ControllerConfig(
+        controller_peers=f"n0-127.0.0.1:{free_ports(3)}",
+        controller_self_id="n0",
+        bind_address="127.0.0.1",
+        controller_store_path=str(folder),
+    )
+
+
+def open_below(folder: Path) -> list[str]:
+    links = Path("/proc/self/fd").iterdir()
+    return [name for name in map(os.path.realpath, links) if name.startswith(str(folder))]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  the conditions are other people's state
+            await asyncio.sleep(0.001)
+
+
+def test_r53_a_first_start_goes_on_whatever_finds_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The n-th call that needs room fails, for each n; nothing stays open of what was given up."""
+    monkeypatch.setattr(start_room, "ROOM_POLL_S", 0)
+
+    def start(rule: str, number: int) -> bool:
+        folder = tmp_path / str(number)
+
+        async def play() -> None:
+            service = ControllerService(config_in(folder))
+            await service.start()
+            try:
+                async with asyncio.timeout(10):
+                    while not service.requests.state.groups:
+                        await service.gate.wait_open()
+                        with contextlib.suppress(NotLeaderError, OutcomeUnknownError):
+                            assert (await service.requests.submit(REGISTER)).ok
+            finally:
+                await service.close()
+
+        with failing(rule) as struck:
+            asyncio.run(play())
+            assert not open_below(folder)
+            return bool(struck)
+
+    assert walk_errors("room * ENOSPC", start) > 5
+
+
+def test_r53_a_waiting_controller_says_what_is_missing_and_can_be_stopped(tmp_path: Path) -> None:
+    config = config_in(tmp_path / "store")
+
+    async def play() -> list[str]:
+        service, stop = ControllerService(config), asyncio.Event()
+        with failing("room store ENOSPC"):
+            start = asyncio.ensure_future(started(service.start(), stop.wait()))
+            async with Admin("127.0.0.1:1") as admin:
+                controller = admin.controller(config.self_peer.remoting_address)
+                await until(lambda: service.requests.metadata().problems)
+                told = await controller.metadata()
+            stop.set()
+            assert not await start
+        assert told.log is not None
+        return list(told.log.problems)
+
+    (problem,) = asyncio.run(play())
+    assert "waits for room" in problem and str(tmp_path / "store") in problem
+
+
+def test_r53_a_name_server_answers_while_its_controller_waits_for_room(tmp_path: Path) -> None:
+    namesrv = NamesrvConfig(
+        listen_port=0, bind_address="127.0.0.1", enable_controller_in_namesrv=True
+    )
+
+    async def play() -> None:
+        service, stop = NamesrvService(namesrv, config_in(tmp_path / "store")), asyncio.Event()
+        answers = asyncio.Event()
+        with failing("room store ENOSPC"):
+            start = asyncio.ensure_future(started(service.start(answers.set), stop.wait()))
+            await asyncio.wait_for(answers.wait(), 10)
+            async with Admin(f"127.0.0.1:{service.port}") as admin:
+                assert (await admin.cluster.info()).broker_addr_table == {}
+            stop.set()
+            assert not await start
+
+    asyncio.run(play())
+
+
+def test_another_error_of_the_disk_ends_the_start(tmp_path: Path) -> None:
+    async def play() -> None:
+        with failing("room * EIO once"):
+            await ControllerService(config_in(tmp_path / "store")).start()
+
+    with pytest.raises(OSError, match="Input/output error"):
+        asyncio.run(play())
