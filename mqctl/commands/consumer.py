@@ -26,9 +26,10 @@ async def consumer_progress(
 ) -> None:
     """How far consumer groups are behind.
 
-    JSON: consumerGroup, consumerIdList, diffTotal, and offsetTable: the entries of RocketMQ's
-    ConsumeStats with their queue (topic, brokerName, queueId, brokerOffset, consumerOffset,
-    lastTimestamp, diff); without -g {"groupList": [...]} of those.
+    JSON: consumerGroup, consumerIdList, diffTotal, inflightTotal, and offsetTable: the entries of
+    RocketMQ's ConsumeStats with their queue (topic, brokerName, queueId, brokerOffset,
+    consumerOffset, pullOffset, lastTimestamp, diff, inflight: what members have pulled and not
+    consumed); without -g {"groupList": [...]} of those.
     """
     async with context.admin() as admin:
         names = [group_name] if group_name else await admin.consumer_groups.names()
@@ -155,6 +156,7 @@ def _document(progress: GroupProgress) -> dict[str, Any]:
         "consumerGroup": progress.group,
         "consumerIdList": list(progress.members),
         "diffTotal": progress.lag,
+        "inflightTotal": progress.in_flight,
         "offsetTable": [
             {
                 "topic": q.queue.topic,
@@ -162,8 +164,10 @@ def _document(progress: GroupProgress) -> dict[str, Any]:
                 "queueId": q.queue.queue_id,
                 "brokerOffset": q.broker_offset,
                 "consumerOffset": q.consumer_offset,
+                "pullOffset": q.pull_offset,
                 "lastTimestamp": q.last_consumed_ms,
                 "diff": q.lag,
+                "inflight": q.in_flight,
             }
             for q in progress.queues
         ],
@@ -171,17 +175,22 @@ def _document(progress: GroupProgress) -> dict[str, Any]:
 
 
 def _show_group(context: CommandContext, progress: GroupProgress) -> None:
-    headings = ["Topic", "Broker", "QID", "Broker Offset", "Consumer Offset", "Diff", "Last Time"]
+    headings = ["Topic", "Broker", "QID", "Broker Offset", "Consumer Offset", "Diff", "Inflight",
+                "Last Time"]  # fmt: skip
     context.out.table(headings, [_row(each) for each in progress.queues])
     context.out.line()
     context.out.fields(
-        [("Members", ", ".join(progress.members) or "none"), ("Diff total", progress.lag)]
+        [
+            ("Members", ", ".join(progress.members) or "none"),
+            ("Diff total", progress.lag),
+            ("In flight", progress.in_flight),
+        ]
     )
 
 
 def _row(q: QueueProgress) -> list[object]:
     return [q.queue.topic, q.queue.broker_name, q.queue.queue_id, q.broker_offset,
-            q.consumer_offset, _lag(q.lag), when(q.last_consumed_ms)]  # fmt: skip
+            q.consumer_offset, _lag(q.lag), q.in_flight, when(q.last_consumed_ms)]  # fmt: skip
 
 
 def _lag(lag: int) -> str:

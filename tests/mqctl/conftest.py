@@ -338,7 +338,7 @@ class FakeAdmin:
 
     async def consumer_progress(self, group: str, topic: str | None = None) -> GroupProgress:
         queues = (
-            (QueueProgress(MessageQueue("T", "broker-a", 0), 9, 5, 1_700_000_000_000),)
+            (QueueProgress(MessageQueue("T", "broker-a", 0), 9, 5, 1_700_000_000_000, 8),)
             if group == "G"
             else ()
         )

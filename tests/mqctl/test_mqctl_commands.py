@@ -230,9 +230,12 @@ def test_consumer_progress_of_one_group_and_of_all(mqctl: Run) -> None:
     assert one["consumerIdList"] == ["10.0.0.9@1"]
     assert one["offsetTable"][0]["brokerOffset"] == 9
     assert one["offsetTable"][0]["consumerOffset"] == 5
+    assert (one["offsetTable"][0]["pullOffset"], one["offsetTable"][0]["inflight"]) == (8, 3)
+    assert one["inflightTotal"] == 3
     everyone = mqctl("consumerProgress", "--json").json["groupList"]
     assert [group["consumerGroup"] for group in everyone] == ["G", "H"]
-    assert "Diff total: 4" in mqctl("consumerProgress", "-g", "G").out
+    shown = mqctl("consumerProgress", "-g", "G").out
+    assert "Diff total: 4" in shown and "In flight:  3" in shown and "Inflight" in shown
     assert mqctl("consumerProgress", "-g", "H").code == 0
     ran = mqctl("consumerProgress", "-g", "nobody")
     assert (ran.code, ran.out) == (1, "")

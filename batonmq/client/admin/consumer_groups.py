@@ -153,7 +153,9 @@ class ConsumerGroupAdmin:
         except UnsupportedByBrokerError:
             return await self._progress_by_offsets(name, address, group, topic)
         return [
-            QueueProgress(queue, o.broker_offset, o.consumer_offset, o.last_timestamp)
+            QueueProgress(
+                queue, o.broker_offset, o.consumer_offset, o.last_timestamp, o.pull_offset
+            )
             for queue, o in ConsumeStats.decode(reply.body).offset_table.items()
         ]
 

@@ -53,16 +53,23 @@ class ChangedTopic:
 @dataclass(frozen=True, slots=True)
 class QueueProgress:
     """One queue of one group. `last_consumed_ms`: store time of the last consumed message, 0 if
-    unknown; `broker_offset`: exclusive end of the queue."""
+    unknown; `broker_offset`: exclusive end of the queue; `pull_offset`: how far members have
+    pulled, -1 where the broker does not say."""
 
     queue: MessageQueue
     broker_offset: int
     consumer_offset: int
     last_consumed_ms: int = 0
+    pull_offset: int = -1
 
     @property
     def lag(self) -> int:
         return self.broker_offset - self.consumer_offset
+
+    @property
+    def in_flight(self) -> int:
+        """How many messages members have pulled and not consumed."""
+        return max(0, self.pull_offset - self.consumer_offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,10 @@ class GroupProgress:
     @property
     def lag(self) -> int:
         return sum(q.lag for q in self.queues)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(q.in_flight for q in self.queues)
 
 
 @dataclass(frozen=True, slots=True)
