@@ -106,9 +106,8 @@ class ControllerService:
             self.requests, self._runtime, self._switches, self._watch
         )
         self._notices = RoleNotices()
-        self._core = core
+        self._core, self._closing = core, False
         self._lock: FolderLock | None = None
-        self._closing = False
         self._runtime.on_change = self._config_changed
         self._log.on_applied(self._applied)
 
