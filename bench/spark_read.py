@@ -36,13 +36,8 @@ from typing import Any
 import numpy as np
 
 from batonmq.protocol.layout import CHECKPOINT, CHECKPOINT_SIZE
-from batonmq.protocol.record import (
-    NewMessage,
-    decode_record,
-    encode_blank,
-    encode_record,
-    host_bytes,
-)
+from batonmq.protocol.message_id import host_bytes
+from batonmq.protocol.records.codec import NewMessage, decode_record, encode_blank, encode_record
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from batonmq.spark.read.selection import Selection

@@ -16,8 +16,9 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.properties import find_property
-from batonmq.protocol.record import NewMessage, host_bytes
+from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.tags import tags_code
 from batonmq.store.config import StoreConfig
 from batonmq.store.index_service import IndexService

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 from typing import Final, Self
 
-from batonmq.protocol.record import NewMessage, host_bytes
+from batonmq.protocol.message_id import host_bytes
+from batonmq.protocol.records.codec import NewMessage
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
 

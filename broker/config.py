@@ -13,7 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 from batonmq.ha.config import HAConfig
-from batonmq.protocol.record import host_bytes
+from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.topic_name import TRACE_TOPIC, server_name_problem, topic_problem
 from batonmq.replicas_manager.config import (
     ELECTION_PRIORITY_LAST,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.message_id import decode_offset_msg_id
 from batonmq.protocol.numbers import whole_number
-from batonmq.protocol.record import decode_offset_msg_id
 from batonmq.remoting.command import RemotingCommand
 
 

@@ -50,7 +50,7 @@ from batonmq.process.turns import in_slices
 from batonmq.protocol.bodies import PERM_INHERIT, PERM_READ, PERM_WRITE
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.pop import ANY_QUEUE
-from batonmq.protocol.record import RecordHead
+from batonmq.protocol.records.codec import RecordHead
 from batonmq.protocol.topic_name import AUTO_CREATE_TOPIC, METADATA_TOPIC, PROGRESS_TOPIC
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors

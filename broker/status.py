@@ -24,7 +24,7 @@ from batonmq.protocol.bodies import (
     TopicConfigAndMappingSerializeWrapper,
 )
 from batonmq.protocol.codes import MQ_VERSION
-from batonmq.protocol.record import scan_record
+from batonmq.protocol.records.codec import scan_record
 from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.protocol.role_view import Role, RoleView
 from batonmq.store.health import StoreHealth

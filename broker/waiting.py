@@ -22,7 +22,7 @@ from batonmq.broker.transaction.transaction_service import TransactionService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import RemoteProtocolError
-from batonmq.protocol.record import RecordHead
+from batonmq.protocol.records.codec import RecordHead
 from batonmq.protocol.topic_name import (
     SCHEDULE_TOPIC,
     TIMER_TOPIC,

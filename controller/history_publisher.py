@@ -33,7 +33,8 @@ from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, ResponseError
 from batonmq.protocol.properties import encode_properties
-from batonmq.protocol.record import CorruptRecord, decode_records
+from batonmq.protocol.records.codec import decode_records
+from batonmq.protocol.records.faults import CorruptRecord
 from batonmq.protocol.sysflag import PULL_SUBSCRIPTION
 from batonmq.protocol.topic_name import HISTORY_PRODUCER, HISTORY_TOPIC
 from batonmq.remoting.command import RemotingCommand

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from batonmq.protocol.record import decode_records
+from batonmq.protocol.records.codec import decode_records
 from lab import frames
 from lab.connection import Connection, ha_status
 from lab.mixed import MixedGroup

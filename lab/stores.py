@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from batonmq.protocol.record import CorruptRecord, scan_record
+from batonmq.protocol.records.codec import scan_record
+from batonmq.protocol.records.faults import CorruptRecord
 from batonmq.store.checkpoint import StoreCheckpoint
 
 _IDENTITY = "brokerIdentity"

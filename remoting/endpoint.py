@@ -13,7 +13,7 @@ from batonmq.process.service_manager import held_listener
 from batonmq.process.sockets import BACKLOG, listening_as
 from batonmq.process.turns import go_on, in_turns
 from batonmq.protocol.errors import ConnectError, ResponseError
-from batonmq.protocol.record import split_address
+from batonmq.protocol.message_id import split_address
 from batonmq.remoting.budget import MemoryBudget
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Dispatcher, Processors, WriteTurn

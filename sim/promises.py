@@ -16,7 +16,7 @@ from batonmq.controller.rules.commands import ElectMaster
 from batonmq.controller.rules.groups import BrokerGroup
 from batonmq.epoch.entry import EpochEntry
 from batonmq.namesrv.state import RouteInfoManager
-from batonmq.protocol.record import MAGIC_BLANK
+from batonmq.protocol.records.codec import MAGIC_BLANK
 from batonmq.protocol.role_view import Role
 from batonmq.protocol.topic_name import METADATA_TOPIC
 from batonmq.store.message_store import MessageStore

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from batonmq.protocol.record import MAGIC_BLANK, MAGIC_V2
+from batonmq.protocol.records.codec import MAGIC_BLANK, MAGIC_V2
 
 # size, magic, CRC, queue id, flag, queue offset, own offset, flags, born, born host, stored,
 # stored host, reconsumed, prepared: hosts have four bytes each, as all have here.

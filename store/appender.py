@@ -15,7 +15,12 @@ from typing import Final, NamedTuple
 from batonmq.process import disk
 from batonmq.protocol.errors import DISK_FULL
 from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
-from batonmq.protocol.record import END_FILE_MIN_BLANK, NewMessage, encode_blank, encode_record
+from batonmq.protocol.records.codec import (
+    END_FILE_MIN_BLANK,
+    NewMessage,
+    encode_blank,
+    encode_record,
+)
 from batonmq.protocol.sysflag import TRANSACTION_MASK, TRANSACTION_ROLLBACK, has_queue_unit
 from batonmq.protocol.topic_name import DUE_TOPICS
 from batonmq.store.commit_log import CommitLog

@@ -1,4 +1,8 @@
-"""The index's arithmetic on many entries at once, with numpy.
+"""The index's arithmetic on many entries at once, and Java's string hash of many texts, with numpy.
+
+The hash of `chars[b:e]` is the sum of `chars[k] * 31 ** (e - 1 - k)`, modulo 2 ** 32. 31 has an
+inverse there, so one running sum of `chars[k] * 31 ** -k` gives every piece by a difference,
+whatever their lengths are. `protocol.tags.java_string_hash` is the same for one text.
 
 Imported only when a batch is large enough to pay for it (`index_file`), so an idle broker never
 loads numpy. Everything here gives the same bytes as the scalar way in `index_file`.
@@ -8,22 +12,90 @@ import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from batonmq.process import disk
 from batonmq.protocol.layout import INDEX_ENTRY
-from batonmq.store.record_batch import I64, U32, PieceHashes
+from batonmq.protocol.records.columns import Bools, Bytes, Int64s
+from batonmq.protocol.tags import java_string_hash
 
+U32 = npt.NDArray[np.uint32]
+Int32s = npt.NDArray[np.int32]
 ENTRY = np.dtype(INDEX_ENTRY.dtype)
 
 # Slots per block whose change is noted: 4 KiB of the file.
 _BLOCK_SLOTS = 1024
 _BYTES_MAX = 1 << 20
+_MODULUS: Final = 1 << 32
 
 
-def key_hashes(topic_hashes: U32, keys: Sequence[bytes]) -> I64:
+class _Powers:
+    """`base ** 0`, `base ** 1`, ... modulo 2 ** 32, as many as were ever asked for."""
+
+    def __init__(self, base: int) -> None:
+        self._base = np.uint32(base)
+        self._known: U32 = np.ones(1, dtype=np.uint32)
+
+    def up_to(self, count: int) -> U32:
+        if count > len(self._known):
+            steps = np.full(2 * count, self._base, dtype=np.uint32)
+            steps[0] = 1
+            self._known = np.cumprod(steps, dtype=np.uint32)
+        return self._known[:count]
+
+
+_powers: Final = _Powers(31)
+_inverse_powers: Final = _Powers(pow(31, -1, _MODULUS))
+
+
+def powers_of_31(exponents: Int64s) -> U32:
+    """`31 ** n` modulo 2 ** 32 for each."""
+    count = int(exponents.max(initial=0)) + 1
+    return _powers.up_to(count)[exponents]
+
+
+class PieceHashes:
+    """The hashes of pieces of `chars`, UTF-8 bytes."""
+
+    def __init__(self, chars: Bytes) -> None:
+        self._chars = chars
+        self._sums: U32 = np.zeros(len(chars) + 1, dtype=np.uint32)
+        np.cumsum(chars * _inverse_powers.up_to(len(chars)), dtype=np.uint32, out=self._sums[1:])
+        self._not_ascii = np.flatnonzero(chars > 127)
+
+    def of(self, begins: Int64s, ends: Int64s) -> U32:
+        """Modulo 2 ** 32, in order; 0 for an empty piece. Wrong where `are_odd`."""
+        sums = self._sums
+        return (sums[ends] - sums[begins]) * powers_of_31(np.maximum(ends - 1, 0))
+
+    def are_odd(self, begins: Int64s, ends: Int64s) -> Bools:
+        """Which pieces have other characters than ASCII: Java hashes UTF-16 units."""
+        high = self._not_ascii
+        if not len(high):
+            return np.zeros(len(begins), dtype=np.bool_)
+        odd: Bools = np.searchsorted(high, begins) != np.searchsorted(high, ends)
+        return odd
+
+    def behind(self, prefixes: U32, begins: Int64s, ends: Int64s) -> U32:
+        """The hashes of texts that begin with one of hash `prefixes` each, and go on with a piece
+        of any characters."""
+        result = prefixes * powers_of_31(ends - begins) + self.of(begins, ends)
+        for row in np.flatnonzero(self.are_odd(begins, ends)).tolist():
+            piece = self._chars[int(begins[row]) : int(ends[row])].tobytes()
+            result[row] = _hash_behind(int(prefixes[row]), piece)
+        return result
+
+
+def _hash_behind(prefix: int, piece: bytes) -> int:
+    text = piece.decode("utf-8", "replace")
+    units = len(text.encode("utf-16-be", "surrogatepass")) // 2
+    return (prefix * pow(31, units, _MODULUS) + java_string_hash(text)) % _MODULUS
+
+
+def key_hashes(topic_hashes: U32, keys: Sequence[bytes]) -> Int64s:
     """Index hashes (0 ... 2**31 - 1) of `topic#key`, in order.
 
     `topic_hashes` are Java hashes of `topic#` modulo 2**32, one per key.
@@ -38,20 +110,20 @@ def key_hashes(topic_hashes: U32, keys: Sequence[bytes]) -> I64:
     return index_hashes(pieces.behind(topic_hashes, ends - lengths, ends))
 
 
-def index_hashes(hashes: U32) -> I64:
+def index_hashes(hashes: U32) -> Int64s:
     """What the index keeps of Java's hashes: `abs`, and 0 where that is negative in Java."""
     signed = np.abs(hashes.view(np.int32).astype(np.int64))
     signed[signed == 1 << 31] = 0
     return signed
 
 
-def record_columns(
+def entry_columns(
     topic_hashes: Sequence[int],
     counts: Sequence[int],
     phy_offsets: Sequence[int],
     timestamps: Sequence[int],
     keys: Sequence[bytes],
-) -> tuple[I64, I64, I64]:
+) -> tuple[Int64s, Int64s, Int64s]:
     """(key hashes, offsets, timestamps) per key, from one value per record and all its keys.
 
     `counts` says how many of `keys` each record has, in order.
@@ -73,7 +145,7 @@ class SlotTable:
         with suppress(OSError):  # a kernel without them
             # The first keys touch nearly all of 20 MB: the loop would wait for every page at once.
             pages.madvise(mmap.MADV_NOHUGEPAGE)
-        self._slots: npt.NDArray[np.int32] = np.frombuffer(pages, dtype=np.int32)
+        self._slots: Int32s = np.frombuffer(pages, dtype=np.int32)
         self._changed = np.zeros(-(-slot_num // _BLOCK_SLOTS), dtype=np.bool_)
 
     @classmethod
@@ -100,7 +172,7 @@ class SlotTable:
         return table
 
     @classmethod
-    def of_entries(cls, hashes: npt.NDArray[np.int32], slot_num: int) -> "SlotTable":
+    def of_entries(cls, hashes: Int32s, slot_num: int) -> "SlotTable":
         """Rebuild the slots from the hashes of entries 1, 2, ...; every block counts as changed.
 
         A later entry of the same slot wins.
@@ -122,7 +194,7 @@ class SlotTable:
         self._slots[slot] = entry
         self._changed[slot // _BLOCK_SLOTS] = True
 
-    def chain(self, hashes: I64, first_entry: int) -> tuple[npt.NDArray[np.int32], I64, I64]:
+    def chain(self, hashes: Int64s, first_entry: int) -> tuple[Int32s, Int64s, Int64s]:
         """Chain entries `first_entry`, ... to what their slots hold, and to each other.
 
         Returns (previous entry of each, slots whose head changes, their new heads); nothing is
@@ -141,7 +213,7 @@ class SlotTable:
         is_last = np.append(~same, True)
         return previous, sorted_slots[is_last], numbers[is_last]
 
-    def apply(self, slots: I64, heads: I64) -> int:
+    def apply(self, slots: Int64s, heads: Int64s) -> int:
         """Set new heads; how many of these slots were empty before."""
         were_empty = int(np.count_nonzero(self._slots[slots] == 0))
         self._slots[slots] = heads
@@ -159,9 +231,7 @@ class SlotTable:
         self._changed[:] = False
 
 
-def pack_entries(
-    hashes: I64, phy_offsets: I64, diffs: I64, previous: npt.NDArray[np.int32]
-) -> bytes:
+def pack_entries(hashes: Int64s, phy_offsets: Int64s, diffs: Int64s, previous: Int32s) -> bytes:
     """The 20-byte entries in file order."""
     entries = np.empty(len(hashes), dtype=ENTRY)
     entries["hash"] = hashes
@@ -171,9 +241,9 @@ def pack_entries(
     return entries.tobytes()
 
 
-def seconds_since(begin_ms: int, timestamps: I64) -> I64:
+def seconds_since(begin_ms: int, timestamps: Int64s) -> Int64s:
     """Whole seconds from `begin_ms`, 0 ... 2**31 - 1."""
-    seconds: I64 = np.clip((timestamps - begin_ms) // 1000, 0, 2**31 - 1)
+    seconds: Int64s = np.clip((timestamps - begin_ms) // 1000, 0, 2**31 - 1)
     return seconds
 
 
@@ -187,6 +257,6 @@ def good_entries(raw: bytes, phy_min: int, phy_max: int) -> int:
     return len(phy) if good.all() else int(np.argmin(good))
 
 
-def entry_hashes(raw: bytes) -> npt.NDArray[np.int32]:
+def entry_hashes(raw: bytes) -> Int32s:
     """The key hashes of packed entries."""
     return np.frombuffer(raw, dtype=ENTRY)["hash"].astype(np.int32)

@@ -25,8 +25,8 @@ from batonmq.protocol.tags import java_string_hash
 from batonmq.store.file_handles import FileHandles
 
 if TYPE_CHECKING:
+    from batonmq.protocol.records.columns import Int64s
     from batonmq.store.index_batch import SlotTable
-    from batonmq.store.record_batch import I64
 
 HEADER = INDEX_HEADER.struct
 ENTRY = INDEX_ENTRY.struct
@@ -178,7 +178,7 @@ class IndexFile:
         self.used_slots += used
         self._after_put(len(hashes), phy_offsets[-1], timestamps[-1])
 
-    def put_batch(self, hashes: "I64", phy_offsets: "I64", timestamps: "I64") -> None:
+    def put_batch(self, hashes: "Int64s", phy_offsets: "Int64s", timestamps: "Int64s") -> None:
         """`put` for many: the same bytes, but the slots stay in memory until `write_slots`."""
         from batonmq.store.index_batch import SlotTable, pack_entries, seconds_since
 

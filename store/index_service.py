@@ -26,7 +26,7 @@ from batonmq.store.health import StoreHealth
 from batonmq.store.index_file import IndexFile, key_hash
 
 if TYPE_CHECKING:
-    from batonmq.store.record_batch import I64
+    from batonmq.protocol.records.columns import Int64s
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class IndexService:
         if len(noted) >= _DRAIN_RECORDS and not self._health.pauses:
             self._drain_if_room()
 
-    def put_entries(self, hashes: "I64", phy_offsets: "I64", timestamps: "I64") -> bool:
+    def put_entries(self, hashes: "Int64s", phy_offsets: "Int64s", timestamps: "Int64s") -> bool:
         """All entries of many records at once, in order; `hashes` as `key_hash` has them.
 
         False, and nothing has changed but what was noted before, where the records are to be `put`
@@ -201,10 +201,10 @@ class IndexService:
                 [record[3] for record in each],
             )
             return
-        from batonmq.store.index_batch import record_columns
+        from batonmq.store.index_batch import entry_columns
 
         prefixes = [self._topic_hash(topic) for topic in topics]
-        file.put_batch(*record_columns(prefixes, counts, phy_offsets, timestamps, keys))
+        file.put_batch(*entry_columns(prefixes, counts, phy_offsets, timestamps, keys))
 
     def _uses_numpy(self, count: int) -> bool:
         if count < _BATCH_MIN:

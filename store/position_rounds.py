@@ -12,7 +12,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final
 
-from batonmq.protocol.record import NewMessage
+from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.topic_name import METADATA_TOPIC
 from batonmq.store.appender import Appender
 from batonmq.store.commit_log import CommitLog

@@ -20,7 +20,7 @@ from batonmq.protocol.layout import (
     record_layout,
 )
 from batonmq.protocol.properties import find_property
-from batonmq.protocol.record import RecordHead
+from batonmq.protocol.records.codec import RecordHead
 from batonmq.protocol.sysflag import BORN_HOST_V6
 from batonmq.store.appender import Appender
 from batonmq.store.consume_queue import Boundary

@@ -15,7 +15,7 @@ from pathlib import Path
 from batonmq.process import disk
 from batonmq.process.durable_file import sync_below, sync_directory
 from batonmq.protocol.errors import CorruptLogError
-from batonmq.protocol.record import RecordHead
+from batonmq.protocol.records.codec import RecordHead
 from batonmq.protocol.topic_name import DUE_TOPICS, METADATA_TOPIC, is_file_name
 from batonmq.store.consume_queue import ConsumeQueue, whole_units
 from batonmq.store.file_handles import FileHandles, Making

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.layout import FILLER_SIZE, RECORD_HEAD, UNIT, UNIT_SIZE
-from batonmq.protocol.record import RecordHead, raw_properties
+from batonmq.protocol.records.codec import RecordHead, raw_properties
 from batonmq.protocol.topic_name import DUE_TOPICS
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import DelayLevels, StoreConfig

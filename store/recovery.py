@@ -18,7 +18,8 @@ from typing import Final, NamedTuple
 
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.layout import RECORD_HEAD
-from batonmq.protocol.record import FIXED_SIZE_V1, RecordHead
+from batonmq.protocol.records.codec import FIXED_SIZE_V1, RecordHead
+from batonmq.protocol.records.search import ends_in_property_crc
 from batonmq.protocol.sysflag import has_queue_unit
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.commit_log import CommitLog, Segment
@@ -27,7 +28,6 @@ from batonmq.store.dispatch import Dispatcher
 from batonmq.store.log_scan import (
     LogScanner,
     check_record,
-    ends_in_property_crc,
     find_valid_record,
     whole_records_end,
 )

@@ -23,12 +23,7 @@ from batonmq.store.errors import (
     StoreStateError,
     TruncationRefused,
 )
-from batonmq.store.log_scan import (
-    fault_at,
-    fault_before,
-    is_record_boundary,
-    whole_records_end,
-)
+from batonmq.store.log_scan import fault_at, fault_before, is_record_boundary, whole_records_end
 from batonmq.store.store_files import StoreFiles
 from batonmq.store.suspicion import Suspicion
 from batonmq.store.truncation import Truncation

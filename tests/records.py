@@ -1,7 +1,7 @@
 """Records and messages as tests make them."""
 
 from batonmq.protocol.message import MessageExt
-from batonmq.protocol.record import NewMessage, encode_record
+from batonmq.protocol.records.codec import NewMessage, encode_record
 
 
 def record_of(

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from batonmq.client.errors import ArgumentError, MessageIllegalError
 from batonmq.protocol.message import Message, MessageExt, MessageQueue
-from batonmq.protocol.record import split_address
+from batonmq.protocol.message_id import split_address
 from batonmq.protocol.topic_name import topic_problem
 
 PORT_MAX: Final = 65535

@@ -21,6 +21,7 @@ from batonmq.broker.pop.pop_table import Key
 from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.tables.topics import TopicService
 from batonmq.protocol.layout import RECORD_HEAD
+from batonmq.protocol.message_id import host_bytes, split_address
 from batonmq.protocol.pop import (
     ANY_QUEUE,
     NORMAL,
@@ -35,13 +36,7 @@ from batonmq.protocol.properties import (
     with_properties,
     without_properties,
 )
-from batonmq.protocol.record import (
-    decode_record,
-    encode_record,
-    host_bytes,
-    message_to_store,
-    split_address,
-)
+from batonmq.protocol.records.codec import decode_record, encode_record, message_to_store
 from batonmq.protocol.topic_name import is_retry_or_dlq
 from batonmq.store.message_store import MessageStore
 from batonmq.store.reader import GetMessageResult

@@ -49,7 +49,7 @@ from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
 from batonmq.protocol.numbers import INT_MAX
 from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
-from batonmq.protocol.record import NewMessage, message_to_store
+from batonmq.protocol.records.codec import NewMessage, message_to_store
 from batonmq.protocol.topic_name import (
     POP_TOPIC,
     RETRY_PREFIX,

@@ -33,7 +33,7 @@ from batonmq.protocol.layout import FILLER_SIZE, UNIT
 from batonmq.protocol.numbers import INT_MAX, whole_number
 from batonmq.protocol.properties import find_property, without_properties
 from batonmq.protocol.recall_handle import recall_key
-from batonmq.protocol.record import (
+from batonmq.protocol.records.codec import (
     Buffer,
     NewMessage,
     message_to_store,

@@ -15,6 +15,7 @@ from batonmq.broker.write.write_path import WritePath
 from batonmq.process.clock import wall_ms
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.message_id import UniqIdGenerator
 from batonmq.protocol.properties import (
     MSG_REGION,
     TAGS,
@@ -24,7 +25,7 @@ from batonmq.protocol.properties import (
     encode_properties,
 )
 from batonmq.protocol.recall_handle import RecallHandle, decode_handle, recall_key
-from batonmq.protocol.record import NewMessage, UniqIdGenerator
+from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.tags import tags_code
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors

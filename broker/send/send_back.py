@@ -29,7 +29,7 @@ from batonmq.protocol.properties import (
     find_property,
     with_properties,
 )
-from batonmq.protocol.record import NewMessage, message_to_store, msg_id_of
+from batonmq.protocol.records.codec import NewMessage, message_to_store, msg_id_of
 from batonmq.protocol.topic_name import dlq_topic, retry_topic
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors

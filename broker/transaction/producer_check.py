@@ -13,7 +13,8 @@ from typing import Final, cast
 
 from batonmq.broker.consume.consumer_manager import ConsumerManager
 from batonmq.protocol.codes import RequestCode
-from batonmq.protocol.record import NewMessage, encode_offset_msg_id, encode_record
+from batonmq.protocol.message_id import encode_offset_msg_id
+from batonmq.protocol.records.codec import NewMessage, encode_record
 from batonmq.protocol.topic_name import TRANS_HALF_TOPIC
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection

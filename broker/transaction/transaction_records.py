@@ -36,7 +36,7 @@ from batonmq.protocol.properties import (
     encode_properties,
     find_property,
 )
-from batonmq.protocol.record import Buffer, NewMessage, message_to_store, scan_record
+from batonmq.protocol.records.codec import Buffer, NewMessage, message_to_store, scan_record
 from batonmq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
 from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC

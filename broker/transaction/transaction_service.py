@@ -53,7 +53,12 @@ from batonmq.protocol.properties import (
     REAL_TOPIC,
     UNIQ_KEY,
 )
-from batonmq.protocol.record import NewMessage, decode_record, message_to_store, raw_properties
+from batonmq.protocol.records.codec import (
+    NewMessage,
+    decode_record,
+    message_to_store,
+    raw_properties,
+)
 from batonmq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from batonmq.protocol.topic_name import (
     TRANS_CHECK_MAX_TIME_TOPIC,

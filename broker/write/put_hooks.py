@@ -19,6 +19,7 @@ from typing import Final
 
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.message_id import UniqIdGenerator
 from batonmq.protocol.numbers import INT_MAX, whole_number
 from batonmq.protocol.properties import (
     DELAY,
@@ -38,7 +39,7 @@ from batonmq.protocol.properties import (
     find_property,
     with_properties,
 )
-from batonmq.protocol.record import NewMessage, UniqIdGenerator
+from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.sysflag import INNER_BATCH
 from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC

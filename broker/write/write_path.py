@@ -34,7 +34,7 @@ from batonmq.broker.write.set_aside import SetAside
 from batonmq.process.clock import wall_ms
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
-from batonmq.protocol.record import NewMessage
+from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.role_view import Role
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection

@@ -300,7 +300,7 @@ async def _by_id(admin: Admin, msg_id: str, topic: str | None) -> MessageExt | N
 
 def _names_a_broker(msg_id: str) -> bool:
     """Both ids are hex of one length; a producer's has its process id where the port would be."""
-    from batonmq.protocol.record import decode_offset_msg_id, split_address
+    from batonmq.protocol.message_id import decode_offset_msg_id, split_address
 
     try:
         return 0 < split_address(decode_offset_msg_id(msg_id)[0])[1] < 65536
@@ -311,7 +311,7 @@ def _names_a_broker(msg_id: str) -> bool:
 async def _by_offset_id(admin: Admin, msg_id: str, topic: str) -> MessageExt | None:
     """Logs of a group are the same bytes on every replica: the master of now holds it as well."""
     from batonmq.protocol.errors import BatonError, ConnectError, RequestTimeoutError
-    from batonmq.protocol.record import (
+    from batonmq.protocol.message_id import (
         decode_offset_msg_id,
         encode_offset_msg_id,
         host_bytes,

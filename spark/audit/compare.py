@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from batonmq.protocol.record import END_FILE_MIN_BLANK
+from batonmq.protocol.records.codec import END_FILE_MIN_BLANK
+from batonmq.protocol.records.columns import Bools, Int64s, Records
 from batonmq.spark.audit.findings import Finding
 from batonmq.spark.audit.replicas import ReplicaGroup
 from batonmq.spark.audit.sides import Items, Side, Stretch
 from batonmq.spark.audit.vote import Vote
 from batonmq.spark.read.log_range import Block
-from batonmq.spark.read.record_columns import Bools, Int64s, Records
 
 
 @dataclass(frozen=True, slots=True)

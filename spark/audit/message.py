@@ -12,8 +12,8 @@ import numpy as np
 from batonmq.protocol.layout import record_layout
 from batonmq.protocol.message import MessageExt
 from batonmq.protocol.properties import UNIQ_KEY
-from batonmq.protocol.record import decode_record
-from batonmq.spark.read.record_columns import Records
+from batonmq.protocol.records.codec import decode_record
+from batonmq.protocol.records.columns import Records
 
 HEADER: Final = "header"
 _NAMES: Final = {

@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
+from batonmq.protocol.records.columns import Bools, Int64s, Records
 from batonmq.protocol.sysflag import INNER_BATCH, TRANSACTION_COMMIT, TRANSACTION_MASK
 from batonmq.protocol.topic_name import DUE_TOPICS, LMQ_PREFIX, METADATA_TOPIC
 from batonmq.spark.audit.findings import Finding
 from batonmq.spark.audit.replicas import Replica, ReplicaGroup
 from batonmq.spark.read.queues import Queue, Units, decode_units, last_written
-from batonmq.spark.read.record_columns import Bools, Int64s, Records
 from batonmq.spark.read.storage import OpenFile
 from batonmq.spark.read.store_facts import Segment
 from batonmq.spark.steps.severity import CRITICAL, WARNING

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from batonmq.protocol.record import FIXED_SIZE_V1
+from batonmq.protocol.records.codec import FIXED_SIZE_V1
 from batonmq.spark.read.log_range import RECORD_BYTES_MAX, Block, LogRange, RangeReader
 from batonmq.spark.read.queues import Queue, list_queues
 from batonmq.spark.read.selection import Selection

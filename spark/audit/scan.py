@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batonmq.protocol.properties import TAGS, UNIQ_KEY
+from batonmq.protocol.records.columns import Bools, Int64s, take_fields
 from batonmq.protocol.tags import tags_code
 from batonmq.spark.audit.compare import Comparison, Held
 from batonmq.spark.audit.findings import Finding
@@ -25,7 +26,6 @@ from batonmq.spark.audit.replicas import LogFile, ReplicaGroup
 from batonmq.spark.audit.sides import Stretch, open_sides
 from batonmq.spark.read.columns import binaries, integers_or_null, texts
 from batonmq.spark.read.message_columns import PropertyPairs, split_properties
-from batonmq.spark.read.record_columns import Bools, Int64s, take_fields
 
 #: A record as the replicas hold it. `have`, `lack`: bit i is replica i of the group. `amount`: 1;
 #: 0: the other replicas hold something else, or those that have it are behind a later epoch.

@@ -12,14 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from batonmq.protocol.record import MAGIC_BLANK, CorruptRecord, scan_record
+from batonmq.protocol.records.codec import MAGIC_BLANK, scan_record
+from batonmq.protocol.records.faults import CorruptRecord, Fault
+from batonmq.protocol.records.search import is_record
 from batonmq.spark.audit.findings import Finding
 from batonmq.spark.audit.message import Message, message_at
 from batonmq.spark.audit.replicas import ReplicaGroup
 from batonmq.spark.audit.sides import Items, Side, Stretch
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.log_range import RECORD_BYTES_MAX
-from batonmq.spark.read.record_columns import is_record
 from batonmq.spark.steps.severity import CRITICAL, INFO
 
 _BLANK = MAGIC_BLANK.to_bytes(4, "big")
@@ -249,4 +250,4 @@ def _problem(data: bytes) -> str:
         head = scan_record(data, check_crc=True)
     except CorruptRecord as error:
         return error.what
-    return "a record that is cut off" if head is None else "a record of another place or size"
+    return Fault.CUT_OFF.text() if head is None else "a record of another place or size"

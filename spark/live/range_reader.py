@@ -21,9 +21,10 @@ from batonmq.client.consumer.pulling import PulledRecords, PullRequest, PullStat
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.process.clock import boot_ms
 from batonmq.protocol.bodies import SubscriptionData
+from batonmq.protocol.records.columns import Records, chain, locate, wrong_crc
+from batonmq.protocol.records.search import is_record
 from batonmq.spark.live.cluster import ClusterError, Tries, lose, pulled, shortfall
 from batonmq.spark.live.offsets import ENDS_BELOW, EXPIRED, GONE, Loss, QueueRange
-from batonmq.spark.read.record_columns import Records, chain, is_record, locate, wrong_crc
 
 PULL_MESSAGES: Final = 32
 AHEAD: Final = 8

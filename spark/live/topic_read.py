@@ -20,6 +20,7 @@ from batonmq.epoch.entry import EpochEntry
 from batonmq.process.clock import wall_ms
 from batonmq.protocol.bodies import SubscriptionData
 from batonmq.protocol.message import MessageQueue, uncompress
+from batonmq.protocol.records.columns import Records
 from batonmq.protocol.sysflag import COMPRESSED
 from batonmq.spark.live.cluster import LiveCluster, epochs_of, lose
 from batonmq.spark.live.offsets import (
@@ -38,7 +39,6 @@ from batonmq.spark.live.options import TopicOptions
 from batonmq.spark.live.range_reader import RangeReader, Window
 from batonmq.spark.read.columns import TABLES, wanted_columns
 from batonmq.spark.read.message_columns import message_batch
-from batonmq.spark.read.record_columns import Records
 from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.store_facts import StoreFacts
 

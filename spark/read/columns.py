@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from msgspec.structs import FieldInfo, fields
 
 from batonmq.history.event import TIMES, HistoryEvent
-from batonmq.spark.read.record_columns import Bools, Int64s
+from batonmq.protocol.records.columns import Bools, Int64s
 
 # Spark counts time in microseconds, stores in milliseconds.
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")

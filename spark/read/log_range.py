@@ -17,23 +17,11 @@ from typing import Final
 
 import numpy as np
 
-from batonmq.protocol.record import (
-    END_FILE_MIN_BLANK,
-    FIXED_SIZE_V1,
-    MAGIC_BLANK,
-    CorruptRecord,
-    scan_record,
-)
+from batonmq.protocol.records.codec import END_FILE_MIN_BLANK, scan_in_file, scan_record
+from batonmq.protocol.records.columns import Records, chain, locate, suspects
+from batonmq.protocol.records.faults import CorruptRecord, Fault
+from batonmq.protocol.records.search import OFFSET_END, candidates, is_record
 from batonmq.spark.read.damage import Damage
-from batonmq.spark.read.record_columns import (
-    Records,
-    candidates,
-    chain,
-    is_record,
-    locate,
-    misplaced,
-    wrong_crc,
-)
 from batonmq.spark.read.storage import OpenFile
 
 RECORD_BYTES_MAX: Final = 32 << 20
@@ -41,7 +29,7 @@ RECORD_BYTES_MAX: Final = 32 << 20
 _SEARCH_MIN: Final = 1 << 16
 _SEARCH_MAX: Final = 1 << 20
 _FIRST: Final = 8
-_OVERLAP: Final = 35
+_OVERLAP: Final = OFFSET_END - 1
 _WINDOW_BEHIND_DAMAGE: Final = 1 << 14
 
 
@@ -200,9 +188,8 @@ class RangeReader:
     def _first_bad(
         self, window: bytes, records: Records, base: int
     ) -> tuple[int | None, str | None]:
-        marks = misplaced(records, base) | wrong_crc(window, records)
-        marks |= self._range.file_end - base - records.start - records.size < END_FILE_MIN_BLANK
-        for index in np.flatnonzero(marks).tolist():
+        marked = suspects(window, records, base, self._range.file_end)
+        for index in np.flatnonzero(marked).tolist():
             reason = self._problem(window, int(records.start[index]), base)
             if reason is not None:
                 return index, reason
@@ -211,18 +198,12 @@ class RangeReader:
     def _problem(self, window: bytes, at: int, base: int) -> str | None:
         """What is wrong with the record at position `at` of a window, None if nothing is."""
         try:
-            head = scan_record(window, at, check_crc=True)
+            head = scan_in_file(window, at, base + at, self._range.file_end, check_crc=True)
         except CorruptRecord as error:
             return error.what
-        if head is None or head.kind == "blank":
-            return "a record that is cut off" if head is None else "a blank within records"
-        if head.physical_offset != base + at:
-            return f"a record whose header has the offset {head.physical_offset}"
-        if self._range.file_end - base - at - head.size < END_FILE_MIN_BLANK:
-            return "a record that leaves no room for the end of its file"
-        if head.properties.endswith(b"\0"):
-            return "properties that were never written to their end"
-        return None
+        if head is None:
+            return Fault.CUT_OFF.text()
+        return None if head.kind == "message" else Fault.BLANK.text()
 
     def _inspect(self, position: int) -> tuple[bool, str | None]:
         """(is_end, reason) of the place where a chain of records ended.
@@ -231,21 +212,16 @@ class RangeReader:
         """
         first = self._read_file(position, _FIRST)
         if len(first) < _FIRST:
-            return False, "a record that is cut off"
-        size = int.from_bytes(first[:4], "big")
-        magic = int.from_bytes(first[4:], "big")
-        if magic == MAGIC_BLANK:
-            if position + size == self._range.file_end:
-                return True, None
-            return False, f"a blank of {size} bytes that does not end its file"
+            return False, Fault.CUT_OFF.text()
+        file_end = self._range.file_end
         try:
-            scan_record(first)
+            if scan_in_file(first, 0, position, file_end) is not None:
+                return True, None  # the blank that ends the file
         except CorruptRecord as error:
             return False, error.what
-        if size < FIXED_SIZE_V1:
-            return False, f"size {size} is below the smallest record"
-        if position + size > self._range.file_end - END_FILE_MIN_BLANK:
-            return False, "a record that leaves its file"
+        size = int.from_bytes(first[:4], "big")
+        if position + size > file_end - END_FILE_MIN_BLANK:
+            return False, Fault.LEAVES_FILE.text()
         if size > self._record_bytes_max:
             return False, f"a record of {size} bytes, above maxRecordBytes"
         if position + size > self._range.limit:
@@ -278,7 +254,7 @@ class RangeReader:
             return None
         if reason is None:
             data = self._read(position, self._size_at(position))
-            reason = self._problem(data, 0, position) or "no record"
+            reason = self._problem(data, 0, position) or Fault.NOT_WHOLE.text()
         return self._damage_at(position, reason)
 
     def _find(self, position: int, before: int) -> int | None:

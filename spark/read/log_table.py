@@ -9,12 +9,13 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from batonmq.protocol.record import CorruptRecord, scan_record
+from batonmq.protocol.records.codec import scan_record
+from batonmq.protocol.records.faults import CorruptRecord, Fault
+from batonmq.protocol.records.search import is_record
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.log_range import Block, LogGap, LogRange, RangeReader
 from batonmq.spark.read.message_columns import message_batch
 from batonmq.spark.read.options import ReadOptions
-from batonmq.spark.read.record_columns import is_record
 from batonmq.spark.read.selection import HIGH, LOW, Selection
 from batonmq.spark.read.storage import Storage
 from batonmq.spark.read.store_facts import Segment, StoreError, StoreFacts, segments
@@ -132,7 +133,7 @@ def _of_time(
         data = _first_bytes(storage, files[index], options.record_bytes_max)
         head = scan_record(data, check_crc=True)
         if head is None or head.physical_offset != files[index].start:
-            raise CorruptRecord("no record")
+            raise CorruptRecord(Fault.NOT_WHOLE)
         return head.store_timestamp
 
     def first_with(at_least_ms: int) -> int:

@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from batonmq.protocol.message_id import host_text
 from batonmq.protocol.properties import KEYS, TAGS, UNIQ_KEY
-from batonmq.protocol.record import host_text
+from batonmq.protocol.records.columns import Bytes, Int64s, Records, take_fields
 from batonmq.spark.read.columns import batch_of, binaries, take_or_null, texts, timestamps
-from batonmq.spark.read.record_columns import Bytes, Int64s, Records, take_fields
 from batonmq.spark.read.store_facts import StoreFacts
 
 # Column -> field of the record. `docs/spark.md` and `columns` have the types.

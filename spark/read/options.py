@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, inspect
 
 from batonmq.client.instance.name_servers import parse_addresses
-from batonmq.protocol.record import FIXED_SIZE_V1
+from batonmq.protocol.records.codec import FIXED_SIZE_V1
 from batonmq.protocol.topic_name import group_problem, topic_problem
 from batonmq.spark.read.columns import LIVE_TABLE, TABLES
 from batonmq.spark.read.damage import Mode

@@ -12,8 +12,8 @@ import numpy as np
 from pyarrow import fs
 
 from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
+from batonmq.protocol.records.columns import Bools, Int64s
 from batonmq.spark.read.damage import Damage
-from batonmq.spark.read.record_columns import Bools, Int64s
 from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.storage import OpenFile, Storage
 from batonmq.spark.read.store_facts import Segment, StoreFacts, segments

@@ -10,9 +10,9 @@ from typing import Any, Final, Self
 import numpy as np
 
 from batonmq.protocol.properties import TAGS
+from batonmq.protocol.records.columns import Bools, Int64s, Records
 from batonmq.spark.read.columns import binaries, is_any_of, texts
 from batonmq.spark.read.message_columns import split_properties
-from batonmq.spark.read.record_columns import Bools, Int64s, Records
 from batonmq.spark.read.store_facts import StoreFacts
 
 LOW: Final = -(2**63)

@@ -19,8 +19,8 @@ from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
 from batonmq.epoch.file_cache import REDO_SUFFIX, continuation, decode_entries, digest
 from batonmq.protocol.codes import LONG_MAX
 from batonmq.protocol.layout import CHECKPOINT, CHECKPOINT_SIZE
+from batonmq.protocol.records.columns import Bools, Int64s
 from batonmq.spark.read.columns import integers_or_null
-from batonmq.spark.read.record_columns import Bools, Int64s
 from batonmq.spark.read.storage import Storage
 
 NAME_DIGITS: Final = 20

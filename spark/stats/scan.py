@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batonmq.protocol.records.columns import Int64s
 from batonmq.spark.read.columns import is_any_of
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read, Work
-from batonmq.spark.read.record_columns import Int64s
 from batonmq.spark.read.selection import Selection
 from batonmq.spark.stats.replicas import Sources
 from batonmq.spark.steps.tables import grouped

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from batonmq.protocol.records.columns import Int64s
 from batonmq.spark.read.columns import TIMESTAMP
-from batonmq.spark.read.record_columns import Int64s
 
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED: Final = frozenset("\"#%'*/:=?\\\x7f{}[]^") | frozenset(map(chr, range(32)))

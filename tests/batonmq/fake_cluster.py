@@ -35,7 +35,8 @@ from batonmq.protocol.bodies import (
     TopicRouteData,
 )
 from batonmq.protocol.codes import READ_REPLICA_FIELD, RequestCode, ResponseCode
-from batonmq.protocol.record import decode_record, encode_offset_msg_id, host_bytes
+from batonmq.protocol.message_id import encode_offset_msg_id, host_bytes
+from batonmq.protocol.records.codec import decode_record
 from batonmq.protocol.tags import java_string_hash
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors

@@ -28,7 +28,7 @@ from batonmq import (
 )
 from batonmq.client.consumer.options import ConsumeOptions
 from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.record import decode_record
+from batonmq.protocol.records.codec import decode_record
 
 Q0 = MessageQueue(TOPIC, "broker-a", 0)
 

@@ -16,7 +16,7 @@ from batonmq.broker.write import due_service
 from batonmq.ha.config import HAConfig
 from batonmq.protocol.message import MessageExt
 from batonmq.protocol.properties import encode_properties
-from batonmq.protocol.record import decode_records
+from batonmq.protocol.records.codec import decode_records
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.store.config import StoreConfig

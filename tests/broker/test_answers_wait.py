@@ -25,8 +25,8 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.message import MessageQueue
+from batonmq.protocol.message_id import decode_offset_msg_id
 from batonmq.protocol.properties import encode_properties
-from batonmq.protocol.record import decode_offset_msg_id
 from batonmq.protocol.topic_name import TRANS_HALF_TOPIC
 from batonmq.remoting.command import RemotingCommand
 

@@ -20,7 +20,8 @@ from batonmq.protocol.bodies import (
     SubscriptionGroupConfig,
     TopicConfigAndMappingSerializeWrapper,
 )
-from batonmq.protocol.record import decode_offset_msg_id, decode_records
+from batonmq.protocol.message_id import decode_offset_msg_id
+from batonmq.protocol.records.codec import decode_records
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Processors
 from batonmq.remoting.endpoint import RemotingClient

@@ -20,7 +20,7 @@ from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.errors import CorruptLogError, RemoteProtocolError
 from batonmq.protocol.properties import encode_properties
-from batonmq.protocol.record import NewMessage
+from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.topic_name import PROGRESS_TOPIC, SCHEDULE_TOPIC
 from batonmq.store.appender import PutResult
 from batonmq.store.config import DelayLevels, StoreConfig

@@ -23,7 +23,7 @@ from batonmq.protocol.codes import (
     ResponseCode,
 )
 from batonmq.protocol.errors import CorruptLogError
-from batonmq.protocol.record import decode_records
+from batonmq.protocol.records.codec import decode_records
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer

@@ -25,7 +25,7 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.fastjson import loads
 from batonmq.protocol.message import MessageQueue
-from batonmq.protocol.record import decode_record
+from batonmq.protocol.records.codec import decode_record
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient

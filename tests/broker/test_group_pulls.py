@@ -21,7 +21,7 @@ from batonmq.protocol.bodies import (
     SubscriptionGroupConfig,
 )
 from batonmq.protocol.codes import READ_REPLICA_FIELD, ResponseCode
-from batonmq.protocol.record import decode_records
+from batonmq.protocol.records.codec import decode_records
 from batonmq.remoting.command import RemotingCommand
 from batonmq.store.queries import StoreQueries
 

@@ -14,7 +14,7 @@ from batonmq.broker.write.pending_acks import PendingAcks
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.properties import encode_properties
-from batonmq.protocol.record import decode_records
+from batonmq.protocol.records.codec import decode_records
 from batonmq.protocol.topic_name import HISTORY_PRODUCER, HISTORY_TOPIC, is_system_topic
 
 ITEMS = [BatchItem(b'{"part":0}', encode_properties({"KEYS": "7 log-7-0"}).encode())] * 2

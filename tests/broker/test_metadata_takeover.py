@@ -6,7 +6,8 @@ from pathlib import Path
 
 from batonmq.broker.tables.topics import MetadataChange, decode_metadata
 from batonmq.protocol.bodies import TopicConfig
-from batonmq.protocol.record import NewMessage, host_bytes
+from batonmq.protocol.message_id import host_bytes
+from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.topic_name import METADATA_TOPIC
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore

@@ -22,7 +22,7 @@ from batonmq.protocol.bodies import QueryAssignmentRequestBody
 from batonmq.protocol.layout import UNIT_SIZE
 from batonmq.protocol.message import MessageExt
 from batonmq.protocol.pop import PopHandle, parse_offset_info
-from batonmq.protocol.record import NewMessage, decode_records
+from batonmq.protocol.records.codec import NewMessage, decode_records
 from batonmq.protocol.topic_name import POP_TOPIC
 from batonmq.remoting.command import RemotingCommand
 from batonmq.store.appender import PutResult

@@ -14,7 +14,7 @@ from batonmq.broker.pop.pop_table import Acked, Popped, PopRecord, PopTable, Put
 from batonmq.protocol.layout import UNIT_SIZE
 from batonmq.protocol.numbers import INT_MAX
 from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
-from batonmq.protocol.record import NewMessage, decode_records
+from batonmq.protocol.records.codec import NewMessage, decode_records
 
 KEY = ("g", "T", 0)
 

@@ -24,7 +24,7 @@ from batonmq.protocol.codes import (
     ResponseCode,
 )
 from batonmq.protocol.errors import ConnectError
-from batonmq.protocol.record import decode_records
+from batonmq.protocol.records.codec import decode_records
 from batonmq.remoting.command import TYPE_BINARY, RemotingCommand
 
 EPOCH = 7

@@ -10,7 +10,7 @@ from lone_broker import Rig, run_with_broker, send_header
 from test_group_admin import Member, answer
 
 from batonmq.protocol.properties import decode_properties
-from batonmq.protocol.record import decode_records
+from batonmq.protocol.records.codec import decode_records
 from batonmq.remoting.command import RemotingCommand
 
 REPLIES = "DefaultCluster_REPLY_TOPIC"

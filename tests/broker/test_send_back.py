@@ -15,7 +15,7 @@ from batonmq.protocol.bodies import (
     SubscriptionGroupList,
 )
 from batonmq.protocol.message import MessageExt, MessageQueue
-from batonmq.protocol.record import decode_records
+from batonmq.protocol.records.codec import decode_records
 from batonmq.remoting.command import RemotingCommand
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3"

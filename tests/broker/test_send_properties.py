@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batonmq.broker.write.put_hooks import SendProperties
+from batonmq.protocol.message_id import UniqIdGenerator, host_bytes
 from batonmq.protocol.properties import decode_properties, encode_properties
-from batonmq.protocol.record import UniqIdGenerator, host_bytes
 from batonmq.protocol.tags import java_string_hash
 
 IDS = UniqIdGenerator(host_bytes("127.0.0.1", 10911)[:-4], 1, lambda: 1_700_000_000_000)

@@ -23,7 +23,7 @@ from batonmq.broker.tables.slave_sync import (
 )
 from batonmq.protocol.bodies import SubscriptionGroupWrapper, TopicConfigAndMappingSerializeWrapper
 from batonmq.protocol.codes import RequestCode
-from batonmq.protocol.record import decode_records
+from batonmq.protocol.records.codec import decode_records
 from batonmq.remoting.command import RemotingCommand
 from batonmq.store.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
 from batonmq.store.queue_locks import QueueLockManager

@@ -25,7 +25,7 @@ from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.layout import UNIT_SIZE
 from batonmq.protocol.properties import encode_properties
 from batonmq.protocol.recall_handle import RecallHandle, decode_handle
-from batonmq.protocol.record import NewMessage
+from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC, TIMER_TOPIC
 from batonmq.remoting.command import RemotingCommand
 from batonmq.store.appender import PutResult

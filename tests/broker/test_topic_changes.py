@@ -14,7 +14,7 @@ from batonmq.protocol.bodies import (
     TopicConfigSerializeWrapper,
 )
 from batonmq.protocol.codes import ResponseCode
-from batonmq.protocol.record import NewMessage
+from batonmq.protocol.records.codec import NewMessage
 from batonmq.store.errors import PutUnavailable
 
 MAKE = {"topic": "T", "readQueueNums": "16", "writeQueueNums": "16", "perm": "6", "order": "true"}

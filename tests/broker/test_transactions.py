@@ -31,13 +31,9 @@ from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import HeartbeatData, ProducerData
 from batonmq.protocol.errors import BrokerRefusal, CorruptLogError
 from batonmq.protocol.layout import UNIT_SIZE
+from batonmq.protocol.message_id import decode_offset_msg_id
 from batonmq.protocol.properties import encode_properties
-from batonmq.protocol.record import (
-    NewMessage,
-    decode_offset_msg_id,
-    decode_record,
-    message_to_store,
-)
+from batonmq.protocol.records.codec import NewMessage, decode_record, message_to_store
 from batonmq.protocol.role_view import RoleView
 from batonmq.protocol.topic_name import (
     TRANS_CHECK_MAX_TIME_TOPIC,

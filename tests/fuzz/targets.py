@@ -40,7 +40,9 @@ from batonmq.protocol.errors import (
     RemoteProtocolError,
 )
 from batonmq.protocol.properties import decode_properties, find_property
-from batonmq.protocol.record import CorruptRecord, decode_record, scan_record
+from batonmq.protocol.records.codec import decode_record, scan_record
+from batonmq.protocol.records.common import quick_size
+from batonmq.protocol.records.faults import CorruptRecord
 from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.remoting.command import (
     FRAME_SIZE_MAX,
@@ -56,7 +58,7 @@ from batonmq.store.commit_log import CommitLog
 from batonmq.store.consume_queue import Boundary, ConsumeQueue
 from batonmq.store.file_handles import FileHandles
 from batonmq.store.index_file import IndexFile, file_size
-from batonmq.store.log_scan import find_valid_record, quick_size, whole_records_end
+from batonmq.store.log_scan import find_valid_record, whole_records_end
 from batonmq.store.queue_positions import decode_positions
 
 GOLDEN = Path(__file__).parents[1] / "golden"

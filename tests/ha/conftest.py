@@ -23,7 +23,7 @@ from batonmq.ha.service import AutoSwitchHAService
 from batonmq.ha.slave_core import Phase
 from batonmq.ha.sync_state import Proposal
 from batonmq.ha.wire import HAIdentity
-from batonmq.protocol.record import NewMessage
+from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore

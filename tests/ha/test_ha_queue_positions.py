@@ -2,7 +2,7 @@
 
 import os
 
-from batonmq.protocol.record import NewMessage
+from batonmq.protocol.records.codec import NewMessage
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 0x2A, 0x9F])
 

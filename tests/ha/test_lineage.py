@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.protocol.record import NewMessage
+from batonmq.protocol.records.codec import NewMessage
 from batonmq.store.message_store import MessageStore
 from tests.ha.conftest import HOST, SEGMENT, TOPIC, Group, Node, expire_first_segment, until
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.protocol.record import decode_records
+from batonmq.protocol.records.codec import decode_records
 from lab import frames
 from lab.classic import SEGMENT, ClassicGroup, in_sync
 from lab.connection import Connection, ask, ha_status

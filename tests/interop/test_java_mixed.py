@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.protocol.record import decode_records
+from batonmq.protocol.records.codec import decode_records
 from lab import frames
 from lab.connection import Connection, ask
 from lab.mixed import GROUP, SEGMENT, MixedGroup

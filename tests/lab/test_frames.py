@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from batonmq.protocol.batch import split_batch
-from batonmq.protocol.record import host_bytes
+from batonmq.protocol.message_id import host_bytes
 from batonmq.remoting.command import decode_frame
 from bench.part_catchup import batch_body
 from lab import frames

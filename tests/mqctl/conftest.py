@@ -357,7 +357,7 @@ class FakeAdmin:
         return {MessageQueue(asked[1], "broker-a", 0): 7}
 
     async def message_by_id(self, msg_id: str, topic: str = "") -> MessageExt | None:
-        from batonmq.protocol.record import decode_offset_msg_id
+        from batonmq.protocol.message_id import decode_offset_msg_id
 
         address, offset = decode_offset_msg_id(msg_id)
         self._check(address)

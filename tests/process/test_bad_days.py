@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from batonmq.protocol.record import decode_records
+from batonmq.protocol.records.codec import decode_records
 from lab.cluster import SMALL_STORE
 from lab.connection import Connection
 from lab.processes import ROOT, free_base_port, wait_for

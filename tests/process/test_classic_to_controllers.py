@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.protocol.record import NewMessage, decode_records
+from batonmq.protocol.records.codec import NewMessage, decode_records
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
 from lab import frames

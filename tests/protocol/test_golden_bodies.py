@@ -10,7 +10,7 @@ import pytest
 from batonmq.protocol import bodies, fastjson
 from batonmq.protocol.bodies import encode_names
 from batonmq.protocol.json_body import Json, decode_json
-from batonmq.protocol.record import decode_records
+from batonmq.protocol.records.codec import decode_records
 from batonmq.protocol.register_body import RegisterBrokerBody
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batonmq.protocol.errors import RemoteProtocolError
-from batonmq.protocol.pop import PopHandle, PoppedQueue, order_count_info
-from batonmq.protocol.recall_handle import decode_handle
-from batonmq.protocol.record import (
+from batonmq.protocol.message_id import (
     UniqIdGenerator,
     decode_offset_msg_id,
     encode_offset_msg_id,
@@ -19,6 +17,8 @@ from batonmq.protocol.record import (
     host_text,
     split_address,
 )
+from batonmq.protocol.pop import PopHandle, PoppedQueue, order_count_info
+from batonmq.protocol.recall_handle import decode_handle
 from batonmq.protocol.tags import java_string_hash, tags_code
 
 IP = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)

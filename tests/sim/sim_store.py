@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
-from batonmq.protocol.record import NewMessage
+from batonmq.protocol.records.codec import NewMessage
 from batonmq.store.config import StoreConfig
 from batonmq.store.errors import StoreStateError, TruncationRefused
 from batonmq.store.health import StoreHealth

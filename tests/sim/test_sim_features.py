@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from batonmq.protocol.message import Message
-from batonmq.protocol.record import NewMessage, encode_record
+from batonmq.protocol.records.codec import NewMessage, encode_record
 from batonmq.protocol.topic_name import (
     POP_TOPIC,
     PROGRESS_TOPIC,

@@ -4,13 +4,13 @@ import struct
 from datetime import UTC, datetime
 from pathlib import Path
 
-from batonmq.protocol.record import (
+from batonmq.protocol.records.codec import (
     END_FILE_MIN_BLANK,
-    CorruptRecord,
     decode_record,
     encode_blank,
     scan_record,
 )
+from batonmq.protocol.records.faults import CorruptRecord
 from tests.records import record_of as encode_record
 
 HOST_V4 = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from batonmq.protocol.record import NewMessage, decode_records
+from batonmq.protocol.records.codec import NewMessage, decode_records
 from batonmq.protocol.tags import tags_code
 from batonmq.store.appender import PutResult
 from batonmq.store.config import StoreConfig

@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 
 from batonmq.process import disk
 from batonmq.protocol.errors import CorruptLogError
+from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.properties import find_property
-from batonmq.protocol.record import NewMessage, host_bytes, message_to_store
+from batonmq.protocol.records import columns
+from batonmq.protocol.records.codec import NewMessage, message_to_store
+from batonmq.protocol.records.common import quick_size
 from batonmq.protocol.tags import java_string_hash, tags_code
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC
-from batonmq.store import dispatch, log_scan, record_batch, record_columns
-from batonmq.store.record_batch import PieceHashes
+from batonmq.store import bulk_dispatch, dispatch, log_scan
+from batonmq.store.index_batch import PieceHashes
 from tests.store.conftest import HOST, START_MS
 
 GOLDEN_END = 6760
@@ -87,14 +90,14 @@ def build(rig, name, data, targets, *, slice_bytes=None, begin=0, **config):
 def both_ways(rig, data, targets, **more):
     with bulk(always=False):
         each = build(rig, "each", data, targets, **more)
-    runs, real = [], dispatch.dispatch_run
+    runs, real = [], bulk_dispatch.dispatch_run
 
     def counted(columns, first, behind, *rest):
         done = real(columns, first, behind, *rest)
         runs.append((behind - first) * done)
         return done
 
-    with bulk(always=True), patch.object(dispatch, "dispatch_run", counted):
+    with bulk(always=True), patch.object(bulk_dispatch, "dispatch_run", counted):
         many = build(rig, "many", data, targets, **more)
     assert many == each
     return sum(runs), each
@@ -277,12 +280,12 @@ def test_hashes_of_pieces_are_javas(texts, prefix):
 def test_a_damaged_size_ends_the_columns(rig):
     """Whatever the sizes say, nothing behind the bytes is read."""
     log = bytearray(log_of(rig, common(40), **LARGE))
-    whole = record_columns.RecordColumns(memoryview(bytes(log)), 0, 0, len(log), 1 << 20, ())
+    whole = bulk_dispatch.RecordColumns(memoryview(bytes(log)), 0, 0, len(log), 1 << 20, ())
     assert len(whole) == 40 and whole.end == len(log)
     for wrong in (0, 12, 91, 1 << 31, 0xFFFFFFFF):
         at = int(whole.begins[20])
         log[at : at + 4] = wrong.to_bytes(4, "big")
-        cut = record_columns.RecordColumns(memoryview(bytes(log)), 0, 0, len(log), 1 << 20, ())
+        cut = bulk_dispatch.RecordColumns(memoryview(bytes(log)), 0, 0, len(log), 1 << 20, ())
         assert list(cut.runs()) == [(0, 20)]
 
 
@@ -296,9 +299,9 @@ def test_the_check_in_bulk_stops_where_the_careful_one_does(rigs_in, data):
     if data.draw(st.booleans()):
         log[data.draw(st.integers(0, len(log) - 1))] ^= data.draw(st.integers(1, 255))
     view, expected, room = memoryview(bytes(log)), 0, len(log) + data.draw(st.integers(-9, 9))
-    while size := log_scan.quick_size(view, expected, room - expected, expected):
+    while size := quick_size(view, expected, room - expected, expected):
         expected += size
-    assert record_batch.checked_end(view, 0, 0, room) == expected
+    assert columns.checked_end(view, 0, 0, room) == expected
 
 
 @pytest.mark.parametrize("every", [1, 2, 5])
@@ -314,7 +317,7 @@ def test_the_check_of_uncommon_records_reads_each_byte_a_few_times_at_most(rig, 
     for _ in mixed:
         end += int.from_bytes(data[end : end + 4], "big")
     data = data[:end]  # the master may have begun a record of its own behind them
-    read, real = [], record_batch._crc32
+    read, real = [], columns._crc32
 
     def counted(piece, *rest):
         read.append(len(piece))
@@ -324,7 +327,7 @@ def test_the_check_of_uncommon_records_reads_each_byte_a_few_times_at_most(rig, 
     rig.before_open = lambda store: None
     slave = rig.open(**LARGE)
     slave.slave_log.reset_for_empty_start(0)
-    with bulk(always=True), patch.object(record_batch, "_crc32", counted):
+    with bulk(always=True), patch.object(columns, "_crc32", counted):
         slave.slave_log.append_replicated(0, data)
     assert slave.max_phy_offset == len(data)
     assert sum(read) <= len(data)
@@ -336,7 +339,7 @@ def test_r24_damage_between_two_runs_is_not_stepped_over(rig):
     behind it. Nothing behind it is shown, and the error names its place."""
     parts = [message("T", 0, b"x", b"") for _ in range(40)]
     data = bytearray(log_of(rig, [*parts, message("Alone", 0, b"y", b""), *parts], **LARGE))
-    ends = record_columns.RecordColumns(memoryview(bytes(data)), 0, 0, len(data), 1 << 20, ()).ends
+    ends = bulk_dispatch.RecordColumns(memoryview(bytes(data)), 0, 0, len(data), 1 << 20, ()).ends
     bad = int(ends[39])
     rig.root = rig.folder / "slave"
     rig.before_open = lambda store: None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from batonmq.process import disk
 from batonmq.process.lock_file import FolderLockedError
 from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
-from batonmq.protocol.record import NewMessage, decode_record, decode_records
+from batonmq.protocol.records.codec import NewMessage, decode_record, decode_records
 from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC
 from batonmq.store.consume_queue import Boundary

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from batonmq.process import disk
-from batonmq.protocol.record import NewMessage
+from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.topic_name import METADATA_TOPIC
 from batonmq.store.errors import PutRefused, PutUnavailable, StoreFailedError
 from batonmq.store.log_scan import LogScanner

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.protocol.record import decode_record, decode_records
+from batonmq.protocol.records.codec import decode_record, decode_records
 from batonmq.store.message_store import MessageStore
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"

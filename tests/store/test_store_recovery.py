@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batonmq.protocol.errors import CorruptLogError
-from batonmq.protocol.record import decode_records
+from batonmq.protocol.records.codec import decode_records
 from batonmq.store.errors import StoreStateError
 
 BODIES = [b"m%03d" % number + bytes(200) for number in range(60)]

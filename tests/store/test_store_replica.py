@@ -8,7 +8,7 @@ import pytest
 
 from batonmq.process import disk
 from batonmq.protocol.errors import CorruptLogError
-from batonmq.protocol.record import decode_records
+from batonmq.protocol.records.codec import decode_records
 from batonmq.store.commit_log import Segment
 from batonmq.store.errors import StoreStateError
 from tests.shared.waiting import until

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from batonmq.protocol.errors import CorruptLogError
-from batonmq.protocol.record import host_bytes
+from batonmq.protocol.message_id import host_bytes
 from tests.records import record_of
 
 V4, V6 = host_bytes("127.0.0.1", 1), host_bytes("::1", 1)
@@ -37,7 +37,7 @@ def test_g8_a_size_is_checked_before_the_record_is_whole(rig, born_host, store_h
     slave.close()
     rig.root = rig.folder / "other"
     slave = rig.open()
-    with pytest.raises(CorruptLogError, match=f"of a record of {len(good)} bytes"):
+    with pytest.raises(CorruptLogError, match=f"sum up to {len(good)} bytes"):
         slave.slave_log.append_replicated(0, struct.pack(">i", len(good) + 1) + good[4:])
 
 

@@ -23,7 +23,7 @@ from batonmq.process.properties_text import parse_properties
 from batonmq.protocol.bodies import BrokerReplicasInfo, ElectMasterResponseBody, encode_names
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, ConnectError, RequestTimeoutError, ResponseError
-from batonmq.protocol.record import split_address
+from batonmq.protocol.message_id import split_address
 from batonmq.remoting.command import RemotingCommand
 
 GRPC_PORT_OFFSET = 1

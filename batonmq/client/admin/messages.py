@@ -8,7 +8,8 @@ from batonmq.client.instance.topic_route import topic_route
 from batonmq.protocol.codes import LONG_MAX, RequestCode, ResponseCode
 from batonmq.protocol.errors import ResponseError
 from batonmq.protocol.message import MessageExt
-from batonmq.protocol.record import decode_offset_msg_id, decode_records
+from batonmq.protocol.message_id import decode_offset_msg_id
+from batonmq.protocol.records.codec import decode_records
 
 _NOT_FOUND = frozenset({ResponseCode.QUERY_NOT_FOUND})
 

@@ -22,7 +22,8 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.json_body import encode_json, encode_queue_map
 from batonmq.protocol.message import MessageQueue
-from batonmq.protocol.record import CorruptRecord, decode_record
+from batonmq.protocol.records.codec import decode_record
+from batonmq.protocol.records.faults import CorruptRecord
 from batonmq.remoting.command import RemotingCommand
 
 _RESULTS = {

@@ -28,7 +28,8 @@ from batonmq.protocol.errors import RemoteProtocolError, ResponseError
 from batonmq.protocol.message import MessageExt
 from batonmq.protocol.pop import ANY_QUEUE, NORMAL, PopHandle, parse_offset_info
 from batonmq.protocol.properties import POP_CK
-from batonmq.protocol.record import CorruptRecord, decode_records
+from batonmq.protocol.records.codec import decode_records
+from batonmq.protocol.records.faults import CorruptRecord
 from batonmq.remoting.command import RemotingCommand
 
 _ANSWER_MS = 1000

@@ -19,7 +19,8 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.codes import READ_REPLICA_FIELD, RequestCode, ResponseCode
 from batonmq.protocol.errors import RemoteProtocolError, ResponseError
 from batonmq.protocol.message import MessageExt, MessageQueue
-from batonmq.protocol.record import CorruptRecord, decode_records
+from batonmq.protocol.records.codec import decode_records
+from batonmq.protocol.records.faults import CorruptRecord
 from batonmq.protocol.sysflag import (
     COMPRESSED,
     COMPRESSION_MASK,

@@ -55,8 +55,8 @@ from batonmq.process.turns import for_each
 from batonmq.protocol.codes import MASTER_ADDRESS_HINT, RequestCode, ResponseCode
 from batonmq.protocol.errors import ConnectError, RequestTimeoutError, ResponseError
 from batonmq.protocol.message import Message, MessageExt, MessageQueue
+from batonmq.protocol.message_id import UniqIdGenerator, host_bytes
 from batonmq.protocol.recall_handle import decode_handle
-from batonmq.protocol.record import UniqIdGenerator, host_bytes
 from batonmq.protocol.topic_name import AUTO_CREATE_TOPIC
 from batonmq.remoting.command import RemotingCommand
 

@@ -26,7 +26,9 @@ from batonmq.protocol import properties as names
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageExt, MessageQueue
-from batonmq.protocol.record import CorruptRecord, decode_offset_msg_id, decode_record
+from batonmq.protocol.message_id import decode_offset_msg_id
+from batonmq.protocol.records.codec import decode_record
+from batonmq.protocol.records.faults import CorruptRecord
 from batonmq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from batonmq.remoting.command import RemotingCommand
 

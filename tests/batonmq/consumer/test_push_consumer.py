@@ -588,7 +588,7 @@ def test_where_a_new_group_starts(where: ConsumeFromWhere, expected: int) -> Non
         broker = cluster.master()
         for i in range(4):
             broker.store(TOPIC, 0, b"m%d" % i)
-        from batonmq.protocol.record import decode_record
+        from batonmq.protocol.records.codec import decode_record
 
         third = decode_record(cluster.groups["broker-a"].queues[TOPIC, 0][2])
         options = PushConsumerOptions(from_where=where, start_timestamp_ms=third.store_timestamp)

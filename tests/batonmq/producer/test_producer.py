@@ -23,7 +23,7 @@ from batonmq import (
 from batonmq.client.errors import NoNameServerError, SendAttempt
 from batonmq.client.producer.producer import ProducerOptions
 from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.record import decode_record
+from batonmq.protocol.records.codec import decode_record
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 FAST = ClientOptions(suspicion_ms=20)

@@ -15,8 +15,9 @@ from batonmq import (
     TransactionState,
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.message_id import decode_offset_msg_id
 from batonmq.protocol.properties import decode_properties
-from batonmq.protocol.record import decode_offset_msg_id, decode_record
+from batonmq.protocol.records.codec import decode_record
 from batonmq.remoting.command import RemotingCommand
 from tests.records import record_of
 

@@ -6,7 +6,7 @@ import struct
 from dataclasses import asdict
 from pathlib import Path
 
-from batonmq.protocol.record import NewMessage
+from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.tags import tags_code
 from batonmq.spark.audit.findings import IDENTIFIED_SCHEMA, finding_table
 from batonmq.spark.audit.replicas import find_groups, log_files

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.protocol.record import encode_blank
+from batonmq.protocol.records.codec import encode_blank
 from batonmq.spark.audit.audit import packed
 from batonmq.spark.audit.replicas import find_groups, log_files
 from batonmq.spark.audit.scan import plan_tasks

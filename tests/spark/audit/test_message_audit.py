@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from batonmq.client.producer.sending import SendResult, SendStatus
 from batonmq.protocol.message import MessageQueue
-from batonmq.protocol.record import encode_offset_msg_id
+from batonmq.protocol.message_id import encode_offset_msg_id
 from batonmq.spark.audit import findings
 from batonmq.spark.audit.audit import plan_audit, run_audit
 from batonmq.spark.audit.findings import Finding, FindingFiles, merged

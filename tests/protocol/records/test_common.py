@@ -4,8 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batonmq.protocol.properties import find_property
-from batonmq.protocol.record import CorruptRecord, scan_record
-from batonmq.store.log_scan import quick_record, quick_size
+from batonmq.protocol.records.codec import scan_record
+from batonmq.protocol.records.common import quick_record, quick_size
+from batonmq.protocol.records.faults import CorruptRecord
 from tests.records import record_of as encode_record
 
 HOST = bytes(8)

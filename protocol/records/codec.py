@@ -1,4 +1,4 @@
-"""The record of the commit log: one message, byte for byte as RocketMQ stores it, and its two ids.
+"""The record of the commit log: one message, byte for byte as RocketMQ stores it.
 
 The fields in front of the body are in `protocol.layout`; then come the body, the topic with its
 length, the properties with theirs (i16). Under magic V1 the topic's length has one byte, under V2,
@@ -8,36 +8,25 @@ least significant digit first. All CRCs have their top bit cleared.
 
 The end of a file that no record fits into is a blank: i32 remaining bytes, magic, anything.
 
-The ids are the broker's (its place) and the producer's (sender and time), upper-case hex of big
-endian bytes:
+What is wrong with bytes that are no whole record is said by `faults`. Other readers of records must
+agree with `scan_record`.
 
-offset id   ip(4|16) port(i32) physicalOffset(i64)                             32 | 56 characters
-uniq key    ip(4|16) pid(u16) hash(i32) ms-since-month-start(i32) counter(u16)
-
-Origin: Java `MessageExtEncoder`, `CommitLog.checkMessageAndReturnSize`, `MessageDecoder`,
-`MessageClientIDSetter`.
+Origin: Java `MessageExtEncoder`, `CommitLog.checkMessageAndReturnSize`, `MessageDecoder`.
 """
 
-import ipaddress
 import struct
-import time
 import zlib
-from collections.abc import Callable
-from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from batonmq.protocol.layout import BLANK, HOST_V4_SIZE, HOST_V6_SIZE, RECORD_V4, record_layout
 from batonmq.protocol.message import MessageExt
+from batonmq.protocol.message_id import encode_offset_msg_id, host_text
 from batonmq.protocol.properties import decode_properties, find_property
+from batonmq.protocol.records.faults import CorruptRecord, Fault
 from batonmq.protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
 from batonmq.protocol.tags import tags_code
-
-_PORT: Final = struct.Struct(">i")
-_OFFSET: Final = struct.Struct(">q")
-# A month of 31 days has more milliseconds than fit an i32: Java's cast wraps, as unsigned does.
-_TIME_AND_COUNTER: Final = struct.Struct(">IH")
 
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
@@ -70,92 +59,6 @@ _FIRST: Final = BLANK.struct  # a record begins with the same two fields
 _crc32 = zlib.crc32
 _pack_v4 = _HEAD_V4.pack
 _unpack_measures = RECORD_V4.only("size", "magic", "sys_flag", "body_length").unpack_from
-
-
-@lru_cache(maxsize=4096)
-def host_bytes(ip: str, port: int) -> bytes:
-    """ip (4 or 16 bytes) and port (i32), as records hold it. Raises ValueError for a host name."""
-    return ipaddress.ip_address(ip).packed + _PORT.pack(port)
-
-
-@lru_cache(maxsize=4096)
-def host_text(host: bytes) -> str:
-    """ "ip:port" of 8 or 20 bytes; an IPv6 address is in brackets."""
-    if len(host) not in (8, 20):
-        raise ValueError(f"a host is 8 or 20 bytes long, not {len(host)}")
-    ip = ipaddress.ip_address(host[:-4])
-    port = _PORT.unpack(host[-4:])[0]
-    return f"{ip}:{port}" if ip.version == 4 else f"[{ip}]:{port}"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """("ip", port) of "ip:port" or "[ip]:port". Raises ValueError."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not host:
-        raise ValueError(f"{address!r} is not host:port")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def encode_offset_msg_id(host: bytes, offset: int) -> str:
-    """The id of the record at `offset` of the broker whose store host this is."""
-    return (host + _OFFSET.pack(offset)).hex().upper()
-
-
-def decode_offset_msg_id(msg_id: str) -> tuple[str, int]:
-    """("ip:port", physical offset). Raises ValueError for what is not 32 or 56 hex digits."""
-    if len(msg_id) not in (32, 56):
-        raise ValueError(f"an offset message id has 32 or 56 characters, not {len(msg_id)}")
-    raw = bytes.fromhex(msg_id)
-    if len(raw) * 2 != len(msg_id):  # `fromhex` skips blanks
-        raise ValueError(f"{msg_id!r} is not hexadecimal throughout")
-    return host_text(raw[:-8]), _OFFSET.unpack(raw[-8:])[0]
-
-
-class UniqIdGenerator:
-    """Makes ids that no other producer makes, nor this one twice.
-
-    `instance_hash` (Java: hash of the class loader) tells two generators of one process apart.
-    The time part counts from the start of the local month and starts anew with the next.
-    """
-
-    def __init__(
-        self, ip: bytes, pid: int, clock_ms: Callable[[], int], *, instance_hash: int = 0
-    ) -> None:
-        if len(ip) not in (4, 16):
-            raise ValueError(f"an ip address is 4 or 16 bytes long, not {len(ip)}")
-        head = ip + struct.pack(">HI", pid & 0xFFFF, instance_hash & 0xFFFFFFFF)
-        self._head = head.hex().upper()
-        self._clock_ms = clock_ms
-        self._month_start_ms = 0
-        self._next_month_ms = 0
-        self._counter = 0
-
-    def next(self) -> str:
-        """32 or 56 characters."""
-        now_ms = self._clock_ms()
-        if not self._month_start_ms <= now_ms < self._next_month_ms:
-            self._month_start_ms, self._next_month_ms = _month_around(now_ms)
-        counter = self._counter
-        self._counter = (counter + 1) & 0xFFFF
-        tail = _TIME_AND_COUNTER.pack(now_ms - self._month_start_ms, counter)
-        return self._head + tail.hex().upper()
-
-
-def _month_around(now_ms: int) -> tuple[int, int]:
-    """Start of the local month of `now_ms` and of the next one."""
-    now = time.localtime(now_ms / 1000)
-    start = time.mktime((now.tm_year, now.tm_mon, 1, 0, 0, 0, 0, 0, -1))
-    year, month = (now.tm_year, now.tm_mon + 1) if now.tm_mon < 12 else (now.tm_year + 1, 1)
-    after = time.mktime((year, month, 1, 0, 0, 0, 0, 0, -1))
-    return int(start) * 1000, int(after) * 1000
-
-
-class CorruptRecord(Exception):
-    """These bytes are no whole record. `what` is the reason; the caller adds file and offset."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
 
 
 class RecordHead(NamedTuple):
@@ -284,12 +187,15 @@ def scan_record(buf: Buffer, pos: int = 0, *, check_crc: bool = False) -> Record
     size, magic = _FIRST.unpack_from(buf, pos)
     if magic == MAGIC_BLANK:
         if not 8 <= size <= 0x7FFFFFFF:
-            raise CorruptRecord(f"blank of {size} bytes")
+            raise CorruptRecord(Fault.BLANK_SIZE, size=size)
         return RecordHead(size, "blank", 0, 0, 0, 0, 0, b"", b"", pos + 8, 0)
     if magic != MAGIC_V1 and magic != MAGIC_V2:
-        raise CorruptRecord(_describe_magic(size, magic))
+        raise _wrong_magic(size, magic)
     if available < size:
-        _check_size(size)
+        if size < FIXED_SIZE_V1:
+            raise CorruptRecord(Fault.SIZE_TOO_SMALL, size=size)
+        if size > 0x7FFFFFFF:
+            raise CorruptRecord(Fault.SIZE_TOO_LARGE, size=size)
         return None
     head, body_at, topic_at, topic_end, properties_at = _locate(buf, pos, size, magic)
     end = pos + size
@@ -313,6 +219,35 @@ def scan_record(buf: Buffer, pos: int = 0, *, check_crc: bool = False) -> Record
     )
 
 
+def scan_in_file(
+    buf: Buffer, pos: int, offset: int, file_end: int, *, check_crc: bool = False
+) -> RecordHead | None:
+    """As `scan_record`, of the record or blank at log offset `offset` of a file that ends at log
+    offset `file_end`: it must name that offset, and must fit into its file.
+
+    None: it goes on behind `buf`, in the same file. `check_crc` also finds properties that were
+    torn before their end, in a record without a property CRC: the body CRC does not see that, and
+    no writer of property strings makes a NUL. Raises CorruptRecord.
+    """
+    head = scan_record(buf, pos, check_crc=check_crc)
+    if head is None:
+        if file_end - offset <= len(buf) - pos:
+            raise CorruptRecord(Fault.LEAVES_FILE)
+        return None
+    size = head.size
+    if head.kind == "blank":
+        if offset + size != file_end:
+            raise CorruptRecord(Fault.BLANK_WITHIN_FILE, size=size)
+    elif head.physical_offset != offset:
+        raise CorruptRecord(Fault.MISPLACED, offset=head.physical_offset)
+    elif offset + size + END_FILE_MIN_BLANK > file_end:
+        raise CorruptRecord(Fault.NO_ROOM_BEHIND)
+    # A property CRC, which was checked, does not end in a NUL.
+    elif check_crc and head.properties.endswith(b"\0"):
+        raise CorruptRecord(Fault.TORN_PROPERTIES)
+    return head
+
+
 def decode_record(
     buf: Buffer, pos: int = 0, *, read_body: bool = True, check_crc: bool = False
 ) -> MessageExt:
@@ -320,15 +255,7 @@ def decode_record(
 
     Raises CorruptRecord also for a blank and for a record that the buffer cuts off.
     """
-    if len(buf) - pos < 8:
-        raise CorruptRecord("cut off within its first 8 bytes")
-    size, magic = _FIRST.unpack_from(buf, pos)
-    if magic == MAGIC_BLANK:
-        raise CorruptRecord("a blank where a message was expected")
-    if magic != MAGIC_V1 and magic != MAGIC_V2:
-        raise CorruptRecord(_describe_magic(size, magic))
-    if len(buf) - pos < size:
-        raise CorruptRecord(f"cut off: {len(buf) - pos} of {size} bytes are there")
+    size, magic = _read_first(buf, pos)
     head, body_at, topic_at, topic_end, properties_at = _locate(buf, pos, size, magic)
     end = pos + size
     if check_crc:
@@ -356,18 +283,14 @@ def raw_properties(buf: Buffer, pos: int = 0) -> bytes:
             at += 1 + buf[at]
             if at + 2 <= end and at + 2 + _I16.unpack_from(buf, at)[0] == end:
                 return bytes(buf[at + 2 : end])
-    size, magic = _FIRST.unpack_from(buf, pos)
+    size, magic = _read_first(buf, pos)
     return bytes(buf[_locate(buf, pos, size, magic)[4] : pos + size])
 
 
 def message_to_store(buf: Buffer, pos: int = 0) -> NewMessage:
     """The message of the record that begins at `pos`, to be stored again: body, properties and all
     that is its own; not its place. Raises CorruptRecord as `decode_record` does."""
-    if len(buf) - pos < 8:
-        raise CorruptRecord("cut off within its first 8 bytes")
-    size, magic = _FIRST.unpack_from(buf, pos)
-    if (magic != MAGIC_V1 and magic != MAGIC_V2) or len(buf) - pos < size:
-        raise CorruptRecord(_describe_magic(size, magic))
+    size, magic = _read_first(buf, pos)
     head, body_at, topic_at, topic_end, properties_at = _locate(buf, pos, size, magic)
     properties = bytes(buf[properties_at : pos + size])
     if properties[-CRC_TAIL_SIZE:].startswith(CRC_PROPERTY):
@@ -414,7 +337,7 @@ def _message(head: _Head, body: bytes, topic: bytes, properties: bytes) -> Messa
 
 def msg_id_of(record: Buffer) -> str:
     """The id by store host and physical offset of a whole record. Raises CorruptRecord."""
-    size, magic = _FIRST.unpack_from(record, 0)
+    size, magic = _read_first(record, 0)
     head = _locate(record, 0, size, magic)[0]
     return encode_offset_msg_id(head[11], head[6])
 
@@ -429,16 +352,31 @@ def decode_records(buf: Buffer) -> list[MessageExt]:
     while pos < len(buf):
         message = decode_record(buf, pos)
         if message.body_crc != _crc32(message.body) & 0x7FFFFFFF and message.body:
-            raise CorruptRecord(f"body CRC of the record at {pos} is wrong")
+            raise CorruptRecord(Fault.BODY_CRC)
         messages.append(message)
         pos += message.store_size
     return messages
 
 
+def _read_first(buf: Buffer, pos: int) -> tuple[int, int]:
+    """(size, magic) of the record that begins at `pos` and ends in `buf`. Raises CorruptRecord."""
+    available = len(buf) - pos
+    if available < 8:
+        raise CorruptRecord(Fault.CUT_OFF)
+    size, magic = _FIRST.unpack_from(buf, pos)
+    if magic == MAGIC_BLANK:
+        raise CorruptRecord(Fault.BLANK)
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        raise _wrong_magic(size, magic)
+    if available < size:
+        raise CorruptRecord(Fault.CUT_OFF)
+    return size, magic
+
+
 def _locate(buf: Buffer, pos: int, size: int, magic: int) -> tuple[_Head, int, int, int, int]:
     """(unpacked head, body_at, topic_at, topic_end, properties_at) of a record wholly in `buf`."""
     if size < FIXED_SIZE_V1:
-        raise CorruptRecord(f"size {size} is below the smallest record")
+        raise CorruptRecord(Fault.SIZE_TOO_SMALL, size=size)
     head = _HEAD_V4.unpack_from(buf, pos)
     body_at = pos + _HEAD_V4.size
     host_bits = head[7] & (BORN_HOST_V6 | STORE_HOST_V6)
@@ -447,14 +385,14 @@ def _locate(buf: Buffer, pos: int, size: int, magic: int) -> tuple[_Head, int, i
             20 if host_bits & BORN_HOST_V6 else 8, 20 if host_bits & STORE_HOST_V6 else 8
         ]
         if size < layout.size + 3:
-            raise CorruptRecord(f"size {size} is below the smallest record with such hosts")
+            raise CorruptRecord(Fault.SIZE_OF_HOSTS, size=size)
         head = layout.unpack_from(buf, pos)
         body_at = pos + layout.size
     end = pos + size
     body_len = head[14]
     after_body = body_at + body_len
     if body_len < 0 or after_body + 4 > end + (magic == MAGIC_V1):
-        raise CorruptRecord(f"body length {body_len} does not fit into size {size}")
+        raise CorruptRecord(Fault.BODY_LENGTH, length=body_len, size=size)
     if magic == MAGIC_V1:
         topic_len = buf[after_body]
         topic_at = after_body + 1
@@ -464,18 +402,12 @@ def _locate(buf: Buffer, pos: int, size: int, magic: int) -> tuple[_Head, int, i
     topic_end = topic_at + topic_len
     properties_at = topic_end + 2
     if properties_at > end:
-        raise CorruptRecord(f"topic length {topic_len} does not fit into size {size}")
+        raise CorruptRecord(Fault.TOPIC_LENGTH, length=topic_len, size=size)
     properties_len = _I16.unpack_from(buf, topic_end)[0]
     if properties_len < 0 or properties_at + properties_len != end:
-        raise CorruptRecord(
-            f"parts sum up to {properties_at + properties_len - pos} bytes, size says {size}"
-        )
+        parts = properties_at + properties_len - pos
+        raise CorruptRecord(Fault.PARTS, parts=parts, size=size)
     return head, body_at, topic_at, topic_end, properties_at
-
-
-def _check_size(size: int) -> None:
-    if not FIXED_SIZE_V1 <= size <= 0x7FFFFFFF:
-        raise CorruptRecord(f"size {size} is no size of a record")
 
 
 def _check_crc(buf: Buffer, pos: int, end: int, body_crc: int, body_at: int, body_len: int) -> None:
@@ -484,17 +416,17 @@ def _check_crc(buf: Buffer, pos: int, end: int, body_crc: int, body_at: int, bod
     tail = bytes(view[tail_at:end])
     if tail.startswith(CRC_PROPERTY):
         if tail != crc_tail(_crc32(view[pos:tail_at]) & 0x7FFFFFFF):
-            raise CorruptRecord("property CRC is wrong")
+            raise CorruptRecord(Fault.PROPERTY_CRC)
         return
     # Right digits behind a wrong name: the name itself was hit, or the flip would pass unseen.
     digits = tail[len(CRC_PROPERTY) :]
     if digits[:-1].isdigit() and crc_tail(_crc32(view[pos:tail_at]) & 0x7FFFFFFF).endswith(digits):
-        raise CorruptRecord("the name of the property CRC is damaged")
+        raise CorruptRecord(Fault.PROPERTY_CRC_NAME)
     if body_len and body_crc != _crc32(view[body_at : body_at + body_len]) & 0x7FFFFFFF:
-        raise CorruptRecord("body CRC is wrong")
+        raise CorruptRecord(Fault.BODY_CRC)
 
 
-def _describe_magic(size: int, magic: int) -> str:
+def _wrong_magic(size: int, magic: int) -> CorruptRecord:
     if magic == 0 and size == 0:
-        return "zeros where a record should begin"
-    return f"magic {magic:08x} is not one of a record"
+        return CorruptRecord(Fault.ZEROS)
+    return CorruptRecord(Fault.MAGIC, magic=magic)

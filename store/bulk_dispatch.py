@@ -1,11 +1,14 @@
-"""The fields of many common records at once, as numpy columns, for dispatch in bulk.
+"""Dispatch of many common records at once, with numpy.
 
-What is common is as in `log_scan.quick_record`; besides, UNIQ_KEY, KEYS and TAGS stand at most once
-and are not empty, and the topic is ASCII. Other records are left out, and whoever dispatches takes
-them one by one. Nothing is checked by CRC here.
+`RecordColumns` has what dispatching needs of common records (`protocol.records.common`) of which
+UNIQ_KEY, KEYS and TAGS stand at most once and are not empty, and whose topic is ASCII. Other
+records are left out, and whoever dispatches takes them one by one. Nothing is checked by CRC here.
+`dispatch_run` puts a run of them into queues and index.
 
 The topics and properties of all records are copied behind one another into one buffer, `chars`;
 places of values are positions in it, and all arithmetic is on whole columns.
+
+Imported only when there is enough to dispatch, so a start and an idle broker load no numpy.
 """
 
 from __future__ import annotations
@@ -16,25 +19,27 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from batonmq.protocol.layout import RECORD_HEAD, UNIT
-from batonmq.protocol.record import (
-    CRC_PROPERTY,
-    CRC_TAIL_SIZE,
-    END_FILE_MIN_BLANK,
-    FIXED_SIZE_V1,
-    MAGIC_V1,
-    SIZE_MIN_WITH_CRC,
-    TOPIC_LENGTH_MAX_V1,
+from batonmq.protocol.layout import UNIT
+from batonmq.protocol.records.codec import CRC_TAIL_SIZE
+from batonmq.protocol.records.columns import (
+    BYTES_MAX,
+    Bools,
+    Bytes,
+    Int64s,
+    Records,
+    are_common,
+    chain,
+    locate,
+    take_fields,
 )
 from batonmq.protocol.tags import tags_code
-from batonmq.store.index_batch import index_hashes
-from batonmq.store.log_scan import UNUSUAL_FLAGS
-from batonmq.store.record_batch import BYTES_MAX, HEAD, I64, U32, Chars, Mask, PieceHashes, gather
+from batonmq.store.index_batch import U32, PieceHashes, index_hashes
+from batonmq.store.index_service import IndexService
+from batonmq.store.queue_table import Queue, QueueTable
 
 ROWS_MAX: Final = 1024
 
 _UNIT: Final = np.dtype(UNIT.dtype)
-_unpack_size: Final = RECORD_HEAD.only("size").unpack_from
 _SPACE: Final = ord(" ")
 _HASH_SIGN: Final = np.uint32(ord("#"))
 # Room behind `chars`, so that eight bytes and one more can be read at each position.
@@ -45,11 +50,11 @@ _EIGHT: Final = np.dtype(">u8")
 class _Values(NamedTuple):
     """Values of one property: `chars[begins:ends]` belongs to the record `rows`."""
 
-    rows: I64
-    begins: I64
-    ends: I64
+    rows: Int64s
+    begins: Int64s
+    ends: Int64s
 
-    def of(self, rows: Mask) -> _Values:
+    def of(self, rows: Bools) -> _Values:
         chosen = rows[self.rows]
         return _Values(self.rows[chosen], self.begins[chosen], self.ends[chosen])
 
@@ -62,16 +67,16 @@ class RecordColumns:
     (packed for the consume queue). Of each index entry, in order: `entry_rows`, `entry_hashes`.
     """
 
-    begins: I64
-    ends: I64
-    queue_ids: I64
-    queue_offsets: I64
-    stored_at: I64
-    topic_numbers: I64
+    begins: Int64s
+    ends: Int64s
+    queue_ids: Int64s
+    queue_offsets: Int64s
+    stored_at: Int64s
+    topic_numbers: Int64s
     topics: list[bytes]
     units: npt.NDArray[np.void]
-    entry_rows: I64
-    entry_hashes: I64
+    entry_rows: Int64s
+    entry_hashes: Int64s
 
     def __init__(
         self,
@@ -87,18 +92,18 @@ class RecordColumns:
         `view` is the log from `start` on, as far as it may be read. Records of the `excluded`
         topics are left out.
         """
-        positions, end = _walk(view, offset - start, min(limit, offset + BYTES_MAX) - start)
-        self.end = start + end
-        heads = gather(view, np.array(positions, dtype=np.int64), HEAD)
-        common = _are_common(heads, start + np.array(positions, dtype=np.int64), segment_end)
-        heads = heads[common]
-        self.begins = heads["physical_offset"].astype(np.int64)
-        self.ends = self.begins + heads["size"]
-        self.queue_ids = heads["queue_id"].astype(np.int64)
-        self.queue_offsets = heads["queue_offset"].astype(np.int64)
-        self.stored_at = heads["store_ms"].astype(np.int64)
-        bodies = self.begins - start + HEAD.itemsize + heads["body_length"]
-        self._read_tails(view, bodies.tolist(), (self.ends - start).tolist(), excluded)
+        starts, end = chain(view, offset - start, min(limit, offset + BYTES_MAX) - start, ROWS_MAX)
+        records, good = locate(view, starts)
+        self.end = start + (end if good == len(starts) else int(starts[good]))
+        common = are_common(view, records, start, segment_end)
+        if not common.all():
+            records = records.keep(common)
+        self.begins = records.physical_offset
+        self.ends = self.begins + records.size
+        self.queue_ids = records.queue_id
+        self.queue_offsets = records.queue_offset
+        self.stored_at = records.store_ms
+        self._read_tails(view, records, excluded)
 
     def __len__(self) -> int:
         return len(self.begins)
@@ -112,15 +117,13 @@ class RecordColumns:
                 yield first, behind
             first = behind
 
-    def _read_tails(
-        self, view: memoryview, begins: list[int], ends: list[int], excluded: Collection[bytes]
-    ) -> None:
+    def _read_tails(self, view: memoryview, records: Records, excluded: Collection[bytes]) -> None:
+        begins, ends = records.topic_at - 1, records.start + records.size
         joined = bytearray()
-        for begin, end in zip(begins, ends, strict=True):
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
             joined += view[begin:end]
-        tail_ends = np.cumsum(np.array(ends, dtype=np.int64) - np.array(begins, dtype=np.int64))
         joined += _PAD
-        tails = _Tails(joined, tail_ends)
+        tails = _Tails(joined, np.cumsum(ends - begins), records.topic_length)
         uniq = tails.values(b"UNIQ_KEY\x01")
         keys = tails.values(b"KEYS\x01")
         tags = tails.values(b"TAGS\x01")
@@ -149,8 +152,8 @@ class RecordColumns:
         for length in np.flatnonzero(np.bincount(lengths)).tolist():
             rows = np.flatnonzero(lengths == length)
             text = np.dtype(f"V{max(length, 1)}")
-            texts = gather(tails.joined, begins[rows], text)
-            first_texts = gather(tails.joined, begins[same_as[rows]], text)
+            texts = take_fields(tails.joined, begins[rows], text)
+            first_texts = take_fields(tails.joined, begins[same_as[rows]], text)
             if texts.tobytes() != first_texts.tobytes():
                 tails.good[rows[texts != first_texts]] = False
         self.topics = []
@@ -171,7 +174,7 @@ class RecordColumns:
         units["tags_code"] = codes
         self.units = units
 
-    def _keep(self, good: Mask, entry_rows: I64) -> None:
+    def _keep(self, good: Bools, entry_rows: Int64s) -> None:
         """Leave the other rows out. Entries belong to good rows only."""
         if good.all():
             self.entry_rows = entry_rows
@@ -186,32 +189,25 @@ class RecordColumns:
 class _Tails:
     """What follows the body of each record: topic and properties with their lengths, joined.
 
-    `good` says of which rows all was found as it belongs.
+    `good` says of which rows all properties were found as they belong.
     """
 
-    def __init__(self, joined: bytearray, ends: I64) -> None:
+    def __init__(self, joined: bytearray, ends: Int64s, topic_lengths: Int64s) -> None:
         self.joined = joined
-        self.chars: Chars = np.frombuffer(joined, dtype=np.uint8)[: len(joined) - len(_PAD)]
+        self.chars: Bytes = np.frombuffer(joined, dtype=np.uint8)[: len(joined) - len(_PAD)]
+        self.good: Bools = np.ones(len(ends), dtype=np.bool_)
         self._begins = np.concatenate(([0], ends[:-1])) if len(ends) else ends
-        chars, begins = self.chars, self._begins
-        self.topic_begins = begins + 1
-        topic_lengths = chars[begins].astype(np.int64)
+        self.topic_begins = self._begins + 1
+        self.topic_ends = self.topic_begins + topic_lengths
+        self._properties = self.topic_ends + 2
         self._crc_at = ends - CRC_TAIL_SIZE
-        properties = self.topic_begins + topic_lengths + 2
-        good = (topic_lengths <= TOPIC_LENGTH_MAX_V1) & (properties <= self._crc_at)
-        # Where the lengths cannot be right, any place within the record will do.
-        self._properties = np.where(good, properties, begins + 3)
-        self.topic_ends = self._properties - 2
-        length = chars[self._properties - 2].astype(np.int64) << 8 | chars[self._properties - 1]
-        good &= length == ends - self._properties
-        good &= gather(joined, self._crc_at, np.dtype(f"S{len(CRC_PROPERTY)}")) == CRC_PROPERTY
-        self.good: Mask = good
+        chars, begins = self.chars, self._begins
         # From here on each property, the first one too, has a separator in front.
         chars[begins] = 0
         chars[self._properties - 2] = 0
         chars[self._properties - 1] = 2
         self._separators = np.flatnonzero(chars == 2)
-        self._words = gather(joined, self._separators + 1, _EIGHT).astype(np.uint64)
+        self._words = take_fields(joined, self._separators + 1, _EIGHT).astype(np.uint64)
 
     def values(self, needle: bytes) -> _Values:
         """The values of the property that begins with `needle`, a name of at most 8 letters and
@@ -235,34 +231,7 @@ class _Tails:
         return _Values(rows, begins, ends)
 
 
-def _walk(view: memoryview, position: int, limit: int) -> tuple[list[int], int]:
-    """Where records begin in `view`, by their sizes, and where the last one ends."""
-    positions: list[int] = []
-    note, available = positions.append, len(view)
-    limit = min(limit, available - SIZE_MIN_WITH_CRC + 1)
-    while position < limit:
-        (size,) = _unpack_size(view, position)
-        if size < FIXED_SIZE_V1 or position + size > available or len(positions) >= ROWS_MAX:
-            break
-        note(position)
-        position += size
-    return positions, position
-
-
-def _are_common(heads: npt.NDArray[np.void], offsets: I64, segment_end: int) -> Mask:
-    sizes, bodies = heads["size"].astype(np.int64), heads["body_length"]
-    common: Mask = (
-        (heads["magic"] == MAGIC_V1)
-        & (heads["sys_flag"] & UNUSUAL_FLAGS == 0)
-        & (heads["physical_offset"] == offsets)
-        & (offsets + sizes + END_FILE_MIN_BLANK <= segment_end)
-        & (bodies >= 0)
-        & (bodies <= sizes - SIZE_MIN_WITH_CRC)
-    )
-    return common
-
-
-def _split(values: _Values, chars: Chars) -> _Values:
+def _split(values: _Values, chars: Bytes) -> _Values:
     """The pieces between spaces, without empty ones."""
     spaces = np.flatnonzero(chars == _SPACE)
     if not len(spaces) or not len(values.rows):
@@ -284,3 +253,79 @@ def _in_order(uniq: _Values, keys: _Values) -> _Values:
     begins = np.concatenate((uniq.begins, keys.begins))
     ends = np.concatenate((uniq.ends, keys.ends))
     return _Values(rows[order], begins[order], ends[order])
+
+
+class _Share(NamedTuple):
+    """What one queue gets of a run."""
+
+    queue: Queue
+    units: bytes
+    next_offset: int
+
+
+def dispatch_run(
+    columns: RecordColumns,
+    first: int,
+    behind: int,
+    queues: QueueTable,
+    index: IndexService | None,
+    touched: set[Queue],
+) -> bool:
+    """Make the rows [first, behind) visible; False if they are to be taken one by one, then nothing
+    has changed. Raises OSError if the disk fails."""
+    shares = _shares(columns, slice(first, behind), queues)
+    if shares is None or not (index is None or _put_entries(columns, first, behind, index)):
+        return False
+    for queue, units, next_offset in shares:
+        queue.consume_queue.append_units(units)
+        queue.next_offset = max(queue.next_offset, next_offset)
+        touched.add(queue)
+    return True
+
+
+def _shares(columns: RecordColumns, run: slice, queues: QueueTable) -> list[_Share] | None:
+    """By the first record of each queue; None if one of them does not just go on."""
+    keys = columns.topic_numbers[run] << 32 | (columns.queue_ids[run] & 0xFFFFFFFF)
+    order = np.argsort(keys, kind="stable")
+    sorted_keys, offsets = keys[order], columns.queue_offsets[run][order]
+    changes = sorted_keys[1:] != sorted_keys[:-1]
+    if (~changes & (offsets[1:] != offsets[:-1] + 1)).any():
+        return None
+    begins = np.concatenate(([0], np.flatnonzero(changes) + 1))
+    stops = np.append(begins[1:], len(keys))
+    units = columns.units[run][order].tobytes()
+    ends = columns.ends[run][order]
+    unit_size = columns.units.itemsize
+    shares: list[_Share] = []
+    by_first = np.argsort(order[begins])
+    for key, begin, stop, offset, first_end in _rows_of(
+        by_first, sorted_keys[begins], begins, stops, offsets[begins], ends[begins]
+    ):
+        queue = queues.of_bytes(columns.topics[key >> 32], _signed(key & 0xFFFFFFFF))
+        consume_queue = queue.consume_queue
+        if not queue.is_plain:  # of a name that no queue can have
+            return None
+        if offset != consume_queue.max_offset or first_end <= consume_queue.last_physical_end:
+            return None
+        packed = units[begin * unit_size : stop * unit_size]
+        shares.append(_Share(queue, packed, offset + stop - begin))
+    return shares
+
+
+def _rows_of(order: Int64s, *columns: Int64s) -> list[tuple[int, ...]]:
+    """The columns as tuples of plain numbers, in `order`."""
+    return list(zip(*(column[order].tolist() for column in columns), strict=True))
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 32) if number >= 1 << 31 else number
+
+
+def _put_entries(columns: RecordColumns, first: int, behind: int, index: IndexService) -> bool:
+    from_entry, to_entry = np.searchsorted(columns.entry_rows, (first, behind)).tolist()
+    if from_entry == to_entry:
+        return True
+    rows = columns.entry_rows[from_entry:to_entry]
+    return index.put_entries(
+        columns.entry_hashes[from_entry:to_entry], columns.begins[rows], columns.stored_at[rows]
+    )

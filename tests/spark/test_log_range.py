@@ -1,4 +1,4 @@
-"""Columns of many records are what the broker's decoder says of each, however they are cut."""
+"""Rows of the log are what the broker's decoder says of each record, however the log is cut."""
 
 from itertools import pairwise
 
@@ -7,12 +7,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from batonmq.protocol.record import encode_blank, scan_record
+from batonmq.protocol.records.codec import encode_blank
+from batonmq.protocol.records.columns import chain, locate
 from batonmq.spark.read import log_range
 from batonmq.spark.read.columns import table_schema
 from batonmq.spark.read.log_range import Block, LogRange, RangeReader
 from batonmq.spark.read.message_columns import message_batch
-from batonmq.spark.read.record_columns import candidates, chain, locate, misplaced, wrong_crc
 from batonmq.spark.read.storage import Storage
 from batonmq.spark.read.store_facts import StoreFacts
 from tests.spark.log_files import (
@@ -81,46 +81,6 @@ def test_a_time_that_no_timestamp_can_hold_is_null():
     data = message(0, born_timestamp=2**63 - 1, store_timestamp=-(2**63))
     _, (row,) = rows_of(data)
     assert (row["born_at"], row["store_at"]) == (None, None)
-
-
-@settings(deadline=None)
-@given(st.lists(MESSAGES, min_size=1, max_size=4), st.data())
-def test_a_damaged_record_is_found_as_the_broker_finds_it(messages, draw):
-    data = bytearray()
-    for fields in messages:
-        data += message(len(data), **fields)
-    at = draw.draw(st.integers(0, len(data) - 1))
-    data[at] ^= 1 << draw.draw(st.integers(0, 7))
-    data = bytes(data)
-    starts, _ = chain(data, 0, len(data))
-    records, good = locate(data, starts)
-    marks = misplaced(records, 0) | wrong_crc(data, records)
-    for index, start in enumerate(starts.tolist()):
-        try:
-            head = scan_record(data, start, check_crc=True)
-        except Exception:
-            # The first whose parts do not fit ends the records; a wrong CRC is marked.
-            assert index == good or (index < good and marks[index])
-            break
-        if head.kind == "blank":
-            assert index == good
-            break
-        if not marks[index]:
-            assert head.physical_offset == start
-
-
-@settings(deadline=None)
-@given(st.lists(MESSAGES, min_size=1, max_size=4), st.binary(max_size=40))
-def test_candidates_are_places_that_name_themselves(messages, before):
-    data = bytearray(before)
-    starts = []
-    for fields in messages:
-        starts.append(len(data))
-        data += message(1000 + len(data), **fields)
-    found = list(candidates(bytes(data), 1000))
-    assert [at for at in found if at in starts] == starts
-    copy = message(77, body=bytes(data))
-    assert list(candidates(copy, 77)) == [0]  # a copy within a body names another place
 
 
 class Small:

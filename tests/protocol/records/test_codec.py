@@ -10,26 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batonmq.protocol import message as message_module
-from batonmq.protocol.record import (
+from batonmq.protocol.message_id import encode_offset_msg_id, host_bytes, host_text, split_address
+from batonmq.protocol.records.codec import (
     CRC_TAIL_SIZE,
     MAGIC_V2,
-    CorruptRecord,
     NewMessage,
     decode_record,
     decode_records,
     encode_blank,
-    encode_offset_msg_id,
-    host_bytes,
-    host_text,
     message_to_store,
     raw_properties,
     scan_record,
-    split_address,
 )
+from batonmq.protocol.records.faults import CorruptRecord
 from batonmq.protocol.sysflag import BORN_HOST_V6, COMPRESSED, STORE_HOST_V6
 from tests.records import record_of as encode_record
 
-STORE = Path(__file__).parents[1] / "golden/java-5.3.3/store"
+STORE = Path(__file__).parents[2] / "golden/java-5.3.3/store"
 
 I32 = st.integers(-(2**31), 2**31 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)

@@ -1,0 +1,112 @@
+"""Records where no boundary is known: behind damage, where a file is split, and at a log's end.
+
+A record is found by its magic and must name its own offset, so a copy of one, or old bytes that
+only look like one, do not count.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from batonmq.protocol.layout import HOST_V4_SIZE, HOST_V6_SIZE, RECORD_HEAD, RECORD_TAIL, RECORD_V4
+from batonmq.protocol.records.codec import (
+    CRC_PROPERTY,
+    CRC_TAIL_SIZE,
+    MAGIC_V1,
+    MAGIC_V2,
+    Buffer,
+    scan_record,
+)
+from batonmq.protocol.records.faults import CorruptRecord, Fault
+from batonmq.protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
+
+# Bytes from a record's start to the end of its physical offset.
+OFFSET_END: Final = RECORD_HEAD.only("physical_offset").size
+MAGIC_SIZE: Final = 4
+_MAGICS: Final = tuple(magic.to_bytes(MAGIC_SIZE, "big") for magic in (MAGIC_V1, MAGIC_V2))
+_MAGIC_AT: Final = RECORD_HEAD.at["magic"]
+_read_place: Final = RECORD_HEAD.only("size", "physical_offset").unpack_from
+_read_offset: Final = RECORD_HEAD.only("physical_offset").unpack_from
+_read_flags: Final = RECORD_HEAD.only("size", "magic", "sys_flag").unpack_from
+_BODY_LENGTH: Final = RECORD_TAIL.only("body_length")
+_BODY_LENGTH_AT: Final = RECORD_V4.size - RECORD_TAIL.size
+_V6_EXTRA: Final = HOST_V6_SIZE - HOST_V4_SIZE
+_U16: Final = struct.Struct(">H")
+_I16: Final = struct.Struct(">h")
+
+
+def magics(data: bytes) -> Iterator[int]:
+    """Places where a record would begin whose magic lies in `data`, ascending; the first ones may
+    be before `data`, down to -4."""
+    next_of = [data.find(magic) for magic in _MAGICS]
+    while found := [at for at in next_of if at >= 0]:
+        at = min(found)
+        yield at - _MAGIC_AT
+        which = next_of.index(at)
+        next_of[which] = data.find(_MAGICS[which], at + 1)
+
+
+def candidates(window: bytes, base: int) -> Iterator[int]:
+    """Places in the window, ascending, with a record's magic and its own log offset behind it.
+
+    `base` is the log offset of the window's first byte. `is_record` checks whether a whole record
+    lies there. Places nearer than OFFSET_END to the window's end are not searched.
+    """
+    last = len(window) - OFFSET_END
+    for at in magics(window):
+        if at > last:
+            return
+        if at >= 0 and _read_offset(window, at)[0] == base + at:
+            yield at
+
+
+def is_record(buf: Buffer, pos: int, offset: int) -> bool:
+    """Whether a whole record of log offset `offset` with the right CRC lies at `pos`."""
+    try:
+        head = scan_record(buf, pos, check_crc=True)
+    except CorruptRecord:
+        return False
+    return head is not None and head.kind == "message" and head.physical_offset == offset
+
+
+def has_magic(buf: Buffer, pos: int) -> bool:
+    """Whether the magic of a record is where one that begins at `pos` has it."""
+    return bytes(buf[pos + _MAGIC_AT : pos + _MAGIC_AT + MAGIC_SIZE]) in _MAGICS
+
+
+def size_and_offset(buf: Buffer, pos: int) -> tuple[int, int]:
+    """What the bytes at `pos` say of a record's size and its own log offset, unchecked."""
+    size, offset = _read_place(buf, pos)
+    return size, offset
+
+
+def wrong_size(part: Buffer) -> str | None:
+    """What is wrong with the size of a record of which `part` is here; None as far as can be seen.
+
+    A size that is too large would let the records behind it pass for more of the same one. Where
+    the lengths within it are here, they say what it must be.
+    """
+    if len(part) < _BODY_LENGTH_AT + _BODY_LENGTH.size + 2 * _V6_EXTRA:
+        return None
+    size, magic, flag = _read_flags(part)
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        return None
+    at = _BODY_LENGTH_AT + _V6_EXTRA * (bool(flag & BORN_HOST_V6) + bool(flag & STORE_HOST_V6))
+    (body_length,) = _BODY_LENGTH.unpack_from(part, at)
+    at += _BODY_LENGTH.size + max(body_length, 0)
+    if len(part) < at + 2:
+        return None
+    at += 1 + part[at] if magic == MAGIC_V1 else 2 + _U16.unpack_from(part, at)[0]
+    if len(part) < at + _I16.size:
+        return None
+    (properties_length,) = _I16.unpack_from(part, at)
+    parts = at + _I16.size + properties_length
+    return None if parts == size else Fault.PARTS.text(parts=parts, size=size)
+
+
+def ends_in_property_crc(buf: Buffer, start: int, end: int) -> bool:
+    """Whether the 20 bytes before `end` begin as the property CRC of a record does."""
+    at = end - CRC_TAIL_SIZE
+    return at >= start and bytes(buf[at : at + len(CRC_PROPERTY)]) == CRC_PROPERTY
