@@ -30,14 +30,16 @@ class ReturnFaults(ServedKinds):
         self._operator = Operator(cluster)
 
     def foreign_volume(self, fault: Fault) -> str | None:
-        """A broker's disk is replaced by one of an earlier cluster: at once, or once it has left
-        the set, or once its id was forgotten as well. Others have all that it had."""
+        """A broker's disk is replaced by one of an earlier cluster, most often by that of the same
+        id: at once, or once it has left the set, or once its id was forgotten as well. Others have
+        all that it had."""
         host = self._of(list(self.cluster.brokers.values()), fault.pick)
         if host is None or host.service is None or not self.is_held_elsewhere(host):
             return None
         broker_id = host.service.replication.broker_id()
         volumes = self.cluster.old_volumes
-        volume = volumes[int(fault.pick2 * 997) % len(volumes)]
+        number = int(fault.pick2 * 997) % 5
+        volume = volumes[number if number < len(volumes) else (broker_id - 1) % len(volumes)]
         host.kill()
         self._expect(fault.kind, f"{host.name} gets a foreign volume")
         self._later(fault, self._service.end)

@@ -4,12 +4,14 @@ R1, R3, R4: a master follows nobody, is the process that was elected, and nothin
 R20: the view that a broker follows never goes back. R32: a name server gives a master up only at
 its own request, or for one of no lower epoch. R7: a lease begins with a heartbeat that a leading
 controller had, and not with the arrival of its answer. R8: right after a stall nothing is
-acknowledged. R22, R24: a log ends at its end, and a cut has an intent.
+acknowledged. R22, R24: a log ends at its end, and a cut has an intent. R23: cut bytes are kept.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Hashable, Iterable
+from pathlib import Path
 from typing import Any
 
 from batonmq.broker.service import BrokerService
@@ -23,6 +25,7 @@ from batonmq.replicas_manager.events import AnswerReceived, Effect, Event
 from batonmq.replicas_manager.state import ReplicasState
 from batonmq.store.message_store import MessageStore
 from sim.hosts import CLUSTER, GROUP, BrokerHost, ControllerHost
+from sim.rot import read_log
 from sim.verdicts import Verdicts
 
 LEASE_S = 0.6
@@ -127,12 +130,20 @@ class Sightings:
         acks.confirm = on_confirm  # type: ignore[method-assign]
 
     def _watch_cuts(self, host: BrokerHost, store: MessageStore) -> None:
-        """R22: from the first change of a cut to its last one an intent tells the next start."""
+        """R22: from the first change of a cut to its last one an intent tells the next start. R23:
+        what is cut is kept aside, but for bytes that never were a whole record here."""
         truncation = store.slave_log._truncation
+        begin, cut = 0, b""
 
         def after_step(step: str) -> None:
+            nonlocal begin, cut
             if step not in ("intent", "done") and not truncation._intent_path.exists():
                 self._violate(f"R22: {host.incarnation} cuts {step} without an intent")
+            if step == "intent" and truncation._intent_path.exists():
+                begin = json.loads(truncation._intent_path.read_bytes())["offset"]
+                cut = read_log(store, begin, store.slave_log.whole_end)
+            if step == "done" and not _is_kept(truncation._aside_root, begin, cut):
+                self._violate(f"R23: {host.incarnation} cuts at {begin}, {len(cut)} bytes are gone")
 
         truncation.after_step = after_step
 
@@ -231,3 +242,17 @@ class Sightings:
         old_s = self._now_s() - self._answered_s
         if old_s > LEASE_S + _SLACK_S:
             self._violate(f"R7: a lease of {host.incarnation}, heard {old_s:.3f} s ago")
+
+
+def _is_kept(aside: Path, begin: int, cut: bytes) -> bool:
+    """Whether the newest set of cut bytes holds `cut`, which stood from `begin` on."""
+    if not cut:
+        return True
+    kept = bytearray(len(cut))
+    newest = max(aside.glob("*-*-*"), key=lambda path: path.name, default=None)
+    for path in newest.iterdir() if newest is not None else ():
+        data, at = path.read_bytes(), int(path.stem) - begin
+        if at >= 0:
+            data = data[: len(cut) - at]
+            kept[at : at + len(data)] = data
+    return kept == cut
