@@ -28,6 +28,15 @@ def whole(offset: int) -> int:
     return offset - offset % RECORD
 
 
+class Lineage:
+    """The name of the history that a log is a part of."""
+
+    name = ""
+
+    def enter(self, name: str) -> None:
+        self.name = name
+
+
 class Disk:
     """Bytes in files. `flushed` of them outlive a loss of power."""
 
@@ -37,6 +46,7 @@ class Disk:
         self.checkpoint = 0
         self.flushed = 0
         self.log_id = log_id
+        self.lineage = Lineage()
         self.cuts: list[tuple[int, int]] = []
 
     def lose_power(self) -> None:
@@ -97,6 +107,10 @@ class MemoryStore:
         disk.flushed = min(disk.flushed, len(disk.data))
         self.epochs.drop_above(len(disk.data))
         self.confirm_offset = whole(min(disk.checkpoint, len(disk.data)))
+
+    @property
+    def lineage(self) -> Lineage:
+        return self.disk.lineage
 
     def end_mastership(self) -> None:
         pass
