@@ -16,9 +16,9 @@ from tests.packaging.installation import ROOT, build, unpack
 #: Folders of the root that are installed, through a link of the same name in `batonmq/`.
 LINKED = {
     "broker", "controller", "epoch", "ha", "history", "mqctl", "namesrv", "process", "proto",
-    "remoting", "replicas_manager", "spark", "store",
+    "replicas_manager", "spark", "store",
 }  # fmt: skip
-OWN = {"client", "launcher", "protocol"}
+OWN = {"client", "launcher", "protocol", "remoting"}
 MODULES = {"__init__.py", "blocking.py", "otel.py", "public.py", "py.typed"}
 INSTALLED = {".css", ".html", ".js", ".proto", ".py", ".pyi"}
 
