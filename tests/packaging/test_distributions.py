@@ -15,10 +15,10 @@ from tests.packaging.installation import ROOT, build, unpack
 
 #: Folders of the root that are installed, through a link of the same name in `batonmq/`.
 LINKED = {
-    "broker", "controller", "epoch", "mqctl", "process", "proto",
+    "broker", "controller", "epoch", "process", "proto",
     "replicas_manager", "spark",
 }  # fmt: skip
-OWN = {"client", "ha", "history", "launcher", "namesrv", "protocol", "remoting", "store"}
+OWN = {"client", "ha", "history", "launcher", "mqctl", "namesrv", "protocol", "remoting", "store"}
 MODULES = {"__init__.py", "blocking.py", "otel.py", "public.py", "py.typed"}
 INSTALLED = {".css", ".html", ".js", ".proto", ".py", ".pyi"}
 
