@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from batonmq.client.hooks import ConsumeCall, Reception, SendCall
-from batonmq.process.extras import lacking
 from batonmq.protocol.message import Message, MessageExt
+from batonmq.runtime.extras import lacking
 
 try:
     from opentelemetry import propagate, trace

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Final
 
-from batonmq.process.clock import wall_ms
+from batonmq.runtime.clock import wall_ms
 from bench.report import Mark, Row
 from bench.run import Part, Run, progress
 from bench.side import Side

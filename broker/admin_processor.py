@@ -18,7 +18,6 @@ from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.status import BrokerStatus
 from batonmq.broker.tables.topics import TopicService, require_room_for_groups
 from batonmq.broker.write.write_path import WritePath
-from batonmq.process.turns import in_turns
 from batonmq.protocol.attributes import altered, parse_attributes
 from batonmq.protocol.bodies import (
     GroupForbidden,
@@ -40,6 +39,7 @@ from batonmq.protocol.topic_name import (
 )
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
+from batonmq.runtime.turns import in_turns
 from batonmq.store.errors import StoreStateError
 from batonmq.store.subscription_group import SYSTEM_GROUPS
 

@@ -34,16 +34,16 @@ from batonmq.broker.relay import (
     relay_asks,
 )
 from batonmq.broker.role_gate import RoleGate
-from batonmq.process.clock import boot_ms
-from batonmq.process.laps import Laps
-from batonmq.process.start_room import StartRoom
-from batonmq.process.turns import in_slices, in_turns
 from batonmq.protocol.bodies import GetBrokerMemberGroupResponseBody
 from batonmq.protocol.codes import RELAY_FIELD, RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError
 from batonmq.remoting.command import RemotingCommand, decode_frame, peek_code
 from batonmq.remoting.connection import Connection, Processors, Response
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
+from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.laps import Laps
+from batonmq.runtime.start_room import StartRoom
+from batonmq.runtime.turns import in_slices, in_turns
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-from batonmq.process.extras import need_server
+from batonmq.runtime.extras import need_server
 
 if __name__ == "__main__":
     need_server("broker")  # before the imports that would fail
@@ -21,8 +21,8 @@ from batonmq.broker.broker_endpoint import BrokerEndpoint
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
 from batonmq.broker.java_keys import JAVA_KEYS
 from batonmq.ha.config import HAConfig
-from batonmq.process import read_faults
-from batonmq.process.server_main import ServerMain, keep_what_is_loaded, run_server, started
+from batonmq.runtime import read_faults
+from batonmq.runtime.server_main import ServerMain, keep_what_is_loaded, run_server, started
 from batonmq.store.config import StoreConfig
 from batonmq.store.suspicion import fault_note
 

@@ -31,8 +31,6 @@ import msgspec
 
 from batonmq.broker.request_fields import number
 from batonmq.broker.role_gate import RoleGate
-from batonmq.process.backoff import Backoff
-from batonmq.process.turns import Pace
 from batonmq.protocol.codes import (
     RELAY_FIELD,
     TAKEN_FIELD,
@@ -52,6 +50,8 @@ from batonmq.remoting.connection import (
     Response,
 )
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.runtime.backoff import Backoff
+from batonmq.runtime.turns import Pace
 
 log = logging.getLogger(__name__)
 

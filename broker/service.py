@@ -45,8 +45,6 @@ from batonmq.broker.waiting import WaitingMessages
 from batonmq.broker.write.pending_acks import FlowControl
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.broker.write.write_path import WritePath
-from batonmq.process.clock import boot_ms
-from batonmq.process.turns import in_slices
 from batonmq.protocol.bodies import PERM_INHERIT, PERM_READ, PERM_WRITE
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.pop import ANY_QUEUE
@@ -55,6 +53,8 @@ from batonmq.protocol.topic_name import AUTO_CREATE_TOPIC, METADATA_TOPIC, PROGR
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.turns import in_slices
 from batonmq.store.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
 from batonmq.store.index_service import IndexService
 from batonmq.store.message_store import MessageStore

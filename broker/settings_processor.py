@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from batonmq.broker.config import RUNTIME_KEYS, BrokerConfig, BrokerSections
 from batonmq.broker.java_keys import JAVA_KEYS
-from batonmq.process.clock import wall_ms
-from batonmq.process.properties_text import dump_properties
-from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
 from batonmq.protocol.bodies import DataVersion
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.json_body import encode_json
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
+from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.properties_text import dump_properties
+from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
 
 _NOT_TO_NAME = frozenset({"configBlackList", "brokerConfigPath"})
 

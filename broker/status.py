@@ -16,7 +16,6 @@ from batonmq.broker.replication.replication import Replication
 from batonmq.broker.tables.slave_sync import BrokerTables
 from batonmq.broker.waiting import WaitingMessages
 from batonmq.broker.write.write_path import WritePath
-from batonmq.process.clock import wall_ms
 from batonmq.protocol.bodies import (
     PROBLEMS_KEY,
     EpochEntryCache,
@@ -27,6 +26,7 @@ from batonmq.protocol.codes import MQ_VERSION
 from batonmq.protocol.records.codec import scan_record
 from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.protocol.role_view import Role, RoleView
+from batonmq.runtime.clock import wall_ms
 from batonmq.store.health import StoreHealth
 
 ACTING = "the group takes no writes"

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from batonmq.history.file import FILE_SIZE_DEFAULT, FILES_DEFAULT
-from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
+from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
 
 HISTORY_TOPIC_OFF: Final = "none"
 

@@ -24,8 +24,8 @@ from batonmq.controller.rules.commands import NO_BROKER, HistoryAppended, NoteEv
 from batonmq.controller.rules.state import ControllerState
 from batonmq.history.event import HISTORY_EVENTS_MAX, EventKind, HistoryEvent
 from batonmq.history.file import HistoryFile
-from batonmq.process.clock import wall_ms
 from batonmq.protocol.errors import NotLeaderError
+from batonmq.runtime.clock import wall_ms
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,6 @@ from batonmq.controller.rules.state import ControllerState
 from batonmq.history.event import EventKey
 from batonmq.history.message import history_name, history_properties
 from batonmq.history.reader import HistoryReader
-from batonmq.process.clock import boot_ms, wall_ms
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, ResponseError
@@ -39,6 +38,7 @@ from batonmq.protocol.sysflag import PULL_SUBSCRIPTION
 from batonmq.protocol.topic_name import HISTORY_PRODUCER, HISTORY_TOPIC
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.runtime.clock import boot_ms, wall_ms
 
 log = logging.getLogger(__name__)
 

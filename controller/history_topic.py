@@ -22,8 +22,8 @@ from typing import Final
 
 from batonmq.history.event import EventKey
 from batonmq.history.message import Line
-from batonmq.process.backoff import Backoff
 from batonmq.protocol.codes import ResponseCode
+from batonmq.runtime.backoff import Backoff
 
 BACKOFF_FIRST_MS: Final = 500
 BACKOFF_MAX_MS: Final = 30_000

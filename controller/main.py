@@ -1,19 +1,19 @@
 """`python -m batonmq.controller.main -c FILE`: one controller node by itself.
 
 FILE is YAML with a `controller:` section, or RocketMQ's `controller.conf`. SIGTERM and SIGINT end
-it cleanly; exit codes are those of `batonmq.process.server_main`.
+it cleanly; exit codes are those of `batonmq.runtime.server_main`.
 """
 
 import sys
 
-from batonmq.process.extras import need_server
+from batonmq.runtime.extras import need_server
 
 if __name__ == "__main__":
     need_server("controller")  # before the imports that would fail
 
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.service import ControllerService
-from batonmq.process.server_main import ServerMain, run_server, started
+from batonmq.runtime.server_main import ServerMain, run_server, started
 
 
 async def serve(main: ServerMain) -> None:

@@ -21,9 +21,9 @@ from batonmq.controller.switch import (
     plan,
 )
 from batonmq.history.event import REASON_SIZE_MAX, EventKind
-from batonmq.process.clock import boot_ms
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.codes import ResponseCode
+from batonmq.runtime.clock import boot_ms
 
 log = logging.getLogger(__name__)
 

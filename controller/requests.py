@@ -45,10 +45,10 @@ from batonmq.controller.rules.commands import (
 from batonmq.controller.rules.groups import BrokerGroup, fill_alive
 from batonmq.controller.rules.state import ControllerState
 from batonmq.controller.switch import is_switch_id, with_drained
-from batonmq.process.clock import boot_ms, wall_ms
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BatonError, NotLeaderError
 from batonmq.protocol.role_view import RoleView
+from batonmq.runtime.clock import boot_ms, wall_ms
 
 log = logging.getLogger(__name__)
 

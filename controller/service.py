@@ -38,12 +38,12 @@ from batonmq.controller.rules.commands import (
 )
 from batonmq.controller.rules.state import ControllerState
 from batonmq.history.event import EventKind
-from batonmq.process import disk
-from batonmq.process.clock import wall_ms
-from batonmq.process.durable_file import sync_directory
-from batonmq.process.lock_file import FolderLock
-from batonmq.process.start_room import StartRoom
 from batonmq.protocol.role_view import RoleView
+from batonmq.runtime import disk
+from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.durable_file import sync_directory
+from batonmq.runtime.lock_file import FolderLock
+from batonmq.runtime.start_room import StartRoom
 
 log = logging.getLogger(__name__)
 

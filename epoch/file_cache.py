@@ -33,8 +33,9 @@ from pathlib import Path
 from typing import Final
 
 from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
-from batonmq.process import disk
-from batonmq.process.durable_file import (
+from batonmq.protocol.errors import CorruptLogError
+from batonmq.runtime import disk
+from batonmq.runtime.durable_file import (
     UnreadableFileError,
     backup_path,
     load_with_backup,
@@ -42,7 +43,6 @@ from batonmq.process.durable_file import (
     replace_with_twin,
     write_all,
 )
-from batonmq.protocol.errors import CorruptLogError
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from batonmq.process.clock import wall_ms
+from batonmq.runtime.clock import wall_ms
 from faults.figures import median
 from lab.java import JavaError, JavaProgram, missing_tools, prepared_classpath
 from lab.mqctl import mqctl

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Final
 
-from batonmq.process.clock import wall_ms
+from batonmq.runtime.clock import wall_ms
 from faults.clients import ClientFault, ClientRun, client_table, tell
 from lab.cluster import HOSTS, PROBE_HOST, Cluster
 from lab.java import JavaError, JavaProgram, missing_tools, prepared_classpath

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from batonmq.launcher.layout import BrokerNode, NameServerNode
-from batonmq.process.fault_points import CLOCK_VARIABLE, DISK_VARIABLE, RELOAD_SIGNAL
-from batonmq.process.sockets import listens
+from batonmq.runtime.fault_points import CLOCK_VARIABLE, DISK_VARIABLE, RELOAD_SIGNAL
+from batonmq.runtime.sockets import listens
 from lab import frames
 from lab.checks import Epoch
 from lab.connection import HaStatus, ask, parse_ha_status, sync_state
@@ -68,7 +68,7 @@ class Process:
 
     @property
     def fault_files(self) -> dict[str, Path]:
-        """By the variable of the environment that names them, see `batonmq.process.fault_points`.
+        """By the variable of the environment that names them, see `batonmq.runtime.fault_points`.
         They stand beside the configuration: no trial wipes them."""
         config = self.node.config
         return {

@@ -16,7 +16,6 @@ import dataclasses
 import enum
 from collections.abc import Callable
 
-from batonmq.process.backoff import pause_ms
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import RoleView
 from batonmq.replicas_manager.events import (
@@ -27,6 +26,7 @@ from batonmq.replicas_manager.events import (
     ProposalUnknown,
     SendAlter,
 )
+from batonmq.runtime.backoff import pause_ms
 
 _FENCES = frozenset(
     {

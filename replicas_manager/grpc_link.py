@@ -21,8 +21,6 @@ from typing import Final
 
 import grpc
 
-from batonmq.process.clock import boot_ms, wall_ms
-from batonmq.process.sockets import LowDescriptors
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1.role_view import role_view_from_pb
 from batonmq.protocol.codes import ResponseCode
@@ -51,6 +49,8 @@ from batonmq.replicas_manager.session import (
     is_only_the_call_cancelled,
 )
 from batonmq.replicas_manager.switch import SwitchTask
+from batonmq.runtime.clock import boot_ms, wall_ms
+from batonmq.runtime.sockets import LowDescriptors
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from batonmq.process import disk
-from batonmq.process.durable_file import remove_file, replace_file, write_all
 from batonmq.protocol.errors import BatonError
+from batonmq.runtime import disk
+from batonmq.runtime.durable_file import remove_file, replace_file, write_all
 
 TEMP_SUFFIX = "-temp"
 SECRET_SUFFIX = "-secret"

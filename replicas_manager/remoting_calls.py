@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final, assert_never
 
-from batonmq.process.clock import wall_ms
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, RemoteProtocolError, ResponseError
 from batonmq.protocol.role_view import Replica, RoleView
@@ -33,6 +32,7 @@ from batonmq.replicas_manager.events import (
 )
 from batonmq.replicas_manager.link import DurableFacts, LinkEvents
 from batonmq.replicas_manager.remoting_requests import Metadata, ProcessName, Requests, group_view
+from batonmq.runtime.clock import wall_ms
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ import secrets
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
-from batonmq.process.clock import boot_ms, wall_ms
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BatonError, ConnectError, ResponseError
 from batonmq.protocol.role_view import Role
@@ -46,6 +45,7 @@ from batonmq.replicas_manager.link import (
 from batonmq.replicas_manager.remoting_calls import RemotingCalls
 from batonmq.replicas_manager.role import ViewInForce
 from batonmq.replicas_manager.switch import SwitchTask
+from batonmq.runtime.clock import boot_ms, wall_ms
 
 log = logging.getLogger(__name__)
 

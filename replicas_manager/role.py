@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import enum
 
-from batonmq.process.backoff import Backoff
 from batonmq.protocol.role_view import Role, RoleView
 from batonmq.replicas_manager.events import (
     AnswerReceived,
@@ -28,6 +27,7 @@ from batonmq.replicas_manager.events import (
     SetDead,
     StandDown,
 )
+from batonmq.runtime.backoff import Backoff
 
 RETRY_FIRST_MS = 50
 RETRY_MOST_MS = 1000

@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import assert_never
 
-from batonmq.process import disk
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.role_view import RoleView
@@ -47,6 +46,7 @@ from batonmq.replicas_manager.switch import (
     SwitchFailed,
     SwitchTask,
 )
+from batonmq.runtime import disk
 
 log = logging.getLogger(__name__)
 

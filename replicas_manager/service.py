@@ -12,8 +12,6 @@ import logging
 from collections.abc import Callable
 from typing import assert_never
 
-from batonmq.process.clock import boot_ms
-from batonmq.process.start_room import InOrder, StartRoom
 from batonmq.protocol.incarnation import ProcessName, new_process_name
 from batonmq.protocol.role_view import Role, RoleView
 from batonmq.replicas_manager.config import ReplicasManagerConfig
@@ -68,6 +66,8 @@ from batonmq.replicas_manager.role import ViewInForce
 from batonmq.replicas_manager.role_runner import EpochStore, RoleRunner, SwitchRunner
 from batonmq.replicas_manager.state import ReplicasState
 from batonmq.replicas_manager.switch import SwitchTask
+from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.start_room import InOrder, StartRoom
 
 log = logging.getLogger(__name__)
 

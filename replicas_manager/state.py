@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from batonmq.process.recent_events import RecentEvents, records_event, shows_events
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import Role, RoleView
 from batonmq.replicas_manager.alter import AlterOutcome, OpenAlter, alter_for
@@ -54,6 +53,7 @@ from batonmq.replicas_manager.events import (
     ViewReceived,
 )
 from batonmq.replicas_manager.role import Key, Lease, RoleChanges, ViewInForce, Worth
+from batonmq.runtime.recent_events import RecentEvents, records_event, shows_events
 
 SUCCESS = ResponseCode.SUCCESS
 NOT_LEADER = ResponseCode.CONTROLLER_NOT_LEADER

@@ -18,8 +18,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from batonmq.process.recent_events import RecentEvents, records_event
 from batonmq.protocol.codes import ResponseCode
+from batonmq.runtime.recent_events import RecentEvents, records_event
 
 CATCH_UP_MOST_MS = 400
 HOLD_MOST_MS = 500

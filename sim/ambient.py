@@ -35,8 +35,8 @@ import pysyncobj.transport
 import batonmq.client.instance.connections
 import batonmq.controller.raft.transport
 from batonmq.broker.filter import subscription_filter
-from batonmq.process import disk, lock_file, sockets
 from batonmq.remoting.connection import Connection
+from batonmq.runtime import disk, lock_file, sockets
 from batonmq.store.index_service import IndexService
 from batonmq.store.queue_table import Queue
 from sim.disk import SimDisks

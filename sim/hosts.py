@@ -21,9 +21,9 @@ from batonmq.ha.config import HAConfig
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.service import NamesrvService
 from batonmq.namesrv.state import RouteInfoManager
-from batonmq.process.server_main import started
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.role_view import Role
+from batonmq.runtime.server_main import started
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
 from batonmq.store.upkeep import DiskUse

@@ -20,7 +20,7 @@ from pysyncobj.tcp_connection import CONNECTION_STATE
 from pysyncobj.transport import Transport
 
 from batonmq.controller.raft.messages import MendedTransport
-from batonmq.process.clock import boot_s
+from batonmq.runtime.clock import boot_s
 from sim.loop import Process, SimLoop, current_process
 from sim.network import SimTransport
 from sim.threads import Event, current_thread

@@ -17,12 +17,12 @@ from typing import Any
 from batonmq.broker.service import BrokerService
 from batonmq.controller.liveness.core import LivenessCore
 from batonmq.namesrv.state import BrokerRegistration, Registered, RouteInfoManager
-from batonmq.process.clock import boot_ms
 from batonmq.protocol.codes import MASTER_ID
 from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.protocol.role_view import Role
 from batonmq.replicas_manager.events import AnswerReceived, Effect, Event
 from batonmq.replicas_manager.state import ReplicasState
+from batonmq.runtime.clock import boot_ms
 from batonmq.store.message_store import MessageStore
 from sim.hosts import CLUSTER, GROUP, BrokerHost, ControllerHost
 from sim.rot import read_log

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from batonmq.controller.rules.groups import BrokerGroup
-from batonmq.process.clock import boot_ms
+from batonmq.runtime.clock import boot_ms
 from sim.hosts import BrokerHost
 from sim.world import World
 

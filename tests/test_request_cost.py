@@ -22,7 +22,6 @@ from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.endpoint import GROUPS_AT_ONCE, NamesrvEndpoint
 from batonmq.namesrv.kv_config import VALUE_SIZE_MAX, KVConfig
 from batonmq.namesrv.state import RouteInfoManager
-from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
 from batonmq.protocol import fastjson, json_body
 from batonmq.protocol.batch import MESSAGES_MAX, BatchItem, encode_batch, split_batch
 from batonmq.protocol.bodies import (
@@ -40,6 +39,7 @@ from batonmq.protocol.message import MessageQueue
 from batonmq.remoting import budget
 from batonmq.remoting.command import FRAME_SIZE_MAX, RemotingCommand, encode_frame
 from batonmq.remoting.connection import BACKLOG_BYTES_MAX, Processors
+from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
 from tests.broker.heartbeats import heartbeat
 from tests.broker.lone_broker import lone_broker, send_header
 from tests.shared.turns import counted_turns

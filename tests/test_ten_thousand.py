@@ -44,8 +44,6 @@ from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.endpoint import NamesrvEndpoint
 from batonmq.namesrv.kv_config import KVConfig
 from batonmq.namesrv.state import LIVENESS_DEFAULT_MS, BrokerRegistration, RouteInfoManager
-from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
-from batonmq.process.turns import in_slices
 from batonmq.protocol.allocation import STRATEGIES
 from batonmq.protocol.bodies import (
     SQL92,
@@ -75,6 +73,8 @@ from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.remoting.command import RemotingCommand, encode_frame
 from batonmq.remoting.connection import PendingRequests, Processors
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
+from batonmq.runtime.turns import in_slices
 from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.subscription_group import SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager

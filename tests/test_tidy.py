@@ -33,9 +33,9 @@ CORE_NAMES = re.compile(r"(^|_)(core|state|rules|fold)\.py$")
 
 #: What one module does for all others.
 OWNERS = {
-    r"\btime\.(time|monotonic|perf_counter|clock_gettime)\w*\(": "process/clock.py",
-    r"\.setsockopt\(": "process/sockets.py",
-    r"\bfcntl\.lockf\(": "process/lock_file.py",
+    r"\btime\.(time|monotonic|perf_counter|clock_gettime)\w*\(": "runtime/clock.py",
+    r"\.setsockopt\(": "runtime/sockets.py",
+    r"\bfcntl\.lockf\(": "runtime/lock_file.py",
 }
 
 
@@ -246,7 +246,7 @@ def test_a_package_that_re_exports_says_what() -> None:
 @pytest.mark.parametrize("pattern, owner", OWNERS.items())
 def test_one_module_owns(pattern: str, owner: str) -> None:
     # Spark's jobs are programs of their own: what they show is the wall clock of their machine.
-    others = {"spark"} if owner == "process/clock.py" else set()
+    others = {"spark"} if owner == "runtime/clock.py" else set()
     found = [m.place for m in PRODUCT if m.folder not in others and re.search(pattern, m.text)]
     assert found == [owner]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from batonmq.process.backoff import pause_ms
+from batonmq.runtime.backoff import pause_ms
 
 RATE_WINDOW_MS = 100
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Generic, Protocol, TypeVar, cast
 
 from batonmq.ha.proof import FromPeer, one_too_many
-from batonmq.process.sockets import limit_unacknowledged_of
+from batonmq.runtime.sockets import limit_unacknowledged_of
 
 log = logging.getLogger(__name__)
 

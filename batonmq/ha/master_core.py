@@ -36,8 +36,8 @@ from batonmq.ha.wire import (
     encode_master_handshake,
     encode_transfer_header,
 )
-from batonmq.process.recent_events import RecentEvents, records_event, shows_events
 from batonmq.protocol.role_view import Replica
+from batonmq.runtime.recent_events import RecentEvents, records_event, shows_events
 
 pack_transfer_header = TRANSFER_HEADER.pack
 

@@ -25,11 +25,11 @@ from batonmq.ha.slave_core import SlaveCore
 from batonmq.ha.slave_shell import SlaveShell, local_log
 from batonmq.ha.sync_state import RecordedSet, SyncState, WrittenLog
 from batonmq.ha.wire import SLAVE_OPENING_SIZE_MAX, HAIdentity, SlaveFrameReader
-from batonmq.process.clock import boot_ms
-from batonmq.process.sockets import listening_as
 from batonmq.protocol.bodies import HAClientRuntimeInfo, HARuntimeInfo
 from batonmq.protocol.errors import FencedError
 from batonmq.protocol.role_view import RoleView
+from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.sockets import listening_as
 from batonmq.store.config import StoreConfig
 
 log = logging.getLogger(__name__)

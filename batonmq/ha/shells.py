@@ -13,8 +13,8 @@ from batonmq.ha.links import ByteRate, LinkTasks, MasterLink, OpenLinks, SlaveLi
 from batonmq.ha.master_core import SendLog
 from batonmq.ha.ports import LogStore
 from batonmq.ha.slave_effects import AppendLog, BeginAt
-from batonmq.process.clock import wall_ms
 from batonmq.protocol.bodies import HAClientRuntimeInfo, HAConnectionRuntimeInfo, HARuntimeInfo
+from batonmq.runtime.clock import wall_ms
 
 log = logging.getLogger(__name__)
 

@@ -52,8 +52,8 @@ from batonmq.ha.wire import (
     encode_slave_handshake,
     encode_tables_mark,
 )
-from batonmq.process.recent_events import RecentEvents, records_event, shows_events
 from batonmq.protocol.role_view import RoleView
+from batonmq.runtime.recent_events import RecentEvents, records_event, shows_events
 
 
 class Phase(Enum):

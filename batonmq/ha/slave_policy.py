@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from batonmq.process.backoff import Backoff, pause_ms
+from batonmq.runtime.backoff import Backoff, pause_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,10 +35,10 @@ from batonmq.ha.slave_effects import (
     TruncateTo,
 )
 from batonmq.ha.wire import MasterFrameReader, MasterHandshake, TransferHeader
-from batonmq.process import disk
 from batonmq.protocol.bodies import HAClientRuntimeInfo
 from batonmq.protocol.errors import BatonError, CorruptLogError, RemoteProtocolError
 from batonmq.protocol.role_view import RoleView
+from batonmq.runtime import disk
 from batonmq.store.errors import TruncationRefused
 
 log = logging.getLogger(__name__)

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from batonmq.ha.follower import RATE_WINDOW_MS, Follower, SyncPolicy
-from batonmq.process.backoff import Backoff
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import RoleView
+from batonmq.runtime.backoff import Backoff
 
 _ENDS_MAX = 1 << 16
 _WRITES_MAX = 128

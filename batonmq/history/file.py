@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from batonmq.history.event import HISTORY_EVENTS_MAX, EventKey, HistoryEvent
-from batonmq.process import disk
+from batonmq.runtime import disk
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from typing import Final
 from batonmq.launcher.forks import ForkServer, ServerProcess
 from batonmq.launcher.layout import Layout, Node, held_addresses
 from batonmq.launcher.watchdog import TICK_MS, NotifySocket, Watchdog, activity_of
-from batonmq.process.backoff import Backoff
-from batonmq.process.clock import boot_ms
-from batonmq.process.sockets import listening_socket
+from batonmq.runtime.backoff import Backoff
+from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.sockets import listening_socket
 
 TERM_GRACE_S: Final = 10.0
 HUNG_GRACE_S: Final = 0.1

@@ -29,9 +29,9 @@ from batonmq.launcher.preparation import (
     write_configs,
 )
 from batonmq.launcher.watch import ClusterView, poll
-from batonmq.process.clock import boot_s, wall_ms
-from batonmq.process.lock_file import FolderLock
-from batonmq.process.sockets import listens
+from batonmq.runtime.clock import boot_s, wall_ms
+from batonmq.runtime.lock_file import FolderLock
+from batonmq.runtime.sockets import listens
 
 POLL_STARTING_S = 0.05
 POLL_S = 0.5

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batonmq.launcher.layout import CLUSTER_NAME, BrokerNode, Layout
-from batonmq.process.durable_file import show_file
+from batonmq.runtime.durable_file import show_file
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from batonmq.process.durable_file import show_file
+from batonmq.runtime.durable_file import show_file
 
 log = logging.getLogger(__name__)
 

@@ -31,10 +31,10 @@ from batonmq.launcher.events import Event, JsonReporter, LineReporter, Reporter
 from batonmq.launcher.forks import ForkServer
 from batonmq.launcher.layout import HOST, Layout, plan
 from batonmq.launcher.preparation import StartError
-from batonmq.process.clock import boot_s, wall_ms
-from batonmq.process.sockets import is_port_free
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageExt
+from batonmq.runtime.clock import boot_s, wall_ms
+from batonmq.runtime.sockets import is_port_free
 
 TOPIC: Final = "DemoTopic"
 WHOLE_S: Final = 30.0

@@ -10,7 +10,7 @@ from typing import Protocol, TextIO
 
 import click
 
-from batonmq.process.clock import wall_ms
+from batonmq.runtime.clock import wall_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The launcher's side of `process/fork_server`: asks it for servers, and waits for their end."""
+"""The launcher's side of `runtime/fork_server`: asks it for servers, and waits for their end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from batonmq.process.fork_server import Start, end_with_parent, take_orphans_in
+from batonmq.runtime.fork_server import Start, end_with_parent, take_orphans_in
 
 ANSWER_BYTES_MAX: Final = 32
 LOADED: Final = ("batonmq.namesrv.main", "batonmq.broker.service", "batonmq.broker.main")
@@ -59,7 +59,7 @@ class ForkServer:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "batonmq.process.fork_server", *LOADED],
+                [sys.executable, "-P", "-m", "batonmq.runtime.fork_server", *LOADED],
                 stdin=theirs.fileno(),
                 preexec_fn=_apart,
                 env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # a fork has one thread

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import click
 
 from batonmq.launcher.layout import DEFAULT_BASE_PORT, DEFAULT_WATCHDOG_S, LEAST_WATCHDOG_S
-from batonmq.process.extras import need_server
+from batonmq.runtime.extras import need_server
 
 if TYPE_CHECKING:
     from batonmq.launcher.forks import ForkServer
@@ -184,7 +184,7 @@ def raft_password(file: Path) -> None:
     Every controller of the group needs a copy of it, named by raftPasswordFile in its section
     `controller`. An existing FILE is never overwritten. `batonmq up` makes one by itself.
     """
-    from batonmq.process.password_file import make_password
+    from batonmq.runtime.password_file import make_password
 
     try:
         make_password(file)

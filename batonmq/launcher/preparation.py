@@ -12,9 +12,9 @@ from typing import Final
 import yaml
 
 from batonmq.launcher.layout import Layout, LayoutError, Node, Settings, config_of
-from batonmq.process.lock_file import FolderLock, FolderLockedError
-from batonmq.process.password_file import make_password
-from batonmq.process.sockets import check_port_free, holder_of
+from batonmq.runtime.lock_file import FolderLock, FolderLockedError
+from batonmq.runtime.password_file import make_password
+from batonmq.runtime.sockets import check_port_free, holder_of
 
 MIN_FREE_BYTES: Final = 1 << 30
 

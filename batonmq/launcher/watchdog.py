@@ -2,7 +2,7 @@
 
 A process that hangs holds its connections: a stock client waits out its own time-out for each
 request to it. `Watchdog` decides and is pure; `NotifySocket` hears the children (sd_notify, see
-`process/service_manager`), `activity_of` looks at them. A child is watched from its READY to its
+`runtime/service_manager`), `activity_of` looks at them. A child is watched from its READY to its
 STOPPING.
 
 Silence alone proves nothing on a busy machine. Who is silent for the time-out hangs if none of its
@@ -25,14 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from batonmq.process.service_manager import (
+from batonmq.runtime.service_manager import (
     NOTIFY_SOCKET,
     READY,
     STOPPING,
     WATCHDOG,
     WATCHDOG_USEC,
 )
-from batonmq.process.sockets import name_senders
+from batonmq.runtime.sockets import name_senders
 
 TICK_MS: Final = 100
 PAUSED_MS: Final = 300

@@ -18,8 +18,6 @@ from typing import Final
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.kv_config import KVConfig
 from batonmq.namesrv.state import BrokerRegistration, MinIdChange, Outcome, RouteInfoManager
-from batonmq.process.runtime_settings import RuntimeSettings
-from batonmq.process.turns import go_on, in_turns
 from batonmq.protocol.bodies import (
     BrokerMemberGroup,
     ClusterInfo,
@@ -40,6 +38,8 @@ from batonmq.protocol.topic_name import (
 )
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
+from batonmq.runtime.runtime_settings import RuntimeSettings
+from batonmq.runtime.turns import go_on, in_turns
 
 log = logging.getLogger(__name__)
 

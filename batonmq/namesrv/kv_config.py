@@ -19,10 +19,10 @@ from typing import Final
 
 import msgspec
 
-from batonmq.process.durable_file import load_with_backup, replace_file
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.topic_name import text_problem
+from batonmq.runtime.durable_file import load_with_backup, replace_file
 
 log = logging.getLogger(__name__)
 

@@ -2,12 +2,12 @@
 
 FILE is YAML with a `namesrv:` and, for `enableControllerInNamesrv`, a `controller:` section, or
 RocketMQ's `namesrv.conf`. SIGTERM and SIGINT end it cleanly; exit codes are those of
-`batonmq.process.server_main`.
+`batonmq.runtime.server_main`.
 """
 
 import sys
 
-from batonmq.process.extras import need_server
+from batonmq.runtime.extras import need_server
 
 if __name__ == "__main__":
     need_server("namesrv")  # before the imports that would fail
@@ -15,7 +15,7 @@ if __name__ == "__main__":
 from batonmq.controller.config import ControllerConfig
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.service import NamesrvService
-from batonmq.process.server_main import ServerMain, run_server, started
+from batonmq.runtime.server_main import ServerMain, run_server, started
 
 
 async def serve(main: ServerMain) -> None:

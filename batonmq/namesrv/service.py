@@ -13,13 +13,13 @@ from batonmq.namesrv.config import RUNTIME_KEYS, NamesrvConfig
 from batonmq.namesrv.endpoint import NamesrvEndpoint
 from batonmq.namesrv.kv_config import KVConfig
 from batonmq.namesrv.state import MinIdChange, RouteInfoManager
-from batonmq.process.clock import boot_ms
-from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import BatonError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
+from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, Final, Protocol
 
-from batonmq.process.clock import boot_s
+from batonmq.runtime.clock import boot_s
 
 log = logging.getLogger(__name__)
 

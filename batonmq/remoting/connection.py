@@ -15,8 +15,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias, cast
 
-from batonmq.process.clock import boot_ms, boot_s
-from batonmq.process.sockets import limit_unacknowledged_of
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import (
     BatonError,
@@ -41,6 +39,8 @@ from batonmq.remoting.command import (
 )
 from batonmq.remoting.intake import Intake
 from batonmq.remoting.pending_requests import PendingRequests
+from batonmq.runtime.clock import boot_ms, boot_s
+from batonmq.runtime.sockets import limit_unacknowledged_of
 
 log = logging.getLogger(__name__)
 

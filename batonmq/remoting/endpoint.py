@@ -8,15 +8,15 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from batonmq.process.clock import boot_ms
-from batonmq.process.service_manager import held_listener
-from batonmq.process.sockets import BACKLOG, listening_as
-from batonmq.process.turns import go_on, in_turns
 from batonmq.protocol.errors import ConnectError, ResponseError
 from batonmq.protocol.message_id import split_address
 from batonmq.remoting.budget import MemoryBudget
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Dispatcher, Processors, WriteTurn
+from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.service_manager import held_listener
+from batonmq.runtime.sockets import BACKLOG, listening_as
+from batonmq.runtime.turns import go_on, in_turns
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from batonmq.process.clock import boot_s
 from batonmq.remoting.budget import SLICE_S, MemoryBudget, TurnBudget
 from batonmq.remoting.command import FrameReader
+from batonmq.runtime.clock import boot_s
 
 SLICE_BYTES: Final = 4 * 1024 * 1024
 """Of answers. Behind them, the frames of a connection wait for the next turn."""

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
-from batonmq.process.turns import go_on
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime.turns import go_on
 
 _STALL_S: Final = 0.1
 _AT_ONCE: Final = 256

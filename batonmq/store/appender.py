@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from batonmq.process import disk
 from batonmq.protocol.errors import DISK_FULL
 from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
 from batonmq.protocol.records.codec import (
@@ -23,6 +22,7 @@ from batonmq.protocol.records.codec import (
 )
 from batonmq.protocol.sysflag import TRANSACTION_MASK, TRANSACTION_ROLLBACK, has_queue_unit
 from batonmq.protocol.topic_name import DUE_TOPICS
+from batonmq.runtime import disk
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
 from batonmq.store.dispatch import NO_UNIT, Pending

@@ -12,8 +12,6 @@ import os
 import zlib
 from pathlib import Path
 
-from batonmq.process import disk
-from batonmq.process.durable_file import sync_directory, write_all
 from batonmq.protocol.layout import (
     CHECKPOINT,
     CHECKPOINT_MAGIC,
@@ -21,6 +19,8 @@ from batonmq.protocol.layout import (
     CHECKPOINT_OURS_AT,
     CHECKPOINT_SIZE,
 )
+from batonmq.runtime import disk
+from batonmq.runtime.durable_file import sync_directory, write_all
 
 _CRC_AT = CHECKPOINT_OURS.at["crc"]
 # Java starts this far before the older of the two timestamps.

@@ -27,8 +27,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from batonmq.process import disk
-from batonmq.process.durable_file import replace_file, sync_directory, write_all
+from batonmq.runtime import disk
+from batonmq.runtime.durable_file import replace_file, sync_directory, write_all
 from batonmq.store.errors import StoreFormatError
 from batonmq.store.health import StoreHealth
 

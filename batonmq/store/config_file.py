@@ -14,17 +14,17 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from batonmq.process import disk
-from batonmq.process.durable_file import (
+from batonmq.protocol.bodies import DataVersion
+from batonmq.protocol.errors import CorruptLogError, RemoteProtocolError
+from batonmq.protocol.json_body import Body, encoded_parts
+from batonmq.protocol.topic_name import is_file_name
+from batonmq.runtime import disk
+from batonmq.runtime.durable_file import (
     SnapshotOrder,
     UnreadableFileError,
     load_with_backup,
     replace_file,
 )
-from batonmq.protocol.bodies import DataVersion
-from batonmq.protocol.errors import CorruptLogError, RemoteProtocolError
-from batonmq.protocol.json_body import Body, encoded_parts
-from batonmq.protocol.topic_name import is_file_name
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 
-from batonmq.process.durable_file import is_zero
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
+from batonmq.runtime.durable_file import is_zero
 from batonmq.store.file_handles import FileHandles
 from batonmq.store.health import StoreHealth
 from batonmq.store.queue_files import QueueFiles

@@ -34,14 +34,14 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from batonmq.process import disk
-from batonmq.process.clock import wall_ms
-from batonmq.process.durable_file import SnapshotOrder, replace_file
 from batonmq.protocol.bodies import (
     ConsumerOffsetSerializeWrapper,
     DataVersion,
     DelayOffsetSerializeWrapper,
 )
+from batonmq.runtime import disk
+from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.durable_file import SnapshotOrder, replace_file
 from batonmq.store.config_file import ConfigManager
 from batonmq.store.offset_resets import OffsetResets, Running
 from batonmq.store.old_positions import OldPositions

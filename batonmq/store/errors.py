@@ -8,9 +8,9 @@ from __future__ import annotations
 import enum
 from pathlib import Path
 
-from batonmq.process import disk
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BatonError
+from batonmq.runtime import disk
 
 
 class PutStatus(enum.Enum):

@@ -18,7 +18,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from batonmq.process import disk
+from batonmq.runtime import disk
 
 log = logging.getLogger(__name__)
 

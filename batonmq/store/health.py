@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from batonmq.process import disk
+from batonmq.runtime import disk
 from batonmq.store.errors import StoreFailedError
 
 log = logging.getLogger(__name__)

@@ -17,10 +17,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from batonmq.process import disk
 from batonmq.protocol.layout import INDEX_ENTRY
 from batonmq.protocol.records.columns import Bools, Bytes, Int64s
 from batonmq.protocol.tags import java_string_hash
+from batonmq.runtime import disk
 
 U32 = npt.NDArray[np.uint32]
 Int32s = npt.NDArray[np.int32]

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batonmq.process import disk
-from batonmq.process.durable_file import sync_directory, sync_file, write_all, zero_range
 from batonmq.protocol.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT
 from batonmq.protocol.tags import java_string_hash
+from batonmq.runtime import disk
+from batonmq.runtime.durable_file import sync_directory, sync_file, write_all, zero_range
 from batonmq.store.file_handles import FileHandles
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from batonmq.process import disk
-from batonmq.process.clock import wall_ms
-from batonmq.process.durable_file import sync_directory, sync_file
 from batonmq.protocol.codes import LONG_MAX
 from batonmq.protocol.tags import java_string_hash
+from batonmq.runtime import disk
+from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.durable_file import sync_directory, sync_file
 from batonmq.store.file_handles import FileHandles
 from batonmq.store.health import StoreHealth
 from batonmq.store.index_file import IndexFile, key_hash

@@ -21,11 +21,11 @@ from functools import partial
 from typing import Final
 
 from batonmq.epoch.file_cache import EpochFileCache
-from batonmq.process import disk
-from batonmq.process.clock import wall_ms
-from batonmq.process.durable_file import remove_file
-from batonmq.process.lock_file import FolderLock
 from batonmq.protocol.errors import CorruptLogError
+from batonmq.runtime import disk
+from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.durable_file import remove_file
+from batonmq.runtime.lock_file import FolderLock
 from batonmq.store.appender import Appender
 from batonmq.store.background import Background, RoomWatch
 from batonmq.store.commit_log import CommitLog

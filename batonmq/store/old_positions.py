@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from batonmq.process.clock import boot_ms
+from batonmq.runtime.clock import boot_ms
 
 _DELETED_TOPICS_MAX: Final = 4096
 

@@ -8,15 +8,15 @@ may run elsewhere.
 import os
 from pathlib import Path
 
-from batonmq.process import disk
-from batonmq.process.durable_file import (
+from batonmq.protocol.errors import CorruptLogError
+from batonmq.runtime import disk
+from batonmq.runtime.durable_file import (
     BLOCK_SIZE,
     is_zero,
     next_data,
     write_all,
     zero_range,
 )
-from batonmq.protocol.errors import CorruptLogError
 from batonmq.store.file_handles import FileHandles
 
 _NAME_DIGITS = 20

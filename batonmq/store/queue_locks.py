@@ -21,9 +21,9 @@ from typing import Final
 
 import msgspec
 
-from batonmq.process.clock import wall_ms
 from batonmq.protocol.bodies import DataVersion
 from batonmq.protocol.json_body import Body
+from batonmq.runtime.clock import wall_ms
 from batonmq.store.config_file import ConfigManager
 
 LEASE_MS: Final = 60_000

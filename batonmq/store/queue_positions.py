@@ -25,10 +25,10 @@ from zlib import crc32
 
 import msgspec
 
-from batonmq.process import disk
-from batonmq.process.durable_file import SnapshotOrder, replace_file
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.system_record import decode_system_record
+from batonmq.runtime import disk
+from batonmq.runtime.durable_file import SnapshotOrder, replace_file
 
 log = logging.getLogger(__name__)
 

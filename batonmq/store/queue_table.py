@@ -12,11 +12,11 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from batonmq.process import disk
-from batonmq.process.durable_file import sync_below, sync_directory
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.records.codec import RecordHead
 from batonmq.protocol.topic_name import DUE_TOPICS, METADATA_TOPIC, is_file_name
+from batonmq.runtime import disk
+from batonmq.runtime.durable_file import sync_below, sync_directory
 from batonmq.store.consume_queue import ConsumeQueue, whole_units
 from batonmq.store.file_handles import FileHandles, Making
 from batonmq.store.health import StoreHealth

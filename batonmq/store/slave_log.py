@@ -13,8 +13,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from batonmq.process import disk
 from batonmq.protocol.errors import CorruptLogError
+from batonmq.runtime import disk
 from batonmq.store.appender import Appender
 from batonmq.store.dispatch import Dispatcher
 from batonmq.store.errors import (

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from batonmq.epoch.file_cache import EpochFileCache
-from batonmq.process.durable_file import replace_file
+from batonmq.runtime.durable_file import replace_file
 from batonmq.store import suspicion
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.commit_log import CommitLog

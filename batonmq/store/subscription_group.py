@@ -8,13 +8,13 @@ Origin: Java `SubscriptionGroupManager`, `MessageRequestModeManager`.
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from batonmq.process.clock import wall_ms
 from batonmq.protocol.bodies import (
     MessageRequestModeSerializeWrapper,
     SetMessageRequestModeRequestBody,
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
 )
+from batonmq.runtime.clock import wall_ms
 from batonmq.store.config_file import ConfigManager, NamedTable
 
 TOOLS_CONSUMER_GROUP = "TOOLS_CONSUMER"

@@ -25,10 +25,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from batonmq.process import disk
-from batonmq.process.durable_file import remove_file, replace_file, show_file, write_all
-from batonmq.process.read_faults import ReadFault
 from batonmq.protocol.errors import CorruptLogError
+from batonmq.runtime import disk
+from batonmq.runtime.durable_file import remove_file, replace_file, show_file, write_all
+from batonmq.runtime.read_faults import ReadFault
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
 from batonmq.store.errors import StoreFormatError

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-from batonmq.process.clock import wall_ms
 from batonmq.protocol import topic_name as names
 from batonmq.protocol.bodies import (
     PERM_INHERIT,
@@ -23,6 +22,7 @@ from batonmq.protocol.bodies import (
     TopicConfig,
     TopicConfigSerializeWrapper,
 )
+from batonmq.runtime.clock import wall_ms
 from batonmq.store.config_file import NamedTable
 
 _READ_WRITE = PERM_READ | PERM_WRITE

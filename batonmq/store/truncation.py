@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from batonmq.process import disk
-from batonmq.process.durable_file import remove_file, replace_file, sync_directory
 from batonmq.protocol.errors import CorruptLogError
+from batonmq.runtime import disk
+from batonmq.runtime.durable_file import remove_file, replace_file, sync_directory
 from batonmq.store.errors import CutUnfinishedError
 from batonmq.store.store_files import StoreFiles
 

@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from batonmq.process import disk
-from batonmq.process.clock import boot_ms
-from batonmq.process.durable_file import sync_below, sync_directory
+from batonmq.runtime import disk
+from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.durable_file import sync_below, sync_directory
 from batonmq.store.background import Background, RoomWatch
 from batonmq.store.commit_log import Segment
 from batonmq.store.config import StoreConfig

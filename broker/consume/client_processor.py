@@ -44,7 +44,6 @@ from batonmq.broker.filter.subscription_filter import filter_of, is_known, prepa
 from batonmq.broker.request_fields import text
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
-from batonmq.process.turns import go_on, in_turns
 from batonmq.protocol.bodies import (
     SQL92,
     TAG,
@@ -60,6 +59,7 @@ from batonmq.protocol.topic_name import is_file_name, retry_topic
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors, Response
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.runtime.turns import go_on, in_turns
 
 log = logging.getLogger(__name__)
 

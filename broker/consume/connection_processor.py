@@ -11,8 +11,6 @@ from typing import cast
 
 from batonmq.broker.consume.consumer_manager import ClientChannel, ConsumerManager
 from batonmq.broker.request_fields import text
-from batonmq.process.clock import wall_ms
-from batonmq.process.turns import Pace, in_turns
 from batonmq.protocol.bodies import (
     ClientConnection,
     ConsumerConnection,
@@ -25,6 +23,8 @@ from batonmq.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
+from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.turns import Pace, in_turns
 
 
 class ConnectionProcessor:

@@ -21,8 +21,6 @@ from batonmq.broker.consume.pull_processor import PullProcessor
 from batonmq.broker.request_fields import flag, number, stored_at, text
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
-from batonmq.process.clock import wall_ms
-from batonmq.process.turns import Pace, in_turns
 from batonmq.protocol.bodies import (
     ConsumeStats,
     ConsumeStatsList,
@@ -49,6 +47,8 @@ from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.topic_name import group_problem
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
+from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.turns import Pace, in_turns
 from batonmq.store.consumer_offset import SEPARATOR, ConsumerOffsetManager
 
 STATUS_MS: Final = 5_000

@@ -13,7 +13,6 @@ from typing import Final
 
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
-from batonmq.process.turns import in_turns
 from batonmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
@@ -21,6 +20,7 @@ from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.topic_name import CLIENT_ID_LENGTH_MAX, check_group, check_made_topic
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
+from batonmq.runtime.turns import in_turns
 from batonmq.store.queue_locks import Queue, QueueLockManager
 
 QUEUES_MAX: Final = 10_000

@@ -26,7 +26,6 @@ from batonmq.broker.tables.offset_clamp import (
     where_to_go_on,
 )
 from batonmq.broker.write.write_path import WritePath
-from batonmq.process.turns import for_each
 from batonmq.protocol.codes import LONG_MAX, MASTER_ID, RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, CorruptLogError
 from batonmq.protocol.role_view import Role
@@ -43,6 +42,7 @@ from batonmq.remoting.headers import (
     refusal,
     refusal_of,
 )
+from batonmq.runtime.turns import for_each
 from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.offset_resets import OffsetReset
 from batonmq.store.reader import GetMessageResult, GetMessageStatus

@@ -31,13 +31,13 @@ from batonmq.broker.tables.slave_sync import BrokerTables, Followed, SlaveSynchr
 from batonmq.broker.write.write_path import WritePath
 from batonmq.ha.classic.service import ClassicHAService
 from batonmq.ha.classic.slave_core import MasterAddresses
-from batonmq.process.turns import in_turns, result_of
 from batonmq.protocol.bodies import ConsumerOffsetSerializeWrapper, HARuntimeInfo
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.json_body import decoded_in_steps
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.runtime.turns import in_turns, result_of
 from batonmq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from batonmq.process.recent_events import RecentEvents, records_event
 from batonmq.protocol.codes import MASTER_ID
+from batonmq.runtime.recent_events import RecentEvents, records_event
 
 Members = Mapping[int, Collection[str]]
 """Broker id -> its addresses: name servers may differ."""

@@ -31,13 +31,13 @@ from batonmq.broker.replication.group_core import (
     TakeRole,
 )
 from batonmq.broker.request_fields import text
-from batonmq.process.clock import wall_ms
 from batonmq.protocol.bodies import GetBrokerMemberGroupResponseBody, KVTable
 from batonmq.protocol.codes import MASTER_ID, RequestCode
 from batonmq.protocol.errors import BatonError, ConnectError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.runtime.clock import wall_ms
 
 log = logging.getLogger(__name__)
 

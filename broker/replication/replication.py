@@ -30,7 +30,6 @@ from batonmq.ha.proof import PeerIdentity
 from batonmq.ha.service import AutoSwitchHAService
 from batonmq.ha.sync_state import Proposal
 from batonmq.ha.wire import HAIdentity
-from batonmq.process.turns import in_slices
 from batonmq.protocol.bodies import (
     EpochCacheEntry,
     EpochEntryCache,
@@ -48,6 +47,7 @@ from batonmq.protocol.role_view import RoleView
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.replicas_manager.service import ReplicasManager
+from batonmq.runtime.turns import in_slices
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,6 @@ from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.tables.topics import TopicService, readable_queue
 from batonmq.broker.write.due_service import BLOCKED_MS, REFUSED_MS, DueService
 from batonmq.broker.write.write_path import WritePath
-from batonmq.process.clock import boot_ms
 from batonmq.protocol.layout import FILLER_SIZE, UNIT
 from batonmq.protocol.numbers import INT_MAX, whole_number
 from batonmq.protocol.properties import find_property, without_properties
@@ -48,6 +47,7 @@ from batonmq.protocol.topic_name import (
 )
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection
+from batonmq.runtime.clock import boot_ms
 from batonmq.store.config import DelayLevels
 from batonmq.store.errors import PutPropertiesTooLong, PutRefused
 

@@ -12,7 +12,6 @@ from batonmq.broker.config import BrokerSections
 from batonmq.broker.request_fields import text
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
-from batonmq.process.clock import wall_ms
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.message_id import UniqIdGenerator
@@ -29,6 +28,7 @@ from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.tags import tags_code
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
+from batonmq.runtime.clock import wall_ms
 
 RECALL_TAG = "_RECALL_TAG_"
 

@@ -15,7 +15,6 @@ from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.consumer_manager import ConsumerManager
 from batonmq.broker.send.send_processor import SendProcessor
 from batonmq.broker.write.write_path import WritePath
-from batonmq.process.clock import wall_ms
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.properties import (
@@ -27,6 +26,7 @@ from batonmq.protocol.properties import (
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.headers import SendFields, send_fields
+from batonmq.runtime.clock import wall_ms
 
 PUSH_MS: Final = 10_000
 NOT_STORED: Final = {"msgId": "0", "queueOffset": "0"}

@@ -31,7 +31,6 @@ from batonmq.broker.write.put_hooks import (
     require_room,
 )
 from batonmq.broker.write.write_path import WritePath
-from batonmq.process.clock import wall_ms
 from batonmq.protocol.batch import split_batch
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, BrokerRefusal
@@ -58,6 +57,7 @@ from batonmq.remoting.headers import (
     recode,
     refusal_of,
 )
+from batonmq.runtime.clock import wall_ms
 from batonmq.store.appender import PutResult
 
 FLAG_ONEWAY: Final = 2

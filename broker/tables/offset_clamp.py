@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from batonmq.broker.role_gate import GateClosedError, RoleGate
 from batonmq.broker.tables.slave_sync import BrokerTables
-from batonmq.process.turns import in_turns
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.role_view import RoleView
@@ -29,6 +28,7 @@ from batonmq.protocol.topic_name import (
     TRANS_HALF_TOPIC,
     TRANS_OP_HALF_TOPIC,
 )
+from batonmq.runtime.turns import in_turns
 from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.message_store import MessageStore
 

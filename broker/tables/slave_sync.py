@@ -27,8 +27,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from batonmq.broker.role_gate import RoleGate
-from batonmq.process.backoff import Backoff, pause_ms
-from batonmq.process.turns import in_turns, result_of
 from batonmq.protocol.bodies import (
     MessageRequestModeSerializeWrapper,
     SubscriptionGroupWrapper,
@@ -45,6 +43,8 @@ from batonmq.protocol.json_body import B, Body, decoded_in_steps, encoded_pieces
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Handler, Processors, Response
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.runtime.backoff import Backoff, pause_ms
+from batonmq.runtime.turns import in_turns, result_of
 from batonmq.store.consumer_offset import ConsumerOffsetManager, DelayOffsetManager, OffsetTable
 from batonmq.store.queue_locks import QueueLockManager, QueueLockTable
 from batonmq.store.subscription_group import MessageRequestModeManager, SubscriptionGroupManager

@@ -42,7 +42,6 @@ from batonmq.broker.transaction.transaction_records import (
 )
 from batonmq.broker.write.due_service import DueService
 from batonmq.broker.write.write_path import WritePath
-from batonmq.process.clock import boot_ms, wall_ms
 from batonmq.protocol.bodies import TopicConfig
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
@@ -68,6 +67,7 @@ from batonmq.protocol.topic_name import (
 )
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
+from batonmq.runtime.clock import boot_ms, wall_ms
 from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.errors import PutIllegal, PutRefused
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Final
 
 from batonmq.broker.write.write_path import WritePath
-from batonmq.process.clock import wall_ms
 from batonmq.protocol.errors import CorruptLogError
+from batonmq.runtime.clock import wall_ms
 from batonmq.store.errors import PutIllegal, PutRefused
 
 log = logging.getLogger(__name__)

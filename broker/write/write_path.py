@@ -31,7 +31,6 @@ from batonmq.broker.write.broker_stats import BrokerStats
 from batonmq.broker.write.pending_acks import SLICE, AckPause, FlowControl, PendingAcks
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.broker.write.set_aside import SetAside
-from batonmq.process.clock import wall_ms
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.records.codec import NewMessage
@@ -39,6 +38,7 @@ from batonmq.protocol.role_view import Role
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection
 from batonmq.remoting.headers import NO_FIELDS, refusal
+from batonmq.runtime.clock import wall_ms
 from batonmq.store.appender import PutResult
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore

@@ -41,8 +41,6 @@ from batonmq.controller.rules.commands import (
 )
 from batonmq.controller.rules.state import ControllerState
 from batonmq.history.event import HistoryEvent
-from batonmq.process.sockets import check_port_free, listening_as
-from batonmq.process.turns import in_turns
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
 from batonmq.proto.controller.v1.role_view import role_view_to_pb
@@ -50,6 +48,8 @@ from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import NotLeaderError
 from batonmq.protocol.incarnation import is_proven, owns
 from batonmq.protocol.role_view import RoleView
+from batonmq.runtime.sockets import check_port_free, listening_as
+from batonmq.runtime.turns import in_turns
 
 log = logging.getLogger(__name__)
 

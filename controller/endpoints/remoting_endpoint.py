@@ -33,7 +33,6 @@ from batonmq.controller.rules.commands import (
     Member,
     RegisterBroker,
 )
-from batonmq.process.turns import in_turns
 from batonmq.protocol.bodies import SyncStateSet
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, ConnectError
@@ -43,6 +42,7 @@ from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.remoting.command import FRAME_SIZE_MAX, RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
+from batonmq.runtime.turns import in_turns
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from batonmq.controller.liveness.events import (
     SessionHello,
 )
 from batonmq.controller.rules.commands import LiveBroker
-from batonmq.process.backoff import pause_ms
 from batonmq.protocol.incarnation import is_hash
+from batonmq.runtime.backoff import pause_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,10 +63,10 @@ from batonmq.controller.rules.elect_policy import (
 )
 from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord, living_replicas
 from batonmq.controller.rules.state import ControllerState
-from batonmq.process.backoff import pause_ms
-from batonmq.process.recent_events import RecentEvents, records_event
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.incarnation import is_hash
+from batonmq.runtime.backoff import pause_ms
+from batonmq.runtime.recent_events import RecentEvents, records_event
 
 CONFIRM_SETTLE_MS: Final = 1_000
 """Age at which a reported confirmOffset binds candidates (R16): by then every living member's own

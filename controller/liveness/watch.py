@@ -42,11 +42,11 @@ from batonmq.controller.requests import ControllerRequests, OutcomeUnknownError
 from batonmq.controller.rules.commands import ElectMaster, LiveBroker
 from batonmq.controller.rules.state import ControllerState
 from batonmq.history.event import EventKind
-from batonmq.process.clock import boot_ms, wall_ms
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1.role_view import role_view_to_pb
 from batonmq.protocol.errors import NotLeaderError
 from batonmq.protocol.role_view import RoleView
+from batonmq.runtime.clock import boot_ms, wall_ms
 
 log = logging.getLogger(__name__)
 

@@ -48,10 +48,10 @@ from typing import Final, NoReturn, overload
 import msgspec
 
 from batonmq.controller.raft.snapshot import LogEntry
-from batonmq.process import disk
-from batonmq.process.clock import wall_ms
-from batonmq.process.durable_file import replace_file, sync_directory, write_all
 from batonmq.protocol.errors import BatonError
+from batonmq.runtime import disk
+from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.durable_file import replace_file, sync_directory, write_all
 
 log = logging.getLogger(__name__)
 

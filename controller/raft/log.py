@@ -27,8 +27,8 @@ from typing import Any, Final, Protocol
 from batonmq.controller.rules import commands
 from batonmq.controller.rules.commands import AnyCommand, CommandResult, Effect
 from batonmq.controller.rules.state import ControllerState, Transition
-from batonmq.process.recent_events import RecentEvents, records_event, shows_events
 from batonmq.protocol.codes import ResponseCode
+from batonmq.runtime.recent_events import RecentEvents, records_event, shows_events
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from typing import Final
 import msgspec
 
 from batonmq.controller.config import Peer
-from batonmq.process import disk
-from batonmq.process.durable_file import remove_file, replace_file
 from batonmq.protocol.errors import BatonError
+from batonmq.runtime import disk
+from batonmq.runtime.durable_file import remove_file, replace_file
 
 _VERSION: Final = 1
 _FILE_NAME: Final = "members"

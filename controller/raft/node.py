@@ -49,9 +49,9 @@ from batonmq.controller.raft.membership import Membership, check_members
 from batonmq.controller.raft.snapshot import BadSnapshot, FileSnapshots
 from batonmq.controller.rules.commands import AnyCommand
 from batonmq.controller.rules.state import ControllerState
-from batonmq.process.clock import boot_s
-from batonmq.process.password_file import read_password
-from batonmq.process.sockets import CannotListenError, check_port_free, listening_as
+from batonmq.runtime.clock import boot_s
+from batonmq.runtime.password_file import read_password
+from batonmq.runtime.sockets import CannotListenError, check_port_free, listening_as
 
 log = logging.getLogger(__name__)
 

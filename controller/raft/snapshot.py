@@ -24,9 +24,9 @@ from typing import Any, Final, NoReturn
 
 from pysyncobj.config import SERIALIZER_STATE
 
-from batonmq.process import disk
-from batonmq.process.clock import boot_s
-from batonmq.process.durable_file import replace_file
+from batonmq.runtime import disk
+from batonmq.runtime.clock import boot_s
+from batonmq.runtime.durable_file import replace_file
 
 LogEntry = tuple[bytes, int, int]
 """(command, index, term), as pysyncobj keeps it."""

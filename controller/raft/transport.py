@@ -53,8 +53,8 @@ from pysyncobj.tcp_connection import CONNECTION_STATE, TcpConnection
 from batonmq.controller.raft.log import DigestWatch, RaftProblems
 from batonmq.controller.raft.membership import Greeting, Membership, decode_greeting
 from batonmq.controller.raft.messages import MendedTransport
-from batonmq.process.clock import boot_s
-from batonmq.process.sockets import keep_alive, limit_unacknowledged
+from batonmq.runtime.clock import boot_s
+from batonmq.runtime.sockets import keep_alive, limit_unacknowledged
 
 log = logging.getLogger(__name__)
 

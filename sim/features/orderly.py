@@ -17,8 +17,8 @@ from batonmq.client.consumer.listener import ConsumeContext, ConsumeStatus
 from batonmq.client.consumer.options import ConsumeOptions
 from batonmq.client.consumer.orderly_service import OrderlyService
 from batonmq.client.consumer.push_consumer import PushConsumer
-from batonmq.process.clock import boot_ms
 from batonmq.protocol.message import MessageExt
+from batonmq.runtime.clock import boot_ms
 from sim.clients import Reader
 from sim.features.log import Checker, FeatureLog, some
 from sim.messages import Messages

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from batonmq.client.consumer.pop_consumer import PopConsumer
-from batonmq.process.clock import boot_ms
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageExt
 from batonmq.protocol.pop import PopHandle, real_topic
 from batonmq.protocol.properties import POP_CK
 from batonmq.protocol.topic_name import POP_TOPIC, dlq_topic, pop_retry_topics
+from batonmq.runtime.clock import boot_ms
 from sim.clients import CLIENT_OPTIONS, Client
 from sim.features.log import Checker, FeatureLog, some
 from sim.hosts import GROUP as BROKER_NAME

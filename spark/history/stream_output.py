@@ -22,7 +22,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
-from batonmq.process.durable_file import replace_file, sync_directory
+from batonmq.runtime.durable_file import replace_file, sync_directory
 from batonmq.spark.history.stream_seen import Seen
 
 VERSION: Final = 2

@@ -2,7 +2,7 @@
 
 import sys
 
-from batonmq.process.extras import lacking
+from batonmq.runtime.extras import lacking
 
 __all__: list[str] = []
 

@@ -27,10 +27,10 @@ from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.failover import pause_ms
 from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.epoch.entry import EpochEntry
-from batonmq.process.clock import boot_ms, wall_ms
 from batonmq.protocol.codes import MASTER_ID
 from batonmq.protocol.errors import BatonError, ResponseError
 from batonmq.protocol.message import MessageQueue
+from batonmq.runtime.clock import boot_ms, wall_ms
 from batonmq.spark.live.offsets import Loss, Offsets
 
 T = TypeVar("T")

@@ -19,10 +19,10 @@ import numpy as np
 
 from batonmq.client.consumer.pulling import PulledRecords, PullRequest, PullStatus
 from batonmq.client.instance.client_instance import ClientInstance
-from batonmq.process.clock import boot_ms
 from batonmq.protocol.bodies import SubscriptionData
 from batonmq.protocol.records.columns import Records, chain, locate, wrong_crc
 from batonmq.protocol.records.search import is_record
+from batonmq.runtime.clock import boot_ms
 from batonmq.spark.live.cluster import ClusterError, Tries, lose, pulled, shortfall
 from batonmq.spark.live.offsets import ENDS_BELOW, EXPIRED, GONE, Loss, QueueRange
 

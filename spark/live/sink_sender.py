@@ -27,12 +27,12 @@ from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.producer.outgoing import outgoing
 from batonmq.client.producer.producer import Producer
 from batonmq.client.producer.sending import SendResult
-from batonmq.process.clock import boot_ms
-from batonmq.process.durable_file import replace_file
 from batonmq.protocol import properties as names
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageQueue
 from batonmq.protocol.tags import java_string_hash
+from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.durable_file import replace_file
 from batonmq.spark.live.cluster import DOWN, Tries, is_down, route_of
 from batonmq.spark.live.options import SinkOptions
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from batonmq.client.instance.topic_route import TopicRoute
-from batonmq.process.clock import boot_ms
 from batonmq.protocol.message import MessageQueue
+from batonmq.runtime.clock import boot_ms
 from batonmq.spark.live.cluster import ClusterError, LiveCluster, lose
 from batonmq.spark.live.offsets import (
     BEFORE_IT_WAS_SEEN,

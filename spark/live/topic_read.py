@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from batonmq.client.consumer.pulling import ALL, build_subscription
 from batonmq.epoch.entry import EpochEntry
-from batonmq.process.clock import wall_ms
 from batonmq.protocol.bodies import SubscriptionData
 from batonmq.protocol.message import MessageQueue, uncompress
 from batonmq.protocol.records.columns import Records
 from batonmq.protocol.sysflag import COMPRESSED
+from batonmq.runtime.clock import wall_ms
 from batonmq.spark.live.cluster import LiveCluster, epochs_of, lose
 from batonmq.spark.live.offsets import (
     EARLIEST,

@@ -15,7 +15,7 @@ from typing import Any, Final
 import jinja2
 from plotly.offline import get_plotlyjs
 
-from batonmq.process.durable_file import replace_file
+from batonmq.runtime.durable_file import replace_file
 from batonmq.spark.report.plots import kind_label
 from batonmq.spark.report.quantities import (
     UNKNOWN,

@@ -7,9 +7,9 @@ import os
 from unittest.mock import AsyncMock
 
 from batonmq.broker.replication.replication import FULL_MS, HAND_OVER_AGAIN_MS, WithoutRoom
-from batonmq.process import disk
 from batonmq.protocol.bodies import PROBLEMS_KEY, KVTable
 from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.runtime import disk
 from tests.broker.lone_broker import run_with_broker, until
 
 

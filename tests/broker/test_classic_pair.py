@@ -12,12 +12,12 @@ import uvloop
 
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.main import SECTIONS
-from batonmq.process import disk
-from batonmq.process.settings import load_settings
 from batonmq.protocol.bodies import HARuntimeInfo
 from batonmq.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from batonmq.protocol.role_view import Role
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime import disk
+from batonmq.runtime.settings import load_settings
 from tests.broker.lone_broker import Rig, free_port, lone_broker, until
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from lone_broker import Rig, run_with_broker, until
 
-from batonmq.process import disk
 from batonmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
 from batonmq.protocol.message import MessageQueue
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime import disk
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3" / "remoting"
 QUEUE = MessageQueue("T", "broker-a", 0)

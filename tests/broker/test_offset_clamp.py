@@ -16,9 +16,9 @@ from batonmq.broker.replication.role_actions import RoleActions
 from batonmq.broker.service import BrokerService
 from batonmq.broker.tables.offset_clamp import OffsetClamp, Progress, commit_refusal
 from batonmq.ha.config import HAConfig
-from batonmq.process.turns import AT_ONCE
 from batonmq.protocol.codes import ResponseCode as Code
 from batonmq.protocol.role_view import RoleView
+from batonmq.runtime.turns import AT_ONCE
 from batonmq.store.config import StoreConfig
 
 AFTER_UNCLEAN = RoleView("C", "broker-a", 2, master_epoch=5, unclean_epoch=5)

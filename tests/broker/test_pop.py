@@ -17,7 +17,6 @@ from lone_broker import Rig, expire_all_but_last, run_with_broker, until
 from batonmq.broker.pop import pop_service
 from batonmq.broker.pop.pop_table import PopRecord, PopTable
 from batonmq.broker.write import due_service
-from batonmq.process import disk
 from batonmq.protocol.bodies import QueryAssignmentRequestBody
 from batonmq.protocol.layout import UNIT_SIZE
 from batonmq.protocol.message import MessageExt
@@ -25,6 +24,7 @@ from batonmq.protocol.pop import PopHandle, parse_offset_info
 from batonmq.protocol.records.codec import NewMessage, decode_records
 from batonmq.protocol.topic_name import POP_TOPIC
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime import disk
 from batonmq.store.appender import PutResult
 from batonmq.store.errors import PutRefused
 

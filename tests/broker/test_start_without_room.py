@@ -9,10 +9,10 @@ import pytest
 
 from batonmq.broker.broker_endpoint import STARTING
 from batonmq.broker.service import BrokerService
-from batonmq.process import start_room
-from batonmq.process.server_main import started
 from batonmq.protocol.codes import ResponseCode
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.runtime import start_room
+from batonmq.runtime.server_main import started
 from tests.broker.lone_broker import Rig, run_with_broker, sections_of, until
 from tests.shared.failing_disk import failing, walk_errors
 

@@ -20,7 +20,6 @@ from lone_broker import (
 )
 
 from batonmq.broker.schedule import delivery
-from batonmq.process.clock import wall_ms
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.layout import UNIT_SIZE
 from batonmq.protocol.properties import encode_properties
@@ -28,6 +27,7 @@ from batonmq.protocol.recall_handle import RecallHandle, decode_handle
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC, TIMER_TOPIC
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime.clock import wall_ms
 from batonmq.store.appender import PutResult
 from batonmq.store.errors import PutRefused
 

@@ -12,13 +12,13 @@ from heartbeats import heartbeat
 from lone_broker import Rig, run_with_broker, until
 
 from batonmq.broker.status import running_for
-from batonmq.process import runtime_settings
-from batonmq.process.properties_text import parse_properties
 from batonmq.protocol.bodies import SubscriptionGroupWrapper
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.fastjson import loads
 from batonmq.protocol.topic_name import TRANS_HALF_TOPIC
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime import runtime_settings
+from batonmq.runtime.properties_text import parse_properties
 
 SYSTEM = "CID_RMQ_SYS_TRANS"
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3-tools" / "remoting"

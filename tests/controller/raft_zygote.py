@@ -21,7 +21,7 @@ from batonmq.controller.gate import LeaderGate
 from batonmq.controller.raft.log import Applied, Machine
 from batonmq.controller.raft.node import RaftLog, RaftSettings
 from batonmq.controller.rules.commands import ApplyBrokerId
-from batonmq.process.clock import wall_ms
+from batonmq.runtime.clock import wall_ms
 from tests.controller.raft_cluster import QUICK
 
 WRITERS = 4

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from batonmq.controller.config import ControllerConfig, parse_peers
-from batonmq.process.settings import load_settings
 from batonmq.protocol.errors import ConfigError
+from batonmq.runtime.settings import load_settings
 
 PEERS = "n0-127.0.0.1:9878;n1-127.0.0.1:9978;n2-127.0.0.1:10078"
 

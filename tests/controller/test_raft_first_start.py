@@ -13,7 +13,7 @@ from kill_walk import walk_kills
 from batonmq.controller.raft.journal import DurableJournal, JournalDamage
 from batonmq.controller.raft.membership import Membership, check_members
 from batonmq.controller.raft.snapshot import FileSnapshots, LogEntry
-from batonmq.process.password_file import make_password, read_password
+from batonmq.runtime.password_file import make_password, read_password
 
 NO_OP = b"\x01"
 MEMBERS = Membership("c", ("n0@host:1",))

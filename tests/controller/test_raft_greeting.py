@@ -28,7 +28,7 @@ from batonmq.controller.raft.transport import (
     GuardedConnection,
     encryptor,
 )
-from batonmq.process.password_file import (
+from batonmq.runtime.password_file import (
     PASSWORD_CHARS_MIN,
     PasswordFileError,
     make_password,

@@ -12,7 +12,7 @@ import pytest
 
 from batonmq.controller.raft.journal import DurableJournal, JournalDamage
 from batonmq.controller.raft.snapshot import LogEntry
-from batonmq.process import disk
+from batonmq.runtime import disk
 
 
 def fatal(what: str) -> NoReturn:

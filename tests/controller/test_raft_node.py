@@ -23,8 +23,8 @@ from raft_cluster import BECOME, QUICK, Cluster, apply_id, free_peers, with_clus
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.raft.log import Applied, Machine, NotApplied, Unknown
 from batonmq.controller.raft.node import RaftLog, RaftSettings, _Node, make_conf
-from batonmq.process.clock import boot_s
-from batonmq.process.sockets import CannotListenError
+from batonmq.runtime.clock import boot_s
+from batonmq.runtime.sockets import CannotListenError
 
 
 def test_the_pinned_version_still_has_the_names_the_hooks_stand_on() -> None:

@@ -13,7 +13,7 @@ from raft_cluster import BECOME, free_peers
 from batonmq.controller.config import RaftTimings
 from batonmq.controller.raft.log import Applied, Commit, Machine, NotApplied, Unknown
 from batonmq.controller.raft.node import RaftLog, RaftSettings, _Node
-from batonmq.process.clock import boot_s
+from batonmq.runtime.clock import boot_s
 
 TIMINGS = RaftTimings(election_min_ms=300, election_max_ms=600, heartbeat_ms=90, tick_ms=20)
 

@@ -23,7 +23,7 @@ from batonmq.controller.raft.membership import (
     check_members,
 )
 from batonmq.controller.raft.snapshot import FileSnapshots, LogEntry, decode_snapshot
-from batonmq.process import disk
+from batonmq.runtime import disk
 
 
 def fatal(what: str) -> NoReturn:

@@ -11,7 +11,7 @@ from raft_sim import Sim
 from batonmq.controller.raft.journal import DurableJournal
 from batonmq.controller.raft.membership import decode_greeting
 from batonmq.controller.raft.pre_vote import Leadership, PreVote
-from batonmq.process import disk
+from batonmq.runtime import disk
 
 PAIRS = [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)]
 

@@ -22,7 +22,7 @@ from batonmq.controller.raft.transport import (
     install,
     restricted_loads,
 )
-from batonmq.process.clock import boot_s
+from batonmq.runtime.clock import boot_s
 
 PEER = TCPNode("127.0.0.1:2")
 

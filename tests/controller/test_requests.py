@@ -35,9 +35,9 @@ from batonmq.controller.rules.commands import (
 from batonmq.controller.rules.elect_policy import FIRST_ELECTION_SETTLE_MS
 from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord
 from batonmq.controller.rules.state import ControllerState
-from batonmq.process import clock
 from batonmq.protocol.codes import ResponseCode as Code
 from batonmq.protocol.errors import NotLeaderError
+from batonmq.runtime import clock
 
 NAME = "broker-a"
 DAY_MS = 86_400_000

@@ -21,10 +21,10 @@ from batonmq.controller.rules.commands import (
     SetChanged,
 )
 from batonmq.controller.service import ControllerService
-from batonmq.process.lock_file import FolderLockedError
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import RoleView
+from batonmq.runtime.lock_file import FolderLockedError
 
 FACTS = (
     "epoch",

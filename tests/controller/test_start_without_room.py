@@ -17,9 +17,9 @@ from batonmq.controller.rules.commands import RegisterBroker
 from batonmq.controller.service import ControllerService
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.service import NamesrvService
-from batonmq.process import start_room
-from batonmq.process.server_main import started
 from batonmq.protocol.errors import NotLeaderError
+from batonmq.runtime import start_room
+from batonmq.runtime.server_main import started
 from tests.shared.failing_disk import failing, walk_errors
 from tests.shared.ports import free_ports
 

@@ -18,7 +18,7 @@ from batonmq.broker.main import SECTIONS as BROKER_SECTIONS
 from batonmq.controller.config import ControllerConfig
 from batonmq.launcher.layout import DEFAULT_WATCHDOG_S
 from batonmq.namesrv.config import NamesrvConfig
-from batonmq.process.settings import load_settings
+from batonmq.runtime.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

@@ -11,7 +11,7 @@ from failing_disk import failing, walk_errors
 
 from batonmq.epoch.entry import EpochEntry
 from batonmq.epoch.file_cache import EpochFileCache
-from batonmq.process import disk
+from batonmq.runtime import disk
 
 CHANGES = {
     "append": lambda cache: cache.append(EpochEntry(6, 600)),

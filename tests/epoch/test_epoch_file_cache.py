@@ -6,8 +6,8 @@ import pytest
 
 from batonmq.epoch.entry import MAX_OFFSET, EpochEntry, entry_after, entry_at, entry_of
 from batonmq.epoch.file_cache import EpochFileCache, decode_entries, encode_entries
-from batonmq.process import durable_file
 from batonmq.protocol.errors import CorruptLogError
+from batonmq.runtime import durable_file
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
 

@@ -12,7 +12,7 @@ import pytest
 
 from batonmq.epoch.entry import EpochEntry
 from batonmq.epoch.file_cache import SLOT_SIZE, SLOTS, EpochFileCache, decode_entries
-from batonmq.process import disk, durable_file
+from batonmq.runtime import disk, durable_file
 
 FIRST = [(1, 100), (2, 300)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.process.fault_points import parse_disk_faults, parse_jump
+from batonmq.runtime.fault_points import parse_disk_faults, parse_jump
 from faults import consumers, failing, midway
 from faults.consumers import COMING, GROUPS, STAYING, Consumers
 from lab.acks import Ack

@@ -23,7 +23,6 @@ from batonmq.epoch.entry import EpochEntry
 from batonmq.epoch.file_cache import RedoFile, continuation, decode_entries, digest, encode_entries
 from batonmq.ha.wire import MasterFrameReader, SlaveFrameReader
 from batonmq.history.event import lenient_event
-from batonmq.process.settings import load_settings
 from batonmq.protocol import fastjson
 from batonmq.protocol.batch import split_batch
 from batonmq.protocol.bodies import (
@@ -53,6 +52,7 @@ from batonmq.remoting.command import (
     receive_buffer,
 )
 from batonmq.remoting.headers import decode_pull, decode_send
+from batonmq.runtime.settings import load_settings
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.consume_queue import Boundary, ConsumeQueue

@@ -12,9 +12,9 @@ from contextlib import suppress
 import pytest
 from failing_disk import failing
 
-from batonmq.process import disk
 from batonmq.replicas_manager.events import BecomeMaster
 from batonmq.replicas_manager.role_runner import MASTER_ATTEMPTS_MAX, EpochStore, RoleRunner
+from batonmq.runtime import disk
 from batonmq.store.errors import StoreFailedError
 
 

@@ -102,7 +102,7 @@ def test_a_failed_write_leaves_no_half_line_and_loses_no_event(path, monkeypatch
     history = HistoryFile(path)
     history.append([event(1)])
     with monkeypatch.context() as patch:
-        patch.setattr("batonmq.process.disk.write", disk_with_room_for(20))
+        patch.setattr("batonmq.runtime.disk.write", disk_with_room_for(20))
         with pytest.raises(OSError, match="No space"):
             history.append([event(2)])
     assert [each["raft_index"] for each in lines(path)] == [1]

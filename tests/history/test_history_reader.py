@@ -136,7 +136,7 @@ def test_what_was_read_before_an_error_comes_again(path, reader, monkeypatch):
         raise OSError("too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr("batonmq.process.disk.listdir", failing)
+        patched.setattr("batonmq.runtime.disk.listdir", failing)
         with pytest.raises(OSError, match="too many"):
             reader.behind(("log-a", 3, 0), 9, MUCH)
     file = HistoryFile(path)

@@ -26,8 +26,8 @@ from batonmq import (
     TransactionProducer,
     TransactionState,
 )
-from batonmq.process.clock import wall_ms
 from batonmq.protocol.topic_name import dlq_topic
+from batonmq.runtime.clock import wall_ms
 from tests.interop.features import MAX_RECONSUME, Line
 
 WAIT_S: Final = 60.0

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from batonmq.process.clock import wall_ms
+from batonmq.runtime.clock import wall_ms
 from lab.java import JavaProgram
 from lab.queues import read_topic
 from lab.up import ClusterProcess

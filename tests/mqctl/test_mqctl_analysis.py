@@ -26,7 +26,7 @@ from batonmq.mqctl.commands.analysis import (
     with_our_name,
 )
 from batonmq.mqctl.target import data_folder
-from batonmq.process.extras import PACKAGES
+from batonmq.runtime.extras import PACKAGES
 
 JOBS = ("epoch_history", "message_audit", "topic_stats", "stream_history")
 NAMES = ("epochHistory", "messageAudit", "topicStats", "streamHistory")

@@ -235,7 +235,7 @@ def test_watch_looks_until_its_time_is_over(
 ) -> None:
     fake.dead = {SLAVE}
     now_ms = itertools.count(50_000, 100)
-    monkeypatch.setattr("batonmq.process.clock.boot_ms", lambda: next(now_ms))
+    monkeypatch.setattr("batonmq.runtime.clock.boot_ms", lambda: next(now_ms))
     ran = mqctl("health", "--watch", "-i", "0.001", "--within", "1", "--json")
     assert (ran.code, len(ran.out.splitlines())) == (1, 10)
 

@@ -17,8 +17,6 @@ from batonmq.namesrv.endpoint import NamesrvEndpoint
 from batonmq.namesrv.kv_config import KVConfig
 from batonmq.namesrv.service import NamesrvService
 from batonmq.namesrv.state import RouteInfoManager
-from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
-from batonmq.process.sockets import check_port_free
 from batonmq.protocol.bodies import (
     ClusterInfo,
     DataVersion,
@@ -35,6 +33,8 @@ from batonmq.protocol.fastjson import loads
 from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of
 from batonmq.remoting.command import TYPE_BINARY, TYPE_JSON, RemotingCommand, decode_frame
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
+from batonmq.runtime.sockets import check_port_free
 from tests.protocol.compressed_body import compressed as compressed_form
 from tests.shared.failing_disk import failing
 from tests.shared.ports import free_ports

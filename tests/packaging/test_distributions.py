@@ -10,15 +10,26 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from batonmq.process.extras import PACKAGES
+from batonmq.runtime.extras import PACKAGES
 from tests.packaging.installation import ROOT, build, unpack
 
 #: Folders of the root that are installed, through a link of the same name in `batonmq/`.
 LINKED = {
-    "broker", "controller", "epoch", "process", "proto",
+    "broker", "controller", "epoch", "proto",
     "replicas_manager", "spark",
 }  # fmt: skip
-OWN = {"client", "ha", "history", "launcher", "mqctl", "namesrv", "protocol", "remoting", "store"}
+OWN = {
+    "client",
+    "ha",
+    "history",
+    "launcher",
+    "mqctl",
+    "namesrv",
+    "protocol",
+    "remoting",
+    "runtime",
+    "store",
+}
 MODULES = {"__init__.py", "blocking.py", "otel.py", "public.py", "py.typed"}
 INSTALLED = {".css", ".html", ".js", ".proto", ".py", ".pyi"}
 

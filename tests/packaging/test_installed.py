@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.process.extras import PACKAGES
+from batonmq.runtime.extras import PACKAGES
 from lab.up import free_base_port
 from tests.packaging.installation import Installation, empty_environment, install_wheel
 

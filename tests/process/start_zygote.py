@@ -21,7 +21,7 @@ from batonmq.controller.config import ControllerConfig
 from batonmq.controller.main import serve as serve_controller
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.main import serve as serve_namesrv
-from batonmq.process.server_main import run_server
+from batonmq.runtime.server_main import run_server
 
 SERVERS: dict[str, tuple[Any, Any]] = {
     "broker": (BROKER_SECTIONS, serve_broker),

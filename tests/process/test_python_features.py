@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from batonmq.process.clock import wall_ms
+from batonmq.runtime.clock import wall_ms
 from lab.processes import wait_for
 from lab.queues import read_topic
 from lab.up import ClusterProcess

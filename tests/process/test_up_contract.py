@@ -239,7 +239,7 @@ def servers(running: ClusterProcess) -> set[int]:
 
 def fork_server_of(supervisor: int) -> int:
     for child in psutil.Process(supervisor).children():
-        if "batonmq.process.fork_server" in child.cmdline():
+        if "batonmq.runtime.fork_server" in child.cmdline():
             return child.pid
     raise AssertionError("no process forks servers")
 

@@ -10,7 +10,6 @@ import pytest
 from loopback import Link
 from test_connection import commands, request
 
-from batonmq.process.turns import in_turns
 from batonmq.remoting import budget as budget_module
 from batonmq.remoting import connection as connection_module
 from batonmq.remoting import intake as intake_module
@@ -19,6 +18,7 @@ from batonmq.remoting.command import BUFFER_SIZE, FrameReader, RemotingCommand, 
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 from batonmq.remoting.intake import RUNNING_MAX
+from batonmq.runtime.turns import in_turns
 
 P = ParamSpec("P")
 

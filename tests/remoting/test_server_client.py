@@ -8,12 +8,12 @@ from unittest.mock import Mock
 import pytest
 import uvloop
 
-from batonmq.process.clock import boot_ms
 from batonmq.protocol.codes import LanguageCode, ResponseCode
 from batonmq.protocol.errors import ConnectError, RequestTimeoutError, ResponseError
 from batonmq.remoting.command import TYPE_BINARY, RemotingCommand
 from batonmq.remoting.connection import UNANSWERED_MS, Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
+from batonmq.runtime.clock import boot_ms
 from tests.shared.waiting import until
 
 

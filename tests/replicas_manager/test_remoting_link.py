@@ -12,7 +12,6 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 from java_controller import JavaController, Record
 
-from batonmq.process.clock import boot_ms
 from batonmq.protocol.bodies import EpochEntryCache
 from batonmq.protocol.codes import (
     HA_ADDRESS_FIELD,
@@ -49,6 +48,7 @@ from batonmq.replicas_manager.remoting_link import RemotingLink
 from batonmq.replicas_manager.remoting_requests import Metadata
 from batonmq.replicas_manager.role import ViewInForce
 from batonmq.replicas_manager.switch import SwitchTask
+from batonmq.runtime.clock import boot_ms
 
 OWN = "127.0.0.1:10911"
 LIFE = "this-life"

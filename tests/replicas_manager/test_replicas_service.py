@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 from fake_controller import FakeController, RecordingBroker, view_message
 
-from batonmq.process import start_room
-from batonmq.process.clock import boot_ms
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.role_view import Role, RoleView
@@ -30,6 +28,8 @@ from batonmq.replicas_manager.identity import (
 )
 from batonmq.replicas_manager.link import LogFacts
 from batonmq.replicas_manager.service import ReplicasManager
+from batonmq.runtime import start_room
+from batonmq.runtime.clock import boot_ms
 from tests.shared.failing_disk import failing
 
 SHORT = SessionTimings(

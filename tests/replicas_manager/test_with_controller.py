@@ -20,7 +20,6 @@ from local_log import LocalLog
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.raft.log import Machine
 from batonmq.controller.service import ControllerService
-from batonmq.process.clock import boot_ms
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc
 from batonmq.protocol.incarnation import new_process_name
@@ -35,6 +34,7 @@ from batonmq.replicas_manager.grpc_link import GrpcLink
 from batonmq.replicas_manager.link import LogFacts
 from batonmq.replicas_manager.service import ReplicasManager
 from batonmq.replicas_manager.switch import SwitchProgress
+from batonmq.runtime.clock import boot_ms
 from tests.shared.ports import free_ports
 
 PATIENT = SessionTimings(session_timeout_ms=4_000, master_lease_ms=3_000)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from batonmq.process import disk
+from batonmq.runtime import disk
 
 CHANGES = (
     "write", "pwrite", "ftruncate", "posix_fallocate", "fsync", "fdatasync", "syncfs", "link",

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from batonmq.process import disk
+from batonmq.runtime import disk
 
 _TESTS = str(Path(__file__).parents[1])
 

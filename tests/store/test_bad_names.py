@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 import pytest
 
-from batonmq.process import disk
+from batonmq.runtime import disk
 from batonmq.store.appender import Appender
 from batonmq.store.errors import PutIllegal
 from batonmq.store.queue_table import DeletedFolders

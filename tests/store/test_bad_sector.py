@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from batonmq.process import disk
-from batonmq.process.read_faults import ReadFault
+from batonmq.runtime import disk
+from batonmq.runtime.read_faults import ReadFault
 from batonmq.store.errors import StoreFormatError
 from batonmq.store.suspicion import fault_note
 
@@ -18,7 +18,7 @@ PAGE = mmap.PAGESIZE
 READ_BEHIND_THE_END = """
 import faulthandler, mmap, os, sys
 from pathlib import Path
-from batonmq.process.read_faults import watch
+from batonmq.runtime.read_faults import watch
 faulthandler.enable()
 watch(Path(sys.argv[2]))
 fd = os.open(sys.argv[1], os.O_RDWR)

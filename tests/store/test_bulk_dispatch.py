@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batonmq.process import disk
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.properties import find_property
@@ -20,6 +19,7 @@ from batonmq.protocol.records.codec import NewMessage, message_to_store
 from batonmq.protocol.records.common import quick_size
 from batonmq.protocol.tags import java_string_hash, tags_code
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC
+from batonmq.runtime import disk
 from batonmq.store import bulk_dispatch, dispatch, log_scan
 from batonmq.store.index_batch import PieceHashes
 from tests.store.conftest import HOST, START_MS

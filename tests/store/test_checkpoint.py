@@ -6,8 +6,8 @@ from unittest.mock import Mock
 import pytest
 from power_cut import watching
 
-from batonmq.process import disk
 from batonmq.protocol.layout import CHECKPOINT_SIZE
+from batonmq.runtime import disk
 from batonmq.store.checkpoint import StoreCheckpoint
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batonmq.process import disk
-from batonmq.process.durable_file import sync_file
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
+from batonmq.runtime import disk
+from batonmq.runtime.durable_file import sync_file
 from batonmq.store.consume_queue import Boundary, ConsumeQueue
 from batonmq.store.file_handles import FileHandles
 from batonmq.store.queue_table import ConsumeQueueStore

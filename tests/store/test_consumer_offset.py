@@ -190,7 +190,7 @@ def test_a_write_that_found_no_room_is_done_again(
     offsets.commit("g", "T", 0, 7)
     (write,) = offsets.writes_due()
     with monkeypatch.context() as full:
-        full.setattr("batonmq.process.disk.replace", Mock(side_effect=OSError(28, "no room")))
+        full.setattr("batonmq.runtime.disk.replace", Mock(side_effect=OSError(28, "no room")))
         with pytest.raises(OSError, match="no room"):
             write()
     write()

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from batonmq.epoch.entry import EpochEntry
-from batonmq.process import disk
-from batonmq.process.durable_file import replace_file
 from batonmq.protocol.codes import ResponseCode
+from batonmq.runtime import disk
+from batonmq.runtime.durable_file import replace_file
 from batonmq.store import upkeep
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.consume_queue import ConsumeQueue

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.process import disk
 from batonmq.protocol.errors import CorruptLogError
+from batonmq.runtime import disk
 from batonmq.store.consume_queue import ConsumeQueue
 from batonmq.store.index_service import IndexService
 from tests.shared.power_cut import watching

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batonmq.process import disk
-from batonmq.process.lock_file import FolderLockedError
 from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
 from batonmq.protocol.records.codec import NewMessage, decode_record, decode_records
 from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC
+from batonmq.runtime import disk
+from batonmq.runtime.lock_file import FolderLockedError
 from batonmq.store.consume_queue import Boundary
 from batonmq.store.errors import (
     PutIllegal,
@@ -454,7 +454,7 @@ def test_a_second_process_is_refused_and_the_error_names_the_first(rig):
     """A second broker on one data directory."""
     rig.open()
     script = (
-        "import sys; from pathlib import Path; from batonmq.process.lock_file import FolderLock\n"
+        "import sys; from pathlib import Path; from batonmq.runtime.lock_file import FolderLock\n"
         "try: FolderLock(Path(sys.argv[1])).acquire()\n"
         "except Exception as error: print(error)"
     )

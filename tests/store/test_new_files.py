@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.process import disk
+from batonmq.runtime import disk
 from batonmq.store.consume_queue import ConsumeQueue
 from batonmq.store.file_handles import FileHandles, Making
 

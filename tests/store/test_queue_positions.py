@@ -8,9 +8,9 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from batonmq.process import disk
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.topic_name import METADATA_TOPIC
+from batonmq.runtime import disk
 from batonmq.store.errors import PutRefused, PutUnavailable, StoreFailedError
 from batonmq.store.log_scan import LogScanner
 from batonmq.store.position_rounds import PositionRounds

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from batonmq.process import disk
+from batonmq.runtime import disk
 from tests.shared.waiting import until
 from tests.store.conftest import StoreRig
 

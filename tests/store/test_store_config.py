@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.process.settings import load_settings
 from batonmq.protocol.errors import ConfigError
+from batonmq.runtime.settings import load_settings
 from batonmq.store.config import StoreConfig
 
 

@@ -18,8 +18,8 @@ from failing_disk import failing, walk_errors
 from kill_walk import walk_kills
 
 from batonmq.epoch.entry import EpochEntry
-from batonmq.process import disk
 from batonmq.protocol.errors import BatonError, CorruptLogError
+from batonmq.runtime import disk
 from batonmq.store.errors import CutUnfinishedError, StoreFailedError
 from batonmq.store.message_store import MessageStore
 from batonmq.store.truncation import STEPS

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from batonmq.epoch.entry import EpochEntry
-from batonmq.process import disk
+from batonmq.runtime import disk
 from batonmq.store import upkeep
 from batonmq.store.config import StoreConfig
 from batonmq.store.errors import PutUnavailable

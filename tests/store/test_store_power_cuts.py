@@ -14,7 +14,7 @@ import pytest
 from power_cut import every_power_cut, watching
 
 from batonmq.epoch.entry import EpochEntry
-from batonmq.process import disk
+from batonmq.runtime import disk
 from batonmq.store import commit_log
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.errors import CutUnfinishedError

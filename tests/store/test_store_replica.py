@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from batonmq.process import disk
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.records.codec import decode_records
+from batonmq.runtime import disk
 from batonmq.store.commit_log import Segment
 from batonmq.store.errors import StoreStateError
 from tests.shared.waiting import until

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 import pytest
 
 from batonmq.epoch.entry import EpochEntry
-from batonmq.process import disk
 from batonmq.protocol.errors import CorruptLogError
+from batonmq.runtime import disk
 from batonmq.store.errors import PutUnavailable, StoreStateError
 from batonmq.store.message_store import MessageStore
 from batonmq.store.suspicion import Suspicion

@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 from batonmq.epoch.entry import EpochEntry
-from batonmq.process import disk
 from batonmq.protocol.errors import CorruptLogError
+from batonmq.runtime import disk
 from batonmq.store import upkeep
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.commit_log import Segment

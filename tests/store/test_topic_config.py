@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from batonmq.process.durable_file import backup_path
 from batonmq.protocol.bodies import (
     DataVersion,
     SubscriptionGroupConfig,
@@ -18,6 +17,7 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.topic_name import HISTORY_TOPIC, POP_TOPIC
+from batonmq.runtime.durable_file import backup_path
 from batonmq.store.config_file import ConfigManager
 from batonmq.store.subscription_group import (
     SYSTEM_GROUPS,

@@ -5,7 +5,7 @@ import errno
 
 import pytest
 
-from batonmq.process import disk
+from batonmq.runtime import disk
 from batonmq.store import queue_table
 from tests.shared.turns import counted_turns
 from tests.shared.waiting import until

@@ -13,8 +13,8 @@ import threading
 
 import pytest
 
-from batonmq.process import disk
 from batonmq.protocol.errors import CorruptLogError
+from batonmq.runtime import disk
 from batonmq.store import recovery, suspicion, upkeep
 from batonmq.store.errors import PutRefused, StoreFailedError
 from batonmq.store.health import StoreHealth

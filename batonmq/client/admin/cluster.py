@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 
 from batonmq.client.admin.requests import AdminRequests
 from batonmq.client.errors import ClientError, NoMasterError
-from batonmq.process.properties_text import parse_properties
 from batonmq.protocol.bodies import ClusterInfo, EpochEntryCache, HARuntimeInfo, KVTable
 from batonmq.protocol.codes import MASTER_ID, RequestCode
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime.properties_text import parse_properties
 
 
 class ClusterAdmin:

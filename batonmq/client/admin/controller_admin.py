@@ -18,13 +18,13 @@ from batonmq.client.admin.types import (
 from batonmq.client.errors import ClientError, NoControllerLeaderError
 from batonmq.client.instance.name_servers import parse_addresses
 from batonmq.history.event import HistoryEvent, lenient_event
-from batonmq.process.clock import boot_ms, wall_ms
-from batonmq.process.properties_text import parse_properties
 from batonmq.protocol.bodies import BrokerReplicasInfo, ElectMasterResponseBody, encode_names
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, ConnectError, RequestTimeoutError, ResponseError
 from batonmq.protocol.message_id import split_address
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime.clock import boot_ms, wall_ms
+from batonmq.runtime.properties_text import parse_properties
 
 GRPC_PORT_OFFSET = 1
 GROUPS_A_PAGE = 200

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from batonmq.client.errors import ClientError, UnsupportedByBrokerError
 from batonmq.client.instance.client_instance import ClientInstance
-from batonmq.process.clock import boot_ms
-from batonmq.process.properties_text import has_line_break, property_text
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import ResponseError
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.properties_text import has_line_break, property_text
 
 
 class AdminRequests:

@@ -17,10 +17,10 @@ from batonmq.client.consumer.options import MessageModel
 from batonmq.client.consumer.process_queue import ProcessQueue
 from batonmq.client.consumer.queue_reader import QueueReader
 from batonmq.client.errors import UnsupportedByBrokerError
-from batonmq.process.backoff import pause_ms
-from batonmq.process.clock import boot_ms
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageExt
+from batonmq.runtime.backoff import pause_ms
+from batonmq.runtime.clock import boot_ms
 
 log = logging.getLogger(__name__)
 

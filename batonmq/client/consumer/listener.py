@@ -13,8 +13,8 @@ from batonmq.client.consumer.member_stats import MemberStats
 from batonmq.client.errors import ClientError
 from batonmq.client.failures import Failures
 from batonmq.client.hooks import ConsumeCall, Hook, Watch
-from batonmq.process.clock import boot_ms
 from batonmq.protocol.message import MessageExt, MessageQueue
+from batonmq.runtime.clock import boot_ms
 
 
 class ConsumeStatus(Enum):

@@ -22,10 +22,10 @@ from batonmq.client.errors import ClientError, NoRouteError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.instance.topic_route import TopicRoute
-from batonmq.process.turns import gather_some, in_turns
 from batonmq.protocol.bodies import TAG
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageExt, MessageQueue
+from batonmq.runtime.turns import gather_some, in_turns
 
 log = logging.getLogger(__name__)
 

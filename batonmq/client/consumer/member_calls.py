@@ -12,7 +12,6 @@ from batonmq.client.consumer.member_stats import MemberStats
 from batonmq.client.consumer.offset_store import OffsetStore
 from batonmq.client.consumer.pulling import for_reader
 from batonmq.client.consumer.queue_reader import QueueReader
-from batonmq.process.clock import boot_ms
 from batonmq.protocol.bodies import (
     ConsumeMessageDirectlyResult,
     ConsumerData,
@@ -25,6 +24,7 @@ from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.records.codec import decode_record
 from batonmq.protocol.records.faults import CorruptRecord
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime.clock import boot_ms
 
 _RESULTS = {
     ConsumeStatus.SUCCESS: "CR_SUCCESS",

@@ -3,7 +3,7 @@
 from batonmq.client.consumer.queue_calls import QueueCalls
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.topic_route import TopicRoute
-from batonmq.process.clock import boot_ms
+from batonmq.runtime.clock import boot_ms
 
 _CALL_MS = 3_000
 

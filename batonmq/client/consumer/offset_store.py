@@ -14,13 +14,13 @@ import msgspec
 
 from batonmq.client.consumer.queue_calls import QueueCalls
 from batonmq.client.instance.client_instance import ClientInstance
-from batonmq.process.clock import boot_ms
-from batonmq.process.durable_file import replace_file
-from batonmq.process.turns import in_turns
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import BatonError, ConnectError
 from batonmq.protocol.message import MessageQueue
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.durable_file import replace_file
+from batonmq.runtime.turns import in_turns
 
 log = logging.getLogger(__name__)
 

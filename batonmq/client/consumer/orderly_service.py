@@ -17,9 +17,9 @@ from batonmq.client.consumer.options import MessageModel
 from batonmq.client.consumer.process_queue import ProcessQueue
 from batonmq.client.consumer.queue_reader import QueueReader
 from batonmq.client.errors import UnsupportedByBrokerError
-from batonmq.process.clock import boot_ms
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageExt
+from batonmq.runtime.clock import boot_ms
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ from batonmq.client.consumer.subscriber import Receiver
 from batonmq.client.errors import ClientError, NoMasterError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
-from batonmq.process.clock import boot_ms, wall_ms
 from batonmq.protocol.bodies import TAG, SubscriptionData
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import RemoteProtocolError, ResponseError
@@ -31,6 +30,7 @@ from batonmq.protocol.properties import POP_CK
 from batonmq.protocol.records.codec import decode_records
 from batonmq.protocol.records.faults import CorruptRecord
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime.clock import boot_ms, wall_ms
 
 _ANSWER_MS = 1000
 _TURN_MS = 1000

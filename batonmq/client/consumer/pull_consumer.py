@@ -27,10 +27,10 @@ from batonmq.client.consumer.subscriber import Receiver
 from batonmq.client.errors import ClientError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
-from batonmq.process.clock import boot_ms, wall_ms
-from batonmq.process.turns import GATHERED_AT_ONCE, Pace, gather_some, in_turns
 from batonmq.protocol.bodies import SubscriptionData
 from batonmq.protocol.message import MessageExt, MessageQueue
+from batonmq.runtime.clock import boot_ms, wall_ms
+from batonmq.runtime.turns import GATHERED_AT_ONCE, Pace, gather_some, in_turns
 
 
 class PullConsumer(Receiver):

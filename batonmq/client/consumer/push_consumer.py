@@ -41,13 +41,13 @@ from batonmq.client.errors import (
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.instance.topic_route import TopicRoute
-from batonmq.process.clock import boot_ms, wall_ms
-from batonmq.process.turns import gather_apart, gather_some
 from batonmq.protocol.bodies import TAG
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.topic_name import RETRY_PREFIX, retry_topic
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime.clock import boot_ms, wall_ms
+from batonmq.runtime.turns import gather_apart, gather_some
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from batonmq.client.errors import UnsupportedByBrokerError
 from batonmq.client.instance.client_instance import ClientInstance
-from batonmq.process.clock import boot_ms
 from batonmq.protocol.bodies import (
     TAG,
     CheckClientRequestBody,
@@ -18,6 +17,7 @@ from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import ResponseError
 from batonmq.protocol.message import MessageExt, MessageQueue
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime.clock import boot_ms
 
 _CHECK_MS = 3_000
 

@@ -17,7 +17,6 @@ from batonmq.client.consumer.process_queue import ProcessQueue
 from batonmq.client.consumer.pulling import PullRequest, PullResult, PullStatus, read_pull_reply
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.failover import pause_ms
-from batonmq.process.clock import boot_ms
 from batonmq.protocol.bodies import SubscriptionData
 from batonmq.protocol.codes import MASTER_ID, ResponseCode
 from batonmq.protocol.errors import (
@@ -28,6 +27,7 @@ from batonmq.protocol.errors import (
     ResponseError,
 )
 from batonmq.protocol.message import MessageQueue
+from batonmq.runtime.clock import boot_ms
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from batonmq.client.consumer.pulling import build_subscription
 from batonmq.client.hooks import ConsumeCall, Watch
 from batonmq.client.instance.client_instance import ClientInstance, GroupMember
 from batonmq.client.instance.connections import ClientOptions
-from batonmq.process.clock import wall_ms
 from batonmq.protocol.bodies import TAG, ConsumerData, SubscriptionData
 from batonmq.protocol.message import MessageExt, MessageQueue
+from batonmq.runtime.clock import wall_ms
 
 
 class Subscriber(GroupMember):

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from batonmq.client.errors import ClientClosedError
 from batonmq.client.hooks import Hook
 from batonmq.client.instance.name_servers import NameServers, name_servers_from
-from batonmq.process.clock import wall_ms
 from batonmq.remoting.connection import Processors
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.runtime.clock import wall_ms
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from batonmq.process.turns import AT_ONCE
 from batonmq.protocol.codes import ResponseCode
+from batonmq.runtime.turns import AT_ONCE
 
 FIRST_PAUSE_MS = 5
 LAST_PAUSE_MS = 100

@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterable
 from batonmq.client.instance.connections import Connections
 from batonmq.client.instance.routes import RouteTable
 from batonmq.client.instance.topic_route import TopicRoute
-from batonmq.process.turns import in_turns
 from batonmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import ConnectError, RequestTimeoutError
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime.turns import in_turns
 
 log = logging.getLogger(__name__)
 

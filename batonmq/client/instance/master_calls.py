@@ -14,9 +14,9 @@ from batonmq.client.errors import NoMasterError, NoNameServerError, NoRouteError
 from batonmq.client.instance.connections import Connections
 from batonmq.client.instance.failover import NOT_SERVING, Silence, SilenceWatch, pause_ms
 from batonmq.client.instance.routes import RouteTable
-from batonmq.process.clock import boot_ms
 from batonmq.protocol.errors import BatonError, ConnectError, RequestTimeoutError
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime.clock import boot_ms
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from collections.abc import Collection, Sequence
 
 from batonmq.client.arguments import check_address, check_text
 from batonmq.client.errors import ArgumentError, NoNameServerError, NoRouteError
-from batonmq.process.clock import boot_ms
 from batonmq.protocol.bodies import ClusterInfo, TopicRouteData
 from batonmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
 from batonmq.protocol.errors import ConnectError, RequestTimeoutError, ResponseError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.runtime.clock import boot_ms
 
 log = logging.getLogger(__name__)
 

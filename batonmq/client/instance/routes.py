@@ -17,10 +17,10 @@ from batonmq.client.instance.topic_route import (
     route_for_new_topic,
     topic_route,
 )
-from batonmq.process.clock import boot_ms
-from batonmq.process.turns import for_each
 from batonmq.protocol.errors import BatonError
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.turns import for_each
 
 log = logging.getLogger(__name__)
 

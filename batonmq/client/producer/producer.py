@@ -50,8 +50,6 @@ from batonmq.client.producer.sending import (
     SendResult,
     retry_decision,
 )
-from batonmq.process.clock import boot_ms, wall_ms
-from batonmq.process.turns import for_each
 from batonmq.protocol.codes import MASTER_ADDRESS_HINT, RequestCode, ResponseCode
 from batonmq.protocol.errors import ConnectError, RequestTimeoutError, ResponseError
 from batonmq.protocol.message import Message, MessageExt, MessageQueue
@@ -59,6 +57,8 @@ from batonmq.protocol.message_id import UniqIdGenerator, host_bytes
 from batonmq.protocol.recall_handle import decode_handle
 from batonmq.protocol.topic_name import AUTO_CREATE_TOPIC
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime.clock import boot_ms, wall_ms
+from batonmq.runtime.turns import for_each
 
 R = TypeVar("R", bound=SendResult | None)
 

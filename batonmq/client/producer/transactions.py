@@ -21,7 +21,6 @@ from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.producer.producer import Producer, ProducerOptions, QueueSelector
 from batonmq.client.producer.sending import SendResult
-from batonmq.process.clock import boot_ms
 from batonmq.protocol import properties as names
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError
@@ -31,6 +30,7 @@ from batonmq.protocol.records.codec import decode_record
 from batonmq.protocol.records.faults import CorruptRecord
 from batonmq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime.clock import boot_ms
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from batonmq.ha.classic.wire import BODY_SIZE_MAX, encode_head
 from batonmq.ha.master_core import CloseConnection, Flow, SendLog
 from batonmq.ha.proof import one_too_many
-from batonmq.process.recent_events import RecentEvents, records_event
+from batonmq.runtime.recent_events import RecentEvents, records_event
 
 SLAVES_MAX: Final = 64
 """Whoever reports is a slave (R58). The host with the most of them loses its oldest first."""

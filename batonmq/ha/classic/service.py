@@ -20,9 +20,9 @@ from batonmq.ha.classic.wire import BODY_SIZE_MAX, ReportReader
 from batonmq.ha.config import HAConfig
 from batonmq.ha.links import OpenLinks, SlaveLink
 from batonmq.ha.ports import ClassicListener, LogStore
-from batonmq.process.clock import boot_ms
-from batonmq.process.sockets import listening_as
 from batonmq.protocol.bodies import HAClientRuntimeInfo, HARuntimeInfo
+from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.sockets import listening_as
 from batonmq.store.config import StoreConfig
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from batonmq.ha.slave_effects import (
     SendToMaster,
 )
 from batonmq.ha.slave_policy import Redial, SlavePolicy
-from batonmq.process.recent_events import RecentEvents, records_event
+from batonmq.runtime.recent_events import RecentEvents, records_event
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,9 @@ from batonmq.ha.slave_effects import (
     Hangup,
     SendToMaster,
 )
-from batonmq.process import disk
 from batonmq.protocol.bodies import HAClientRuntimeInfo
 from batonmq.protocol.errors import BatonError, CorruptLogError, RemoteProtocolError
+from batonmq.runtime import disk
 
 log = logging.getLogger(__name__)
 

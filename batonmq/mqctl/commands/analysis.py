@@ -23,8 +23,8 @@ import click
 from batonmq.mqctl.context import CommandContext
 from batonmq.mqctl.output import Output
 from batonmq.mqctl.target import data_folder_here
-from batonmq.process import extras
-from batonmq.process.clock import wall_ms
+from batonmq.runtime import extras
+from batonmq.runtime.clock import wall_ms
 
 ANALYSIS_FOLDER: Final = "analysis"
 HELP: Final = ("--help", "-h")

@@ -171,8 +171,8 @@ async def _served(context: CommandContext, admin: Admin, elected: ElectedMaster)
     """Waits until the new master takes writes and is routed to; else says what is lacking."""
     import asyncio
 
-    from batonmq.process.clock import boot_ms
     from batonmq.protocol.errors import BatonError
+    from batonmq.runtime.clock import boot_ms
 
     deadline_ms = boot_ms() + context.timeout_ms
     while True:
@@ -197,8 +197,8 @@ async def _story(
     import asyncio
 
     from batonmq.history.fold import failovers
-    from batonmq.process.clock import boot_ms
     from batonmq.protocol.errors import BatonError
+    from batonmq.runtime.clock import boot_ms
 
     deadline_ms = boot_ms() + min(STORY_MS, context.timeout_ms)
     while True:

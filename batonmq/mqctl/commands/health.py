@@ -74,7 +74,7 @@ class _Reports:
     """Prints findings, with `watch` those that differ from the last ones, until the end."""
 
     def __init__(self, context: CommandContext, *, watch: bool, within_s: float | None) -> None:
-        from batonmq.process.clock import boot_ms
+        from batonmq.runtime.clock import boot_ms
 
         self._context = context
         self._watch = watch
@@ -84,7 +84,7 @@ class _Reports:
 
     def show(self, findings: Findings) -> bool:
         """Whether these are the last ones."""
-        from batonmq.process.clock import boot_ms, wall_ms
+        from batonmq.runtime.clock import boot_ms, wall_ms
 
         out = self._context.out
         problems = findings.problems()

@@ -227,8 +227,8 @@ class Migration:
         """Until nothing lacks; raises CommandFailed with what still does after the time."""
         import asyncio
 
-        from batonmq.process.clock import boot_ms
         from batonmq.protocol.errors import BatonError
+        from batonmq.runtime.clock import boot_ms
 
         deadline_ms = boot_ms() + int(self._wait_s * 1000)
         with Progress(f"waiting for {what} ...") as progress:

@@ -16,7 +16,7 @@ import click
 from batonmq.mqctl.context import CommandContext
 from batonmq.mqctl.output import DIM, when
 from batonmq.mqctl.params import COUNT, Timestamp, command, option
-from batonmq.process.clock import wall_ms
+from batonmq.runtime.clock import wall_ms
 
 if TYPE_CHECKING:
     from batonmq.history.event import HistoryEvent

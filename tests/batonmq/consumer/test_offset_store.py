@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from batonmq.client.consumer.offset_store import LocalOffsetStore
-from batonmq.process import disk
 from batonmq.protocol.message import MessageQueue
+from batonmq.runtime import disk
 
 QUEUE = MessageQueue("T", "b", 0)
 

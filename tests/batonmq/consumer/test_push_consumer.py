@@ -29,8 +29,6 @@ from batonmq.client.consumer.process_queue import FlowLimits, ProcessQueue
 from batonmq.client.consumer.queue_reader import EXPIRED_MS
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.topic_route import TopicRoute
-from batonmq.process.clock import boot_ms
-from batonmq.process.turns import GATHERED_AT_ONCE
 from batonmq.protocol.bodies import GetConsumerStatusBody, ResetOffsetBody
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, ResponseError
@@ -38,6 +36,8 @@ from batonmq.protocol.fastjson import loads
 from batonmq.protocol.message import MessageExt
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Processors
+from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.turns import GATHERED_AT_ONCE
 
 GROUP = "cg"
 MANY = range(3 * GATHERED_AT_ONCE)

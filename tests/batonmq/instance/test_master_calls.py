@@ -11,10 +11,10 @@ import pytest
 from batonmq.client.errors import NoMasterError, NoNameServerError
 from batonmq.client.instance import master_calls
 from batonmq.client.instance.master_calls import MasterCalls
-from batonmq.process.clock import boot_ms
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import ConnectError
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime.clock import boot_ms
 
 
 def request(_: int = 0) -> RemotingCommand:

@@ -7,10 +7,10 @@ from unittest.mock import AsyncMock, Mock
 
 from batonmq.client.instance.master_calls import MasterCalls
 from batonmq.client.instance.name_servers import NameServers
-from batonmq.process.clock import boot_ms
 from batonmq.protocol.bodies import TopicRouteData
 from batonmq.protocol.errors import ConnectError
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime.clock import boot_ms
 
 
 class Remoting:

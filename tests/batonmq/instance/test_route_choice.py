@@ -9,11 +9,11 @@ import pytest
 
 from batonmq.client.errors import NoNameServerError, NoRouteError
 from batonmq.client.instance.name_servers import NameServers
-from batonmq.process.clock import boot_ms
 from batonmq.protocol.bodies import BrokerData, TopicRouteData
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import ConnectError, RequestTimeoutError
 from batonmq.remoting.command import RemotingCommand
+from batonmq.runtime.clock import boot_ms
 
 SERVERS = ("ns1:9876", "ns2:9876", "ns3:9876")
 Answer = Callable[[RemotingCommand], RemotingCommand]

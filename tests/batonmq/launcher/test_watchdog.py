@@ -22,7 +22,7 @@ from batonmq.launcher.watchdog import (
     Watchdog,
     activity_of,
 )
-from batonmq.process.service_manager import (
+from batonmq.runtime.service_manager import (
     NOTIFY_SOCKET,
     READY,
     STOPPING,

@@ -13,9 +13,9 @@ from batonmq.client.consumer.pulling import (
 )
 from batonmq.client.errors import NoMasterError, NoNameServerError, NoRouteError
 from batonmq.client.instance.topic_route import TopicRoute
-from batonmq.process.clock import boot_ms
 from batonmq.protocol.bodies import BrokerData, ClusterInfo
 from batonmq.protocol.message import MessageQueue
+from batonmq.runtime.clock import boot_ms
 from batonmq.spark.live import cluster as module
 from batonmq.spark.live.cluster import ClusterError, LiveCluster, route_of, shown_end
 

@@ -10,8 +10,8 @@ import pytest
 
 from batonmq.client.errors import NoRouteError
 from batonmq.client.producer.sending import SendResult, SendStatus
-from batonmq.process import disk
 from batonmq.protocol.message import MessageQueue
+from batonmq.runtime import disk
 from batonmq.spark.audit.acked_list import Entry
 from batonmq.spark.live import cluster, sink
 from batonmq.spark.live import sink_sender as sender_module

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.process import disk
+from batonmq.runtime import disk
 from batonmq.spark.history import stream_output as module
 from batonmq.spark.history.stream_output import StreamOutput, output_folder
 from batonmq.spark.history.stream_seen import Seen

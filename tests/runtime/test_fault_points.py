@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.process import clock, disk, fault_points
-from batonmq.process.durable_file import replace_file
-from batonmq.process.fault_points import (
+from batonmq.runtime import clock, disk, fault_points
+from batonmq.runtime.durable_file import replace_file
+from batonmq.runtime.fault_points import (
     DiskFaults,
     FaultRuleError,
     jump_wall_clock,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.process import server_main
-from batonmq.process.server_main import COLLECTION_MAX_S, ShortCollections
+from batonmq.runtime import server_main
+from batonmq.runtime.server_main import COLLECTION_MAX_S, ShortCollections
 
 
 def namesrv(folder: Path, *arguments: str, port: int = 1) -> subprocess.CompletedProcess[str]:
@@ -42,8 +42,8 @@ def test_a_port_in_use_is_named_in_words(tmp_path: Path) -> None:
 
 SERVER = """
 import asyncio, os, signal
-from batonmq.process.recent_events import RecentEvents, records_event
-from batonmq.process.server_main import run_server
+from batonmq.runtime.recent_events import RecentEvents, records_event
+from batonmq.runtime.server_main import run_server
 
 class Core:
     recent_events = RecentEvents()
@@ -84,7 +84,7 @@ def test_a_failed_assertion_ends_the_process_wherever_it_fails(
 
 FAILS = """
 import asyncio
-from batonmq.process.server_main import run_server
+from batonmq.runtime.server_main import run_server
 from batonmq.protocol.errors import BatonError
 
 async def serve(main):

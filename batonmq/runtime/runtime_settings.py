@@ -14,16 +14,16 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from batonmq.process.durable_file import replace_file
-from batonmq.process.properties_text import (
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.runtime.durable_file import replace_file
+from batonmq.runtime.properties_text import (
     dump_properties,
     parse_properties,
     property_text,
     value_text,
 )
-from batonmq.process.settings import describe_kind
-from batonmq.protocol.codes import ResponseCode
-from batonmq.protocol.errors import BrokerRefusal
+from batonmq.runtime.settings import describe_kind
 
 log = logging.getLogger(__name__)
 

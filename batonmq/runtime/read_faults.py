@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from batonmq.process import disk
+from batonmq.runtime import disk
 
 _MAPS: Final = Path("/proc/self/maps")
 _SA_SIGINFO: Final = 4

@@ -22,14 +22,14 @@ from typing import Any, Final
 import msgspec
 import uvloop
 
-from batonmq.process import disk
-from batonmq.process.clock import boot_s
-from batonmq.process.durable_file import show_file
-from batonmq.process.fault_points import FaultRuleError, install_fault_points
-from batonmq.process.log_lines import LineFormatter
-from batonmq.process.service_manager import manager_of_this_process
-from batonmq.process.settings import load_settings
 from batonmq.protocol.errors import BatonError, ConfigError
+from batonmq.runtime import disk
+from batonmq.runtime.clock import boot_s
+from batonmq.runtime.durable_file import show_file
+from batonmq.runtime.fault_points import FaultRuleError, install_fault_points
+from batonmq.runtime.log_lines import LineFormatter
+from batonmq.runtime.service_manager import manager_of_this_process
+from batonmq.runtime.settings import load_settings
 
 log = logging.getLogger(__name__)
 

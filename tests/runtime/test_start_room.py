@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.process import start_room
-from batonmq.process.start_room import InOrder, StartRoom
+from batonmq.runtime import start_room
+from batonmq.runtime.start_room import InOrder, StartRoom
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "/data/lives")
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from batonmq.process import disk
+from batonmq.runtime import disk
 
 T = TypeVar("T")
 

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from batonmq.process import service_manager
-from batonmq.process.service_manager import LISTEN_FDS, LISTEN_PID, held_listener
-from batonmq.process.sockets import listening_socket
 from batonmq.protocol.codes import ResponseCode
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
+from batonmq.runtime import service_manager
+from batonmq.runtime.service_manager import LISTEN_FDS, LISTEN_PID, held_listener
+from batonmq.runtime.sockets import listening_socket
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from batonmq.process import disk
 from batonmq.protocol.errors import BatonError
+from batonmq.runtime import disk
 
 _FLOCK: Final = struct.Struct("hhlli4x")  # l_type, l_whence, l_start, l_len, l_pid (Linux x86-64)
 _held_here: set[Path] = set()

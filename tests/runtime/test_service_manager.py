@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from batonmq.process.service_manager import (
+from batonmq.runtime.service_manager import (
     FEEDS,
     NOTIFY_SOCKET,
     READY,

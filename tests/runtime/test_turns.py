@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from batonmq.process.turns import AT_ONCE, gather_apart, gather_some, in_turns
+from batonmq.runtime.turns import AT_ONCE, gather_apart, gather_some, in_turns
 
 
 async def turns_during(work: asyncio.Task[object]) -> int:

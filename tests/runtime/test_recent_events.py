@@ -6,7 +6,7 @@ import traceback
 
 import pytest
 
-from batonmq.process.recent_events import EVENTS_MAX, RecentEvents, records_event, shows_events
+from batonmq.runtime.recent_events import EVENTS_MAX, RecentEvents, records_event, shows_events
 
 
 class Lift:

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
 from batonmq.protocol.errors import BrokerRefusal
+from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
 
 
 class Config(msgspec.Struct, rename="camel"):

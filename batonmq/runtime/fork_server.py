@@ -1,6 +1,6 @@
 """A process that has loaded the servers' code and forks one for each that is asked for.
 
-`python -P -m batonmq.process.fork_server MODULE…` reads requests from its standard input, a Unix
+`python -P -m batonmq.runtime.fork_server MODULE…` reads requests from its standard input, a Unix
 socket of whole messages (SOCK_SEQPACKET): a JSON object each, with the listening sockets that the
 new process gets. The answer is its pid, 0 if the kernel refuses one. It ends when the other side
 closes. While nobody asks it imports the modules, in their order; a request waits until its module
@@ -33,7 +33,7 @@ from typing import Final
 import msgspec
 import setproctitle
 
-from batonmq.process.service_manager import LISTEN_FDS, LISTEN_PID
+from batonmq.runtime.service_manager import LISTEN_FDS, LISTEN_PID
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36

@@ -9,7 +9,7 @@ import socket
 
 import pytest
 
-from batonmq.process.sockets import HELD_MAX, LowDescriptors
+from batonmq.runtime.sockets import HELD_MAX, LowDescriptors
 
 
 def open_now() -> set[str]:

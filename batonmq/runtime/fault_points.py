@@ -38,9 +38,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
-from batonmq.process import disk
-from batonmq.process.clock import boot_ms
 from batonmq.protocol.errors import BatonError
+from batonmq.runtime import disk
+from batonmq.runtime.clock import boot_ms
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 import yaml
 
-from batonmq.process.properties_text import parse_lines
 from batonmq.protocol.errors import ConfigError
+from batonmq.runtime.properties_text import parse_lines
 
 log = logging.getLogger(__name__)
 

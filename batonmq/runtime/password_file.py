@@ -12,9 +12,9 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from batonmq.process import disk
-from batonmq.process.durable_file import sync_directory, write_all
 from batonmq.protocol.errors import BatonError
+from batonmq.runtime import disk
+from batonmq.runtime.durable_file import sync_directory, write_all
 
 PASSWORD_CHARS_MIN: Final = 32
 _RANDOM_BYTES: Final = 32

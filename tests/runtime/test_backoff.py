@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batonmq.process.backoff import Backoff, pause_ms
+from batonmq.runtime.backoff import Backoff, pause_ms
 
 
 def test_pauses_double_up_to_the_limit_and_begin_again() -> None:

@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from batonmq.process.log_lines import LineFormatter
-from batonmq.process.server_main import LOG_FORMAT
+from batonmq.runtime.log_lines import LineFormatter
+from batonmq.runtime.server_main import LOG_FORMAT
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from batonmq.process import disk
+from batonmq.runtime import disk
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.process import disk
-from batonmq.process.durable_file import write_all
+from batonmq.runtime import disk
+from batonmq.runtime.durable_file import write_all
 
 
 def test_a_write_goes_on_behind_what_a_short_one_wrote(

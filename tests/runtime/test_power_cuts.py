@@ -12,7 +12,8 @@ from power_cut import every_power_cut, watching
 
 from batonmq.epoch.entry import EpochEntry
 from batonmq.epoch.file_cache import EpochFileCache
-from batonmq.process.durable_file import (
+from batonmq.replicas_manager.identity import IdentityFile, IncarnationLog, RoleFile
+from batonmq.runtime.durable_file import (
     load_with_backup,
     remove_file,
     replace_file,
@@ -21,7 +22,6 @@ from batonmq.process.durable_file import (
     sync_file,
     write_all,
 )
-from batonmq.replicas_manager.identity import IdentityFile, IncarnationLog, RoleFile
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.suspicion import RunMark, SuspectMark, Suspicion
 
@@ -270,7 +270,7 @@ def test_the_model_loses_what_is_not_synced(tmp_path: Path) -> None:
     """Else nothing here could fail: content without a sync, names without that of their folder."""
     calls: dict[str, Any] = {}
     with watching(tmp_path / "root") as cut:
-        from batonmq.process import disk
+        from batonmq.runtime import disk
 
         fd = disk.open(cut.root / "f", 0o102)
         disk.write(fd, b"abc")

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from batonmq.process.sockets import (
+from batonmq.runtime.sockets import (
     check_port_free,
     is_port_free,
     keep_alive,

@@ -11,14 +11,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from batonmq.broker.java_keys import JAVA_KEYS
-from batonmq.process.properties_text import (
+from batonmq.protocol.errors import ConfigError
+from batonmq.runtime.properties_text import (
     dump_properties,
     parse_lines,
     parse_properties,
     property_text,
 )
-from batonmq.process.settings import load_settings
-from batonmq.protocol.errors import ConfigError
+from batonmq.runtime.settings import load_settings
 
 GOLDEN = Path(__file__).parents[1] / "golden/java-5.3.3/remoting"
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from batonmq.process.sockets import (
+from batonmq.runtime.sockets import (
     CannotListenError,
     check_port_free,
     holder_of,
