@@ -20,9 +20,9 @@ from bench.part_catchup import TOPIC as FILLED
 from bench.part_catchup import fill, watch
 from bench.run import progress
 from bench.side import create_topic
-from lab.classic import ClassicGroup, in_sync
-from lab.java import JavaProgram, prepared_classpath
-from lab.processes import free_base_port, wait_for
+from lab.cluster.classic import ClassicGroup, in_sync
+from lab.cluster.java import JavaProgram, prepared_classpath
+from lab.cluster.processes import free_base_port, wait_for
 
 KINDS: Final = ("java", "ours")
 HEAP: Final = ("-Xms512m", "-Xmx512m", "-Xmn256m", "-XX:MaxDirectMemorySize=1g")

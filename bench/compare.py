@@ -32,8 +32,8 @@ from bench import (
 )
 from bench.report import Row, table
 from bench.run import SIDES, Part, Run, progress
-from lab.java import PEER_VERSION, JavaError, is_fetched, missing_tools, prepared_classpath
-from lab.processes import ROOT
+from lab.cluster.java import PEER_VERSION, JavaError, is_fetched, missing_tools, prepared_classpath
+from lab.cluster.processes import ROOT
 
 PARTS: Final = (
     part_start.PART,

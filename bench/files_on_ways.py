@@ -18,10 +18,10 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from lab import frames
-from lab.connection import Connection, ask
-from lab.processes import ROOT, wait_for
-from lab.up import ClusterProcess
+from lab.cluster import frames
+from lab.cluster.connection import Connection, ask
+from lab.cluster.processes import ROOT, wait_for
+from lab.cluster.up import ClusterProcess
 
 TOPIC = "FilesOnWays"
 SENDS = 30

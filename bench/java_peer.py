@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from bench.side import BROKERS, NAME_SERVERS, Side
-from lab.frames import BROKER_NAME
-from lab.java import BROKER_MAIN, NAMESRV_MAIN, name_server_settings, start_server
-from lab.processes import HOST, stop_all, tail
-from lab.stores import wipe
+from lab.cluster.frames import BROKER_NAME
+from lab.cluster.java import BROKER_MAIN, NAMESRV_MAIN, name_server_settings, start_server
+from lab.cluster.processes import HOST, stop_all, tail
+from lab.cluster.stores import wipe
 
 HEAP: Final = ("-Xms512m", "-Xmx512m", "-Xmn256m", "-XX:MaxDirectMemorySize=1g")
 

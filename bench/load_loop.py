@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from bench.cpu import CpuMeter, CpuUse
-from lab import frames
-from lab.connection import Connection
+from lab.cluster import frames
+from lab.cluster.connection import Connection
 
 IN_FLIGHT: Final = 16
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from lab.java import is_fetched, prepared_classpath
-from lab.load import Load, longest_gap
-from lab.mixed import MixedGroup
-from lab.processes import ROOT
-from lab.readback import ReadBack
+from lab.cluster.java import is_fetched, prepared_classpath
+from lab.cluster.load import Load, longest_gap
+from lab.cluster.mixed import MixedGroup
+from lab.cluster.processes import ROOT
+from lab.cluster.readback import ReadBack
 
 OURS, JAVA, OURS_TOO = PLACES = (0, 1, 2)
 KIND: Final = {OURS: "ours", JAVA: "Java", OURS_TOO: "ours"}

@@ -9,9 +9,9 @@ from typing import Any
 import psutil
 
 from bench.side import BROKERS, NAME_SERVERS, Side
-from lab.processes import is_running, wait_for
-from lab.stores import wipe
-from lab.up import ClusterProcess
+from lab.cluster.processes import is_running, wait_for
+from lab.cluster.stores import wipe
+from lab.cluster.up import ClusterProcess
 
 
 class OurCluster(Side):

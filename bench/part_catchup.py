@@ -16,8 +16,8 @@ from bench.cpu import CpuMeter
 from bench.report import Mark, Row
 from bench.run import Part, Run, progress
 from bench.side import Side, SideError
-from lab import frames
-from lab.connection import Connection, HaStatus, ha_status, parse_ha_status
+from lab.cluster import frames
+from lab.cluster.connection import Connection, HaStatus, ha_status, parse_ha_status
 
 TOPIC = "BenchCatchUp"
 QUEUES = 8

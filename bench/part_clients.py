@@ -1,7 +1,7 @@
 """A stock producer with every setting at its default, while the master changes.
 
 How long no send of it is acknowledged, and how many sends fail; a stock consumer reads along and
-must be given every acknowledged message (`lab.stock_load`).
+must be given every acknowledged message (`lab.cluster.stock_load`).
 A killed broker is started again at once: ours by `batonmq up`, Java's by this program, as a
 service manager would.
 """
@@ -17,9 +17,9 @@ from batonmq.runtime.clock import wall_ms
 from bench.report import Mark, Row
 from bench.run import Part, Run, progress
 from bench.side import Side
-from lab.java import JavaProgram, prepared_classpath
-from lab.processes import wait_for
-from lab.stock_load import POLL_S, SOURCES, StockLoad
+from lab.cluster.java import JavaProgram, prepared_classpath
+from lab.cluster.processes import wait_for
+from lab.cluster.stock_load import POLL_S, SOURCES, StockLoad
 
 TOPIC: Final = "StockClients"
 FULL_S: Final = 120.0

@@ -8,7 +8,7 @@ from bench.cpu import CpuMeter
 from bench.report import Mark, Row
 from bench.run import Part, Run, progress
 from bench.side import Side
-from lab.java import JavaError, JavaProgram
+from lab.cluster.java import JavaError, JavaProgram
 
 TOPIC = "BenchBacklog"
 QUEUES = 8

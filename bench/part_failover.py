@@ -12,9 +12,9 @@ import time
 from bench.report import Mark, Row
 from bench.run import Part, Run, progress
 from bench.side import Side, SideError
-from lab.load import Load
-from lab.processes import wait_for
-from lab.readback import ReadBack
+from lab.cluster.load import Load
+from lab.cluster.processes import wait_for
+from lab.cluster.readback import ReadBack
 
 FAILOVER_LIMIT_S = 60.0
 

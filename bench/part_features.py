@@ -16,10 +16,10 @@ from bench.cpu import CpuMeter, anon_mib
 from bench.report import Row
 from bench.run import Part, Run, progress
 from bench.side import Side, SideError
-from lab import frames
-from lab.connection import Connection, ask
-from lab.java import JavaError, JavaProgram
-from lab.processes import wait_for
+from lab.cluster import frames
+from lab.cluster.connection import Connection, ask
+from lab.cluster.java import JavaError, JavaProgram
+from lab.cluster.processes import wait_for
 
 TOPICS = {
     "transactions": "BenchTransactions",

@@ -10,7 +10,7 @@ from bench.cpu import CpuMeter
 from bench.report import Mark, Row
 from bench.run import Part, Run, progress
 from bench.side import Side
-from lab.java import JavaProgram
+from lab.cluster.java import JavaProgram
 
 TOPIC = "BenchSends"
 QUEUES = 8

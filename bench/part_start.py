@@ -8,7 +8,7 @@ from bench.cpu import CpuMeter, anon_mib
 from bench.report import Mark, Row
 from bench.run import Part, Run, progress
 from bench.side import SideError
-from lab.load import Load
+from lab.cluster.load import Load
 
 PACE = ("--interval-ms", "20")
 START_LIMIT_S = 120.0

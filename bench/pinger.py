@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from lab.connection import Connection
-from lab.processes import spawn_talking
+from lab.cluster.connection import Connection
+from lab.cluster.processes import spawn_talking
 
 PAUSE_S: Final = 0.005
 NO_SUCH_REQUEST: Final = 99_999

@@ -21,9 +21,9 @@ from bench.cpu import CpuMeter
 from bench.load_loop import Phase, Target, write
 from bench.our_cluster import OurCluster
 from bench.store_scale import measure_store
-from lab import frames
-from lab.connection import Connection, ask
-from lab.processes import wait_for
+from lab.cluster import frames
+from lab.cluster.connection import Connection, ask
+from lab.cluster.processes import wait_for
 
 BODY: Final = b"x" * 1024
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.cpu import cpu_seconds
-from lab import frames
-from lab.connection import Connection
-from lab.up import ClusterProcess
+from lab.cluster import frames
+from lab.cluster.connection import Connection
+from lab.cluster.up import ClusterProcess
 
 TOPIC = "RelayedSends"
 SIZE = 100

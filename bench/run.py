@@ -14,7 +14,7 @@ from bench.java_peer import JavaPeer
 from bench.our_cluster import OurCluster
 from bench.report import Row
 from bench.side import Side
-from lab.java import JavaProgram
+from lab.cluster.java import JavaProgram
 
 SIDES: Final = ("java", "ours")
 JVM: Final = ("-Xms512m", "-Xmx512m")

@@ -28,9 +28,9 @@ from bench.pinger import pinging
 from bench.run import progress
 from bench.scale_groups import members
 from bench.scale_store import behind_memory
-from lab.connection import Connection
-from lab.load import Load
-from lab.up import ClusterProcess
+from lab.cluster.connection import Connection
+from lab.cluster.load import Load
+from lab.cluster.up import ClusterProcess
 
 BODY: Final = b"x" * 1024
 QUEUES_OF_A_TOPIC: Final = 8

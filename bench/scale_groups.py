@@ -7,8 +7,8 @@ import selectors
 import time
 from typing import Any, Final
 
-from lab import frames
-from lab.connection import Connection
+from lab.cluster import frames
+from lab.cluster.connection import Connection
 
 HEARTBEAT: Final = 34
 CONSUMER_LIST: Final = 38

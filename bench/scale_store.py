@@ -10,8 +10,8 @@ from typing import Final
 
 from bench.cpu import CpuMeter
 from bench.load_loop import Target, write
-from lab import frames
-from lab.connection import Connection
+from lab.cluster import frames
+from lab.cluster.connection import Connection
 
 TOPIC: Final = "ScaleBacklog"
 QUEUES: Final = 8

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
-from lab import frames
-from lab.connection import HaStatus, ask, ha_status, sync_state
-from lab.processes import HOST, free_base_port, wait_for
+from lab.cluster import frames
+from lab.cluster.connection import HaStatus, ask, ha_status, sync_state
+from lab.cluster.processes import HOST, free_base_port, wait_for
 
 NAME_SERVERS: Final = 3
 BROKERS: Final = 2

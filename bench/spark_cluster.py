@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.spark_submit import build_package, environment, spark_home, submit
+from lab.cluster.spark_submit import build_package, environment, spark_home, submit
 
 JOB = """
 import json, os, shutil, statistics, sys, time

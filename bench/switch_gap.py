@@ -21,8 +21,8 @@ import uvloop
 from batonmq import Admin, Message, Producer
 from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.protocol.bodies import ReplicasInfo
-from lab.client_load import ClientLoad
-from lab.up import ClusterProcess
+from lab.cluster.client_load import ClientLoad
+from lab.cluster.up import ClusterProcess
 
 GROUP = "broker-a"
 TOPIC = "SwitchGap"

@@ -3,7 +3,7 @@
 `python -m faults table` measures each fault many times, `python -m faults soak` injects them at
 random for as long as wanted; `faults.aftermath` compares Spark's view of them with a record. The
 cluster is observed from outside: processes run as `batonmq up` starts them, and a probe writes by
-frames of its own (`lab.probe`).
+frames of its own (`lab.cluster.probe`).
 
 `trial` has the shape of a fault, injects one and runs the checkers, `catalogue` lists all (`kills`,
 `cuts`, `slaves`, `disks`, `failing`, `midway`, `harmless`), `figures` (pure) is the table. In

@@ -19,7 +19,7 @@ from batonmq.client.errors import ClientError
 from batonmq.client.producer.producer import Producer
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message
-from lab.processes import input_ended
+from lab.cluster.processes import input_ended
 
 TOPIC: Final = "FaultsClient"
 TASKS: Final = 2

@@ -17,10 +17,10 @@ from typing import Any, Final
 
 from batonmq.runtime.clock import wall_ms
 from faults.figures import median
-from lab.java import JavaError, JavaProgram, missing_tools, prepared_classpath
-from lab.mqctl import mqctl
-from lab.stock_load import CONSUMERS, POLL_S, SENDERS, SOURCES, Given, Seen, StockLoad
-from lab.up import GROUP, ClusterProcess
+from lab.cluster.java import JavaError, JavaProgram, missing_tools, prepared_classpath
+from lab.cluster.mqctl import mqctl
+from lab.cluster.stock_load import CONSUMERS, POLL_S, SENDERS, SOURCES, Given, Seen, StockLoad
+from lab.cluster.up import GROUP, ClusterProcess
 
 TOPIC: Final = "StockClients"
 GO_ON: Final = 600

@@ -11,11 +11,11 @@ from typing import Final
 
 from batonmq.runtime.clock import wall_ms
 from faults.clients import ClientFault, ClientRun, client_table, tell
-from lab.cluster import HOSTS, PROBE_HOST, Cluster
-from lab.java import JavaError, JavaProgram, missing_tools, prepared_classpath
-from lab.network import Namespaces, why_not
-from lab.network_commands import between
-from lab.stock_load import SOURCES, Seen, StockLoad
+from lab.cluster.cluster import HOSTS, PROBE_HOST, Cluster
+from lab.cluster.java import JavaError, JavaProgram, missing_tools, prepared_classpath
+from lab.cluster.network import Namespaces, why_not
+from lab.cluster.network_commands import between
+from lab.cluster.stock_load import SOURCES, Seen, StockLoad
 
 SENDERS: Final = {"sync": 2, "avoiding": 2}
 GONE: Final = ClientFault("gone", "the host of the master is gone", lambda *_: None)

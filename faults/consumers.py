@@ -22,10 +22,10 @@ from batonmq.client.consumer.options import ConsumeFromWhere, PushConsumerOption
 from batonmq.client.consumer.push_consumer import PushConsumer
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageExt
-from lab.acks import Ack, padded, parts_of
-from lab.checks import Finding
-from lab.probe import TOPIC
-from lab.processes import Helper, input_ended
+from lab.cluster.acks import Ack, padded, parts_of
+from lab.cluster.checks import Finding
+from lab.cluster.probe import TOPIC
+from lab.cluster.processes import Helper, input_ended
 
 STAYING: Final = "faults_staying"
 COMING: Final = "faults_coming"

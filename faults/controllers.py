@@ -13,10 +13,10 @@ from typing import ClassVar, Final
 
 from faults.failing import FullDiskMaster
 from faults.trial import Fault, InjectedFault, Lab, Measure
-from lab.checks import Finding
-from lab.cluster_view import Process
-from lab.load import longest_gap
-from lab.network_commands import Pair, between, one_way
+from lab.cluster.checks import Finding
+from lab.cluster.cluster_view import Process
+from lab.cluster.load import longest_gap
+from lab.cluster.network_commands import Pair, between, one_way
 
 SERVICE_GAP_S: Final = 4.0
 """The bound of the simulation's lives, 3 s, on a machine that has other work."""

@@ -12,9 +12,9 @@ from typing import ClassVar
 
 from faults.kills import late_acks
 from faults.trial import Fault, InjectedFault, Lab, Measure
-from lab.checks import Finding
-from lab.cluster import PROBE_HOST
-from lab.network_commands import Pair, between, one_way
+from lab.cluster.checks import Finding
+from lab.cluster.cluster import PROBE_HOST
+from lab.cluster.network_commands import Pair, between, one_way
 
 
 class CutMaster(Fault):

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from faults.trial import Fault, InjectedFault, Lab
-from lab.checks import Finding
-from lab.stores import copy_sparsely, put_back, wipe
+from lab.cluster.checks import Finding
+from lab.cluster.stores import copy_sparsely, put_back, wipe
 
 SHRUNK_AFTER_S = 1.5
 NOBODY_ACKS_S = 1.5

@@ -10,9 +10,9 @@ import time
 from typing import ClassVar
 
 from faults.trial import Fault, InjectedFault, Lab, Measure
-from lab.checks import Finding
-from lab.cluster_view import Process
-from lab.processes import stop_all
+from lab.cluster.checks import Finding
+from lab.cluster.cluster_view import Process
+from lab.cluster.processes import stop_all
 
 JUMPS = ("+3600", "-3600", "+90000", "-90000", "+2592000", "-0.7")
 DAY_S = 86_400

@@ -7,14 +7,14 @@ import time
 from typing import ClassVar
 
 from faults.trial import Fault, InjectedFault, Lab, Measure
-from lab import checks, frames
-from lab.acks import Ack
-from lab.checks import Finding
-from lab.cluster import CLUSTER
-from lab.cluster_view import GROUP
-from lab.connection import ask
-from lab.load import Load
-from lab.processes import Helper
+from lab.cluster import checks, frames
+from lab.cluster.acks import Ack
+from lab.cluster.checks import Finding
+from lab.cluster.cluster import CLUSTER
+from lab.cluster.cluster_view import GROUP
+from lab.cluster.connection import ask
+from lab.cluster.load import Load
+from lab.cluster.processes import Helper
 
 
 class PlannedSwitch(Fault):

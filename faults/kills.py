@@ -9,8 +9,8 @@ from functools import partial
 from typing import ClassVar
 
 from faults.trial import Fault, InjectedFault, Lab, Measure
-from lab import checks
-from lab.checks import Finding
+from lab.cluster import checks
+from lab.cluster.checks import Finding
 
 WAIT_FOR_ELECTIONS_S = 1.0
 TWO_KILLS_S = 0.05

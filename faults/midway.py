@@ -12,9 +12,9 @@ import time
 from typing import ClassVar
 
 from faults.trial import Fault, InjectedFault, Lab, Measure
-from lab.cluster_view import Process
-from lab.processes import NotInTime, wait_for
-from lab.stores import wipe
+from lab.cluster.cluster_view import Process
+from lab.cluster.processes import NotInTime, wait_for
+from lab.cluster.stores import wipe
 
 DIES_S = 3.0
 CALLS_OF_A_FILE = 4

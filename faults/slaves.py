@@ -9,8 +9,8 @@ import time
 from typing import ClassVar
 
 from faults.trial import Fault, InjectedFault, Lab, Measure
-from lab.cluster_view import Process
-from lab.network_commands import between
+from lab.cluster.cluster_view import Process
+from lab.cluster.network_commands import between
 
 SLOW_KBIT = 200
 SLOW_LATENCY_MS = 400

@@ -20,9 +20,9 @@ from typing import Final
 
 from faults.catalogue import FAULTS
 from faults.trial import FIRST_ACK_S, Fault, Lab, make_network
-from lab.checks import Finding
-from lab.network import why_not
-from lab.processes import NotInTime
+from lab.cluster.checks import Finding
+from lab.cluster.network import why_not
+from lab.cluster.processes import NotInTime
 
 CLUSTER_S: Final = 480.0
 DOUBLE: Final = 0.3

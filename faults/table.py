@@ -16,8 +16,8 @@ from typing import Any
 
 from faults.figures import Row, markdown
 from faults.trial import Fault, Lab, Trial, make_network
-from lab.checks import Finding
-from lab.network import why_not
+from lab.cluster.checks import Finding
+from lab.cluster.network import why_not
 
 Progress = Callable[[str], None]
 

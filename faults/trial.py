@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
 
 from faults.consumers import Consumers
-from lab import checks
-from lab.checks import Epoch, Finding
-from lab.cluster import HOSTS, PROBE_HOST, Cluster
-from lab.cluster_view import GroupState
-from lab.load import Load, longest_gap
-from lab.many_queues import ManyQueuesWriter
-from lab.network import Namespaces, Network, why_not
-from lab.readback import MasterMoved, ReadBack
-from lab.stores import LogsDiffer, check_logs_equal
+from lab.cluster import checks
+from lab.cluster.checks import Epoch, Finding
+from lab.cluster.cluster import HOSTS, PROBE_HOST, Cluster
+from lab.cluster.cluster_view import GroupState
+from lab.cluster.load import Load, longest_gap
+from lab.cluster.many_queues import ManyQueuesWriter
+from lab.cluster.network import Namespaces, Network, why_not
+from lab.cluster.readback import MasterMoved, ReadBack
+from lab.cluster.stores import LogsDiffer, check_logs_equal
 
 FIRST_ACK_S: Final = 60.0
 BEFORE_S: Final = 0.2

@@ -1,13 +1,2 @@
-"""What faults, bench and the tests of real processes share. The product never imports it.
-
-From outside, without an import of batonmq: `frames` and `connection` (raw requests), `acks`,
-`probe` and `load` (a process that writes to every broker, and its handle), `readback`, `checks`
-(pure: what must hold of acknowledged writes), `writer` (threads of numbered writes), `processes`
-(children, ports, waiting).
-
-Clusters: `up` (`batonmq up` as a child), `cluster` with `cluster_view` (processes that the lab
-holds itself, each in a network namespace of `network`, built by `network_commands`).
-
-Through the product's own code: `stores` (logs of stopped replicas), `queues` (what a topic holds),
-`client_load`, `mqctl`. Foreign programs: `java` (the stock jars and programs), `spark_submit`.
-"""
+"""The laboratory, which is not shipped: clusters of real processes, faults, the simulation, the
+bench."""

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lab.java import JavaError, is_fetched, missing_tools, prepared_classpath
-from lab.processes import ROOT
+from lab.cluster.java import JavaError, is_fetched, missing_tools, prepared_classpath
+from lab.cluster.processes import ROOT
 from tests.chaos import engine
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.processes import wait_for
+from lab.cluster.processes import wait_for
 from tests.rings import RINGS, Ring
 from tests.run import ROOT, Run
 

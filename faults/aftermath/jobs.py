@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from lab.processes import spawn, spawn_talking, tail
+from lab.cluster.processes import spawn, spawn_talking, tail
 
 DONE: Final = 0
 FOUND: Final = 1

@@ -20,8 +20,8 @@ from batonmq.client.consumer.listener import ConsumeContext
 from batonmq.client.consumer.options import ConsumeFromWhere, ConsumeOptions, PushConsumerOptions
 from batonmq.client.consumer.push_consumer import PushConsumer
 from batonmq.protocol.message import MessageExt
-from lab.probe import TOPIC
-from lab.processes import Helper, input_ended
+from lab.cluster.probe import TOPIC
+from lab.cluster.processes import Helper, input_ended
 
 QUICK: Final = "demo_quick"
 SLOW: Final = "demo_slow"

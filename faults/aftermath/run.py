@@ -21,8 +21,8 @@ from faults.aftermath.readers import Readers
 from faults.aftermath.summary import AftermathResult
 from faults.aftermath.tables import read_streamed, read_tables
 from faults.trial import Fault, Lab, make_network
-from lab.checks import Finding
-from lab.cluster_view import GROUP
+from lab.cluster.checks import Finding
+from lab.cluster.cluster_view import GROUP
 
 LOAD: Final = ("--interval-ms", "4", "--senders", "4", "--body", "512")
 SHOWN_LINES: Final = re.compile(r": \d+\.\d s$|^warning: |^error: ")

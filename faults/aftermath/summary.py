@@ -10,7 +10,7 @@ from faults.aftermath.compare import Comparison, FaultComparison
 from faults.aftermath.fault_records import FaultRecord
 from faults.aftermath.jobs import DONE, JobResult
 from faults.aftermath.tables import Failover
-from lab.checks import Finding
+from lab.cluster.checks import Finding
 
 HEAD: Final = ("", "fault", "processes", "gap", "epoch", "recorded as", "master", "no writes")
 RIGHT: Final = frozenset({0, 3, 4, 7})

@@ -8,7 +8,7 @@ from batonmq.blocking import BlockingProducer
 from batonmq.client.producer.sending import SendResult
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageQueue
-from lab.writer import QueueAck, WriterThread
+from lab.cluster.writer import QueueAck, WriterThread
 
 PAUSE_S = 0.005
 """At most 200 writes a second, so that the load leaves room for the cluster."""

@@ -18,10 +18,10 @@ import docker
 from docker.models.containers import Container
 from docker.models.networks import Network
 
-from lab.connection import Connection, ask
-from lab.frames import HA_STATUS
-from lab.mqctl import Ran, mqctl
-from lab.processes import wait_for
+from lab.cluster.connection import Connection, ask
+from lab.cluster.frames import HA_STATUS
+from lab.cluster.mqctl import Ran, mqctl
+from lab.cluster.processes import wait_for
 from tests.chaos.engine import DEPLOY, IMAGE, compose_command
 
 GROUP = "broker-a"

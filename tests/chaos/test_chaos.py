@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import pytest
 
 from batonmq.protocol.errors import BatonError
-from lab.processes import wait_for
-from lab.queues import check_writers
-from lab.writer import Writer, wait_acks
+from lab.cluster.processes import wait_for
+from lab.cluster.queues import check_writers
+from lab.cluster.writer import Writer, wait_acks
 from tests.chaos.client_load import PAUSE_S, ClientWriter
 from tests.chaos.compose_cluster import BROKERS, GROUP, NAME_SERVERS, ComposeCluster, first_ack
 

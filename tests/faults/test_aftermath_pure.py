@@ -20,10 +20,10 @@ from faults.aftermath.tables import Failover, Mastership, SetChange, Tables
 from faults.harmless import PlannedSwitch
 from faults.kills import KillMaster
 from faults.trial import Span, Trial
-from lab.acks import Ack, key_of
-from lab.checks import Finding
-from lab.cluster_view import GroupState
-from lab.probe import acked_line
+from lab.cluster.acks import Ack, key_of
+from lab.cluster.checks import Finding
+from lab.cluster.cluster_view import GroupState
+from lab.cluster.probe import acked_line
 
 GROUP = "broker-a"
 KILL = FaultRecord(

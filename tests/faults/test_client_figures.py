@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from faults.clients import CLIENT_FAULTS_BY_NAME, client_table
-from lab.stock_load import Given, Seen, StockLoad, judged
+from lab.cluster.stock_load import Given, Seen, StockLoad, judged
 
 
 def lines(*keys: str) -> list[dict[str, Any]]:

@@ -14,12 +14,12 @@ from faults.figures import Row, markdown, median
 from faults.kills import late_acks
 from faults.table import Results
 from faults.trial import InjectedFault
-from lab import checks, many_queues, network_commands
-from lab.acks import Ack, key_of, padded, parts_of
-from lab.checks import Epoch
-from lab.load import longest_gap
-from lab.many_queues import ManyQueuesWriter
-from lab.writer import QueueAck
+from lab.cluster import checks, many_queues, network_commands
+from lab.cluster.acks import Ack, key_of, padded, parts_of
+from lab.cluster.checks import Epoch
+from lab.cluster.load import longest_gap
+from lab.cluster.many_queues import ManyQueuesWriter
+from lab.cluster.writer import QueueAck
 
 EPOCHS = [Epoch(1, 0, 1_000), Epoch(2, 1_000, 1_000), Epoch(4, 1_000, 2_000)]
 

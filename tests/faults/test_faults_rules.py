@@ -10,7 +10,7 @@ import pytest
 from batonmq.runtime.fault_points import parse_disk_faults, parse_jump
 from faults import consumers, failing, midway
 from faults.consumers import COMING, GROUPS, STAYING, Consumers
-from lab.acks import Ack
+from lab.cluster.acks import Ack
 
 
 def test_every_kill_inside_a_step_is_a_rule_of_the_servers() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from left_out import leave_out
 
-from lab.java import SMALL_JVM, JavaProgram, missing_tools, prepared_classpath
-from lab.up import ClusterProcess
+from lab.cluster.java import SMALL_JVM, JavaProgram, missing_tools, prepared_classpath
+from lab.cluster.up import ClusterProcess
 
 RunJava = Callable[..., JavaProgram]
 BRISK = ("rocketmq.client.rebalance.waitInterval=2000",)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from batonmq.protocol.message import MessageExt
-from lab.cluster import SMALL_STORE, Sections, merged
+from lab.cluster.cluster import SMALL_STORE, Sections, merged
 
 Line = dict[str, Any]
 LEVELS_MS: Final = (2_000, 3_000, 1_000)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from lab import frames
-from lab.classic import ClassicGroup, in_sync
-from lab.connection import Connection, ask
-from lab.java import JavaProgram
-from lab.processes import free_base_port, wait_for
+from lab.cluster import frames
+from lab.cluster.classic import ClassicGroup, in_sync
+from lab.cluster.connection import Connection, ask
+from lab.cluster.java import JavaProgram
+from lab.cluster.processes import free_base_port, wait_for
 from tests.interop.conftest import RunJava
 
 pytestmark = pytest.mark.java

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from batonmq.protocol.records.codec import decode_records
-from lab import frames
-from lab.classic import SEGMENT, ClassicGroup, in_sync
-from lab.connection import Connection, ask, ha_status
-from lab.mixed_checks import log_of
-from lab.processes import free_base_port, wait_for
+from lab.cluster import frames
+from lab.cluster.classic import SEGMENT, ClassicGroup, in_sync
+from lab.cluster.connection import Connection, ask, ha_status
+from lab.cluster.mixed_checks import log_of
+from lab.cluster.processes import free_base_port, wait_for
 
 pytestmark = pytest.mark.java
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from lab.java import JavaProgram
-from lab.queues import read_topic
-from lab.up import ClusterProcess
+from lab.cluster.java import JavaProgram
+from lab.cluster.queues import read_topic
+from lab.cluster.up import ClusterProcess
 
 pytestmark = pytest.mark.java
 

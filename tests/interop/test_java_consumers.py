@@ -23,11 +23,11 @@ from batonmq.blocking import BlockingProducer, BlockingPullConsumer
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.message import MessageExt, MessageQueue
 from batonmq.protocol.topic_name import TRACE_TOPIC
-from lab.connection import ask
-from lab.java import JavaProgram
-from lab.processes import wait_for
-from lab.queues import read_topic
-from lab.up import ClusterProcess
+from lab.cluster.connection import ask
+from lab.cluster.java import JavaProgram
+from lab.cluster.processes import wait_for
+from lab.cluster.queues import read_topic
+from lab.cluster.up import ClusterProcess
 
 pytestmark = pytest.mark.java
 

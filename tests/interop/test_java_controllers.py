@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.mixed import SEGMENT, MixedGroup
-from lab.mixed_checks import logs_equal, nothing_lost, steady_load, wait_master
-from lab.writer import Writer, wait_acks
+from lab.cluster.mixed import SEGMENT, MixedGroup
+from lab.cluster.mixed_checks import logs_equal, nothing_lost, steady_load, wait_master
+from lab.cluster.writer import Writer, wait_acks
 
 pytestmark = pytest.mark.java
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from left_out import namespaces
 
-from lab import frames
-from lab.connection import Connection
-from lab.mixed import MixedGroup
-from lab.mixed_checks import logs_equal, nothing_lost, steady_load, wait_master
-from lab.network import Namespaces
-from lab.network_commands import between
+from lab.cluster import frames
+from lab.cluster.connection import Connection
+from lab.cluster.mixed import MixedGroup
+from lab.cluster.mixed_checks import logs_equal, nothing_lost, steady_load, wait_master
+from lab.cluster.network import Namespaces
+from lab.cluster.network_commands import between
 
 pytestmark = pytest.mark.java
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.java import JavaProgram
-from lab.up import ClusterProcess
+from lab.cluster.java import JavaProgram
+from lab.cluster.up import ClusterProcess
 
 pytestmark = pytest.mark.java
 

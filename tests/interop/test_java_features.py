@@ -11,9 +11,9 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from batonmq.runtime.clock import wall_ms
-from lab.java import JavaProgram
-from lab.queues import read_topic
-from lab.up import ClusterProcess
+from lab.cluster.java import JavaProgram
+from lab.cluster.queues import read_topic
+from lab.cluster.up import ClusterProcess
 from tests.interop.features import (
     LEVELS_MS,
     MAX_RECONSUME,

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from lab.mixed import GROUP, MixedGroup
-from lab.mqctl import Ran, mqctl
-from lab.stock_load import StockLoad
-from lab.up import rounds
+from lab.cluster.mixed import GROUP, MixedGroup
+from lab.cluster.mqctl import Ran, mqctl
+from lab.cluster.stock_load import StockLoad
+from lab.cluster.up import rounds
 from tests.interop.conftest import BRISK, RunJava
 
 pytestmark = pytest.mark.java

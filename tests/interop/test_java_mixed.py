@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from batonmq.protocol.records.codec import decode_records
-from lab import frames
-from lab.connection import Connection, ask
-from lab.mixed import GROUP, SEGMENT, MixedGroup
-from lab.mixed_checks import logs_equal, nothing_lost, steady_load, wait_master
-from lab.mqctl import mqctl
-from lab.writer import Writer, wait_acks
+from lab.cluster import frames
+from lab.cluster.connection import Connection, ask
+from lab.cluster.mixed import GROUP, SEGMENT, MixedGroup
+from lab.cluster.mixed_checks import logs_equal, nothing_lost, steady_load, wait_master
+from lab.cluster.mqctl import mqctl
+from lab.cluster.writer import Writer, wait_acks
 
 pytestmark = pytest.mark.java
 

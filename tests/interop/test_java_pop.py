@@ -12,7 +12,7 @@ import pytest
 
 from batonmq import Message
 from batonmq.blocking import BlockingProducer
-from lab.up import ClusterProcess
+from lab.cluster.up import ClusterProcess
 from tests.interop.conftest import BRISK, RunJava
 
 pytestmark = pytest.mark.java

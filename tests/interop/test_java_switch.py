@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from lab.java import JavaProgram
-from lab.mqctl import mqctl
-from lab.stock_load import CONSUMERS, SENDERS, StockLoad
-from lab.up import ClusterProcess, rounds
+from lab.cluster.java import JavaProgram
+from lab.cluster.mqctl import mqctl
+from lab.cluster.stock_load import CONSUMERS, SENDERS, StockLoad
+from lab.cluster.up import ClusterProcess, rounds
 
 pytestmark = pytest.mark.java
 

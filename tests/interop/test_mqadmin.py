@@ -16,10 +16,10 @@ import pytest
 from batonmq.protocol import fastjson
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
-from lab.java import WAIT_S, JavaProgram
-from lab.processes import wait_for
-from lab.queues import read_topic
-from lab.up import ClusterProcess
+from lab.cluster.java import WAIT_S, JavaProgram
+from lab.cluster.processes import wait_for
+from lab.cluster.queues import read_topic
+from lab.cluster.up import ClusterProcess
 
 pytestmark = pytest.mark.java
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from batonmq.runtime.extras import PACKAGES
-from lab.up import free_base_port
+from lab.cluster.up import free_base_port
 from tests.packaging.installation import Installation, empty_environment, install_wheel
 
 pytestmark = pytest.mark.process

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.up import ClusterProcess
+from lab.cluster.up import ClusterProcess
 
 
 @pytest.fixture

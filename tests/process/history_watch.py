@@ -8,8 +8,8 @@ from typing import Any
 
 from batonmq import MessageExt, MessageQueue, PullConsumer
 from batonmq.history.message import history_name
-from lab.processes import wait_for
-from lab.up import ClusterProcess
+from lab.cluster.processes import wait_for
+from lab.cluster.up import ClusterProcess
 
 TOPIC = "BATON_SYS_HISTORY"
 Name = tuple[str, int, int]

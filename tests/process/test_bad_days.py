@@ -17,11 +17,11 @@ import pytest
 import yaml
 
 from batonmq.protocol.records.codec import decode_records
-from lab.cluster import SMALL_STORE
-from lab.connection import Connection
-from lab.processes import ROOT, free_base_port, wait_for
-from lab.stores import read_log, record_ends
-from lab.up import ClusterProcess
+from lab.cluster.cluster import SMALL_STORE
+from lab.cluster.connection import Connection
+from lab.cluster.processes import ROOT, free_base_port, wait_for
+from lab.cluster.stores import read_log, record_ends
+from lab.cluster.up import ClusterProcess
 
 pytestmark = pytest.mark.process
 

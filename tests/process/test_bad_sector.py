@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lab.connection import Connection, ask
-from lab.processes import is_running, wait_for
-from lab.stores import check_logs_equal
-from lab.up import ClusterProcess
+from lab.cluster.connection import Connection, ask
+from lab.cluster.processes import is_running, wait_for
+from lab.cluster.stores import check_logs_equal
+from lab.cluster.up import ClusterProcess
 
 pytestmark = pytest.mark.process
 

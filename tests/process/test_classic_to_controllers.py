@@ -9,10 +9,10 @@ import pytest
 from batonmq.protocol.records.codec import NewMessage, decode_records
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
-from lab import frames
-from lab.connection import Connection
-from lab.mixed import SEGMENT, MixedGroup
-from lab.mixed_checks import log_of
+from lab.cluster import frames
+from lab.cluster.connection import Connection
+from lab.cluster.mixed import SEGMENT, MixedGroup
+from lab.cluster.mixed_checks import log_of
 
 pytestmark = pytest.mark.process
 

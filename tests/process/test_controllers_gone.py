@@ -8,12 +8,12 @@ import pytest
 
 from batonmq.blocking import BlockingProducer
 from batonmq.protocol.message import Message
-from lab.connection import Connection, ask
-from lab.frames import METADATA
-from lab.processes import wait_for
-from lab.queues import check_writers
-from lab.up import ClusterProcess
-from lab.writer import Writer, wait_acks
+from lab.cluster.connection import Connection, ask
+from lab.cluster.frames import METADATA
+from lab.cluster.processes import wait_for
+from lab.cluster.queues import check_writers
+from lab.cluster.up import ClusterProcess
+from lab.cluster.writer import Writer, wait_acks
 
 pytestmark = pytest.mark.process
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 from left_out import namespaces
 
-from lab import network_commands
-from lab.network import NETNS, Namespaces, remove_stale
-from lab.processes import ROOT
+from lab.cluster import network_commands
+from lab.cluster.network import NETNS, Namespaces, remove_stale
+from lab.cluster.processes import ROOT
 
 pytestmark = pytest.mark.process
 
@@ -78,7 +78,7 @@ def test_nothing_is_left_of_it(network: Namespaces) -> None:
 def test_what_a_killed_laboratory_left_is_removed_by_the_next(network: Namespaces) -> None:
     """A laboratory dies by kill -9 right after it made its network."""
     made = (
-        "import os, signal; from lab.network import Namespaces;"
+        "import os, signal; from lab.cluster.network import Namespaces;"
         " Namespaces(('a',)).open(); os.kill(os.getpid(), signal.SIGKILL)"
     )
     child = subprocess.Popen([sys.executable, "-c", made], cwd=ROOT)

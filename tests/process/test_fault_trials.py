@@ -15,7 +15,7 @@ from left_out import leave_out
 
 from faults.catalogue import BY_NAME
 from faults.trial import Lab, make_network
-from lab.network import why_not
+from lab.cluster.network import why_not
 
 pytestmark = pytest.mark.process
 

@@ -19,8 +19,8 @@ from typing import Final
 
 import pytest
 
-from lab.processes import free_base_port, is_running, spawn_talking, tail, wait_for
-from lab.up import ClusterProcess, rounds
+from lab.cluster.processes import free_base_port, is_running, spawn_talking, tail, wait_for
+from lab.cluster.up import ClusterProcess, rounds
 
 pytestmark = pytest.mark.process
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from left_out import leave_out
 
-from lab.mqctl import mqctl
-from lab.processes import is_running, wait_for
-from lab.queues import check_writers
-from lab.up import ClusterProcess
-from lab.writer import Writer, wait_acks
+from lab.cluster.mqctl import mqctl
+from lab.cluster.processes import is_running, wait_for
+from lab.cluster.queues import check_writers
+from lab.cluster.up import ClusterProcess
+from lab.cluster.writer import Writer, wait_acks
 
 pytestmark = pytest.mark.process
 

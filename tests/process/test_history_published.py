@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.up import ClusterProcess
+from lab.cluster.up import ClusterProcess
 from tests.process.history_watch import Leaders, first_of_each, published
 
 pytestmark = pytest.mark.process

@@ -6,12 +6,12 @@ import signal
 
 import pytest
 
-from lab.connection import Connection
-from lab.frames import SEND_V2, send_ext
-from lab.queues import check_writers
-from lab.stores import check_logs_equal
-from lab.up import ClusterProcess
-from lab.writer import Writer, wait_acks
+from lab.cluster.connection import Connection
+from lab.cluster.frames import SEND_V2, send_ext
+from lab.cluster.queues import check_writers
+from lab.cluster.stores import check_logs_equal
+from lab.cluster.up import ClusterProcess
+from lab.cluster.writer import Writer, wait_acks
 
 pytestmark = pytest.mark.process
 

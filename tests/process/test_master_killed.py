@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from batonmq.blocking import BlockingPullConsumer
-from lab.connection import Connection
-from lab.frames import FLAG_ONEWAY, RUNTIME_INFO, SEND_V2, send_ext
-from lab.processes import wait_for
-from lab.queues import check_writers, read_topic
-from lab.stores import check_logs_equal
-from lab.up import ClusterProcess, rounds
-from lab.writer import Writer, wait_acks
+from lab.cluster.connection import Connection
+from lab.cluster.frames import FLAG_ONEWAY, RUNTIME_INFO, SEND_V2, send_ext
+from lab.cluster.processes import wait_for
+from lab.cluster.queues import check_writers, read_topic
+from lab.cluster.stores import check_logs_equal
+from lab.cluster.up import ClusterProcess, rounds
+from lab.cluster.writer import Writer, wait_acks
 
 pytestmark = pytest.mark.process
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from lab.mqctl import HIDDEN, Ran
-from lab.mqctl import mqctl as run_mqctl
-from lab.processes import wait_for
-from lab.up import ClusterProcess
+from lab.cluster.mqctl import HIDDEN, Ran
+from lab.cluster.mqctl import mqctl as run_mqctl
+from lab.cluster.processes import wait_for
+from lab.cluster.up import ClusterProcess
 
 pytestmark = pytest.mark.process
 

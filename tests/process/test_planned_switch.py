@@ -20,9 +20,9 @@ from batonmq import Admin, Message, MessageExt, PopConsumer, Producer
 from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import ResponseError
-from lab.client_load import ClientLoad
-from lab.queues import read_topic
-from lab.up import ClusterProcess, rounds
+from lab.cluster.client_load import ClientLoad
+from lab.cluster.queues import read_topic
+from lab.cluster.up import ClusterProcess, rounds
 
 pytestmark = pytest.mark.process
 

@@ -30,7 +30,7 @@ from batonmq import (
     PushConsumer,
     PushConsumerOptions,
 )
-from lab.up import ClusterProcess
+from lab.cluster.up import ClusterProcess
 
 pytestmark = pytest.mark.process
 

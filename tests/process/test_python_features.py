@@ -10,9 +10,9 @@ from typing import Final
 import pytest
 
 from batonmq.runtime.clock import wall_ms
-from lab.processes import wait_for
-from lab.queues import read_topic
-from lab.up import ClusterProcess
+from lab.cluster.processes import wait_for
+from lab.cluster.queues import read_topic
+from lab.cluster.up import ClusterProcess
 from tests.interop.features import LEVELS_MS, SETTINGS, Seen, check_commits, commands_of
 from tests.interop.python_features import PythonFeatures
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from lab.connection import Connection
-from lab.frames import QUERY_OFFSET, UPDATE_OFFSET
-from lab.mqctl import mqctl
-from lab.processes import is_running, wait_for
-from lab.stores import wipe
-from lab.up import ClusterProcess
+from lab.cluster.connection import Connection
+from lab.cluster.frames import QUERY_OFFSET, UPDATE_OFFSET
+from lab.cluster.mqctl import mqctl
+from lab.cluster.processes import is_running, wait_for
+from lab.cluster.stores import wipe
+from lab.cluster.up import ClusterProcess
 
 pytestmark = pytest.mark.process
 

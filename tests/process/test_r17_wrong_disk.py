@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from lab.connection import Connection, ask
-from lab.frames import ELECT_MASTER
-from lab.mqctl import mqctl
-from lab.processes import is_running, wait_for
-from lab.stores import check_logs_equal, put_back, wipe
-from lab.up import ClusterProcess
+from lab.cluster.connection import Connection, ask
+from lab.cluster.frames import ELECT_MASTER
+from lab.cluster.mqctl import mqctl
+from lab.cluster.processes import is_running, wait_for
+from lab.cluster.stores import check_logs_equal, put_back, wipe
+from lab.cluster.up import ClusterProcess
 
 pytestmark = pytest.mark.process
 

@@ -6,11 +6,11 @@ import pytest
 
 from batonmq.client.errors import NoRouteError
 from batonmq.protocol.message import MessageExt
-from lab.connection import Connection
-from lab.frames import QUERY_OFFSET, UPDATE_OFFSET
-from lab.processes import wait_for
-from lab.queues import read_topic
-from lab.up import ClusterProcess
+from lab.cluster.connection import Connection
+from lab.cluster.frames import QUERY_OFFSET, UPDATE_OFFSET
+from lab.cluster.processes import wait_for
+from lab.cluster.queues import read_topic
+from lab.cluster.up import ClusterProcess
 
 pytestmark = pytest.mark.process
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.connection import Connection, ask
-from lab.frames import HA_STATUS, MAX_OFFSET, SEND_V1, UPDATE_TOPIC, Reply
-from lab.processes import wait_for
-from lab.up import ClusterProcess
+from lab.cluster.connection import Connection, ask
+from lab.cluster.frames import HA_STATUS, MAX_OFFSET, SEND_V1, UPDATE_TOPIC, Reply
+from lab.cluster.processes import wait_for
+from lab.cluster.up import ClusterProcess
 
 pytestmark = pytest.mark.process
 

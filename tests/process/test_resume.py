@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from lab.processes import is_running, wait_for
-from lab.queues import check_writers
-from lab.up import ClusterProcess
-from lab.writer import Writer, wait_acks
+from lab.cluster.processes import is_running, wait_for
+from lab.cluster.queues import check_writers
+from lab.cluster.up import ClusterProcess
+from lab.cluster.writer import Writer, wait_acks
 
 pytestmark = pytest.mark.process
 

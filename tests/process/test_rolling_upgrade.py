@@ -1,7 +1,7 @@
 """A cluster of the last version becomes one of this version process by process, under load.
 
 Brokers first, then controllers, as deploy/README.md has it; the other way round it works,
-too. `BATONMQ_EARLIER` chooses the version (`lab/earlier.py`).
+too. `BATONMQ_EARLIER` chooses the version (`lab/cluster/earlier.py`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from lab.cluster import HOSTS, Cluster
-from lab.cluster_view import Process
-from lab.earlier import NoEarlierVersionError, earlier_checkout, environment
-from lab.network import Network
-from lab.processes import ROOT, wait_for
-from lab.queues import check_writers
-from lab.stores import check_logs_equal
-from lab.writer import Writer, wait_acks
+from lab.cluster.cluster import HOSTS, Cluster
+from lab.cluster.cluster_view import Process
+from lab.cluster.earlier import NoEarlierVersionError, earlier_checkout, environment
+from lab.cluster.network import Network
+from lab.cluster.processes import ROOT, wait_for
+from lab.cluster.queues import check_writers
+from lab.cluster.stores import check_logs_equal
+from lab.cluster.writer import Writer, wait_acks
 
 pytestmark = pytest.mark.process
 

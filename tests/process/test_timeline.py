@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from lab.processes import ROOT, wait_for
-from lab.up import ClusterProcess
+from lab.cluster.processes import ROOT, wait_for
+from lab.cluster.up import ClusterProcess
 
 pytestmark = pytest.mark.process
 

@@ -14,7 +14,7 @@ from batonmq.epoch.entry import EpochEntry
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
-from lab.processes import ROOT, free_base_port, spawn, stop_all, tail, wait_for
+from lab.cluster.processes import ROOT, free_base_port, spawn, stop_all, tail, wait_for
 
 pytestmark = pytest.mark.process
 

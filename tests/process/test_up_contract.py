@@ -20,12 +20,12 @@ import psutil
 import pytest
 
 from batonmq.launcher.children import LIVED_MS
-from lab import frames
-from lab.connection import Connection, ask
-from lab.frames import ROUTE
-from lab.processes import ROOT, free_base_port, is_running, wait_for
-from lab.queues import read_topic
-from lab.up import ClusterProcess
+from lab.cluster import frames
+from lab.cluster.connection import Connection, ask
+from lab.cluster.frames import ROUTE
+from lab.cluster.processes import ROOT, free_base_port, is_running, wait_for
+from lab.cluster.queues import read_topic
+from lab.cluster.up import ClusterProcess
 
 pytestmark = pytest.mark.process
 

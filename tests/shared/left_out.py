@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from lab.network import Namespaces, why_not
+from lab.cluster.network import Namespaces, why_not
 
 
 def leave_out(why: str) -> NoReturn:

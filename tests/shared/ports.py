@@ -5,8 +5,8 @@ import random
 import socket
 
 BETWEEN = range(29_000, 32_600)
-"""Above those of `lab.processes` and below the range from which the kernel takes the source ports
-of connections: a port that was free stays so while its server is started again."""
+"""Above those of `lab.cluster.processes` and below the range from which the kernel takes the source
+ports of connections: a port that was free stays so while its server is started again."""
 SLICE = 100
 """Ports that one process of tests has for itself, also between the look at a port and its use. The
 first of them stays bound as long as that process lives."""

@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from batonmq.spark.read.selection import Selection
-from lab.spark_submit import build_package, submit
+from lab.cluster.spark_submit import build_package, submit
 
 JOB = """
 import json, os, sys

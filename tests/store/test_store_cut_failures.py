@@ -23,7 +23,7 @@ from batonmq.runtime import disk
 from batonmq.store.errors import CutUnfinishedError, StoreFailedError
 from batonmq.store.message_store import MessageStore
 from batonmq.store.truncation import STEPS
-from lab.up import rounds
+from lab.cluster.up import rounds
 
 RULES = ["changes * ENOSPC", "* * EIO"]
 KINDS = ["clean", "unclean", "unverified", "master", "damaged", "anew"]

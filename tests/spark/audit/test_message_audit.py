@@ -21,10 +21,10 @@ from batonmq.spark.jobs.message_audit import main
 from batonmq.spark.live.sink_sender import AckFile, _acks, row_of, write_committed
 from batonmq.spark.steps.engine import LocalEngine, SparkEngine
 from batonmq.spark.steps.severity import CRITICAL, INFO
-from lab.acks import Ack as ProbeAck
-from lab.acks import key_of
-from lab.frames import BROKER_NAME
-from lab.probe import TOPIC, acked_line
+from lab.cluster.acks import Ack as ProbeAck
+from lab.cluster.acks import key_of
+from lab.cluster.frames import BROKER_NAME
+from lab.cluster.probe import TOPIC, acked_line
 from tests.spark.audit.replica_files import (
     FILE_SIZE,
     Replicas,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lab.up import ClusterProcess
+from lab.cluster.up import ClusterProcess
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,8 @@ from batonmq.spark.live.offsets import DataLossError
 from batonmq.spark.live.options import TopicOptions
 from batonmq.spark.live.stream_plan import StreamPlan
 from batonmq.spark.live.topic_read import TopicRead
-from lab.processes import wait_for
-from lab.writer import wait_acks
+from lab.cluster.processes import wait_for
+from lab.cluster.writer import wait_acks
 from tests.chaos.client_load import ClientWriter
 
 pytestmark = [

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from lab.processes import ROOT, wait_for
-from lab.up import ClusterProcess
+from lab.cluster.processes import ROOT, wait_for
+from lab.cluster.up import ClusterProcess
 from tests.process.history_watch import Leaders, in_files, published
 from tests.spark.spark_session import SMALL
 

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from lab import network_commands
-from lab.network_commands import ROUTER, Pair
+from lab.cluster import network_commands
+from lab.cluster.network_commands import ROUTER, Pair
 
 CLONE_NEWNET: Final = 0x40000000
 NETNS: Final = Path("/run/netns")

@@ -14,11 +14,11 @@ from typing import Any, Final, Self, TypeVar
 
 from batonmq.launcher.layout import CLUSTER_NAME, BrokerNode, Layout, NameServerNode, plan
 from batonmq.launcher.preparation import write_configs
-from lab import frames, processes
-from lab.connection import ask, ha_status, sync_state
-from lab.java import BROKER_MAIN, NAMESRV_MAIN, name_server_settings, start_server
-from lab.network import Network
-from lab.processes import (
+from lab.cluster import frames, processes
+from lab.cluster.connection import ask, ha_status, sync_state
+from lab.cluster.java import BROKER_MAIN, NAMESRV_MAIN, name_server_settings, start_server
+from lab.cluster.network import Network
+from lab.cluster.processes import (
     ROOT,
     STOP_GRACE_S,
     free_base_port,
@@ -283,7 +283,7 @@ class MixedGroup:
     # Waiting.
 
     def wait_for(self, what: str, found: Callable[[], T | None], limit_s: float = LIMIT_S) -> T:
-        """As `lab.processes.wait_for`; the error has the end of every log."""
+        """As `lab.cluster.processes.wait_for`; the error has the end of every log."""
         return processes.wait_for(what, found, limit_s, self.diagnostics)
 
     def wait_in_sync(self, *places: int, limit_s: float = LIMIT_S) -> None:

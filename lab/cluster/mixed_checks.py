@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from batonmq.protocol.records.codec import decode_records
-from lab import frames
-from lab.connection import Connection, ha_status
-from lab.mixed import MixedGroup
-from lab.writer import Writer, number_in, wait_acks
+from lab.cluster import frames
+from lab.cluster.connection import Connection, ha_status
+from lab.cluster.mixed import MixedGroup
+from lab.cluster.writer import Writer, number_in, wait_acks
 
 
 @contextmanager

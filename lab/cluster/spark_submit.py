@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.processes import ROOT
+from lab.cluster.processes import ROOT
 
 
 def spark_home() -> Path:

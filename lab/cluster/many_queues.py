@@ -10,11 +10,11 @@ import threading
 from collections.abc import Iterator
 from typing import Final
 
-from lab import frames
-from lab.acks import key_of, parts_of
-from lab.checks import Finding
-from lab.connection import Connection
-from lab.writer import Writer
+from lab.cluster import frames
+from lab.cluster.acks import key_of, parts_of
+from lab.cluster.checks import Finding
+from lab.cluster.connection import Connection
+from lab.cluster.writer import Writer
 
 PER_TOPIC: Final = 4
 PREFIX: Final = "many"

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from lab import frames
-from lab.frames import Reply
+from lab.cluster import frames
+from lab.cluster.frames import Reply
 
 _NO_FIELDS: Final[Mapping[str, object]] = {}
 

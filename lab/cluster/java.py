@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-from lab.processes import HOST, ROOT, spawn, spawn_talking, stop_all, tail
+from lab.cluster.processes import HOST, ROOT, spawn, spawn_talking, stop_all, tail
 
 PEER_VERSION: Final = "5.3.3"
-POM: Final = ROOT / "lab" / "pom.xml"
+POM: Final = ROOT / "lab" / "cluster" / "pom.xml"
 BUILD: Final = ROOT / "build" / "java"
 LIB: Final = BUILD / "lib"
 JDK: Final = 17

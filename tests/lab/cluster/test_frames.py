@@ -8,9 +8,9 @@ from batonmq.protocol.batch import split_batch
 from batonmq.protocol.message_id import host_bytes
 from batonmq.remoting.command import decode_frame
 from bench.part_catchup import batch_body
-from lab import frames
-from lab.connection import parse_ha_status
-from lab.processes import ports_of
+from lab.cluster import frames
+from lab.cluster.connection import parse_ha_status
+from lab.cluster.processes import ports_of
 from tests.records import record_of as encode_record
 
 

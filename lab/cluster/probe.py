@@ -1,6 +1,6 @@
 """The probe: a process outside the cluster that writes without pause and reports each ack.
 
-`python -m lab.probe` keeps several connections to every broker address and sends on each of
+`python -m lab.cluster.probe` keeps several connections to every broker address and sends on each of
 them in turn, at a fixed pace, whichever of them is master: it needs no route to find a new one.
 Its output has a line for each acknowledged write (`Ack.text`), a first and a last one with the
 number of replies by code (JSON). It ends when its input ends.
@@ -30,9 +30,9 @@ from typing import Final, TextIO, cast
 
 import uvloop
 
-from lab import frames
-from lab.acks import Ack, key_of
-from lab.processes import input_ended
+from lab.cluster import frames
+from lab.cluster.acks import Ack, key_of
+from lab.cluster.processes import input_ended
 
 TOPIC: Final = "Faults"
 QUEUES: Final = 8
@@ -210,7 +210,7 @@ async def _run(probe: Probe) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="lab.probe")
+    parser = argparse.ArgumentParser(prog="lab.cluster.probe")
     parser.add_argument("--prefix", required=True)
     parser.add_argument("--senders", type=int, default=2)
     parser.add_argument("--interval-ms", type=float, default=2.0)

@@ -18,11 +18,11 @@ from typing import Final, TypeVar
 from batonmq.launcher.cluster_file import cluster_document, write_document
 from batonmq.launcher.layout import DEFAULT_BASE_PORT, Layout, plan
 from batonmq.launcher.preparation import taken_ports, write_configs
-from lab import frames, processes
-from lab.cluster_view import ClusterView, GroupState, Process
-from lab.earlier import environment
-from lab.network import Network
-from lab.processes import NotInTime, free_base_port, spawn, tail
+from lab.cluster import frames, processes
+from lab.cluster.cluster_view import ClusterView, GroupState, Process
+from lab.cluster.earlier import environment
+from lab.cluster.network import Network
+from lab.cluster.processes import NotInTime, free_base_port, spawn, tail
 
 CONTROLLERS: Final = 3
 REPLICAS: Final = 3
@@ -154,7 +154,7 @@ class Cluster:
         return self.layout.brokers[index].data_dir
 
     def wait_for(self, what: str, found: Callable[[], T | None], limit_s: float = WHOLE_S) -> T:
-        """As `lab.processes.wait_for`; the error has the end of every log."""
+        """As `lab.cluster.processes.wait_for`; the error has the end of every log."""
         return processes.wait_for(what, found, limit_s, self.diagnostics)
 
     def wait_leader(self) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.stores import copy_sparsely, put_back
+from lab.cluster.stores import copy_sparsely, put_back
 
 
 def test_a_folder_put_back_holds_the_copy_and_zeros_take_no_room(tmp_path: Path) -> None:

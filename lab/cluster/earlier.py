@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Final
 
-from lab.processes import ROOT
+from lab.cluster.processes import ROOT
 
 VARIABLE: Final = "BATONMQ_EARLIER"
 LAST_VERSION: Final = "7120554025525660177c31a5a8aac26a0671964d"

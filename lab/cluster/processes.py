@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-ROOT: Final = Path(__file__).resolve().parents[1]
+ROOT: Final = Path(__file__).resolve().parents[2]
 HOST: Final = "127.0.0.1"
 PR_SET_PDEATHSIG: Final = 1
 STOP_GRACE_S: Final = 15.0

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from lab.cluster import HOSTS, Cluster
-from lab.cluster_view import GroupState, Process
-from lab.network import Network
-from lab.processes import CLAIM, PORTS, ROOT, NotInTime, ports_of
+from lab.cluster.cluster import HOSTS, Cluster
+from lab.cluster.cluster_view import GroupState, Process
+from lab.cluster.network import Network
+from lab.cluster.processes import CLAIM, PORTS, ROOT, NotInTime, ports_of
 
 
 def test_on_the_loopback_it_avoids_ports_that_others_have(tmp_path: Path) -> None:
@@ -28,7 +28,10 @@ def test_on_the_loopback_it_avoids_ports_that_others_have(tmp_path: Path) -> Non
 
 def test_two_processes_never_have_the_same_base() -> None:
     """Also where no cluster listens yet, or none any more."""
-    code = "from lab.processes import free_base_port; print(free_base_port(3), flush=True); input()"
+    code = (
+        "from lab.cluster.processes import free_base_port; "
+        "print(free_base_port(3), flush=True); input()"
+    )
     argv = [sys.executable, "-c", code]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with contextlib.ExitStack() as stack:

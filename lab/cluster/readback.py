@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lab import frames
-from lab.acks import padded, parts_of
-from lab.connection import Connection
-from lab.probe import QUEUES, TOPIC
+from lab.cluster import frames
+from lab.cluster.acks import padded, parts_of
+from lab.cluster.connection import Connection
+from lab.cluster.probe import QUEUES, TOPIC
 
 _AT_A_TIME = 512
 

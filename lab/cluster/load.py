@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from lab.acks import Ack
-from lab.processes import spawn_talking, tail
+from lab.cluster.acks import Ack
+from lab.cluster.processes import spawn_talking, tail
 
 END_S: Final = 10.0
 
@@ -34,7 +34,7 @@ class Load:
         self._log = log
         self._started = threading.Event()
         self._received = threading.Condition()
-        argv = [sys.executable, "-m", "lab.probe", "--prefix", prefix, *options, *brokers]
+        argv = [sys.executable, "-m", "lab.cluster.probe", "--prefix", prefix, *options, *brokers]
         self._process = spawn_talking(argv, log)
         self._reader = threading.Thread(target=self._read, name="probe-reader", daemon=True)
         self._reader.start()

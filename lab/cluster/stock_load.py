@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from lab.java import JavaError, JavaProgram
-from lab.processes import ROOT
+from lab.cluster.java import JavaError, JavaProgram
+from lab.cluster.processes import ROOT
 
 SOURCES: Final = ROOT / "tests" / "interop" / "java"
 PROGRAM: Final = "StockLoad"

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from batonmq import ClientError, Message, MessageQueue, Producer
 from batonmq.protocol.errors import BatonError
-from lab.frames import BROKER_NAME
+from lab.cluster.frames import BROKER_NAME
 
 QUEUES = 4
 UNTIL_S = 20.0

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from lab import frames
-from lab.connection import Connection
-from lab.processes import READY_S, wait_for
+from lab.cluster import frames
+from lab.cluster.connection import Connection
+from lab.cluster.processes import READY_S, wait_for
 
 AFTER_ERROR_S = 0.002
 AFTER_REFUSAL_S = 0.005

@@ -14,10 +14,10 @@ from typing import Any, Final
 from batonmq.launcher.layout import BrokerNode, NameServerNode
 from batonmq.runtime.fault_points import CLOCK_VARIABLE, DISK_VARIABLE, RELOAD_SIGNAL
 from batonmq.runtime.sockets import listens
-from lab import frames
-from lab.checks import Epoch
-from lab.connection import HaStatus, ask, parse_ha_status, sync_state
-from lab.processes import ROOT, NotInTime
+from lab.cluster import frames
+from lab.cluster.checks import Epoch
+from lab.cluster.connection import HaStatus, ask, parse_ha_status, sync_state
+from lab.cluster.processes import ROOT, NotInTime
 
 GROUP: Final = frames.BROKER_NAME
 REPLY_S: Final = 0.4

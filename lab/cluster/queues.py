@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from batonmq.blocking import BlockingPullConsumer
 from batonmq.client.consumer.pulling import PullStatus
 from batonmq.protocol.message import MessageExt, MessageQueue
-from lab.writer import Writer, number_in
+from lab.cluster.writer import Writer, number_in
 
 
 def read_topic(name_servers: str, topic: str, group: str = "reader") -> dict[int, list[MessageExt]]:

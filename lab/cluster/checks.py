@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lab.acks import Ack
+from lab.cluster.acks import Ack
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from typing import Any, Final, Self, TypeVar
 
 import yaml
 
-from lab import processes
-from lab.cluster import SMALL_STORE, Sections, merged
-from lab.connection import sync_state
-from lab.processes import ROOT, NotInTime, free_base_port, spawn, tail
+from lab.cluster import processes
+from lab.cluster.cluster import SMALL_STORE, Sections, merged
+from lab.cluster.connection import sync_state
+from lab.cluster.processes import ROOT, NotInTime, free_base_port, spawn, tail
 
 STOP_S: Final = 30.0
 GROUP: Final = "broker-a"
@@ -126,7 +126,7 @@ class ClusterProcess:
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     def wait_for(self, what: str, found: Callable[[], T | None]) -> T:
-        """As `lab.processes.wait_for`; the error has the end of every log."""
+        """As `lab.cluster.processes.wait_for`; the error has the end of every log."""
         return processes.wait_for(what, found, diagnostics=self.diagnostics)
 
     def wait_whole(self) -> None:

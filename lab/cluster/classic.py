@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from lab import frames
-from lab.connection import ha_status
-from lab.java import BROKER_MAIN, NAMESRV_MAIN, start_server
-from lab.processes import HOST, spawn, tail
+from lab.cluster import frames
+from lab.cluster.connection import ha_status
+from lab.cluster.java import BROKER_MAIN, NAMESRV_MAIN, start_server
+from lab.cluster.processes import HOST, spawn, tail
 
 SEGMENT: Final = 1 << 20
 HEAP: Final = ("-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC")
