@@ -47,7 +47,7 @@ demo: $(STAMP)
 	@$(BIN)/batonmq demo
 
 demo-spark: $(SPARK_STAMP)
-	@$(BIN)/python -m faults.aftermath $(DEMO_ARGS)
+	@$(BIN)/python -m lab.faults.aftermath $(DEMO_ARGS)
 
 # If Spark's packages cannot be fetched, the runner reports that it leaves those tests out.
 test: $(STAMP)
@@ -71,14 +71,14 @@ bench: $(STAMP)
 	@$(BIN)/python -m bench.compare $(BENCH_ARGS)
 
 faults: $(STAMP)
-	@$(BIN)/python -m faults table $(FAULTS_ARGS)
-	@$(BIN)/python -m faults clients $(CLIENTS_ARGS)
+	@$(BIN)/python -m lab.faults table $(FAULTS_ARGS)
+	@$(BIN)/python -m lab.faults clients $(CLIENTS_ARGS)
 
 SOAK_MINUTES ?= 60
 soak: $(STAMP)
 	@$(BIN)/python -m tests.run --soak
 	@$(BIN)/python -m sim --seeds 10000 --jobs 2
-	@$(BIN)/python -m faults soak --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
+	@$(BIN)/python -m lab.faults soak --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
 
 proto: $(STAMP)
 	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --pyi_out=. batonmq/proto/controller/v1/controller.proto

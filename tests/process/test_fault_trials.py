@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import pytest
 from left_out import leave_out
 
-from faults.catalogue import BY_NAME
-from faults.trial import Lab, make_network
 from lab.cluster.network import why_not
+from lab.faults.catalogue import BY_NAME
+from lab.faults.trial import Lab, make_network
 
 pytestmark = pytest.mark.process
 
@@ -23,7 +23,7 @@ ELSEWHERE = {
     "kill-master",  # test_master_killed
     "hang-master",  # test_master_hangs
     "kill-master-and-leader",  # test_controllers_gone
-    "full-load",  # takes minutes; `python -m faults table`
+    "full-load",  # takes minutes; `python -m lab.faults table`
     "pause-300ms",  # its promise is one of time
 }
 TIME_DECIDES = {"elections"}

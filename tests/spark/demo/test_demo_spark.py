@@ -1,7 +1,7 @@
 """A short `make demo-spark`: real failovers, and the jobs' tables against what was done.
 
 One cluster lives through four faults; then each job runs once over what it left. The comparison
-itself is tested in tests/faults; here the tables are also held against the record by hand.
+itself is tested in tests/lab/faults; here the tables are also held against the record by hand.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from batonmq.launcher.events import Event
-from faults.aftermath import summary
-from faults.aftermath.compare import TOLERANCE_MS
-from faults.aftermath.fault_records import read_records
-from faults.aftermath.fault_schedule import FEW
-from faults.aftermath.run import Aftermath, Options
-from faults.aftermath.tables import Tables, read_tables
+from lab.faults.aftermath import summary
+from lab.faults.aftermath.compare import TOLERANCE_MS
+from lab.faults.aftermath.fault_records import read_records
+from lab.faults.aftermath.fault_schedule import FEW
+from lab.faults.aftermath.run import Aftermath, Options
+from lab.faults.aftermath.tables import Tables, read_tables
 
 GROUP = "broker-a"
 

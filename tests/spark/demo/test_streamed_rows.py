@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import parquet
 
-from faults.aftermath.tables import read_streamed
+from lab.faults.aftermath.tables import read_streamed
 
 
 def test_streamed_events_are_read_with_their_names_and_elections(tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+"""The record: what was done to the cluster, to whom and when, and what was seen of it. Pure.
+
+One JSON object a line. Times are wall clock in ms, `gap_ms` is the longest time without an
+acknowledged write in all of it, ids of brokers are those of the controllers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+
+from lab.faults.aftermath.fault_schedule import PLANNED, kind_of
+from lab.faults.trial import Fault, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRecord:
+    """One fault. `[began_ms, ended_ms]` holds all that followed from it.
+
+    `kind`: what the elections that follow must be called, empty if none may follow. `whom`: the
+    processes affected. Epochs and ids of masters are those recorded just before, and after.
+    """
+
+    number: int
+    what: str
+    title: str
+    kind: str
+    whom: tuple[str, ...]
+    brokers: tuple[int, ...]
+    group: str
+    began_ms: int
+    at_ms: int
+    first_ack_ms: int | None
+    healed_ms: int
+    ended_ms: int
+    gap_ms: float
+    epoch_before: int
+    epoch_after: int
+    master_before: int
+    master_after: int
+    set_epoch_before: int
+    set_epoch_after: int
+
+    def line(self) -> str:
+        return json.dumps(asdict(self)) + "\n"
+
+    @property
+    def affected(self) -> str:
+        """`whom` in words, with the ids by which controllers and tables call the brokers."""
+        ids = iter(self.brokers)
+        words = [
+            f"{name} (broker {next(ids)})" if name.startswith(f"{self.group}-") else name
+            for name in self.whom
+        ]
+        return ("away from " if self.kind == PLANNED else "") + ", ".join(words)
+
+    @property
+    def elections(self) -> int:
+        """By how much masterEpoch rose."""
+        return self.epoch_after - self.epoch_before
+
+
+def read_records(lines: Iterable[str]) -> list[FaultRecord]:
+    """What `FaultRecord.line` wrote. Raises ValueError for a line that is none."""
+    records = []
+    for number, line in enumerate(lines, 1):
+        document = json.loads(line)
+        if set(document) != {field.name for field in fields(FaultRecord)}:
+            raise ValueError(f"line {number} of the record has other members than a fault's")
+        document["whom"] = tuple(document["whom"])
+        document["brokers"] = tuple(document["brokers"])
+        records.append(FaultRecord(**document))
+    return records
+
+
+def fault_record(
+    number: int, fault: Fault, trial: Trial, *, group: str, names: tuple[str, ...], wall_s: float
+) -> FaultRecord:
+    """`names`: of the brokers' processes, by index. `wall_s`: wall clock minus CLOCK_MONOTONIC."""
+    span = trial.span
+    before, after = span.before, span.after
+    assert before.master is not None and after.master is not None
+
+    def ms(moment_s: float) -> int:
+        return round((moment_s + wall_s) * 1000)
+
+    affected = span.affected or (names[before.master],)  # a planned switch stops no process
+    return FaultRecord(
+        number,
+        fault.name,
+        fault.title.partition(":")[0],
+        kind_of(fault),
+        affected,
+        tuple(before.broker_ids[names.index(name)] for name in affected if name in names),
+        group,
+        ms(span.began_s),
+        ms(span.at_s),
+        None if span.first_ack_s is None else ms(span.first_ack_s),
+        ms(span.healed_s),
+        ms(span.ended_s),
+        round(span.gap_s * 1000, 1),
+        before.master_epoch,
+        after.master_epoch,
+        before.broker_ids[before.master],
+        after.broker_ids[after.master],
+        before.set_epoch,
+        after.set_epoch,
+    )

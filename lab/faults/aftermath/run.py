@@ -1,0 +1,251 @@
+"""The order of it all: the faults, the jobs over what is left, and the verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from batonmq.launcher.events import Event, Reporter
+from lab.cluster.checks import Finding
+from lab.cluster.cluster_view import GROUP
+from lab.faults.aftermath import jobs
+from lab.faults.aftermath.compare import Comparison, compare, stream_wrong
+from lab.faults.aftermath.fault_records import FaultRecord, fault_record
+from lab.faults.aftermath.fault_schedule import DOZEN
+from lab.faults.aftermath.readers import Readers
+from lab.faults.aftermath.summary import AftermathResult
+from lab.faults.aftermath.tables import read_streamed, read_tables
+from lab.faults.trial import Fault, Lab, make_network
+
+LOAD: Final = ("--interval-ms", "4", "--senders", "4", "--body", "512")
+SHOWN_LINES: Final = re.compile(r": \d+\.\d s$|^warning: |^error: ")
+STREAM: Final = "stream_history"
+STREAM_MASTER: Final = "local[1]"
+STREAM_OFTEN: Final = ("--trigger", "2s")
+STREAM_S: Final = 300.0
+REMARKS: Final = frozenset({"elections"})
+"""Of the laboratory's findings those of time: a busy machine may be judged for its slowness."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`folder` is made anew and stays; `master` is Spark's; `stream`: with `stream_history`."""
+
+    folder: Path
+    seed: int
+    faults: Sequence[type[Fault]] = DOZEN
+    master: str = "local[2]"
+    stream: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where everything of a run is."""
+
+    folder: Path
+
+    @property
+    def record(self) -> Path:
+        return self.folder / "record.jsonl"
+
+    @property
+    def acked(self) -> Path:
+        return self.folder / "acked.jsonl"
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "cluster" / "data"
+
+    @property
+    def histories(self) -> str:
+        return str(self.data / "namesrv-*" / "controller")
+
+    @property
+    def stores(self) -> str:
+        return str(self.data / "broker-*")
+
+    def output(self, job: str) -> Path:
+        return self.folder / job
+
+    def report(self, job: str) -> Path:
+        return self.output(job) / "report.html"
+
+
+class Aftermath:
+    """One run in a fresh folder."""
+
+    def __init__(self, options: Options, reporter: Reporter) -> None:
+        self._options = options
+        self._reporter = reporter
+        self.paths = Paths(options.folder)
+        self.result = AftermathResult()
+
+    def run(self) -> AftermathResult:
+        """Raises NotInTime, RuntimeError or OSError for what did not come about."""
+        self.run_cluster()
+        self.run_jobs()
+        return self.result
+
+    # --- the cluster ---
+
+    def run_cluster(self) -> None:
+        """The cluster from its start to its clean end."""
+        count = len(self._options.faults)
+        self._report("demo_begins", f"three controllers, three replicas, {count} faults in turn")
+        load = [*LOAD, "--acked", str(self.paths.acked)]
+        self.paths.folder.mkdir(parents=True, exist_ok=True)
+        with Lab(self.paths.folder / "cluster", make_network(with_cuts=False), load=load) as lab:
+            group = lab.cluster.wait_whole()
+            self._report("cluster_ready", f"whole, and a write acked; {_master(lab, group.master)}")
+            log = self.paths.folder / "readers.log"
+            with self._streaming(lab), Readers(lab.cluster.name_servers, log) as readers:
+                self._do_all(lab)
+            self.result.findings += [
+                finding for finding in lab.close_and_compare() if finding.rule not in REMARKS
+            ]
+            self.result.acked = len(lab.load.acks)
+        consumed = ", ".join(f"{count:,} by {name}" for name, count in readers.consumed.items())
+        text = f"the cluster has ended; {self.result.acked:,} writes acknowledged, read: {consumed}"
+        self._report(
+            "cluster_ended", text, acknowledged=self.result.acked, consumed=readers.consumed
+        )
+
+    def _do_all(self, lab: Lab) -> None:
+        rng = random.Random(self._options.seed)
+        wall_s = time.time() - time.monotonic()
+        names = tuple(process.name for process in lab.cluster.brokers)
+        with self.paths.record.open("w") as record:
+            for number, kind in enumerate(self._options.faults, 1):
+                fault = kind()
+                lab.cluster.wait_for(
+                    "controllers with one leader", lab.cluster.view.agrees_on_leader
+                )
+                trial = lab.trial(fault, rng)
+                done = fault_record(number, fault, trial, group=GROUP, names=names, wall_s=wall_s)
+                record.write(done.line())
+                record.flush()
+                self.result.records.append(done)
+                found = [one for one in trial.findings if one.rule not in REMARKS]
+                self.result.findings += found
+                self._report_fault(done, found)
+
+    def _report_fault(self, done: FaultRecord, found: Sequence[Finding]) -> None:
+        text = f"{done.number:2} {done.title}: {done.affected}; "
+        if done.elections:
+            text += f"master: broker {done.master_before} -> {done.master_after}"
+            text += f" (epoch {done.epoch_after})"
+        else:
+            text += f"broker {done.master_after} stays master"
+        text += f", longest gap between acks {done.gap_ms:.0f} ms"
+        for finding in found:
+            text += f"\n          {finding.rule}: {finding.text}"
+        self._report(
+            "fault",
+            text,
+            bad=bool(found),
+            number=done.number,
+            fault=done.what,
+            whom=list(done.whom),
+            masterEpoch=done.epoch_after,
+            gapMs=done.gap_ms,
+            findings=[[one.rule, one.text] for one in found],
+        )
+
+    # --- the jobs ---
+
+    @contextlib.contextmanager
+    def _streaming(self, lab: Lab) -> Iterator[None]:
+        """The history topic goes down to Parquet while the block runs, to the last election."""
+        if not self._options.stream:
+            yield
+            return
+        output = self.paths.output(STREAM)
+        servers = lab.cluster.name_servers
+        arguments = ["--name-servers", servers, "--output", str(output), *STREAM_OFTEN]
+        with jobs.running_job(STREAM, arguments, self.paths.folder, STREAM_MASTER) as process:
+
+            def elected(epoch: int) -> bool:
+                if process.poll() is not None:
+                    raise jobs.JobFailed(f"{STREAM} has ended, see its log in {self.paths.folder}")
+                return any(found >= epoch for _, found in read_streamed(output))
+
+            self._report("job_begins", f"{STREAM} … (until the end of the cluster)", job=STREAM)
+            lab.cluster.wait_for("the first events streamed", lambda: elected(1), STREAM_S)
+            yield
+            last = self.result.records[-1].epoch_after
+            lab.cluster.wait_for("the last election streamed", lambda: elected(last), STREAM_S)
+        streamed = [name for name, _ in read_streamed(output)]
+        self.result.streamed = len(streamed)
+        self.result.stream_wrong = stream_wrong(streamed, lab.cluster.view.history().keys())
+        text = f"{STREAM}: {len(streamed)} events, each once"
+        self._report(
+            "job_ended",
+            "\n".join([text, *self.result.stream_wrong]),
+            bad=bool(self.result.stream_wrong),
+            job=STREAM,
+            events=len(streamed),
+            output=str(output),
+        )
+
+    def run_jobs(self) -> None:
+        """All jobs over what the cluster left."""
+        self.compare_history()
+        self.audit()
+        self._job("topic_stats", ["--stores", self.paths.stores, "--bucket", "1s"])
+
+    def compare_history(self) -> Comparison:
+        """The history as tables, held against the record."""
+        paths = self.paths
+        self._job("epoch_history", ["--history", paths.histories, "--stores", paths.stores])
+        tables = read_tables(paths.output("epoch_history"))
+        self.result.comparison = compare(self.result.records, tables)
+        return self.result.comparison
+
+    def audit(self) -> jobs.JobResult:
+        """The stores against each other and against the list of what was acknowledged."""
+        arguments = ["--stores", self.paths.stores, "--acked", str(self.paths.acked)]
+        self.result.audit = self._job("message_audit", arguments)
+        return self.result.audit
+
+    def _job(self, name: str, arguments: jobs.Arguments) -> jobs.JobResult:
+        output = self.paths.output(name)
+        self._report("job_begins", f"{name} …", job=name)
+        over = threading.Event()
+        follower = jobs.followed(self.paths.folder / f"{name}.log", self._shown_lines(name), over)
+        try:
+            result = jobs.run_job(
+                name,
+                [*arguments, "--output", output],
+                self.paths.folder,
+                self._options.master,
+            )
+        finally:
+            over.set()
+            follower.join()
+        text = f"{name}: {result.seconds:.0f} s, exit code {result.code}"
+        self._report("job_ended", text, job=name, code=result.code, output=str(output))
+        return result
+
+    def _shown_lines(self, name: str) -> jobs.Progress:
+        """Of a job's log what a person wants: steps that are over, warnings, errors."""
+
+        def progress(line: str) -> None:
+            if SHOWN_LINES.search(line):
+                self._report("job_says", f"  {name}: {line}", job=name, line=line)
+
+        return progress
+
+    def _report(self, kind: str, text: str, *, bad: bool = False, **fields: object) -> None:
+        self._reporter.report(Event(kind, text, fields, bad=bad))
+
+
+def _master(lab: Lab, index: int | None) -> str:
+    assert index is not None
+    return f"{lab.cluster.brokers[index].name} is master"

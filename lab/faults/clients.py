@@ -1,0 +1,191 @@
+"""`python -m lab.faults clients`: what stock Java clients see of a fault, and the tables of it.
+
+A cluster as `batonmq up` runs it, its processes supervised. One program with the senders and one
+with the consumers live through all trials of all faults.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from batonmq.runtime.clock import wall_ms
+from lab.cluster.java import JavaError, JavaProgram, missing_tools, prepared_classpath
+from lab.cluster.mqctl import mqctl
+from lab.cluster.stock_load import CONSUMERS, POLL_S, SENDERS, SOURCES, Given, Seen, StockLoad
+from lab.cluster.up import GROUP, ClusterProcess
+from lab.faults.figures import median
+
+TOPIC: Final = "StockClients"
+GO_ON: Final = 600
+KINDS_GO_ON: Final = 200
+Progress = Callable[[str], None]
+Broker = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFault:
+    """`strike` does it to a broker of a whole cluster, to `victims` one after the other; the folder
+    is a home for `mqctl`."""
+
+    name: str
+    title: str
+    strike: Callable[[ClusterProcess, Broker, Path], None]
+    victims: Callable[[ClusterProcess], list[Broker]] = lambda cluster: [cluster.master()]
+
+
+def _switch(cluster: ClusterProcess, heir: Broker, home: Path) -> None:
+    where = {"CONTROLLER_ADDR": ";".join(cluster.controllers)}
+    done = mqctl("electMaster", "-bn", GROUP, "-b", str(heir["id"]), home=home, env=where)
+    assert done.code == 0, done
+
+
+def _kill(cluster: ClusterProcess, broker: Broker, _: Path) -> None:
+    cluster.kill(broker)
+
+
+def _hang(cluster: ClusterProcess, broker: Broker, _: Path) -> None:
+    cluster.kill(broker, signal.SIGSTOP)
+
+
+def _stop(cluster: ClusterProcess, broker: Broker, _: Path) -> None:
+    cluster.kill(broker, signal.SIGTERM)
+
+
+def _members(cluster: ClusterProcess) -> list[Broker]:
+    return [broker for broker in cluster.brokers if broker["name"] == GROUP]
+
+
+CLIENT_FAULTS: Final = (
+    ClientFault(
+        "switch",
+        "planned switch, `mqctl electMaster`",
+        _switch,
+        lambda cluster: cluster.slaves()[:1],
+    ),
+    ClientFault("kill", "kill -9 of the master", _kill),
+    ClientFault("hang", "the master hangs (SIGSTOP)", _hang),
+    ClientFault("stop", "the master is stopped (SIGTERM), as in a rolling restart", _stop),
+    ClientFault("rolling", "SIGTERM of each broker in turn", _stop, _members),
+)
+CLIENT_FAULTS_BY_NAME: Final = {fault.name: fault for fault in CLIENT_FAULTS}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRun:
+    """The cluster, and who lives through the faults. `kinds`: of senders and consumers every kind,
+    with a thread each, instead of one sender with four threads and a push consumer."""
+
+    trials: int
+    replicas: int
+    groups: int
+    replica_routes: bool
+    kinds: bool
+    folder: Path
+    progress: Progress
+
+    @property
+    def go_on(self) -> int:
+        return KINDS_GO_ON if self.kinds else GO_ON
+
+    def start(self, stack: ExitStack, name_servers: str) -> StockLoad:
+        classpath = prepared_classpath(SOURCES)
+
+        def java(name: str, *arguments: str) -> JavaProgram:
+            return JavaProgram(classpath, self.folder / f"java-{arguments[2]}", name, *arguments)
+
+        if not self.kinds:
+            return StockLoad(java, stack, name_servers, TOPIC)
+        senders = dict.fromkeys(SENDERS, 1)
+        return StockLoad(java, stack, name_servers, TOPIC, senders=senders, consumers=CONSUMERS)
+
+
+def run_clients(faults: Sequence[ClientFault], run: ClientRun) -> int:
+    """The exit code: 1 if an acknowledged message did not come, if one came that was rolled back,
+    if an order was broken, or if this machine lacks Java."""
+    if lacks := missing_tools():
+        run.progress(f"stock clients are left out: this machine lacks {' and '.join(lacks)}")
+        return 1
+    seen: dict[str, list[dict[str, Seen]]] = {fault.name: [] for fault in faults}
+    routes = {"namesrv": {"replicaRoutes": run.replica_routes}}
+    with (
+        ClusterProcess(
+            run.folder / "cluster",
+            replicas=run.replicas,
+            groups=run.groups,
+            overrides=routes,
+            respawn=True,
+        ) as cluster,
+        ExitStack() as stack,
+    ):
+        cluster.wait_in_sync(run.replicas)
+        load = run.start(stack, cluster.name_servers)
+        load.go_on()
+        for fault in [fault for _ in range(run.trials) for fault in faults]:
+            time.sleep(POLL_S)
+            began_ms = wall_ms()
+            for victim in fault.victims(cluster):
+                fault.strike(cluster, victim, run.folder)
+                load.go_on(run.go_on)
+                cluster.wait_in_sync(run.replicas)
+            seen[fault.name].append(load.since(began_ms))
+            tell(run, fault, seen[fault.name][-1], load.reasons(began_ms))
+        try:
+            given = load.finish()
+        except JavaError as error:
+            run.progress(f"LOST: {error}")
+            return 1
+    run.progress(client_table(faults, seen, load.senders, load.consumers))
+    return 0 if _judge(given, run.progress) else 1
+
+
+def tell(run: ClientRun, fault: ClientFault, seen: dict[str, Seen], reasons: Counter[str]) -> None:
+    """One trial, as it happens."""
+    figures = (f"{kind} {one.gap_ms} ms, {one.failed} failed" for kind, one in seen.items())
+    run.progress(f"  {fault.name}: {'; '.join(figures)}")
+    for reason, count in reasons.most_common(5):
+        run.progress(f"    {count} x {reason}")
+
+
+def _judge(given: dict[str, Given], progress: Progress) -> bool:
+    """Whether all is as promised: all were given every acknowledged message before this."""
+    for kind, one in given.items():
+        progress(
+            f"{kind}: every acknowledged message came, {one.twice} of them more than once;"
+            f" rolled back and given: {one.rolled_back}"
+            + (f"; out of order: {one.out_of_order}" if kind == "orderly" else "")
+        )
+    return not any(
+        one.rolled_back or (kind == "orderly" and one.out_of_order) for kind, one in given.items()
+    )
+
+
+def client_table(
+    faults: Sequence[ClientFault],
+    seen: dict[str, list[dict[str, Seen]]],
+    senders: Sequence[str],
+    consumers: Sequence[str],
+) -> str:
+    """A row for each fault and kind of client, to be pasted."""
+    lines = [
+        "| fault | client | longest time without an ack or a message: median, most"
+        " | failed sends: median, most | trials |",
+        "|---|---|---|---|---|",
+    ]
+    for fault in faults:
+        trials = seen[fault.name]
+        for kind in (*senders, *consumers) if trials else ():
+            gaps = [one[kind].gap_ms / 1000 for one in trials]
+            failed = [float(one[kind].failed) for one in trials]
+            failures = f"{median(failed):.0f}, {max(failed):.0f}" if kind in senders else "-"
+            lines.append(
+                f"| {fault.title} | {kind} | {median(gaps):.2f} s, {max(gaps):.2f} s"
+                f" | {failures} | {len(trials)} |"
+            )
+    return "\n".join(lines)

@@ -1,0 +1,77 @@
+"""`python -m lab.faults clients --host-gone`: the host of the master is gone, as stock clients see
+it.
+
+kill -9, and from then on no packet to or from its address arrives: nobody answers, and nobody
+refuses. No supervisor helps here. Each node has a network namespace of its own, the clients, too.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Final
+
+from batonmq.runtime.clock import wall_ms
+from lab.cluster.cluster import HOSTS, PROBE_HOST, Cluster
+from lab.cluster.java import JavaError, JavaProgram, missing_tools, prepared_classpath
+from lab.cluster.network import Namespaces, why_not
+from lab.cluster.network_commands import between
+from lab.cluster.stock_load import SOURCES, Seen, StockLoad
+from lab.faults.clients import ClientFault, ClientRun, client_table, tell
+
+SENDERS: Final = {"sync": 2, "avoiding": 2}
+GONE: Final = ClientFault("gone", "the host of the master is gone", lambda *_: None)
+
+
+def run_host_gone(run: ClientRun) -> int:
+    """The exit code: 1 if an acknowledged message did not come, or if this machine lacks what it
+    takes. The groups and replicas of `run` are not used: one group of three."""
+    if lacks := why_not() or " and ".join(missing_tools()):
+        run.progress(f"the row is left out: {lacks}")
+        return 1
+    seen: list[dict[str, Seen]] = []
+    network = Namespaces(HOSTS)
+    with ExitStack() as stack:
+        network.open()
+        stack.callback(network.close)
+        routes = {"namesrv": {"replicaRoutes": run.replica_routes}}
+        cluster = Cluster(run.folder / "cluster", network, routes)
+        stack.callback(cluster.stop)
+        stack.enter_context(network.inside(PROBE_HOST))
+        cluster.start()
+        load = _started(run, stack, cluster)
+        load.go_on()
+        for _ in range(run.trials):
+            began_ms = wall_ms()
+            _host_goes(cluster, network)
+            load.go_on(run.go_on)
+            network.heal()
+            cluster.launch_dead()
+            cluster.wait_whole()
+            seen.append(load.since(began_ms))
+            tell(run, GONE, seen[-1], load.reasons(began_ms))
+        try:
+            given = load.finish()
+        except JavaError as error:
+            run.progress(f"LOST: {error}")
+            return 1
+    run.progress(client_table((GONE,), {GONE.name: seen}, load.senders, load.consumers))
+    run.progress(f"every acknowledged message came: {given}")
+    return 0
+
+
+def _host_goes(cluster: Cluster, network: Namespaces) -> None:
+    group = cluster.wait_whole()
+    assert group.master is not None
+    master = cluster.brokers[group.master]
+    others = [network.address[host] for host in HOSTS if host != master.name]
+    network.cut(between([network.address[master.name]], others))
+    master.kill()
+
+
+def _started(run: ClientRun, stack: ExitStack, cluster: Cluster) -> StockLoad:
+    classpath = prepared_classpath(SOURCES)
+
+    def java(name: str, *arguments: str) -> JavaProgram:
+        return JavaProgram(classpath, run.folder / f"java-{arguments[2]}", name, *arguments)
+
+    return StockLoad(java, stack, cluster.name_servers, "HostGone", senders=SENDERS)

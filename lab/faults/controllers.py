@@ -1,0 +1,138 @@
+"""Partial faults of controllers, which last for some seconds: links, processes and disks.
+
+None of them is a fault of the group: it must go on to acknowledge while they last (R50, R51, R53),
+within `SERVICE_GAP_S`.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from typing import ClassVar, Final
+
+from lab.cluster.checks import Finding
+from lab.cluster.cluster_view import Process
+from lab.cluster.load import longest_gap
+from lab.cluster.network_commands import Pair, between, one_way
+from lab.faults.failing import FullDiskMaster
+from lab.faults.trial import Fault, InjectedFault, Lab, Measure
+
+SERVICE_GAP_S: Final = 4.0
+"""The bound of the simulation's lives, 3 s, on a machine that has other work."""
+
+
+def gap_finding(lab: Lab, injected: InjectedFault) -> list[Finding]:
+    """If no write was acknowledged for too long while the fault lasted."""
+    healed_s = injected.notes["healedS"]
+    assert isinstance(healed_s, float)
+    gap_s = longest_gap(lab.load.since(injected.at_s), injected.at_s, healed_s)
+    if gap_s <= SERVICE_GAP_S:
+        return []
+    return [Finding("no service", f"nothing acknowledged for {gap_s:.1f} s: {injected.notes}")]
+
+
+class ControllerFault(Fault):
+    """Of the leading controller, or of another one where the class says so."""
+
+    measure: ClassVar[Measure] = "gap"
+    watch_s = 5.0
+    follows: ClassVar[bool] = False
+
+    def subject(self, lab: Lab) -> tuple[int, Process]:
+        leader = lab.cluster.wait_leader()
+        index = (leader + 1) % len(lab.cluster.controllers) if self.follows else leader
+        return index, lab.cluster.controllers[index]
+
+    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
+        return gap_finding(lab, injected)
+
+
+class CutController(ControllerFault):
+    """Its links to the brokers, or to its `peers`; `pairs`: which directions."""
+
+    needs_cuts = True
+    peers: ClassVar[bool] = False
+
+    def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
+        _, process = self.subject(lab)
+        brokers, peers = lab.cluster.brokers, lab.cluster.controllers
+        others = [one for one in (peers if self.peers else brokers) if one is not process]
+        chosen = [rng.choice(others)] if self.peers else others
+        at = time.monotonic()
+        near, far = [lab.network.address[process.name]], lab.cluster.ips(chosen)
+        lab.network.cut(self.pairs(near, far))
+        return InjectedFault(at, notes={"from": process.name, "to": [one.name for one in chosen]})
+
+    def pairs(self, near: list[str], far: list[str]) -> set[Pair]:
+        return between(near, far)
+
+    def heal(self, lab: Lab, injected: InjectedFault) -> None:
+        injected.notes["healedS"] = time.monotonic()
+        lab.network.heal()
+
+
+class LeaderWithoutBrokers(CutController):
+    name = "cut-leader-brokers"
+    title = "controller leader cut off from the brokers, not from its peers: longest gap"
+
+
+class LeaderUnheardByBrokers(CutController):
+    name = "oneway-leader-brokers"
+    title = "one direction: the brokers do not hear the controller leader"
+
+    def pairs(self, near: list[str], far: list[str]) -> set[Pair]:
+        return one_way(near, far)
+
+
+class LeaderDeafToBrokers(CutController):
+    name = "oneway-brokers-leader"
+    title = "one direction: the controller leader does not hear the brokers"
+
+    def pairs(self, near: list[str], far: list[str]) -> set[Pair]:
+        return one_way(far, near)
+
+
+class LeaderWithoutPeer(CutController):
+    name = "cut-leader-peer"
+    title = "controller leader cut off from one of its peers"
+    peers = True
+
+
+class LeaderUnheardByPeer(LeaderWithoutPeer):
+    name = "oneway-leader-peer"
+    title = "one direction: a peer does not hear the controller leader"
+
+    def pairs(self, near: list[str], far: list[str]) -> set[Pair]:
+        return one_way(near, far)
+
+
+class HangFollower(ControllerFault):
+    name = "hang-follower"
+    title = "SIGSTOP a controller that does not lead: longest gap between acks"
+    follows = True
+
+    def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
+        index, process = self.subject(lab)
+        at = time.monotonic()
+        process.signal(signal.SIGSTOP)
+        return InjectedFault(at, notes={"controller": index})
+
+    def heal(self, lab: Lab, injected: InjectedFault) -> None:
+        injected.notes["healedS"] = time.monotonic()
+        lab.cluster.resume_stopped()
+
+
+class FullDiskLeader(FullDiskMaster):
+    name = "full-disk-leader"
+    title = "the disk of the controller leader is full: longest gap"
+
+    def subject(self, lab: Lab, rng: random.Random) -> Process:
+        return lab.cluster.controllers[lab.cluster.wait_leader()]
+
+    def heal(self, lab: Lab, injected: InjectedFault) -> None:
+        injected.notes["healedS"] = time.monotonic()
+        super().heal(lab, injected)
+
+    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
+        return [*super().check(lab, injected), *gap_finding(lab, injected)]

@@ -1,0 +1,152 @@
+"""All brokers down and up again, and disks that lost some or all of their data."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+
+from lab.cluster.checks import Finding
+from lab.cluster.stores import copy_sparsely, put_back, wipe
+from lab.faults.trial import Fault, InjectedFault, Lab
+
+SHRUNK_AFTER_S = 1.5
+NOBODY_ACKS_S = 1.5
+
+
+class AllBrokers(Fault):
+    """kill -9 of all in any order, at once or each after the one before was shrunk away; then a
+    start in any order. Measured from when the first member of the last set listens: each of them
+    holds everything that was acknowledged."""
+
+    name = "all-brokers"
+    title = "all brokers killed, restarted in any order (from when the needed one listens)"
+    limit_s = 2.0
+    hold_s = (0.1, 0.2)
+
+    def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
+        order = list(range(len(lab.cluster.brokers)))
+        rng.shuffle(order)
+        one_by_one = rng.random() < 0.5
+        for index in order:
+            lab.cluster.brokers[index].signal(signal.SIGKILL)
+            if one_by_one and index != order[-1]:
+                time.sleep(SHRUNK_AFTER_S)
+        for process in lab.cluster.brokers:
+            process.kill()
+        group = lab.cluster.wait_for("the group's record", lab.cluster.view.group)
+        rng.shuffle(order)
+        needed = next(index for index in order if index in group.in_sync)
+        started = time.monotonic()
+        for index in order:
+            lab.cluster.launch(lab.cluster.brokers[index])
+            if index == needed:
+                started = time.monotonic()
+        at = lab.cluster.wait_listening(needed)
+        return InjectedFault(
+            at,
+            notes={
+                "oneByOne": one_by_one,
+                "lastSet": sorted(group.in_sync),
+                "order": order,
+                "startToDoorS": at - started,
+            },
+        )
+
+
+class SpoiledSlave(Fault):
+    """A slave restarts with less than it had acknowledged; then the master dies at once.
+
+    The complete one is elected (R16, R17); the spoiled one is refilled.
+    """
+
+    elections = (1, 1)
+
+    def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
+        master = lab.master()
+        spoiled, complete = lab.slaves(rng)
+        lab.cluster.brokers[spoiled].kill()
+        self.spoil(lab, spoiled)
+        lab.cluster.launch(lab.cluster.brokers[spoiled])
+        lab.cluster.wait_listening(spoiled)
+        at = time.monotonic()
+        lab.cluster.brokers[master].kill()
+        return InjectedFault(at, not_from=master, notes={"spoiled": spoiled, "complete": complete})
+
+    def spoil(self, lab: Lab, index: int) -> None:
+        raise NotImplementedError
+
+    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
+        group = lab.cluster.wait_whole()
+        won = lab.winners(group)[group.master_epoch]
+        if won != {injected.notes["complete"]}:
+            return [Finding("spoiled elected", f"{won} won, {injected.notes}")]
+        return []
+
+
+class WipedSlave(SpoiledSlave):
+    name = "wiped-slave"
+    title = "a replica's disk wiped under the same identity, then the master killed"
+
+    def spoil(self, lab: Lab, index: int) -> None:
+        wipe(lab.cluster.data_dir(index))
+
+
+class OldBackup(SpoiledSlave):
+    name = "old-backup"
+    title = "an old backup put back under the same identity, then the master killed"
+
+    def __init__(self) -> None:
+        self._backups: dict[int, Path] = {}
+
+    def prepare(self, lab: Lab, rng: random.Random) -> None:
+        """Makes a backup of every slave, once; what is written since is what it lacks."""
+        for index in lab.slaves(rng):
+            if index not in self._backups:
+                lab.cluster.brokers[index].kill()
+                backup = lab.folder / f"backup-{index}"
+                copy_sparsely(lab.cluster.data_dir(index), backup)
+                self._backups[index] = backup
+                lab.cluster.launch(lab.cluster.brokers[index])
+                lab.cluster.wait_whole()
+                lab.must_ack()
+
+    def spoil(self, lab: Lab, index: int) -> None:
+        put_back(lab.cluster.data_dir(index), self._backups[index])
+
+
+class OnlyTheSpoiledRuns(Fault):
+    """Both complete ones die: no one is elected, nothing is acked until one of them restarts."""
+
+    name = "wiped-slave-alone"
+    title = "a replica's disk wiped, the two others killed: nobody acks until one is back"
+
+    def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
+        master = lab.master()
+        spoiled, complete = lab.slaves(rng)
+        brokers = lab.cluster.brokers
+        brokers[spoiled].kill()
+        wipe(lab.cluster.data_dir(spoiled))
+        brokers[master].signal(signal.SIGKILL)
+        brokers[complete].signal(signal.SIGKILL)
+        brokers[master].kill()
+        brokers[complete].kill()
+        died = time.monotonic()
+        lab.cluster.launch(brokers[spoiled])
+        lab.cluster.wait_listening(spoiled)
+        time.sleep(NOBODY_ACKS_S)
+        acked = len(lab.load.since(died + 0.05))
+        group = lab.cluster.wait_for("the group's record", lab.cluster.view.group)
+        whole = sorted(group.in_sync - {spoiled})
+        back = rng.choice(whole or [master, complete])
+        lab.cluster.launch(brokers[back])
+        at = lab.cluster.wait_listening(back)
+        return InjectedFault(
+            at, notes={"ackedAlone": acked, "spoiled": spoiled, "back": back, "set": whole}
+        )
+
+    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
+        if injected.notes["ackedAlone"] or not injected.notes["set"]:
+            return [Finding("spoiled acked", f"{injected.notes}")]
+        return []

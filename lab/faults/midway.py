@@ -1,0 +1,141 @@
+"""kill -9 inside a step: of a cut, an epoch's append, a vote, a first start.
+
+The process that is to take the step is armed with a fault point and killed there, at a disk call
+chosen at random; then it is started again, without faults.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from typing import ClassVar
+
+from lab.cluster.cluster_view import Process
+from lab.cluster.processes import NotInTime, wait_for
+from lab.cluster.stores import wipe
+from lab.faults.trial import Fault, InjectedFault, Lab, Measure
+
+DIES_S = 3.0
+CALLS_OF_A_FILE = 4
+CALLS_PER_WRITE = 4
+TAIL_S = 0.15
+CALLS_OF_A_FIRST_START = 90
+CALLS_OF_A_CUT = 12
+CUT_STEPS = (
+    "truncat",
+    "consumequeue",
+    "commitlog/0",
+    "epochFileCheckpoint",
+    "checkpoint",
+    "",
+)
+
+
+class Midway(Fault):
+    """The longest gap from the fault on, the step and its kill included."""
+
+    measure: ClassVar[Measure] = "gap"
+    watch_s = 1.0
+
+    def rule(self, rng: random.Random, paths: tuple[str, ...], calls: int) -> str:
+        moment = rng.choice(("before", "after", "during"))
+        path = rng.choice(paths) or "*"
+        call = "pwrite" if moment == "during" else "changes"
+        before = rng.randrange(calls if path == "*" else min(calls, CALLS_OF_A_FILE))
+        if moment == "during":
+            before //= CALLS_PER_WRITE
+        return f"kill {moment} {call} {path} after {before}"
+
+    def wait_end(self, process: Process) -> bool:
+        """Whether the armed process died. One whose step had fewer calls lives on."""
+        try:
+            wait_for("the armed process to die", lambda: not process.runs, DIES_S)
+        except NotInTime:
+            return False
+        return True
+
+
+class KillInEpochAppend(Midway):
+    """A slave is killed while it becomes master, or follows the new one: the other one serves."""
+
+    name = "kill-in-epoch-append"
+    title = "kill -9 master, and a slave in its epoch append: longest gap between acks"
+
+    def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
+        master = lab.cluster.brokers[lab.master()]
+        armed = lab.cluster.brokers[lab.slaves(rng)[0]]
+        rule = self.rule(rng, ("epochFileCheckpoint", "masterEpoch"), 2)
+        armed.fail_disk(rule)
+        at = time.monotonic()
+        master.kill()
+        died = self.wait_end(armed)
+        return InjectedFault(at, notes={"rule": rule, "armed": armed.name, "died": died})
+
+
+class KillInCut(Midway):
+    """A master with a tail that nobody has is deposed; when it comes back, it is killed in its cut.
+
+    Both slaves are stopped for a moment, so the tail is of writes that were never acknowledged.
+    """
+
+    name = "kill-in-cut"
+    title = "kill -9 of a deposed master inside its truncation: longest gap between acks"
+
+    def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
+        armed = lab.cluster.brokers[lab.master()]
+        slaves = [lab.cluster.brokers[index] for index in lab.slaves(rng)]
+        at = time.monotonic()
+        for slave in slaves:
+            slave.signal(signal.SIGSTOP)
+        time.sleep(TAIL_S)
+        armed.kill()
+        for slave in slaves:
+            slave.signal(signal.SIGCONT)
+        if lab.load.first_ack(sent_after=time.monotonic(), limit_s=60.0) is None:
+            raise RuntimeError(f"{self.name}: nobody acks\n{lab.cluster.diagnostics()}")
+        rule = self.rule(rng, CUT_STEPS, CALLS_OF_A_CUT)
+        armed.fail_disk(rule)
+        lab.cluster.launch(armed)
+        died = self.wait_end(armed)
+        return InjectedFault(at, notes={"rule": rule, "armed": armed.name, "died": died})
+
+
+class KillInVote(Midway):
+    """A controller is killed at a disk call of its own while an election needs it. Unless it leads,
+    the leader and the master die first: what is answered rests on the third, and on its journal."""
+
+    name = "kill-in-vote"
+    title = "kill -9 of a controller inside a write to its log or vote: longest gap between acks"
+
+    def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
+        leader = lab.cluster.controllers[lab.cluster.wait_leader()]
+        master = lab.cluster.brokers[lab.master()]
+        armed = rng.choice(lab.cluster.controllers)
+        rule = self.rule(rng, ("journal", "meta", "history", "raft/"), 3)
+        armed.fail_disk(rule)
+        at = time.monotonic()
+        if leader is not armed:
+            leader.signal(signal.SIGKILL)
+        master.kill()
+        died = self.wait_end(armed)
+        return InjectedFault(at, notes={"rule": rule, "armed": armed.name, "died": died})
+
+
+class KillInFirstStart(Midway):
+    """A slave gets a new disk; its first start on it is killed, and the next one refills it."""
+
+    name = "kill-in-first-start"
+    title = "kill -9 of a slave in its first start on a new disk: longest gap between acks"
+
+    def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
+        slave = lab.slaves(rng)[0]
+        armed = lab.cluster.brokers[slave]
+        at = time.monotonic()
+        armed.kill()
+        wipe(lab.cluster.data_dir(slave))
+        rule = self.rule(rng, ("",), CALLS_OF_A_FIRST_START)
+        armed.fail_disk(rule)
+        lab.cluster.launch(armed)
+        died = self.wait_end(armed)
+        return InjectedFault(at, notes={"rule": rule, "armed": armed.name, "died": died})

@@ -1,0 +1,294 @@
+"""The laboratory's own judgement: orders, masters, figures, network_commands."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lab.cluster import checks, many_queues, network_commands
+from lab.cluster.acks import Ack, key_of, padded, parts_of
+from lab.cluster.checks import Epoch
+from lab.cluster.load import longest_gap
+from lab.cluster.many_queues import ManyQueuesWriter
+from lab.cluster.writer import QueueAck
+from lab.faults.catalogue import BY_NAME, FAULTS
+from lab.faults.figures import Row, markdown, median
+from lab.faults.kills import late_acks
+from lab.faults.table import Results
+from lab.faults.trial import InjectedFault
+
+EPOCHS = [Epoch(1, 0, 1_000), Epoch(2, 1_000, 1_000), Epoch(4, 1_000, 2_000)]
+
+
+def ack(
+    number: int, *, line: int = 1, broker: int = 0, sent: float = 0.0, acked: float = 0.0
+) -> Ack:
+    return Ack(number, line, broker, sent or float(number), acked or number + 0.5)
+
+
+# --- many queues ---
+
+
+def test_a_message_that_one_of_many_queues_lacks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six queues of two topics, two rounds. One message is gone, another stands in its place."""
+    writer = ManyQueuesWriter([], 6, pause_s=0)
+    stored: dict[tuple[str, int], list[int]] = {}
+    for number in range(12):
+        queue = stored.setdefault(writer.place(number), [])
+        writer.acks.append(QueueAck(number, writer.place(number)[1], len(queue), 0.0))
+        queue.append(number)
+    assert sorted(stored) == [("Many0", n) for n in range(4)] + [("Many1", 0), ("Many1", 1)]
+    monkeypatch.setattr(many_queues, "_stored", lambda connection, *place: stored[place])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert writer.find_lost(address) == []
+        del stored["Many0", 3][1]
+        stored["Many1", 1][0] = 99
+        assert [found.text for found in writer.find_lost(address)] == [
+            "Many0 queue 3 offset 1 is not 9",
+            "Many1 queue 1 offset 0 is not 5",
+        ]
+
+
+# --- acks that come late ---
+
+
+@pytest.mark.parametrize(("sent", "late"), [(10.002, 0), (10.004, 1)])
+def test_r36_a_write_sent_while_the_network_was_being_cut_may_be_acked_late(
+    sent: float, late: int
+) -> None:
+    """The cut took 3 ms: until its end writes reach every member, and TCP brings their acks when
+    the network is whole again. What was sent behind it, the old master may not acknowledge."""
+    write = ack(5, sent=sent, acked=14.0)
+    lab: Any = SimpleNamespace(
+        load=SimpleNamespace(since=lambda moment: [write]),
+        stored={5: 100},
+        epochs=lambda group: EPOCHS,
+        cluster=SimpleNamespace(wait_whole=lambda: None),
+    )
+    injected = InjectedFault(10.0, not_from=0, notes={"epoch": 1, "tookS": 0.003, "healedS": 12.0})
+    assert len(late_acks(lab, injected, "healedS")) == late
+    assert injected.notes["lateButTrue"] == 1 - late
+
+
+# --- records ---
+
+
+def test_an_ack_is_read_as_it_was_written() -> None:
+    written = Ack(7, 3, 2, 12.000001, 12.5)
+    assert Ack.read(written.text()) == written
+
+
+def test_a_key_holds_its_probe_and_its_number() -> None:
+    key = key_of("fault", 0xABCDEF)
+    assert len(key) == 32 and parts_of(key) == (padded("fault"), 0xABCDEF)
+    assert padded("fault") != padded("fault0")
+
+
+# --- checkers ---
+
+
+def test_g1_an_acked_write_that_is_not_stored_is_lost() -> None:
+    found = checks.check_lost([ack(1), ack(2)], {1: 100})
+    assert [one.rule for one in found] == ["lost"]
+    assert "number=2" in found[0].text
+
+
+def test_the_order_of_one_connection_is_kept() -> None:
+    together = [ack(n, sent=1.0, acked=2.0) for n in (1, 2)]
+    assert checks.check_order(together, {1: 100, 2: 200}) == []
+    (found,) = checks.check_order(together, {1: 200, 2: 100})
+    assert found.rule == "order" and "one connection" in found.text
+
+
+def test_writes_of_two_connections_at_the_same_time_have_no_order() -> None:
+    acks = [ack(1, line=1, sent=1.0, acked=2.0), ack(2, line=2, sent=1.5, acked=1.8)]
+    assert checks.check_order(acks, {1: 100, 2: 200}) == []
+    assert checks.check_order(acks, {1: 200, 2: 100}) == []
+
+
+def test_what_was_acked_before_another_was_sent_stands_before_it() -> None:
+    """On different connections, with a third write between them in the log."""
+    first = ack(1, line=1, sent=1.0, acked=2.0)
+    between = ack(2, line=2, sent=1.5, acked=9.0)
+    later = ack(3, line=3, sent=3.0, acked=4.0)
+    acks = [first, later, between]
+    assert checks.check_order(acks, {1: 100, 2: 150, 3: 200}) == []
+    (found,) = checks.check_order(acks, {3: 100, 2: 150, 1: 200})
+    assert "was acked before" in found.text and "number=1" in found.text
+
+
+@pytest.mark.parametrize(("offset", "epoch"), [(-1, 0), (0, 1), (999, 1), (1_000, 4), (5_000, 4)])
+def test_the_epoch_of_a_byte_is_the_last_that_begins_at_or_before_it(
+    offset: int, epoch: int
+) -> None:
+    """Epoch 2 has no byte of its own."""
+    assert checks.epoch_at(EPOCHS, offset) == epoch
+
+
+def test_g2_two_brokers_that_ack_in_one_epoch() -> None:
+    acks = [ack(1, broker=0), ack(2, broker=1), ack(3, broker=1)]
+    acked_by = checks.ackers(acks, {1: 100, 2: 200, 3: 1_500}, EPOCHS)
+    assert acked_by == {1: {0, 1}, 4: {1}}
+    (found,) = checks.check_masters(acked_by, {1: {0, 1}})[:1]
+    assert found.rule == "two masters"
+
+
+def test_g2_an_ack_of_a_broker_that_was_not_elected() -> None:
+    assert checks.check_masters({1: {0}, 4: {1}}, {1: {0}, 4: {1}}) == []
+    (found,) = checks.check_masters({4: {1}}, {1: {0}, 4: {2}})
+    assert "elected" in found.text
+
+
+def test_an_epoch_with_two_winners() -> None:
+    (found,) = checks.check_masters({}, {3: {0, 2}})
+    assert "several winners" in found.text
+
+
+def test_r4_an_ack_of_the_old_epoch_after_it_was_over() -> None:
+    """Not: one of another broker, of a later epoch, or of a write from before the fault."""
+    acks = [
+        ack(1, broker=0, sent=6.0, acked=11.0),
+        ack(2, broker=1, sent=6.0, acked=11.0),
+        ack(3, broker=0, sent=6.0, acked=11.0),
+        ack(4, broker=0, sent=4.0, acked=11.0),
+        ack(5, broker=0, sent=6.0, acked=9.0),
+    ]
+    stored = {1: 100, 2: 200, 3: 1_200, 4: 300, 5: 400}
+    (found,) = checks.check_late(
+        acks, stored, EPOCHS, broker=0, sent_after_s=5.0, acked_after_s=10.0, epoch=2
+    )
+    assert found.rule == "late ack" and "number=1," in found.text
+
+
+# --- figures ---
+
+
+@pytest.mark.parametrize(("values", "middle"), [([3.0], 3.0), ([4, 1, 9], 4), ([4, 1, 9, 2], 3)])
+def test_the_median(values: list[float], middle: float) -> None:
+    assert median(values) == middle
+
+
+def test_the_median_of_nothing() -> None:
+    with pytest.raises(ValueError, match="nothing"):
+        median([])
+
+
+def test_the_longest_gap_has_its_ends_inside() -> None:
+    acks = [ack(1, acked=0.5), ack(2, acked=1.0), ack(3, acked=1.1), ack(4, acked=2.5)]
+    assert longest_gap(acks, 0.9, 2.0) == pytest.approx(0.9)
+    assert longest_gap(acks, 1.05, 3.0) == pytest.approx(1.4)
+    assert longest_gap([], 1.0, 3.0) == 2.0
+
+
+def test_a_row_keeps_its_limits_or_not() -> None:
+    row = Row("a", "A", limit_s=0.15, median_limit_s=0.06, seconds=[0.05, 0.05, 0.14])
+    assert row.meets_limits
+    row.seconds.append(0.151)
+    assert not row.meets_limits
+    assert not Row("a", "A", median_limit_s=0.06, seconds=[0.07]).meets_limits
+    assert not Row("a", "A").meets_limits
+    assert Row("a", "A", seconds=[99.0]).meets_limits
+
+
+def test_the_table_names_what_was_left_out_and_what_missed_its_limit() -> None:
+    rows = [
+        Row("a", "fault a", "10 s", 1.0, None, [0.5, 1.5], lost=1, other=2, elections=[0, 2]),
+        Row("b", "fault b", left_out="no root"),
+        Row("c", "fault c", median_limit_s=0.06, limit_s=0.15, seconds=[0.05]),
+        Row("d", "fault d"),
+    ]
+    table = markdown(rows).splitlines()
+    assert table[2] == "| fault a | 10 s | 1 s | 1.000 s | **1.500 s** | 2 | 0-2 | 1 | 2 |"
+    assert "left out: no root" in table[3]
+    assert "median 0.06 s, max 0.15 s" in table[4] and "| 0.050 s |" in table[4]
+    assert "| - | - | 0 | - |" in table[5]
+    assert len({line.count("|") for line in table}) == 1
+
+
+# --- commands ---
+
+
+def test_a_namespace_names_its_owner() -> None:
+    name = network_commands.namespace(4711, "broker-a-1")
+    assert network_commands.owner_of(name) == 4711
+    assert network_commands.owner_of("bmqf-x-probe") is None
+    assert network_commands.owner_of("bmqf-4711") is None
+    assert network_commands.owner_of("somebody-4711-probe") is None
+
+
+def test_every_host_gets_a_namespace_a_link_and_a_way_out() -> None:
+    built = network_commands.build(7, ["a", "b"])
+    assert [c[3] for c in built if c[:3] == ["ip", "netns", "add"]] == [
+        "bmqf-7-router",
+        "bmqf-7-a",
+        "bmqf-7-b",
+    ]
+    flat = [" ".join(command) for command in built]
+    for index, host in enumerate(("a", "b")):
+        address = network_commands.host_address(index)
+        assert any(f"-n bmqf-7-{host} addr add {address}/30" in line for line in flat)
+        assert any(f"-n bmqf-7-{host} route add default" in line for line in flat)
+    assert all(command[0] == "ip" for command in built)
+    assert all(" netns " in line or " -n " in line for line in flat), "nothing outside a namespace"
+
+
+def test_rules_replace_the_whole_table_in_one_step() -> None:
+    text = network_commands.rules({("10.77.1.2", "10.77.2.2")})
+    assert text.splitlines() == [
+        "*filter",
+        ":CUT - [0:0]",
+        "-A CUT -s 10.77.1.2 -d 10.77.2.2 -j DROP",
+        "COMMIT",
+    ]
+    assert "DROP" not in network_commands.rules(())
+
+
+def test_pairs_of_a_cut() -> None:
+    assert network_commands.one_way(["a"], ["b", "c"]) == {("a", "b"), ("a", "c")}
+    assert network_commands.between(["a"], ["b"]) == {("a", "b"), ("b", "a")}
+    assert network_commands.between(["a", "b"], ["a", "b"]) == {("a", "b"), ("b", "a")}
+
+
+# --- the catalogue ---
+
+
+def test_every_fault_has_a_name_of_its_own_and_a_title() -> None:
+    assert len(BY_NAME) == len(FAULTS)
+    assert all(fault.title and fault.name == fault.name.lower() for fault in FAULTS)
+    assert all(fault.hold_s[0] <= fault.hold_s[1] for fault in FAULTS)
+
+
+# --- results ---
+
+
+def document(fault: str, seconds: float | None, *rules: str) -> dict[str, Any]:
+    return {
+        "fault": fault,
+        "seconds": seconds,
+        "elections": 1,
+        "findings": [[rule, "text"] for rule in rules],
+    }
+
+
+def test_results_are_resumed_from_their_file(tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    first = Results(file)
+    first.load()
+    first.trials = [document("kill-master", 0.05), document("kill-slave", None, "lost", "order")]
+    first.findings = [{"fault": "kill-slave", "rule": "stuck", "text": "…"}]
+    first.save()
+
+    second = Results(file)
+    second.load()
+    assert second.count("kill-master") == 1
+    assert second.row(BY_NAME["kill-master"]).seconds == [0.05]
+    row = second.row(BY_NAME["kill-slave"])
+    assert (row.seconds, row.lost, row.other) == ([], 1, 2)
+    second.forget("kill-slave")
+    assert second.count("kill-slave") == 0 and second.findings == []
+    assert second.count("kill-master") == 1

@@ -1,0 +1,60 @@
+"""Fault points that the laboratory arms, and what it concludes of consumers."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from batonmq.runtime.fault_points import parse_disk_faults, parse_jump
+from lab.cluster.acks import Ack
+from lab.faults import consumers, failing, midway
+from lab.faults.consumers import COMING, GROUPS, STAYING, Consumers
+
+
+def test_every_kill_inside_a_step_is_a_rule_of_the_servers() -> None:
+    rng, actions = random.Random(7), set()
+    for _ in range(500):
+        (rule,) = parse_disk_faults(midway.KillInCut().rule(rng, midway.CUT_STEPS, 12))
+        actions.add(rule.action)
+        assert rule.call == ("pwrite" if rule.action == "during" else "changes")
+    assert actions == {"before", "during", "after"}
+
+
+def test_every_jump_is_one_that_a_server_takes() -> None:
+    assert all(parse_jump(jump) for jump in failing.JUMPS)
+    assert failing.EXPIRED_S <= parse_jump(failing._past_delete_when()) < failing.EXPIRED_S + 86_400
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Consumers:
+    """Consumers whose process wrote what the test writes."""
+    made = Consumers.__new__(Consumers)
+    made._folder, made._numbers = tmp_path, {group: set() for group in GROUPS}
+    made._read = dict.fromkeys(GROUPS, 0)
+    return made
+
+
+def acks(*numbers: int) -> list[Ack]:
+    return [Ack(number, 1, 0, 1.0, 2.0) for number in numbers]
+
+
+def test_g1_a_write_that_one_group_was_not_given_is_found(given: Consumers, tmp_path: Path) -> None:
+    (tmp_path / STAYING).write_text("1\n2\n2\n3\n")
+    (tmp_path / COMING).write_text("1\n3")  # the last line is not out yet
+    (found,) = given.check(acks(1, 2, 3), limit_s=0)
+    assert (found.rule, found.text) == ("not delivered", f"2 writes to {COMING}, the first: [2, 3]")
+
+
+def test_what_is_given_meanwhile_counts(
+    given: Consumers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / STAYING).write_text("1\n20")
+
+    def more(_: float) -> None:
+        (tmp_path / STAYING).write_text("1\n2000\n")
+        (tmp_path / COMING).write_text("2000\n1\n")
+
+    monkeypatch.setattr(consumers.time, "sleep", more)
+    assert given.check(acks(1, 2000), limit_s=60) == []
