@@ -55,11 +55,11 @@ test: $(STAMP)
 	@$(BIN)/python -m tests.run
 
 sim: $(STAMP)
-	@$(BIN)/python -m sim --seeds $(SIM_SEEDS) --jobs 2
+	@$(BIN)/python -m lab.sim --seeds $(SIM_SEEDS) --jobs 2
 
-# DEFECTS_ARGS='--only NAME': one of sim/defects/
+# DEFECTS_ARGS='--only NAME': one of lab/sim/defects/
 defects: $(STAMP)
-	@$(BIN)/python -m sim.defects --jobs 2 $(DEFECTS_ARGS)
+	@$(BIN)/python -m lab.sim.defects --jobs 2 $(DEFECTS_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -77,7 +77,7 @@ faults: $(STAMP)
 SOAK_MINUTES ?= 60
 soak: $(STAMP)
 	@$(BIN)/python -m tests.run --soak
-	@$(BIN)/python -m sim --seeds 10000 --jobs 2
+	@$(BIN)/python -m lab.sim --seeds 10000 --jobs 2
 	@$(BIN)/python -m lab.faults soak --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
 
 proto: $(STAMP)

@@ -123,7 +123,7 @@ RINGS = (
         1800,
         beside_others=True,
         niceness=19,  # real clusters come first; they leave half of the machine idle
-        command=("-m", "sim", "--seeds", "300", "--jobs", "2"),
+        command=("-m", "lab.sim", "--seeds", "300", "--jobs", "2"),
     ),
     Ring(
         "java",

@@ -312,7 +312,7 @@ def test_each_safety_rule_names_a_test_and_the_defects_that_are_planted_against_
     rows = re.findall(r"^\| R(\d+) \| `(\S+)` `(\w+)` \| (.+) \|$", shown, re.MULTILINE)
     assert [int(number) for number, *_ in rows] == sorted(named) == list(range(1, len(named) + 1))
     planted = defaultdict(set)
-    for patch in (ROOT / "sim" / "defects").glob("*.patch"):
+    for patch in (ROOT / "lab" / "sim" / "defects").glob("*.patch"):
         what, _, _ = patch.read_text("utf-8").partition(":")
         for number in re.findall(r"R(\d+)", what):
             planted[number].add(patch.stem)

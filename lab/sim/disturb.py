@@ -1,0 +1,244 @@
+"""What operators and strangers do to servers that work, and what must not come of it.
+
+An operator cleans a replica while it is cut off: it has to notice, and to register again (R52).
+The session of the master breaks again and again: the second time is no verdict at once (R6). A
+stranger announces frames that never come: no memory is taken for them (R58). A stranger asks for
+the election of a planned switch that no controller began: nobody is elected (R59). A stranger names
+topics and groups as no file can be named: nothing else is removed, and no member ends (R46). A
+stranger answers at the address of a dead master: no slave follows it (R21).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from batonmq.client.admin.admin import Admin
+from batonmq.ha.wire import HAIdentity, SlaveFrameReader, encode_master_handshake
+from batonmq.proto.controller.v1 import controller_pb2 as pb
+from batonmq.proto.controller.v1.controller_pb2_grpc import ControllerServiceStub
+from batonmq.protocol.bodies import ConsumerData, HeartbeatData
+from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.topic_name import GROUP_LENGTH_MAX, NAME_BYTES_MAX
+from batonmq.remoting.command import (
+    BUFFER_SIZE,
+    FRAME_SIZE_MAX,
+    RemotingCommand,
+    encode_frame,
+)
+from lab.sim.clients import CLIENT_OPTIONS
+from lab.sim.cluster import Cluster
+from lab.sim.hosts import (
+    BROKER_PORT,
+    CLUSTER,
+    CONTROLLER_ADDRESSES,
+    GROUP,
+    GRPC_ADDRESSES,
+    NAME_SERVERS,
+    NAMESRV_PORT,
+    BrokerHost,
+    ControllerHost,
+)
+from lab.sim.kinds import Fault, Kinds
+from lab.sim.loop import Process
+
+_STRANGER = "10.0.3.2"
+_OPERATOR = "10.0.2.98"
+_AWAY_S = 1.5
+"""Longer than the session time-out: the controllers call it dead."""
+_AGAIN_S = 0.3
+_CONNECTIONS = 4
+_BEYOND_ALL = 1 << 40
+_STAYS_S = 60.0
+_OTHERS_MASTER = HAIdentity(CLUSTER, "broker-b", 1, "another life", "another log")
+
+
+class DisturbFaults(Kinds):
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        cluster.checks.append(self._check_memory)
+
+    def _master(self) -> BrokerHost | None:
+        return next((host for host in self.cluster.brokers.values() if host.is_open), None)
+
+    def clean(self, fault: Fault) -> str | None:
+        """A slave is cut off from the controllers and the others, cleaned, and comes back."""
+        slaves = [h for h in self.cluster.brokers.values() if h.service and not h.is_open]
+        host = self._of(slaves, fault.pick)
+        if host is None or host.service is None or self._master() is None:
+            return None
+        broker_id = host.service.replication.broker_id()
+        for other in self.cluster.hosts:
+            if other is not host:
+                self.cluster.network.block(host.address, other.address)
+        self.cluster.later(_AWAY_S, self._clean, broker_id)
+        self.cluster.later(2 * _AWAY_S, self._back, host)
+        return f"{host.name}, broker id {broker_id}"
+
+    def _clean(self, broker_id: int) -> None:
+        group = self.cluster.promises.group
+        if not self.over and group is not None and group.master_broker_id != broker_id:
+            Process(self.cluster.loop, _OPERATOR).spawn(self._ask_to_clean(broker_id))
+
+    async def _ask_to_clean(self, broker_id: int) -> None:
+        try:
+            async with Admin(
+                NAME_SERVERS, client_options=CLIENT_OPTIONS, timeout_ms=1_000
+            ) as admin:
+                controllers = admin.controller(CONTROLLER_ADDRESSES)
+                await controllers.clean_broker_data(CLUSTER, GROUP, [broker_id])
+        except BatonError as error:
+            self.cluster.tell("operator", f"not cleaned: {error}")
+
+    def _back(self, host: BrokerHost) -> None:
+        for other in self.cluster.hosts:
+            if other is not host:
+                pair = frozenset((host.address, other.address))
+                self.cluster.network.heal_link(pair)
+
+    def reset_session(self, fault: Fault) -> str | None:
+        """Of the master with each controller, twice."""
+        master = self._master()
+        if master is None:
+            return None
+        self._reset(master)
+        self.cluster.later(_AGAIN_S + fault.for_s, self._reset, master)
+        return master.name
+
+    def _reset(self, host: BrokerHost) -> None:
+        for stream in list(self.cluster.network.streams):
+            if not stream.done() and stream.client_host == host.address:
+                stream.reset()
+
+    def foreign_switch(self, fault: Fault) -> str | None:
+        """To a slave of the set, with a drained offset beyond every log."""
+        group = self.cluster.promises.group
+        slaves = [i for i in group.sync_state_set if i != group.master_broker_id] if group else []
+        broker_id = self._of(slaves, fault.pick)
+        if group is None or broker_id is None:
+            return None
+        request = pb.ElectMasterRequest(
+            cluster_name=CLUSTER,
+            broker_name=GROUP,
+            broker_id=broker_id,
+            designate=True,
+            expected_master_epoch=group.master_epoch,
+            request_id=f"switch:{fault.pick2}",
+            drained_offset=_BEYOND_ALL,
+        )
+        process = Process(self.cluster.loop, _STRANGER)
+        process.spawn(_ask_all(request))
+        return f"to broker id {broker_id}"
+
+    def bad_names(self, fault: Fault) -> str | None:
+        """Of topics and groups, in requests to the master. The name of a topic is a
+        path out of its folder, that of a group is longer than a file name may be (R46)."""
+        master = self._master()
+        if master is None:
+            return None
+        process = Process(self.cluster.loop, _STRANGER)
+        process.spawn(_send(master.address, BROKER_PORT, b"".join(map(encode_frame, _bad_names()))))
+        self._later(fault, process.kill)
+        return f"at {master.name}"
+
+    def stranger_master(self, fault: Fault) -> str | None:
+        """The master ends while no controller could name another one, and the master of another
+        group, with the same epochs, answers at its address."""
+        master = self._master()
+        if master is None or master.service is None:
+            return None
+        store, ha = master.service.store, master.service.replication.ha
+        assert ha is not None
+        hello = encode_master_handshake(store.max_phy_offset, store.epochs.entries, _OTHERS_MASTER)
+        for host in (master, *self.cluster.controllers.values()):
+            host.kill()
+            self.cluster.later(_AWAY_S, host.start)
+        stranger = Process(self.cluster.loop, master.address)
+        self.cluster.network.listen(stranger, lambda: self._poses(hello), master.address, ha.port)
+        self.cluster.later(_AWAY_S - _AGAIN_S, stranger.kill)
+        return f"in place of {master.name}"
+
+    def _poses(self, hello: bytes) -> asyncio.Protocol:
+        return _StrangeMaster(hello, self.cluster.violate)
+
+    def announced_frames(self, fault: Fault) -> str | None:
+        """Of the largest size, at a broker or a name server; a little of each comes."""
+        host = self._of(self._up(), fault.pick)
+        if host is None:
+            return None
+        port = NAMESRV_PORT if isinstance(host, ControllerHost) else BROKER_PORT
+        process = Process(self.cluster.loop, _STRANGER)
+        for _ in range(_CONNECTIONS):
+            process.spawn(_announce(host.address, port))
+        self._later(fault, process.kill)
+        return f"at {host.name} for {fault.for_s:.2f} s"
+
+    def _check_memory(self) -> None:
+        """R58: memory is taken for bytes that arrived, and at most as much again."""
+        for transport in self.cluster.network.transports:
+            intake = getattr(getattr(transport.peer, "protocol", None), "intake", None)
+            if intake is not None and intake.reader.held > 2 * intake.reader.waiting:
+                self.cluster.violate(
+                    f"R58: {intake.reader.held} bytes of memory are held for"
+                    f" {intake.reader.waiting} that came from {transport.process.host}"
+                )
+
+
+class _StrangeMaster(asyncio.Protocol):
+    """Answers a slave's handshake with `hello`. No slave may accept it as its master (R21)."""
+
+    def __init__(self, hello: bytes, violate: Callable[[str], None]) -> None:
+        self._hello = hello
+        self._violate = violate
+        self._reader = SlaveFrameReader()
+        self._transport: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        handshake, acks = self._reader.feed(data)
+        if handshake is not None:
+            self._transport.write(self._hello)
+        if acks:
+            self._violate(f"R21: a slave acks {acks} to the master of another group")
+
+
+async def _ask_all(request: pb.ElectMasterRequest) -> None:
+    """Each controller; the leader answers."""
+    for address in GRPC_ADDRESSES:
+        channel = grpc.aio.insecure_channel(address)
+        stub: Any = ControllerServiceStub(channel)  # type: ignore[no-untyped-call]
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await stub.ElectMaster(request, timeout=1.0)
+
+
+def _bad_names() -> Iterator[RemotingCommand]:
+    for group in ("g\0", "g" * (GROUP_LENGTH_MAX + 1), "g" * GROUP_LENGTH_MAX):
+        consumer = ConsumerData(group_name=group, subscription_data_set=[])
+        heartbeat = HeartbeatData(client_id="stranger", consumer_data_set=[consumer])
+        yield RemotingCommand.request(RequestCode.HEART_BEAT, {}, heartbeat.encode())
+    for topic in ("../commitlog", "t\0", "t" * (NAME_BYTES_MAX + 1)):
+        yield RemotingCommand.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
+
+
+async def _announce(host: str, port: int) -> None:
+    head = struct.pack(">ii", FRAME_SIZE_MAX - 4, 100)
+    await _send(host, port, head + bytes(BUFFER_SIZE))
+
+
+async def _send(host: str, port: int, data: bytes) -> None:
+    """And then nothing, for as long as this process runs."""
+    loop = asyncio.get_running_loop()
+    try:
+        transport, _ = await loop.create_connection(asyncio.Protocol, host, port)
+    except OSError:
+        return  # it has gone
+    transport.write(data)
+    await asyncio.sleep(_STAYS_S)

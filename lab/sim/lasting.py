@@ -1,0 +1,151 @@
+"""Partial faults that last for seconds, before the other faults of a life begin.
+
+One thing breaks, and in most lives the master ends in the middle of it. If the group could be
+served in spite of that, it must be (`lab.sim.service`).
+"""
+
+from __future__ import annotations
+
+from lab.sim.cuts import ROLES, break_host, roles_of
+from lab.sim.hosts import Host
+from lab.sim.kinds import Fault
+from lab.sim.served import ServedKinds
+from lab.sim.world import Violation
+
+_FIRST = ("L", "L", "L", "M", "M", "F1", "S1", "S2")
+"""Who is at one end of a broken link: those matter most that decide something."""
+_SLOW_LINK_S = 0.25
+_THIRDS = 3
+_ALONE = 4
+_TERMS = 3
+"""More than an election whose votes were split, and one more for an offered lead (R50)."""
+
+
+class LastingFaults(ServedKinds):
+    def lasting_link(self, fault: Fault) -> str | None:
+        two = self._two(fault)
+        return self._cut(fault, "link", [two, two[::-1]]) if two else None
+
+    def lasting_one_way(self, fault: Fault) -> str | None:
+        two = self._two(fault)
+        return self._cut(fault, "one way", [two]) if two else None
+
+    def lasting_zone(self, fault: Fault) -> str | None:
+        """A controller and a broker are cut off from all others, or the leading controller from
+        all brokers (R50)."""
+        brokers = list(self.cluster.brokers.values())
+        alone = self._leader() if int(fault.pick2 * 1000) % _ALONE == 0 else None
+        if alone is not None:
+            out: list[tuple[Host, Host]] = [(alone, broker) for broker in brokers]
+            return self._cut(fault, "zone", out + [way[::-1] for way in out])
+        inside = [
+            self._of(list(self.cluster.controllers.values()), fault.pick),
+            self._of(brokers, fault.pick2),
+        ]
+        outside = [host for host in self.cluster.hosts if host not in inside]
+        ways = [(one, other) for one in inside if one for other in outside]
+        return self._cut(fault, "zone", ways + [way[::-1] for way in ways])
+
+    def lasting_slow_link(self, fault: Fault) -> str | None:
+        two = self._two(fault)
+        if two is None:
+            return None
+        pair = frozenset(host.address for host in two)
+        self.cluster.network.slow_links[pair] = _SLOW_LINK_S
+        self._later(fault, self.cluster.network.slow_links.pop, pair, None)
+        return self._begin(fault, "slow link", " and ".join(host.name for host in two))
+
+    def lasting_slow_disk(self, fault: Fault) -> str | None:
+        """Not of a broker whose flush the acks wait for: a group with that has a fault itself."""
+        flushed = self.cluster.settings.sync_flush or self.cluster.settings.ha_sync_flush
+        controllers = list(self.cluster.controllers.values())
+        host = self._of(controllers if flushed else self.cluster.hosts, fault.pick)
+        return self._hit(fault, host, "slow disk")
+
+    def lasting_full_disk(self, fault: Fault) -> str | None:
+        host = self._of(list(self.cluster.controllers.values()), fault.pick)
+        return self._hit(fault, host, "full disk")
+
+    def lasting_pause(self, fault: Fault) -> str | None:
+        host = self._of(list(self.cluster.controllers.values()), fault.pick)
+        return self._hit(fault, host, "pause")
+
+    def _leader(self) -> Host | None:
+        try:
+            return roles_of(self.cluster)["L"]
+        except Violation:
+            return None
+
+    def _two(self, fault: Fault) -> tuple[Host, Host] | None:
+        try:
+            role = roles_of(self.cluster)
+        except Violation:
+            return None
+        one = _FIRST[int(fault.pick * len(_FIRST))]
+        others = [each for each in ROLES if each != one]
+        return role[one], role[others[int(fault.pick2 * len(others))]]
+
+    def _cut(self, fault: Fault, kind: str, ways: list[tuple[Host, Host]]) -> str:
+        network = self.cluster.network
+        for one, other in ways:
+            way = (one.address, other.address)
+            network.one_way.add(way)
+            self._later(fault, network.heal_link, way)
+        return self._begin(fault, kind, ", ".join(f"{one.name} to {two.name}" for one, two in ways))
+
+    def _hit(self, fault: Fault, host: Host | None, kind: str) -> str | None:
+        if host is None:
+            return None
+        break_host(host, kind)
+        self._later(fault, self._mend, host)
+        return self._begin(fault, kind, host.name)
+
+    @staticmethod
+    def _mend(host: Host) -> None:
+        host.disk.plan.slow_s, host.disk.plan.full = 0.0, False
+        if host.process is not None:
+            host.process.resume()
+
+    def _begin(self, fault: Fault, kind: str, what: str) -> str:
+        self._expect(kind, f"a lasting {kind} ({what})")
+        third = int(fault.pick2 * 1000) % _THIRDS
+        if third:
+            end = self._kill_master if third == 1 else self._silence_master
+            self.cluster.later(fault.for_s / 2, end, fault, what)
+        self._later(fault, self._service.end)
+        self._later(fault, self._check_term, self._term(), what)
+        return f"{what} for {fault.for_s:.2f} s"
+
+    def _term(self) -> int:
+        return max(host.term for host in self.cluster.controllers.values())
+
+    def _check_term(self, before: int, what: str) -> None:
+        """R51: a partial fault moves the lead, and then the term stands still."""
+        rose = self._term() - before
+        if rose > _TERMS:
+            self.cluster.violate(f"R51: the term rose {rose} times while {what} lasted")
+
+    def _kill_master(self, fault: Fault, what: str) -> None:
+        master = self._master()
+        if master is not None:
+            master.kill()
+            self._then(fault, "kill", what, master)
+            self.cluster.later(fault.for_s / 2, master.start)
+
+    def _silence_master(self, fault: Fault, what: str) -> None:
+        master = self._master()
+        if master is None:
+            return
+        for other in self.cluster.hosts:
+            if other is not master:
+                pair = frozenset((master.address, other.address))
+                self.cluster.network.blocked.add(pair)
+                self.cluster.later(fault.for_s / 2, self.cluster.network.heal_link, pair)
+        self._then(fault, "silence", what, master)
+
+    def _then(self, fault: Fault, kind: str, what: str, master: Host) -> None:
+        self.cluster.tell("fault", f"{fault.kind}: {master.name} ends by {kind}")
+        self._expect(kind, f"{fault.kind} ({what}) and {kind} of {master.name}")
+
+    def _master(self) -> Host | None:
+        return self._of([h for h in self.cluster.brokers.values() if h.is_open], 0.0)

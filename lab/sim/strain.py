@@ -1,0 +1,163 @@
+"""Faults that come together: a switch while a member hangs, a connection that broke at one end, a
+stranger that comes as a slave of another group, and in the name of the master.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+
+from batonmq.ha.wire import (
+    HAIdentity,
+    MasterFrameReader,
+    MasterHandshake,
+    SlaveHandshake,
+    TransferHeader,
+    encode_ack,
+    encode_epoch_mark,
+    encode_slave_handshake,
+    encode_tables_mark,
+)
+from batonmq.proto.controller.v1 import controller_pb2 as pb
+from batonmq.proto.controller.v1 import controller_pb2_grpc
+from batonmq.protocol.errors import RemoteProtocolError
+from lab.sim.clients import Operator
+from lab.sim.cluster import Cluster
+from lab.sim.hosts import CLUSTER, GROUP, GRPC_ADDRESSES, BrokerHost
+from lab.sim.kinds import Fault, Kinds
+from lab.sim.loop import Process
+
+_STRANGER = "10.0.3.1"
+_HANGS_S = 0.45
+_SLOW_S = 0.1
+
+
+class StrainFaults(Kinds):
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self._operator = Operator(cluster)
+
+    def _master_and_slaves(self) -> tuple[BrokerHost | None, list[BrokerHost]]:
+        """Those of the set that run."""
+        hosts = [host for host in self.cluster.brokers.values() if self._is_running(host)]
+        master = next((host for host in hosts if host.is_open), None)
+        return master, [h for h in hosts if h is not master and self._is_member(h)]
+
+    @staticmethod
+    def _is_running(host: BrokerHost) -> bool:
+        return host.process is not None and not host.process.paused
+
+    def strained_switch(self, fault: Fault) -> str | None:
+        """To one slave, while the other hangs: the chosen one has what nobody has confirmed. Or
+        while the link to the chosen one is slow: it lacks what was sent last."""
+        master, slaves = self._master_and_slaves()
+        if master is None or len(slaves) < 2:
+            return None
+        chosen, other = slaves if fault.pick < 0.5 else slaves[::-1]
+        service, process = chosen.service, other.process
+        assert service is not None and process is not None
+        self._operator.elect(service.replication.broker_id())
+        if fault.pick2 < 0.5:
+            links, pair = (
+                self.cluster.network.slow_links,
+                frozenset((master.address, chosen.address)),
+            )
+            links[pair] = _SLOW_S
+            self.cluster.later(_HANGS_S, links.pop, pair, None)
+            return f"to {chosen.name}, by a slow link"
+        process.pause()
+        self.cluster.later(_HANGS_S, process.resume)
+        return f"to {chosen.name}, {other.name} hangs"
+
+    def half_open(self, fault: Fault) -> str | None:
+        """A slave loses its connection and dials again. The master does not hear of the loss."""
+        master, slaves = self._master_and_slaves()
+        slave = self._of(slaves, fault.pick)
+        if master is None or slave is None or master.service is None or slave.process is None:
+            return None
+        ha = master.service.replication.ha
+        assert ha is not None
+        peer = (master.address, ha.port)
+        for transport in self.cluster.network.transports:
+            if transport.process is slave.process and transport.peer_address == peer:
+                slave.process.post(transport.break_unseen)
+                return f"{slave.name} to {master.name}"
+        return None
+
+    def stranger(self, fault: Fault) -> str | None:
+        """A slave of another group comes to the master by a member's id, and acks what it gets.
+        And a process that knows all that is public of the master opens sessions in its name."""
+        master, slaves = self._master_and_slaves()
+        slave = self._of(slaves, fault.pick)
+        if master is None or slave is None or master.service is None or slave.service is None:
+            return None
+        ha, broker_id = master.service.replication.ha, slave.service.replication.broker_id()
+        assert ha is not None
+        process = Process(self.cluster.loop, _STRANGER)
+        process.spawn(_dial(master.address, ha.port, broker_id))
+        manager = master.service.replication.manager
+        assert manager is not None
+        hello = pb.Hello(
+            cluster_name=CLUSTER,
+            broker_name=GROUP,
+            broker_id=manager.broker_id,
+            incarnation=manager.incarnation,
+        )
+        for address in GRPC_ADDRESSES:
+            process.spawn(self._impersonate(address, hello))
+        self._later(fault, process.kill)
+        return f"as {slave.name}, to {master.name}"
+
+    async def _impersonate(self, address: str, hello: pb.Hello) -> None:
+        """R59: every controller refuses a session without the secret of its process."""
+
+        async def messages() -> AsyncIterator[pb.BrokerMessage]:
+            yield pb.BrokerMessage(hello=hello)
+            await asyncio.Event().wait()
+
+        channel = grpc.aio.insecure_channel(address)
+        stub = controller_pb2_grpc.ControllerServiceStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            async for message in stub.BrokerSession(messages()):
+                if message.WhichOneof("kind") != "refused":
+                    self.cluster.violate(f"R59: {address} takes a stranger for the master")
+        except grpc.aio.AioRpcError:
+            return  # that controller is away
+
+
+async def _dial(host: str, port: int, broker_id: int) -> None:
+    loop = asyncio.get_running_loop()
+    try:
+        await loop.create_connection(lambda: _Stranger(broker_id), host, port)
+    except OSError:
+        return  # the master has gone
+
+
+class _Stranger(asyncio.Protocol):
+    def __init__(self, broker_id: int) -> None:
+        self._broker_id = broker_id
+        self._reader = MasterFrameReader()
+        self._transport: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        identity = HAIdentity(CLUSTER, "broker-b", self._broker_id, "another life", "another log")
+        transport.write(encode_slave_handshake(SlaveHandshake(self._broker_id, identity=identity)))
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for item in self._reader.feed(memoryview(data)):
+                self._answer(item)
+        except RemoteProtocolError:
+            self._transport.close()
+
+    def _answer(self, item: MasterHandshake | TransferHeader | memoryview) -> None:
+        if isinstance(item, MasterHandshake):
+            epoch = item.last_epoch
+            self._transport.write(encode_epoch_mark(epoch) + encode_tables_mark(epoch))
+            self._transport.write(encode_ack(item.max_offset))
+        elif isinstance(item, TransferHeader):
+            self._transport.write(encode_ack(item.offset + item.body_size))

@@ -1,0 +1,190 @@
+"""The planted defects: each still fits the code, and the runner tells found from not found.
+
+Whether all of them are found says `make defects`; it takes a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lab.sim.defects import hunt
+from lab.sim.defects.__main__ import FOLDER, main
+from lab.sim.defects.patches import Defect, PatchError, defects_in, noting, parse
+from lab.sim.defects.runner import ROOT, Copy, _seeds_for
+from lab.sim.kinds import EXPIRY, NEVER_PLAIN, ROLLING, UNCLEAN, WEIGHTS
+from lab.sim.life import Outcome, plan_of
+from lab.sim.settings import Settings
+
+DEFECTS = defects_in(FOLDER)
+EASY = "ack_before_replicate"
+KINDS = {*WEIGHTS, *EXPIRY, *ROLLING, *UNCLEAN, *NEVER_PLAIN}
+
+HARMLESS = """R1: nothing is wrong with it.
+--- a/broker/write/pending_acks.py
++++ b/broker/write/pending_acks.py
+@@ -1,1 +1,1 @@
+-from collections import deque
++from collections import deque  # as before
+"""
+
+
+def planted(defect: Defect) -> dict[str, str]:
+    return defect.plant(lambda path: (ROOT / path).read_text("utf-8"))
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
+def test_a_defect_fits_the_code_and_its_result_runs(defect: Defect) -> None:
+    for path, text in planted(defect).items():
+        assert text != (ROOT / path).read_text("utf-8")
+        name = path.removesuffix(".py").replace("/", ".")
+        name = name if name.startswith("batonmq.") else f"batonmq.{name}"
+        module = types.ModuleType(name)
+        module.__package__ = importlib.import_module(name).__package__
+        exec(compile(text, path, "exec"), module.__dict__)
+
+
+def test_no_defect_uses_a_name_that_is_not_there(tmp_path: Path) -> None:
+    """A life that ends with a NameError would say nothing of the checkers."""
+    for defect in DEFECTS:
+        for path, text in planted(defect).items():
+            (tmp_path / f"{defect.name}-{Path(path).name}").write_text(text, "utf-8")
+    ruff = [sys.executable, "-m", "ruff", "check", "-q", "--isolated", "--no-cache"]
+    done = subprocess.run(
+        [*ruff, "--select", "F821,F811", tmp_path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_defect_names_its_rule_and_is_small() -> None:
+    for defect in DEFECTS:
+        assert re.match(r"[RG]\d+(, [RG]\d+)*: .*\.$", defect.what), defect
+        assert len(defect.what) <= 100, defect
+        hunks = [hunk for of_file in defect.hunks.values() for hunk in of_file]
+        changed = sum(len(set(hunk.old) ^ set(hunk.new)) for hunk in hunks)
+        assert changed <= 12, defect.name
+        for each in defect.lives:
+            number, _, name = each.partition(" ")
+            assert name in KINDS if number.isdigit() else hasattr(Settings(), number), defect
+    assert len(DEFECTS) > 100
+
+
+def test_a_hunk_is_found_where_its_lines_have_moved() -> None:
+    defect = parse("moved", HARMLESS)
+    text = "import a\n" * 30 + "from collections import deque\nrest\n"
+    (after,) = defect.plant(lambda path: text).values()
+    assert after == text.replace("deque", "deque  # as before")
+
+
+@pytest.mark.parametrize("text", ["R1: no hunk.\n", HARMLESS + "no line of a diff\n"])
+def test_what_is_no_patch_is_named(text: str) -> None:
+    with pytest.raises(PatchError, match="broken"):
+        parse("broken", text)
+
+
+def test_the_seed_that_found_it_is_noted_once() -> None:
+    noted = noting(noting(HARMLESS, 3), 12)
+    assert parse("noted", noted).seed == 12
+    assert noted.replace("Found by seed 12\n", "") == HARMLESS
+
+
+def test_lives_that_cannot_meet_a_defect_are_passed_over() -> None:
+    wanted = ("2 pause", "sync_flush", "min_in_sync 2")
+    seeds = list(itertools.islice(_seeds_for(Defect("one", "", None, wanted, {})), 3))
+    assert seeds == sorted(seeds)
+    for plan in map(plan_of, seeds):
+        assert plan.settings.sync_flush and plan.settings.min_in_sync == 2
+        assert sum(fault.kind == "pause" for fault in plan.faults) >= 2
+
+
+def test_the_runner_tells_what_was_found_and_what_was_not(tmp_path: Path) -> None:
+    """One that is easy to find, one that harms nothing, one that does not fit, one that breaks the
+    code instead of a promise. The work tree stays as it is."""
+    source = ROOT / "broker" / "write" / "pending_acks.py"
+    before = source.read_bytes()
+    folder, report = tmp_path / "defects", tmp_path / "table.json"
+    folder.mkdir()
+    plans = [plan_of(seed) for seed in range(1, 60)]
+    shortest = min(plans, key=lambda plan: (plan.seconds, len(plan.faults))).seed
+    shutil.copy(FOLDER / f"{EASY}.patch", folder / "easy.patch")
+    (folder / "harmless.patch").write_text(noting(HARMLESS, shortest))
+    (folder / "misfit.patch").write_text(HARMLESS.replace("import deque\n", "import queue\n"))
+    (folder / "nameless.patch").write_text(
+        HARMLESS.replace("as before", "as before\n+no_such_name")
+    )
+    tried = ["--seeds", "1", "--json", str(report)]
+    only = ["--only", "harmless", "--only", "misfit", "--only", "nameless"]
+
+    assert main([*tried, "--only", "easy"], folder) == 0
+    (easy,) = json.loads(report.read_text())
+    assert easy["seed"] and easy["violation"].startswith("R1: "), easy
+    assert main([*tried, *only], folder) == 1
+    harmless, misfit, broken = json.loads(report.read_text())
+    assert (harmless["seed"], harmless["error"]) == (None, "")
+    assert "broker/write/pending_acks.py" in misfit["error"]
+    assert broken["seed"] is None and "no_such_name" in broken["error"]
+    assert source.read_bytes() == before
+
+
+def _spin(seed: int, *, plain: bool) -> tuple[int, Outcome]:
+    while True:
+        pass
+
+
+def _lose_heart(seed: int, *, plain: bool) -> tuple[int, Outcome]:
+    os._exit(3)
+
+
+@pytest.mark.parametrize("life, text", [(_spin, "1 s of processor time"), (_lose_heart, "code 3")])
+def test_a_life_without_an_outcome_is_no_find(
+    monkeypatch: pytest.MonkeyPatch, life: object, text: str
+) -> None:
+    monkeypatch.setattr(hunt, "run_numbered", life)
+    with pytest.raises(hunt.LifeError, match=f"seed 7: .*{text}"):
+        list(hunt.hunt([7], seconds_max=1))
+
+
+def test_a_hunt_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
+    copy = Copy(tmp_path)
+    (tmp_path / "lab" / "sim" / "defects" / "hunt.py").write_text(
+        "import os, time\nos.fork()\nos.write(1, b'[%d, null]\\n' % os.getpid())\ntime.sleep(600)\n"
+    )
+    lives = copy.lives([1, 2, 3])
+    pids = [next(lives)[0], next(lives)[0]]
+    lives.close()
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).wait(10)
+
+
+def test_a_runner_that_is_ended_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lab.sim.defects", "--only", EASY, "--anew"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL) as runner:
+        process = psutil.Process(runner.pid)
+        while not (hunts := process.children()):
+            assert runner.poll() is None
+        runner.terminate()
+        assert runner.wait(30) == 128 + signal.SIGTERM
+    psutil.wait_procs(hunts, 10)
+    assert not any(each.is_running() for each in hunts)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "harmless.patch").write_text(HARMLESS)
+    with pytest.raises(SystemExit, match="no defect other; there are harmless"):
+        main(["--only", "other"], tmp_path)

@@ -1,0 +1,63 @@
+"""What the simulation knows of bits that flipped, and what faults do to files of a cut."""
+
+from __future__ import annotations
+
+import errno
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lab.sim.disk import HostDisk
+from lab.sim.rot import Rot
+
+
+def host_at(root: Path, data: bytes) -> Any:
+    """A broker that runs, with a log of two segments of 8 bytes."""
+    folder = root / "store" / "commitlog"
+    folder.mkdir(parents=True)
+    for start in (0, 8):
+        (folder / f"{start:020d}").write_bytes(data[start : start + 8])
+
+    def view(offset: int, size: int) -> bytes:
+        start = offset - offset % 8
+        return (folder / f"{start:020d}").read_bytes()[offset - start :][:size]
+
+    store = SimpleNamespace(log=SimpleNamespace(view=view))
+    return SimpleNamespace(
+        name="broker 1",
+        disk=SimpleNamespace(root=root),
+        world=SimpleNamespace(settings=SimpleNamespace(segment_size=8)),
+        service=SimpleNamespace(store=store),
+    )
+
+
+def test_a_flipped_bit_is_known_as_long_as_it_shows(tmp_path: Path) -> None:
+    truth = bytearray(b"0123456789abcdef")
+    rot, host = Rot(truth), host_at(tmp_path, bytes(truth))
+    rot.flip(host, 9, 1 << 6)
+    segment = tmp_path / "store" / "commitlog" / f"{8:020d}"
+    assert segment.read_bytes() == b"8yabcdef" and rot.of(host) == {9: 64}
+    assert rot.read(host, 4, 16) == truth[4:], "the byte that was there is read"
+    assert rot.met == {"broker 1"}
+    segment.write_bytes(b"89abcdef")  # it was fetched again
+    assert rot.of(host) == {} and rot.read(host, 0, 16) == truth
+    segment.write_bytes(b"8!abcdef")
+    assert rot.read(host, 8, 16) == b"8!abcdef", "another wrong byte is not mended"
+
+
+def test_a_call_fails_within_a_cut_and_not_before(tmp_path: Path) -> None:
+    disk = HostDisk(tmp_path / "host", random.Random(1))
+    disk.plan.fail_within = ("store/truncation.intent", 2, errno.ENOSPC)
+    for _ in range(3):
+        disk.before("pwrite", "x")
+    (disk.root / "store").mkdir()
+    (disk.root / "store" / "truncation.intent").touch()
+    disk.before("pread", "x")
+    disk.before("pwrite", "x")
+    with pytest.raises(OSError, match="No space"):
+        disk.before("fdatasync", "x")
+    disk.before("pwrite", "x")
+    assert disk.plan.is_idle
