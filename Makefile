@@ -68,7 +68,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 bench: $(STAMP)
-	@$(BIN)/python -m bench.compare $(BENCH_ARGS)
+	@$(BIN)/python -m lab.bench.compare $(BENCH_ARGS)
 
 faults: $(STAMP)
 	@$(BIN)/python -m lab.faults table $(FAULTS_ARGS)

@@ -121,7 +121,7 @@ MODULES = _tracked()
 TESTS = [module for module in MODULES if module.folder == "tests"]
 CODE = [module for module in MODULES if module.folder != "tests"]
 #: What is installed: everything but the laboratory around it.
-LABORATORY = {"lab", "faults", "bench", "sim", "deploy"}
+LABORATORY = {"lab", "deploy"}
 PRODUCT = [module for module in CODE if module.folder not in LABORATORY]
 
 

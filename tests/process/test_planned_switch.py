@@ -1,7 +1,7 @@
 """R33: planned switches of a living group under load: no send fails, nothing is lost, order holds.
 
 One cluster for all; the last test hurts it. Gaps are printed (`pytest -s`), not judged: the rule
-about them is measured by `python -m bench.switch_gap`.
+about them is measured by `python -m lab.bench.switch_gap`.
 """
 
 from __future__ import annotations

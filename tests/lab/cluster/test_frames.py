@@ -7,7 +7,7 @@ import json
 from batonmq.protocol.batch import split_batch
 from batonmq.protocol.message_id import host_bytes
 from batonmq.remoting.command import decode_frame
-from bench.part_catchup import batch_body
+from lab.bench.part_catchup import batch_body
 from lab.cluster import frames
 from lab.cluster.connection import parse_ha_status
 from lab.cluster.processes import ports_of

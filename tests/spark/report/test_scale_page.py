@@ -1,8 +1,8 @@
-"""The page of `bench.scale`: every figure is in it, and it asks nothing of anybody."""
+"""The page of `lab.bench.scale`: every figure is in it, and it asks nothing of anybody."""
 
 import pytest
 
-from bench.scale_page import MEASURES, growth_figure, write_scale_page
+from lab.bench.scale_page import MEASURES, growth_figure, write_scale_page
 
 POINTS = [
     (10, {"per_second": 4000.0, "master_us": 20.0, "failover_ms": 21.0, "others_percent": 3.0}),

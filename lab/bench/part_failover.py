@@ -1,0 +1,92 @@
+"""kill -9 of the master, again and again: how long until a write is acknowledged, and what is lost.
+
+A trial begins with a full, level set under steady writes. The clock runs from the signal to the
+first acknowledgement, by another broker, of a write sent after it. At the end of all trials every
+acknowledged key is read back.
+"""
+
+from __future__ import annotations
+
+import time
+
+from lab.bench.report import Mark, Row
+from lab.bench.run import Part, Run, progress
+from lab.bench.side import Side, SideError
+from lab.cluster.load import Load
+from lab.cluster.processes import wait_for
+from lab.cluster.readback import ReadBack
+
+FAILOVER_LIMIT_S = 60.0
+
+
+def rows() -> list[Row]:
+    return [
+        Row(
+            "failover", "kill -9 of the master to the first acked write", "s", "less",
+            Mark(limit=0.06, limit_of_max=0.15),
+        ),
+        Row("lost", "  acked messages lost in all trials", "messages", "less", Mark(limit=0)),
+        Row("set_full", "  killed broker started again to a full set", "s", "less"),
+    ]  # fmt: skip
+
+
+def measure(run: Run, table: dict[str, Row]) -> None:
+    for name in run.sides:
+        trials = run.count(20, 3) if name == "ours" else run.count(max(5, run.rounds), 2)
+        with run.side(name) as side:
+            progress(f"failover: {name}, {trials} trials")
+            side.wait_whole()
+            _trials(run, side, trials, table)
+
+
+def _trials(run: Run, side: Side, trials: int, table: dict[str, Row]) -> None:
+    with Load(side.brokers, prefix="fail", log=side.folder / "probe.log") as load:
+        if load.first_ack(sent_after=time.monotonic(), limit_s=FAILOVER_LIMIT_S) is None:
+            raise SideError(f"{side.name}: no write is acknowledged")
+        for number in range(trials):
+            took, full = _trial(run, side, load)
+            table["failover"].samples(side.name).append(took)
+            table["set_full"].samples(side.name).append(full)
+            progress(f"  {number + 1}: {took * 1000:.0f} ms, full set again after {full:.1f} s")
+    reader = ReadBack()
+    reader.read_on(side.master())
+    stored = reader.of(load.prefix)
+    lost = [ack.number for ack in load.acks if ack.number not in stored]
+    table["lost"].samples(side.name).append(len(lost))
+    run.note(
+        "failover",
+        side.name,
+        {
+            "seconds": table["failover"].samples(side.name),
+            "acked": len(load.acks),
+            "lost": lost,
+            "readTwice": reader.repeats,
+            "codes": load.codes,
+        },
+    )
+    progress(f"  {len(load.acks)} acked, {len(lost)} lost")
+
+
+def _trial(run: Run, side: Side, load: Load) -> tuple[float, float]:
+    master = side.master()
+    began = time.monotonic()
+    time.sleep(run.seconds(1.0, 0.3))
+    if not load.since(began):
+        raise SideError(f"{side.name}: no write was acknowledged before the kill")
+    killed = time.monotonic()
+    side.kill_broker(master)
+    ack = load.first_ack(
+        sent_after=killed, limit_s=FAILOVER_LIMIT_S, not_from=side.brokers.index(master)
+    )
+    if ack is None:
+        raise SideError(f"{side.name}: no write acknowledged within {FAILOVER_LIMIT_S:.0f} s")
+    time.sleep(run.seconds(1.0, 0.3))
+    started = time.monotonic()
+    side.start_broker(master)
+    wait_for("a full and level set", side.level, 120.0)
+    full = time.monotonic() - started
+    time.sleep(run.seconds(2.0, 0.5))
+    return ack.acked_s - killed, full
+
+
+PART = Part("failover", "kill -9 of the master", rows, measure)

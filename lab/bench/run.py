@@ -1,0 +1,94 @@
+"""What every part gets: the options of this run, and how to make either side."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from lab.bench.java_peer import JavaPeer
+from lab.bench.our_cluster import OurCluster
+from lab.bench.report import Row
+from lab.bench.side import Side
+from lab.cluster.java import JavaProgram
+
+SIDES: Final = ("java", "ours")
+JVM: Final = ("-Xms512m", "-Xmx512m")
+_BEGAN: Final = time.monotonic()
+
+
+def progress(text: str) -> None:
+    """One line of progress, on standard error."""
+    minutes, seconds = divmod(int(time.monotonic() - _BEGAN), 60)
+    print(f"[{minutes:3d}:{seconds:02d}] {text}", file=sys.stderr, flush=True)
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of the bench. `quick` shortens everything: it shows that the bench works, no more."""
+
+    rounds: int
+    quick: bool
+    sides: tuple[str, ...]
+    folder: Path
+    classpath: str
+    """Of the Java programs; empty if no part needs Java."""
+    raw: dict[str, object] = field(default_factory=dict)
+    noise: list[float] = field(default_factory=list)
+
+    def seconds(self, full: float, quick: float) -> float:
+        return quick if self.quick else full
+
+    def count(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+    @contextmanager
+    def side(self, name: str, *, spawned: bool = True, supervised: bool = False) -> Iterator[Side]:
+        """A side just spawned, or one to spawn. `supervised`: what starts it starts its dead again,
+        if it can (Java's does not). An exception inside gets the end of its logs."""
+        folder = self.folder / name
+        side: Side
+        side = JavaPeer(folder) if name == "java" else OurCluster(folder, supervised=supervised)
+        with side:
+            try:
+                if spawned:
+                    side.spawn()
+                yield side
+            except Exception as exc:
+                exc.add_note(f"{name}:\n{side.diagnostics()[-6000:]}")
+                raise
+
+    def program(self, main: str, args: list[str]) -> JavaProgram:
+        """One of our Java programs, ready."""
+        program = JavaProgram(self.classpath, self.folder / "programs", main, *args, jvm=JVM)
+        program.wait_for("its start", lambda: program.lines)
+        return program
+
+    def note(self, part: str, side: str, value: object, noise_percent: float | None = None) -> None:
+        """Keeps a raw observation for `--json`, with the noise of the machine (% of a core)."""
+        notes = self.raw.setdefault(part, [])
+        assert isinstance(notes, list)
+        notes.append(
+            {"side": side, "load1": _load(), "noisePercent": noise_percent, "value": value}
+        )
+        if noise_percent is not None:
+            self.noise.append(noise_percent)
+
+
+def _load() -> float:
+    return float(Path("/proc/loadavg").read_text().split()[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A measurement: its rows, empty, and the function that fills them."""
+
+    name: str
+    what: str
+    rows: Callable[[], list[Row]]
+    measure: Callable[[Run, dict[str, Row]], None]
+    needs_programs: bool = False

@@ -1,0 +1,155 @@
+"""One read on several Sparks, each started by `spark-submit`, for `lab.bench.spark_read`.
+
+Each run prints the number of rows, a digest of all columns in any order, and its seconds (the
+median of several).
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.cluster.spark_submit import build_package, environment, spark_home, submit
+
+JOB = """
+import json, os, shutil, statistics, sys, time
+from pyspark.sql import functions as F
+from batonmq.spark.parquet_files import write_parquet
+from batonmq.spark.session import open_session
+
+session = open_session("bench")
+path, out, executors, runs = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+
+def digest():
+    frame = session.read.format("batonmq").load(path)
+    columns = [F.map_entries("properties") if n == "properties" else n for n in frame.columns]
+    return tuple(frame.agg(F.count("*"), F.sum("size"), F.bit_xor(F.xxhash64(*columns))).first())
+
+def parquet():
+    return sum(file.rows for file in write_parquet(session, {"path": path}, out))
+
+def seconds(work):
+    costs = []
+    for _ in range(runs):
+        shutil.rmtree(out, ignore_errors=True)
+        os.sync()
+        began = time.perf_counter()
+        found = work()
+        costs.append(time.perf_counter() - began)
+    return found, statistics.median(costs)
+
+deadline = time.monotonic() + 120
+while session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < executors + 1:
+    if time.monotonic() > deadline:
+        sys.exit(f"no {executors} executors in two minutes")
+    time.sleep(0.2)
+digest()  # starts the executors' Python
+result = {}
+result["digest"], result["digest_s"] = seconds(digest)
+result["rows"], result["parquet_s"] = seconds(parquet)
+shutil.rmtree(out)
+print("RESULT " + json.dumps(result), flush=True)
+session.stop()
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one Spark made of the log; seconds of wall time, executors started."""
+
+    master: str
+    digest: tuple[int, int, int]
+    rows: int
+    digest_s: float
+    parquet_s: float
+
+
+def run_job(
+    folder: Path, package: Path, store: Path, master: str, executors: int, repeats: int
+) -> Run:
+    """Runs the job in a folder of its own, as soon as there are so many executors; 0 if the driver
+    is the only one."""
+    arguments = (store, folder / "out", executors, repeats)
+    found = submit(folder, JOB, arguments, package=package, master=master, memory="1g")
+    digest = tuple(found["digest"])
+    return Run(master, digest, found["rows"], found["digest_s"], found["parquet_s"])
+
+
+@contextmanager
+def standalone(folder: Path, workers: int) -> Iterator[str]:
+    """A master and workers of one core each on loopback; the master's address."""
+    folder.mkdir()
+    port = _free_port()
+    address = f"spark://127.0.0.1:{port}"
+    deploy, common = "org.apache.spark.deploy", ("--host", "127.0.0.1", "--webui-port", "0")
+    commands: list[tuple[str, ...]] = [(f"{deploy}.master.Master", *common, "--port", str(port))]
+    for number in range(workers):
+        room = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"work-{number}"))
+        commands.append((f"{deploy}.worker.Worker", *common, *room, address))
+    log = folder / "log"
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        with log.open("ab") as sink:
+            for command in commands:
+                argv = [str(spark_home() / "bin" / "spark-class"), *command]
+                processes.append(
+                    subprocess.Popen(argv, cwd=folder, env=environment(), stdout=sink, stderr=sink)
+                )
+        deadline = time.monotonic() + 120
+        while log.read_text().count("Successfully registered with master") < workers:
+            if time.monotonic() > deadline or any(p.poll() is not None for p in processes):
+                raise RuntimeError(f"no standalone Spark: {log.read_text()[-3000:]}")
+            time.sleep(0.2)
+        yield address
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
+
+
+def compare(
+    folder: Path, store: Path, size_bytes: int, repeats: int, *, with_standalone: bool
+) -> bool:
+    """Runs all, prints a line for each; whether all found the same."""
+    package = build_package(folder)
+    masters = ["local[1]", "local-cluster[1,1,1024]", "local-cluster[2,1,1024]"]
+    runs = [
+        _printed(run_job(folder / f"job-{n}", package, store, master, n, repeats), size_bytes)
+        for n, master in enumerate(masters)
+    ]
+    if with_standalone:
+        for workers in (1, 2):
+            with standalone(folder / f"standalone-{workers}", workers) as address:
+                job = folder / f"job-standalone-{workers}"
+                run = run_job(job, package, store, address, workers, repeats)
+                runs.append(_printed(run, size_bytes, f"standalone, {workers} workers"))
+    one, two = runs[1], runs[2]
+    print(
+        f"two workers instead of one: {one.parquet_s / two.parquet_s:.2f}x into Parquet, "
+        f"{one.digest_s / two.digest_s:.2f}x for the digest"
+    )
+    same = len({(run.digest, run.rows) for run in runs}) == 1
+    print("all found the same" if same else "THEY DIFFER")
+    return same
+
+
+def _printed(run: Run, size_bytes: int, name: str = "") -> Run:
+    print(
+        f"{name or run.master:28} {run.rows} rows, digest {run.digest[2] & (1 << 64) - 1:016x}, "
+        f"in {run.digest_s:.1f} s; into Parquet {run.parquet_s:.1f} s, "
+        f"{size_bytes / 1e6 / run.parquet_s:.0f} MB/s",
+        flush=True,
+    )
+    return run
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
