@@ -87,7 +87,7 @@ def _prepare_docker() -> None:
         raise Unprepared(f"{exc.stdout}{exc.stderr}") from exc
 
 
-ROOMS_WITH_PROCESSES = ("process", "packaging", "controller", "namesrv", "store")
+ROOMS_WITH_PROCESSES = ("process", "packaging", "examples", "controller", "namesrv", "store")
 RINGS = (
     Ring(
         "fast",

@@ -120,8 +120,8 @@ def refuse(found: Iterable[object]) -> None:
 MODULES = _tracked()
 TESTS = [module for module in MODULES if module.folder == "tests"]
 CODE = [module for module in MODULES if module.folder != "tests"]
-#: What is installed: everything but the laboratory around it.
-LABORATORY = {"lab", "deploy"}
+#: What is installed: everything but the laboratory around it, and examples.
+LABORATORY = {"lab", "deploy", "examples"}
 PRODUCT = [module for module in CODE if module.folder not in LABORATORY]
 
 
