@@ -24,7 +24,7 @@ from batonmq.controller.config import ControllerConfig
 from batonmq.controller.rules.commands import ApplyBrokerId, RegisterBroker
 from batonmq.controller.rules.groups import BrokerGroup
 from batonmq.controller.rules.state import ControllerState
-from batonmq.protocol.topic_name import server_name_problem, text_problem
+from batonmq.protocol.topic_name import first_problem
 
 Registration = RegisterBroker | ApplyBrokerId
 
@@ -134,13 +134,10 @@ def _is_known(group: BrokerGroup, command: Registration) -> bool:
 
 
 def _name_problem(command: Registration) -> str:
-    names = [("broker name", command.broker_name)]
+    names = {"broker name": command.broker_name}
     if command.cluster_name:
-        names.append(("cluster name", command.cluster_name))
-    for what, name in names:
-        if problem := server_name_problem(name):
-            return f"{what} {name[:64]!r}: {problem}"
-    return ""
+        names["cluster name"] = command.cluster_name
+    return first_problem(names, {})
 
 
 def _text_problem(command: Registration) -> str:
@@ -157,7 +154,4 @@ def _text_problem(command: Registration) -> str:
                 f" {RANDOM_ID_SIZE_MAX} are allowed"
             )
         texts["incarnation, log id or owner"] = next((x for x in ids if not x.isprintable()), "")
-    for what, text in texts.items():
-        if text and (problem := text_problem(text)):
-            return f"{what} {text[:64]!r}: {problem}"
-    return ""
+    return first_problem({}, {what: text for what, text in texts.items() if text})

@@ -32,9 +32,8 @@ from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
 from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of
 from batonmq.protocol.topic_name import (
     TOPIC_LENGTH_MAX,
+    first_problem,
     odd_topics,
-    server_name_problem,
-    text_problem,
 )
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
@@ -321,16 +320,10 @@ class NamesrvEndpoint:
 def _check_names(registration: BrokerRegistration) -> None:
     """Raises BrokerRefusal for a name or address that no broker has (R46)."""
     names = {"broker name": registration.broker_name, "cluster name": registration.cluster_name}
-    problems = [(what, name, server_name_problem(name)) for what, name in names.items()]
-    texts = {"broker address": registration.broker_addr}
-    if registration.ha_server_addr:
-        texts["HA address"] = registration.ha_server_addr
-    if registration.zone_name:
-        texts["zone name"] = registration.zone_name
-    problems += [(what, text, text_problem(text)) for what, text in texts.items()]
-    for what, text, problem in problems:
-        if problem:
-            raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, f"{what} {text[:64]!r}: {problem}")
+    texts = {"HA address": registration.ha_server_addr, "zone name": registration.zone_name}
+    given = {what: text for what, text in texts.items() if text}
+    if problem := first_problem(names, {"broker address": registration.broker_addr, **given}):
+        raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, problem)
 
 
 def _drop_odd_topics(registration: BrokerRegistration, body: RegisterBrokerBody) -> None:

@@ -4,7 +4,7 @@ Origin: Java `TopicValidator`, `MixAll`, `NamespaceUtil`.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import filterfalse
 from typing import Final
 
@@ -152,6 +152,15 @@ def text_problem(text: str, size_max: int = NAME_BYTES_MAX) -> str | None:
     if len(text) > size_max or len(text.encode("utf-8")) > size_max:
         return f"at most {size_max} bytes are allowed"
     return None
+
+
+def first_problem(names: Mapping[str, str], texts: Mapping[str, str]) -> str:
+    """What is wrong with the first of these that is illegal, "" if none is. Names of brokers and
+    clusters, and other short texts, each under what it is."""
+    found = [(what, name, server_name_problem(name)) for what, name in names.items()]
+    found += [(what, text, text_problem(text)) for what, text in texts.items()]
+    bad = next((each for each in found if each[2]), None)
+    return f"{bad[0]} {bad[1][:64]!r}: {bad[2]}" if bad else ""
 
 
 def is_system_topic(topic: str) -> bool:

@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 from lab.cluster.checks import Finding
 from lab.cluster.cluster_view import Process
 from lab.cluster.load import longest_gap
-from lab.cluster.network_commands import Pair, between, one_way
+from lab.cluster.network_commands import one_way
 from lab.faults.failing import FullDiskMaster
 from lab.faults.trial import Fault, InjectedFault, Lab, Measure
 
@@ -49,10 +49,12 @@ class ControllerFault(Fault):
 
 
 class CutController(ControllerFault):
-    """Its links to the brokers, or to its `peers`; `pairs`: which directions."""
+    """Its links to the brokers, or to its `peers`: what it sends, and what they send."""
 
     needs_cuts = True
     peers: ClassVar[bool] = False
+    outward: ClassVar[bool] = True
+    inward: ClassVar[bool] = True
 
     def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         _, process = self.subject(lab)
@@ -61,11 +63,9 @@ class CutController(ControllerFault):
         chosen = [rng.choice(others)] if self.peers else others
         at = time.monotonic()
         near, far = [lab.network.address[process.name]], lab.cluster.ips(chosen)
-        lab.network.cut(self.pairs(near, far))
+        sent = one_way(near, far) if self.outward else set()
+        lab.network.cut(sent | (one_way(far, near) if self.inward else set()))
         return InjectedFault(at, notes={"from": process.name, "to": [one.name for one in chosen]})
-
-    def pairs(self, near: list[str], far: list[str]) -> set[Pair]:
-        return between(near, far)
 
     def heal(self, lab: Lab, injected: InjectedFault) -> None:
         injected.notes["healedS"] = time.monotonic()
@@ -80,17 +80,13 @@ class LeaderWithoutBrokers(CutController):
 class LeaderUnheardByBrokers(CutController):
     name = "oneway-leader-brokers"
     title = "one direction: the brokers do not hear the controller leader"
-
-    def pairs(self, near: list[str], far: list[str]) -> set[Pair]:
-        return one_way(near, far)
+    inward = False
 
 
 class LeaderDeafToBrokers(CutController):
     name = "oneway-brokers-leader"
     title = "one direction: the controller leader does not hear the brokers"
-
-    def pairs(self, near: list[str], far: list[str]) -> set[Pair]:
-        return one_way(far, near)
+    outward = False
 
 
 class LeaderWithoutPeer(CutController):
@@ -102,9 +98,7 @@ class LeaderWithoutPeer(CutController):
 class LeaderUnheardByPeer(LeaderWithoutPeer):
     name = "oneway-leader-peer"
     title = "one direction: a peer does not hear the controller leader"
-
-    def pairs(self, near: list[str], far: list[str]) -> set[Pair]:
-        return one_way(near, far)
+    inward = False
 
 
 class HangFollower(ControllerFault):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -104,94 +106,107 @@ class Caller:
                 pass
 
 
+Dial = Callable[[], Caller]
+Scenario = Callable[[Endpoint, Dial], Awaitable[None]]
+Play = Callable[[Scenario], None]
+
+
+@pytest.fixture
+def play(with_endpoint: WithEndpoint) -> Play:
+    """Runs a scenario with a controller, and a function that makes a caller, ended behind it."""
+
+    async def scene(scenario: Scenario, endpoint: Endpoint) -> None:
+        callers: list[Caller] = []
+
+        def dial() -> Caller:
+            callers.append(Caller(endpoint))
+            return callers[-1]
+
+        await scenario(endpoint, dial)
+        for caller in callers:
+            await caller.channel.close()
+
+    return lambda scenario: with_endpoint(partial(scene, scenario))
+
+
 async def until(condition: Any) -> None:
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110  turns of the loop are the clock
             await asyncio.sleep(0)
 
 
-def test_r58_a_connection_opens_a_limited_number_of_streams(with_endpoint: WithEndpoint) -> None:
-    async def scenario(endpoint: Endpoint) -> None:
+def test_r58_a_connection_opens_a_limited_number_of_streams(play: Play) -> None:
+    async def scenario(endpoint: Endpoint, dial: Dial) -> None:
         client = await RawClient.dial(endpoint.service.config.self_peer.grpc_port)
         for _ in range(200):
             client.open_stream()
         async with asyncio.timeout(20):
             await client.refused(200 - grpc_endpoint._STREAMS_MAX)
         assert client.streams_allowed == grpc_endpoint._STREAMS_MAX
-        caller = await Caller(endpoint).hello("a", 1, "life")
-        await caller.beats()
+        await (await dial().hello("a", 1, "life")).beats()
         client.writer.close()
-        await caller.channel.close()
 
-    with_endpoint(scenario)
+    play(scenario)
 
 
 def test_r58_streams_without_hello_end_the_oldest_first(
-    with_endpoint: WithEndpoint, monkeypatch: pytest.MonkeyPatch
+    play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_endpoint, "_HELLOS_AWAITED_MAX", 2)
 
-    async def scenario(endpoint: Endpoint) -> None:
+    async def scenario(endpoint: Endpoint, dial: Dial) -> None:
         awaited = endpoint.service._grpc_endpoint._hellos.awaited
         silent = []
         for number in range(3):
-            silent.append(Caller(endpoint))
+            silent.append(dial())
             before = set(awaited)
             await until(lambda before=before: set(awaited) - before)
             assert len(awaited) == min(number + 1, 3)
         assert await silent[0].ended() is grpc.StatusCode.DEADLINE_EXCEEDED
         await (await silent[2].hello("a", 1, "life")).beats()
-        for caller in silent:
-            await caller.channel.close()
 
-    with_endpoint(scenario)
+    play(scenario)
 
 
-def test_r58_a_stream_without_hello_ends(
-    with_endpoint: WithEndpoint, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("", grpc.StatusCode.DEADLINE_EXCEEDED),
+        ("x" * grpc_endpoint._MESSAGE_SIZE_MAX, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    ],
+    ids=["without Hello", "with a large one"],
+)
+def test_r58_a_stream_ends(
+    play: Play, monkeypatch: pytest.MonkeyPatch, name: str, code: grpc.StatusCode
 ) -> None:
-    monkeypatch.setattr(grpc_endpoint, "_HELLO_S", 0.01)
+    if not name:
+        monkeypatch.setattr(grpc_endpoint, "_HELLO_S", 0.01)
 
-    async def scenario(endpoint: Endpoint) -> None:
-        caller = Caller(endpoint)
-        assert await caller.ended() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await caller.channel.close()
+    async def scenario(_: Endpoint, dial: Dial) -> None:
+        caller = dial()
+        if name:
+            await caller.hello(name, 1, "life")
+        assert await caller.ended() is code
 
-    with_endpoint(scenario)
+    play(scenario)
 
 
-def test_r58_sessions_of_strangers_take_no_place_of_a_registered_broker(
-    with_endpoint: WithEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario(endpoint: Endpoint) -> None:
+def test_r58_sessions_of_strangers_take_no_place_of_a_registered_broker(play: Play) -> None:
+    async def scenario(endpoint: Endpoint, dial: Dial) -> None:
         requests, sessions = endpoint.service.requests, endpoint.service.sessions
         assert (await requests.submit(registration("a"))).ok
-        own = await Caller(endpoint).hello("a", 1, "life")
+        own = await dial().hello("a", 1, "life")
         await own.beats()
-        callers = [own]
         for number in range(STRANGERS_MAX):
-            callers.append(await Caller(endpoint).hello(f"s{number}", 1, "life"))
+            await dial().hello(f"s{number}", 1, "life")
         await until(lambda: len(sessions) == STRANGERS_MAX + 1)
-        refused = await Caller(endpoint).hello("one-more", 1, "life")
+        refused = await dial().hello("one-more", 1, "life")
         assert await refused.ended() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        again = await Caller(endpoint).hello("a", 1, "life")
-        await again.beats()
+        await (await dial().hello("a", 1, "life")).beats()
         await own.beats()
-        newer = [await Caller(endpoint).hello("a", 1, "life") for _ in range(SESSIONS_OF_ID_MAX)]
+        newer = [await dial().hello("a", 1, "life") for _ in range(SESSIONS_OF_ID_MAX)]
         await newer[-1].beats()
         assert await own.ended() is not None
         assert len(list(sessions.of_group("a"))) <= SESSIONS_OF_ID_MAX + 1
-        for caller in (*callers, refused, again, *newer):
-            await caller.channel.close()
 
-    with_endpoint(scenario)
-
-
-def test_r58_a_message_is_limited(with_endpoint: WithEndpoint) -> None:
-    async def scenario(endpoint: Endpoint) -> None:
-        caller = Caller(endpoint)
-        await caller.hello("x" * grpc_endpoint._MESSAGE_SIZE_MAX, 1, "life")
-        assert await caller.ended() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        await caller.channel.close()
-
-    with_endpoint(scenario)
+    play(scenario)
