@@ -206,7 +206,9 @@ class BrokerService:
         self.pop.register(processors)
         AckProcessor(path, topics, popped).register(processors)
         members = self.consumer_lists.client_ids
-        AssignmentProcessor(path, topics, members, broker, self._client).register(processors)
+        AssignmentProcessor(
+            path, topics, members, broker, self._client, popped.pulls_again
+        ).register(processors)
 
     async def start(self) -> None:
         """Listens, opens, registers. Raises BatonError or OSError."""

@@ -74,13 +74,16 @@ class AssignmentProcessor:
         members: Callable[[str], Awaitable[list[str]]],
         config: BrokerConfig,
         client: RemotingClient,
+        mode_set: Callable[[str, str], None],
     ) -> None:
-        """`members`: the client ids of a group, sorted. `client` asks name servers for routes."""
+        """`members`: the client ids of a group, sorted. `client` asks name servers for routes.
+        `mode_set` gets group and topic, once that is confirmed."""
         self._path = path
         self._topics = topics
         self._members = members
         self._config = config
         self._client = client
+        self._mode_set = mode_set
         self._routes: dict[str, tuple[int, list[MessageQueue]]] = {}
         self._fetches: dict[str, asyncio.Task[list[MessageQueue]]] = {}
 
@@ -105,6 +108,7 @@ class AssignmentProcessor:
         self._topics.group(group, writable=True)
         end = self._topics.put_request_mode(mode)
         await self._path.wait_confirmed(end, f"request mode of group {group}")
+        self._mode_set(group, topic)
         return RemotingCommand.response_to(request)
 
     async def assignment(self, request: RemotingCommand, _: Connection) -> RemotingCommand:

@@ -48,7 +48,7 @@ from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
 from batonmq.protocol.numbers import INT_MAX
-from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
+from batonmq.protocol.properties import PROPERTIES_SIZE_MAX, RETRY_TOPIC, with_properties
 from batonmq.protocol.records.codec import NewMessage, message_to_store
 from batonmq.protocol.topic_name import (
     POP_TOPIC,
@@ -56,9 +56,11 @@ from batonmq.protocol.topic_name import (
     dlq_topic,
     is_file_name,
     pop_retry_topics,
+    retry_topic,
 )
 from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.errors import PutRefused
+from batonmq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +77,7 @@ POSITIONS_A_TURN: Final = 256
 REVIVES_A_TURN: Final = 8
 """How many check points are given back in one turn, each of at most 32 messages."""
 SPAN_MIN: Final = 16_384
+LEFT_A_TURN: Final = 32
 WAITS_MS: Final = 1000
 """Until what could not be given back is tried again."""
 Outcome = Callable[[int, str], None]
@@ -150,8 +153,9 @@ class PopPositions:
 
 class Reviver:
     """With enableRetryTopicV2 the topic of failed messages is always named `%RETRY%group+topic`;
-    else `%RETRY%group_topic`, unless that may be another pair's (R46). `carried_out` sets aside
-    what can never be put (R54)."""
+    else `%RETRY%group_topic`, unless that may be another pair's (R46). A stock consumer that pulls
+    reads no name with `+`: where a group pulls by now, it is `%RETRY%group`. `carried_out` sets
+    aside what can never be put (R54)."""
 
     def __init__(
         self, path: WritePath, topics: TopicService, config: BrokerConfig, carried_out: CarriedOut
@@ -204,18 +208,25 @@ class Reviver:
         if not is_file_name(v2):
             return dlq_topic(group)
         taken = "_" in group or "_" in topic or f"{group}_{topic}" in self._topics.groups
-        return v2 if self._retry_v2 or taken else v1
+        if not (self._retry_v2 or taken):
+            return v1
+        return retry_topic(group) if pulls(self._topics, group, topic) else v2
 
     def _put(self, point: CheckPoint, message: NewMessage) -> bool:
         """False while a topic may not be written. Raises PutRefused, and BrokerRefusal 29 where
         the name of the topic would be too long (R54)."""
         group, topic, _ = point.key
+        real = topic.removeprefix(left_topic(group, ""))
+        failed = point.due > 0  # else no consumer had it: it goes to those that pull
         try:
             limit = self._topics.group(group, writable=True).retry_max_times
-            if message.reconsume_times >= limit or not self._has_room(message):
+            if (failed and message.reconsume_times >= limit) or not self._has_room(message):
                 message.topic = dlq_topic(group)
-            elif not topic.startswith(RETRY_PREFIX):
-                message.topic = self._retry_topic(group, topic)
+            elif not real.startswith(RETRY_PREFIX):
+                message.topic = self._retry_topic(group, real)
+                if message.topic == retry_topic(group):
+                    known = {RETRY_TOPIC.encode(): real.encode()}
+                    message.properties = with_properties(message.properties, known)
             self._topics.of_group(message.topic, 1)
         except BrokerRefusal as error:
             if error.code == ResponseCode.INVALID_PARAMETER:  # no such name: it is set aside
@@ -223,7 +234,7 @@ class Reviver:
             log.warning("popped_message_waits group=%s topic=%s reason=%s", group, topic, error)
             return False
         message.queue_id = QUEUE
-        message.reconsume_times = min(message.reconsume_times + 1, INT_MAX)
+        message.reconsume_times = min(message.reconsume_times + failed, INT_MAX)
         message.born_host = self._host
         if _FIRST_POP_TIME not in message.properties:
             tail = b"" if message.properties[-1:] in (b"", b"\x02") else b"\x02"
@@ -237,6 +248,62 @@ class Reviver:
     def _has_room(self, message: NewMessage) -> bool:
         """Whether the handle fits that a message which failed carries to its consumer."""
         return len(message.properties) <= self._properties_max
+
+
+def left_topic(group: str, topic: str) -> str:
+    """The name of POP's retry topic that a stock consumer which pulls does not read."""
+    return f"{RETRY_PREFIX}{group}+{topic}"
+
+
+def pulls(topics: TopicService, group: str, topic: str) -> bool:
+    """Whether an operator has said so (401)."""
+    mode = topics.request_modes.get(topic, group)
+    return mode is not None and mode.mode == "PULL"
+
+
+class LeftMessages:
+    """What POP left under `%RETRY%group+topic` of groups that pull by now. It is popped for nobody
+    and is due at once, so `Reviver` moves it."""
+
+    def __init__(self, store: MessageStore, topics: TopicService, positions: PopPositions) -> None:
+        self._store = store
+        self._topics = topics
+        self._positions = positions
+        self._keys: deque[Key] = deque()
+        self._pop_time = 0
+
+    def find(self) -> None:
+        """Of all groups, at the begin of a mastership."""
+        self._keys.clear()
+        modes = self._topics.request_modes.wrapper().message_request_mode_map
+        for topic, groups in modes.items():
+            for group in groups:
+                self.add(group, topic)
+
+    def add(self, group: str, topic: str) -> None:
+        left = left_topic(group, topic)
+        if left in self._topics.topics and pulls(self._topics, group, topic):
+            self._keys.append((group, left, QUEUE))
+
+    def next(self, now_ms: int) -> Popped | None:
+        queries = self._store.queries
+        while self._keys:
+            key = self._keys[0]
+            begin = max(self._positions.next_of(key), queries.min_offset_in_queue(*key[1:]))
+            units = queries.units(*key[1:], begin, LEFT_A_TURN)
+            if not units or key[1] in self._store.deleting_topics:
+                self._keys.popleft()
+                continue
+            self._pop_time = max(now_ms, self._pop_time + 1)  # names a check point of the queue
+            return Popped(
+                key=key,
+                pop_time=self._pop_time,
+                due=0,
+                offsets=list(range(begin, begin + len(units))),
+                last_phy=units[-1][0],
+                next=begin + len(units),
+            )
+        return None
 
 
 class PopService(DueService):
@@ -258,6 +325,7 @@ class PopService(DueService):
         self._config = config
         self.look_again: Callable[[Key | None], None] = lambda key: None
         self.positions = PopPositions(offsets)
+        self._left = LeftMessages(path.store, topics, self.positions)
         self.table = PopTable()
         self.is_loaded = False
         self._load_to = 0
@@ -335,6 +403,21 @@ class PopService(DueService):
             self.put(PopRecord(reset=[(group, topic, queue_id)]))
             self.look_again((group, topic, queue_id))
 
+    def pulls_again(self, group: str, topic: str) -> None:
+        """The group's mode was set: what POP left goes where consumers that pull find it."""
+        if self.is_loaded and pulls(self._topics, group, topic):
+            self._left.add(group, topic)
+            self._wake_in(0)
+
+    def _take_left(self, left: Popped) -> None:
+        end = self.put(PopRecord(popped=[left]))
+        taken = self.positions.take(left.key, left.next)
+
+        def outcome(code: int, _: str) -> None:
+            self.positions.confirmed(left.key, taken, left.next, ok=code == 0)
+
+        self.when_confirmed(end, outcome)
+
     # What there is to do.
 
     @property
@@ -351,6 +434,8 @@ class PopService(DueService):
                     break
                 self._come_due(point, now_ms)
             self._write_oldest_again()
+            if (left := self._left.next(now_ms)) is not None:
+                self._take_left(left)
         except (PutRefused, BrokerRefusal) as error:
             log.warning("popped_message_waits reason=%s", error)
             return due_service.REFUSED_MS
@@ -378,6 +463,7 @@ class PopService(DueService):
             if not table.positions:
                 table.collects = False
                 self.is_loaded = True
+                self._left.find()
                 self.look_again(None)
                 return True
             key, position = table.positions.popitem()

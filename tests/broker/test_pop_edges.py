@@ -11,6 +11,7 @@ import test_pop as pops
 from lone_broker import Rig, end_of, expire_all_but_last, run_with_broker, send_header, until
 
 from batonmq.broker.pop.pop_table import Acked, Popped, PopRecord, PopTable, PutOff
+from batonmq.protocol.bodies import SetMessageRequestModeRequestBody
 from batonmq.protocol.layout import UNIT_SIZE
 from batonmq.protocol.numbers import INT_MAX
 from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
@@ -52,6 +53,53 @@ def test_r30_a_failed_message_is_acked_under_the_name_of_its_retry_topic(
         assert (await pops.pop(rig)).code == 210
 
     run_with_broker(tmp_path, play, broker={"enable_retry_topic_v2": is_v2})
+
+
+async def sets_mode(rig: Rig, topic: str, mode: str) -> None:
+    body = {"consumerGroup": "g", "mode": mode, "popShareQueueNum": 0, "topic": topic}
+    assert (await rig.ask(401, body=json.dumps(body).encode())).code == 0
+
+
+@pytest.mark.parametrize("by_new_master", [False, True])
+def test_r46_a_group_that_pulls_again_gets_what_pop_left_under_the_second_name(
+    tmp_path: Path, clock: pops.Clock, by_new_master: bool
+) -> None:
+    """A stock consumer that pulls reads `%RETRY%g` and `%RETRY%g_my_topic`."""
+    topic, left = "my_topic", "%RETRY%g+my_topic"
+
+    async def play(rig: Rig) -> None:
+        await sets_mode_of_new_topic(rig)
+        await pops.pop(rig, topic=topic)
+        clock.now_ms += 61_000
+        await until(lambda: end_of(rig, left) == 1)
+        await rig.send(topic, b"open")
+        await until(lambda: end_of(rig, topic) == 2)
+        if by_new_master:
+            pulls = SetMessageRequestModeRequestBody(consumer_group="g", mode="PULL", topic=topic)
+            rig.service.topics.put_request_mode(pulls)
+            rig.service.role_left()
+            rig.service.master_opened()
+        else:
+            await sets_mode(rig, topic, "PULL")
+        await until(lambda: end_of(rig, "%RETRY%g") == 1)
+        (failed,) = decode_records((await rig.pull("%RETRY%g")).body)
+        assert (failed.body, failed.reconsume_times) == (b"failed", 1)
+        assert failed.properties["RETRY_TOPIC"] == topic
+        await pops.pop(rig, topic=topic)  # by a member that has not heard of it
+        clock.now_ms += 61_000
+        await until(lambda: end_of(rig, "%RETRY%g") == 2)
+        assert end_of(rig, left) == 1
+        await until(lambda: len(rig.service.waiting.pop.table) == 0)
+        rig.service.role_left()
+        rig.service.master_opened()
+        await until(lambda: rig.service.waiting.pop.is_loaded)
+        assert end_of(rig, "%RETRY%g") == 2
+
+    async def sets_mode_of_new_topic(rig: Rig) -> None:
+        await rig.send(topic, b"failed")
+        await sets_mode(rig, topic, "POP")
+
+    run_with_broker(tmp_path, play)
 
 
 def test_r30_what_one_pop_takes_fits_into_a_frame(tmp_path: Path, clock: pops.Clock) -> None:
