@@ -13,14 +13,12 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
 from batonmq.history.file import FILE_SIZE_DEFAULT, FILES_DEFAULT
 from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
-
-HISTORY_TOPIC_OFF: Final = "none"
 
 PAUSE_ALLOWED_MS: Final = 300
 """How long a broker or a controller may pause without losing a lease (R34)."""
@@ -30,9 +28,6 @@ FAILOVER_BUDGET_MS: Final = 1_000
 AFTER_RAFT_ELECTION_MS: Final = 200
 """The time for gate, election, push and first write after a Raft election (R34)."""
 
-HISTORY_TOPIC_DELAY_MAX_MS: Final = 60_000
-HISTORY_TOPIC_BATCH_MAX: Final = 1_000
-
 RUNTIME_KEYS: Final = frozenset(
     {
         "enableElectUncleanMaster",
@@ -41,9 +36,6 @@ RUNTIME_KEYS: Final = frozenset(
         "isProcessReadEvent",
         "scanNotActiveBrokerInterval",
         "scanInactiveMasterInterval",
-        "historyTopicGroup",
-        "historyTopicDelayMs",
-        "historyTopicBatch",
         "brokerGroupsMax",
         "groupReplicasMax",
         "brokerReplicasMax",
@@ -135,6 +127,10 @@ def parse_inner_hosts(text: str) -> dict[str, str]:
 class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The `controller:` section. Times are milliseconds unless a key says otherwise."""
 
+    NO_LONGER_USED: ClassVar[frozenset[str]] = frozenset(
+        {"historyTopicGroup", "historyTopicDelayMs", "historyTopicBatch"}
+    )
+
     # This node and the others.
     controller_group: str = msgspec.field(name="controllerDLegerGroup", default="group1")
     controller_peers: str = msgspec.field(name="controllerDLegerPeers", default="n0-127.0.0.1:9878")
@@ -164,15 +160,6 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     """Bytes; a file that would grow above it becomes a numbered one."""
     history_files: int = FILES_DEFAULT
     """How many are kept, the growing one among them; the oldest goes."""
-
-    # The same history in the topic BATON_SYS_HISTORY, sent there by the leading controller. These
-    # may be changed while running (code 1009).
-    history_topic_group: str = ""
-    """The broker group that keeps it. Empty: the first one by name; `none`: it is not sent."""
-    history_topic_delay_ms: int = 1_000
-    """How long after an event, and after an election of that group, it is sent at the earliest."""
-    history_topic_batch: int = 100
-    """Events in one message batch, at most."""
 
     # Elections, as RocketMQ names them. These may be changed while running (code 1009).
     enable_elect_unclean_master: bool = False
@@ -260,20 +247,12 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
             ("scanInactiveMasterInterval", self.scan_inactive_master_interval),
             ("historyFileSize", self.history_file_size),
             ("historyFiles", self.history_files),
-            ("historyTopicDelayMs", self.history_topic_delay_ms),
-            ("historyTopicBatch", self.history_topic_batch),
             ("brokerGroupsMax", self.broker_groups_max),
             ("groupReplicasMax", self.group_replicas_max),
             ("brokerReplicasMax", self.broker_replicas_max),
         ):
             if value <= 0:
                 raise ValueError(f"{name}: {value} is not above 0")
-        for name, value, most in (
-            ("historyTopicDelayMs", self.history_topic_delay_ms, HISTORY_TOPIC_DELAY_MAX_MS),
-            ("historyTopicBatch", self.history_topic_batch, HISTORY_TOPIC_BATCH_MAX),
-        ):
-            if value > most:
-                raise ValueError(f"{name}: {value} is above {most}")
 
     def _check_times(self) -> None:
         needed_lease = 2 * self.broker_session_heartbeat_ms + PAUSE_ALLOWED_MS

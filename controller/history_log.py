@@ -22,8 +22,9 @@ from batonmq.controller.requests import (
 )
 from batonmq.controller.rules.commands import NO_BROKER, HistoryAppended, NoteEvent
 from batonmq.controller.rules.state import ControllerState
-from batonmq.history.event import HISTORY_EVENTS_MAX, EventKind, HistoryEvent
+from batonmq.history.event import HISTORY_EVENTS_MAX, EventKey, EventKind, HistoryEvent
 from batonmq.history.file import HistoryFile
+from batonmq.history.reader import HistoryReader, Page
 from batonmq.protocol.errors import NotLeaderError
 from batonmq.runtime.clock import wall_ms
 
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 REPLY_EVENTS_MAX: Final = 20_000
 REPLY_SIZE_MAX: Final = 8 << 20
+PAGE_EVENTS_MAX: Final = 2_000
+PAGE_SIZE_MAX: Final = 1 << 20
 
 DELAY_S: Final = 0.1
 ATTEMPTS_MAX: Final = 5
@@ -44,6 +47,8 @@ class HistoryLog:
         self.path = path
         self._file: HistoryFile | None = None
         self._is_behind = False
+        self._reader = HistoryReader(path)
+        self._reading = asyncio.Lock()
 
     def open(self, size_max: int, files: int) -> None:
         """Raises OSError."""
@@ -53,15 +58,17 @@ class HistoryLog:
         file, self._file = self._file, None
         if file is not None:
             file.close()
+        if not self._reading.locked():
+            self._reader.close()
 
-    def write(self, commit: Commit) -> bool:
-        """Appends the events of the commit; true if the file has new lines.
+    def write(self, commit: Commit) -> None:
+        """Appends the events of the commit.
 
         After a snapshot, or a write that failed, it appends all that the file lacks and the state
         still holds; a gap is marked.
         """
         if self._file is None:
-            return False
+            return
         cut = False
         if commit.command is None or self._is_behind:
             events = list(commit.state.history)
@@ -71,13 +78,12 @@ class HistoryLog:
                 effect.event for effect in commit.effects if isinstance(effect, HistoryAppended)
             ]
         try:
-            written = self._file.append(events, cut=cut)
+            self._file.append(events, cut=cut)
         except OSError as error:
             self._is_behind = True
             log.error("history_not_written error=%s", error)
-            return False
+            return
         self._is_behind = False
-        return bool(written)
 
     async def events(
         self, state: ControllerState, broker_name: str, after_index: int, limit: int
@@ -103,6 +109,23 @@ class HistoryLog:
             and broker_name in ("", event.broker_name)
         ]
         return events[-limit:] if limit > 0 else events
+
+    async def page(self, state: ControllerState, after: EventKey | None, limit: int) -> Page:
+        """The oldest events behind `after` (None: of all), at most `limit` of PAGE_EVENTS_MAX.
+
+        From `state` if it goes back that far, else from the files. Raises OSError.
+        """
+        limit = min(limit, PAGE_EVENTS_MAX) if limit > 0 else PAGE_EVENTS_MAX
+        held = state.history
+        # Below its bound the state has dropped nothing.
+        whole = len(held) < HISTORY_EVENTS_MAX
+        if after and after[0] == state.log_name and (whole or held[0].key <= after):
+            return Page([event for event in held if event.key > after][:limit], True)
+        async with self._reading:
+            page = await asyncio.to_thread(self._reader.page, after, limit, PAGE_SIZE_MAX)
+            if len(page.events) < limit or self._file is None:
+                self._reader.close()  # what follows is read from the state, or in a while
+        return page
 
 
 class HistoryNotes:

@@ -17,7 +17,6 @@ from batonmq.controller.endpoints.grpc_endpoint import GrpcEndpoint
 from batonmq.controller.endpoints.remoting_endpoint import RemotingEndpoint, RoleNotices
 from batonmq.controller.gate import LeaderGate
 from batonmq.controller.history_log import HistoryLog, HistoryNotes
-from batonmq.controller.history_publisher import HistoryPublisher
 from batonmq.controller.liveness.broker_sessions import LivenessConfig
 from batonmq.controller.liveness.core import LivenessCore
 from batonmq.controller.liveness.events import (
@@ -79,9 +78,6 @@ class ControllerService:
         core = LivenessCore(core_config)
         own = config.controller_self_id
         self._history = HistoryLog(Path(config.store_path) / f"history-{own}.jsonl")
-        self._publisher = HistoryPublisher(
-            self._history.path, lambda: self.config, lambda: self.state
-        )
         self.requests = ControllerRequests(
             self._runtime, self._log, self.gate, core, self._problems
         )
@@ -163,7 +159,6 @@ class ControllerService:
             self._grpc_endpoint.close,
             self._remoting_endpoint.close,
             self._notices.close,
-            self._publisher.close,
         ):
             await _within(CLOSE_STEP_TIMEOUT_S, step)
         await self._log.close()
@@ -188,19 +183,16 @@ class ControllerService:
 
     def _problems(self) -> tuple[str, ...]:
         missing = self._room.missing
-        waits = (f"its start waits for room: {missing}",) if missing else ()
-        return (*waits, *self._publisher.problems())
+        return (f"its start waits for room: {missing}",) if missing else ()
 
     # Called by the log and the gate.
 
     def _gate_changed(self, is_open: bool) -> None:
         self._watch.handle(GateOpened() if is_open else GateClosed())
         if is_open:
-            self._publisher.lead()
             if self.gate.had_followed:
                 self._lead.step_aside(self._core.never_saw())
         else:
-            self._publisher.resign()
             self._switches.gate_closed()
 
     def _applied(self, commit: Commit) -> None:
@@ -208,9 +200,7 @@ class ControllerService:
             return
         self._inform_brokers(commit)
         # Last: a slow disk must not delay a view.
-        if self._history.write(commit):
-            self._publisher.written()
-        self._publisher.poll()
+        self._history.write(commit)
 
     def _inform_brokers(self, commit: Commit) -> None:
         applied_ms = wall_ms()
@@ -249,7 +239,6 @@ class ControllerService:
             )
 
     def _config_changed(self, config: ControllerConfig) -> None:
-        self._publisher.poll()
         log.info("config_changed node=%s", config.controller_self_id)
 
 

@@ -3,8 +3,8 @@
 Spark makes a `BatonmqSource` on the driver, gets its columns and its reader, plans the
 reader's partitions there, and runs `read` on the executors, in a Python process of its own.
 
-Tables of files are read here; `table=topic` and the sink are in `spark.live`, which is imported
-only where it is needed, since every task imports this module.
+Tables of files are read here; `table=topic`, the stream of the history and the sink are in
+`spark.live`, which is imported only where it is needed, since every task imports this module.
 """
 
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
@@ -82,6 +82,11 @@ class BatonmqSource(DataSource):
             from batonmq.spark.live.topic_read import topic_schema
 
             return from_arrow_schema(topic_schema(TopicOptions.from_mapping(self.options).columns))
+        if self._is_live_history():
+            from batonmq.spark.live.history_source import history_schema
+            from batonmq.spark.live.options import HistoryOptions
+
+            return from_arrow_schema(history_schema(HistoryOptions.from_mapping(self.options)))
         return from_arrow_schema(schema_of(self._options()))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -91,13 +96,26 @@ class BatonmqSource(DataSource):
             from batonmq.spark.live.topic_source import TopicReader
 
             return TopicReader(TopicOptions.from_mapping(self.options, streaming=False))
+        if self._is_live_history():
+            raise ValueError(
+                "option controllers is one of streams: a batch reads the controllers' files, give "
+                "their folders as path"
+            )
         options = self._options()
         return FilteringReader(options) if options.pushdown else TableReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        if self._table() == "history":
+            from batonmq.spark.live.history_source import HistoryStreamReader
+            from batonmq.spark.live.options import HistoryOptions
+
+            options = HistoryOptions.from_mapping(self.options)
+            self._check_schema(schema)
+            return HistoryStreamReader(options)
         if not self._is_live():
             raise ValueError(
-                f"table={self._options().table} cannot be streamed: streams read table=topic"
+                f"table={self._options().table} cannot be streamed: streams read table=topic or "
+                "table=history"
             )
         from batonmq.spark.live.options import TopicOptions
         from batonmq.spark.live.topic_source import TopicStreamReader
@@ -126,7 +144,13 @@ class BatonmqSource(DataSource):
             )
 
     def _is_live(self) -> bool:
-        return str(self.options.get("table", "")).strip().lower() == LIVE_TABLE
+        return self._table() == LIVE_TABLE
+
+    def _is_live_history(self) -> bool:
+        return self._table() == "history" and bool(self.options.get("controllers", "").strip())
+
+    def _table(self) -> str:
+        return str(self.options.get("table", "")).strip().lower()
 
     def _options(self) -> ReadOptions:
         return ReadOptions.from_mapping(self.options)

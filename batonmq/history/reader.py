@@ -1,17 +1,16 @@
-"""Reads the failover history from its files: whole, or behind a given event while they grow."""
+"""Reads the failover history from its files: whole, or in pages while they grow."""
 
 import logging
 import os
 from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from batonmq.history.event import EventKey, HistoryEvent, lenient_event
 from batonmq.history.file import controller_of, files_of, lines_newest_first
-from batonmq.history.message import Line
 
 log = logging.getLogger(__name__)
 
@@ -59,31 +58,20 @@ def _events_in(file: Path, problems: list[str]) -> Iterator[HistoryEvent]:
         problems.append(f"{file}: {unreadable} lines are no events")
 
 
-class _Head(msgspec.Struct):
-    """What `HistoryReader` needs of a HistoryEvent; a line that lacks it is no event."""
+class Page(NamedTuple):
+    """Events of one log, oldest first. `follows`: its log has no event between the place that was
+    asked for and the first of them; else this controller may lack some."""
 
-    log: str
-    raft_index: int
-    kind: str
-    part: int = 0
-    time_ms: int = 0
-    broker_name: str = ""
-    gap: bool = False
-
-    @property
-    def key(self) -> EventKey:
-        return (self.log, self.raft_index, self.part)
-
-
-_decode = msgspec.json.Decoder(_Head).decode
+    events: list[HistoryEvent]
+    follows: bool
 
 
 class HistoryReader:
     """`path` is the file that grows. One caller at a time, in any thread.
 
-    Lines are given as they stand in the files, oldest first. A line without its end is being
-    written: it is not there yet. The reader keeps its place, so reading on costs only what is read;
-    it looks for a place from the newest line backwards, since a mark is mostly near the end.
+    A line without its end is being written: it is not there yet. The reader keeps its place, so
+    reading on costs only what is read; it looks for a place from the newest line backwards, since
+    that is mostly near the end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,30 +84,36 @@ class HistoryReader:
         """The event in front of the place, None if it is not known."""
         self._behind: EventKey | None = None
 
-    def behind(
-        self, mark: EventKey | None, events_max: int, bytes_max: int, *, since_ms: int = 0
-    ) -> list[Line]:
-        """The next events behind `mark`, at least one if there is one.
+    def page(self, after: EventKey | None, events_max: int, bytes_max: int) -> Page:
+        """The next events behind `after`, at least one if there is one.
 
-        Behind an event that the files lack: behind those of its log that are older. None, or of a
-        log that the files lack: from the oldest event on that is not older than `since_ms` (wall
-        clock). Raises OSError; the same call may then be repeated.
+        None, or a log that the files lack: from the oldest event on. A page ends before another log
+        begins, and before events that the files lack: the next page tells of that. Raises OSError;
+        the same call may then be repeated.
         """
-        lines: list[Line] = []
+        events: list[HistoryEvent] = []
+        follows = True
         size = 0
         try:
-            if mark is None or mark != self._behind or not self._is_in_place():
-                self._seek(mark, since_ms)
-            for line in self._read_on():
-                if lines and (len(lines) >= events_max or size + len(line.text) > bytes_max):
+            if after is None or after != self._behind or not self._is_in_place():
+                self._seek(after)
+            for event, length, before in self._read_on():
+                if not events:
+                    follows = after is None or _follows(event.key, before, after)
+                elif (
+                    before is None
+                    or event.log != events[0].log
+                    or len(events) >= events_max
+                    or size + length > bytes_max
+                ):
                     break
-                lines.append(line)
-                size += len(line.text)
+                events.append(event)
+                size += length
         except BaseException:
             self.close()  # nobody gets what was read: the place must not stay behind it
             raise
-        self._behind = lines[-1].mark if lines else mark
-        return lines
+        self._behind = events[-1].key if events else after
+        return Page(events, follows)
 
     def close(self) -> None:
         if self._file is not None:
@@ -133,56 +127,42 @@ class HistoryReader:
         length = len(self._last)
         return os.pread(self._file.fileno(), length, self._place - length) == self._last
 
-    def _seek(self, mark: EventKey | None, since_ms: int) -> None:
+    def _seek(self, after: EventKey | None) -> None:
         self.close()
         files = files_of(self._path)
-        if mark is not None:
-            for path in reversed(files):
-                file = _open(path)
-                try:
-                    found = _end_of(file, mark)
-                except BaseException:
-                    file.close()
-                    raise
-                if found is not None:
-                    self._begin(file, *found)
-                    if self._before != mark:
-                        self._before = None  # between the two there may be more
-                    return
+        for path in reversed(files):
+            if after is None:
+                break
+            file = _open(path)
+            try:
+                found = _end_of(file, after)
+            except BaseException:
                 file.close()
-        young = next((path for path in files if _is_young(path, since_ms)), self._path)
-        self._begin(_open(young), 0, b"")
-        if since_ms:
-            self._pass_over_older(since_ms)
+                raise
+            if found is not None:
+                self._begin(file, *found)
+                return
+            file.close()
+        self._begin(_open(files[0]), 0, b"")
 
     def _begin(self, file: FileIO, place: int, last: bytes) -> None:
         self._file, self._place, self._last = file, place, last
-        self._before = _decode(last).key if last else None
+        event = _event(last) if last else None
+        self._before = event.key if event is not None else None
 
-    def _pass_over_older(self, since_ms: int) -> None:
-        while (lines := self._whole_lines()) or self._next_file():
-            for text in lines:
-                head = _head(text)
-                if head is not None and head.time_ms >= since_ms:
-                    return
-                self._before = head.key if head is not None else None
-                self._place += len(text)
-                self._last = text
-
-    def _read_on(self) -> Iterator[Line]:
-        """Events from the present place on; the place is behind each that was not the last."""
+    def _read_on(self) -> Iterator[tuple[HistoryEvent, int, EventKey | None]]:
+        """(event, bytes of its line, the event in front of it) from the present place on; the place
+        is behind each that was not the last."""
         while True:
             lines = self._whole_lines()
             if not lines and not self._next_file():
                 return
             for text in lines:
-                head = _head(text)
-                if head is not None:
-                    before = None if head.gap else self._before
-                    after = before[1:] if before is not None and before[0] == head.log else None
-                    yield Line(head.key, head.kind, head.broker_name, text[:-1], after)
+                event = _event(text)
+                if event is not None:
+                    yield event, len(text) - 1, None if event.gap else self._before
                 # A line that cannot be read was an event, too.
-                self._before = head.key if head is not None else None
+                self._before = event.key if event is not None else None
                 self._place += len(text)
                 self._last = text
 
@@ -232,16 +212,16 @@ def _open(path: Path) -> FileIO:
     return open(path, "rb", buffering=0)
 
 
-def _head(text: bytes) -> _Head | None:
-    try:
-        return _decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
+def _event(text: bytes) -> HistoryEvent | None:
+    event = lenient_event(text)
+    return event if event is not None and event.log and event.raft_index >= 0 else None
 
 
-def _is_young(path: Path, since_ms: int) -> bool:
-    """Whether lines may have been written there since then. Raises OSError."""
-    return not since_ms or path.stat().st_mtime * 1000 >= since_ms
+def _follows(key: EventKey, before: EventKey | None, after: EventKey) -> bool:
+    """Whether nothing lies between `after` and the event `key`, which has `before` in front."""
+    if before is None:
+        return key == (after[0], after[1], after[2] + 1)
+    return before[0] == after[0] and before <= after
 
 
 def _is(path: Path, known: os.stat_result) -> bool:
@@ -252,11 +232,11 @@ def _is(path: Path, known: os.stat_result) -> bool:
     return (found.st_dev, found.st_ino) == (known.st_dev, known.st_ino)
 
 
-def _end_of(file: FileIO, mark: EventKey) -> tuple[int, bytes] | None:
-    """The newest line of the mark's log that is not newer than the mark, and where it ends."""
-    needle = msgspec.json.encode(mark[0])
+def _end_of(file: FileIO, after: EventKey) -> tuple[int, bytes] | None:
+    """The newest line of that log that is not newer than `after`, and where it ends."""
+    needle = msgspec.json.encode(after[0])
     for end, line in lines_newest_first(file):
-        head = _head(line) if needle in line else None
-        if head is not None and head.log == mark[0] and head.key <= mark:
+        event = _event(line) if needle in line else None
+        if event is not None and event.log == after[0] and event.key <= after:
             return end, line + b"\n"
     return None

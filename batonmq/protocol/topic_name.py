@@ -48,10 +48,6 @@ METADATA_TOPIC: Final = "rmq_sys_BATON_METADATA"
 PROGRESS_TOPIC: Final = "rmq_sys_BATON_PROGRESS"
 # Ours: what POP has given to whom, as records of one queue.
 POP_TOPIC: Final = "rmq_sys_BATON_POP"
-# Ours: the failover history, published by the leading controller. One queue, free to read.
-HISTORY_TOPIC: Final = "BATON_SYS_HISTORY"
-HISTORY_PRODUCER: Final = "BATON_SYS_CONTROLLER"
-"""The producer group that may send to HISTORY_TOPIC: no protection, but against mistakes."""
 
 SYSTEM_TOPICS: Final = frozenset(
     {
@@ -64,7 +60,6 @@ SYSTEM_TOPICS: Final = frozenset(
         TRANS_CHECK_MAX_TIME_TOPIC,
         SELF_TEST_TOPIC,
         OFFSET_MOVED_TOPIC,
-        HISTORY_TOPIC,
     }
 )
 # Their consume queues hold when each message is due instead of its tags.
@@ -82,7 +77,6 @@ NOT_ALLOWED_SEND_TOPICS: Final = frozenset(
         POP_TOPIC,
         PROGRESS_TOPIC,
         TIMER_TOPIC,
-        HISTORY_TOPIC,
     }
 )
 
@@ -257,10 +251,8 @@ def check_topic(topic: str) -> None:
         raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, problem)
 
 
-def check_send_allowed(topic: str, producer_group: str = "") -> None:
-    """Raises BrokerRefusal NO_PERMISSION (16) for a topic that this producer must not write."""
-    if topic == HISTORY_TOPIC and producer_group == HISTORY_PRODUCER:
-        return
+def check_send_allowed(topic: str) -> None:
+    """Raises BrokerRefusal NO_PERMISSION (16) for a topic that clients must not write."""
     if topic in NOT_ALLOWED_SEND_TOPICS:
         raise BrokerRefusal(
             ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden."

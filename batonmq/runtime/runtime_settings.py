@@ -81,6 +81,8 @@ class RuntimeSettings(Generic[C]):
         if path is None or not path.exists():
             return
         kept = parse_properties(path.read_text(encoding="utf-8"))
+        for key in sorted(kept.keys() - self._rules.keys):
+            log.warning("setting_no_longer_used key=%s where=%s", key, path)
         kept = {key: value for key, value in kept.items() if key in self._rules.keys}
         try:
             self.apply(self._planned(kept))

@@ -2,7 +2,8 @@
 
 Order of precedence: defaults of the struct, the file, `BATONMQ_SECTION__KEY` of the environment.
 Names are RocketMQ's camelCase keys; the environment is matched without regard to case. Unknown keys
-are refused: a mistyped key is a setting that the operator believes to be in force.
+are refused: a mistyped key is a setting that the operator believes to be in force. A key of an
+earlier version, which the struct lists as `NO_LONGER_USED`, is passed over with a warning.
 """
 
 import difflib
@@ -141,6 +142,8 @@ def _read_section(
     seen: dict[str, str] = {}
     for key_node, value_node in body.value:
         key, where = str(key_node.value), _where(file, key_node)
+        if _is_no_longer_used(key, sections[section], where):
+            continue
         if key not in known:
             homes = [name for name, kind in sections.items() if key in _keys(kind)]
             what = f"it belongs in section {homes[0]}" if homes else _unknown("key", key, known)
@@ -197,6 +200,8 @@ def _read_flat(
         if line.key in without_effect - every:
             log.warning("setting_without_effect key=%s where=%s", line.key, where)
             continue
+        if any(_is_no_longer_used(line.key, kind, where) for kind in sections.values()):
+            continue
         if line.key not in every:
             raise ConfigError(line.key, line.value, where, _unknown("key", line.key, every))
         _refuse_duplicate(seen, line.key, line.value, where)
@@ -217,6 +222,8 @@ def _read_environment(environ: Mapping[str, str], sections: Sections, found: _Fo
             continue
         keys = {key.lower(): key for key in _keys(sections[section])}
         key = keys.get(key_text.lower())
+        if _is_no_longer_used(key_text, sections[section], f"environment variable {name}"):
+            continue
         if key is None:
             raise ConfigError(
                 f"{section}.{key_text}",
@@ -229,6 +236,14 @@ def _read_environment(environ: Mapping[str, str], sections: Sections, found: _Fo
 
 def _keys(kind: type[msgspec.Struct]) -> set[str]:
     return {field.encode_name for field in msgspec.structs.fields(kind)}
+
+
+def _is_no_longer_used(key: str, kind: type[msgspec.Struct], where: str) -> bool:
+    """Logs it if so; compares without regard to case, as the environment is."""
+    if key.lower() not in map(str.lower, getattr(kind, "NO_LONGER_USED", ())):
+        return False
+    log.warning("setting_no_longer_used key=%s where=%s", key, where)
+    return True
 
 
 def _unknown(what: str, name: str, known: Any) -> str:

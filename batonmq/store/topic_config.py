@@ -63,7 +63,6 @@ def system_topics(
         topic_config(names.TRANS_OP_HALF_TOPIC, 1),
         topic_config(names.TIMER_TOPIC, 1),
         topic_config(names.POP_TOPIC, 1),
-        topic_config(names.HISTORY_TOPIC, 1),
     ]
     if trace_topic:
         topics.append(topic_config(trace_topic, 1))

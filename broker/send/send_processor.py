@@ -4,10 +4,6 @@ A request is checked, made a record in the store's turn buffer, and its finished
 `PendingAcks` until confirmOffset passes the record's end: nothing else releases code 0 (SAFETY G1,
 R1, R4). WAIT=false does not lift that (R29).
 
-The controllers' history (HISTORY_TOPIC) is taken from them only. It records failovers and may not
-change what it records: its writes wait beside the clients', so that none of them is ever the first
-acknowledged write of a mastership.
-
 Origin: org.apache.rocketmq.broker.processor.SendMessageProcessor; the checks come in its order.
 """
 
@@ -39,7 +35,6 @@ from batonmq.protocol.properties import REAL_TOPIC, TIMER_OUT_MS, UNIQ_KEY, deco
 from batonmq.protocol.recall_handle import RecallHandle
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.topic_name import (
-    HISTORY_TOPIC,
     RETRY_PREFIX,
     TIMER_TOPIC,
     check_send_allowed,
@@ -332,7 +327,7 @@ class SendProcessor:
     def _wait(self, topic: str, end_offset: int, channel: Connection, reply: bytes) -> None:
         """The reply leaves when all below `end_offset` is confirmed, or will not be; that of a send
         which made its topic, when name servers know it too: who sent it may look for it at once."""
-        if topic != HISTORY_TOPIC and topic not in self._made:
+        if topic not in self._made:
             self._acks.add(end_offset, self._clock_ms(), channel, reply)
             return
 
@@ -390,14 +385,13 @@ class SendProcessor:
         if topic.startswith(RETRY_PREFIX):
             topic = self._retry_target(ext)
         check_topic(topic)
-        check_send_allowed(topic, ext.producer_group)
+        check_send_allowed(topic)
         made = self._topics.get(topic) is None
         config = self._topics.for_send(topic, ext.default_topic, ext.default_topic_queue_nums)
         if made and topic[0] != "%":
             self._made.add(topic)
         queues = max(config.read_queue_nums, config.write_queue_nums)
-        if topic != HISTORY_TOPIC:  # there each sender is checked
-            self._known[topic] = queues
+        self._known[topic] = queues
         return topic, queues
 
     def _retry_target(self, ext: SendFields) -> str:

@@ -281,10 +281,27 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
 
     async def GetHistory(self, request: pb.GetHistoryRequest, context: Any) -> pb.GetHistoryReply:
         """Every node answers from what it applied: the history matters most when no node leads."""
+        if request.HasField("after"):
+            return await self._history_page(request)
         events = await self._history.events(
             self._requests.state, request.broker_name, request.after_raft_index, request.limit
         )
         return pb.GetHistoryReply(status=_OK, events=map(event_to_pb, events))
+
+    async def _history_page(self, request: pb.GetHistoryRequest) -> pb.GetHistoryReply:
+        place = request.after
+        after = (place.log, place.raft_index, place.part) if place.log else None
+        try:
+            page = await self._history.page(self._requests.state, after, request.limit)
+        except OSError as error:
+            log.warning("history_not_read error=%s", error)
+            remark = f"the history cannot be read: {error}"
+            return pb.GetHistoryReply(status=_refused(ResponseCode.SYSTEM_ERROR, remark))
+        return pb.GetHistoryReply(
+            status=_OK,
+            events=map(event_to_pb, page.events),
+            continuation=pb.GetHistoryReply.FOLLOWS if page.follows else pb.GetHistoryReply.GAP,
+        )
 
     async def _reading(self, context: Any) -> tuple[pb.Status, ControllerState | None]:
         try:

@@ -313,7 +313,6 @@ class ControllerHost(Host):
             controller_self_id=f"n{self.number}",
             controller_store_path=str(folder),
             bind_address=self.address,
-            history_topic_group="none",
         )
         settings = _raft_settings(config)
         raft = self.raft = RaftLog(settings, Machine(), on_fatal=self._raft_fatal)

@@ -1,6 +1,6 @@
-"""The streaming query: each batch of the topic becomes one commit of the output.
+"""The streaming query: each batch of the history becomes one commit of the output.
 
-Spark's checkpoint has the next offsets, the output's own note the events that are in it. The
+Spark's checkpoint has the place in the history, the output's own note what of it is in it. The
 second one decides: a batch that comes again, also under a new checkpoint, finds its events read.
 
 A cluster that does not reply ends the query, not the stream: the history must have its outages.
@@ -22,16 +22,14 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from batonmq.protocol.topic_name import HISTORY_TOPIC
-from batonmq.spark.history.stream_events import SOURCE_COLUMNS, events, write_events
+from batonmq.spark.history.stream_events import take, write_events
 from batonmq.spark.history.stream_output import StreamOutput
-from batonmq.spark.history.stream_seen import Seen
 
 LOOK_S: Final = 0.5
 PAUSE_S: Final = 5.0
 """Until the next request to a cluster that did not reply."""
 PATIENCE: Final = "20s"
-"""So long a batch waits for the masters of all broker groups: the topic is in each of them."""
+"""So long a batch waits for a controller that has what it needs."""
 _OUTAGE: Final = re.compile(r"^\S*\bClusterError: (.*)$", re.MULTILINE)
 _LOSS: Final = re.compile(r"^\S*\bDataLossError: (.*?)(?:; set failOnDataLoss.*)?$", re.MULTILINE)
 
@@ -41,7 +39,8 @@ _BUSY_STARTS: Final = 5
 
 
 class HistoryLost(Exception):
-    """The topic lost messages before they were read; the text says which, and how to continue."""
+    """The controllers dropped events before they were read; the text says which, and how to
+    continue."""
 
 
 @dataclass(slots=True)
@@ -56,10 +55,10 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """`trigger` None: what is there now, and no more. `accept_loss`: what the topic has lost before
-    it was read is left out. Others as the job's options."""
+    """`trigger` None: what is there now, and no more. `accept_loss`: what was dropped before it was
+    read is left out. Others as the job's options."""
 
-    name_servers: str
+    controllers: str
     checkpoint: str
     events_max: int
     trigger: str | None
@@ -129,14 +128,10 @@ class HistoryStream:
     def _start(self, session: SparkSession, plan: StreamPlan) -> StreamingQuery:
         messages = (
             session.readStream.format("batonmq")
-            .option("table", "topic")
-            .option("topic", HISTORY_TOPIC)
-            .option("nameServers", plan.name_servers)
-            .option("startingOffsets", "earliest")
-            .option("columns", ",".join(SOURCE_COLUMNS))
+            .option("table", "history")
+            .option("controllers", plan.controllers)
             .option("maxOffsetsPerTrigger", str(plan.events_max))
             .option("operationTimeout", PATIENCE)
-            .option("passOverSilentGroups", "true")
             .option("failOnDataLoss", str(not plan.accept_loss).lower())
             .load()
         )
@@ -153,7 +148,7 @@ class HistoryStream:
         with self._batch:
             try:
                 self._output.check_follows(number)
-                self._commit(events(batch.toArrow()), number)
+                self._commit(batch.toArrow(), number)
             except PySparkException:
                 raise  # of a task, as a cluster that does not answer
             except (ValueError, OSError) as error:
@@ -161,34 +156,17 @@ class HistoryStream:
                 raise
 
     def _commit(self, rows: pa.Table, number: int) -> None:
-        # What is read counts once it is committed: a copy until then.
-        seen = Seen.from_json(self._output.seen.to_json())
-        new = seen.take(rows)
-        fresh = rows.filter(pa.array(new))
-        if not self._output.commits:
-            self._tell_beginning(rows)
-        holes = len(self._output.seen.holes())
+        fresh, read = take(rows, self._output.read)
         write_events(fresh, self._output.begin())
-        files = self._output.commit(seen, len(fresh), number)
+        files = self._output.commit(read, len(fresh), number)
         repeats = len(rows) - len(fresh)
         if len(fresh):
             self._tell_batch(fresh, repeats)
-            if len(seen.holes()) > holes:
-                self._report(holes_told(seen))
             self._on_commit()
         self.counts.batches += 1
         self.counts.events += len(fresh)
         self.counts.repeats += repeats
         self.counts.files += files
-
-    def _tell_beginning(self, index: pa.Table) -> None:
-        found = index.group_by(["broker", "queue_id"]).aggregate([("queue_offset", "min")])
-        for queue in found.to_pylist():
-            if queue["queue_offset_min"] > 0:
-                self._report(
-                    f"the topic begins at offset {queue['queue_offset_min']} in {queue['broker']}: "
-                    "what stood before has expired and is not in the table"
-                )
 
     def _tell_batch(self, fresh: pa.Table, repeats: int) -> None:
         newest: datetime | None = pc.max(fresh["time"]).as_py()
@@ -197,16 +175,3 @@ class HistoryStream:
             f"{len(fresh)} events{f', {repeats} repeats' if repeats else ''}; "
             f"{self._output.rows} in all; the newest is {age_s:.0f} s old"
         )
-
-
-def holes_told(seen: Seen) -> str:
-    """A sentence on what may be missing in the table; empty if nothing."""
-    holes = seen.holes()
-    if not holes:
-        return ""
-    log, behind, before = holes[-1]
-    count = f"{len(holes)} holes; the last one" if len(holes) > 1 else "1 hole"
-    return (
-        f"{count}: log {log}, between Raft index {behind} and {before}: events of there, if any, "
-        "have not come so far"
-    )

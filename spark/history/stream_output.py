@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from batonmq.runtime.durable_file import replace_file, sync_directory
-from batonmq.spark.history.stream_seen import Seen
+from batonmq.spark.history.stream_events import Read
 
-VERSION: Final = 2
+VERSION: Final = 3
+"""Until version 2 the job read a topic."""
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
@@ -46,7 +47,7 @@ class StreamOutput:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.seen = Seen()
+        self.read: Read = {}
         self.commits = 0
         self.rows = 0
         self.batch: int | None = None
@@ -103,8 +104,8 @@ class StreamOutput:
         self._clear()
         return self.staging
 
-    def commit(self, seen: Seen, rows: int, batch: int) -> int:
-        """Makes what was staged part of the table; `seen` is what is read by then, `batch` the
+    def commit(self, read: Read, rows: int, batch: int) -> int:
+        """Makes what was staged part of the table; `read` is what is read by then, `batch` the
         checkpoint's number of it.
 
         Returns the number of files. Raises OSError.
@@ -126,7 +127,7 @@ class StreamOutput:
             "rows": self.rows + rows,
             "batch": batch,
             "files": files,
-            "seen": seen.to_json(),
+            "read": read,
         }
         replace_file(self._own / "commit.json", json.dumps(document, indent=1).encode())
         self._take(document)
@@ -142,12 +143,13 @@ class StreamOutput:
             raise ValueError(f"{path}: it cannot be read: {error}") from error
         if document.get("version") != VERSION:
             raise ValueError(
-                f"{path}: version {document.get('version')!r}; this program reads {VERSION}"
+                f"{path}: version {document.get('version')!r}; this program continues a table of "
+                f"version {VERSION}: name a new folder as --output"
             )
         self._take(document)
 
     def _take(self, document: dict[str, Any]) -> None:
-        seen = Seen.from_json(document["seen"])
+        read = {log: (index, part) for log, (index, part) in document["read"].items()}
         self.commits = document["commit"] - 1
         staging = self.staging
         for staged, final in document["files"] if staging.is_dir() else ():
@@ -158,7 +160,7 @@ class StreamOutput:
             elif not place.exists():
                 raise ValueError(f"{place}: committed, and neither there nor at {source}")
         _sync_folders(self.folder, [self.folder / final for _, final in document["files"]])
-        self.seen, self.commits, self.rows = seen, document["commit"], document["rows"]
+        self.read, self.commits, self.rows = read, document["commit"], document["rows"]
         self.batch = document.get("batch")
         self._clear()
 

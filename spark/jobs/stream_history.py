@@ -1,7 +1,7 @@
-"""`python -m batonmq.spark.jobs.stream_history`: the published history into Parquet, as it comes.
+"""`python -m batonmq.spark.jobs.stream_history`: the history into Parquet, as it comes.
 
-Reads the topic BATON_SYS_HISTORY of a running cluster and writes the table `history`, partitioned
-by broker group and day; see `docs/spark-jobs.md`. Runs until it is stopped.
+Reads the history from the controllers of a running cluster and writes the table `history`,
+partitioned by broker group and day; see `docs/spark-jobs.md`. Runs until it is stopped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import click
 import msgspec
 
 from batonmq.spark.history.run import Inputs, Output, run
-from batonmq.spark.history.stream import Counts, HistoryLost, HistoryStream, StreamPlan, holes_told
+from batonmq.spark.history.stream import Counts, HistoryLost, HistoryStream, StreamPlan
 from batonmq.spark.history.stream_output import StreamOutput, output_folder
 from batonmq.spark.jobs.command import EXIT_CODES, FAILED, Job, JobCommand, job_options
 from batonmq.spark.steps.engine import LocalEngine
@@ -33,7 +33,12 @@ _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "min": "m
 
 @click.command(cls=JobCommand, epilog=EXIT_CODES)
 @job_options
-@click.option("--name-servers", required=True, metavar="HOST:PORT[;...]", help="of the cluster")
+@click.option(
+    "--controllers",
+    required=True,
+    metavar="HOST:PORT[;...]",
+    help="the controllers of the cluster, by their remoting addresses",
+)
 @click.option(
     "--output",
     required=True,
@@ -43,7 +48,7 @@ _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "min": "m
 @click.option(
     "--checkpoint",
     metavar="DIR",
-    help="where Spark keeps its place in the topic; default: OUTPUT/_stream/checkpoint",
+    help="where Spark keeps its place in the history; default: OUTPUT/_stream/checkpoint",
 )
 @click.option("--available-now", "--once", is_flag=True, help="read what is there now, then end")
 @click.option(
@@ -56,16 +61,16 @@ _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "min": "m
 )
 @click.option(
     "--max-events",
-    default=100_000,
+    default=10_000,
     show_default=True,
     type=click.IntRange(1),
-    help="messages in one batch, at most",
+    help="events in one batch, at most",
 )
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="continue behind events that the topic lost before they were read (by retention, or an "
-    "unclean election) instead of stopping there",
+    help="continue behind events that the controllers dropped before they were read, instead of "
+    "stopping there",
 )
 @click.option(
     "--failovers",
@@ -73,7 +78,7 @@ _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "min": "m
     help="keep the tables of epoch_history up to date there, group by group, behind each batch",
 )
 def main(job: Job, **given: Any) -> None:
-    """Stream the history topic of a running cluster to Parquet.
+    """Stream the history of a running cluster to Parquet.
 
     Each event comes once, whatever is killed on the way. Ends after the present batch on ctrl-C or
     SIGTERM, and may continue later with the same OUTPUT.
@@ -93,10 +98,10 @@ def main(job: Job, **given: Any) -> None:
                 # Of a failed query Spark logs the trace of its JVM, with each outage of the cluster
                 # again; the job prints a line.
                 session.sparkContext.setLogLevel("FATAL")
-            job.progress.line(f"reading BATON_SYS_HISTORY into {table.folder}")
+            job.progress.line(f"reading the history into {table.folder}")
             place = options.checkpoint or str(table.checkpoint)
             plan = StreamPlan(
-                options.name_servers, place, options.max_events, every, options.accept_loss
+                options.controllers, place, options.max_events, every, options.accept_loss
             )
             stream.run(session, plan, stopping)
     except HistoryLost as lost:
@@ -110,7 +115,7 @@ def main(job: Job, **given: Any) -> None:
 class Options(msgspec.Struct, kw_only=True):
     """What the command line says."""
 
-    name_servers: str
+    controllers: str
     output: str
     checkpoint: str | None
     available_now: bool
@@ -134,16 +139,12 @@ class Options(msgspec.Struct, kw_only=True):
 
 
 def _tell(job: Job, table: StreamOutput, counts: Counts) -> None:
-    holes = [
-        dict(zip(("log", "behind", "before"), each, strict=True)) for each in table.seen.holes()
-    ]
-    lines = [
-        f"{counts.events} events and {counts.repeats} repeats in {counts.batches} batches; "
-        f"{table.folder} holds {table.rows} events"
-    ]
     job.result(
-        asdict(counts) | {"output": str(table.folder), "total": table.rows, "holes": holes},
-        [*lines, *filter(None, [holes_told(table.seen)])],
+        asdict(counts) | {"output": str(table.folder), "total": table.rows},
+        [
+            f"{counts.events} events and {counts.repeats} repeats in {counts.batches} batches; "
+            f"{table.folder} holds {table.rows} events"
+        ],
     )
 
 

@@ -22,9 +22,14 @@ from batonmq.spark.read.options import (
     Topics,
     Words,
     by,
+    read_addresses,
     read_words,
 )
 
+_NO_CONTROLLERS: Final = (
+    "no controllers: a stream of table=history is read from those of the cluster; name their "
+    "remoting addresses, host:port by commas"
+)
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
 _STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "passOverSilentGroups")
 #: Column of what is written -> types it may have, as Spark writes them.
@@ -129,6 +134,21 @@ class TopicOptions(Options, frozen=True):
         if time_ms is not None:
             return Bound(time_ms=time_ms)
         return parse_bound(text, f"{end}Offsets", self.topics) if text else None
+
+
+class HistoryOptions(Options, frozen=True):
+    """The options of a stream of `table=history`. Counts are events."""
+
+    controllers: Annotated[tuple[str, ...], by(read_addresses, _NO_CONTROLLERS)]
+    table: str = "history"
+    columns: Words = ()
+    events_per_trigger_max: Positive = msgspec.field(name="maxOffsetsPerTrigger", default=10_000)
+    fail_on_data_loss: bool = True
+    operation_timeout_ms: DurationMs = msgspec.field(name="operationTimeout", default=60_000)
+
+    @classmethod
+    def what(cls) -> str:
+        return "a stream of table=history"
 
 
 class SinkOptions(Options, frozen=True):

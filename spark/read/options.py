@@ -128,7 +128,8 @@ def _time_ms(text: str) -> int:
     return -(-round(zoned.timestamp() * 1_000_000) // 1000)
 
 
-def _name_servers(text: str) -> tuple[str, ...]:
+def read_addresses(text: str) -> tuple[str, ...]:
+    """host:port by commas or semicolons, or a JSON list."""
     found = read_words(text) if text.startswith("[") else parse_addresses(text)
     for address in found:
         host, _, port = address.rpartition(":")
@@ -168,7 +169,7 @@ DurationMs = Annotated[int, by(_duration_ms)]
 TimeMs = Annotated[int | None, by(_time_ms)]
 """Ms since 1970, or ISO 8601 (UTC unless it has a zone)."""
 _NO_SERVERS: Final = "no nameServers: name those of the cluster, host:port by commas"
-NameServers = Annotated[tuple[str, ...], by(_name_servers, _NO_SERVERS)]
+NameServers = Annotated[tuple[str, ...], by(read_addresses, _NO_SERVERS)]
 _NO_TOPIC: Final = "no topic: name one or several, by commas, as option topic"
 Topics = Annotated[tuple[str, ...], by(_topics, _NO_TOPIC)]
 Group = Annotated[str, by(_group)]

@@ -6,15 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
-from lone_broker import Rig, run_with_broker
+from lone_broker import Rig, run_with_broker, send_header
 
+from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import (
     SubscriptionGroupConfig,
     TopicConfig,
     TopicConfigSerializeWrapper,
 )
 from batonmq.protocol.codes import ResponseCode
-from batonmq.protocol.records.codec import NewMessage
+from batonmq.protocol.properties import encode_properties
+from batonmq.protocol.records.codec import NewMessage, decode_records
 from batonmq.store.errors import PutUnavailable
 
 MAKE = {"topic": "T", "readQueueNums": "16", "writeQueueNums": "16", "perm": "6", "order": "true"}
@@ -25,6 +27,36 @@ async def settings(rig: Rig) -> TopicConfig:
     reply = await rig.ask(351, {"topic": "T"})
     assert reply.code == ResponseCode.SUCCESS
     return TopicConfig.decode(reply.body)
+
+
+def test_what_an_older_controller_publishes_is_an_ordinary_topic(tmp_path: Path) -> None:
+    """Controllers used to send their history to a topic that brokers treated specially. One that is
+    not upgraded yet still does; its requests are these."""
+    topic = {"topic": "BATON_SYS_HISTORY"}
+    header = send_header("BATON_SYS_HISTORY", 0, {}) | {
+        "a": "BATON_SYS_CONTROLLER",
+        "c": "",
+        "m": "true",
+    }
+    items = [BatchItem(b'{"part":0}', encode_properties({"KEYS": "7 log-7-0"}).encode())] * 2
+
+    async def published(rig: Rig) -> None:
+        newest = await rig.ask(30, topic | {"queueId": "0"})
+        assert (newest.code, newest.ext["offset"]) == (ResponseCode.SUCCESS, "0")
+        missing = await rig.ask(320, header, encode_batch(items))
+        assert missing.code == ResponseCode.TOPIC_NOT_EXIST
+        made = topic | {"readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
+        assert (await rig.ask(17, made)).code == ResponseCode.SUCCESS
+        assert (await rig.ask(320, header, encode_batch(items))).code == ResponseCode.SUCCESS
+
+    async def kept(rig: Rig) -> None:
+        found = await rig.pull("BATON_SYS_HISTORY")
+        assert [each.keys for each in decode_records(found.body)] == ["7 log-7-0"] * 2
+        assert (await rig.ask(320, header, encode_batch(items))).code == ResponseCode.SUCCESS
+        assert (await rig.ask(215, topic)).code == ResponseCode.SUCCESS
+
+    run_with_broker(tmp_path, published)
+    run_with_broker(tmp_path, kept)
 
 
 def test_r31_only_what_is_given_changes(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from test_requests import NAME, Leader, clocks
 from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.controller_admin import GROUPS_A_PAGE
 from batonmq.controller.admission import UNHEARD_MS
-from batonmq.controller.history_topic import KEEPER_FAILURES_MAX, MASTERLESS_MS, KeeperChoice
 from batonmq.controller.liveness.core import LivenessCore
 from batonmq.controller.liveness.events import (
     GateClosed,
@@ -318,22 +317,3 @@ class TestLiveness:
             core.handle(SessionClosed(name, 2, number, goodbye=False, why=""), 1)
             core.confirm_floor(name)
         assert not core._watches and not core._sessions._brokers
-
-
-class TestKeeper:
-    def test_r58_a_group_that_sorts_first_does_not_stop_the_history(self) -> None:
-        keeper = KeeperChoice()
-        assert keeper.choose(["b"], 0) == "b"
-        assert keeper.choose(["!", "b"], 1) == "b", "it works there"
-        assert keeper.choose(["!"], 2) == "b", "a failover"
-        assert keeper.choose(["!"], 1 + MASTERLESS_MS) == "!"
-        for _ in range(KEEPER_FAILURES_MAX):
-            assert keeper.choose(["!", "b"], 2 + MASTERLESS_MS) == "!"
-            keeper.failed()
-        assert keeper.choose(["!", "b"], 3 + MASTERLESS_MS) == "b"
-
-    def test_r58_the_only_group_is_tried_again(self) -> None:
-        keeper = KeeperChoice()
-        for now_ms in range(3 * KEEPER_FAILURES_MAX):
-            assert keeper.choose([NAME], now_ms) == NAME
-            keeper.failed()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.controller.config import ControllerConfig, parse_peers
+from batonmq.controller.config import ControllerConfig, RuntimeConfig, parse_peers
 from batonmq.protocol.errors import ConfigError
 from batonmq.runtime.settings import load_settings
 
@@ -77,18 +77,36 @@ def test_own_id_must_be_among_the_peers() -> None:
         ControllerConfig(controller_peers=PEERS, controller_self_id="n7")
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"history_topic_delay_ms": 0}, "historyTopicDelayMs: 0 is not above 0"),
-        ({"history_topic_delay_ms": 60_001}, "historyTopicDelayMs: 60001 is above 60000"),
-        ({"history_topic_batch": 0}, "historyTopicBatch: 0 is not above 0"),
-        ({"history_topic_batch": 1_001}, "historyTopicBatch: 1001 is above 1000"),
-    ],
-)
-def test_bad_settings_of_the_history_topic_are_said(settings: dict[str, int], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        ControllerConfig(**settings)  # type: ignore[arg-type]
+@pytest.mark.parametrize("name", ["old.yaml", "old.conf"])
+def test_settings_of_earlier_versions_are_named_and_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """`batonmq up` and operators wrote them; a new version starts with their files."""
+    lines = ["historyTopicGroup: broker-b", "historyTopicBatch: 7", "historyFiles: 3"]
+    yaml = "\n  ".join(["controller:", *lines])
+    (tmp_path / name).write_text(yaml if name.endswith("yaml") else "\n".join(lines))
+    environ = {"BATONMQ_CONTROLLER__HISTORYTOPICDELAYMS": "5"}
+    sections = {"controller": ControllerConfig}
+    config = load_settings(tmp_path / name, sections, environ=environ)["controller"]
+    assert config == ControllerConfig(history_files=3)
+    told = [record.getMessage() for record in caplog.records]
+    assert [line.split()[:2] for line in told] == [
+        ["setting_no_longer_used", "key=historyTopicGroup"],
+        ["setting_no_longer_used", "key=historyTopicBatch"],
+        ["setting_no_longer_used", "key=HISTORYTOPICDELAYMS"],
+    ]
+    assert f"where={tmp_path / name}:" in told[0]
+
+
+def test_a_kept_setting_of_an_earlier_version_is_named_and_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = tmp_path / "controller.properties"
+    kept.write_text("brokerGroupsMax=7\nhistoryTopicGroup=none\n")
+    runtime = RuntimeConfig(ControllerConfig(controller_store_path=str(tmp_path)))
+    runtime.load()
+    assert runtime.current.broker_groups_max == 7
+    assert f"setting_no_longer_used key=historyTopicGroup where={kept}" in caplog.text
 
 
 def test_r34_two_heartbeats_and_a_pause_fit_into_the_lease() -> None:

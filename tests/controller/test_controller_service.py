@@ -478,12 +478,29 @@ def test_history_is_told_and_kept_by_every_node(with_cluster: WithCluster) -> No
             for node_id in cluster.services:
                 while not (await cluster.stub(node_id).GetHistory(newest)).events:
                     pass  # a follower answers too, once it has applied as much
+                told_by_all = [json.loads(event.json) for event in events]
+                assert await _in_pages(cluster.stub(node_id), told_by_all[-1]) >= 3
         path = cluster.folder / leader / f"history-{leader}.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         told = [line["kind"] for line in lines if line["kind"] != "pushed"]
         assert told[1:] == kinds
 
     with_cluster(scenario)
+
+
+async def _in_pages(stub: Any, last: dict[str, Any]) -> int:
+    """Reads the history in pages of two up to the event `last`; returns how many they were."""
+    place, pages = pb.HistoryPlace(), 0
+    while (place.raft_index, place.part) < (last["raft_index"], last.get("part", 0)):
+        reply = await stub.GetHistory(pb.GetHistoryRequest(after=place, limit=2))
+        assert reply.continuation == pb.GetHistoryReply.FOLLOWS and len(reply.events) <= 2
+        for event in map(json.loads, (event.json for event in reply.events)):
+            assert (event["raft_index"], event.get("part", 0)) > (place.raft_index, place.part)
+            place = pb.HistoryPlace(
+                log=event["log"], raft_index=event["raft_index"], part=event.get("part", 0)
+            )
+        pages += bool(reply.events)  # a follower may not have applied it yet
+    return pages
 
 
 def test_an_election_that_is_asked_for_is_told_with_who_saw_it_when_and_who_pushed_it(

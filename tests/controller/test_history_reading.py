@@ -75,6 +75,49 @@ def test_what_the_state_had_to_forget_is_told_from_the_files(path, file):
     assert told(path, state) == [("now", each.raft_index) for each in everything]
 
 
+def paged(path, state, after, limit=0):
+    """(events, whether they follow) as a stream of the history asks for them."""
+
+    async def ask():
+        return await history.page(state, after, limit)
+
+    history = HistoryLog(path)
+    history.open(size_max=4_000, files=1_000)
+    page = asyncio.run(ask())
+    history.close()
+    return [(each.log, each.raft_index) for each in page.events], page.follows
+
+
+def test_a_page_comes_from_the_state_if_that_goes_back_far_enough(path, file):
+    everything = [event(index) for index in range(1, HISTORY_EVENTS_MAX + 51)]
+    file.append(everything[:-20])  # the disk is full
+    state = ControllerState(log_name="now", history=tuple(everything[-HISTORY_EVENTS_MAX:]))
+    newest = HISTORY_EVENTS_MAX + 50
+    rest = [("now", index) for index in range(newest - 29, newest + 1)]
+    assert paged(path, state, ("now", newest - 30, 0)) == (rest, True)
+    assert paged(path, state, ("now", newest - 30, 0), 2) == (rest[:2], True)
+    assert paged(path, state, ("now", newest, 0)) == ([], True)
+    assert paged(path, state, ("now", 49, 0), 3) == ([("now", 50), ("now", 51), ("now", 52)], True)
+
+
+def test_a_page_of_what_the_state_had_to_forget_comes_from_the_files(path, file):
+    file.append([event(7, log="old"), event(8, log="old")])
+    everything = [event(index) for index in range(1, HISTORY_EVENTS_MAX + 51)]
+    file.append(everything)
+    state = ControllerState(log_name="now", history=tuple(everything[-HISTORY_EVENTS_MAX:]))
+    assert paged(path, state, None) == ([("old", 7), ("old", 8)], True)
+    assert paged(path, state, ("old", 8, 0), 2) == ([("now", 1), ("now", 2)], True)
+    assert paged(path, state, ("now", 3, 0), 2) == ([("now", 4), ("now", 5)], True)
+    assert paged(path, state, ("of another cluster", 3, 0), 1) == ([("old", 7)], False)
+
+
+def test_a_state_that_never_forgot_needs_no_file(path):
+    """This node came in by a snapshot, and its file was lost."""
+    state = ControllerState(log_name="now", history=(event(5), event(9)))
+    assert paged(path, state, ("now", 5, -1)) == ([("now", 5), ("now", 9)], True)
+    assert paged(path, state, ("now", 7, 0)) == ([("now", 9)], True)
+
+
 WRITER = """
 import sys
 from pathlib import Path

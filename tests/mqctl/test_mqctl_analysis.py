@@ -106,7 +106,7 @@ def data_of_a_cluster(folder: Path, *, pid: int = 0) -> Path:
             {
                 "supervisorPid": pid,
                 "nameServers": [{"address": "127.0.0.1:9876"}, {"address": "127.0.0.1:9976"}],
-                "controllers": [{"address": "127.0.0.1:9878"}],
+                "controllers": [{"address": "127.0.0.1:9878"}, {"address": "127.0.0.1:9978"}],
                 "brokers": [{"name": "broker-a", "address": "127.0.0.1:10911"}],
             }
         )
@@ -118,7 +118,7 @@ def data_of_a_cluster(folder: Path, *, pid: int = 0) -> Path:
 def test_every_argument_reaches_the_job_and_its_exit_code_comes_back(
     machine: Machine, job: str, name: str
 ) -> None:
-    rest = ["--stores", "a,b", "--name-servers=h:1", "--output", "o", "-q", "--conf", "a=b c"]
+    rest = ["--stores", "a,b", "--controllers=h:1", "--output", "o", "-q", "--conf", "a=b c"]
     assert machine.handed_over(name, *rest) == ["-m", f"batonmq.spark.jobs.{job}", *rest]
 
 
@@ -148,7 +148,7 @@ def test_the_job_has_our_pid_and_so_gets_ctrl_c_itself(machine: Machine) -> None
 
 @pytest.mark.parametrize("name", ["streamHistory"])
 def test_without_a_jdk_it_ends_with_2_and_a_sentence(machine: Machine, name: str) -> None:
-    done = machine.run(name, "--stores", "s", "--name-servers", "h:1", JAVA_HOME="/nowhere")
+    done = machine.run(name, "--stores", "s", "--controllers", "h:1", JAVA_HOME="/nowhere")
     assert done.returncode == 2
     assert "JDK 17" in done.stderr and "/nowhere" in done.stderr
 
@@ -218,29 +218,29 @@ def test_nothing_to_read_is_wrong_usage(machine: Machine) -> None:
     assert "no broker's store in" in done.stderr
 
 
-def test_the_stream_takes_the_name_servers_as_every_command_does(machine: Machine) -> None:
+def test_the_stream_takes_the_controllers_as_every_command_does(machine: Machine) -> None:
     def told(*arguments: str, **more: str) -> list[str]:
         return machine.handed_over("streamHistory", *arguments, **more)[2:]
 
     data_of_a_cluster(machine.folder / "batonmq-data", pid=os.getpid())
-    local = ["--name-servers", "127.0.0.1:9876;127.0.0.1:9976"]
+    local = ["--controllers", "127.0.0.1:9878;127.0.0.1:9978"]
     assert told("--output", "o") == ["--output", "o", *local]
-    assert told(NAMESRV_ADDR="h:1") == ["--name-servers", "h:1"]
-    for option in ("-n", "--namesrvAddr", "--namesrv-addr"):
-        assert told(option, "x:2", NAMESRV_ADDR="h:1") == ["--name-servers", "x:2"]
-    assert told("--name-servers=y:3", NAMESRV_ADDR="h:1") == ["--name-servers=y:3"]
+    assert told(CONTROLLER_ADDR="h:1") == ["--controllers", "h:1"]
+    for option in ("-a", "--controllerAddress", "--controller-address"):
+        assert told(option, "x:2", CONTROLLER_ADDR="h:1") == ["--controllers", "x:2"]
+    assert told("--controllers=y:3", CONTROLLER_ADDR="h:1") == ["--controllers=y:3"]
 
 
 def test_without_a_cluster_the_stream_is_wrong_usage(machine: Machine) -> None:
     done = machine.run("streamHistory", "--output", "o")
     assert done.returncode == 2
-    assert "no name server" in done.stderr
+    assert "no controller: give -a" in done.stderr
 
 
 def test_names_of_options_are_told_apart_from_values() -> None:
     assert is_given("--stores", ["--stores=a"]) and is_given("--stores", ["-q", "--stores", "a"])
     assert not is_given("--stores", ["--stores-too", "a"])
-    assert with_our_name(["--namesrvAddr=a:1", "--name"]) == ["--name-servers=a:1", "--name"]
+    assert with_our_name(["--controllerAddress=a:1", "--a"]) == ["--controllers=a:1", "--a"]
 
 
 def test_a_fresh_folder_is_not_there_yet(tmp_path: Path) -> None:

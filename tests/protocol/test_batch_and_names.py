@@ -15,8 +15,6 @@ from batonmq.protocol.errors import BrokerRefusal, FencedError, ResponseError
 from batonmq.protocol.message import Message, MessageQueue
 from batonmq.protocol.sysflag import has_queue_unit
 from batonmq.protocol.topic_name import (
-    HISTORY_PRODUCER,
-    HISTORY_TOPIC,
     METADATA_TOPIC,
     check_send_allowed,
     check_topic,
@@ -92,9 +90,6 @@ def test_names_of_topics_and_groups() -> None:
         check_send_allowed("SCHEDULE_TOPIC_XXXX")
     assert caught.value.code == ResponseCode.NO_PERMISSION
     check_send_allowed("TBW102")
-    with pytest.raises(BrokerRefusal):
-        check_send_allowed(HISTORY_TOPIC, "pg")
-    check_send_allowed(HISTORY_TOPIC, HISTORY_PRODUCER)
 
 
 @pytest.mark.parametrize(("kind", "has_unit"), [(0, True), (4, False), (8, True), (12, False)])

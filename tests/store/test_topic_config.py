@@ -16,7 +16,7 @@ from batonmq.protocol.bodies import (
     TopicConfigSerializeWrapper,
 )
 from batonmq.protocol.errors import CorruptLogError
-from batonmq.protocol.topic_name import HISTORY_TOPIC, POP_TOPIC
+from batonmq.protocol.topic_name import POP_TOPIC
 from batonmq.runtime.durable_file import backup_path
 from batonmq.store.config_file import ConfigManager
 from batonmq.store.subscription_group import (
@@ -82,8 +82,7 @@ def test_golden_topics_load_and_are_written_with_the_same_content(golden: Path) 
     manager._dirty = True
     assert persist(manager)
     ours = json.loads((golden / "topics.json").read_text())
-    for own in (HISTORY_TOPIC, POP_TOPIC):
-        assert ours["topicConfigTable"].pop(own)["writeQueueNums"] == 1
+    assert ours["topicConfigTable"].pop(POP_TOPIC)["writeQueueNums"] == 1
     assert ours == java
 
 
@@ -104,7 +103,7 @@ def test_an_empty_folder_gets_the_topics_of_a_fresh_java_broker_and_ours(tmp_pat
     manager = topics_at(tmp_path)
     users = {"GoldTopic"} | {name for name in java.topic_config_table if name.startswith("%")}
     expected = {n: c for n, c in java.topic_config_table.items() if n not in users}
-    expected |= {own: topic_config(own, 1) for own in (HISTORY_TOPIC, POP_TOPIC)}
+    expected[POP_TOPIC] = topic_config(POP_TOPIC, 1)
     assert manager.table == expected
     assert "TBW102" not in topics_at(tmp_path, auto_create_topic=False)
     assert persist(manager)

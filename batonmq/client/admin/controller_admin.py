@@ -17,7 +17,8 @@ from batonmq.client.admin.types import (
 )
 from batonmq.client.errors import ClientError, NoControllerLeaderError
 from batonmq.client.instance.name_servers import parse_addresses
-from batonmq.history.event import HistoryEvent, lenient_event
+from batonmq.history.event import EventKey, HistoryEvent, lenient_event
+from batonmq.history.reader import Page
 from batonmq.protocol.bodies import BrokerReplicasInfo, ElectMasterResponseBody, encode_names
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, ConnectError, RequestTimeoutError, ResponseError
@@ -205,6 +206,32 @@ class ControllerAdmin:
         addresses = None if address is None else (address,)
         reply = await self._native("GetHistory", request, addresses)
         return tuple(filter(None, (lenient_event(event.json) for event in reply.events)))
+
+    async def history_page(
+        self, after: EventKey | None, *, limit: int = 0, address: str | None = None
+    ) -> Page:
+        """The oldest events behind `after`, of all groups; None: from the oldest that is kept.
+
+        At most `limit`, and as many as the controller gives at once; none if it has no newer one.
+        `address` as in `history`. Raises ConnectError, ResponseError, and ClientError if the
+        controller is older than this request.
+        """
+        from batonmq.proto.controller.v1 import controller_pb2 as pb
+
+        log, raft_index, part = after or ("", 0, 0)
+        place = pb.HistoryPlace(log=log, raft_index=raft_index, part=part)
+        addresses = None if address is None else (address,)
+        reply = await self._native(
+            "GetHistory", pb.GetHistoryRequest(after=place, limit=limit), addresses
+        )
+        if reply.continuation == pb.GetHistoryReply.UNSPECIFIED:
+            raise ClientError(
+                f"controller {address or self.addresses[0]} cannot give the history in pages: it "
+                "runs an older version"
+            )
+        events = [lenient_event(event.json) for event in reply.events]
+        follows = reply.continuation == pb.GetHistoryReply.FOLLOWS
+        return Page([event for event in events if event is not None], follows)
 
     async def _native(
         self, method: str, request: object, addresses: Sequence[str] | None = None

@@ -145,8 +145,8 @@ def _sentence(options: Sequence[str], kept: Kept) -> str:
     return ", ".join(f"{count} {one if count == 1 else many}" for count, (one, many) in counts)
 
 
-NAME_SERVERS = "--name-servers"
-_SAME_AS_ELSEWHERE = ("-n", "--namesrvAddr", "--namesrv-addr")
+CONTROLLERS = "--controllers"
+_SAME_AS_ELSEWHERE = ("-a", "--controllerAddress", "--controller-address")
 _PASSED_ON = {"ignore_unknown_options": True, "help_option_names": []}
 
 Arguments = tuple[str, ...]
@@ -185,21 +185,21 @@ def topic_stats(arguments: Arguments) -> None:
 
 @_job("streamHistory")
 def stream_history(arguments: Arguments) -> None:
-    """Stream the history topic of a running cluster to Parquet."""
+    """Stream the history of a running cluster to Parquet."""
     wanted = with_our_name(arguments)
-    if not _asks_for_help(arguments) and not is_given(NAME_SERVERS, wanted):
-        found = CommandContext(Output(as_json=False)).name_servers
-        wanted += [NAME_SERVERS, ";".join(found)]
+    if not _asks_for_help(arguments) and not is_given(CONTROLLERS, wanted):
+        found = CommandContext(Output(as_json=False)).controllers
+        wanted += [CONTROLLERS, ";".join(found)]
     become("stream_history", wanted)
 
 
 def with_our_name(arguments: Sequence[str]) -> list[str]:
-    """`-n` and `--namesrvAddr` as the job calls them, the rest as it is."""
+    """`-a` and `--controllerAddress` as the job calls them, the rest as it is."""
     wanted: list[str] = []
     for each in arguments:
         name, equals, value = each.partition("=")
         if name in _SAME_AS_ELSEWHERE:
-            each = f"{NAME_SERVERS}{equals}{value}"
+            each = f"{CONTROLLERS}{equals}{value}"
         wanted.append(each)
     return wanted
 

@@ -162,13 +162,15 @@ class Aftermath:
 
     @contextlib.contextmanager
     def _streaming(self, lab: Lab) -> Iterator[None]:
-        """The history topic goes down to Parquet while the block runs, to the last election."""
+        """The history goes down to Parquet while the block runs, to the last election."""
         if not self._options.stream:
             yield
             return
         output = self.paths.output(STREAM)
-        servers = lab.cluster.name_servers
-        arguments = ["--name-servers", servers, "--output", str(output), *STREAM_OFTEN]
+        controllers = ";".join(
+            map(lab.cluster.view.controller_address, range(len(lab.cluster.controllers)))
+        )
+        arguments = ["--controllers", controllers, "--output", str(output), *STREAM_OFTEN]
         with jobs.running_job(STREAM, arguments, self.paths.folder, STREAM_MASTER) as process:
 
             def elected(epoch: int) -> bool:

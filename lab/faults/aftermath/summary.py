@@ -79,7 +79,7 @@ def lines(result: AftermathResult) -> list[str]:
     shown += _found(audit.document)
     if result.streamed:
         once = "each once" if not result.stream_wrong else "NOT as the controllers kept them"
-        shown.append(f"{result.streamed} events streamed from the history topic, {once}")
+        shown.append(f"{result.streamed} events streamed from the controllers, {once}")
     shown += [f"  {text}" for text in result.stream_wrong[:SHOWN]]
     shown += [f"  {one.rule}: {one.text}" for one in result.findings[:SHOWN]]
     return shown

@@ -1,4 +1,5 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -327,22 +328,44 @@ class HistoryEvent(_message.Message):
     def __init__(self, raft_index: _Optional[int] = ..., time_ms: _Optional[int] = ..., kind: _Optional[str] = ..., broker_name: _Optional[str] = ..., broker_id: _Optional[int] = ..., master_epoch: _Optional[int] = ..., sync_state_set_epoch: _Optional[int] = ..., json: _Optional[str] = ...) -> None: ...
 
 class GetHistoryRequest(_message.Message):
-    __slots__ = ("broker_name", "after_raft_index", "limit")
+    __slots__ = ("broker_name", "after_raft_index", "limit", "after")
     BROKER_NAME_FIELD_NUMBER: _ClassVar[int]
     AFTER_RAFT_INDEX_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     broker_name: str
     after_raft_index: int
     limit: int
-    def __init__(self, broker_name: _Optional[str] = ..., after_raft_index: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+    after: HistoryPlace
+    def __init__(self, broker_name: _Optional[str] = ..., after_raft_index: _Optional[int] = ..., limit: _Optional[int] = ..., after: _Optional[_Union[HistoryPlace, _Mapping]] = ...) -> None: ...
+
+class HistoryPlace(_message.Message):
+    __slots__ = ("log", "raft_index", "part")
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    RAFT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    log: str
+    raft_index: int
+    part: int
+    def __init__(self, log: _Optional[str] = ..., raft_index: _Optional[int] = ..., part: _Optional[int] = ...) -> None: ...
 
 class GetHistoryReply(_message.Message):
-    __slots__ = ("status", "events")
+    __slots__ = ("status", "events", "continuation")
+    class Continuation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNSPECIFIED: _ClassVar[GetHistoryReply.Continuation]
+        FOLLOWS: _ClassVar[GetHistoryReply.Continuation]
+        GAP: _ClassVar[GetHistoryReply.Continuation]
+    UNSPECIFIED: GetHistoryReply.Continuation
+    FOLLOWS: GetHistoryReply.Continuation
+    GAP: GetHistoryReply.Continuation
     STATUS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUATION_FIELD_NUMBER: _ClassVar[int]
     status: Status
     events: _containers.RepeatedCompositeFieldContainer[HistoryEvent]
-    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., events: _Optional[_Iterable[_Union[HistoryEvent, _Mapping]]] = ...) -> None: ...
+    continuation: GetHistoryReply.Continuation
+    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., events: _Optional[_Iterable[_Union[HistoryEvent, _Mapping]]] = ..., continuation: _Optional[_Union[GetHistoryReply.Continuation, str]] = ...) -> None: ...
 
 class ReportEventRequest(_message.Message):
     __slots__ = ("broker_name", "broker_id", "master_epoch", "kind", "time_ms", "json", "request_id")

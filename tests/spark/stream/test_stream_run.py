@@ -9,12 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from batonmq.history.message import HISTORY_AFTER
 from batonmq.spark.history.stream import HistoryLost, HistoryStream, StreamPlan
 from batonmq.spark.history.stream_output import StreamOutput
 from batonmq.spark.jobs.stream_history import _interval, write_failovers
+from batonmq.spark.read.columns import TABLES
+from batonmq.spark.read.history_table import decode_lines
 
-PLAN = StreamPlan("127.0.0.1:9876", "/nowhere", 10, "10 seconds")
+PLAN = StreamPlan("127.0.0.1:9878", "/nowhere", 10, "10 seconds")
 
 
 class Query:
@@ -88,7 +89,7 @@ def failed(text):
 
 
 OUTAGE = (
-    "batonmq.spark.live.cluster.ClusterError: no master of broker-b answered (with patience 20 ms)"
+    "batonmq.spark.live.cluster.ClusterError: no controller answers (tried for 20 ms: option x)"
 )
 
 
@@ -119,7 +120,7 @@ def test_an_outage_of_the_cluster_is_a_pause(queries):
     stream.counts.batches = 1
     stream.run(None, PLAN, threading.Event())
     assert left == []
-    assert told == ["no master of broker-b answered (with patience 20 ms); next attempt in 0 s"] * 3
+    assert told == ["no controller answers (tried for 20 ms: option x); next attempt in 0 s"] * 3
     assert all(query.stopped_in_batch is False for query in down)
 
 
@@ -144,7 +145,7 @@ def test_a_cluster_that_never_answered_ends_it(queries, trigger):
 
 def test_lost_events_end_it_with_the_way_out(queries):
     text = (
-        "batonmq.spark.live.offsets.DataLossError: topic T, broker b, queue 0: [3, 9) is gone; "
+        "batonmq.spark.live.offsets.DataLossError: events behind (log a, …) may be lost; "
         "set failOnDataLoss=false to continue with what there is"
     )
     stream, _, _ = queries(Query(error=failed(text)))
@@ -152,7 +153,7 @@ def test_lost_events_end_it_with_the_way_out(queries):
     with pytest.raises(HistoryLost) as caught:
         stream.run(None, PLAN, threading.Event())
     assert str(caught.value) == (
-        "topic T, broker b, queue 0: [3, 9) is gone; --accept-loss continues behind what is lost"
+        "events behind (log a, …) may be lost; --accept-loss continues behind what is lost"
     )
 
 
@@ -185,28 +186,19 @@ def test_a_busy_machine_gets_a_few_more_chances(queries, trigger):
 
 
 class Batch:
-    """Messages of the history as a query hands them over: (offset, Raft index, that in front)."""
+    """Events of the history as a query hands them over, by their Raft indexes."""
 
-    def __init__(self, *rows):
-        event = b'{"log":"a","raft_index":%d,"time_ms":1795000000000,"kind":"elected"}'
-        self.rows = []
-        for offset, index, after in rows:
-            properties = [] if after is None else [(HISTORY_AFTER, f"{after}-0")]
-            self.rows.append(("b", 0, offset, None, event % index, properties))
+    def __init__(self, *indexes, log="a"):
+        lines = (
+            b'{"log":"%s","raft_index":%d,"time_ms":1795000000000,"kind":"elected"}\n'
+            % (log.encode(), index)
+            for index in indexes
+        )
+        found = decode_lines("", 0, b"".join(lines), TABLES["history"])
+        self.rows = pa.Table.from_batches(found if indexes else [], TABLES["history"])
 
     def toArrow(self):
-        columns = zip(*self.rows, strict=True) if self.rows else [()] * len(MESSAGES)
-        arrays = [pa.array(c, kind) for c, kind in zip(columns, MESSAGES.types, strict=True)]
-        return pa.Table.from_arrays(arrays, schema=MESSAGES)
-
-
-MESSAGES = pa.schema(
-    [
-        ("broker", pa.string()), ("queue_id", pa.int32()), ("queue_offset", pa.int64()),
-        ("store_at", pa.timestamp("us", "UTC")), ("body", pa.binary()),
-        ("properties", pa.map_(pa.string(), pa.string())),
-    ]
-)  # fmt: skip
+        return self.rows
 
 
 @pytest.fixture
@@ -219,56 +211,45 @@ def taking(tmp_path):
     output.close()
 
 
-def test_a_topic_that_has_lost_its_beginning_and_holes_are_told_once(taking):
-    stream, told = taking
-    stream._take(Batch((7, 20, 19), (8, 21, 20)), 0)
-    begins, counted = told
-    assert begins.startswith("the topic begins at offset 7 in b: what stood before has expired")
-    assert counted.startswith("2 events; 2 in all")
-    del told[:]
-    stream._take(Batch((9, 30, None), (10, 31, 30)), 1)
-    stream._take(Batch((11, 32, 31)), 2)
-    assert [line.split()[:4] for line in told] == [
-        ["2", "events;", "4", "in"],
-        ["1", "hole:", "log", "a,"],
-        ["1", "events;", "5", "in"],
-    ]
-    assert "between Raft index 21 and 30:" in told[1]
-    stream._take(Batch((12, 40, None)), 3)
-    assert told[-1].startswith("2 holes; the last one: log a, between Raft index 32 and 40:")
-    assert stream.counts.events == 6
-
-
 def test_the_table_has_the_events_and_the_failovers_follow_it(taking, tmp_path):
     stream, told = taking
     stream._on_commit = lambda: told.append(
         write_failovers(tmp_path / "out", str(tmp_path / "told"))
     )
-    stream._take(Batch((7, 20, 19), (8, 20, 19), (9, 21, 20)), 0)
+    stream._take(Batch(21, 20), 0)
     files = [*(tmp_path / "out").glob("group=*/day=2026-11-18/*.parquet")]
     (rows,) = (pq.read_table(path).to_pylist() for path in files)
-    assert [(row["raft_index"], row["queue_offset"], row["log"]) for row in rows] == [
-        (20, 7, "a"),
-        (21, 9, "a"),
-    ]
-    assert told[-1] is None and told[-2].startswith("2 events, 1 repeats; 2 in all")
+    assert [(row["raft_index"], row["log"]) for row in rows] == [(20, "a"), (21, "a")]
+    assert told[-1] is None and told[-2].startswith("2 events; 2 in all")
     for batch, events in ((1, 3), (1, 3)):
-        stream._take(Batch((10, 22, 21)), batch)
+        stream._take(Batch(22), batch)
         summary = json.loads((tmp_path / "told" / "summary.json").read_text())
         assert summary["events"] == events
     assert told.count(None) == 2  # nothing was new in the last one
 
 
+def test_what_the_table_has_is_passed_over_in_each_log(taking):
+    """A batch comes again after a crash; a new checkpoint begins with the oldest event."""
+    stream, told = taking
+    stream._take(Batch(7, 9), 0)
+    stream._take(Batch(1, log="0"), 1)
+    stream._take(Batch(5, 7, 9, 12), 0)
+    stream._take(Batch(1, 2, log="0"), 1)
+    assert stream._output.read == {"a": (12, 0), "0": (2, 0)}
+    assert (stream.counts.events, stream.counts.repeats) == (5, 4)
+    assert told[-1].startswith("1 events, 1 repeats; 5 in all")
+
+
 def test_a_batch_that_does_not_follow_the_table_ends_the_query(taking):
     stream, _ = taking
     with pytest.raises(ValueError, match="the checkpoint continues with batch 4"):
-        stream._take(Batch((7, 20, 19)), 4)
-    stream._take(Batch(), 0)  # nothing in it is an event
-    stream._take(Batch((7, 20, 19)), 1)
-    stream._take(Batch((7, 20, 19)), 1)  # again, as after a crash
+        stream._take(Batch(20), 4)
+    stream._take(Batch(), 0)
+    stream._take(Batch(20), 1)
+    stream._take(Batch(20), 1)  # again, as after a crash
     assert (stream.counts.events, stream.counts.repeats) == (1, 1)
     with pytest.raises(ValueError, match="nothing behind batch 1"):
-        stream._take(Batch((9, 22, 20)), 3)
+        stream._take(Batch(22), 3)
 
 
 def test_why_a_commit_failed_is_told_and_not_the_trace_of_spark(taking, monkeypatch):
@@ -277,6 +258,6 @@ def test_why_a_commit_failed_is_told_and_not_the_trace_of_spark(taking, monkeypa
     query.batch = threading.Event()
     monkeypatch.setattr(stream, "_start", lambda session, plan: query)
     with pytest.raises(ValueError, match="continues with batch 4"):
-        stream._take(Batch((7, 20, 19)), 4)
+        stream._take(Batch(20), 4)
     with pytest.raises(ValueError, match="continues with batch 4"):
         stream.run(None, PLAN, threading.Event())
