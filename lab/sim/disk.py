@@ -53,6 +53,10 @@ class DiskPlan:
     """What goes wrong on one host's disk. Each is over once it happened, but for `full`."""
 
     full: bool = False
+    log_is_full: bool = False
+    """The log has no room though its segments are allocated, as on a copy-on-write file system."""
+    on_log: Callable[[bytes], None] | None = None
+    """Is shown what comes to be written to the log."""
     fail_call: tuple[str, int] | None = None  # EIO at the n-th call of that name from now
     fail_within: tuple[str, int, int] | None = None
     """While that path exists: the n-th changing call fails, with that number."""
@@ -64,7 +68,8 @@ class DiskPlan:
     @property
     def is_idle(self) -> bool:
         fails = self.fail_call or self.fail_within
-        return not (self.full or fails or self.crash_at or self.short_write or self.slow_s)
+        full = self.full or self.log_is_full
+        return not (full or fails or self.crash_at or self.short_write or self.slow_s)
 
 
 class HostDisk:
@@ -122,6 +127,13 @@ class HostDisk:
         self.on_fault(f"crash at {name} of {self.short(path)}")
         self.crash()
         raise Crash(f"{name} {path}")
+
+    def before_log(self, path: str, data: Any) -> None:
+        """Before a write to the log; zeros fit into a full one."""
+        if self.plan.on_log is not None:
+            self.plan.on_log(bytes(data))
+        if self.plan.log_is_full and any(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.short(path))
 
     def refuse_if_full(self, path: str) -> None:
         if self.plan.full:
@@ -443,6 +455,8 @@ class SimDisks(NameCalls):
             raise OSError(errno.ENOSPC, f"this host wrote {MOST_WRITTEN} bytes", path)
         if disk.plan.full and offset + len(data) > os.fstat(fd).st_size:
             disk.refuse_if_full(path)
+        if path.rpartition("/")[0].endswith("/commitlog"):
+            disk.before_log(path, data)
         if disk.plan.short_write is not None:
             disk.plan.short_write -= 1
             if disk.plan.short_write <= 0:

@@ -414,7 +414,7 @@ class Faults:
             HostFaults(cluster),
             DiskFaults(cluster),
             WearFaults(cluster),
-            StrainFaults(cluster),
+            StrainFaults(cluster, clients),
             DisturbFaults(cluster),
             NetworkFaults(cluster),
             LastingFaults(cluster, service),

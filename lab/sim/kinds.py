@@ -65,6 +65,9 @@ WEARING = {"rot": 5, "rot while up": 2, "failing disk": 3, "failing cut": 3, "is
 #: And where faults come together.
 STRAINING = {"strained switch": 3, "half open": 3, "stranger": 3}
 
+#: And what tears the end of a transaction, before the others begin.
+TEARING = {"no room for a commit": 1, "end before the op": 1}
+
 #: And where clocks of brokers leap while segments expire.
 LEAPING = {"clock leap": 1}
 
@@ -98,7 +101,9 @@ RETURNING = {
 }
 
 #: What plain lives never meet.
-NEVER_PLAIN = {*WEARING, *STRAINING, *LEAPING, *LASTING, *RETURNING, *DISTURBING} - {*WEIGHTS}
+NEVER_PLAIN = {*WEARING, *STRAINING, *TEARING, *LEAPING, *LASTING, *RETURNING, *DISTURBING} - {
+    *WEIGHTS
+}
 
 FAILING = ("pwrite", "fdatasync", "open", "pread", "read_bytes", "fsync", "link", "replace")
 """Calls to a disk that fail."""

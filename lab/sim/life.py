@@ -31,6 +31,7 @@ from lab.sim.kinds import (
     RETURNING,
     ROLLING,
     STRAINING,
+    TEARING,
     UNCLEAN,
     WEARING,
     WEIGHTS,
@@ -49,6 +50,7 @@ from lab.sim.settings import (
     with_lasting,
     with_returning,
     with_strains,
+    with_torn_ends,
     with_variants,
     without_features,
 )
@@ -70,6 +72,7 @@ locks for 60 s, anew in each election."""
 _STEP_S = 0.25
 _WHOLE_SET_S = 1.5
 """After the first ack. Until then all replicas have joined, and what lasts finds a whole group."""
+_TORN_S = 2.5
 _OPERATOR_S = 8.0
 """Whom a group waits for in vain after power was lost, an operator elects then."""
 
@@ -133,6 +136,11 @@ def plan_of(seed: int, *, plain: bool = False) -> Plan:
         settings = with_disturbance(settings, of_disturbance)
         if settings.disturbs:
             faults += draw_faults(of_disturbance, seconds, DISTURBING)
+        of_torn = random.Random(f"torn {seed}")
+        settings = with_torn_ends(settings, of_torn)
+        if settings.tears:
+            torn = replace(draw_first(of_torn, _WHOLE_SET_S, TEARING), for_s=_TORN_S)
+            faults, seconds = _after(torn, faults, seconds)
         of_lasting = random.Random(f"lasting {seed}")
         settings = with_lasting(settings, of_lasting)
         if settings.lasts:

@@ -229,10 +229,11 @@ class Pipe:
         self._armed = False
         network, target, queue = self._network, self._target, self._queue
         try:
-            if not network.is_blocked(self._source, target.host):
-                now_s = network.loop.now_s
-                while queue and queue[0][0] <= now_s and not target.dead:
-                    self._deliver(queue.popleft()[1])
+            now_s = network.loop.now_s
+            while queue and queue[0][0] <= now_s and not target.dead:
+                if network.is_blocked(self._source, target.host):
+                    break
+                self._deliver(queue.popleft()[1])
         finally:
             self.pump()
 

@@ -14,6 +14,7 @@ _FEATURE = 0.4
 
 _WEARS = 0.25
 _STRAINS = 0.2
+_TEARS = 0.2
 _LASTS = 0.2
 _DISTURBS = 0.15
 _RETURNS = 0.25
@@ -22,7 +23,7 @@ _RETURNS = 0.25
 FEATURES = ("retries", "delays", "transactions", "orderly", "pops", "filters", "questions")
 
 #: What plain lives have nothing of.
-NOT_PLAIN = (*FEATURES, "wears", "strains", "lasts", "disturbs", "returns")
+NOT_PLAIN = (*FEATURES, "wears", "strains", "tears", "lasts", "disturbs", "returns")
 
 
 class Draw(Protocol):
@@ -51,6 +52,7 @@ class Settings:
     unclean: bool = False  # an operator elects a replica that lacks confirmed messages
     wears: bool = False  # the disk of one broker wears out
     strains: bool = False  # faults come together
+    tears: bool = False  # the end of a transaction is torn
     lasts: bool = False  # a partial fault lasts for seconds, before the other faults begin
     disturbs: bool = False  # operators and strangers disturb servers
     returns: bool = False  # before the other faults, disks of another time come back
@@ -128,6 +130,12 @@ def with_strains(settings: Settings, rng: Draw) -> Settings:
     wears, strains = rng.random() < _WEARS, rng.random() < _STRAINS
     is_free = not settings.expires and not settings.unclean
     return replace(settings, wears=wears and is_free, strains=strains and not settings.unclean)
+
+
+def with_torn_ends(settings: Settings, rng: Draw) -> Settings:
+    """Whether the end of a transaction is torn."""
+    tears = rng.random() < _TEARS and settings.transactions
+    return replace(settings, tears=tears and not settings.unclean and not settings.wears)
 
 
 def with_lasting(settings: Settings, rng: Draw) -> Settings:

@@ -1,11 +1,13 @@
 """Faults that come together: a switch while a member hangs, a connection that broke at one end, a
-stranger that comes as a slave of another group, and in the name of the master.
+stranger that comes as a slave of another group, and in the name of the master; a log that has no
+room for the commit of a transaction, and a switch there and back; a master that ends before the op.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -24,8 +26,10 @@ from batonmq.ha.wire import (
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc
 from batonmq.protocol.errors import RemoteProtocolError
-from lab.sim.clients import Operator
+from batonmq.protocol.topic_name import TRANS_OP_HALF_TOPIC
+from lab.sim.clients import Client, Operator
 from lab.sim.cluster import Cluster
+from lab.sim.features.transactions import TransactionSender
 from lab.sim.hosts import CLUSTER, GROUP, GRPC_ADDRESSES, BrokerHost
 from lab.sim.kinds import Fault, Kinds
 from lab.sim.loop import Process
@@ -33,11 +37,19 @@ from lab.sim.loop import Process
 _STRANGER = "10.0.3.1"
 _HANGS_S = 0.45
 _SLOW_S = 0.1
+_LOOK_S = 0.002
+_AGAIN_S = 0.1
+_WAITS_S = 2.0
+_COMMITTED = b"\x06TopicT"
+"""Topic of a record of TransactionSender's that is committed, with its length. A half message has
+that name among its properties only."""
+_OP = TRANS_OP_HALF_TOPIC.encode()
 
 
 class StrainFaults(Kinds):
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, clients: Sequence[Client]) -> None:
         super().__init__(cluster)
+        self._clients = clients
         self._operator = Operator(cluster)
 
     def _master_and_slaves(self) -> tuple[BrokerHost | None, list[BrokerHost]]:
@@ -110,6 +122,95 @@ class StrainFaults(Kinds):
             process.spawn(self._impersonate(address, hello))
         self._later(fault, process.kill)
         return f"as {slave.name}, to {master.name}"
+
+    def no_room_for_a_commit(self, fault: Fault) -> str | None:
+        """The log of the master has no room from the next commit on, and the producer ends. Another
+        master is named, and what had no room is forgotten; then this one leads again, before it
+        asks how that transaction ended (R55)."""
+        master, slaves = self._master_and_slaves()
+        heir = self._of(slaves, fault.pick)
+        if master is None or heir is None:
+            return None
+        plan = master.disk.plan
+
+        def on_log(data: bytes) -> None:
+            if _COMMITTED in data:
+                plan.on_log, plan.log_is_full = None, True
+                for client in self._clients:
+                    if isinstance(client, TransactionSender):
+                        self.cluster.later(0.0, client.kill)
+                        self._later(fault, client.start)
+
+        plan.on_log = on_log
+        self._once_full(master, heir, self.cluster.now_s + _WAITS_S)
+        return f"at {master.name}"
+
+    def _once_full(self, master: BrokerHost, heir: BrokerHost, until_s: float) -> None:
+        if master.disk.plan.log_is_full:
+            self._name(heir)
+            self._once_forgotten(master, until_s)
+        elif self.over or self.cluster.now_s > until_s or not master.is_open:
+            self._make_room(master)
+        else:
+            self.cluster.later(_LOOK_S, self._once_full, master, heir, until_s)
+
+    def _once_forgotten(self, master: BrokerHost, until_s: float) -> None:
+        """It has left its role, and has not begun to follow."""
+        appender = master.service.store.appender if master.service is not None else None
+        if appender is not None and not appender.is_writable and not appender.has_buffered:
+            self._make_room(master)
+            self.cluster.later(_AGAIN_S, self._lead_again, master, until_s)
+        elif self.over or self.cluster.now_s > until_s:
+            self._make_room(master)
+        else:
+            self.cluster.later(_LOOK_S, self._once_forgotten, master, until_s)
+
+    def _make_room(self, master: BrokerHost) -> None:
+        master.disk.plan.on_log, master.disk.plan.log_is_full = None, False
+
+    def _lead_again(self, master: BrokerHost, until_s: float) -> None:
+        if not (self.over or master.is_open or self.cluster.now_s > until_s):
+            self._name(master)
+            self.cluster.later(_AGAIN_S, self._lead_again, master, until_s)
+
+    def _name(self, host: BrokerHost) -> None:
+        if host.service is not None:
+            self._operator.elect(host.service.replication.broker_id())
+
+    def end_before_the_op(self, fault: Fault) -> str | None:
+        """The master ends when each slave has the commit of a transaction, and its op is under way:
+        so it is for the next master to write, which takes its time by a slow link, while the
+        producer asks for the commit again (R30)."""
+        master, slaves = self._master_and_slaves()
+        if master is None or not slaves:
+            return None
+        for slave in slaves:
+            slave.disk.plan.on_log = partial(self._commit_came, fault, master, slave, slaves)
+            self._later(fault, setattr, slave.disk.plan, "on_log", None)
+        return master.name
+
+    def _commit_came(
+        self,
+        fault: Fault,
+        master: BrokerHost,
+        slave: BrokerHost,
+        slaves: list[BrokerHost],
+        data: bytes,
+    ) -> None:
+        if _COMMITTED not in data or _OP in data:
+            return
+        slave.disk.plan.on_log = None
+        pair = frozenset((master.address, slave.address))
+        self.cluster.network.blocked.add(pair)
+        self._later(fault, self.cluster.network.heal_link, pair)
+        self.cluster.later(0.0, self._end_master, fault, master, slaves)
+
+    def _end_master(self, fault: Fault, master: BrokerHost, slaves: list[BrokerHost]) -> None:
+        if all(each.disk.plan.on_log is None for each in slaves):
+            self._down(fault, master, master.kill)
+            others, links = frozenset(s.address for s in slaves), self.cluster.network.slow_links
+            links[others] = _SLOW_S
+            self._later(fault, links.pop, others, None)
 
     async def _impersonate(self, address: str, hello: pb.Hello) -> None:
         """R59: every controller refuses a session without the secret of its process."""
