@@ -29,6 +29,7 @@ server finds it by them. A new code goes into the processor of its kind:
 | `tables.slave_sync` | tables for slaves 21, 43, 45, 60, 201, 402, 60002 |
 | `replication.classic` | outside controller mode 905, 906, 908, 60004 |
 | `service` | 1008 |
+| `relay` | a master that stops says what it took 60005 |
 
 On a member that is not master, `relay` takes what only the master may do and passes it on. Before
 the store is open, `broker_endpoint` has the ports.
