@@ -1,0 +1,91 @@
+"""What the pages say: links lead somewhere, commands exist, and each page is in the index."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+import pytest
+
+from batonmq.mqctl.main import cli
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+LISTED = subprocess.run(
+    ["git", "ls-files", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True
+)
+PAGES: Final = [ROOT / name for name in LISTED.stdout.split() if (ROOT / name).is_file()]
+FILES_OF_A_WAY_MAX: Final = 12
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", head.lower()) for head in heads)
+    return {head.strip().replace(" ", "-") for head in plain}
+
+
+def links(page: Path) -> Iterator[str]:
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    yield from re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links(page):
+        if re.match(r"\w+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+def test_every_page_of_the_documentation_is_in_its_index() -> None:
+    for folder in (ROOT / "docs", ROOT / "docs" / "decisions"):
+        linked = {(folder / link).resolve() for link in links(folder / "README.md")}
+        missing = [page for page in folder.glob("*.md") if page not in linked]
+        assert [page.name for page in missing] == ["README.md"]
+
+
+def _commands(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """Of `mqctl NAME …` in code: the name, and the options behind it."""
+    text = page.read_text("utf-8")
+    code = re.findall(r"```.*?```", text, flags=re.DOTALL)
+    code += re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    for piece in code:
+        for line in piece.splitlines():
+            line, _, _ = line.partition(" #")
+            for name, rest in re.findall(r"\bmqctl ([a-z]\w+)([^;|&]*)", line):
+                yield name, re.findall(r"(?<!\S)(--?[a-zA-Z][\w-]*)", rest)
+
+
+@each_page
+def test_commands_and_their_options_exist(page: Path) -> None:
+    context = click.Context(cli)
+    for name, given in _commands(page):
+        command = cli.get_command(context, name)
+        assert command is not None, f"mqctl {name}"
+        if command.context_settings.get("ignore_unknown_options"):
+            continue  # a job on Spark parses them itself
+        known: set[str] = {"--help", "-h"}
+        for parameter in command.params:
+            known |= {*parameter.opts, *parameter.secondary_opts}
+        assert set(given) <= known, f"mqctl {name}"
+
+
+def test_a_way_through_the_house_names_few_files() -> None:
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8")
+    table = text.partition("| to read | in this order |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| ([^|]+) \| (`.*) \|$", table, re.MULTILINE)
+    assert len(rows) >= 3
+    for way, order in rows:
+        names = re.findall(r"`([\w/]+)`", order)
+        assert len(names) <= FILES_OF_A_WAY_MAX, way
+        for name in names:
+            assert (ROOT / "batonmq" / f"{name}.py").is_file(), name
