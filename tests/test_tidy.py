@@ -304,19 +304,47 @@ def _dotted(name: str) -> str:
     return path if path.startswith("batonmq") else f"batonmq.{path}"
 
 
-def test_each_safety_rule_names_a_test_and_the_defects_that_are_planted_against_it() -> None:
+def test_each_safety_rule_names_its_modules_a_test_and_the_defects_planted_against_it() -> None:
     """A rule that nothing shows is a wish. The named test has the rule in its name."""
-    text = (ROOT / "docs" / "SAFETY.md").read_text("utf-8")
-    rules, _, shown = text.partition("## What shows it")
-    named = [int(number) for number in re.findall(r"^\| R(\d+) \|", rules, re.MULTILINE)]
-    rows = re.findall(r"^\| R(\d+) \| `(\S+)` `(\w+)` \| (.+) \|$", shown, re.MULTILINE)
-    assert [int(number) for number, *_ in rows] == sorted(named) == list(range(1, len(named) + 1))
+    rules = _safety_rules()
+    assert sorted(rules) == list(range(1, len(rules) + 1))
     planted = defaultdict(set)
     for patch in (ROOT / "lab" / "sim" / "defects").glob("*.patch"):
         what, _, _ = patch.read_text("utf-8").partition(":")
         for number in re.findall(r"R(\d+)", what):
-            planted[number].add(patch.stem)
-    for number, file, test, defects in rows:
+            planted[int(number)].add(patch.stem)
+    for number, items in rules.items():
+        modules = re.findall(r"`([^`]+)`", items["Where"])
+        assert modules and all((ROOT / module).is_file() for module in modules), (number, modules)
+        shown, _, defects = " ".join(items["Shown by"].split()).partition("; planted: ")
+        file, test = re.findall(r"`([^`]+)`", shown)
         assert re.search(rf"_r{number}_", test), (number, test)
         assert f"def {test}(" in (ROOT / file).read_text("utf-8"), (number, file, test)
         assert set(re.findall(r"`(\w+)`", defects)) == planted[number], number
+
+
+def test_each_safety_rule_is_short_and_links_to_its_details() -> None:
+    details = (ROOT / "docs" / "safety-details.md").read_text("utf-8")
+    linked = set()
+    for number, items in _safety_rules().items():
+        for name in ("Rule", "Why", "Where"):
+            assert items[name].count("\n") < 4, (number, name)
+        if f"(safety-details.md#r{number})" in items["Rule"]:
+            linked.add(number)
+    assert linked == {int(number) for number in re.findall(r"^## R(\d+)$", details, re.MULTILINE)}
+
+
+def _safety_rules() -> dict[int, dict[str, str]]:
+    """By number, the four items of each rule in docs/SAFETY.md."""
+    text = (ROOT / "docs" / "SAFETY.md").read_text("utf-8")
+    rules: dict[int, dict[str, str]] = {}
+    for section in re.split(r"^##+ ", text, flags=re.MULTILINE):
+        if not (title := re.match(r"R(\d+): .+\n\n", section)):
+            continue
+        items = re.findall(
+            r"^- \*\*(.+)\*\*: ((?:.+\n?)(?:  .+\n?)*)", section[title.end() :], re.MULTILINE
+        )
+        assert [name for name, _ in items] == ["Rule", "Why", "Where", "Shown by"], title[0]
+        assert int(title[1]) not in rules, title[0]
+        rules[int(title[1])] = {name: item.strip() for name, item in items}
+    return rules
