@@ -1,7 +1,7 @@
 """The rules of the house that a machine can see: sizes, names, owners, markers.
 
 Which imports are allowed is import-linter's (`make lint`). A rule here has its reason in
-`docs/ARCHITECTURE.md`, "Rules of the house".
+`docs/ARCHITECTURE.md`, "Code rules".
 """
 
 from __future__ import annotations
