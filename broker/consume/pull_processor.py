@@ -17,7 +17,8 @@ from typing import Final
 
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.held_requests import Held, PullHold
-from batonmq.broker.consume.pull_request import Pull, PullChecks, PullForbiddenError
+from batonmq.broker.consume.pull_request import Pull, PullChecks
+from batonmq.broker.consume.read_checks import ReadForbiddenError
 from batonmq.broker.relay import Relay
 from batonmq.broker.tables.offset_clamp import (
     Progress,
@@ -134,8 +135,8 @@ class PullProcessor:
             return
         try:
             pull = self._checks.checked(channel, request)
-        except PullForbiddenError as exc:
-            channel.write(refusal_of(request.opaque, exc, exc.fields))
+        except ReadForbiddenError as exc:
+            channel.write(refusal_of(request.opaque, exc, {"forbiddenType": str(exc.kind.value)}))
             return
         except BatonError as exc:
             channel.write(refusal_of(request.opaque, exc))

@@ -12,13 +12,20 @@ from typing import Final
 
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.consumer_manager import ConsumerManager
+from batonmq.broker.consume.read_checks import (
+    Forbidden,
+    ReadForbiddenError,
+    check_queue,
+    check_subscription,
+    consuming_group,
+    readable_topic,
+)
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
 from batonmq.broker.filter.sql_values import Matches
 from batonmq.broker.filter.subscription_filter import SubscriptionFilter, filter_of
 from batonmq.broker.tables.topics import TopicService
 from batonmq.protocol.bodies import (
     BROADCASTING,
-    PERM_READ,
     SQL92,
     TAG,
     SubscriptionGroupConfig,
@@ -30,19 +37,6 @@ from batonmq.remoting.connection import Connection
 from batonmq.remoting.headers import PullFields, PullFrame
 
 MAX_REPLY_BYTES: Final = 15 * 1024 * 1024
-
-FORBIDDEN_GROUP: Final = 2
-FORBIDDEN_TOPIC: Final = 3
-FORBIDDEN_BROADCASTING: Final = 4
-FORBIDDEN_SUBSCRIPTION: Final = 5
-
-
-class PullForbiddenError(BrokerRefusal):
-    """16, with the `forbiddenType` that tells clients of what kind the prohibition is."""
-
-    def __init__(self, kind: int, remark: str) -> None:
-        super().__init__(ResponseCode.NO_PERMISSION, remark)
-        self.fields = {"forbiddenType": str(kind)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,27 +84,9 @@ class PullChecks:
             raise BrokerRefusal(
                 ResponseCode.NO_PERMISSION, "lite pulls are off: litePullMessageEnable is false"
             )
-        group = self._topics.group(ext.consumer_group, writable=self._writable())
-        if not group.consume_enable:
-            raise PullForbiddenError(
-                FORBIDDEN_GROUP,
-                f"group {ext.consumer_group} may not consume: consumeEnable is false",
-            )
-        config = self._topics.get(ext.topic)
-        if config is None:
-            raise BrokerRefusal(
-                ResponseCode.TOPIC_NOT_EXIST, f"topic {ext.topic} does not exist on this broker"
-            )
-        if not config.perm & PERM_READ:
-            raise PullForbiddenError(
-                FORBIDDEN_TOPIC, f"topic {ext.topic} may not be read: perm {config.perm}"
-            )
-        if not 0 <= ext.queue_id < config.read_queue_nums:
-            raise BrokerRefusal(
-                ResponseCode.INVALID_PARAMETER,
-                f"queueId {ext.queue_id} of topic {ext.topic}:"
-                f" it has {config.read_queue_nums} queues",
-            )
+        group = consuming_group(self._topics, ext.consumer_group, writable=self._writable())
+        config = readable_topic(self._topics, ext.topic)
+        check_queue(config, ext.queue_id)
         wanted, matches = self._filter(ext, group)
         return Pull(
             channel,
@@ -135,11 +111,7 @@ class PullChecks:
             kind, expression = ext.expression_type or TAG, ext.subscription or "*"
         else:
             kind, expression = self._subscribed(ext, group)
-        if self._topics.groups.is_forbidden(ext.consumer_group, ext.topic):
-            raise PullForbiddenError(
-                FORBIDDEN_SUBSCRIPTION,
-                f"group {ext.consumer_group} is forbidden to read topic {ext.topic}",
-            )
+        check_subscription(self._topics, ext.consumer_group, ext.topic)
         return filter_of(kind, expression, sql92=self._config.enable_property_filter)
 
     def _subscribed(self, ext: PullFields, group: SubscriptionGroupConfig) -> tuple[str, str]:
@@ -153,8 +125,8 @@ class PullChecks:
             )
         is_broadcasting = self._clients.message_model(name) == BROADCASTING
         if is_broadcasting and not group.consume_broadcast_enable:
-            raise PullForbiddenError(
-                FORBIDDEN_BROADCASTING,
+            raise ReadForbiddenError(
+                Forbidden.BROADCASTING,
                 f"group {name} may not broadcast: consumeBroadcastEnable is false",
             )
         if subscription.sub_version < ext.sub_version:

@@ -13,7 +13,8 @@ import binascii
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from batonmq.broker.pop.pop_request import check_queue, invisible_time, no_topic
+from batonmq.broker.consume.read_checks import check_queue, existing_topic
+from batonmq.broker.pop.pop_request import invisible_time
 from batonmq.broker.pop.pop_service import PopService, Taken
 from batonmq.broker.pop.pop_table import Acked, Key, Popped, PopRecord, PutOff
 from batonmq.broker.request_fields import number, text
@@ -91,8 +92,7 @@ class AckProcessor:
                     f"acks: 'r' is {entry.retry[:32]!r}, allowed are 0, 1 and 2",
                 )
             topic = real_topic(entry.retry, entry.topic, entry.consumer_group)
-            if self._topics.get(topic) is None:
-                raise no_topic(topic)
+            existing_topic(self._topics, topic)
             key = entry.consumer_group, topic, entry.queue_id
             bits = _bits(entry.bit_set)
             count += bits.bit_count()
@@ -159,10 +159,7 @@ class AckProcessor:
         except RemoteProtocolError as exc:
             raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, f"extraInfo: {exc}") from exc
         topic = real_topic(handle.flag, topic, group)
-        config = self._topics.get(topic)
-        if config is None:
-            raise no_topic(topic)
-        check_queue(config, queue_id, ResponseCode.MESSAGE_ILLEGAL)
+        check_queue(existing_topic(self._topics, topic), queue_id, ResponseCode.MESSAGE_ILLEGAL)
         return _Named((group, topic, queue_id), offset, handle)
 
     def _check_offset(self, named: _Named, end: int) -> None:

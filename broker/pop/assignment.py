@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from batonmq.broker.config import BrokerConfig
+from batonmq.broker.consume.read_checks import existing_topic
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.allocation import STRATEGIES, Allocate, place_of
@@ -102,9 +103,7 @@ class AssignmentProcessor:
         if topic.startswith(RETRY_PREFIX):
             what = f"the mode of the retry topic {topic} cannot be set: it is PULL"
             raise BrokerRefusal(ResponseCode.NO_PERMISSION, what)
-        if self._topics.get(topic) is None:
-            what = f"topic {topic} does not exist on this broker"
-            raise BrokerRefusal(ResponseCode.TOPIC_NOT_EXIST, what)
+        existing_topic(self._topics, topic)
         self._topics.group(group, writable=True)
         end = self._topics.put_request_mode(mode)
         await self._path.wait_confirmed(end, f"request mode of group {group}")

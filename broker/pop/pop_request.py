@@ -10,14 +10,19 @@ from typing import Final
 
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.held_requests import Waiting
+from batonmq.broker.consume.read_checks import (
+    check_queue,
+    check_subscription,
+    consuming_group,
+    readable_topic,
+)
 from batonmq.broker.filter.sql_values import Matches
 from batonmq.broker.filter.subscription_filter import SubscriptionFilter, filter_of
 from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.tables.topics import TopicService
-from batonmq.protocol.bodies import PERM_READ, TAG, TopicConfig
+from batonmq.protocol.bodies import TAG
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
-from batonmq.protocol.pop import ANY_QUEUE
 from batonmq.protocol.topic_name import check_pop_names
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection
@@ -89,24 +94,11 @@ class PopChecks:
         """200052, and what all have in common."""
         name, topic = text(request, "consumerGroup"), text(request, "topic")
         queue_id = number(request, "queueId")
-        config = self._topics.get(topic)
-        if config is None:
-            raise no_topic(topic)
-        if not config.perm & PERM_READ:
-            raise BrokerRefusal(
-                ResponseCode.NO_PERMISSION, f"topic {topic} may not be read: perm {config.perm}"
-            )
-        check_queue(config, queue_id, ResponseCode.INVALID_PARAMETER, any_queue=True)
+        config = readable_topic(self._topics, topic)
+        check_queue(config, queue_id, any_queue=True)
         check_pop_names(name, topic)
-        group = self._topics.group(name, writable=True)
-        if not group.consume_enable:
-            raise BrokerRefusal(
-                ResponseCode.NO_PERMISSION, f"group {name} may not consume: consumeEnable is false"
-            )
-        if self._topics.groups.is_forbidden(name, topic):
-            raise BrokerRefusal(
-                ResponseCode.NO_PERMISSION, f"group {name} is forbidden to read topic {topic}"
-            )
+        consuming_group(self._topics, name, writable=True)
+        check_subscription(self._topics, name, topic)
         ask = Ask(topic, queue_id, 0, connection, name, connection, request)
         if request.code == RequestCode.PEEK_MESSAGE:
             ask.max_num = self._max_num(request)
@@ -125,24 +117,6 @@ class PopChecks:
         kind, expression = request.ext.get("expType") or TAG, request.ext.get("exp") or "*"
         takes_sql, off = self._config.enable_property_filter, ResponseCode.SUBSCRIPTION_PARSE_FAILED
         return filter_of(kind, expression, sql92=takes_sql, off=off)
-
-
-def no_topic(topic: str) -> BrokerRefusal:
-    return BrokerRefusal(
-        ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} does not exist on this broker"
-    )
-
-
-def check_queue(config: TopicConfig, queue_id: int, code: int, *, any_queue: bool = False) -> None:
-    """Raises BrokerRefusal `code` for a queue that the topic has not."""
-    if any_queue and queue_id == ANY_QUEUE:
-        return
-    if not 0 <= queue_id < config.read_queue_nums:
-        raise BrokerRefusal(
-            code,
-            f"queueId {queue_id} of topic {config.topic_name}: it has {config.read_queue_nums}"
-            f" queues{', and -1 means any' if any_queue else ''}",
-        )
 
 
 def invisible_time(request: RemotingCommand, *, least_ms: int) -> int:
