@@ -26,7 +26,10 @@ if _version_not_supported:
 
 
 class ControllerServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Brokers call RegisterBroker, AlterSyncStateSet, ElectMaster, GetReplicaInfo, ReportEvent and
+    BrokerSession. The other calls are for operators' own tools (grpcurl, monitoring); mqctl has the
+    same over remoting, so that it works with RocketMQ's controllers, too.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -92,10 +95,14 @@ class ControllerServiceStub:
 
 
 class ControllerServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Brokers call RegisterBroker, AlterSyncStateSet, ElectMaster, GetReplicaInfo, ReportEvent and
+    BrokerSession. The other calls are for operators' own tools (grpcurl, monitoring); mqctl has the
+    same over remoting, so that it works with RocketMQ's controllers, too.
+    """
 
     def GetNextBrokerId(self, request, context):
-        """Offers the id that RegisterBroker would give to a newcomer. Reserves nothing.
+        """Offers the id that RegisterBroker would give to a newcomer, as request 1012 does for RocketMQ's
+        brokers. Reserves nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,25 +135,29 @@ class ControllerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetSyncStateData(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The views of the named groups, or of all: like request 1006.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetMetadata(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What this node knows of the Raft group and of itself: like request 1005.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CleanBrokerData(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Removes replicas from a group, as an operator decides: like request 1011.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetHistory(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """History events above a Raft index, from any node.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -234,7 +245,10 @@ def add_ControllerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ControllerService:
-    """Missing associated documentation comment in .proto file."""
+    """Brokers call RegisterBroker, AlterSyncStateSet, ElectMaster, GetReplicaInfo, ReportEvent and
+    BrokerSession. The other calls are for operators' own tools (grpcurl, monitoring); mqctl has the
+    same over remoting, so that it works with RocketMQ's controllers, too.
+    """
 
     @staticmethod
     def GetNextBrokerId(request,
