@@ -46,7 +46,6 @@ class LeaderGate:
         self._on_change = on_change
         self._leading = False
         self._opening: asyncio.Task[None] | None = None
-        self._opened = asyncio.Event()
         self._started_ms = wall_ms()
         self._leader_seen_ms = 0
         self.controller_epoch = 0
@@ -67,10 +66,6 @@ class LeaderGate:
     def had_followed(self) -> bool:
         """Whether this process knew of a leader before it led itself, so others have led on."""
         return self._leader_seen_ms > 0
-
-    async def wait_open(self) -> None:
-        """Returns once it is open."""
-        await self._opened.wait()
 
     def note_leader_seen(self) -> None:
         """Keeps, for the history, when a node was last known to lead: this one behind an open gate,
@@ -126,7 +121,6 @@ class LeaderGate:
     def _open(self, controller_epoch: int) -> None:
         self.controller_epoch = controller_epoch
         log.info("gate_opened node=%s controller_epoch=%d", self._node_id, controller_epoch)
-        self._opened.set()
         self._on_change(True)
 
     def _applied(self, commit: Commit) -> None:
@@ -144,5 +138,4 @@ class LeaderGate:
             why,
         )
         self.controller_epoch = 0
-        self._opened.clear()
         self._on_change(False)

@@ -68,7 +68,8 @@ class Node:
         await self._log.start()
         telling = asyncio.create_task(self._tell_open())
         while not telling.done():
-            await self._gate.wait_open()
+            while not self._gate.open:  # noqa: ASYNC110  there is no event
+                await asyncio.sleep(LOOK_S)
             epoch = self._gate.controller_epoch
             await asyncio.gather(*(self._write(epoch) for _ in range(WRITERS)))
             await asyncio.sleep(LOOK_S)

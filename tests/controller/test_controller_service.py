@@ -24,6 +24,7 @@ from batonmq.protocol.codes import ResponseCode
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 from tests.shared.ports import free_ports
+from tests.shared.waiting import opened
 
 CLUSTER, GROUP = "DefaultCluster", "broker-a"
 LIMIT_S = 10
@@ -122,7 +123,7 @@ class Cluster:
     async def leader(self) -> str:
         """The node whose gate is open, once there is one."""
         waits = {
-            asyncio.create_task(service.gate.wait_open()): node_id
+            asyncio.create_task(opened(service.gate)): node_id
             for node_id, service in self.services.items()
         }
         done, late = await asyncio.wait(waits, timeout=LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
@@ -327,7 +328,7 @@ def test_r35_a_controller_that_no_broker_has_dialled_yet_gives_the_lead_to_one_t
             cluster.services[first]._log.hand_over = AsyncMock()  # type: ignore[method-assign]
             await cluster.stop(first)
             async with asyncio.timeout(LIMIT_S):
-                await cluster.services[knows].gate.wait_open()
+                await opened(cluster.services[knows].gate)
             for task in beating:
                 task.cancel()
             await asyncio.gather(*beating, return_exceptions=True)
@@ -604,7 +605,7 @@ def test_a_taken_port_is_named_and_nothing_stays_open(offset: int, tmp_path: Pat
                 await ControllerService(config).start()
         service = ControllerService(config)
         await service.start()
-        await service.gate.wait_open()
+        await opened(service.gate)
         await service.close()
 
     asyncio.run(main())

@@ -14,6 +14,7 @@ from batonmq.controller.rules import commands
 from batonmq.controller.rules.commands import ApplyBrokerId, BecomeController, CommandDecodeError
 from batonmq.controller.rules.state import ControllerState
 from batonmq.protocol.codes import ResponseCode
+from tests.shared.waiting import opened
 
 
 class SlowLog(LocalLog):
@@ -53,7 +54,7 @@ def test_r8_it_is_open_only_while_a_majority_answers() -> None:
         log.in_touch = lambda: touch  # type: ignore[method-assign]
         gate = make_gate(log, [])
         await log.start()
-        await gate.wait_open()
+        await opened(gate)
         assert gate.open
         touch = False
         assert not gate.open
@@ -73,7 +74,7 @@ def test_leading_alone_does_not_open_it() -> None:
         await log.asked.wait()
         assert not gate.open and gate.controller_epoch == 0
         log.reachable.set()
-        await gate.wait_open()
+        await opened(gate)
         assert (gate.controller_epoch, changes) == (1, [True])
         gate.close()
         assert (gate.open, changes) == (False, [True, False])
@@ -87,11 +88,11 @@ def test_it_closes_with_the_role_and_opens_with_a_higher_epoch() -> None:
         log = LocalLog("n0", Machine())
         gate = make_gate(log, changes)
         await log.start()
-        await gate.wait_open()
+        await opened(gate)
         log.set_leading(False)
         assert not gate.open
         log.set_leading(True)
-        await gate.wait_open()
+        await opened(gate)
         assert gate.controller_epoch == 2
         assert changes == [True, False, True]
 
@@ -112,14 +113,14 @@ def test_the_history_is_told_when_this_leader_last_had_a_majority_not_when_anoth
         log.leader_hint = lambda: "n0"  # type: ignore[method-assign]
         now_ms = 500
         await log.start()
-        await gate.wait_open()
+        await opened(gate)
         now_ms = 900
         gate.note_leader_seen()
         log.set_leading(False)
         now_ms = 1_000
         gate.note_leader_seen()
         log.set_leading(True)
-        await gate.wait_open()
+        await opened(gate)
         seen = [
             event.leader_seen_ms
             for event in log.state.history
@@ -145,7 +146,7 @@ def test_a_lead_that_is_lost_before_the_gate_opened_leaves_no_attempt_behind(
         log.set_leading(False)
         log.set_leading(True)
         log.reachable.set()
-        await gate.wait_open()
+        await opened(gate)
         for _ in range(20):
             await asyncio.sleep(0)
         assert (changes, log.state.controller_epoch, gate.controller_epoch) == ([True], 1, 1)
@@ -162,10 +163,10 @@ def test_it_closes_when_another_controller_is_applied_here() -> None:
         log = LocalLog("n0", Machine())
         gate = make_gate(log, changes)
         await log.start()
-        await gate.wait_open()
+        await opened(gate)
         assert isinstance(await log.propose(BecomeController(node="n1", nonce="x"), 100), Applied)
         assert changes == [True, False]
-        await gate.wait_open()
+        await opened(gate)
         assert (gate.controller_epoch, log.state.controller_node) == (3, "n0")
 
     asyncio.run(run())
@@ -188,7 +189,7 @@ def test_a_controller_applied_while_it_opens_is_overtaken() -> None:
         log = Interleaved("n0", Machine())
         gate = make_gate(log, [])
         await log.start()
-        await gate.wait_open()
+        await opened(gate)
         assert (gate.controller_epoch, log.state.controller_node) == (3, "n0")
 
     asyncio.run(run())
@@ -199,7 +200,7 @@ def test_commands_of_a_deposed_leader_are_fenced() -> None:
         log = LocalLog("n0", Machine())
         gate = make_gate(log, [])
         await log.start()
-        await gate.wait_open()
+        await opened(gate)
         old_epoch = gate.controller_epoch
         await log.propose(BecomeController(node="n1", nonce="x"), 100)
         assert not gate.open
@@ -276,7 +277,7 @@ def test_r10_each_attempt_to_open_it_is_the_same_command() -> None:
         log.propose = note  # type: ignore[method-assign]
         gate = make_gate(log, [])
         await log.start()
-        await gate.wait_open()
+        await opened(gate)
         assert len(proposed) == 3 and len({command.request_id for command in proposed}) == 1
         assert log.state.controller_epoch == gate.controller_epoch == 1
         gate.close()

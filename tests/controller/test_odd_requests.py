@@ -32,6 +32,7 @@ from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 from tests.shared.ports import free_ports
+from tests.shared.waiting import opened
 
 KNOWN = {
     "brokerName": ("broker-a",),
@@ -105,7 +106,7 @@ async def running(kind: str, folder: Path) -> AsyncIterator[Scene]:
     await (names or controller).start()  # type: ignore[union-attr]
     try:
         if controller is not None:
-            await controller.gate.wait_open()
+            await opened(controller.gate)
         yield scene
     finally:
         await scene.client.close()

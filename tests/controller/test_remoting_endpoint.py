@@ -24,6 +24,7 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 from tests.shared.ports import free_ports
+from tests.shared.waiting import opened
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "remoting"
 FIRST, SECOND = "127.0.0.1:30911", "127.0.0.1:31011"
@@ -93,7 +94,7 @@ def with_endpoint(tmp_path: Path) -> Callable[[Callable[[Endpoint], Awaitable[No
             await service.start()
             endpoint = Endpoint(service, log)
             try:
-                await service.gate.wait_open()
+                await opened(service.gate)
                 await scenario(endpoint)
             finally:
                 await endpoint.client.close()

@@ -22,6 +22,7 @@ from batonmq.runtime import start_room
 from batonmq.runtime.server_main import started
 from tests.shared.failing_disk import failing, walk_errors
 from tests.shared.ports import free_ports
+from tests.shared.waiting import opened
 
 REGISTER = RegisterBroker(broker_name="b", incarnation="life", register_check_code="code")
 
@@ -61,7 +62,7 @@ def test_r53_a_first_start_goes_on_whatever_finds_no_room(
             try:
                 async with asyncio.timeout(10):
                     while not service.requests.state.groups:
-                        await service.gate.wait_open()
+                        await opened(service.gate)
                         with contextlib.suppress(NotLeaderError, OutcomeUnknownError):
                             assert (await service.requests.submit(REGISTER)).ok
             finally:

@@ -12,6 +12,7 @@ from batonmq.controller.liveness.events import SessionHello, StateApplied
 from batonmq.controller.raft.log import Machine
 from batonmq.controller.rules.state import ControllerState
 from batonmq.controller.service import ControllerService
+from tests.shared.waiting import opened
 
 
 class Log(LocalLog):
@@ -53,12 +54,12 @@ def offers(
             service.gate.note_leader_seen()
         log.hint = "n0"
         await log.start()
-        await service.gate.wait_open()
+        await opened(service.gate)
         await asyncio.sleep(0)
         offered = log.offers
         log.set_leading(False)
         log.set_leading(True)
-        await service.gate.wait_open()
+        await opened(service.gate)
         await asyncio.sleep(0)
         assert log.offers <= max(offered, 1), "once is enough: the others may know no more"
         return offered
