@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import msgspec
 
@@ -23,16 +23,32 @@ from batonmq.replicas_manager.config import (
     controller_addresses,
     remoting_timings,
 )
+from batonmq.runtime.section import Ranges, Section
 from batonmq.store.config import StoreConfig
 
 
-class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BrokerConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who this broker is, where it listens, and how it treats clients.
 
     `enableControllerMode` is on where controllers are named, if nothing is written. `brokerRole`
     and `brokerId` count outside controller mode only; a master's id is 0, whatever is written.
     Raises ValueError for values that contradict each other; the loader names file and line.
     """
+
+    RANGES: ClassVar[Ranges] = {
+        "listen_port": (3, 65_535),  # the same handlers listen on port - 2
+        "broker_not_active_timeout": (1000, None),  # ms
+        "register_name_server_period": (1000, None),  # ms
+        "flush_consumer_offset_interval": (1, None),  # ms
+        "transaction_time_out": (0, None),  # ms
+        "transaction_check_interval": (100, None),  # ms
+        "transaction_check_max": (1, None),
+        "send_thread_pool_queue_capacity": (1, None),  # sends
+        "consumer_fallbehind_threshold": (1, None),  # bytes
+        "pop_in_flight_max": (1, None),  # messages
+        "topics_max": (1, None),
+        "subscription_groups_max": (1, None),
+    }
 
     broker_cluster_name: str = msgspec.field(default="DefaultCluster", name="brokerClusterName")
     broker_name: str = msgspec.field(default="broker-a", name="brokerName")
@@ -101,11 +117,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_mixed_message_type: bool = msgspec.field(default=False, name="enableMixedMessageType")
 
     def __post_init__(self) -> None:
-        if not 3 <= self.listen_port <= 65535:
-            raise ValueError(
-                f"listenPort is {self.listen_port}, allowed are 3 to 65535:"
-                " the same handlers listen on port - 2"
-            )
+        super().__post_init__()
         for key, name in (
             ("brokerName", self.broker_name),
             ("brokerClusterName", self.broker_cluster_name),
@@ -114,25 +126,6 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ValueError(f"{key} is {name!r}: {problem}")
         if problem := topic_problem(self.msg_trace_topic_name):
             raise ValueError(f"msgTraceTopicName is {self.msg_trace_topic_name!r}: {problem}")
-        if self.transaction_time_out < 0 or self.transaction_check_interval < 100:
-            raise ValueError(
-                "transactionTimeOut is in ms, at least 0, transactionCheckInterval at least 100"
-            )
-        if self.transaction_check_max < 1 or self.flush_consumer_offset_interval < 1:
-            raise ValueError("transactionCheckMax and flushConsumerOffsetInterval are at least 1")
-        if self.topics_max < 1 or self.subscription_groups_max < 1:
-            raise ValueError("topicsMax and subscriptionGroupsMax are at least 1")
-        if self.pop_in_flight_max < 1:
-            raise ValueError("popInFlightMax is a number of messages, at least 1")
-        if self.broker_not_active_timeout < 1000:
-            raise ValueError("brokerNotActiveTimeoutMillis is in ms, at least 1000")
-        if self.send_thread_pool_queue_capacity < 1 or self.consumer_fallbehind_threshold < 1:
-            raise ValueError(
-                "sendThreadPoolQueueCapacity (sends) and consumerFallbehindThreshold (bytes) are"
-                " at least 1"
-            )
-        if self.register_name_server_period < 1000:
-            raise ValueError("registerNameServerPeriod is in ms, at least 1000")
 
     @property
     def name_servers(self) -> tuple[str, ...]:
@@ -216,7 +209,7 @@ RUNTIME_KEYS: Final = frozenset(
 """Keys that take effect while running (25): their users read them when they need them."""
 
 
-class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReplicasConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `replicas:` section: controllers, sessions and the lease. Times in ms.
 
     `controllerAddr` names the controllers' remoting endpoints as RocketMQ does; the gRPC endpoints

@@ -19,6 +19,7 @@ import msgspec
 
 from batonmq.history.file import FILE_SIZE_DEFAULT, FILES_DEFAULT
 from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
+from batonmq.runtime.section import Ranges, Section
 
 PAUSE_ALLOWED_MS: Final = 300
 """How long a broker or a controller may pause without losing a lease (R34)."""
@@ -124,11 +125,35 @@ def parse_inner_hosts(text: str) -> dict[str, str]:
     return hosts
 
 
-class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ControllerConfig(Section, frozen=True, kw_only=True, rename="camel"):
     """The `controller:` section. Times are milliseconds unless a key says otherwise."""
 
-    NO_LONGER_USED: ClassVar[frozenset[str]] = frozenset(
-        {"historyTopicGroup", "historyTopicDelayMs", "historyTopicBatch"}
+    NO_LONGER_USED = frozenset({"historyTopicGroup", "historyTopicDelayMs", "historyTopicBatch"})
+    RANGES: ClassVar[Ranges] = {
+        "grpc_port_offset": (1, 999),
+        "raft_port_offset": (1, 999),
+        "history_file_size": (1, None),
+        "history_files": (1, None),
+        "scan_not_active_broker_interval": (1, None),
+        "scan_inactive_master_interval": (1, None),
+        "broker_groups_max": (1, None),
+        "group_replicas_max": (1, None),
+        "broker_replicas_max": (1, None),
+        "broker_session_heartbeat_ms": (1, None),
+        "raft_heartbeat_ms": (1, None),
+        "raft_tick_ms": (1, None),
+        "propose_timeout_ms": (1, None),
+    }
+    WITHOUT_EFFECT = frozenset(
+        {
+            "scan_inactive_master_interval",
+            "elect_master_max_retry_count",
+            "controller_type",
+            "mapped_file_size",
+            "controller_thread_pool_nums",
+            "controller_request_thread_pool_queue_capacity",
+            "rocketmq_home",
+        }
     )
 
     # This node and the others.
@@ -191,7 +216,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     stands for election; else it waits for them. Messages and commands wake it at once."""
     propose_timeout_ms: int = 3_000
 
-    # Keys of RocketMQ that have no effect here; they are read, kept and shown.
+    # Without effect here.
     elect_master_max_retry_count: int = 3
     controller_type: str = "DLedger"
     mapped_file_size: int = 1 << 30
@@ -200,17 +225,11 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     rocketmq_home: str = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_addresses()
-        self._check_numbers()
         self._check_times()
 
     def _check_addresses(self) -> None:
-        for name, offset in (
-            ("grpcPortOffset", self.grpc_port_offset),
-            ("raftPortOffset", self.raft_port_offset),
-        ):
-            if not 0 < offset < 1_000:
-                raise ValueError(f"{name}: {offset} is not between 1 and 999")
         if self.grpc_port_offset == self.raft_port_offset:
             raise ValueError("grpcPortOffset and raftPortOffset: must differ")
         peers = self.peers
@@ -236,23 +255,6 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
                 "controllerDLegerPeers: peers on one host must leave room for each other's gRPC "
                 "and Raft ports"
             )
-
-    def _check_numbers(self) -> None:
-        for name, value in (
-            ("brokerSessionHeartbeatMs", self.broker_session_heartbeat_ms),
-            ("raftHeartbeatMs", self.raft_heartbeat_ms),
-            ("raftTickMs", self.raft_tick_ms),
-            ("proposeTimeoutMs", self.propose_timeout_ms),
-            ("scanNotActiveBrokerInterval", self.scan_not_active_broker_interval),
-            ("scanInactiveMasterInterval", self.scan_inactive_master_interval),
-            ("historyFileSize", self.history_file_size),
-            ("historyFiles", self.history_files),
-            ("brokerGroupsMax", self.broker_groups_max),
-            ("groupReplicasMax", self.group_replicas_max),
-            ("brokerReplicasMax", self.broker_replicas_max),
-        ):
-            if value <= 0:
-                raise ValueError(f"{name}: {value} is not above 0")
 
     def _check_times(self) -> None:
         needed_lease = 2 * self.broker_session_heartbeat_ms + PAUSE_ALLOWED_MS

@@ -6,19 +6,28 @@ know too (flushDiskType, haSyncFlush, minInSyncReplicas, haListenPort, segment s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import msgspec
+from typing import TYPE_CHECKING, ClassVar
 
 from batonmq.ha.follower import SyncPolicy
 from batonmq.ha.slave_policy import SlavePolicy
+from batonmq.runtime.section import Ranges, Section
 
 if TYPE_CHECKING:
     from batonmq.ha.master_core import MasterPolicy
 
 
-class HAConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class HAConfig(Section, frozen=True, kw_only=True, rename="camel"):
     """Times in ms, sizes in bytes. Raises ValueError for values that contradict each other."""
+
+    RANGES: ClassVar[Ranges] = {
+        "ha_send_heartbeat_interval": (1, None),
+        "ha_transfer_batch_size": (1, None),
+        "ha_slave_silent_time": (1, None),
+        "ha_reconnect_interval": (1, None),
+        "ha_max_gap_not_in_sync": (1, None),
+        "ha_slave_fallbehind_max": (1, None),
+        "in_sync_replicas": (1, None),  # the master is one of them
+    }
 
     ha_send_heartbeat_interval: int | None = None  # the same on all replicas
     ha_housekeeping_interval: int = 20_000
@@ -42,18 +51,7 @@ class HAConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     ha_reconnect_interval_max: int = 1_000
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("haSendHeartbeatInterval", self.heartbeat_ms),
-            ("haTransferBatchSize", self.ha_transfer_batch_size),
-            ("haSlaveSilentTime", self.ha_slave_silent_time),
-            ("haReconnectInterval", self.ha_reconnect_interval),
-        ):
-            if value <= 0:
-                raise ValueError(f"{name} is {value}: it must be above 0")
-        if self.in_sync_replicas < 1:
-            raise ValueError("inSyncReplicas is 1 or more: the master is one of them")
-        if self.gap_bytes < 1:
-            raise ValueError("haMaxGapNotInSync is in bytes, 1 or more")
+        super().__post_init__()
         host, colon, port = self.ha_master_address.rpartition(":")
         if self.ha_master_address and not (host and colon and port.isdigit()):
             raise ValueError(f"haMasterAddress is {self.ha_master_address!r}: host:port is allowed")

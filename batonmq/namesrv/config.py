@@ -7,12 +7,19 @@ fails, so that no operator believes them to be in force.
 from __future__ import annotations
 
 import os
+from typing import ClassVar
 
-import msgspec
+from batonmq.runtime.section import Ranges, Section
 
 
-class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class NamesrvConfig(Section, frozen=True, kw_only=True, rename="camel"):
     """Times are milliseconds unless a key says otherwise. Empty paths keep nothing on disk."""
+
+    RANGES: ClassVar[Ranges] = {
+        "listen_port": (0, 65_535),
+        "scan_not_active_broker_interval": (1, None),
+        "server_channel_max_idle_time_seconds": (1, None),
+    }
 
     listen_port: int = 9876
     bind_address: str = "0.0.0.0"
@@ -32,16 +39,6 @@ class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     delete_topic_with_broker_registration: bool = False
     replica_routes: bool = False
     """Routes show producers a way to the master through each other member, too."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.listen_port <= 65_535:
-            raise ValueError(f"listenPort: {self.listen_port} is no port")
-        for name, value in (
-            ("scanNotActiveBrokerInterval", self.scan_not_active_broker_interval),
-            ("serverChannelMaxIdleTimeSeconds", self.server_channel_max_idle_time_seconds),
-        ):
-            if value <= 0:
-                raise ValueError(f"{name}: {value} is not above 0")
 
     @property
     def kv_path(self) -> str:

@@ -17,6 +17,7 @@ import yaml
 
 from batonmq.protocol.errors import ConfigError
 from batonmq.runtime.properties_text import parse_lines
+from batonmq.runtime.section import Section, keys_of
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +64,18 @@ def load_settings(
         else:
             _read_flat(text, str(file), sections, found, without_effect)
     _read_environment(environ, sections, found)
+    for section, kind in sections.items():
+        _warn_of_ignored(kind, found[section])
     return {
         section: build_section(section, kind, found[section]) for section, kind in sections.items()
     }
+
+
+def _warn_of_ignored(kind: type[msgspec.Struct], found: Mapping[str, _Setting]) -> None:
+    if issubclass(kind, Section):
+        ignored = {key for name, key in keys_of(kind).items() if name in kind.WITHOUT_EFFECT}
+        for key in sorted(found.keys() & ignored):
+            log.warning("setting_without_effect key=%s where=%s", key, found[key].where)
 
 
 def build_section(section: str, kind: type[S], found: Mapping[str, tuple[Any, str]]) -> S:

@@ -13,7 +13,7 @@ Origin: Java `ScheduleMessageService.parseDelayLevel`, `CommitLog.checkMessageAn
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import msgspec
 
@@ -22,6 +22,7 @@ from batonmq.protocol.numbers import whole_number
 from batonmq.protocol.properties import find_property
 from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC, TIMER_TOPIC
+from batonmq.runtime.section import Ranges, Section
 
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _UNKNOWN_LEVEL_MS: Final = 1_000
@@ -85,8 +86,22 @@ def default_root() -> str:
         raise ValueError("storePathRootDir is needed: this user has no home") from error
 
 
-class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class StoreConfig(Section, frozen=True, kw_only=True, rename="camel"):
     """What the commit log, its queues, its index and their upkeep are set to."""
+
+    RANGES: ClassVar[Ranges] = {
+        "mapped_file_size_commit_log": (SEGMENT_SIZE_MIN, None),  # bytes
+        "mapped_file_size_consume_queue": (UNIT_SIZE, None),  # bytes
+        "flush_interval_commit_log": (1, None),  # ms
+        "flush_interval_consume_queue": (1, None),  # ms
+        "timer_max_delay_sec": (1, None),
+        "file_reserved_time": (1, None),  # hours
+        "delete_file_batch_max": (1, None),
+        "disk_max_used_space_ratio": (1, 100),  # percent
+        "disk_space_clean_forcibly_ratio": (1, 100),
+        "disk_space_warning_level_ratio": (1, 100),
+    }
+    WITHOUT_EFFECT = frozenset({"sync_flush_timeout"})  # slaveTimeout bounds the wait
 
     store_path_root_dir: str = msgspec.field(default_factory=default_root)
     store_path_commit_log: str = ""  # empty: <storePathRootDir>/commitlog
@@ -106,7 +121,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     ha_sync_flush: bool = False
     flush_interval_commit_log: int = 500  # ms
     flush_interval_consume_queue: int = 1000  # ms
-    sync_flush_timeout: int = 5000  # ms; RocketMQ's, without effect: slaveTimeout bounds the wait
+    sync_flush_timeout: int = 5000  # ms
 
     file_reserved_time: int = 72  # hours
     delete_when: str = "04"  # hours of the day, separated by `;`
@@ -135,36 +150,17 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     truncated_log_max_bytes: int = 4 << 30
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.store_path_root_dir.strip():
             raise ValueError("storePathRootDir is empty: name a folder, or leave the key out")
-        if self.mapped_file_size_commit_log < SEGMENT_SIZE_MIN:
-            raise ValueError(f"mappedFileSizeCommitLog must be at least {SEGMENT_SIZE_MIN} bytes")
-        if self.mapped_file_size_consume_queue < UNIT_SIZE:
-            raise ValueError(f"mappedFileSizeConsumeQueue must be at least {UNIT_SIZE} bytes")
-        if self.flush_interval_commit_log <= 0 or self.flush_interval_consume_queue <= 0:
-            raise ValueError("flush intervals must be above 0 ms")
         if self.ha_sync_flush and self.flush_disk_type != "SYNC_FLUSH":
             raise ValueError("haSyncFlush needs flushDiskType SYNC_FLUSH")
-        for key, value in (
-            ("timerMaxDelaySec", self.timer_max_delay_sec),
-            ("fileReservedTime", self.file_reserved_time),
-            ("deleteFileBatchMax", self.delete_file_batch_max),
-        ):
-            if value <= 0:
-                raise ValueError(f"{key} is {value}, it must be above 0")
         least = min(MESSAGE_SIZE_MIN, self.mapped_file_size_commit_log // 4)
         if self.max_message_size < least:
             raise ValueError(
                 f"maxMessageSize is {self.max_message_size}, at least {least} bytes are allowed:"
                 " the broker's own records need them"
             )
-        for key, value in (
-            ("diskMaxUsedSpaceRatio", self.disk_max_used_space_ratio),
-            ("diskSpaceCleanForciblyRatio", self.disk_space_clean_forcibly_ratio),
-            ("diskSpaceWarningLevelRatio", self.disk_space_warning_level_ratio),
-        ):
-            if not 1 <= value <= 100:
-                raise ValueError(f"{key} is {value}, allowed are 1 to 100 (percent)")
         self.delay_levels  # noqa: B018  raises if messageDelayLevel is no list of delays
         self.delete_hours  # noqa: B018  raises if deleteWhen is not a list of hours
 

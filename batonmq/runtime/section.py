@@ -1,0 +1,35 @@
+"""A section of a configuration file: the ranges of its numbers, and its keys without effect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import msgspec
+
+Ranges = Mapping[str, tuple[int, int | None]]
+"""Field -> (least, most) that are allowed; None: there is no most."""
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True):
+    """The base of each section. Raises ValueError for a number out of its range; the loader names
+    file and line."""
+
+    RANGES: ClassVar[Ranges] = {}
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset()
+    """Fields for keys of RocketMQ that are read, kept and shown, and change nothing here."""
+    NO_LONGER_USED: ClassVar[frozenset[str]] = frozenset()
+    """Keys of an earlier version; they are passed over."""
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in self.RANGES.items():
+            value = getattr(self, name)
+            if value is None or (least <= value and (most is None or value <= most)):
+                continue
+            allowed = f"{least} or more is" if most is None else f"{least} to {most} are"
+            raise ValueError(f"{keys_of(type(self))[name]} is {value}: {allowed} allowed")
+
+
+def keys_of(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """Field -> the key that stands for it in a file."""
+    return dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
