@@ -16,7 +16,6 @@ from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.properties import find_property
 from batonmq.protocol.records import columns
 from batonmq.protocol.records.codec import NewMessage, message_to_store
-from batonmq.protocol.records.common import quick_size
 from batonmq.protocol.tags import java_string_hash, tags_code
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC
 from batonmq.runtime import disk
@@ -287,21 +286,6 @@ def test_a_damaged_size_ends_the_columns(rig):
         log[at : at + 4] = wrong.to_bytes(4, "big")
         cut = bulk_dispatch.RecordColumns(memoryview(bytes(log)), 0, 0, len(log), 1 << 20, ())
         assert list(cut.runs()) == [(0, 20)]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_the_check_in_bulk_stops_where_the_careful_one_does(rigs_in, data):
-    """At the first bad byte, and within a record that is not whole."""
-    with rigs_in() as make_rig:
-        log = bytearray(log_of(make_rig(), common(12), **LARGE))
-    log = log[: data.draw(st.integers(len(log) // 2, len(log)))]
-    if data.draw(st.booleans()):
-        log[data.draw(st.integers(0, len(log) - 1))] ^= data.draw(st.integers(1, 255))
-    view, expected, room = memoryview(bytes(log)), 0, len(log) + data.draw(st.integers(-9, 9))
-    while size := quick_size(view, expected, room - expected, expected):
-        expected += size
-    assert columns.checked_end(view, 0, 0, room) == expected
 
 
 @pytest.mark.parametrize("every", [1, 2, 5])

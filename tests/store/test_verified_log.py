@@ -8,6 +8,7 @@ import pytest
 
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.message_id import host_bytes
+from batonmq.store.log_scan import check_record
 from tests.records import record_of
 
 V4, V6 = host_bytes("127.0.0.1", 1), host_bytes("::1", 1)
@@ -71,3 +72,16 @@ def test_g8_what_was_written_before_the_disk_was_full_is_checked(rig, monkeypatc
         slave.slave_log.append_replicated(0, data)
     expected = puts[2].physical_offset if is_spoiled else SEGMENT
     assert slave.slave_log.whole_end == expected
+
+
+def test_g8_a_record_that_is_read_for_the_first_time_is_checked_as_an_arriving_one(rig):
+    """The body CRC does not see the end of properties; no reader takes what recovery refuses."""
+    good = record(V4, V4, b"T")
+    slave = rig.open()
+    slave.slave_log.append_replicated(0, good)
+    assert check_record(slave.log, 0).size == len(good)
+    with open(slave.log.segments[0].path, "r+b") as file:
+        file.seek(len(good) - 1)
+        file.write(b"\0")
+    with pytest.raises(CorruptLogError, match="never written to their end"):
+        check_record(slave.log, 0)
