@@ -196,7 +196,7 @@ class RoleRunner:
                 type(action).__name__,
                 view.master_epoch,
                 error,
-                exc_info=not disk.is_full(error),
+                exc_info=not disk.is_short(error),
             )
             self._on_failed(view)
             if isinstance(action, BecomeMaster):
@@ -210,7 +210,7 @@ class RoleRunner:
         if view.master_epoch != self._failed_epoch:
             self._failed_epoch, self._failures = view.master_epoch, 0
         self._failures += 1
-        if disk.is_full(error):
+        if disk.is_short(error):
             if self._failures % MASTER_ATTEMPTS_MAX == 0:
                 self._on_no_room()
             return

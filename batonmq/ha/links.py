@@ -12,7 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, Protocol, TypeVar, cast
 
-from batonmq.ha.proof import FromPeer, one_too_many
+from batonmq.ha.proof import STRANGERS_MAX
+from batonmq.runtime.crowd import Crowd
 from batonmq.runtime.sockets import limit_unacknowledged_of
 
 log = logging.getLogger(__name__)
@@ -47,8 +48,11 @@ class OpenLinks:
         await self._none.wait()
 
 
-class Link(FromPeer, Protocol):
-    """A connection that can be ended."""
+class Link(Protocol):
+    """A connection that can be ended; `address` is its peer's host:port."""
+
+    @property
+    def address(self) -> str: ...
 
     def end(self) -> None: ...
 
@@ -67,29 +71,30 @@ class WaitingLinks(Generic[L]):
     """
 
     def __init__(self) -> None:
-        self._links: list[L] = []
-        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._places: Crowd[L] = Crowd(STRANGERS_MAX)
+        self._timers: dict[L, asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
-        return len(self._links)
+        return len(self._timers)
 
     def add(self, link: L) -> None:
         """Keeps `link` for half a second at most."""
-        if (crowded_out := one_too_many(self._links)) is not None:
+        crowded_out = self._places.add(link, link.address)
+        if crowded_out is not None:
             self._close(crowded_out)
-        self._links.append(link)
         loop = asyncio.get_running_loop()
-        self._timers[id(link)] = loop.call_later(WAIT_S, self._close, link)
+        self._timers[link] = loop.call_later(WAIT_S, self._close, link)
 
     def remove(self, link: L) -> None:
         """The peer closed it. Does nothing for a link that does not wait."""
-        if link in self._links:
-            self._links.remove(link)
-            self._timers.pop(id(link)).cancel()
+        self._places.remove(link)
+        timer = self._timers.pop(link, None)
+        if timer is not None:
+            timer.cancel()
 
     def take_all(self) -> list[L]:
         """Removes and returns all waiting links."""
-        links = list(self._links)
+        links = list(self._timers)
         for link in links:
             self.remove(link)
         return links

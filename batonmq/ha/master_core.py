@@ -17,16 +17,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
-from batonmq.epoch.entry import (
-    EpochEntry,
-    entry_after,
-    entry_at,
-    entry_of,
-    with_bytes,
-    with_ends,
-)
+from batonmq.epoch.entry import EpochEntry, entry_after, entry_at, entry_of, with_bytes, with_ends
 from batonmq.ha.lineage import LogSamples, points_of
-from batonmq.ha.proof import Registrations, Standing, master_introduced, one_too_many
+from batonmq.ha.proof import STRANGERS_MAX, Registrations, Standing, master_introduced
 from batonmq.ha.sync_state import RecordedSet, SyncEffect, SyncState
 from batonmq.ha.wire import (
     TRANSFER_HEADER,
@@ -36,8 +29,9 @@ from batonmq.ha.wire import (
     encode_master_handshake,
     encode_transfer_header,
 )
-from batonmq.protocol.role_view import Replica
+from batonmq.runtime.crowd import Crowd
 from batonmq.runtime.recent_events import RecentEvents, records_event, shows_events
+from batonmq.protocol.role_view import Replica
 
 pack_transfer_header = TRANSFER_HEADER.pack
 
@@ -185,6 +179,7 @@ class MasterCore:
         self._half_window = policy.window_bytes // 2
         self._entries = with_ends(entries)
         self._following: dict[int, SlaveConnection] = {}
+        self._strangers: Crowd[int] = Crowd(STRANGERS_MAX)
         self._registrations = registrations
         self._samples = samples
 
@@ -237,8 +232,10 @@ class MasterCore:
     @records_event
     def connection_opened(self, connection_id: int, address: str, ms: int) -> list[MasterEffect]:
         """R58: where too many have not shown whose they are, one of them makes room."""
-        extra = one_too_many([each for each in self.connections.values() if each.broker_id < 0])
-        effects = [] if extra is None else self._close(extra, "too many without a name", ms)
+        extra = self._strangers.add(connection_id, address)
+        effects = []
+        if extra is not None:
+            effects = self._close(self.connections[extra], "too many without a name", ms)
         self.connections[connection_id] = SlaveConnection(connection_id, address, ms, ms)
         return effects
 
@@ -267,6 +264,7 @@ class MasterCore:
         for older in list(self.connections.values()):
             if older.broker_id == handshake.broker_id:
                 effects += self._close(older, "superseded by a newer connection", now_ms)
+        self._strangers.remove(connection.connection_id)
         connection.stage = Stage.WAIT_ACK
         connection.broker_id = handshake.broker_id
         connection.read_ms = connection.sent_ms = now_ms
@@ -576,6 +574,7 @@ class MasterCore:
 
     def _forget(self, connection: SlaveConnection, now_ms: int) -> list[MasterEffect]:
         connection.stage = Stage.CLOSED
+        self._strangers.remove(connection.connection_id)
         self._following.pop(connection.connection_id, None)
         if connection.broker_id < 0:
             return []

@@ -9,11 +9,10 @@ Connections that have not shown whose they are have few places (R58).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Protocol, TypeVar
+from typing import Final
 
 from msgspec import structs
 
@@ -23,26 +22,6 @@ from batonmq.protocol.role_view import Replica, RoleView
 
 STRANGERS_MAX: Final = 64
 """Connections to one HA port that have not shown yet which replica they are from."""
-
-
-class FromPeer(Protocol):
-    """A connection; `address` is its peer's host:port."""
-
-    @property
-    def address(self) -> str: ...
-
-
-C = TypeVar("C", bound=FromPeer)
-
-
-def one_too_many(connections: Sequence[C], at_most: int = STRANGERS_MAX) -> C | None:
-    """Who makes room for one more, None where there is room: the oldest one of the host that has
-    the most, so a flood pushes out its own. `connections` stand in the order of their arrival."""
-    if len(connections) < at_most:
-        return None
-    hosts = [connection.address.rpartition(":")[0] for connection in connections]
-    ((crowded, _),) = Counter(hosts).most_common(1)
-    return connections[hosts.index(crowded)]
 
 
 class Standing(Enum):

@@ -263,8 +263,8 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
     def _store_failed(self, error: Exception) -> None:
         """A full disk may get space again; any other failed write ends this side and the process
         (G8), and so does a cut that was begun (R37), which is no OSError."""
-        is_full = isinstance(error, OSError) and disk.is_full(error)
-        if is_full and not self._store.log.health.has_failed:
+        is_short = isinstance(error, OSError) and disk.is_short(error)
+        if is_short and not self._store.log.health.has_failed:
             reason = f"cannot follow the master, the disk is full: {error}"
             self._append_failed(max(0, self._store.max_phy_offset), reason)
             return

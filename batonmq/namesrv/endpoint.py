@@ -150,6 +150,7 @@ class NamesrvEndpoint:
         self._tell_min_ids()
         if registered.outcome is Outcome.FAILED:
             return _refused(request, ResponseCode.SYSTEM_ERROR, "register broker failed")
+        connection.keep()
         if registered.outcome is Outcome.IGNORED or known != registration.broker_addr:
             log.info(
                 "broker_registered broker_name=%s broker_id=%d broker_addr=%s outcome=%s",

@@ -1,18 +1,24 @@
-"""What the requests of one endpoint may cost: time in a turn of the loop, and memory (SAFETY R58).
+"""What the peers of one endpoint may cost: time in a turn of the loop, memory, and connections
+(SAFETY R58).
 
 A peer is a stranger until it has shown what it is, so neither the number of its requests nor the
 size that a frame announces is believed. What does not fit into a turn waits for one of the next;
 what does not fit into memory is not read until there is room.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
+from weakref import WeakSet
 
 from batonmq.runtime.clock import boot_s
+from batonmq.runtime.crowd import Crowd
+from batonmq.runtime.sockets import descriptors_allowed
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +32,15 @@ WOKEN_AT_ONCE: Final = 2
 MEMORY_MAX: Final = 256 * 1024 * 1024
 PEER_MEMORY_MAX: Final = 128 * 1024 * 1024
 """Of one host, so that one host cannot take the room of all."""
+CONNECTIONS_MAX: Final = 16_384
+"""Of one endpoint."""
+_SHARE: Final = 5 / 8
+"""Of the descriptors: gRPC may take a quarter, and files and other ports need theirs."""
+_PASSED_OVER_MAX: Final = 16
+_SHORT_S: Final = 60.0
+"""How long there are fewer places once descriptors were short."""
+_REPORT_S: Final = 10.0
+"""Between two lines in the log about connections that made room."""
 STALE_S: Final = 10.0
 """If others wait for memory, a frame that has not come whole by then costs its connection."""
 _CHECK_S: Final = 0.05
@@ -121,6 +136,98 @@ class Paced:
                 step = partial(work.send, None)
             except BaseException as error:
                 step = partial(work.throw, error)
+
+
+class Accepted(Protocol):
+    """A connection that was accepted; `descriptor` is -1 where it has none."""
+
+    @property
+    def peer(self) -> str: ...
+    @property
+    def descriptor(self) -> int: ...
+    @property
+    def last_active_ms(self) -> int: ...
+    def close(self, reason: str) -> None: ...
+
+
+class Places:
+    """The connections of a server. If there are too many, or descriptors run out, one of a peer
+    that has not shown what it is makes room for each new one, and a member only if there is no
+    other. `Crowd` says which, but who sent something since it was last looked at is passed over.
+
+    A new descriptor is the lowest that is free: a high one tells that few are left. Then the server
+    of this process that has the most strangers has fewer places for a while.
+    """
+
+    _of_process: ClassVar[WeakSet[Places]] = WeakSet()
+
+    def __init__(self, connections_max: int = CONNECTIONS_MAX) -> None:
+        self._connections_max = self._places = connections_max
+        self._fewer_since_s = 0.0
+        self._lost = 0
+        self._reported_s = 0.0
+        self._strangers: Crowd[Accepted] = Crowd()
+        self._looked_at_ms: dict[Accepted, int] = {}
+        """Of each stranger: when it had sent something then."""
+        self._members: Crowd[Accepted] = Crowd()
+        self._of_process.add(self)
+
+    def __len__(self) -> int:
+        return len(self._strangers) + len(self._members)
+
+    def take(self, connection: Accepted) -> None:
+        """Takes a place. Others lose theirs for it, or this one ends at once."""
+        if connection.descriptor >= int(descriptors_allowed() * _SHARE):
+            fullest = max(self._of_process, key=lambda places: len(places._strangers))
+            if not fullest._strangers:
+                self._end(connection)
+                return
+            fullest._fewer_since_s = boot_s()
+            fullest._places = min(fullest._places, len(fullest)) - 1
+            fullest._make_room(fullest._places)
+        elif boot_s() - self._fewer_since_s > _SHORT_S:
+            self._places = self._connections_max
+        self._make_room(self._places - 1)
+        if len(self) >= self._connections_max and (loser := self._members.take_one()) is not None:
+            self._end(loser)
+        self._strangers.add(connection, connection.peer)
+        self._looked_at_ms[connection] = connection.last_active_ms
+
+    def _make_room(self, stay: int) -> None:
+        while len(self) > stay and (loser := self._stranger_to_go()) is not None:
+            self._end(loser)
+
+    def _stranger_to_go(self) -> Accepted | None:
+        loser = None
+        for _ in range(_PASSED_OVER_MAX):
+            loser = self._strangers.take_one()
+            if loser is None or loser.last_active_ms <= self._looked_at_ms[loser]:
+                break
+            self._looked_at_ms[loser] = loser.last_active_ms
+            self._strangers.add(loser, loser.peer)
+        else:
+            loser = self._strangers.take_one()
+        return loser
+
+    def _end(self, loser: Accepted) -> None:
+        self._looked_at_ms.pop(loser, None)
+        loser.close("too many connections")
+        self._lost += 1
+        if boot_s() - self._reported_s > _REPORT_S:
+            self._reported_s = boot_s()
+            log.warning("connections_crowded_out open=%d ended=%d", len(self), self._lost)
+
+    def keep(self, connection: Accepted) -> None:
+        """The peer has shown that it is a member: a client of a group, or a broker."""
+        if connection in self._strangers:
+            self._strangers.remove(connection)
+            self._looked_at_ms.pop(connection, None)
+            self._members.add(connection, connection.peer)
+
+    def leave(self, connection: Accepted) -> None:
+        self._looked_at_ms.pop(connection, None)
+        self._strangers.remove(connection)
+        self._members.remove(connection)
 
 
 class Holder(Protocol):

@@ -24,7 +24,7 @@ from batonmq.protocol.errors import (
     RequestTimeoutError,
     ResponseError,
 )
-from batonmq.remoting.budget import TURN_S, MemoryBudget, Paced, TurnBudget
+from batonmq.remoting.budget import TURN_S, MemoryBudget, Paced, Places, TurnBudget
 from batonmq.remoting.command import (
     FLAG_ONEWAY,
     HEADER_SIZE_MAX,
@@ -111,7 +111,7 @@ class Dispatcher:
     """Gives the requests of all connections of an endpoint to their handlers.
 
     `tasks` are the handlers that still run; they may outlive the connection of their request.
-    `turn` and `memory` bound what all requests of the endpoint cost (SAFETY R58).
+    `turn`, `memory` and `places` bound what all peers of the endpoint cost (SAFETY R58).
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, processors: Processors) -> None:
@@ -120,6 +120,7 @@ class Dispatcher:
         self.receive_buffer = receive_buffer()
         self.turn = TurnBudget(loop)
         self.memory = MemoryBudget(loop)
+        self.places = Places()
         self._loop = loop
         self._processors = processors
 
@@ -234,6 +235,7 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         self.peer = "?"
         self.local = "?"
+        self.descriptor = -1
         self.closed = False
         self.attachments: dict[str, object] = {}
         self.last_active_ms = boot_ms()
@@ -268,6 +270,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def __repr__(self) -> str:
         return f"<Connection {self.local} - {self.peer}{' closed' if self.closed else ''}>"
+
+    def keep(self) -> None:
+        """The peer is a member: its connection is not the one that makes room for others."""
+        self._dispatcher.places.keep(self)
 
     def write(self, frame: bytes) -> None:
         """Queues a whole frame until the end of this turn. Does nothing when closed."""
@@ -413,6 +419,8 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = _address_text(transport.get_extra_info("peername"))
         self.local = _address_text(transport.get_extra_info("sockname"))
         self.intake.connected(self._transport, self.peer.rpartition(":")[0])
+        sock = transport.get_extra_info("socket")
+        self.descriptor = -1 if sock is None else sock.fileno()
         limit_unacknowledged_of(transport, UNANSWERED_MS)
         self._made(self)
 

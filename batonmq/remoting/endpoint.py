@@ -83,11 +83,15 @@ class Endpoint:
 
     def _connected(self, connection: Connection) -> None:
         self.connections.add(connection)
+        if self._server_side and self._dispatcher is not None:
+            self._dispatcher.places.take(connection)
         if self.on_connect is not None:
             self.on_connect(connection)
 
     def _disconnected(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        if self._dispatcher is not None:
+            self._dispatcher.places.leave(connection)
         if self.on_disconnect is not None:
             self.on_disconnect(connection)
         if self._empty is not None and not self.connections:

@@ -79,15 +79,11 @@ def free_bytes(folder: Path) -> int:
     return space.f_bavail * space.f_frsize
 
 
-def is_full(error: BaseException | None) -> bool:
-    """Whether a call failed for want of room (or quota) and nothing else: it may succeed later."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
 def is_short(error: BaseException | None) -> bool:
-    """Whether a call failed for want of room or of descriptors, which a server gets back."""
-    wants_descriptor = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
-    return wants_descriptor or is_full(error)
+    """Whether a call failed for want of room, quota or descriptors, and nothing else: it may
+    succeed later."""
+    short = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
+    return isinstance(error, OSError) and error.errno in short
 
 
 CALLS = (

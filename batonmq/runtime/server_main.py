@@ -142,7 +142,7 @@ def run_server(
             arguments.pid_file.parent.mkdir(parents=True, exist_ok=True)
             show_file(arguments.pid_file, f"{os.getpid()}\n")
         except OSError as exc:
-            if not disk.is_full(exc):
+            if not disk.is_short(exc):
                 print(f"{name}: --pid-file {arguments.pid_file}: {exc.strerror}", file=sys.stderr)
                 return 1
             # The start itself waits for room, and says so.

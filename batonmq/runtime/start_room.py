@@ -27,7 +27,7 @@ class StartRoom:
 
     def note(self, error: OSError) -> bool:
         """Whether something failed for want of room; the caller does it again then."""
-        if not disk.is_full(error):
+        if not disk.is_short(error):
             return False
         missing = f"{error.filename or self._where}: {error.strerror}"
         if missing != self.missing:

@@ -344,7 +344,7 @@ class Appender:
             self._log.ensure_segment(offset)
         except OSError as error:
             self._forget_turn_if_empty()
-            if disk.is_full(error):
+            if disk.is_short(error):
                 raise _no_room(error) from error
             raise PutRefused(f"no new log segment at {offset}: {error}") from error
 

@@ -384,7 +384,7 @@ class CommitLog:
         try:
             segment.write(offset - segment.start_offset, data)
         except OSError as error:
-            if disk.is_full(error):
+            if disk.is_short(error):
                 self.health.no_room(error)
             else:
                 self.health.log_failed(error)

@@ -105,8 +105,8 @@ class CutUnfinishedError(StoreFailedError):
 
     def __str__(self) -> str:
         cause, root = self.cause, self.intent.parent
-        is_full = isinstance(cause, OSError) and disk.is_full(cause)
-        needed = f"free 1 MiB on the disk of {root}" if is_full else f"see to the disk of {root}"
+        is_short = isinstance(cause, OSError) and disk.is_short(cause)
+        needed = f"free 1 MiB on the disk of {root}" if is_short else f"see to the disk of {root}"
         reason = getattr(cause, "strerror", None) or repr(cause)
         return (
             f"the log could not be cut at {self.offset}: {self.file}: {reason}; {needed}, then "

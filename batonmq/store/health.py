@@ -84,7 +84,7 @@ class StoreHealth:
     def passes(self, error: BaseException) -> bool:
         """Whether what raised `error` may just be done again later. A sync of the log that found
         no room may not: its pages are lost."""
-        return disk.is_full(error) and self.log_failure is None
+        return disk.is_short(error) and self.log_failure is None
 
     def no_room(self, error: OSError, *, pauses: bool = True) -> None:
         """Notes what could not be written. It is kept, and tried again; `pauses` unless what comes

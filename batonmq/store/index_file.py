@@ -208,7 +208,7 @@ class IndexFile:
         try:
             self.write_late()
         except OSError as error:
-            if not disk.is_full(error):
+            if not disk.is_short(error):
                 raise
 
     def write_late(self) -> None:

@@ -253,7 +253,7 @@ class LogTrust:
         if isinstance(error, CutUnfinishedError):
             error = error.cause
         log_failure = self._log.health.log_failure
-        if log_failure is not None or (isinstance(error, OSError) and not disk.is_full(error)):
+        if log_failure is not None or (isinstance(error, OSError) and not disk.is_short(error)):
             failure = log_failure or error
             assert isinstance(failure, OSError)
             self._mark.note_disk_failure(failure, self._log, self._synced_boundary())

@@ -288,7 +288,7 @@ def _overwrite(fd: int, path: Path, bad: list[int], size: int) -> None:
         disk.ftruncate(fd, size)
         disk.fsync(fd)
     except OSError as error:
-        if disk.is_full(error):
+        if disk.is_short(error):
             raise
         what = f"cannot be read at position {bad[0]}, nor written there: {error}; replace the disk"
         raise StoreFormatError(path, what) from error

@@ -413,7 +413,7 @@ class Expirer:
         try:
             self._files.epochs.truncate_prefix_by_offset(gone_below)
         except OSError as error:
-            if not disk.is_full(error):
+            if not disk.is_short(error):
                 raise
             log.warning("epochs_not_trimmed reason=%s", error)  # the next segments take them along
         yield

@@ -120,6 +120,8 @@ class ClientProcessor:
         if not data.client_id:
             raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, "heartbeat without a clientID")
         groups = max(len(data.consumer_data_set), len(data.producer_data_set))
+        if groups:
+            channel.keep()
         if groups > _GROUPS_AT_ONCE or _may_have_filters(data):
             return self._heard_in_slices(request, channel, data)
         refused: list[str] = []

@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 
 from batonmq.controller.config import Peer
+from batonmq.controller.endpoints.grpc_places import GrpcPlaces, connections_max
 from batonmq.controller.history_log import HistoryLog
 from batonmq.controller.liveness import watch
 from batonmq.controller.liveness.watch import BrokerWatch, OpenSessions
@@ -55,11 +56,11 @@ log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=Command)
 
-_MESSAGE_SIZE_MAX: Final = 1 << 20
-"""Of a request; a command has 64 KiB at most."""
-_STREAMS_MAX: Final = 64
+_MESSAGE_SIZE_MAX: Final = 256 << 10
+"""Of a request; a command has 64 KiB at most, and 1,000 groups have names of 127 KB."""
+_STREAMS_MAX: Final = 32
 """Of one connection; a broker has one session and a few calls."""
-_IDLE_MS: Final = 60_000
+_IDLE_MS: Final = 10_000
 """A connection without a call is closed then: it takes a descriptor."""
 _HANDSHAKE_MS: Final = 5_000
 _HELLO_S: Final = 5.0
@@ -128,6 +129,8 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         self._sessions = sessions
         self._watch = watch
         self._hellos = AwaitedHellos()
+        self._places = GrpcPlaces(lambda: sessions.registered_peers(requests.state))
+        self._watching: asyncio.Task[None] | None = None
         self._server: Any = None
 
     async def listen(self, address: str) -> int:
@@ -135,7 +138,8 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         host, _, wanted = address.rpartition(":")
         with listening_as("gRPC", int(wanted)):
             check_port_free(host.strip("[]"), int(wanted))
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        limit = ("grpc.max_allowed_incoming_connections", connections_max())
+        server = grpc.aio.server(options=(*_SERVER_OPTIONS, limit))
         pb_grpc.add_ControllerServiceServicer_to_server(  # type: ignore[no-untyped-call]
             self, server
         )
@@ -147,10 +151,13 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
             raise OSError(f"cannot bind gRPC port {address}")
         await server.start()
         self._server = server
+        self._watching = asyncio.create_task(self._places.watch(int(port)))
         return int(port)
 
     async def close(self) -> None:
         """Ends all calls at once. Sessions end without a message: brokers ask the other nodes."""
+        if self._watching is not None:
+            self._watching.cancel()
         server, self._server = self._server, None
         if server is not None:
             await server.stop(grace=None)
@@ -365,6 +372,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         ):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
         session = self._sessions.add(hello.broker_name, hello.broker_id, hello.incarnation)
+        session.peer = context.peer()
         refusal = self._watch.session_opened(session)
         if refusal is not None:
             self._sessions.remove(session)

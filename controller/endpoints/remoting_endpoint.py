@@ -298,6 +298,9 @@ class RemotingEndpoint:
             )
         channel_id = connection.attachments.setdefault("channel_id", next(self._channel_ids))
         assert isinstance(channel_id, int)
+        group = self._requests.state.group(request.require("brokerName"))
+        if group is not None and group.replica(broker_id) is not None:
+            connection.keep()
         self._watch.handle(
             RemotingHeartbeat(
                 request.require("brokerName"),

@@ -79,6 +79,8 @@ class BrokerSession:
         self.broker_name = broker_name
         self.broker_id = broker_id
         self.incarnation = incarnation
+        self.peer = ""
+        """What gRPC calls its connection."""
         self.cut = asyncio.Event()
         self._queue: deque[pb.ControllerMessage] = deque()
         self._wake = asyncio.Event()
@@ -144,18 +146,23 @@ class OpenSessions:
             for session in own[: max(0, len(own) + 1 - SESSIONS_OF_ID_MAX)]:
                 session.cut.set()
             return ""
-        strangers = 0
-        for name, sessions in self._groups.items():
-            known = state.group(name)
-            strangers += sum(
-                known is None or known.replica(each.broker_id) is None for each in sessions.values()
-            )
+        strangers = len(self) - len(self.registered_peers(state))
         if strangers < STRANGERS_MAX:
             return ""
         return (
             f"{strangers} sessions of brokers that are not registered are open, {STRANGERS_MAX} are"
             " allowed: register first"
         )
+
+    def registered_peers(self, state: ControllerState) -> list[str]:
+        """The peer of each session of a registered broker."""
+        return [
+            each.peer
+            for name, sessions in self._groups.items()
+            if (group := state.group(name)) is not None
+            for each in sessions.values()
+            if group.replica(each.broker_id) is not None
+        ]
 
     def remove(self, session: BrokerSession) -> None:
         group = self._groups.get(session.broker_name, {})

@@ -335,13 +335,13 @@ class DurableJournal:
             try:
                 write_all(self._fd, group, self._end)
             except OSError as error:
-                if not disk.is_full(error):
+                if not disk.is_short(error):
                     raise
                 disk.ftruncate(self._fd, self._end)
                 return False
             disk.fdatasync(self._fd)
         except OSError as error:
-            if not disk.is_full(error):
+            if not disk.is_short(error):
                 self.on_fatal(f"cannot write {self._path}: {error}")
             self._replaced = True
             return False

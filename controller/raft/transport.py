@@ -49,6 +49,7 @@ import pysyncobj.transport
 from cryptography.fernet import Fernet
 from pysyncobj.node import Node
 from pysyncobj.tcp_connection import CONNECTION_STATE, TcpConnection
+from pysyncobj.tcp_server import SERVER_STATE
 
 from batonmq.controller.raft.log import DigestWatch, RaftProblems
 from batonmq.controller.raft.membership import Greeting, Membership, decode_greeting
@@ -374,7 +375,11 @@ class GuardedTransport(MendedTransport):
     # Connections, dialled and accepted.
 
     def _maybeBind(self) -> None:
-        was_ready = self._ready
+        was_ready = self.ready
+        if was_ready and self._server._TcpServer__state == SERVER_STATE.UNBINDED:
+            # pysyncobj gives the port up for ever where it cannot accept, as without a descriptor.
+            log.warning("raft_port_lost reason='a connection could not be accepted'")
+            self._ready, self._bindAttempts, was_ready = False, 0, False
         super()._maybeBind()
         if self._ready and not was_ready:
             # pysyncobj's backlog is five: strangers could keep a member waiting for seconds.

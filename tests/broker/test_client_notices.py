@@ -27,6 +27,9 @@ class _Channel:
     def oneway(self, command: Any) -> None:
         self.noticed += 1
 
+    def keep(self) -> None:
+        """It is a client of a group."""
+
 
 def test_the_members_of_a_large_group_hear_of_many_changes_once_and_in_slices() -> None:
     nothing = cast(Any, SimpleNamespace(gate=None, clock_ms=None, groups={}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -13,7 +14,7 @@ import pytest
 from test_admission import registration
 from test_remoting_endpoint import Endpoint, WithEndpoint, with_endpoint
 
-from batonmq.controller.endpoints import grpc_endpoint
+from batonmq.controller.endpoints import grpc_endpoint, grpc_places
 from batonmq.controller.liveness.watch import SESSIONS_OF_ID_MAX, STRANGERS_MAX
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
@@ -67,6 +68,19 @@ class RawClient:
                 self.streams_allowed = settings.get(3, 0)
                 self.writer.write(_frame(SETTINGS, 1, 0, b""))
             count -= kind == RST_STREAM
+
+    async def settled(self) -> None:
+        """Returns once the server has begun to speak HTTP/2."""
+        async with asyncio.timeout(20):
+            await self._reader.readexactly(9)
+
+    async def ended(self) -> bool:
+        """Whether the server ends the connection, in 20 s at most."""
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionError):
+                await self._reader.read()
+        self.writer.close()
+        return True
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -127,6 +141,11 @@ def play(with_endpoint: WithEndpoint) -> Play:
             await caller.channel.close()
 
     return lambda scenario: with_endpoint(partial(scene, scenario))
+
+
+def set_option(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
+    options = dict(grpc_endpoint._SERVER_OPTIONS) | {name: value}
+    monkeypatch.setattr(grpc_endpoint, "_SERVER_OPTIONS", tuple(options.items()))
 
 
 async def until(condition: Any) -> None:
@@ -210,3 +229,48 @@ def test_r58_sessions_of_strangers_take_no_place_of_a_registered_broker(play: Pl
         assert len(list(sessions.of_group("a"))) <= SESSIONS_OF_ID_MAX + 1
 
     play(scenario)
+
+
+def test_r58_connections_are_limited_and_a_broker_keeps_and_gets_its_place(
+    with_endpoint: WithEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 a registered broker has a session. 2 strangers take all places that are left: the next
+    connection is refused. 3 the oldest of them are shut down, and another broker comes in."""
+    monkeypatch.setattr(grpc_places, "_CONNECTIONS_MAX", 16)
+    set_option(monkeypatch, "grpc.max_connection_idle_ms", 600_000)
+
+    async def scenario(endpoint: Endpoint) -> None:
+        port = endpoint.service.config.self_peer.grpc_port
+        places = endpoint.service._grpc_endpoint._places
+        for name in ("a", "b"):
+            assert (await endpoint.service.requests.submit(registration(name))).ok
+        own = await Caller(endpoint).hello("a", 1, "life")
+        await own.beats()
+        strangers = [await RawClient.dial(port) for _ in range(15)]
+        for stranger in strangers:
+            await stranger.settled()
+        assert await (await RawClient.dial(port)).ended()
+        await places.look(port)
+        for stranger in strangers[:11]:
+            assert await stranger.ended()
+        other = await Caller(endpoint).hello("b", 1, "life")
+        await other.beats()
+        await own.beats()
+        for caller in (own, other):
+            await caller.channel.close()
+        for stranger in strangers:
+            stranger.writer.close()
+
+    with_endpoint(scenario)
+
+
+def test_r58_a_connection_without_a_call_ends(
+    with_endpoint: WithEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_option(monkeypatch, "grpc.max_connection_idle_ms", 1)
+
+    async def scenario(endpoint: Endpoint) -> None:
+        client = await RawClient.dial(endpoint.service.config.self_peer.grpc_port)
+        assert await client.ended()
+
+    with_endpoint(scenario)

@@ -3,9 +3,13 @@
 The node under it is a stand-in; what counts is which messages reach it, and in what shape.
 """
 
+import errno
 import pickle
+import socket
+import threading
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pysyncobj.pickle
 import pysyncobj.syncobj
@@ -13,6 +17,7 @@ import pysyncobj.tcp_server
 import pysyncobj.transport
 import pytest
 from pysyncobj.node import TCPNode
+from pysyncobj.poller import POLL_EVENT_TYPE
 
 from batonmq.controller.raft import messages
 from batonmq.controller.raft.messages import MendedTransport
@@ -23,6 +28,7 @@ from batonmq.controller.raft.transport import (
     restricted_loads,
 )
 from batonmq.runtime.clock import boot_s
+from tests.shared.ports import free_ports
 
 PEER = TCPNode("127.0.0.1:2")
 
@@ -399,3 +405,28 @@ def test_install_puts_the_plain_reader_in_place(monkeypatch: pytest.MonkeyPatch)
     assert pysyncobj.syncobj.Serializer("name", 1, False, snapshots, None, None) is snapshots
     with pytest.raises(pickle.UnpicklingError):
         pysyncobj.pickle.load(None)
+
+
+def test_r58_a_raft_port_that_cannot_accept_for_a_moment_listens_again() -> None:
+    """Without a descriptor for what it accepts, pysyncobj closes the port."""
+    transport: Any = GuardedTransport.__new__(GuardedTransport)
+    conf = SimpleNamespace(bindRetryTime=0.0, maxBindRetries=10)
+    transport.__dict__.update(
+        _ready=True,
+        _selfIsReadonlyNode=False,
+        _lastBindAttemptTime=0.0,
+        _bindAttempts=0,
+        _bindOverEvent=threading.Event(),
+        _syncObj=SimpleNamespace(conf=conf),
+    )
+    port = free_ports(1)
+    server: Any = pysyncobj.tcp_server.TcpServer(Mock(), "127.0.0.1", port, Mock())
+    transport._server = server
+    server.bind()
+    listening, server._TcpServer__socket = server._TcpServer__socket, Mock()
+    server._TcpServer__socket.accept.side_effect = OSError(errno.EMFILE, "no descriptor")
+    server._TcpServer__onNewConnection(0, POLL_EVENT_TYPE.READ)
+    listening.close()
+    transport._maybeBind()
+    socket.create_connection(("127.0.0.1", port)).close()
+    server.unbind()

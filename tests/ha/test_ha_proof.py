@@ -4,14 +4,13 @@ shows nothing takes no room for long."""
 import asyncio
 import contextlib
 from dataclasses import replace
-from unittest.mock import Mock
 
 import pytest
 
 from batonmq.ha.config import HAConfig
 from batonmq.ha.follower import SyncPolicy
 from batonmq.ha.master_core import CloseConnection, MasterCore, MasterPolicy, SendBytes, SendLog
-from batonmq.ha.proof import STRANGERS_MAX, Registrations, one_too_many
+from batonmq.ha.proof import STRANGERS_MAX, Registrations
 from batonmq.ha.sync_state import ConfirmAdvanced, ProposeSet
 from batonmq.ha.wire import (
     MasterFrameReader,
@@ -266,13 +265,6 @@ def test_r42_reconnecting_gives_no_new_time(entries):
 
 
 # -- connections that show nothing (R58)
-
-
-def test_r58_of_the_host_with_the_most_connections_the_oldest_goes_first():
-    hosts = ["a:1", "b:1", "b:2", "a:2", "b:3"]
-    assert one_too_many([Mock(address=address) for address in hosts], 5).address == "b:1"
-    assert one_too_many([Mock(address=a) for a in ("[::1]:5", "c:1")], 2).address == "[::1]:5"
-    assert one_too_many([Mock(address="a:1")], 2) is None
 
 
 def test_r58_a_handshake_is_whole_within_five_seconds_however_its_bytes_come(entries):

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -440,7 +441,7 @@ def test_any_question_of_a_broker_is_a_sign_of_its_life() -> None:
     routes = RouteInfoManager()
     settings = RuntimeSettings(NamesrvConfig(), ChangeRules(frozenset(), frozenset(), "", None))
     endpoint = NamesrvEndpoint(routes, KVConfig(None), settings, lambda: now_ms, print)
-    connection: Any = object()
+    connection: Any = Mock()
     request = registration(MASTER, 0)
     request.ext["heartbeatTimeoutMillis"] = "1000"
     endpoint.register_broker(request, connection)

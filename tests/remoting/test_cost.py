@@ -13,7 +13,7 @@ from test_connection import commands, request
 from batonmq.remoting import budget as budget_module
 from batonmq.remoting import connection as connection_module
 from batonmq.remoting import intake as intake_module
-from batonmq.remoting.budget import STALE_S, TURN_S, MemoryBudget, TurnBudget
+from batonmq.remoting.budget import STALE_S, TURN_S, MemoryBudget, Places, TurnBudget
 from batonmq.remoting.command import BUFFER_SIZE, FrameReader, RemotingCommand, receive_buffer
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
@@ -246,3 +246,78 @@ async def test_r58_a_turn_that_is_spent_is_over_with_the_turn(clock: Clock) -> N
     assert turn.is_spent
     await turn.turn()
     assert not turn.is_spent
+
+
+class Accepted:
+    """A connection that was accepted."""
+
+    def __init__(self, peer: str, descriptor: int = 3) -> None:
+        self.peer, self.descriptor = peer, descriptor
+        self.last_active_ms = 0
+        self.reason = ""
+
+    def close(self, reason: str) -> None:
+        self.reason = reason
+
+
+def test_r58_strangers_make_room_and_members_only_if_there_are_none_else() -> None:
+    places = Places(3)
+    member, *strangers = peers = [Accepted("a:1"), Accepted("a:2"), Accepted("b:1")]
+    for each in peers:
+        places.take(each)
+    places.keep(member)
+    late = [Accepted(f"c:{number}") for number in range(3)]
+    for each in late:
+        places.take(each)
+    assert [each.reason != "" for each in (*strangers, *late)] == [True, True, True, False, False]
+    for each in late:
+        places.leave(each)
+    others = [Accepted("d:1"), Accepted("d:2")]
+    for each in others:
+        places.take(each)
+        places.keep(each)
+    assert not member.reason
+    places.take(Accepted("e:1"))
+    assert others[0].reason and not member.reason, "of the host that has the most"
+
+
+def test_r58_who_says_something_is_passed_over_once() -> None:
+    places = Places(2)
+    busy, idle = Accepted("a:1"), Accepted("a:2")
+    for each in (busy, idle):
+        places.take(each)
+    busy.last_active_ms = 5
+    places.take(Accepted("a:3"))
+    assert idle.reason and not busy.reason
+    places.take(Accepted("a:4"))
+    places.take(Accepted("a:5"))
+    assert busy.reason
+
+
+def test_r58_descriptors_that_run_out_are_noticed_by_their_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(budget_module, "descriptors_allowed", lambda: 80)
+    places = Places()
+    first, second = Accepted("a:1", 49), Accepted("a:2", 50)
+    places.take(first)
+    assert not first.reason
+    places.take(second)
+    assert first.reason and not second.reason
+    places.take(Accepted("a:3", 4))
+    assert second.reason, "a low number that was just given back makes no place"
+
+
+@in_a_loop
+async def test_r58_a_server_ends_the_oldest_of_too_many_connections() -> None:
+    server = RemotingServer(Processors())
+    port = await server.listen("127.0.0.1", 0)
+    assert server._dispatcher is not None
+    server._dispatcher.places = Places(10)
+    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(15)]
+    for reader, _ in opened[:5]:
+        assert await reader.read() == b""
+    assert len(server.connections) == 10
+    for _, writer in opened:
+        writer.close()
+    await server.close()

@@ -266,7 +266,7 @@ def test_r45_a_slave_takes_nothing_more_while_its_queues_find_no_room(rig, full)
     slave.checkpoints.flush_derived()
     with pytest.raises(OSError, match="No space left") as info:
         slave.slave_log.append_replicated(half, log_bytes[half:])
-    assert disk.is_full(info.value) and slave.max_phy_offset == half
+    assert disk.is_short(info.value) and slave.max_phy_offset == half
     full.room_again()
     slave.checkpoints.flush_derived()
     assert rooms == [""], "time to dial"

@@ -18,7 +18,8 @@ from typing import Final, NamedTuple
 
 from batonmq.ha.classic.wire import BODY_SIZE_MAX, encode_head
 from batonmq.ha.master_core import CloseConnection, Flow, SendLog
-from batonmq.ha.proof import one_too_many
+from batonmq.ha.proof import STRANGERS_MAX
+from batonmq.runtime.crowd import Crowd
 from batonmq.runtime.recent_events import RecentEvents, records_event
 
 SLAVES_MAX: Final = 64
@@ -93,6 +94,8 @@ class ClassicMasterCore:
         self.connections: dict[int, ReportingSlave] = {}
         self.wakeup_ms = now_ms + policy.heartbeat_ms
         self.recent_events = RecentEvents()
+        self._strangers: Crowd[int] = Crowd(STRANGERS_MAX)
+        self._reporting: Crowd[int] = Crowd(SLAVES_MAX)
 
     # -- events
 
@@ -101,9 +104,8 @@ class ClassicMasterCore:
         self, connection_id: int, address: str, now_ms: int
     ) -> list[ClassicEffect]:
         """R58: where too many have not reported, one of them makes room."""
-        strangers = [each for each in self.connections.values() if each.next_offset < 0]
-        extra = one_too_many(strangers)
-        effects = [] if extra is None else self._close(extra, "too many report nothing", now_ms)
+        extra = self._strangers.add(connection_id, address)
+        effects = [] if extra is None else self._close(extra, "too many report nothing")
         slave = ReportingSlave(connection_id, address, now_ms, now_ms)
         for other in self.connections.values():
             if other.host == slave.host:
@@ -113,7 +115,7 @@ class ClassicMasterCore:
 
     @records_event
     def connection_closed(self, connection_id: int, now_ms: int) -> list[ClassicEffect]:
-        self.connections.pop(connection_id, None)
+        self._forget(connection_id)
         return self._count()
 
     @records_event
@@ -132,12 +134,15 @@ class ClassicMasterCore:
                 else ""
             )
         if refusal:
-            return self._close(slave, refusal, now_ms)
+            return self._close(connection_id, refusal)
         slave.vouches = True
         slave.acked = max(slave.acked, log_end)
         effects = [*self._send(slave, now_ms), *self._count()]
-        if (extra := one_too_many(self._slaves(), SLAVES_MAX + 1)) is not None:
-            effects += self._close(extra, f"more than {SLAVES_MAX} slaves", now_ms)
+        if connection_id in self._strangers:
+            self._strangers.remove(connection_id)
+            extra = self._reporting.add(connection_id, slave.address)
+            if extra is not None:
+                effects += self._close(extra, f"more than {SLAVES_MAX} slaves")
         return effects
 
     def appended(self, end: int, now_ms: int) -> list[ClassicEffect]:
@@ -159,7 +164,7 @@ class ClassicMasterCore:
         for slave in list(self.connections.values()):
             if now_ms - slave.read_ms >= policy.housekeeping_ms:
                 effects += self._close(
-                    slave, f"nothing was read for {policy.housekeeping_ms} ms", now_ms
+                    slave.connection_id, f"nothing was read for {policy.housekeeping_ms} ms"
                 )
                 continue
             effects += self._send(slave, now_ms)
@@ -228,9 +233,14 @@ class ClassicMasterCore:
             slave.sent_ms = now_ms
         return effects
 
-    def _close(self, slave: ReportingSlave, reason: str, now_ms: int) -> list[ClassicEffect]:
-        del self.connections[slave.connection_id]
-        return [CloseConnection(slave.connection_id, reason), *self._count()]
+    def _close(self, connection_id: int, reason: str) -> list[ClassicEffect]:
+        self._forget(connection_id)
+        return [CloseConnection(connection_id, reason), *self._count()]
+
+    def _forget(self, connection_id: int) -> None:
+        self.connections.pop(connection_id, None)
+        self._strangers.remove(connection_id)
+        self._reporting.remove(connection_id)
 
     def _count(self) -> list[ClassicEffect]:
         """What is acknowledged by enough slaves now, or that there are not enough."""

@@ -179,7 +179,7 @@ class ClassicSlaveShell(MasterFollower[FrameReader]):
                     self._store.slave_log.drop_unverified()
                     self._append_failed(f"the master sent a damaged record: {error}")
                     return
-                if isinstance(error, OSError) and disk.is_full(error):
+                if isinstance(error, OSError) and disk.is_short(error):
                     self._append_failed(f"cannot follow the master, the disk is full: {error}")
                     return
             except (OSError, BatonError) as failure:
