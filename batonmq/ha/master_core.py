@@ -29,9 +29,9 @@ from batonmq.ha.wire import (
     encode_master_handshake,
     encode_transfer_header,
 )
+from batonmq.protocol.role_view import Replica
 from batonmq.runtime.crowd import Crowd
 from batonmq.runtime.recent_events import RecentEvents, records_event, shows_events
-from batonmq.protocol.role_view import Replica
 
 pack_transfer_header = TRANSFER_HEADER.pack
 

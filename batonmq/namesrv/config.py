@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import ClassVar
 
+from batonmq.namesrv.state import ENTRIES_MAX
 from batonmq.runtime.section import Ranges, Section
 
 
@@ -18,6 +19,7 @@ class NamesrvConfig(Section, frozen=True, kw_only=True, rename="camel"):
     RANGES: ClassVar[Ranges] = {
         "listen_port": (0, 65_535),
         "scan_not_active_broker_interval": (1, None),
+        "route_entries_max": (1, None),
         "server_channel_max_idle_time_seconds": (1, None),
     }
 
@@ -29,6 +31,8 @@ class NamesrvConfig(Section, frozen=True, kw_only=True, rename="camel"):
     config_black_list: str = "configBlackList;configStorePath;kvConfigPath"
     scan_not_active_broker_interval: int = 5_000
     server_channel_max_idle_time_seconds: int = 120
+    route_entries_max: int = ENTRIES_MAX
+    """Topics of all groups together, and 64 for each group."""
     # These may be changed while running (code 318).
     order_message_enable: bool = False
     return_order_topic_config_to_broker: bool = True

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import islice
 from typing import Final
 
@@ -29,7 +29,7 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.codes import MQ_VERSION_STANDARD_JSON, LanguageCode, RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
-from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of
+from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of, is_compressed
 from batonmq.protocol.topic_name import (
     TOPIC_LENGTH_MAX,
     first_problem,
@@ -38,13 +38,15 @@ from batonmq.protocol.topic_name import (
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.runtime.runtime_settings import RuntimeSettings
-from batonmq.runtime.turns import go_on, in_turns
+from batonmq.runtime.turns import go_on, in_turns, result_of
 
 log = logging.getLogger(__name__)
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 """Namespace of the queue layouts of globally ordered topics: `broker-a:4;broker-b:4`."""
 SCAN_SLICE = 64
+_NO_ATTRIBUTES: Final[dict[str, str]] = {}
+_FILTER_SERVERS_MAX: Final = 16
 GROUPS_AT_ONCE: Final = 4096
 """That one request (217) gives a topic to."""
 _ADDRESS = re.compile(rb'"(-?\d+)":"')
@@ -121,10 +123,34 @@ class NamesrvEndpoint:
 
         go_on(some)
 
-    def register_broker(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+    def register_broker(
+        self, request: RemotingCommand, connection: Connection
+    ) -> RemotingCommand | Awaitable[RemotingCommand]:
         crc = request.get_int("bodyCrc32", 0)
         if crc and crc != crc32_of(request.body):
             return _refused(request, ResponseCode.SYSTEM_ERROR, "crc32 not match")
+        if is_compressed(request.body):
+            return self._register_compressed(request, connection)
+        try:
+            body = RegisterBrokerBody.decode_wire(request.body)
+        except RemoteProtocolError as error:
+            return _refused(request, ResponseCode.SYSTEM_ERROR, str(error))
+        return self._register(request, connection, body)
+
+    async def _register_compressed(
+        self, request: RemotingCommand, connection: Connection
+    ) -> RemotingCommand:
+        try:
+            body = await result_of(RegisterBrokerBody.decode_steps(request.body, request.version))
+        except RemoteProtocolError as error:
+            return _refused(request, ResponseCode.SYSTEM_ERROR, str(error))
+        if connection.closed:  # meanwhile: what is registered now would never go
+            return _refused(request, ResponseCode.SYSTEM_ERROR, "the connection was closed")
+        return self._register(request, connection, body)
+
+    def _register(
+        self, request: RemotingCommand, connection: Connection, body: RegisterBrokerBody
+    ) -> RemotingCommand:
         acting = request.ext.get("enableActingMaster")
         registration = BrokerRegistration(
             cluster_name=request.require("clusterName"),
@@ -138,18 +164,19 @@ class NamesrvEndpoint:
             zone_name=request.ext.get("__ZONE_NAME"),
             is_partial=request.get_bool("batonPartial"),
             relays=request.get_bool("batonRelays"),
+            peer=connection.peer,
         )
-        try:
-            body = RegisterBrokerBody.decode_wire(request.body, request.version)
-        except RemoteProtocolError as error:
-            return _refused(request, ResponseCode.SYSTEM_ERROR, str(error))
         _check_names(registration)
         _drop_odd_topics(registration, body)
+        _drop_what_no_route_shows(body)
         known = self._routes.members(registration.broker_name).get(registration.broker_id)
         registered = self._routes.register(registration, body, self._clock_ms())
         self._tell_min_ids()
         if registered.outcome is Outcome.FAILED:
             return _refused(request, ResponseCode.SYSTEM_ERROR, "register broker failed")
+        _log_crowded_out(self._routes)
+        if registered.outcome is Outcome.CROWDED:
+            return _refused(request, ResponseCode.SYSTEM_ERROR, "too many are registered")
         connection.keep()
         if registered.outcome is Outcome.IGNORED or known != registration.broker_addr:
             log.info(
@@ -340,6 +367,21 @@ def _drop_odd_topics(registration: BrokerRegistration, body: RegisterBrokerBody)
             len(odd),
             odd[0][:TOPIC_LENGTH_MAX],
         )
+
+
+def _log_crowded_out(routes: RouteInfoManager) -> None:
+    lost, routes.crowded_out = routes.crowded_out, []
+    if lost:
+        why = "above routeEntriesMax"
+        log.warning("broker_groups_lost count=%d first=%s reason=%r", len(lost), lost[0], why)
+
+
+def _drop_what_no_route_shows(body: RegisterBrokerBody) -> None:
+    """R58: what is kept of a topic is a few numbers and its name, whatever else was sent."""
+    for name, topic in body.topic_config_serialize_wrapper.topic_config_table.items():
+        topic.topic_name, topic.topic_filter_type, topic.attributes = name, "", _NO_ATTRIBUTES
+    servers = body.filter_server_list[:_FILTER_SERVERS_MAX]
+    body.filter_server_list = [each for each in servers if text_problem(each) is None]
 
 
 def _done(request: RemotingCommand, body: bytes = b"") -> RemotingCommand:

@@ -35,7 +35,8 @@ class NamesrvService:
         self.config = config
         self.port = 0
         self.routes = RouteInfoManager(
-            delete_topic_with_broker_registration=config.delete_topic_with_broker_registration
+            delete_topic_with_broker_registration=config.delete_topic_with_broker_registration,
+            entries_max=config.route_entries_max,
         )
         self.controller: ControllerService | None = None
         if config.enable_controller_in_namesrv:

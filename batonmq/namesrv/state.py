@@ -32,8 +32,14 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.codes import MASTER_ID
 from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.protocol.topic_name import SYNC_BROKER_MEMBER_PREFIX
+from batonmq.runtime.crowd import Crowd
 
 EARLIER_MOST = 4
+ENTRIES_MAX = 1_000_000
+"""Topics of all groups together, a topic of two groups counted twice (R58)."""
+GROUP_ENTRIES = 64
+"""As so many of them a group counts itself."""
+GROUP_REPLICAS_MAX = 64
 LIVENESS_DEFAULT_MS = 120_000
 """Java's DEFAULT_BROKER_CHANNEL_EXPIRED_TIME."""
 
@@ -56,6 +62,8 @@ class BrokerRegistration:
     """It names only topics that changed; the others are as they were."""
     relays: bool = False
     """It passes requests on to its master; a Java broker does not."""
+    peer: str = ""
+    """Where the connection comes from, host:port."""
 
 
 class Outcome(enum.Enum):
@@ -64,6 +72,8 @@ class Outcome(enum.Enum):
     """A broker with a higher epoch has that id: the reply is success with empty fields."""
     FAILED = "failed"
     """A first registration with exactly one topic: the reply is code 1."""
+    CROWDED = "crowded"
+    """Its group has too many members, or its host has taken too many entries (R58)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +154,10 @@ class _TopicTable:
         self.groups_of.update(zip(topics, map(more.__getitem__, names_of), strict=True))
         self._of_group.setdefault(broker_name, {}).update(topics)
 
+    def count(self, broker_name: str) -> int:
+        """How many topics the group has."""
+        return len(self._of_group.get(broker_name, ()))
+
     def missing(
         self, broker_name: str, topics: Mapping[str, TopicConfig]
     ) -> dict[str, TopicConfig]:
@@ -198,9 +212,18 @@ def _but(names: tuple[str, ...], name: str) -> tuple[str, ...]:
 
 
 class RouteInfoManager:
-    """All routes of one name server. Times are the caller's monotonic milliseconds."""
+    """All routes of one name server. Times are the caller's monotonic milliseconds.
 
-    def __init__(self, *, delete_topic_with_broker_registration: bool = False) -> None:
+    Any host that reaches it can register groups and topics. If there are too many, groups of the
+    host that has the most entries go, first the oldest (R58).
+    """
+
+    def __init__(
+        self,
+        *,
+        delete_topic_with_broker_registration: bool = False,
+        entries_max: int = ENTRIES_MAX,
+    ) -> None:
         self.delete_topic_with_broker_registration = delete_topic_with_broker_registration
         self._topics = _TopicTable()
         self._groups: dict[str, _Group] = {}
@@ -208,6 +231,9 @@ class RouteInfoManager:
         self._live = LiveTable()
         self._filter_servers: dict[Key, list[str]] = {}
         self.min_id_changes = MinIdChanges()
+        self._entries: Crowd[str] = Crowd(entries_max)  # held by groups
+        self.crowded_out: list[str] = []
+        """Groups that went; who reads it clears it."""
 
     def check_invariants(self) -> None:
         assert all(self._topics.groups_of.values()), "a topic without queues"
@@ -232,6 +258,8 @@ class RouteInfoManager:
             return Registered(Outcome.IGNORED)
         if fresh_id and len(topics) == 1:
             return Registered(Outcome.FAILED)
+        if fresh_id and group is not None and len(group.addrs) >= GROUP_REPLICAS_MAX:
+            return Registered(Outcome.CROWDED)
         first = group is None
         if group is None:
             group = self._groups[registration.broker_name] = _Group(registration.cluster_name)
@@ -247,7 +275,20 @@ class RouteInfoManager:
         if _speaks_for_topics(registration, group):
             self._take_topics(registration, group, topics, wrapper.data_version, first)
         self._remember(registration, wrapper.data_version, body.filter_server_list, now_ms)
-        return self._registered(registration, group)
+        self._make_room(registration.broker_name, registration.peer)
+        if registration.broker_name not in self._groups:
+            return Registered(Outcome.CROWDED)
+        return _registered(registration, group, self._live)
+
+    def _make_room(self, broker_name: str, peer: str) -> None:
+        entries = GROUP_ENTRIES + self._topics.count(broker_name)
+        self._entries.hold(broker_name, peer, entries)
+        while self._entries.taken > self._entries.places:
+            loser = self._entries.take_one()
+            assert loser is not None
+            self.crowded_out.append(loser)
+            for addr in list(self._groups[loser].addrs.values()):
+                self.unregister(self._groups[loser].cluster_name, addr, loser)
 
     def _outranked(self, registration: BrokerRegistration, version: DataVersion) -> bool:
         """R32. For id 0 the epochs of all other live brokers of the group count; for another id
@@ -319,14 +360,6 @@ class RouteInfoManager:
         else:
             self._filter_servers.pop(key, None)
 
-    def _registered(self, registration: BrokerRegistration, group: _Group) -> Registered:
-        if registration.broker_id != MASTER_ID and MASTER_ID in group.addrs:
-            addr = group.addrs[MASTER_ID]
-            master = self._live.get((registration.cluster_name, addr))
-            if master is not None:
-                return Registered(Outcome.TAKEN, addr, master.ha_server_addr)
-        return Registered(Outcome.TAKEN)
-
     def unregister(
         self, cluster_name: str, broker_addr: str, broker_name: str, asked_on: Hashable = None
     ) -> bool:
@@ -351,6 +384,7 @@ class RouteInfoManager:
                 self.wipe_write_perm(broker_name)
             return True
         del self._groups[broker_name]
+        self._entries.remove(broker_name)
         self._leave_cluster(cluster_name, broker_name)
         self._topics.remove_group(broker_name)
         return True
@@ -430,6 +464,9 @@ class RouteInfoManager:
                 write_queue_nums=queue.write_queue_nums,
             )
             self._topics.put(queue.broker_name, {topic: config})
+        for name in {queue.broker_name for queue in wanted}:
+            if name in self._groups:
+                self._make_room(name, "")
         return True
 
     def delete_topic(self, topic: str, cluster_name: str | None = None) -> None:
@@ -477,6 +514,15 @@ class RouteInfoManager:
             names.pop(broker_name, None)
             if not names:
                 del self._clusters[cluster_name]
+
+
+def _registered(registration: BrokerRegistration, group: _Group, live: LiveTable) -> Registered:
+    if registration.broker_id != MASTER_ID and MASTER_ID in group.addrs:
+        addr = group.addrs[MASTER_ID]
+        master = live.get((registration.cluster_name, addr))
+        if master is not None:
+            return Registered(Outcome.TAKEN, addr, master.ha_server_addr)
+    return Registered(Outcome.TAKEN)
 
 
 def _speaks_for_topics(registration: BrokerRegistration, group: _Group) -> bool:

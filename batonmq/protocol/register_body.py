@@ -10,7 +10,8 @@ Origin: Java `RegisterBrokerBody`.
 
 import struct
 import zlib
-from typing import Any, Final
+from collections.abc import Generator
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -21,9 +22,11 @@ from batonmq.protocol.fastjson import FastjsonError, loads
 from batonmq.protocol.json_body import Body
 
 _I32: Final = struct.Struct(">i")
-_ZLIB_FIRST_BYTE: Final = 0x78
-# No cluster's registration comes near; a stream that inflates to more is an attack or an error.
-INFLATED_SIZE_MAX: Final = 256 << 20
+_ZLIB_FIRST_BYTE: Final = b"\x78"
+INFLATED_SIZE_MAX: Final = 16 << 20
+"""What a frame holds without compression. A stream that inflates to more is refused (R58)."""
+_INFLATED_AT_ONCE: Final = 256 << 10
+_TOPICS_AT_ONCE: Final = 256
 
 
 class RegisterBrokerBody(Body):
@@ -37,9 +40,25 @@ class RegisterBrokerBody(Body):
         """Reads either form; `version` is the sender's. Raises RemoteProtocolError."""
         if not data:
             return cls()
-        if data[0] != _ZLIB_FIRST_BYTE:
-            return cls.decode(data)
-        return _decode_compressed(data, version)
+        steps = cls.decode_steps(data, version)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return cast(RegisterBrokerBody, end.value)
+
+    @classmethod
+    def decode_steps(
+        cls, data: bytes, version: int = MQ_VERSION
+    ) -> Generator[None, None, "RegisterBrokerBody"]:
+        """The same in steps: a compressed body of 16 kB may be 16 MiB of topics (R58)."""
+        if not is_compressed(data):
+            return cls.decode(data) if data else cls()
+        return (yield from _decode_compressed(data, version))
+
+
+def is_compressed(data: bytes) -> bool:
+    return data[:1] == _ZLIB_FIRST_BYTE
 
 
 def crc32_of(body: bytes) -> int:
@@ -47,14 +66,30 @@ def crc32_of(body: bytes) -> int:
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
-def _decode_compressed(data: bytes, version: int) -> RegisterBrokerBody:
+def _inflated(data: bytes) -> Generator[None, None, bytes]:
     inflater = zlib.decompressobj()
-    try:
-        reader = _Reader(inflater.decompress(data, INFLATED_SIZE_MAX))
-        if inflater.unconsumed_tail or not inflater.eof:
+    parts: list[bytes] = []
+    size = 0
+    while not inflater.eof:
+        part = inflater.decompress(data, _INFLATED_AT_ONCE)
+        data = inflater.unconsumed_tail
+        size += len(part)
+        if size > INFLATED_SIZE_MAX or not (part or data):
             raise RemoteProtocolError("RegisterBrokerBody: the zlib stream is cut off or too long")
+        parts.append(part)
+        yield
+    return b"".join(parts)
+
+
+def _decode_compressed(data: bytes, version: int) -> Generator[None, None, RegisterBrokerBody]:
+    try:
+        reader = _Reader((yield from _inflated(data)))
         data_version = DataVersion.decode(reader.text())
-        topics = [_topic_of(reader.text()) for _ in range(reader.count())]
+        topics = []
+        for number in range(reader.count()):
+            topics.append(_topic_of(reader.text()))
+            if number % _TOPICS_AT_ONCE == 0:
+                yield
         filters = loads(reader.text())
         mappings: dict[str, Any] = {}
         if version >= MQ_VERSION_TOPIC_MAPPING and not reader.at_end:

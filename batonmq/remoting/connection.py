@@ -40,7 +40,7 @@ from batonmq.remoting.command import (
 from batonmq.remoting.intake import Intake
 from batonmq.remoting.pending_requests import PendingRequests
 from batonmq.runtime.clock import boot_ms, boot_s
-from batonmq.runtime.sockets import limit_unacknowledged_of
+from batonmq.runtime.sockets import descriptor_of, limit_unacknowledged_of
 
 log = logging.getLogger(__name__)
 
@@ -419,8 +419,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = _address_text(transport.get_extra_info("peername"))
         self.local = _address_text(transport.get_extra_info("sockname"))
         self.intake.connected(self._transport, self.peer.rpartition(":")[0])
-        sock = transport.get_extra_info("socket")
-        self.descriptor = -1 if sock is None else sock.fileno()
+        self.descriptor = descriptor_of(transport)
         limit_unacknowledged_of(transport, UNANSWERED_MS)
         self._made(self)
 

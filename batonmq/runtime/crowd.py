@@ -13,11 +13,14 @@ K = TypeVar("K")
 
 
 class Crowd(Generic[K]):
-    """Holders of places in the order of their arrival, by host. Not thread-safe."""
+    """Holders of places in the order of their arrival, by host; one may hold several. Not
+    thread-safe."""
 
     def __init__(self, places: int = sys.maxsize) -> None:
         self.places = places
-        self._by_host: dict[str, dict[K, None]] = {}
+        self._taken = 0
+        self._by_host: dict[str, dict[K, int]] = {}
+        self._taken_by_host: dict[str, int] = {}
         self._host_of: dict[K, str] = {}
 
     def __len__(self) -> int:
@@ -26,26 +29,40 @@ class Crowd(Generic[K]):
     def __contains__(self, holder: K) -> bool:
         return holder in self._host_of
 
+    @property
+    def taken(self) -> int:
+        """Places."""
+        return self._taken
+
     def add(self, holder: K, address: str) -> K | None:
         """Takes a place for `holder` at `address`, which is host:port. Returns who lost his."""
-        host = address.rpartition(":")[0]
-        self._host_of[holder] = host
-        self._by_host.setdefault(host, {})[holder] = None
-        return self.take_one() if len(self._host_of) > self.places else None
+        self.hold(holder, address, 1)
+        return self.take_one() if self._taken > self.places else None
+
+    def hold(self, holder: K, address: str, places: int) -> None:
+        """`holder` has so many from now on, and counts as from where it came first."""
+        host = self._host_of.setdefault(holder, address.rpartition(":")[0])
+        holders = self._by_host.setdefault(host, {})
+        more = places - holders.get(holder, 0)
+        holders[holder] = places
+        self._taken += more
+        self._taken_by_host[host] = self._taken_by_host.get(host, 0) + more
 
     def remove(self, holder: K) -> None:
         """Does nothing for one that holds none."""
         host = self._host_of.pop(holder, None)
         if host is not None:
-            del self._by_host[host][holder]
+            places = self._by_host[host].pop(holder)
+            self._taken -= places
+            self._taken_by_host[host] -= places
             if not self._by_host[host]:
-                del self._by_host[host]
+                del self._by_host[host], self._taken_by_host[host]
 
     def take_one(self) -> K | None:
-        """Takes the place of one, and returns him; None if nobody holds one."""
+        """Takes the places of one holder, and returns him; None if nobody holds any."""
         if not self._host_of:
             return None
-        crowded = max(self._by_host.values(), key=lambda holders: len(holders))
-        holder = next(iter(crowded))
+        crowded = max(self._taken_by_host, key=self._taken_by_host.__getitem__)
+        holder = next(iter(self._by_host[crowded]))
         self.remove(holder)
         return holder

@@ -53,6 +53,12 @@ def limit_unacknowledged_of(transport: asyncio.BaseTransport, limit_ms: int) -> 
         limit_unacknowledged(sock, limit_ms)
 
 
+def descriptor_of(transport: asyncio.BaseTransport) -> int:
+    """Of its TCP socket, -1 if it has none."""
+    sock = transport.get_extra_info("socket")
+    return int(sock.fileno()) if sock is not None and sock.family in _IP else -1
+
+
 def keep_alive(sock: socket.socket, *, every_s: int, failures: int) -> None:
     """An idle peer is probed every `every_s`; the connection fails after so many lost probes."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

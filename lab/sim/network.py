@@ -355,12 +355,15 @@ class SimTransport(asyncio.Transport):
 
 
 class _Socket:
-    """What the servers ask of a socket: the time-out for unacknowledged bytes."""
+    """What the servers ask of a socket: the time-out for unacknowledged bytes, its descriptor."""
 
     family = socket.AF_INET
 
     def __init__(self, transport: SimTransport) -> None:
         self._transport = transport
+
+    def fileno(self) -> int:
+        return -1
 
     def setsockopt(self, level: int, option: int, value: int) -> None:
         if (level, option) == (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT):

@@ -32,6 +32,9 @@ class CallContext:
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
         raise _error(code, details)
 
+    def peer(self) -> str:
+        return ""
+
     def set_trailing_metadata(self, trailing: tuple[tuple[str, str], ...]) -> None:
         self.trailing = trailing
 

@@ -436,12 +436,33 @@ def test_a_silent_broker_is_dropped_with_its_connection() -> None:
     play(script, scan_not_active_broker_interval=10)
 
 
+def test_r58_of_what_a_broker_registers_a_name_server_keeps_what_routes_show() -> None:
+    """A topic with attributes of a megabyte costs as much as any other."""
+    routes = RouteInfoManager()
+    settings = RuntimeSettings(NamesrvConfig(), ChangeRules(frozenset(), frozenset(), "", None))
+    endpoint = NamesrvEndpoint(routes, KVConfig(None), settings, lambda: 0, print)
+    connection: Any = Mock(peer="10.0.0.1:1")
+    request = registration(MASTER, 0)
+    body = RegisterBrokerBody.decode_wire(request.body)
+    for topic in body.topic_config_serialize_wrapper.topic_config_table.values():
+        topic.attributes = {"+a": "x" * 1_000_000}
+        topic.topic_filter_type = topic.topic_name = "y" * 1_000_000
+    body.filter_server_list = ["z" * 1_000_000, *(f"10.0.0.9:{n}" for n in range(1_000))]
+    request.body = body.encode()
+    request.ext.pop("bodyCrc32", None)
+    assert endpoint.register_broker(request, connection).code == 0
+    kept = [topic for table in routes._topics._of_group.values() for topic in table.values()]
+    assert kept and max(len(topic.encode()) for topic in kept) < 500
+    ((_, servers),) = routes._filter_servers.items()
+    assert len(servers) < 20 and max(map(len, servers)) < 20
+
+
 def test_any_question_of_a_broker_is_a_sign_of_its_life() -> None:
     now_ms = 0
     routes = RouteInfoManager()
     settings = RuntimeSettings(NamesrvConfig(), ChangeRules(frozenset(), frozenset(), "", None))
     endpoint = NamesrvEndpoint(routes, KVConfig(None), settings, lambda: now_ms, print)
-    connection: Any = Mock()
+    connection: Any = Mock(peer="10.0.0.1:1")
     request = registration(MASTER, 0)
     request.ext["heartbeatTimeoutMillis"] = "1000"
     endpoint.register_broker(request, connection)

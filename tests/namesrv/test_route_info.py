@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from zlib import crc32
 
 import pytest
 
-from batonmq.namesrv.state import BrokerRegistration, Outcome, Registered, RouteInfoManager
+from batonmq.namesrv.state import (
+    GROUP_REPLICAS_MAX,
+    BrokerRegistration,
+    Outcome,
+    Registered,
+    RouteInfoManager,
+)
 from batonmq.protocol.bodies import (
     DataVersion,
     QueueData,
@@ -388,3 +395,58 @@ def test_filter_servers_are_those_of_the_last_registration(routes: Routes) -> No
         route = routes.core.route("TopicA")
         assert route is not None
         assert route.filter_server_table == ({M1: servers} if servers else {})
+
+
+# -- what strangers register (R58)
+
+
+def flood(core: RouteInfoManager, group: str, topics: int, peer: str = "10.6.6.6:1") -> Outcome:
+    names = [f"{group}-T{number}" for number in range(topics)]
+    address = f"10.6.6.6:{crc32(group.encode()) % 60_000}"
+    registration = BrokerRegistration("C", group, 0, address, "", "stranger", peer=peer)
+    return core.register(registration, body(*names), 0).outcome
+
+
+def test_r58_groups_of_a_stranger_push_out_his_own_and_no_other() -> None:
+    """A broker that was there keeps its place, and one that comes behind the flood gets its."""
+    core = RouteInfoManager(entries_max=1_000)
+    for number, addr in enumerate((M1, M2)):
+        known = BrokerRegistration("C", f"broker-{number}", 0, addr, "", addr, peer=addr)
+        if number == 1:
+            for flooded in range(200):
+                assert flood(core, f"stranger-{flooded}", 10) is Outcome.TAKEN
+        assert core.register(known, body(), 0).outcome is Outcome.TAKEN
+    groups = dict(core.brokers())
+    assert {"broker-0", "broker-1", "stranger-199"} <= groups.keys() and len(groups) <= 15
+    assert core.crowded_out[0] == "stranger-0"
+    core.check_invariants()
+
+
+def test_r58_a_group_with_more_topics_than_there_is_room_for_is_refused() -> None:
+    core = RouteInfoManager(entries_max=1_000)
+    assert flood(core, "huge", 1_001) is Outcome.CROWDED
+    for first in range(0, 2_000, 100):  # by parts, as by 217 or batonPartial
+        names = [f"T{number}" for number in range(first, first + 100)]
+        registration = BrokerRegistration("C", "grows", 0, M1, "", M1, is_partial=True)
+        core.register(registration, body(*names, counter=first), 0)
+        assert len(core.all_topics()) <= 1_000
+        core.check_invariants()
+
+
+def test_r58_what_left_gives_its_room_back() -> None:
+    core = RouteInfoManager(entries_max=1_000)
+    for _ in range(5):
+        assert flood(core, "comes and goes", 900) is Outcome.TAKEN
+        core.connection_lost("stranger")
+    assert not core.crowded_out and core._entries.taken == 0
+
+
+def test_r58_a_group_has_a_limited_number_of_members() -> None:
+    core = RouteInfoManager()
+    for broker_id in range(GROUP_REPLICAS_MAX + 5):
+        addr = f"10.0.0.1:{broker_id}"
+        registration = BrokerRegistration("C", "broker-a", broker_id, addr, "", addr)
+        outcome = core.register(registration, body(), 0).outcome
+        assert outcome is (Outcome.TAKEN if broker_id < GROUP_REPLICAS_MAX else Outcome.CROWDED)
+    registration = BrokerRegistration("C", "broker-a", 3, "10.0.0.1:3", "", "again")
+    assert core.register(registration, body(), 1).outcome is Outcome.TAKEN

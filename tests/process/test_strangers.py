@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from batonmq.runtime import sockets
-from lab.connection import Connection
-from lab.up import ClusterProcess
+from lab.cluster.connection import Connection
+from lab.cluster.up import ClusterProcess
 
 pytestmark = pytest.mark.process
 

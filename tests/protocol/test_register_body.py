@@ -1,5 +1,6 @@
 """The registration body in both of its forms."""
 
+import contextlib
 import json
 import struct
 import zlib
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from batonmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigAndMappingSerializeWrapper
 from batonmq.protocol.errors import RemoteProtocolError
-from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of
+from batonmq.protocol.register_body import INFLATED_SIZE_MAX, RegisterBrokerBody, crc32_of
 from tests.protocol.compressed_body import compressed
 
 GOLDEN = Path(__file__).parents[1] / "golden/java-5.3.3/remoting/namesrv-103.json"
@@ -100,3 +101,16 @@ def test_a_cut_or_bent_stream_is_refused(data: st.DataObject) -> None:
 def test_malformed_bodies_name_themselves(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="RegisterBrokerBody"):
         RegisterBrokerBody.decode_wire(data)
+
+
+def test_r58_a_stream_inflates_in_steps_and_to_a_frame_at_most() -> None:
+    with pytest.raises(RemoteProtocolError, match="too long"):
+        RegisterBrokerBody.decode_wire(zlib.compress(bytes(INFLATED_SIZE_MAX + 1)))
+    largest = zlib.compress((2).to_bytes(4) + b"{}" + bytes(INFLATED_SIZE_MAX - 6))
+    assert len(largest) < 20_000
+    steps, count = RegisterBrokerBody.decode_steps(largest), 0
+    with contextlib.suppress(StopIteration, RemoteProtocolError):
+        while True:
+            next(steps)
+            count += 1
+    assert count >= 64
