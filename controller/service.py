@@ -25,6 +25,7 @@ from batonmq.controller.liveness.events import (
     StateApplied,
 )
 from batonmq.controller.liveness.lead import LeadOffers
+from batonmq.controller.liveness.rotation import GROUPS_A_TURN
 from batonmq.controller.liveness.watch import BrokerWatch, OpenSessions
 from batonmq.controller.planned_switches import PlannedSwitches
 from batonmq.controller.raft.log import Commit, Machine, ReplicatedLog
@@ -43,6 +44,7 @@ from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.durable_file import sync_directory
 from batonmq.runtime.lock_file import FolderLock
 from batonmq.runtime.start_room import StartRoom
+from batonmq.runtime.turns import for_each
 
 log = logging.getLogger(__name__)
 
@@ -207,8 +209,7 @@ class ControllerService:
         self._watch.handle(StateApplied(commit.state))
         self._switches.state_applied(commit.state)
         if commit.command is None:  # a snapshot: any group may have changed
-            for broker_name in commit.state.broker_names():
-                self._push(broker_name)
+            for_each(commit.state.broker_names(), self._push, GROUPS_A_TURN)
             return
         for effect in commit.effects:
             match effect:

@@ -30,11 +30,7 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.codes import MQ_VERSION_STANDARD_JSON, LanguageCode, RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
 from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of, is_compressed
-from batonmq.protocol.topic_name import (
-    TOPIC_LENGTH_MAX,
-    first_problem,
-    odd_topics,
-)
+from batonmq.protocol.topic_name import TOPIC_LENGTH_MAX, first_problem, odd_topics, text_problem
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.runtime.runtime_settings import RuntimeSettings

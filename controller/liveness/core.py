@@ -25,8 +25,9 @@ that it replaces, so proposing it twice elects once.
 Origin: RocketMQ's DefaultBrokerHeartbeatManager and ControllerManager#onBrokerInactive.
 """
 
-from bisect import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from batonmq.controller.elections import LastHeard, LastSeen, last_seen, members_of
@@ -43,6 +44,7 @@ from batonmq.controller.liveness.events import (
     GateOpened,
     LivenessEffect,
     LivenessEvent,
+    LookOn,
     PeerReported,
     ProposeElect,
     RefuseSession,
@@ -55,6 +57,12 @@ from batonmq.controller.liveness.events import (
     Tick,
 )
 from batonmq.controller.liveness.hearing import Hearing
+from batonmq.controller.liveness.rotation import (
+    FRESH_GROUPS_A_TICK,
+    GROUPS_A_TICK,
+    GROUPS_A_TURN,
+    Rotation,
+)
 from batonmq.controller.rules.commands import NO_BROKER, LiveBroker
 from batonmq.controller.rules.elect_policy import (
     FIRST_ELECTION_SETTLE_MS,
@@ -75,12 +83,6 @@ heartbeat is newer than it."""
 STALE_SETTLE_MS: Final = 1_000
 """How long a replica must know of newer epochs than this controller before that is reported: for a
 moment it may have a newer view from another node."""
-
-GROUPS_A_TICK: Final = 256
-"""Of about 10 µs each, twice as much where all of them need an election."""
-FRESH_GROUPS_A_TICK: Final = 16
-"""Of those that never had a master. Their brokers ask for the first election themselves; a stranger
-may register many of them, and no other group is looked at later for that (R58)."""
 
 
 @dataclass(slots=True)
@@ -114,7 +116,7 @@ class _Watch:
 
     registered_ms: dict[tuple[int, str], int] = field(default_factory=dict)
     ids_changed_ms: int = 0
-    dead: frozenset[int] = frozenset()
+    dead: frozenset[int] | None = frozenset()
     unsettled: bool = False
     blocked: str = ""
     needs_operator: bool = False
@@ -136,6 +138,12 @@ class _Watch:
             self.unclean_epoch = group.unclean_epoch
             self.floor = _ConfirmFloor()
 
+    def gate_opened(self) -> None:
+        self.proposal = None
+        self.blocked, self.needs_operator = "", False
+        self.stale, self.stale_since_ms = "", None
+        self.dead = None  # the view that this node pushed last may be from long before it led
+
     def propose(self, master_epoch: int, config: LivenessConfig, now_ms: int) -> bool:
         """Whether to propose an election now that replaces `master_epoch`; noted if so."""
         last, times = self.proposal, 1
@@ -152,22 +160,6 @@ def _is_registered(state: ControllerState, broker_name: str, broker_id: int) -> 
     return group is not None and group.replica(broker_id) is not None
 
 
-class _Rotation:
-    """Which groups a tick looks at: `at_once` of them."""
-
-    def __init__(self, at_once: int) -> None:
-        self._at_once = at_once
-        self._last = ""
-
-    def next_of(self, names: list[str]) -> list[str]:
-        """Of `names`, in order, all or the next ones."""
-        if len(names) > self._at_once:
-            begin = bisect(names, self._last)
-            names = (names[begin:] + names[:begin])[: self._at_once]
-            self._last = names[-1]
-        return names
-
-
 class LivenessCore:
     """See the module. `now_ms` of all calls is one monotonic clock that counts sleep (R8).
 
@@ -181,7 +173,9 @@ class LivenessCore:
         self._state = ControllerState()
         self._gate_opened_ms: int | None = None
         self._aged_ms = 0
-        self._elected, self._fresh = _Rotation(GROUPS_A_TICK), _Rotation(FRESH_GROUPS_A_TICK)
+        self._elected, self._fresh = Rotation(GROUPS_A_TICK), Rotation(FRESH_GROUPS_A_TICK)
+        self._unlooked: dict[str, None] = {}
+        self._looks_on = False
         self._hearing = Hearing()
         self.recent_events = RecentEvents()
 
@@ -324,11 +318,9 @@ class LivenessCore:
                 return self._session_hello(event, now_ms)
             case SessionHeartbeat():
                 incarnation = self._sessions.heartbeat(event, now_ms)
-                return (
-                    []
-                    if incarnation is None
-                    else self._heartbeat_received(event, incarnation, now_ms)
-                )
+                if incarnation is None:
+                    return []
+                return self._heartbeat_received(event, incarnation, now_ms)
             case SessionClosed():
                 known = _is_registered(self._state, event.broker_name, event.broker_id)
                 newest = self._sessions.closed(event, now_ms, is_registered=known)
@@ -337,15 +329,18 @@ class LivenessCore:
                 if not _is_registered(self._state, event.broker_name, event.seen.broker_id):
                     return []  # any number of them may be named
                 first = self._sessions.remoting_heartbeat(event, now_ms)
-                effects = self._heartbeat_received(event, "", now_ms)
-                return effects + (self._check(event.broker_name, now_ms) if first else [])
+                beat = self._heartbeat_received(event, "", now_ms)
+                return beat + self._check(event.broker_name, now_ms) if first else beat
             case RemotingChannelClosed():
-                names = self._sessions.channel_closed(event.channel_id, now_ms)
-                return [effect for name in names for effect in self._check(name, now_ms)]
+                return self._look(self._sessions.channel_closed(event.channel_id, now_ms), now_ms)
             case GateOpened():
-                return self._gate_opened(now_ms)
+                self._gate_opened_ms = now_ms
+                self._sessions.gate_opened(now_ms)
+                for watch in self._watches.values():
+                    watch.gate_opened()
+                return self._look(self._state.broker_names(), now_ms)
             case GateClosed():
-                self._gate_opened_ms = None
+                self._gate_opened_ms, self._unlooked = None, {}
                 self._sessions.gate_closed()
                 return []
             case StateApplied():
@@ -360,6 +355,9 @@ class LivenessCore:
             case PeerReported():
                 names = sorted(self._hearing.peer_reported(event, now_ms))
                 return [effect for name in names for effect in self._check(name, now_ms)]
+            case LookOn():
+                self._looks_on = False
+                return self._look(list(islice(self._unlooked, GROUPS_A_TURN)), now_ms)
             case Tick():
                 return self._tick(now_ms)
 
@@ -418,19 +416,17 @@ class LivenessCore:
                 watch.master_answered_ms = now_ms
         return self._check(event.broker_name, now_ms) if watch.unsettled else []
 
-    def _gate_opened(self, now_ms: int) -> list[LivenessEffect]:
-        self._gate_opened_ms = now_ms
-        self._sessions.gate_opened(now_ms)
-        for broker_name, watch in self._watches.items():
-            watch.proposal = None
-            watch.blocked, watch.needs_operator = "", False
-            watch.stale, watch.stale_since_ms = "", None
-            group = self._state.group(broker_name)
-            watch.dead = self._dead(group, now_ms) if group else frozenset()
-        # The views that this node pushed last may be from long before it led.
-        names = self._state.broker_names()
-        pushes: list[LivenessEffect] = [AliveChanged(broker_name) for broker_name in names]
-        return pushes + [effect for name in names for effect in self._check(name, now_ms)]
+    def _look(self, names: Sequence[str], now_ms: int) -> list[LivenessEffect]:
+        """Checks GROUPS_A_TURN of the groups now; LookOn brings the others."""
+        self._unlooked.update(dict.fromkeys(names[GROUPS_A_TURN:]))
+        effects: list[LivenessEffect] = []
+        for broker_name in names[:GROUPS_A_TURN]:
+            self._unlooked.pop(broker_name, None)
+            effects += self._check(broker_name, now_ms)
+        if self._unlooked and not self._looks_on:
+            self._looks_on = True
+            effects.append(LookOn())
+        return effects
 
     def _state_applied(self, state: ControllerState, now_ms: int) -> list[LivenessEffect]:
         before, self._state = self._state, state
@@ -438,15 +434,15 @@ class LivenessCore:
             if broker_name not in state.groups:
                 self._watches.pop(broker_name, None)
                 self._hearing.removed(broker_name)
-        effects: list[LivenessEffect] = []
+        changed = []
         for broker_name in state.broker_names():
             group, old = state.groups[broker_name], before.group(broker_name)
             if group is not old:
                 self._watch(broker_name).changed(group, old, now_ms)
                 known = [(broker_name, *each) for each in group.processes]
                 self._hearing.registered(broker_name, known, state.applied_index)
-                effects += self._check(broker_name, now_ms)
-        return effects
+                changed.append(broker_name)
+        return self._look(changed, now_ms)
 
     def _tick(self, now_ms: int) -> list[LivenessEffect]:
         if now_ms - self._aged_ms >= CONFIRM_SETTLE_MS:

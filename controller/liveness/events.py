@@ -101,11 +101,18 @@ class Tick:
     """Time passed; expected every `tick_ms`."""
 
 
+@dataclass(frozen=True, slots=True)
+class LookOn:
+    """Of many groups some are still to be checked. As an effect: give it back as an event, in the
+    next turn of the loop."""
+
+
 LivenessEvent = (
     SessionHello
     | SessionHeartbeat
     | SessionClosed
     | RemotingHeartbeat
+    | LookOn
     | RemotingChannelClosed
     | GateOpened
     | GateClosed
@@ -180,5 +187,11 @@ class OfferLead:
 
 
 LivenessEffect = (
-    ProposeElect | AliveChanged | RefuseSession | ElectionBlocked | ReportHearing | OfferLead
+    ProposeElect
+    | AliveChanged
+    | RefuseSession
+    | ElectionBlocked
+    | ReportHearing
+    | OfferLead
+    | LookOn
 )

@@ -28,6 +28,7 @@ from batonmq.controller.liveness.events import (
     ElectionBlocked,
     ElectionEnded,
     LivenessEvent,
+    LookOn,
     OfferLead,
     ProposeElect,
     RefuseSession,
@@ -386,6 +387,8 @@ class BrokerWatch:
                     self._lead.report(effect)
                 case OfferLead(node, why):
                     self._lead.offer(node, why)
+                case LookOn():
+                    asyncio.get_running_loop().call_soon(self.handle, effect)
 
     # Effects.
 

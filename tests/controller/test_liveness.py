@@ -34,6 +34,7 @@ send a heartbeat every 100 ms of `run`. Verbs:
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from batonmq.controller.liveness.broker_sessions import BrokerSessions
@@ -44,6 +45,7 @@ from batonmq.controller.liveness.events import (
     ElectionEnded,
     GateClosed,
     GateOpened,
+    LookOn,
     OfferLead,
     PeerReported,
     ProposeElect,
@@ -57,6 +59,7 @@ from batonmq.controller.liveness.events import (
     StateApplied,
     Tick,
 )
+from batonmq.controller.liveness.rotation import GROUPS_A_TURN
 from batonmq.controller.rules.commands import ElectMaster, LiveBroker
 from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord
 from batonmq.controller.rules.state import ControllerState
@@ -369,8 +372,8 @@ def test_r35_who_was_never_seen_is_unknown_for_1500_ms_or_a_longer_session_time_
         assert made.judge(NAME, 1, "i1", registered_ms, now_ms).standing == standing
 
 
-def test_a_tick_looks_at_256_groups_and_the_next_one_goes_on():
-    """Of 1,000 groups whose brokers never came each is found dead, and elected for, once."""
+def thousand_groups():
+    """Each has one replica, which is its master."""
     names = [f"b{number:03d}" for number in range(1_000)]
     replica = ReplicaRecord(broker_id=1, address="h:1", incarnation="i1")
     groups = {
@@ -385,9 +388,47 @@ def test_a_tick_looks_at_256_groups_and_the_next_one_goes_on():
         )
         for name in names
     }
+    return names, ControllerState(groups=groups)
+
+
+@pytest.mark.parametrize("cause", ["gate", "snapshot"])
+def test_r58_a_turn_looks_at_64_groups_where_all_are_to_be_looked_at(cause):
+    """A gate that opens over 1,000 groups pushes the view of each, and checks each, once. A group
+    that changes meanwhile is looked at at once."""
+    names, state = thousand_groups()
+    core = LivenessCore()
+    if cause == "gate":
+        found = core.handle(StateApplied(state), START_MS)
+        while LookOn() in found:
+            found = core.handle(LookOn(), START_MS)
+        found = core.handle(GateOpened(), START_MS)
+    else:
+        core.handle(GateOpened(), START_MS)
+        found = core.handle(StateApplied(state), START_MS)
+    pushed, turns = [], 0
+    while LookOn() in found:
+        turns += 1
+        pushed += [effect.broker_name for effect in found if isinstance(effect, AliveChanged)]
+        assert len(found) <= 2 * GROUPS_A_TURN
+        if turns == 3:
+            last = msgspec.structs.replace(state.groups["b999"], sync_state_set_epoch=7)
+            state = ControllerState(groups={**state.groups, "b999": last})
+            late = core.handle(StateApplied(state), START_MS)
+            pushed += [effect.broker_name for effect in late if isinstance(effect, AliveChanged)]
+            assert LookOn() not in late, "it is under way already"
+        found = core.handle(LookOn(), START_MS)
+    pushed += [effect.broker_name for effect in found if isinstance(effect, AliveChanged)]
+    assert turns == len(names) // GROUPS_A_TURN
+    if cause == "gate":
+        assert sorted(pushed) == names and pushed[3 * GROUPS_A_TURN] == "b999"
+
+
+def test_a_tick_looks_at_256_groups_and_the_next_one_goes_on():
+    """Of 1,000 groups whose brokers never came each is found dead, and elected for, once."""
+    names, state = thousand_groups()
     core = LivenessCore()
     core.handle(GateOpened(), START_MS)
-    core.handle(StateApplied(ControllerState(groups=groups)), START_MS)
+    core.handle(StateApplied(state), START_MS)
     elected, most, now_ms = [], 0, START_MS
     while len(elected) < len(names):
         now_ms += 50
