@@ -148,16 +148,23 @@ class TransactionTable:
     def to_end(self, queue_offset: int, key: bytes) -> list[int]:
         """The open halves of a transaction that its producer ends, named by the offset that it
         knows, or none if it has ended. They count as being ended from now on."""
-        latest = self._by_key.get(key)
-        offsets = [
-            offset
-            for offset in dict.fromkeys((queue_offset, latest))
-            if offset is not None and offset in self._open
-        ]
+        offsets = self._open_of(queue_offset, key)
         if any(offset in self._ending for offset in offsets):
             return []
         self._ending.update(offsets)
         return offsets
+
+    def is_ending(self, queue_offset: int, key: bytes) -> bool:
+        """Whether a half of that transaction is ended now, by its check or by its producer."""
+        return any(offset in self._ending for offset in self._open_of(queue_offset, key))
+
+    def _open_of(self, queue_offset: int, key: bytes) -> list[int]:
+        latest = self._by_key.get(key)
+        return [
+            offset
+            for offset in dict.fromkeys((queue_offset, latest))
+            if offset is not None and offset in self._open
+        ]
 
     def not_ended(self, offsets: list[int], now_ms: int) -> None:
         """What `to_end` or `next_due` gave could not be carried out. It is looked at once more

@@ -104,6 +104,8 @@ class TransactionService(DueService):
         self._torn: list[int] = []
         self._ops: list[int] = []
         self._op_done: asyncio.Future[None] | None = None
+        self._last_op: asyncio.Future[None] | None = None
+        """Of this turn, or of one whose op may not be confirmed yet."""
         self._owed: list[int] = []
         """Halves whose commit is in the log, and whose op found no room. They go with the next."""
         producers.came = self._producer_came
@@ -161,7 +163,9 @@ class TransactionService(DueService):
 
     def _slice(self, now_ms: int) -> int:
         more = self._read_slice()
-        if not self._loaded.is_set() and self._is_level:
+        halves, ops = self._load_to
+        is_level = self._table.next_half >= halves and self._table.next_op >= ops
+        if not self._loaded.is_set() and is_level:
             self._loaded.set()
             self._end_torn()
         if self._owed and self._path.gate.refusal is None and self._store.appender.is_writable:
@@ -174,11 +178,6 @@ class TransactionService(DueService):
         return 0 if more else pause_ms
 
     # What the queues say.
-
-    @property
-    def _is_level(self) -> bool:
-        half, ops = self._load_to
-        return self._table.next_half >= half and self._table.next_op >= ops
 
     def _first_offsets(self) -> list[int]:
         """Where the queues of half messages and of ops begin; the log may expire at any time."""
@@ -236,7 +235,9 @@ class TransactionService(DueService):
 
     # The end of a transaction.
 
-    async def end_transaction(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+    async def end_transaction(
+        self, request: RemotingCommand, channel: Connection
+    ) -> RemotingCommand:
         """37. Answered when the end is confirmed."""
         gate = self._path.gate
         gate.require_open()
@@ -257,7 +258,10 @@ class TransactionService(DueService):
         _check_same(half, group, queue_offset, phy_offset)
         if not from_check:
             _check_immunity(half, wall_ms())
-        offsets = self._table.to_end(queue_offset, transaction_key(raw_properties(record)))
+        key = transaction_key(raw_properties(record))
+        offsets = self._table.to_end(queue_offset, key)
+        if not offsets and await self._no_more_ending(queue_offset, key):
+            return await self.end_transaction(request, channel)
         if not offsets:
             raise _refused(f"the transaction of half message {queue_offset} has ended already")
         # A master may have the commit, and the op is still to be written (`_end_torn`, `_check`).
@@ -273,6 +277,21 @@ class TransactionService(DueService):
         if committed_before and outcome != TRANSACTION_COMMIT:
             raise _refused(f"the transaction of half message {queue_offset} was committed before")
         return RemotingCommand.response_to(request)
+
+    async def _no_more_ending(self, queue_offset: int, key: bytes) -> bool:
+        """Waits until no half of the transaction is being ended: by its check, which writes a copy,
+        or by an end before. Whether one was."""
+        was = is_ending = self._table.is_ending(queue_offset, key)
+        while is_ending and self._last_op is not None:
+            was_done = self._last_op.done()
+            if not was_done:
+                await asyncio.shield(self._last_op)
+            while self._read_slice():
+                pass
+            is_ending = self._table.is_ending(queue_offset, key)
+            if was_done:
+                break
+        return was and not is_ending
 
     def _is_committed(self, queue_offset: int) -> bool:
         place = self._table.place_of(queue_offset)
@@ -368,7 +387,7 @@ class TransactionService(DueService):
         """Done when the op of this turn, which ends these half messages, is confirmed."""
         loop = asyncio.get_running_loop()
         if self._op_done is None:
-            self._op_done = loop.create_future()
+            self._op_done = self._last_op = loop.create_future()
             loop.call_soon(self._put_ops, self._op_done)
         self._ops += offsets
         return self._op_done

@@ -44,13 +44,16 @@ class Rig:
 
     service: BrokerService
     client: RemotingClient
+    answer_ms: int = 5000
 
     async def ask(
         self, code: int, ext: dict[str, str] | None = None, body: bytes = b"", *, vip: bool = False
     ) -> RemotingCommand:
         host, _, port = self.service.address.rpartition(":")
         address = f"{host}:{int(port) - 2}" if vip else self.service.address
-        return await self.client.invoke(address, RemotingCommand.request(code, ext, body), 5000)
+        return await self.client.invoke(
+            address, RemotingCommand.request(code, ext, body), self.answer_ms
+        )
 
     async def send(
         self, topic: str = "T", body: bytes = b"x", *, queue: int = 0, **properties: str

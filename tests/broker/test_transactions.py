@@ -27,6 +27,7 @@ from batonmq.broker.transaction.transaction_records import (
     parse_op,
     real_place,
 )
+from batonmq.process.clock import wall_ms
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import HeartbeatData, ProducerData
 from batonmq.protocol.errors import BrokerRefusal, CorruptLogError
@@ -56,9 +57,11 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transaction_service, "LOOK_AGAIN_MS", 1)
 
 
-async def half(rig: Rig, key: str = "K1", **properties: str) -> RemotingCommand:
+async def half(
+    rig: Rig, key: str = "K1", *, topic: str = "T", **properties: str
+) -> RemotingCommand:
     sent = await rig.send(
-        "T", b"body", queue=1, TRAN_MSG="true", PGROUP="pg", UNIQ_KEY=key, TAGS="A", **properties
+        topic, b"body", queue=1, TRAN_MSG="true", PGROUP="pg", UNIQ_KEY=key, TAGS="A", **properties
     )
     assert sent.code == 0, sent.remark
     return sent
@@ -277,6 +280,32 @@ class Asked:
         assert reply.code == 0
 
 
+def test_an_end_that_meets_the_check_of_its_half_ends_the_copy(tmp_path: Path) -> None:
+    """The copy is on its way, and the first half is being ended: that is no end. A second end hears
+    that there was one."""
+
+    async def play(rig: Rig) -> None:
+        producer = Asked(rig, UNKNOWN)
+        await producer.beat()
+        sent = await half(rig)
+        transactions = rig.service.waiting.transactions
+        channel = next(iter(rig.service.endpoint.server.connections))
+        end = RemotingCommand.request(37, end_fields(sent, COMMIT))
+        transactions._check_slice(wall_ms() + 1_000_000)
+        first = asyncio.ensure_future(transactions.end_transaction(end, channel))
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(transactions.end_transaction(end, channel))
+        assert (await first).code == 0
+        with pytest.raises(BrokerRefusal, match="ended already"):
+            await second
+        assert end_of(rig, "T", 1) == 1
+        await until(lambda: len(transactions) == 0 and producer.requests)
+        await asyncio.gather(*producer._answers, return_exceptions=True)
+        await producer.client.close()
+
+    run_with_broker(tmp_path, play)
+
+
 def test_an_open_half_is_checked_back_and_committed_once(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         producer = Asked(rig, COMMIT)
@@ -439,13 +468,15 @@ def test_r30_an_end_that_comes_again_before_the_op_of_the_first_commits_nothing_
     """The commit is in the log, its op was refused. What comes again writes the op alone."""
 
     async def play(rig: Rig) -> None:
-        sent = await half(rig)
-        with monkeypatch.context() as full:
-            refuse_ops(rig, full)
-            assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 14
-        assert (await rig.ask(37, end_fields(sent, again))).code == code
-        await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1)
-        assert end_of(rig, "T", 1) == 1 and len(rig.service.waiting.transactions) == 0
+        sent, transactions = await half(rig), rig.service.waiting.transactions
+        with monkeypatch.context() as patches:
+            patches.setattr(transactions, "_slice", lambda _: 1)  # it would write the op first
+            with monkeypatch.context() as full:
+                refuse_ops(rig, full)
+                assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 14
+            assert (await rig.ask(37, end_fields(sent, again))).code == code
+        await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1 and len(transactions) == 0)
+        assert end_of(rig, "T", 1) == 1
 
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
