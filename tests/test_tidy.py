@@ -97,10 +97,13 @@ class Module:
                 names.update(f"{node.module}.{alias.name}" for alias in node.names)
         return names
 
-    def comments(self) -> Iterator[tuple[int, str]]:
-        for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
-            if token.type == tokenize.COMMENT:
-                yield token.start[0], token.string
+    @cached_property
+    def comments(self) -> list[tuple[int, str]]:
+        """(line, text) of each."""
+        if "#" not in self.text:
+            return []
+        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
+        return [(each.start[0], each.string) for each in tokens if each.type == tokenize.COMMENT]
 
 
 def _tracked() -> list[Module]:
@@ -184,7 +187,7 @@ def test_no_banners_and_no_notes_to_self() -> None:
     found = [
         f"{module.name}:{line}: {comment}"
         for module in MODULES
-        for line, comment in module.comments()
+        for line, comment in module.comments
         if banner.match(comment)
     ]
     refuse(found)
@@ -208,7 +211,7 @@ def test_formatting_is_skipped_for_tables_only() -> None:
     """A literal, or a call that is given literals, in columns."""
     found = []
     for module in MODULES:
-        skipped = {line for line, text in module.comments() if re.search(r"fmt: ?(skip|off)", text)}
+        skipped = {line for line, text in module.comments if re.search(r"fmt: ?(skip|off)", text)}
         if not skipped:
             continue
         tables: set[int] = set()

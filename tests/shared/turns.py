@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -29,6 +29,8 @@ class Turns:
         self.lines = self.disk_calls = self.count = 0
         self._is_over = False
         self._lines = self._disk_calls = 0
+        self._counts: dict[CodeType, bool] = {}
+        self._count = self._line
 
     def run(self, callback: Callable[..., object], *args: object) -> None:
         """One turn more."""
@@ -56,12 +58,17 @@ class Turns:
         self._is_over = True
         sys.settrace(None)
 
-    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+    def _trace(self, frame: FrameType, _event: str, _arg: Any) -> Any:
+        """A call begins: what counts its lines."""
+        code = frame.f_code
+        counts = self._counts.get(code)
+        if counts is None:
+            counts = self._counts[code] = not code.co_filename.startswith(_TESTS)
+        return self._count if counts else None
+
+    def _line(self, _frame: FrameType, event: str, _arg: Any) -> None:
         if event == "line":
             self._lines += 1
-        elif event == "call" and frame.f_code.co_filename.startswith(_TESTS):
-            return None
-        return self._trace
 
     def counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def counting(*args: Any, **more: Any) -> Any:
