@@ -181,6 +181,7 @@ async def odd_calls(scene: Scene, seed: int) -> None:
     rng = random.Random(seed)
     address = scene.controller.config.self_peer.grpc_address
     service = pb.DESCRIPTOR.services_by_name["ControllerService"]
+    streams: list[Any] = []
     async with grpc.aio.insecure_channel(address) as channel:
 
         async def ask(method: Any) -> None:
@@ -192,15 +193,16 @@ async def odd_calls(scene: Scene, seed: int) -> None:
                 messages = [odd_message(pb.Hello, rng), odd_message(pb.Heartbeat, rng)]
                 first = pb.BrokerMessage(hello=messages[0])
                 wire = [first, pb.BrokerMessage(heartbeat=messages[1])]
-                call: Any = channel.stream_stream(path, send, reply_of)(iter(wire), timeout=2)
-                await call.code()
+                # Some end at once, some live until then: the next round comes meanwhile.
+                streams.append(channel.stream_stream(path, send, reply_of)(iter(wire), timeout=2))
                 return
-            call = channel.unary_unary(path, send, reply_of)(odd_message(kind, rng), timeout=5)
+            call: Any = channel.unary_unary(path, send, reply_of)(odd_message(kind, rng), timeout=5)
             code = await call.code()
             assert code is not grpc.StatusCode.UNKNOWN, f"{method.name}: {await call.details()}"
 
         for _ in range(20):
             await asyncio.gather(*map(ask, service.methods))
+        await asyncio.gather(*(stream.code() for stream in streams))
 
 
 async def attack(scene: Scene, seed: int) -> None:
