@@ -134,6 +134,10 @@ def judge_log(
         return _judge_without_epochs(own, master, differs)
     mine, theirs = _unproven_lineages(own, master, difference)
     if mine and mine != theirs:
+        if not member and _dropped_by(unclean_epoch, own, master):
+            return BeginAnew(
+                f"the unclean election of epoch {unclean_epoch} dropped all that we hold"
+            )
         return Refuse(
             f"this log is of another history ({mine}, the master's is {theirs}), and the master has"
             f" no bytes to compare with; if the master is the right one, {MOVE_ASIDE}"
