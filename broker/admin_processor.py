@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.status import BrokerStatus
+from batonmq.broker.tables.subscription_group import SYSTEM_GROUPS
 from batonmq.broker.tables.topics import TopicService, require_room_for_groups
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.attributes import altered, parse_attributes
@@ -41,7 +42,6 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.runtime.turns import in_turns
 from batonmq.store.errors import StoreStateError
-from batonmq.store.subscription_group import SYSTEM_GROUPS
 
 AT_ONCE: Final = 100
 """Topics or groups of one list that change in one turn, as one record."""

@@ -17,12 +17,12 @@ import msgspec
 
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.consumer_manager import ConsumerManager
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import HARuntimeInfo
 from batonmq.protocol.layout import UNIT
 from batonmq.runtime.turns import Pace
-from batonmq.store.consumer_offset import ConsumerOffsetManager
 
 log = logging.getLogger(__name__)
 

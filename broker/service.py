@@ -39,7 +39,14 @@ from batonmq.broker.send.send_back import SendBackProcessor
 from batonmq.broker.send.send_processor import SendProcessor
 from batonmq.broker.settings_processor import SettingsProcessor, broker_settings
 from batonmq.broker.status import BrokerStatus
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
+from batonmq.broker.tables.queue_locks import QueueLockManager
 from batonmq.broker.tables.slave_sync import BrokerTables, SlaveSourceProcessor, SlaveSynchronize
+from batonmq.broker.tables.subscription_group import (
+    MessageRequestModeManager,
+    SubscriptionGroupManager,
+)
+from batonmq.broker.tables.topic_config import TopicConfigManager, topic_config
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.waiting import WaitingMessages
 from batonmq.broker.write.pending_acks import FlowControl
@@ -55,12 +62,8 @@ from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.turns import in_slices
-from batonmq.store.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
 from batonmq.store.index_service import IndexService
 from batonmq.store.message_store import MessageStore
-from batonmq.store.queue_locks import QueueLockManager
-from batonmq.store.subscription_group import MessageRequestModeManager, SubscriptionGroupManager
-from batonmq.store.topic_config import TopicConfigManager, topic_config
 
 log = logging.getLogger(__name__)
 

@@ -29,6 +29,9 @@ from batonmq.broker.pop.assignment import popped_share
 from batonmq.broker.relay import SLICE, WAIT_MS, Relay
 from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.service import BrokerService
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
+from batonmq.broker.tables.subscription_group import SubscriptionGroupManager
+from batonmq.broker.tables.topic_config import TopicConfigManager
 from batonmq.broker.write.pending_acks import PendingAcks
 from batonmq.client.consumer.offset_store import RemoteOffsetStore
 from batonmq.client.consumer.options import MessageModel, PushConsumerOptions
@@ -75,9 +78,6 @@ from batonmq.remoting.connection import PendingRequests, Processors
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
 from batonmq.runtime.turns import in_slices
-from batonmq.store.consumer_offset import ConsumerOffsetManager
-from batonmq.store.subscription_group import SubscriptionGroupManager
-from batonmq.store.topic_config import TopicConfigManager
 from tests.broker.heartbeats import heartbeat
 from tests.broker.lone_broker import Rig, lone_broker, until
 from tests.shared.turns import counted_turns

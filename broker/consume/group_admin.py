@@ -19,6 +19,7 @@ from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.consumer_manager import ClientChannel, ConsumerManager
 from batonmq.broker.consume.pull_processor import PullProcessor
 from batonmq.broker.request_fields import flag, number, stored_at, text
+from batonmq.broker.tables.consumer_offset import SEPARATOR, ConsumerOffsetManager
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import (
@@ -49,7 +50,6 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.turns import Pace, in_turns
-from batonmq.store.consumer_offset import SEPARATOR, ConsumerOffsetManager
 
 STATUS_MS: Final = 5_000
 ASKED_AT_ONCE: Final = 64

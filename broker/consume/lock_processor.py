@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from batonmq.broker.tables.queue_locks import Queue, QueueLockManager
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
@@ -21,7 +22,6 @@ from batonmq.protocol.topic_name import CLIENT_ID_LENGTH_MAX, check_group, check
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.runtime.turns import in_turns
-from batonmq.store.queue_locks import Queue, QueueLockManager
 
 QUEUES_MAX: Final = 10_000
 QUEUES_AT_ONCE: Final = 512

@@ -20,12 +20,14 @@ from batonmq.broker.consume.held_requests import Held, PullHold
 from batonmq.broker.consume.pull_request import Pull, PullChecks
 from batonmq.broker.consume.read_checks import ReadForbiddenError
 from batonmq.broker.relay import Relay
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.broker.tables.offset_clamp import (
     Progress,
     commit_refusal,
     where_reset,
     where_to_go_on,
 )
+from batonmq.broker.tables.offset_resets import OffsetReset
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.codes import LONG_MAX, MASTER_ID, RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, CorruptLogError
@@ -44,8 +46,6 @@ from batonmq.remoting.headers import (
     refusal_of,
 )
 from batonmq.runtime.turns import for_each
-from batonmq.store.consumer_offset import ConsumerOffsetManager
-from batonmq.store.offset_resets import OffsetReset
 from batonmq.store.reader import GetMessageResult, GetMessageStatus
 
 log = logging.getLogger(__name__)

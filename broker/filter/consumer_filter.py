@@ -24,11 +24,11 @@ from msgspec.structs import replace
 
 from batonmq.broker.filter.sql_values import SqlError
 from batonmq.broker.filter.subscription_filter import NotCompiledError, compiled
+from batonmq.broker.tables.config_file import ConfigFile
 from batonmq.protocol.bodies import SQL92, TAG, SubscriptionData
 from batonmq.protocol.json_body import Body
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.turns import AT_ONCE
-from batonmq.store.config_file import ConfigFile
 
 DEAD_MAX_MS: Final = 24 * 3600 * 1000
 DEAD_SINCE_MS: Final = 30_000

@@ -40,6 +40,7 @@ from batonmq.broker.pop.pop_table import (
     PutOff,
     decode_pop_record,
 )
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write import due_service
@@ -58,7 +59,6 @@ from batonmq.protocol.topic_name import (
     pop_retry_topics,
     retry_topic,
 )
-from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.errors import PutRefused
 from batonmq.store.message_store import MessageStore
 

@@ -17,6 +17,7 @@ from functools import partial
 from typing import NamedTuple
 
 from batonmq.broker.role_gate import GateClosedError, RoleGate
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.broker.tables.slave_sync import BrokerTables
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
@@ -29,7 +30,6 @@ from batonmq.protocol.topic_name import (
     TRANS_OP_HALF_TOPIC,
 )
 from batonmq.runtime.turns import in_turns
-from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)

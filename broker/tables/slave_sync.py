@@ -27,6 +27,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from batonmq.broker.role_gate import RoleGate
+from batonmq.broker.tables.consumer_offset import (
+    ConsumerOffsetManager,
+    DelayOffsetManager,
+    OffsetTable,
+)
+from batonmq.broker.tables.queue_locks import QueueLockManager, QueueLockTable
+from batonmq.broker.tables.subscription_group import (
+    MessageRequestModeManager,
+    SubscriptionGroupManager,
+)
+from batonmq.broker.tables.topic_config import TopicConfigManager
 from batonmq.protocol.bodies import (
     MessageRequestModeSerializeWrapper,
     SubscriptionGroupWrapper,
@@ -45,10 +56,6 @@ from batonmq.remoting.connection import Connection, Handler, Processors, Respons
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime.backoff import Backoff, pause_ms
 from batonmq.runtime.turns import in_turns, result_of
-from batonmq.store.consumer_offset import ConsumerOffsetManager, DelayOffsetManager, OffsetTable
-from batonmq.store.queue_locks import QueueLockManager, QueueLockTable
-from batonmq.store.subscription_group import MessageRequestModeManager, SubscriptionGroupManager
-from batonmq.store.topic_config import TopicConfigManager
 
 log = logging.getLogger(__name__)
 

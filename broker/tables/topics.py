@@ -26,7 +26,10 @@ from typing import Final
 import msgspec
 
 from batonmq.broker.config import BrokerConfig
+from batonmq.broker.tables.offset_resets import OffsetReset
+from batonmq.broker.tables.queue_locks import LockChange
 from batonmq.broker.tables.slave_sync import BrokerTables
+from batonmq.broker.tables.topic_config import TopicConfigManager, topic_config
 from batonmq.broker.tables.unwritten import Unwritten
 from batonmq.protocol.bodies import (
     PERM_WRITE,
@@ -47,9 +50,6 @@ from batonmq.protocol.topic_name import (
     pop_retry_topics,
     pop_topic_pairs,
 )
-from batonmq.store.offset_resets import OffsetReset
-from batonmq.store.queue_locks import LockChange
-from batonmq.store.topic_config import TopicConfigManager, topic_config
 
 log = logging.getLogger(__name__)
 

@@ -21,6 +21,7 @@ from typing import Final
 
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.request_fields import flag, number, stored_at, text
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.tables.topics import TopicService, readable_queue
 from batonmq.broker.transaction.producer_check import ProducerCheck
@@ -68,7 +69,6 @@ from batonmq.protocol.topic_name import (
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.runtime.clock import boot_ms, wall_ms
-from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.errors import PutIllegal, PutRefused
 
 log = logging.getLogger(__name__)

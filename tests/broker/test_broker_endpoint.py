@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from lone_broker import Rig, lone_broker, run_with_broker, send_header, until
 
+from batonmq.broker.tables.topic_config import topic_config
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import (
     ConsumerData,
@@ -25,7 +26,6 @@ from batonmq.protocol.records.codec import decode_records
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Processors
 from batonmq.remoting.endpoint import RemotingClient
-from batonmq.store.topic_config import topic_config
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3"
 

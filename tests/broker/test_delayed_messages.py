@@ -15,6 +15,7 @@ from batonmq.broker.schedule.due_queues import (
     ProgressRecord,
     decode_progress,
 )
+from batonmq.broker.tables.consumer_offset import DelayOffsetManager, TimerProgress
 from batonmq.broker.write import due_service
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.protocol.batch import BatchItem, encode_batch
@@ -24,7 +25,6 @@ from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.topic_name import PROGRESS_TOPIC, SCHEDULE_TOPIC
 from batonmq.store.appender import PutResult
 from batonmq.store.config import DelayLevels, StoreConfig
-from batonmq.store.consumer_offset import DelayOffsetManager, TimerProgress
 from batonmq.store.errors import PutRefused
 
 

@@ -8,10 +8,10 @@ from lone_broker import run_with_broker, until
 
 from batonmq.broker.consume.held_requests import PullHold
 from batonmq.broker.consume.pull_processor import _SLICE
+from batonmq.broker.tables.offset_resets import OffsetReset
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.tags import tags_code
-from batonmq.store.offset_resets import OffsetReset
 
 MANY = _SLICE + 12
 

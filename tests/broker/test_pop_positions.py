@@ -8,7 +8,7 @@ from unittest.mock import Mock
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.pop.pop_service import PopPositions, Reviver
 from batonmq.broker.pop.pop_table import CheckPoint
-from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 
 KEY = ("g", "T", 0)
 

@@ -12,10 +12,10 @@ from test_answers_wait import unconfirmed
 from test_pop import clock as clock
 from test_table_safety import Tables, Wire, following
 
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
+from batonmq.broker.tables.offset_resets import OffsetReset
 from batonmq.broker.tables.topics import decode_metadata
 from batonmq.protocol.codes import RequestCode
-from batonmq.store.consumer_offset import ConsumerOffsetManager
-from batonmq.store.offset_resets import OffsetReset
 
 TO_ONE = OffsetReset(group="g", topic="T", offsets={0: 1})
 COMMIT = {"consumerGroup": "g", "topic": "T", "queueId": "0"}

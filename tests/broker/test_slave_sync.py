@@ -12,6 +12,8 @@ import uvloop
 from lone_broker import Rig, lone_broker, run_with_broker, until
 
 from batonmq.broker.tables import slave_sync
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
+from batonmq.broker.tables.queue_locks import QueueLockManager
 from batonmq.broker.tables.slave_sync import (
     EXT_CARRIED_OUT,
     EXT_MASTER_EPOCH,
@@ -21,14 +23,15 @@ from batonmq.broker.tables.slave_sync import (
     Followed,
     SlaveSynchronize,
 )
+from batonmq.broker.tables.subscription_group import (
+    MessageRequestModeManager,
+    SubscriptionGroupManager,
+)
+from batonmq.broker.tables.topic_config import TopicConfigManager
 from batonmq.protocol.bodies import SubscriptionGroupWrapper, TopicConfigAndMappingSerializeWrapper
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.records.codec import decode_records
 from batonmq.remoting.command import RemotingCommand
-from batonmq.store.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
-from batonmq.store.queue_locks import QueueLockManager
-from batonmq.store.subscription_group import MessageRequestModeManager, SubscriptionGroupManager
-from batonmq.store.topic_config import TopicConfigManager
 
 MASTER = Followed("h:10911", 4)
 

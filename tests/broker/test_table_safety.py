@@ -14,22 +14,25 @@ import pytest
 from batonmq.broker.admin_processor import AdminProcessor
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.role_gate import RoleGate
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
+from batonmq.broker.tables.queue_locks import LockChange, QueueLockManager
 from batonmq.broker.tables.slave_sync import (
     BrokerTables,
     Followed,
     SlaveSourceProcessor,
     SlaveSynchronize,
 )
+from batonmq.broker.tables.subscription_group import (
+    MessageRequestModeManager,
+    SubscriptionGroupManager,
+)
+from batonmq.broker.tables.topic_config import TopicConfigManager
 from batonmq.broker.tables.topics import MetadataChange, TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.remoting.command import RemotingCommand
-from batonmq.store.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
-from batonmq.store.queue_locks import LockChange, QueueLockManager
-from batonmq.store.subscription_group import MessageRequestModeManager, SubscriptionGroupManager
-from batonmq.store.topic_config import TopicConfigManager
 
 
 class Tables:

@@ -5,6 +5,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
+from batonmq.broker.tables.queue_locks import QueueLockManager
 from batonmq.broker.tables.slave_sync import (
     EXT_CARRIED_OUT,
     EXT_MASTER_EPOCH,
@@ -14,14 +16,15 @@ from batonmq.broker.tables.slave_sync import (
     Followed,
     SlaveSynchronize,
 )
+from batonmq.broker.tables.subscription_group import (
+    MessageRequestModeManager,
+    SubscriptionGroupManager,
+)
+from batonmq.broker.tables.topic_config import TopicConfigManager
 from batonmq.protocol.bodies import SubscriptionGroupWrapper, TopicConfigAndMappingSerializeWrapper
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import ConnectError
 from batonmq.remoting.command import RemotingCommand
-from batonmq.store.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
-from batonmq.store.queue_locks import QueueLockManager
-from batonmq.store.subscription_group import MessageRequestModeManager, SubscriptionGroupManager
-from batonmq.store.topic_config import TopicConfigManager
 from tests.shared.waiting import until
 
 MAIN, VIP = "10.0.0.1:10911", "10.0.0.1:10909"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batonmq.broker.schedule.due_queues import NEVER, TimerQueue
-from batonmq.store.consumer_offset import TimerProgress
+from batonmq.broker.tables.consumer_offset import TimerProgress
 
 ANY = 1 << 40
 

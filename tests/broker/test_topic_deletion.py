@@ -9,10 +9,10 @@ import pytest
 from lone_broker import Rig, run_with_broker, until
 from test_answers_wait import unconfirmed
 
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
+from batonmq.broker.tables.old_positions import OldPositions
+from batonmq.broker.tables.topic_config import topic_config
 from batonmq.protocol.codes import ResponseCode
-from batonmq.store.consumer_offset import ConsumerOffsetManager
-from batonmq.store.old_positions import OldPositions
-from batonmq.store.topic_config import topic_config
 
 MAKE = {"topic": "T", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
 WHERE = {"consumerGroup": "g", "topic": "T", "queueId": "0"}

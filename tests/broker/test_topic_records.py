@@ -11,7 +11,14 @@ import pytest
 from lone_broker import Rig, run_with_broker, until
 
 from batonmq.broker.config import BrokerConfig
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
+from batonmq.broker.tables.queue_locks import LockChange, QueueLockManager
 from batonmq.broker.tables.slave_sync import BrokerTables
+from batonmq.broker.tables.subscription_group import (
+    MessageRequestModeManager,
+    SubscriptionGroupManager,
+)
+from batonmq.broker.tables.topic_config import TopicConfigManager
 from batonmq.broker.tables.topics import MetadataChange, TopicService, decode_metadata
 from batonmq.protocol.bodies import (
     SetMessageRequestModeRequestBody,
@@ -19,10 +26,6 @@ from batonmq.protocol.bodies import (
     TopicConfig,
 )
 from batonmq.protocol.errors import BrokerRefusal
-from batonmq.store.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
-from batonmq.store.queue_locks import LockChange, QueueLockManager
-from batonmq.store.subscription_group import MessageRequestModeManager, SubscriptionGroupManager
-from batonmq.store.topic_config import TopicConfigManager
 
 
 class Service(TopicService):

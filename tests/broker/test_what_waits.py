@@ -13,12 +13,12 @@ from lone_broker import Clock, Rig, end_of, messages, run_with_broker, until
 from test_transactions import COMMIT, NO_CHECKS, end_fields, half, refuse_ops
 
 from batonmq.broker.schedule.due_queues import TimerQueue
+from batonmq.broker.tables.consumer_offset import TimerProgress
 from batonmq.broker.transaction import transaction_service
 from batonmq.protocol.bodies import HeartbeatData, ProducerData
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.topic_name import TRANS_OP_HALF_TOPIC
 from batonmq.store.commit_log import CommitLog
-from batonmq.store.consumer_offset import TimerProgress
 
 HOUR_MS = 3_600_000
 

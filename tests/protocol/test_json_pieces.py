@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from batonmq.broker.tables.config_file import ConfigFile
 from batonmq.protocol.bodies import (
     ConsumerOffsetSerializeWrapper,
     DataVersion,
@@ -19,7 +20,6 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.json_body import ENTRIES_AT_ONCE, Body, decoded_in_steps, encoded_pieces
-from batonmq.store.config_file import ConfigFile
 
 
 def bodies() -> Iterator[Body]:

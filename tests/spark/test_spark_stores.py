@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import METADATA_TOPIC
@@ -17,7 +18,6 @@ from batonmq.spark.read.reading import Read
 from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.store_facts import StoreError
 from batonmq.store.config import StoreConfig
-from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.message_store import MessageStore
 from tests.spark.log_files import START_MS, LogFiles, row_of
 

@@ -8,11 +8,11 @@ from unittest.mock import Mock
 
 import pytest
 
+from batonmq.broker.tables.config_file import ConfigManager
+from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
+from batonmq.broker.tables.old_positions import OldPositions
 from batonmq.protocol.bodies import ConsumerOffsetSerializeWrapper, DataVersion
 from batonmq.protocol.errors import RemoteProtocolError
-from batonmq.store.config_file import ConfigManager
-from batonmq.store.consumer_offset import ConsumerOffsetManager
-from batonmq.store.old_positions import OldPositions
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
 

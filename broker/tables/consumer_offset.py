@@ -34,6 +34,9 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from batonmq.broker.tables.config_file import ConfigManager
+from batonmq.broker.tables.offset_resets import OffsetResets, Running
+from batonmq.broker.tables.old_positions import OldPositions
 from batonmq.protocol.bodies import (
     ConsumerOffsetSerializeWrapper,
     DataVersion,
@@ -42,9 +45,6 @@ from batonmq.protocol.bodies import (
 from batonmq.runtime import disk
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.durable_file import SnapshotOrder, replace_file
-from batonmq.store.config_file import ConfigManager
-from batonmq.store.offset_resets import OffsetResets, Running
-from batonmq.store.old_positions import OldPositions
 
 log = logging.getLogger(__name__)
 

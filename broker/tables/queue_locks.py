@@ -21,10 +21,10 @@ from typing import Final
 
 import msgspec
 
+from batonmq.broker.tables.config_file import ConfigManager
 from batonmq.protocol.bodies import DataVersion
 from batonmq.protocol.json_body import Body
 from batonmq.runtime.clock import wall_ms
-from batonmq.store.config_file import ConfigManager
 
 LEASE_MS: Final = 60_000
 LOOKED_AT_MAX: Final = 1000

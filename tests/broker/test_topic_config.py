@@ -8,6 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from batonmq.broker.tables.config_file import ConfigManager
+from batonmq.broker.tables.subscription_group import (
+    SYSTEM_GROUPS,
+    SubscriptionGroupManager,
+)
+from batonmq.broker.tables.topic_config import TopicConfigManager, system_topics, topic_config
 from batonmq.protocol.bodies import (
     DataVersion,
     SubscriptionGroupConfig,
@@ -18,12 +24,6 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.topic_name import POP_TOPIC
 from batonmq.runtime.durable_file import backup_path
-from batonmq.store.config_file import ConfigManager
-from batonmq.store.subscription_group import (
-    SYSTEM_GROUPS,
-    SubscriptionGroupManager,
-)
-from batonmq.store.topic_config import TopicConfigManager, system_topics, topic_config
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
 
@@ -250,7 +250,7 @@ def test_a_write_that_failed_can_be_done_again(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("batonmq.store.config_file.replace_file", full)
+        patched.setattr("batonmq.broker.tables.config_file.replace_file", full)
         with pytest.raises(OSError, match="No space"):
             job()
     job()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from batonmq.store.queue_locks import LEASE_MS, LockChange, QueueLockManager
+from batonmq.broker.tables.queue_locks import LEASE_MS, LockChange, QueueLockManager
 
 Q0, Q1 = ("T", 0), ("T", 1)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from batonmq.broker.tables.config_file import NamedTable
 from batonmq.protocol import topic_name as names
 from batonmq.protocol.bodies import (
     PERM_INHERIT,
@@ -23,7 +24,6 @@ from batonmq.protocol.bodies import (
     TopicConfigSerializeWrapper,
 )
 from batonmq.runtime.clock import wall_ms
-from batonmq.store.config_file import NamedTable
 
 _READ_WRITE = PERM_READ | PERM_WRITE
 _SCHEDULE_QUEUES = 18

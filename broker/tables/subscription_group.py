@@ -8,6 +8,7 @@ Origin: Java `SubscriptionGroupManager`, `MessageRequestModeManager`.
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from batonmq.broker.tables.config_file import ConfigManager, NamedTable
 from batonmq.protocol.bodies import (
     MessageRequestModeSerializeWrapper,
     SetMessageRequestModeRequestBody,
@@ -15,7 +16,6 @@ from batonmq.protocol.bodies import (
     SubscriptionGroupWrapper,
 )
 from batonmq.runtime.clock import wall_ms
-from batonmq.store.config_file import ConfigManager, NamedTable
 
 TOOLS_CONSUMER_GROUP = "TOOLS_CONSUMER"
 # What a fresh Java broker owns; tools and old clients use these names.
