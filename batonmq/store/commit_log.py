@@ -230,7 +230,9 @@ class Lineage:
         """ "" for a log that has neither led nor followed since histories have names."""
         if self._name is None:
             is_there = self._path.exists()
-            self._name = disk.read_bytes(self._path).decode("ascii") if is_there else ""
+            self._name = (
+                disk.read_bytes(self._path).decode("ascii", "backslashreplace") if is_there else ""
+            )
         return self._name
 
     def enter(self, name: str) -> None:

@@ -100,3 +100,12 @@ def test_a_segment_of_somebody_else_is_never_replaced(rig):
         with pytest.raises(FileExistsError):
             store.log.ensure_segment(SEGMENT)
     assert theirs.read_bytes() == b"theirs"
+
+
+def test_r47_a_rotten_name_of_a_history_is_another_name(rig):
+    """A broker that cannot decode the file would never follow or lead again."""
+    log = rig.open_master().log
+    log.lineage.enter("0f" * 16)
+    (rig.root / "commitlog" / ".baton" / "lineage").write_bytes(b"0f\xff\x00")
+    log.lineage._name = None
+    assert log.lineage.name.isascii() and log.lineage.name not in ("", "0f" * 16)
