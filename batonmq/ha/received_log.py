@@ -134,14 +134,8 @@ def judge_log(
         return _judge_without_epochs(own, master, differs)
     mine, theirs = _unproven_lineages(own, master, difference)
     if mine and mine != theirs:
-        if not member and _dropped_by(unclean_epoch, own, master):
-            return BeginAnew(
-                f"the unclean election of epoch {unclean_epoch} dropped all that we hold"
-            )
-        return Refuse(
-            f"this log is of another history ({mine}, the master's is {theirs}), and the master has"
-            f" no bytes to compare with; if the master is the right one, {MOVE_ASIDE}"
-        )
+        is_dropped = not member and _dropped_by(unclean_epoch, own, master)
+        return _of_another_history(mine, theirs, unclean_epoch if is_dropped else 0)
     point = _common_end(own, master, difference)
     if point == NO_CONSISTENT_POINT:
         may_go = difference is None and not member
@@ -167,6 +161,17 @@ def judge_log(
             return BeginAnew(f"{where}: the unclean election of {unclean_epoch} dropped all of it")
         return Refuse(f"{where}; {MOVE_ASIDE}")
     return CutTo(point, unclean)
+
+
+def _of_another_history(mine: str, theirs: str, dropped_by: int) -> LogDecision:
+    """Of a log of another lineage, where the master has no bytes to compare. `dropped_by`: the
+    epoch of the unclean election that dropped all of it, 0 if none did."""
+    if dropped_by:
+        return BeginAnew(f"the unclean election of epoch {dropped_by} dropped all that we hold")
+    return Refuse(
+        f"this log is of another history ({mine}, the master's is {theirs}), and the master has"
+        f" no bytes to compare with; if the master is the right one, {MOVE_ASIDE}"
+    )
 
 
 def _common_end(own: LocalLog, master: MasterHandshake, difference: int | None) -> int:
