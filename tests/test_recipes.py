@@ -222,7 +222,12 @@ def test_a_fault_is_in_the_catalogue_with_a_name_of_its_own() -> None:
             yield each
             yield from below(each)
 
-    named = {kind for kind in below(Fault) if "name" in vars(kind)}
+    named = {
+        kind
+        for kind in below(Fault)
+        # Those of `lab.faults.aftermath` are its own: it needs them in the order of its schedule.
+        if "name" in vars(kind) and not kind.__module__.startswith("lab.faults.aftermath.")
+    }
     assert named == set(FAULTS)
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
     assert all(fault.title for fault in FAULTS)

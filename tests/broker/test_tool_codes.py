@@ -175,7 +175,7 @@ def test_settings_change_while_the_broker_runs_and_outlast_a_restart(tmp_path: P
             ("configBlackList=", 16, "configBlackList"),
             ("maxMessageSize=many", 1, "maxMessageSize is 'many': a whole number is allowed"),
             ("maxMessageSize=30000\ndeleteWhen=25", 1, "deleteWhen must list hours 00 to 23"),
-            ("diskMaxUsedSpaceRatio=101", 1, "diskMaxUsedSpaceRatio is 101, allowed are 1 to 100"),
+            ("diskMaxUsedSpaceRatio=101", 1, "diskMaxUsedSpaceRatio is 101: 1 to 100 are allowed"),
             ("defaultMessageRequestMode=PUSH", 1, "one of POP, PULL is allowed"),
         ):
             refused = await update(rig, text)

@@ -27,7 +27,6 @@ from batonmq.broker.transaction.transaction_records import (
     parse_op,
     real_place,
 )
-from batonmq.process.clock import wall_ms
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import HeartbeatData, ProducerData
 from batonmq.protocol.errors import BrokerRefusal, CorruptLogError
@@ -45,6 +44,7 @@ from batonmq.protocol.topic_name import (
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.runtime.clock import wall_ms
 from batonmq.store.appender import PutResult
 from batonmq.store.errors import PutRefused
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, ParamSpec
+from weakref import WeakSet
 
 import pytest
 from loopback import Link
@@ -298,6 +299,7 @@ def test_r58_descriptors_that_run_out_are_noticed_by_their_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(budget_module, "descriptors_allowed", lambda: 80)
+    monkeypatch.setattr(Places, "_of_process", WeakSet())  # not those of other tests
     places = Places()
     first, second = Accepted("a:1", 49), Accepted("a:2", 50)
     places.take(first)

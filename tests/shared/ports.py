@@ -11,13 +11,18 @@ SLICE = 100
 """Ports that one process of tests has for itself, also between the look at a port and its use. The
 first of them stays bound as long as that process lives."""
 _choice = random.SystemRandom()
+_next_port: list[int] = []
+"""Where the next look begins: what was just given may not be in use yet."""
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` free ports in a row."""
+    """The first of `count` free ports in a row. None is given again before all others were."""
     own = _own_ports()
     while True:
-        first = _choice.randrange(own.start, own.stop - count + 1)
+        first = _next_port[0] if _next_port else own.start
+        if first + count > own.stop:
+            first = own.start
+        _next_port[:] = [first + count]
         if all(map(_is_free, range(first, first + count))):
             return first
 
