@@ -296,7 +296,9 @@ async def _register(world: World) -> None:
     registration = world.service.status.registration()
     assert registration is not None
     for _ in range(2):
-        reply = world.names.register_broker(registration.request(), world.channel)  # type: ignore[arg-type]
+        request = registration.request()  # at the broker
+        await asyncio.sleep(0)
+        reply = world.names.register_broker(request, world.channel)  # type: ignore[arg-type]
         assert reply.code == 0
         await asyncio.sleep(0)
     for code, ask in ((206, world.names.all_topics), (224, world.names.topics_by_cluster)):
