@@ -252,7 +252,7 @@ def _is_kept(aside: Path, begin: int, cut: bytes) -> bool:
     newest = max(aside.glob("*-*-*"), key=lambda path: path.name, default=None)
     for path in newest.iterdir() if newest is not None else ():
         data, at = path.read_bytes(), int(path.stem) - begin
-        if at >= 0:
+        if 0 <= at < len(cut):  # a segment that was made ahead has none of it
             data = data[: len(cut) - at]
             kept[at : at + len(data)] = data
     return kept == cut

@@ -12,6 +12,7 @@ import pytest
 
 from lab.sim.disk import HostDisk
 from lab.sim.rot import Rot
+from lab.sim.sightings import _is_kept
 
 
 def host_at(root: Path, data: bytes) -> Any:
@@ -61,3 +62,13 @@ def test_a_call_fails_within_a_cut_and_not_before(tmp_path: Path) -> None:
         disk.before("fdatasync", "x")
     disk.before("pwrite", "x")
     assert disk.plan.is_idle
+
+
+def test_a_segment_that_was_made_ahead_holds_nothing_of_what_was_cut(tmp_path: Path) -> None:
+    folder = tmp_path / "000001-100-300"
+    folder.mkdir()
+    (folder / f"{100:020d}.tail").write_bytes(b"a" * 100)
+    (folder / f"{200:020d}").write_bytes(b"b" * 200)
+    (folder / f"{400:020d}").write_bytes(bytes(200))
+    assert _is_kept(tmp_path, 100, b"a" * 100 + b"b" * 100)
+    assert not _is_kept(tmp_path, 100, b"a" * 100 + b"c" * 100)
