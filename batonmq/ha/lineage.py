@@ -9,10 +9,11 @@ same bytes. The samples travel with the handshakes: no round trip more, and no l
 Where bytes have expired, nothing is left to compare. So a history has a name, its lineage: the
 first master makes one, and a replica takes its master's as soon as its own log is known to be a
 prefix. A log of another name is foreign, unless its bytes are found to be equal (two first masters
-may each have made a name); one without a name, of an older version, begins anew.
+may each have made a name). A log without a name, from an older version, is set aside and copied
+again from the master.
 
-What is not compared counts as equal, as before: the peer is a Java broker or an older version, or
-an epoch is older than the newest EPOCHS_COMPARED.
+Epochs that cannot be compared count as equal: those of a Java broker or an older version, and those
+older than the newest EPOCHS_COMPARED.
 """
 
 from __future__ import annotations

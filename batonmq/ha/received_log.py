@@ -167,7 +167,7 @@ def _of_another_history(mine: str, theirs: str, dropped_by: int) -> LogDecision:
     """Of a log of another lineage, where the master has no bytes to compare. `dropped_by`: the
     epoch of the unclean election that dropped all of it, 0 if none did."""
     if dropped_by:
-        return BeginAnew(f"the unclean election of epoch {dropped_by} dropped all that we hold")
+        return BeginAnew(_all_dropped(dropped_by))
     return Refuse(
         f"this log is of another history ({mine}, the master's is {theirs}), and the master has"
         f" no bytes to compare with; if the master is the right one, {MOVE_ASIDE}"
@@ -191,8 +191,12 @@ def _why_gone(own: LocalLog, master: MasterHandshake, unclean_epoch: int) -> str
             f"master's history begins at {master.entries[0].start_offset}"
         )
     if _dropped_by(unclean_epoch, own, master):
-        return f"the unclean election of epoch {unclean_epoch} dropped all that we hold"
+        return _all_dropped(unclean_epoch)
     return ""
+
+
+def _all_dropped(unclean_epoch: int) -> str:
+    return f"the unclean election of epoch {unclean_epoch} dropped all that we hold"
 
 
 def _unproven_lineages(
@@ -200,12 +204,12 @@ def _unproven_lineages(
 ) -> tuple[str, str]:
     """Our lineage and the master's, where nothing of the two logs is compared (R47); "" and "" if
     something is, or the master, of another version, does not say."""
-    theirs = master.identity.lineage if master.identity is not None else ""
-    if difference is not None or not theirs or own.samples is None or master.identity is None:
+    named = master.identity
+    if difference is not None or own.samples is None or named is None or not named.lineage:
         return "", ""
-    if is_compared(own.samples, master.identity.samples, _point_by_epochs(own, master)):
+    if is_compared(own.samples, named.samples, _point_by_epochs(own, master)):
         return "", ""
-    return own.samples.lineage, theirs
+    return own.samples.lineage, named.lineage
 
 
 def _keep_unnamed(own: LocalLog, *, member: bool) -> LogDecision:

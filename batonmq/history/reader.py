@@ -87,9 +87,9 @@ class HistoryReader:
     def page(self, after: EventKey | None, events_max: int, bytes_max: int) -> Page:
         """The next events behind `after`, at least one if there is one.
 
-        None, or a log that the files lack: from the oldest event on. A page ends before another log
-        begins, and before events that the files lack: the next page tells of that. Raises OSError;
-        the same call may then be repeated.
+        None, or a log that the files lack: from the oldest event on. A page ends where another log
+        begins, and before events that the files lack; `follows` of the next page is then False.
+        Raises OSError; the same call may then be repeated.
         """
         events: list[HistoryEvent] = []
         follows = True

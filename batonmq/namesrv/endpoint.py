@@ -386,8 +386,8 @@ def _drop_what_no_route_shows(body: RegisterBrokerBody) -> None:
 
 
 def _is_plain(topics: dict[str, TopicConfig]) -> bool:
-    """Whether there is nothing to drop. No loop of Python's: a table may have 10,000 topics, and is
-    looked at in one turn."""
+    """Whether there is nothing to drop. Without a Python loop, since a table of 10,000 topics is
+    checked in one turn of the event loop."""
     each = topics.values()
     return (
         not any(map(attrgetter("attributes"), each))

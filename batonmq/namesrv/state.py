@@ -233,7 +233,7 @@ class RouteInfoManager:
         self.min_id_changes = MinIdChanges()
         self._entries: Crowd[str] = Crowd(entries_max)  # held by groups
         self.crowded_out: list[str] = []
-        """Groups that went; who reads it clears it."""
+        """Groups that were dropped to make room, for the log; the caller empties it."""
 
     def check_invariants(self) -> None:
         assert all(self._topics.groups_of.values()), "a topic without queues"

@@ -51,7 +51,7 @@ def encode_offset_msg_id(host: bytes, offset: int) -> str:
 
 
 def decode_offset_msg_id(msg_id: str) -> tuple[str, int]:
-    """("ip:port", physical offset). Raises ValueError for what is not 32 or 56 hex digits."""
+    """("ip:port", physical offset). Raises ValueError unless the id is 32 or 56 hex digits."""
     if len(msg_id) not in (32, 56):
         raise ValueError(f"an offset message id has 32 or 56 characters, not {len(msg_id)}")
     raw = bytes.fromhex(msg_id)
@@ -64,7 +64,7 @@ class UniqIdGenerator:
     """Makes ids that no other producer makes, nor this one twice.
 
     `instance_hash` (Java: hash of the class loader) tells two generators of one process apart.
-    The time part counts from the start of the local month and starts anew with the next.
+    The time part counts from the start of the current month, in local time.
     """
 
     def __init__(

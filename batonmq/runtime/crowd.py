@@ -59,7 +59,7 @@ class Crowd(Generic[K]):
                 del self._by_host[host], self._taken_by_host[host]
 
     def take_one(self) -> K | None:
-        """Takes the places of one holder, and returns him; None if nobody holds any."""
+        """Removes one holder and returns it; None if there are none."""
         if not self._host_of:
             return None
         crowded = max(self._taken_by_host, key=self._taken_by_host.__getitem__)

@@ -80,8 +80,8 @@ def free_bytes(folder: Path) -> int:
 
 
 def is_short(error: BaseException | None) -> bool:
-    """Whether a call failed for want of room, quota or descriptors, and nothing else: it may
-    succeed later."""
+    """Whether a call failed only because disk space, quota or file descriptors ran out, so that
+    it may succeed later."""
     short = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
     return isinstance(error, OSError) and error.errno in short
 

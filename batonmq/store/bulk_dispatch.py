@@ -2,7 +2,7 @@
 
 `RecordColumns` has what dispatching needs of common records (`protocol.records.common`) of which
 UNIQ_KEY, KEYS and TAGS stand at most once and are not empty, and whose topic is ASCII. Other
-records are left out, and whoever dispatches takes them one by one. Nothing is checked by CRC here.
+records are left out; the caller dispatches them one by one. No CRC is checked here.
 `dispatch_run` puts a run of them into queues and index.
 
 The topics and properties of all records are copied behind one another into one buffer, `chars`;

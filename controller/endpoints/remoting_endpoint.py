@@ -298,8 +298,7 @@ class RemotingEndpoint:
             )
         channel_id = connection.attachments.setdefault("channel_id", next(self._channel_ids))
         assert isinstance(channel_id, int)
-        group = self._requests.state.group(request.require("brokerName"))
-        if group is not None and group.replica(broker_id) is not None:
+        if self._requests.state.is_registered(request.require("brokerName"), broker_id):
             connection.keep()
         self._watch.handle(
             RemotingHeartbeat(

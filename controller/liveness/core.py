@@ -155,11 +155,6 @@ class _Watch:
         return True
 
 
-def _is_registered(state: ControllerState, broker_name: str, broker_id: int) -> bool:
-    group = state.group(broker_name)
-    return group is not None and group.replica(broker_id) is not None
-
-
 class LivenessCore:
     """See the module. `now_ms` of all calls is one monotonic clock that counts sleep (R8).
 
@@ -322,11 +317,11 @@ class LivenessCore:
                     return []
                 return self._heartbeat_received(event, incarnation, now_ms)
             case SessionClosed():
-                known = _is_registered(self._state, event.broker_name, event.broker_id)
+                known = self._state.is_registered(event.broker_name, event.broker_id)
                 newest = self._sessions.closed(event, now_ms, is_registered=known)
                 return self._check(event.broker_name, now_ms) if newest else []
             case RemotingHeartbeat():
-                if not _is_registered(self._state, event.broker_name, event.seen.broker_id):
+                if not self._state.is_registered(event.broker_name, event.seen.broker_id):
                     return []  # any number of them may be named
                 first = self._sessions.remoting_heartbeat(event, now_ms)
                 beat = self._heartbeat_received(event, "", now_ms)

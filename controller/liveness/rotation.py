@@ -1,7 +1,4 @@
-"""How many of the groups are looked at in a turn, and which. Pure.
-
-Each costs about 10 µs, twice as much where all of them need an election (SAFETY R58).
-"""
+"""How many groups the liveness check looks at in one turn, and which ones (SAFETY R58). Pure."""
 
 from bisect import bisect
 from typing import Final

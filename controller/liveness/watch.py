@@ -141,8 +141,7 @@ class OpenSessions:
 
     def make_room(self, state: ControllerState, broker_name: str, broker_id: int) -> str:
         """Makes a place for one session more. Why there is none, empty if there is."""
-        group = state.group(broker_name)
-        if group is not None and group.replica(broker_id) is not None:
+        if state.is_registered(broker_name, broker_id):
             own = [x for x in self.of_group(broker_name) if x.broker_id == broker_id]
             for session in own[: max(0, len(own) + 1 - SESSIONS_OF_ID_MAX)]:
                 session.cut.set()
@@ -160,9 +159,8 @@ class OpenSessions:
         return [
             each.peer
             for name, sessions in self._groups.items()
-            if (group := state.group(name)) is not None
             for each in sessions.values()
-            if group.replica(each.broker_id) is not None
+            if state.is_registered(name, each.broker_id)
         ]
 
     def remove(self, session: BrokerSession) -> None:

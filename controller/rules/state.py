@@ -109,6 +109,10 @@ class ControllerState(msgspec.Struct, frozen=True):
     def group(self, broker_name: str) -> BrokerGroup | None:
         return self.groups.get(broker_name)
 
+    def is_registered(self, broker_name: str, broker_id: int) -> bool:
+        group = self.group(broker_name)
+        return group is not None and group.replica(broker_id) is not None
+
     def broker_names(self) -> tuple[str, ...]:
         """The known groups, in order of name."""
         return tuple(sorted(self.groups))

@@ -23,7 +23,8 @@ from batonmq.runtime.crowd import Crowd
 from batonmq.runtime.recent_events import RecentEvents, records_event
 
 SLAVES_MAX: Final = 64
-"""Whoever reports is a slave (R58). The host with the most of them loses its oldest first."""
+"""Any peer that reports an offset counts as a slave, since classic HA has no names. Above this
+limit the host with the most slaves loses its oldest one (R58)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,9 +225,9 @@ def scan_in_file(
     """As `scan_record`, of the record or blank at log offset `offset` of a file that ends at log
     offset `file_end`: it must name that offset, and must fit into its file.
 
-    None: it goes on behind `buf`, in the same file. `check_crc` also finds properties that were
-    torn before their end, in a record without a property CRC: the body CRC does not see that, and
-    no writer of property strings makes a NUL. Raises CorruptRecord.
+    Returns None if the record continues after `buf`, in the same file. `check_crc` also finds
+    properties that were torn before their end, in a record without a property CRC: the body CRC
+    does not see that, and no writer of property strings makes a NUL. Raises CorruptRecord.
     """
     head = scan_record(buf, pos, check_crc=check_crc)
     if head is None:
