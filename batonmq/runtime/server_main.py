@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import faulthandler
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -26,7 +27,6 @@ from batonmq.protocol.errors import BatonError, ConfigError
 from batonmq.runtime import disk
 from batonmq.runtime.clock import boot_s
 from batonmq.runtime.durable_file import show_file
-from batonmq.runtime.fault_points import FaultRuleError, install_fault_points
 from batonmq.runtime.log_lines import LineFormatter
 from batonmq.runtime.service_manager import manager_of_this_process
 from batonmq.runtime.settings import load_settings
@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 LOG_FORMAT: Final = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s %(message)s"
 LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
+START_HOOK: Final = "BATONMQ_START_HOOK"
+"""Names a module that a server loads first. Tests inject their faults this way."""
 
 
 class ServerMain:
@@ -133,9 +135,9 @@ def run_server(
         print(f"{name}: {arguments.config}: {exc.strerror}", file=sys.stderr)
         return 2
     try:
-        install_fault_points(os.environ)
-    except (FaultRuleError, OSError) as exc:
-        print(f"{name}: faults on purpose: {exc}", file=sys.stderr)
+        _run_start_hook(os.environ)
+    except (ImportError, BatonError, OSError) as exc:
+        print(f"{name}: {START_HOOK}: {exc}", file=sys.stderr)
         return 2
     if arguments.pid_file is not None:
         try:
@@ -148,6 +150,12 @@ def run_server(
             # The start itself waits for room, and says so.
             log.error("pid_file_not_written path=%s error=%s", arguments.pid_file, exc.strerror)
     return uvloop.run(_run(name, loaded, serve))
+
+
+def _run_start_hook(environ: Mapping[str, str]) -> None:
+    """Calls `at_start(environ)` of the module that START_HOOK names, if it names one."""
+    if module := environ.get(START_HOOK):
+        importlib.import_module(module).at_start(environ)
 
 
 async def _run(name: str, sections: Mapping[str, Any], serve: Serve) -> int:

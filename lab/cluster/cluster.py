@@ -20,7 +20,7 @@ from batonmq.launcher.layout import DEFAULT_BASE_PORT, Layout, plan
 from batonmq.launcher.preparation import taken_ports, write_configs
 from lab.cluster import frames, processes
 from lab.cluster.cluster_view import ClusterView, GroupState, Process
-from lab.cluster.earlier import environment
+from lab.cluster.fault_points import CLOCK_VARIABLE, DISK_VARIABLE, fault_environment
 from lab.cluster.network import Network
 from lab.cluster.processes import NotInTime, free_base_port, spawn, tail
 
@@ -97,13 +97,17 @@ class Cluster:
     def launch(self, process: Process) -> None:
         """Starts a node that does not run. Its output goes to `process.log` in its data folder."""
         process.node.pid_file.unlink(missing_ok=True)
-        faults = {name: f"@{path}" for name, path in process.fault_files.items()}
+        faults = fault_environment(
+            disk=f"@{process.fault_files[DISK_VARIABLE]}",
+            clock=f"@{process.fault_files[CLOCK_VARIABLE]}",
+            source=process.source,
+        )
         with self.network.inside(process.name):
             process.child = spawn(
                 process.node.argv,
                 process.node.data_dir / "process.log",
                 cwd=process.source,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"} | environment(process.source) | faults,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"} | faults,
                 end_signal=signal.SIGKILL,
             )
         process.stopped = process.may_end = False

@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from batonmq.launcher.layout import BrokerNode, NameServerNode
-from batonmq.runtime.fault_points import CLOCK_VARIABLE, DISK_VARIABLE, RELOAD_SIGNAL
 from batonmq.runtime.sockets import listens
 from lab.cluster import frames
 from lab.cluster.checks import Epoch
 from lab.cluster.connection import HaStatus, ask, parse_ha_status, sync_state
+from lab.cluster.fault_points import (
+    CLOCK_VARIABLE,
+    DISK_VARIABLE,
+    RELOAD_SIGNAL,
+)
 from lab.cluster.processes import ROOT, NotInTime
 
 GROUP: Final = frames.BROKER_NAME
@@ -68,7 +72,7 @@ class Process:
 
     @property
     def fault_files(self) -> dict[str, Path]:
-        """By the variable of the environment that names them, see `batonmq.runtime.fault_points`.
+        """By the variable of the environment that names them, see `lab.cluster.fault_points`.
         They stand beside the configuration: no trial wipes them."""
         config = self.node.config
         return {

@@ -1,4 +1,5 @@
-"""Servers as forks of a process that has imported everything: `python start_zygote.py`.
+"""Servers as forks of a process that has imported everything: `python -m
+tests.process.start_zygote`.
 
 Reads a JSON line `{"server", "config", "log", "environ"}` for each start and answers with the pid;
 `{"reap": pid}` is answered with the status when that process has ended. Ends with its input, and so

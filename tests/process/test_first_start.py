@@ -19,7 +19,8 @@ from typing import Final
 
 import pytest
 
-from lab.cluster.processes import free_base_port, is_running, spawn_talking, tail, wait_for
+from lab.cluster.fault_points import fault_environment
+from lab.cluster.processes import ROOT, free_base_port, is_running, spawn_talking, tail, wait_for
 from lab.cluster.up import ClusterProcess, rounds
 
 pytestmark = pytest.mark.process
@@ -33,10 +34,9 @@ class Zygote:
     """Starts servers by forking. One at a time is `run` to its end."""
 
     def __init__(self, folder: Path) -> None:
-        script = Path(__file__).with_name("start_zygote.py")
         self.log = folder / "zygote.log"
         self._process: subprocess.Popen[str] = spawn_talking(
-            [sys.executable, str(script)], self.log
+            [sys.executable, "-m", "tests.process.start_zygote"], self.log, cwd=ROOT
         )
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ class Zygote:
 
     def start(self, server: str, config: Path, log: Path, rules: str = "") -> int:
         """The pid."""
-        environ = {"BATONMQ_DISK_FAULTS": rules}
+        environ = fault_environment(disk=rules)
         return self._ask(server=server, config=str(config), log=str(log), environ=environ)
 
     def reap(self, pid: int) -> int:

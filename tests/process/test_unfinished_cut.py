@@ -14,6 +14,7 @@ from batonmq.epoch.entry import EpochEntry
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
+from lab.cluster.fault_points import fault_environment
 from lab.cluster.processes import ROOT, free_base_port, spawn, stop_all, tail, wait_for
 
 pytestmark = pytest.mark.process
@@ -84,7 +85,7 @@ def test_r37_a_broker_that_cannot_finish_a_cut_ends_and_names_what_it_needs(tmp_
         f"device; free 1 MiB on the disk of {root}, then start this broker again: it finishes the "
         "cut first (truncation.intent), and does nothing until then"
     )
-    full = {**os.environ, "BATONMQ_DISK_FAULTS": FULL}
+    full = os.environ | fault_environment(disk=FULL)
     for _ in range(2):
         done = subprocess.run(
             command, env=full, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
@@ -104,7 +105,7 @@ def test_r37_r45_a_broker_that_cannot_read_its_files_before_a_cut_waits_for_room
     root, log = tmp_path / "store", tmp_path / "full.log"
     cut_at = half_cut(root, settled=False)
     command = command_in(tmp_path)
-    broker = spawn(command, log, env={**os.environ, "BATONMQ_DISK_FAULTS": FULL})
+    broker = spawn(command, log, env=os.environ | fault_environment(disk=FULL))
     try:
         wait_for("the reason", lambda: "start_waits_for_room" in log.read_text())
         assert f"{root}: No space left on device" in log.read_text()

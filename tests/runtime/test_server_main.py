@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from batonmq.runtime import server_main
-from batonmq.runtime.server_main import COLLECTION_MAX_S, ShortCollections
+from batonmq.runtime.server_main import COLLECTION_MAX_S, START_HOOK, ShortCollections
+from lab.cluster.fault_points import fault_environment
 
 
 def namesrv(folder: Path, *arguments: str, port: int = 1) -> subprocess.CompletedProcess[str]:
@@ -108,7 +109,7 @@ def test_r53_no_room_for_the_pid_file_ends_no_start(tmp_path: Path) -> None:
     (tmp_path / "lift.yaml").write_text("")
     argv = [sys.executable, "-c", FAILS, "-c", str(tmp_path / "lift.yaml")]
     argv += ["--pid-file", str(tmp_path / "lift.pid")]
-    env = {**os.environ, "BATONMQ_DISK_FAULTS": "replace lift.pid ENOSPC"}
+    env = os.environ | fault_environment(disk="replace lift.pid ENOSPC")
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30, env=env)
     assert f"pid_file_not_written path={tmp_path / 'lift.pid'}" in done.stderr
     assert done.stderr.endswith("lift: stopped: the disk is gone\n"), "it served"
@@ -128,3 +129,11 @@ def test_r58_what_survives_a_long_collection_is_not_scanned_again(
     for phase in ("start", "stop"):
         collections(phase, {"generation": generation})
     assert bool(kept_objects) == kept
+
+
+def test_a_start_hook_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    (tmp_path / "lift.yaml").write_text("")
+    argv = [sys.executable, "-c", FAILS, "-c", str(tmp_path / "lift.yaml")]
+    env = os.environ | {START_HOOK: "no.such.module"}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, env=env)
+    assert (done.returncode, done.stderr) == (2, f"lift: {START_HOOK}: No module named 'no'\n")

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from batonmq.runtime.fault_points import DiskFaults, parse_disk_faults
+from lab.cluster.fault_points import DiskFaults, parse_disk_faults
 
 
 class Struck:
@@ -21,7 +21,7 @@ class Struck:
 
 @contextmanager
 def failing(rules: str) -> Iterator[Struck]:
-    """`rules`: those of `batonmq.runtime.fault_points`, such as "pwrite * EIO once after 3"."""
+    """`rules`: those of `lab.cluster.fault_points`, such as "pwrite * EIO once after 3"."""
     faults = DiskFaults(parse_disk_faults(rules))
     try:
         yield Struck(faults)

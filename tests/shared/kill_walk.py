@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from batonmq.runtime.fault_points import DiskFaults, parse_disk_faults
+from lab.cluster.fault_points import DiskFaults, parse_disk_faults
 
 KILLS = {"before": "kill before changes *", "during": "kill during pwrite *"}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.runtime.fault_points import parse_disk_faults, parse_jump
 from lab.cluster.acks import Ack
+from lab.cluster.fault_points import parse_disk_faults, parse_jump
 from lab.faults import consumers, failing, midway
 from lab.faults.consumers import COMING, GROUPS, STAYING, Consumers
 

@@ -1,12 +1,12 @@
-"""Faults on purpose, for tests with real processes: a disk that fails, kill -9 at a disk call, a
-wall clock that jumps. Off unless a variable of the environment is set; then the log says so loudly.
+"""Faults inside a server process: a disk that fails, kill -9 at a disk call, a wall clock that
+jumps. `fault_environment` makes a server load this module at its start; it logs that loudly.
 
 `BATONMQ_DISK_FAULTS` has rules, one a line or with `;` between them (`#` begins a comment):
 
     CALL PATH ERROR [after N] [once | for SECONDSs]     the call raises that error, and does nothing
     kill before|during|after CALL PATH [after N]        kill -9 of this process, at that call
 
-CALL is a name of `process.disk`, `changes` (every call that changes a disk), `room` (what fails on
+CALL is a name of `runtime.disk`, `changes` (every call that changes a disk), `room` (what fails on
 a full disk: new files and folders, and writes where nothing is allocated yet) or `*`. PATH is found
 anywhere in the path of the file or folder; `*` and `?` are wild. `after N` lets N such calls pass,
 `once` is one failure, `for 5s` a time from the first failure on. `during` needs a write, of which
@@ -41,6 +41,8 @@ from typing import Any, Final, Literal, NoReturn
 from batonmq.protocol.errors import BatonError
 from batonmq.runtime import disk
 from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.server_main import START_HOOK
+from lab.cluster.processes import ROOT
 
 log = logging.getLogger(__name__)
 
@@ -327,8 +329,20 @@ class _FaultPoints:
             log.error("fault_points_refused why=%s", error)
 
 
-def install_fault_points(environ: Mapping[str, str]) -> None:
-    """What the environment asks for, usually nothing. For the main thread.
+def fault_environment(*, disk: str = "", clock: str = "", source: Path = ROOT) -> dict[str, str]:
+    """Variables that give a server these faults. `source`: the checkout whose code it runs."""
+    # The laboratory is not installed, so the server finds this module only by PYTHONPATH.
+    paths = [str(source), os.environ.get("PYTHONPATH", "")]
+    return {
+        START_HOOK: __name__,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        DISK_VARIABLE: disk,
+        CLOCK_VARIABLE: clock,
+    }
+
+
+def at_start(environ: Mapping[str, str]) -> None:
+    """The hook of a server: sets up what the environment asks for. For the main thread.
 
     Raises FaultRuleError, OSError for a file that cannot be read.
     """

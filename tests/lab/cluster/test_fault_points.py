@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.runtime import clock, disk, fault_points
+from batonmq.runtime import clock, disk
 from batonmq.runtime.durable_file import replace_file
-from batonmq.runtime.fault_points import (
+from lab.cluster import fault_points
+from lab.cluster.fault_points import (
     DiskFaults,
     FaultRuleError,
+    fault_environment,
     jump_wall_clock,
     parse_disk_faults,
     parse_jump,
@@ -207,30 +209,30 @@ def test_the_wall_clock_jumps_and_deadlines_do_not() -> None:
         parse_jump("soon")
 
 
-def serve(folder: Path, **environ: str) -> subprocess.Popen[str]:
-    """A name server on any port, with those variables."""
+def serve(folder: Path, disk_faults: str) -> subprocess.Popen[str]:
+    """A name server on any port, whose disk has those faults."""
     config = folder / "namesrv.yaml"
     config.write_text("namesrv:\n  listenPort: 0\n  bindAddress: 127.0.0.1\n")
     return subprocess.Popen(
         [sys.executable, "-m", "batonmq.namesrv.main", "-c", str(config)],
-        env=os.environ | environ,
+        env=os.environ | fault_environment(disk=disk_faults),
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
 def test_a_server_refuses_a_wrong_rule_with_exit_2(tmp_path: Path) -> None:
-    process = serve(tmp_path, BATONMQ_DISK_FAULTS="pwrite * EVIL")
+    process = serve(tmp_path, "pwrite * EVIL")
     assert process.stderr is not None
     written = process.stderr.read()
     process.stderr.close()
     assert process.wait(30) == 2
-    assert written.startswith("namesrv: faults on purpose: 'pwrite * EVIL'")
+    assert written.startswith("namesrv: BATONMQ_START_HOOK: 'pwrite * EVIL'")
 
 
 def test_a_server_says_it_loudly_and_reads_the_file_again_when_told(tmp_path: Path) -> None:
     rules = tmp_path / "faults"
-    process = serve(tmp_path, BATONMQ_DISK_FAULTS=f"@{rules}")
+    process = serve(tmp_path, f"@{rules}")
     assert process.stderr is not None
     try:
         lines = iter(process.stderr)
