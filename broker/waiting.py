@@ -103,13 +103,14 @@ class WaitingMessages:
         if listener is not None:
             listener(queue_id)
 
-    def progress_record(self, _: RecordHead, body: bytes) -> None:
+    def progress_record(self, head: RecordHead, body: bytes) -> None:
         """A record of PROGRESS_TOPIC, in its place in the log. One that cannot be read is left out:
         the messages behind it matter more."""
+        end = head.physical_offset + head.size
         try:
             if self._store.shows_unconfirmed:
-                self.progress.take_over(body)
+                self.progress.take_over(body, end)
             else:
-                self.progress.confirmed(body)
+                self.progress.confirmed(body, end)
         except RemoteProtocolError as exc:
             log.error("progress_record_skipped reason=%s", exc)

@@ -20,7 +20,6 @@ from batonmq.broker.schedule.due_queues import (
     DeliveryProgress,
     Look,
     Now,
-    ProgressRecord,
     TimerCounts,
     TimerQueue,
 )
@@ -101,15 +100,18 @@ class Delivery:
         return True
 
 
-def _note(path: WritePath, progress: ProgressRecord) -> bool:
-    """Says how far a feature is, behind what was put in the same turn. False if nothing is taken:
-    a later slice is to say it, also if nothing more becomes due."""
+def _note(path: WritePath, progress: DeliveryProgress) -> None:
+    """Says how far the group is, behind what was put in the same turn. What finds no disk space is
+    owed: a later slice is to say it, also if nothing more becomes due."""
+    record = progress.owed
+    if record is None:
+        return
     try:
-        path.put_system_record(PROGRESS_TOPIC, progress.encode())
+        end = path.put_system_record(PROGRESS_TOPIC, record.encode())
     except PutRefused as error:
         log.info("progress_waits reason=%s", error)
-        return False
-    return True
+        return
+    progress.noted(record, end)
 
 
 class ScheduleMessageService(DueService):
@@ -128,7 +130,6 @@ class ScheduleMessageService(DueService):
         self._progress = progress
         self._levels = levels
         self._queues = DelayQueues(lambda queue_id: levels.delay_ms(queue_id + 1))
-        self._moved: dict[int, int] = {}  # levels whose progress the log does not say yet
 
     def begin(self) -> None:
         """This broker has become master: it goes on where its log says."""
@@ -145,7 +146,6 @@ class ScheduleMessageService(DueService):
     def end(self) -> None:
         super().end()
         self._queues.end()
-        self._moved.clear()
 
     def arrived(self, queue_id: int) -> None:
         """There is more in a queue of SCHEDULE_TOPIC."""
@@ -166,10 +166,10 @@ class ScheduleMessageService(DueService):
                 count, pause_ms = self._deliver_from(look, left, now_ms)
                 left -= count
                 if count:
-                    self._moved[look.queue_id + 1] = self._queues.offset_of(look.queue_id)
+                    offset = self._queues.offset_of(look.queue_id)
+                    self._progress.delivered({look.queue_id + 1: offset})
         finally:
-            if self._moved and _note(self._path, ProgressRecord(delays=self._moved)):
-                self._moved.clear()
+            _note(self._path, self._progress)
         return pause_ms
 
     def _deliver_from(self, look: Look, left: int, now_ms: int) -> tuple[int, int]:
@@ -221,7 +221,6 @@ class TimerService(DueService):
         self._progress = progress
         self._levels = levels
         self._queue = TimerQueue()
-        self._is_to_note = False  # the log does not say yet what is delivered
         self._counts = TimerCounts()
 
     def begin(self) -> None:
@@ -235,7 +234,6 @@ class TimerService(DueService):
     def end(self) -> None:
         super().end()
         self._counts = TimerCounts()
-        self._is_to_note = False
 
     def arrived(self, _queue_id: int) -> None:
         """There is more in TIMER_TOPIC."""
@@ -278,8 +276,9 @@ class TimerService(DueService):
             return self._deliver_due(now_ms)
         finally:
             after = self._queue.progress()
-            if after != before or self._is_to_note:
-                self._is_to_note = not _note(self._path, ProgressRecord(timer=after))
+            if after != before:
+                self._progress.delivered(timer=after)
+            _note(self._path, self._progress)
 
     def _read_units(self) -> bool:
         """Takes in some of what is visible of the queue; whether there may be more."""

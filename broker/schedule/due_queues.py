@@ -42,6 +42,7 @@ _REAL_TOPIC: Final = REAL_TOPIC.encode()
 _RECALLS: Final = TIMER_DEL_UNIQKEY.encode()
 
 PROGRESS_VERSION: Final = 1
+_NO_DELAYS: Final[Mapping[int, int]] = {}
 
 
 @dataclass(slots=True)
@@ -350,46 +351,83 @@ def decode_progress(body: bytes) -> ProgressRecord:
 
 
 class DeliveryProgress:
-    """What the log says. `confirmed` is the table of what all members have; what a new master finds
-    above that in its own log counts for its mastership only."""
+    """How far the group is. What all members have stands in the table of delays. Above it a master
+    knows the unconfirmed records of its log, taken over or put by itself, and what it delivered
+    since: a mastership that begins again, without standing down in between, goes on behind that.
+    """
 
     def __init__(self, delays: DelayOffsetManager) -> None:
         self._delays = delays
-        self._inherited: dict[int, int] = {}
-        self._inherited_timer: TimerProgress | None = None
+        self._unconfirmed: dict[int, tuple[int, int]] = {}  # level -> offset, end of the record
+        self._unconfirmed_timer: tuple[TimerProgress, int] | None = None
+        self._owed: dict[int, int] = {}
+        self._owed_timer: TimerProgress | None = None
 
-    def confirmed(self, body: bytes) -> None:
-        """A record of the log is on every member. Raises RemoteProtocolError."""
+    def confirmed(self, body: bytes, end: int) -> None:
+        """The record that ends at `end` of the log is on every member. Raises
+        RemoteProtocolError."""
         record = decode_progress(body)
         self._delays.set_all(record.delays)
         for level in record.delays:
-            self._inherited.pop(level, None)  # a later mastership goes on behind it (R55)
+            if level in self._unconfirmed and self._unconfirmed[level][1] <= end:
+                del self._unconfirmed[level]  # a later mastership goes on behind it (R55)
         if record.timer is not None:
             self._delays.set_timer(record.timer)
-            self._inherited_timer = None
+            if self._unconfirmed_timer is not None and self._unconfirmed_timer[1] <= end:
+                self._unconfirmed_timer = None
 
-    def take_over(self, body: bytes) -> None:
+    def take_over(self, body: bytes, end: int) -> None:
         """A new master finds this record in its log, not confirmed yet. Raises
         RemoteProtocolError."""
-        record = decode_progress(body)
-        self._inherited.update(record.delays)
-        self._inherited_timer = record.timer or self._inherited_timer
+        self._stands(decode_progress(body), end)
+
+    def delivered(
+        self, delays: Mapping[int, int] = _NO_DELAYS, timer: TimerProgress | None = None
+    ) -> None:
+        """This master has put everything up to there into its log."""
+        self._owed.update(delays)
+        self._owed_timer = timer or self._owed_timer
+
+    @property
+    def owed(self) -> ProgressRecord | None:
+        """What the log does not say yet, as the record to put; None if it says everything."""
+        if not self._owed and self._owed_timer is None:
+            return None
+        return ProgressRecord(delays=dict(self._owed), timer=self._owed_timer)
+
+    def noted(self, record: ProgressRecord, end: int) -> None:
+        """The record that `owed` gave is put; it ends at `end` of the log."""
+        self._stands(record, end)
+        self._owed.clear()
+        self._owed_timer = None
+
+    def _stands(self, record: ProgressRecord, end: int) -> None:
+        self._unconfirmed.update((level, (at, end)) for level, at in record.delays.items())
+        if record.timer is not None:
+            self._unconfirmed_timer = record.timer, end
 
     def role_left(self) -> None:
         """What was not confirmed may be cut: the log decides."""
-        self._inherited.clear()
-        self._inherited_timer = None
+        self._unconfirmed.clear()
+        self._unconfirmed_timer = None
+        self._owed.clear()
+        self._owed_timer = None
 
     @property
     def delays(self) -> Mapping[int, int]:
         """Delay level -> where a mastership that begins now goes on."""
-        return {**self._delays.table, **self._inherited}
-
-    def is_confirmed(self, timer: TimerProgress) -> bool:
-        """Whether every member has this, and what was delivered before it."""
-        return timer == self._delays.timer
+        unconfirmed = {level: at for level, (at, _) in self._unconfirmed.items()}
+        return {**self._delays.table, **unconfirmed, **self._owed}
 
     @property
     def timer(self) -> TimerProgress:
         """The same for timers."""
-        return self._inherited_timer or self._delays.timer
+        if self._owed_timer is not None:
+            return self._owed_timer
+        if self._unconfirmed_timer is not None:
+            return self._unconfirmed_timer[0]
+        return self._delays.timer
+
+    def is_confirmed(self, timer: TimerProgress) -> bool:
+        """Whether every member has this, and what was delivered before it."""
+        return timer == self._delays.timer

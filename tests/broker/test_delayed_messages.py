@@ -231,20 +231,6 @@ def test_r44_progress_above_the_end_of_a_queue_goes_back_to_it(
     run_with_broker(tmp_path, play)
 
 
-def test_progress_that_is_not_confirmed_counts_for_the_new_master_only(tmp_path: Path) -> None:
-    """R30: it may be cut with what was delivered."""
-
-    async def play(rig: Rig) -> None:
-        progress = rig.service.waiting.progress
-        progress.confirmed(ProgressRecord(delays={1: 3}).encode())
-        progress.take_over(ProgressRecord(delays={1: 5}).encode())
-        assert progress.delays == {1: 5} and rig.service.tables.delays.table == {1: 3}
-        progress.role_left()
-        assert progress.delays == {1: 3}
-
-    run_with_broker(tmp_path, play)
-
-
 @pytest.mark.parametrize(
     "body", [b"", b"{", b'{"v":9}', b'{"v":0}', b'{"delays":{"x":1}}', b"\xff"]
 )
@@ -392,12 +378,33 @@ def test_r17_g8_a_waiting_message_that_went_bad_makes_the_log_suspect(
 
 def test_r30_what_a_mastership_took_over_unconfirmed_ends_with_it(tmp_path: Path) -> None:
     """It may be cut, and the messages that it speaks of with it."""
-    progress = DeliveryProgress(DelayOffsetManager(tmp_path / "delayOffset.json"))
+    table = DelayOffsetManager(tmp_path / "delayOffset.json")
+    progress = DeliveryProgress(table)
     timer = TimerProgress(done_ms=7, done_offset=3)
-    progress.take_over(ProgressRecord(delays={1: 5}, timer=timer).encode())
-    assert progress.delays == {1: 5} and progress.timer == timer
+    progress.confirmed(ProgressRecord(delays={1: 4}).encode(), 800)
+    progress.take_over(ProgressRecord(delays={1: 5}, timer=timer).encode(), 900)
+    progress.delivered({2: 3})
+    assert progress.delays == {1: 5, 2: 3} and progress.timer == timer
+    assert table.table == {1: 4}
     progress.role_left()
-    assert progress.delays == {} and progress.timer == TimerProgress()
+    assert progress.delays == {1: 4} and progress.timer == TimerProgress()
+    assert progress.owed is None
+
+
+def test_r30_an_older_record_that_is_confirmed_takes_nothing_back(tmp_path: Path) -> None:
+    """Two are on their way to the slaves when the first is confirmed; the third found no space."""
+    progress = DeliveryProgress(DelayOffsetManager(tmp_path / "delayOffset.json"))
+    records = []
+    for number in (1, 2, 3):
+        progress.delivered({1: number}, TimerProgress(done_ms=number))
+        record = progress.owed
+        assert record is not None
+        records.append(record)
+        if number < 3:
+            progress.noted(record, 100 * number)
+    for number, record in enumerate(records, 1):
+        progress.confirmed(record.encode(), 100 * number)
+        assert progress.delays == {1: 3} and progress.timer == TimerProgress(done_ms=3)
 
 
 def test_r30_r36_who_may_not_write_delivers_nothing(tmp_path: Path, clock: Clock) -> None:
@@ -426,11 +433,11 @@ def test_r30_progress_that_found_no_room_ends_with_its_mastership(
     """What was delivered with it may be cut: the next one would leave messages out."""
 
     async def play(rig: Rig) -> None:
-        schedule = rig.service.waiting.schedule
+        waiting = rig.service.waiting
         await rig.send("T", DELAY="1")
-        schedule._moved[5] = 9
-        schedule.end()
-        schedule.begin()
+        waiting.progress.delivered({5: 9})
+        waiting.end()
+        waiting.begin()
         clock.ahead_ms = 1_100
         await until(lambda: end_of(rig, "T") == 1)
         assert json.loads((await rig.ask(45)).body)["offsetTable"] == {"1": 1}

@@ -14,11 +14,13 @@ from test_transactions import COMMIT, NO_CHECKS, end_fields, half, refuse_ops
 
 from batonmq.broker.schedule.due_queues import TimerQueue
 from batonmq.broker.tables.consumer_offset import TimerProgress
+from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.transaction import transaction_service
 from batonmq.protocol.bodies import HeartbeatData, ProducerData
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.topic_name import TRANS_OP_HALF_TOPIC
 from batonmq.store.commit_log import CommitLog
+from batonmq.store.message_store import MessageStore
 
 HOUR_MS = 3_600_000
 
@@ -119,6 +121,29 @@ def test_r55_a_mastership_that_begins_again_delivers_nothing_twice(
         assert len(rig.service.waiting.transactions) == 1
 
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+@pytest.mark.parametrize("wait", [{"DELAY": "1"}, {"TIMER_DELAY_SEC": "1"}])
+def test_r30_a_mastership_that_begins_again_knows_what_the_last_one_put(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, wait: dict[str, str]
+) -> None:
+    """Two deliveries and their progress are in the log, and no slave has acked them yet."""
+
+    async def play(rig: Rig) -> None:
+        service, store = rig.service, rig.service.store
+        for number in range(2):
+            await rig.send("T", b"%d" % number, UNIQ_KEY=f"K{number}", **wait)
+        with monkeypatch.context() as unconfirmed:
+            unconfirmed.setattr(MessageStore, "advance_confirm_offset", lambda store, _: 0)
+            clock.ahead_ms = HOUR_MS
+            await until(lambda: queue_end(store, "T", 0) == 2 and not store.appender.has_buffered)
+            service.master_opened()
+            await rig.send("Other")
+        await rig.send("T", b"last")
+        await until(lambda: end_of(rig, "T") >= 3)
+        assert [one.body for one in await messages(rig, "T")] == [b"0", b"1", b"last"]
+
+    run_with_broker(tmp_path, play)
 
 
 # Transactions (R56).

@@ -79,6 +79,7 @@ def test_lives_in_which_no_promise_is_broken(seed: int) -> None:
         pytest.param(36623, id="R30, a recall was over on a full disk, and no progress said so"),
         pytest.param(37520, id="R30, the same where the master was cut off as well"),
         pytest.param(45803, id="R30, the same after a crash and two full disks"),
+        pytest.param(40598, id="R30, a master named again did not know what it had delivered"),
         pytest.param(30130, id="R24, a slave found its bad record once more, and stayed suspect"),
     ],
 )
