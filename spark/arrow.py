@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
-from batonmq.spark.read.selection import Selection
 
 
 def open_arrow(path: str | Sequence[str], **options: str | int | bool) -> pa.RecordBatchReader:
@@ -24,7 +23,7 @@ def open_arrow(path: str | Sequence[str], **options: str | int | bool) -> pa.Rec
     """
     paths = [path] if isinstance(path, str) else list(path)
     given = {name: _text(value) for name, value in options.items()}
-    read = Read(ReadOptions.from_mapping({"paths": json.dumps(paths), **given}), Selection())
+    read = Read(ReadOptions.from_mapping({"paths": json.dumps(paths), **given}))
     plan = read.plan()
 
     def batches() -> Iterator[pa.RecordBatch]:

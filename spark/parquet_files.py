@@ -20,7 +20,6 @@ from pyspark.sql import SparkSession
 
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read, Work
-from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.storage import Storage, locate
 
 _ROW_GROUP_BYTES: Final = 32 << 20
@@ -47,7 +46,7 @@ def write_parquet(
     Rows of one file are in the order of the log. Raises FileExistsError if the folder holds
     something, ValueError for bad options; what a task raises comes as Spark's error.
     """
-    read = Read(ReadOptions.from_mapping(options), Selection())
+    read = Read(ReadOptions.from_mapping(options))
     storage, place = locate(folder)
     if storage.children(place):
         raise FileExistsError(f"{folder} is not empty: files of two reads would be mixed")

@@ -9,8 +9,6 @@ from pyspark.sql import SparkSession
 
 from batonmq.spark.source import BatonmqSource
 
-PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
-
 # Columns of which nearly every value is another one. Parquet's writer in the JVM would look each
 # up in a dictionary that it throws away later: a third of the time of df.write.parquet.
 _UNIQUE: Final = (
@@ -30,14 +28,11 @@ TIMESTAMP_DEFAULT: Final = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_
 
 
 def register(session: SparkSession) -> SparkSession:
-    """Register the data source and let Spark push filters into it; the same session again.
+    """Register the data source and set PARQUET_DEFAULTS; the same session again.
 
-    Only a read with the option `pushdown` needs that setting; without it Spark refuses such a read.
-    Also sets PARQUET_DEFAULTS, which concern columns of the tables by name; what the session was
-    started with stays.
+    They concern columns of the tables by name; what the session was started with stays.
     """
     session.dataSource.register(BatonmqSource)
-    session.conf.set(PUSHDOWN, "true")
     for key, value in PARQUET_DEFAULTS.items():
         given = (session.conf.get(name, None) for name in (key, f"spark.hadoop.{key}"))
         if not any(given):

@@ -7,12 +7,9 @@ Tables of files are read here; `table=topic`, the stream of the history and the 
 `spark.live`, which is imported only where it is needed, since every task imports this module.
 """
 
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
-from datetime import UTC, datetime
-from typing import Any, Final
+from collections.abc import Iterator, MutableMapping, Sequence
 
 import pyarrow as pa
-from pyspark.sql import datasource as ds
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -27,7 +24,6 @@ from pyspark.sql.types import StructType
 from batonmq.spark.read.columns import LIVE_TABLE
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read, Work, schema_of
-from batonmq.spark.read.selection import HIGH, LOW, Selection
 
 
 class WorkPartition(InputPartition):
@@ -42,7 +38,7 @@ class TableReader(DataSourceReader):
     """Reads a table, all of it."""
 
     def __init__(self, options: ReadOptions) -> None:
-        self._read = Read(options, Selection())
+        self._read = Read(options)
 
     def partitions(self) -> Sequence[InputPartition]:
         return [WorkPartition(work) for work in self._read.plan()]
@@ -52,18 +48,6 @@ class TableReader(DataSourceReader):
         if not isinstance(partition, WorkPartition):
             return iter(())
         return self._read.run(partition.work)
-
-
-class FilteringReader(TableReader):
-    """Reads what the filters of the query may let through.
-
-    Spark refuses to use a reader with `pushFilters` unless spark.sql.python.filterPushdown.enabled
-    is set; hence two classes, and the option `pushdown`.
-    """
-
-    def pushFilters(self, filters: list[ds.Filter]) -> Iterable[ds.Filter]:
-        self._read = Read(self._read.options, selection_of(filters))
-        return filters
 
 
 class BatonmqSource(DataSource):
@@ -101,8 +85,7 @@ class BatonmqSource(DataSource):
                 "option controllers is one of streams: a batch reads the controllers' files, give "
                 "their folders as path"
             )
-        options = self._options()
-        return FilteringReader(options) if options.pushdown else TableReader(options)
+        return TableReader(self._options())
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if self._table() == "history":
@@ -154,72 +137,3 @@ class BatonmqSource(DataSource):
 
     def _options(self) -> ReadOptions:
         return ReadOptions.from_mapping(self.options)
-
-
-_SETS: Final = {
-    "store": "stores",
-    "cluster": "clusters",
-    "broker": "brokers",
-    "broker_id": "broker_ids",
-    "topic": "topics",
-    "queue_id": "queue_ids",
-    "tags": "tags",
-}
-_SPANS: Final = frozenset({"queue_offset", "physical_offset", "epoch"})
-_TIME: Final = "store_at"
-_EPOCH_START: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def selection_of(filters: Iterable[ds.Filter]) -> Selection:
-    """What these filters, all of which must hold, select of messages or units; ignores others, as
-    Spark checks each again."""
-    selection = Selection()
-    for each in filters:
-        path: tuple[str, ...] = getattr(each, "attribute", ())
-        if len(path) != 1 or getattr(each, "value", None) is None:
-            continue
-        name = path[0]
-        if isinstance(each, ds.EqualTo | ds.EqualNullSafe):
-            selection = _equal(selection, name, [each.value])
-        elif isinstance(each, ds.In):
-            selection = _equal(selection, name, [v for v in each.value if v is not None])
-        elif isinstance(each, ds.GreaterThan | ds.GreaterThanOrEqual):
-            low = _floor(name, each.value)
-            selection = _span(selection, name, low=low + isinstance(each, ds.GreaterThan))
-        elif isinstance(each, ds.LessThan | ds.LessThanOrEqual):
-            high = _floor(name, each.value)
-            selection = _span(selection, name, high=high - _is_below(each, name))
-    return selection
-
-
-def _equal(selection: Selection, name: str, values: list[Any]) -> Selection:
-    if name in _SETS:
-        return selection.only(_SETS[name], frozenset(values))
-    if values and (name in _SPANS or name == _TIME):
-        numbers = [_floor(name, value) for value in values]
-        return _span(selection, name, low=min(numbers), high=max(numbers))
-    return selection
-
-
-def _span(selection: Selection, name: str, *, low: int = LOW, high: int = HIGH) -> Selection:
-    if name == _TIME:
-        return selection.within("store_ms", low=low, high=high)
-    if name in _SPANS:
-        return selection.within(name, low=low, high=high)
-    return selection
-
-
-def _is_below(each: ds.Filter, name: str) -> int:
-    # A time may lie within a millisecond: what was stored in that one is let through.
-    return int(isinstance(each, ds.LessThan) and name != _TIME)
-
-
-def _floor(name: str, value: Any) -> int:
-    """A number, or a time in ms, rounded down: low ends may let one more through."""
-    if isinstance(value, datetime):
-        moment = value if value.tzinfo is not None else value.astimezone()
-        delta = moment - _EPOCH_START
-        return (
-            delta.days * 86_400_000_000 + delta.seconds * 1_000_000 + delta.microseconds
-        ) // 1000
-    return int(value) if name in _SPANS else 0

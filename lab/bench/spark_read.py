@@ -41,7 +41,6 @@ from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.records.codec import NewMessage, decode_record, encode_blank, encode_record
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
-from batonmq.spark.read.selection import Selection
 from lab.bench.process_tree import TreeSampler, cpu_of_tree
 
 FILE_BYTES = 1 << 30
@@ -111,7 +110,7 @@ def plain_loop(root: Path, size_bytes: int) -> int:
 
 def to_arrow(root: Path) -> int:
     """Rows of all batches, decoded in this process."""
-    read = Read(ReadOptions.from_mapping({"path": str(root)}), Selection())
+    read = Read(ReadOptions.from_mapping({"path": str(root)}))
     return sum(batch.num_rows for work in read.plan() for batch in read.run(work))
 
 

@@ -21,7 +21,6 @@ from batonmq.history.story import Story
 from batonmq.spark.history.findings import Finding, finding
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
-from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.store_facts import EPOCH_FILE, StoreFacts
 from batonmq.spark.steps.severity import CRITICAL, INFO, WARNING
 
@@ -38,7 +37,7 @@ def read_stores(paths: Sequence[str]) -> list[StoreFacts]:
     if not paths:
         return []
     options = {"table": "epochs", "mode": "PERMISSIVE", "paths": json.dumps(list(paths))}
-    plan = Read(ReadOptions.from_mapping(options), Selection()).plan()
+    plan = Read(ReadOptions.from_mapping(options)).plan()
     return [part for work in plan for part in work.parts if isinstance(part, StoreFacts)]
 
 

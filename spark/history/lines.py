@@ -24,7 +24,6 @@ from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.history_table import HistoryRange, checked_line, line_pieces
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
-from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.storage import Storage, files_of
 
 CONTROLLERS_MAX: Final = 63
@@ -91,7 +90,7 @@ def plan_files(paths: Sequence[str], split_bytes: int) -> Plan:
     options = {"table": "history", "paths": json.dumps(list(paths)), "splitBytes": str(split_bytes)}
     found = [
         (work.storage, part, controller_of(part.path) or part.path)
-        for work in Read(ReadOptions.from_mapping(options), Selection()).plan()
+        for work in Read(ReadOptions.from_mapping(options)).plan()
         for part in work.parts
         if isinstance(part, HistoryRange)
     ]

@@ -10,24 +10,18 @@ none that a failover could take back. Free of Spark.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
 from batonmq.protocol.codes import LONG_MAX
 from batonmq.protocol.message import MessageQueue
+from batonmq.spark.read.selection import OFFSETS_FORM
 
 VERSION: Final = 1
-EARLIEST: Final = "earliest"
-LATEST: Final = "latest"
-_WORDS: Final = {"earliest": EARLIEST, "latest": LATEST, "-2": EARLIEST, "-1": LATEST}
-_FORM: Final = '{"topic": {"broker": {"queueId": offset}}}'
 
 Offsets = dict[MessageQueue, int]
-Place = int | str
-"""An offset, or one of the words EARLIEST and LATEST."""
 
 
 def to_checkpoint(offsets: Mapping[MessageQueue, int]) -> dict[str, Any]:
@@ -55,7 +49,7 @@ def from_checkpoint(raw: Mapping[str, Any], topics: Iterable[str]) -> Offsets:
                     found[MessageQueue(topic, broker, int(queue_id))] = _stored(offset)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError(
-            f"the checkpoint's offsets are not of the form {_FORM}: {raw}; begin with a new "
+            f"the checkpoint's offsets are not of the form {OFFSETS_FORM}: {raw}; begin with a new "
             "checkpoint"
         ) from None
     wanted = set(topics)
@@ -68,81 +62,9 @@ def from_checkpoint(raw: Mapping[str, Any], topics: Iterable[str]) -> Offsets:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """Where a read begins or ends: at a time (wall clock ms), or at a place per queue.
-
-    What `queues` lack is read from where the default is.
-    """
-
-    time_ms: int | None = None
-    everywhere: str | None = None
-    queues: Mapping[MessageQueue, Place] = field(default_factory=dict)
-
-    def place(self, queue: MessageQueue, default: Place) -> Place:
-        """The place given for one queue, else `default`."""
-        return self.queues.get(queue, self.everywhere or default)
-
-    def check_known(self, queues: Sequence[MessageQueue], option: str) -> None:
-        """Raises ValueError if a place is given for a queue that is not there."""
-        strange = [str(queue) for queue in sorted(set(self.queues) - set(queues))]
-        if strange:
-            raise ValueError(
-                f"{option} names {', '.join(strange)}; there are "
-                f"{', '.join(map(str, queues)) or 'no queues'}"
-            )
-
-
-def parse_bound(text: str, option: str, topics: Sequence[str]) -> Bound:
-    """`earliest`, `latest`, or JSON {topic: {broker: {queueId: place}}}; a place is an offset,
-    `earliest` (-2) or `latest` (-1).
-
-    Raises ValueError that names the option.
-    """
-    word = _WORDS.get(text.lower())
-    if word is not None:
-        return Bound(everywhere=word)
-    try:
-        raw = json.loads(text)
-    except ValueError:
-        raw = None
-    if not isinstance(raw, dict):
-        raise ValueError(f"{option}={text!r}: it must be earliest, latest, or JSON {_FORM}")
-    places: dict[MessageQueue, Place] = {}
-    for topic, brokers in raw.items():
-        if topic not in topics:
-            raise ValueError(
-                f"{option} names topic {topic}, option topic has {', '.join(topics)}: name it there"
-            )
-        for broker, queues in _inner(brokers, option, topic):
-            for queue_id, offset in _inner(queues, option, f"{topic}, broker {broker}"):
-                where = f"{topic}, broker {broker}, queue {queue_id}"
-                if not queue_id.isdecimal():
-                    raise ValueError(f"{option}, topic {where}: a queueId is a number from 0 on")
-                places[MessageQueue(topic, broker, int(queue_id))] = _place(offset, option, where)
-    return Bound(queues=places)
-
-
-def _inner(value: object, option: str, where: str) -> Iterable[tuple[str, Any]]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{option}, topic {where}: {value!r} must be JSON as in {_FORM}")
-    return value.items()
-
-
 def _stored(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LONG_MAX:
         raise ValueError(value)
-    return value
-
-
-def _place(value: object, option: str, where: str) -> Place:
-    word = _WORDS.get(str(value).lower())
-    if word is not None and not isinstance(value, bool):
-        return word
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LONG_MAX:
-        raise ValueError(
-            f"{option}, topic {where}: {value!r} must be an offset from 0 on, earliest or latest"
-        )
     return value
 
 

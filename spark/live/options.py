@@ -10,20 +10,18 @@ import msgspec
 from msgspec import Meta
 
 from batonmq.client.producer.outgoing import MESSAGE_SIZE_MAX
-from batonmq.spark.live.offsets import Bound, parse_bound
 from batonmq.spark.read.options import (
     MIB,
     DurationMs,
     Group,
     NameServers,
+    Narrowed,
     Options,
     Positive,
-    TimeMs,
     Topics,
     Words,
     by,
     read_addresses,
-    read_words,
 )
 
 _NO_CONTROLLERS: Final = (
@@ -45,16 +43,6 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
-def _tags(text: str) -> tuple[str, ...]:
-    """Tags by commas or, as in subscriptions, by `||`."""
-    if text == "*":
-        return ()
-    found = read_words(text.replace("||", ","))
-    if "*" in found or any(" " in tag or "|" in tag for tag in found):
-        raise ValueError("name tags as a || b, or leave the option out for all")
-    return found
-
-
 def _folder(text: str) -> str:
     """An absolute path, or a `file:` URI of this host. Workers run in folders of their own, so a
     relative path is another one for each, and object stores know no file that grows."""
@@ -71,7 +59,7 @@ def _folder(text: str) -> str:
     return path
 
 
-class TopicOptions(Options, frozen=True):
+class TopicOptions(Narrowed, frozen=True, kw_only=True):
     """The options of a read. Sizes are bytes, times ms, counts messages.
 
     0 offsets per trigger or partition: no such limit.
@@ -81,11 +69,6 @@ class TopicOptions(Options, frozen=True):
     topics: Topics = msgspec.field(name="topic")
     table: str = "topic"
     columns: Words = ()
-    tags: Annotated[tuple[str, ...], by(_tags)] = ()
-    starting_offsets: str = ""
-    ending_offsets: str = ""
-    starting_timestamp: TimeMs = None
-    ending_timestamp: TimeMs = None
     offsets_per_trigger_max: Positive = msgspec.field(name="maxOffsetsPerTrigger", default=0)
     offsets_per_partition_max: Positive = msgspec.field(name="maxOffsetsPerPartition", default=0)
     fail_on_data_loss: bool = True
@@ -111,29 +94,6 @@ class TopicOptions(Options, frozen=True):
                 kind = "batch reads only, not of streams" if streaming else "streams only"
                 raise ValueError(f"{name} is an option of {kind}: leave it out")
         return super().from_mapping(options)
-
-    def __post_init__(self) -> None:
-        for end in ("starting", "ending"):
-            self._bound(end)
-
-    @property
-    def starting(self) -> Bound | None:
-        """None: not given."""
-        return self._bound("starting")
-
-    @property
-    def ending(self) -> Bound | None:
-        return self._bound("ending")
-
-    def _bound(self, end: str) -> Bound | None:
-        time_ms, text = getattr(self, f"{end}_timestamp"), getattr(self, f"{end}_offsets")
-        if text and time_ms is not None:
-            raise ValueError(
-                f"{end}Offsets and {end}Timestamp exclude each other: give one of them"
-            )
-        if time_ms is not None:
-            return Bound(time_ms=time_ms)
-        return parse_bound(text, f"{end}Offsets", self.topics) if text else None
 
 
 class HistoryOptions(Options, frozen=True):

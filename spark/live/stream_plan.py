@@ -17,8 +17,6 @@ from batonmq.spark.live.offsets import (
     BEFORE_IT_WAS_SEEN,
     ENDS_BELOW,
     EXPIRED,
-    LATEST,
-    Bound,
     Loss,
     Offsets,
     QueueRange,
@@ -26,6 +24,7 @@ from batonmq.spark.live.offsets import (
     ranges_between,
 )
 from batonmq.spark.live.topic_read import TopicRead, TopicTask, check_loss, resolve
+from batonmq.spark.read.selection import LATEST, Bound
 
 log = logging.getLogger(__name__)
 

@@ -24,13 +24,9 @@ from batonmq.protocol.sysflag import COMPRESSED
 from batonmq.runtime.clock import wall_ms
 from batonmq.spark.live.cluster import LiveCluster, epochs_of, lose
 from batonmq.spark.live.offsets import (
-    EARLIEST,
     ENDS_BELOW,
-    LATEST,
-    Bound,
     Loss,
     Offsets,
-    Place,
     QueueRange,
     loss_of,
     share_out,
@@ -39,7 +35,7 @@ from batonmq.spark.live.options import TopicOptions
 from batonmq.spark.live.range_reader import RangeReader, Window
 from batonmq.spark.read.columns import TABLES, wanted_columns
 from batonmq.spark.read.message_columns import message_batch
-from batonmq.spark.read.selection import Selection
+from batonmq.spark.read.selection import EARLIEST, LATEST, Bound, Place, Selection
 from batonmq.spark.read.store_facts import StoreFacts
 
 _OPEN: Final = Bound()

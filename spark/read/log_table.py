@@ -16,7 +16,7 @@ from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.log_range import Block, LogGap, LogRange, RangeReader
 from batonmq.spark.read.message_columns import message_batch
 from batonmq.spark.read.options import ReadOptions
-from batonmq.spark.read.selection import HIGH, LOW, Selection
+from batonmq.spark.read.selection import HIGH, LOW
 from batonmq.spark.read.storage import Storage
 from batonmq.spark.read.store_facts import Segment, StoreError, StoreFacts, segments
 
@@ -32,7 +32,7 @@ def confirmed_end(facts: StoreFacts) -> int:
 
 
 def plan_ranges(
-    storage: Storage, facts: StoreFacts, options: ReadOptions, selection: Selection
+    storage: Storage, facts: StoreFacts, options: ReadOptions
 ) -> list[LogRange | LogGap]:
     """The ranges of one store that may hold wanted messages. Raises StoreError, OSError.
 
@@ -41,32 +41,29 @@ def plan_ranges(
     """
     files = segments(storage, f"{facts.path}/commitlog")
     confirmed = _confirmed(storage, facts, options, files)
-    wanted = selection.offsets_of(facts)
     ranges: list[LogRange | LogGap] = []
-    chosen = _of_time(storage, files, options, selection)
+    chosen = _of_time(storage, files, options)
     is_last = chosen[-1:] == files[-1:]
     for gap in _gaps(facts.path, chosen, confirmed if is_last else 0):
-        begin, end = max(gap.begin, wanted.low), min(gap.end, wanted.high + 1)
-        if not options.unconfirmed:
-            end = min(end, confirmed)
-        if begin < end:
-            ranges.append(LogGap(gap.path, begin, end))
+        end = gap.end if options.unconfirmed else min(gap.end, confirmed)
+        if gap.begin < end:
+            ranges.append(LogGap(gap.path, gap.begin, end))
     for file in chosen:
         limit = file.end if options.unconfirmed else min(file.end, confirmed)
-        begin, end = max(file.start, wanted.low), min(limit, wanted.high + 1)
-        if begin >= end:
+        if file.start >= limit:
             continue
         loose_from = confirmed if options.unconfirmed else HIGH
         later = [each for each in files if each.start >= file.end]
         followed = options.unconfirmed and any(
             _begins_with_record(storage, each, options.record_bytes_max) for each in later
         )
+        parts = options.ranges_of(limit - file.start)
         ranges += [
             LogRange(
                 file.path, file.start, file.end, part_begin, part_end, limit,
                 part_begin == file.start, loose_from, followed,
             )
-            for part_begin, part_end in _parts(begin, end, options.ranges_of(end - begin))
+            for part_begin, part_end in _parts(file.start, limit, parts)
         ]  # fmt: skip
     return sorted(ranges, key=lambda each: each.begin)
 
@@ -116,15 +113,13 @@ def _first_bytes(storage: Storage, file: Segment, size_max: int) -> bytes:
         return opened.read_at(0, min(size, file.size, size_max))
 
 
-def _of_time(
-    storage: Storage, files: list[Segment], options: ReadOptions, selection: Selection
-) -> list[Segment]:
+def _of_time(storage: Storage, files: list[Segment], options: ReadOptions) -> list[Segment]:
     """The files that may hold messages of the wanted time, found by bisection.
 
     Times grow along the log but for the differences of masters' clocks: that is what the slack is
     for. If a first record cannot be read, all files are taken.
     """
-    wanted = selection.store_ms
+    wanted = options.selection.store_ms
     if wanted.is_all:
         return files
 
@@ -164,10 +159,10 @@ def read_range(
     wanted: LogRange,
     facts: StoreFacts,
     options: ReadOptions,
-    selection: Selection,
     schema: pa.Schema,
 ) -> Iterator[pa.RecordBatch | Damage]:
     """Batches of wanted messages, and damaged stretches, in the order of the log."""
+    selection, broker = options.selection, facts.broker or facts.path
     times = selection.store_ms
     with storage.open(wanted.path) as file:
         if file.size < wanted.file_end - wanted.file_start:
@@ -190,6 +185,6 @@ def read_range(
                 oldest = int(item.records.store_ms.min())
                 if oldest > times.high + options.time_slack_ms:
                     return
-            records = selection.rows(item.window, item.records)
+            records = selection.rows(item.window, item.records, broker)
             if len(records):
                 yield message_batch(item.window, records, facts, schema)

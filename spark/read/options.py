@@ -17,6 +17,7 @@ from batonmq.protocol.records.codec import FIXED_SIZE_V1
 from batonmq.protocol.topic_name import group_problem, topic_problem
 from batonmq.spark.read.columns import LIVE_TABLE, TABLES
 from batonmq.spark.read.damage import Mode
+from batonmq.spark.read.selection import HIGH, LOW, Bound, Selection, Span, parse_bound
 from batonmq.spark.read.storage import split_paths
 
 MIB: Final = 1 << 20
@@ -152,6 +153,31 @@ def _group(text: str) -> str:
     return text
 
 
+def _tags(text: str) -> tuple[str, ...]:
+    """Tags by commas or, as in subscriptions, by `||`."""
+    if text == "*":
+        return ()
+    found = read_words(text.replace("||", ","))
+    if "*" in found or any(" " in tag or "|" in tag for tag in found):
+        raise ValueError("name tags as a || b, or leave the option out for all")
+    return found
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"it must be a regular expression: {error}") from None
+    return text
+
+
+def _queue_ids(text: str) -> tuple[int, ...]:
+    parts = _parts(text)
+    if not all(part.isdecimal() and int(part) < 1 << 31 for part in parts):
+        raise ValueError("it must be numbers of queues, by commas")
+    return tuple(map(int, parts))
+
+
 def _table(text: str) -> str:
     if text.lower() not in TABLES:
         raise ValueError(f"it must be one of {', '.join((*TABLES, LIVE_TABLE))}")
@@ -175,8 +201,51 @@ Topics = Annotated[tuple[str, ...], by(_topics, _NO_TOPIC)]
 Group = Annotated[str, by(_group)]
 Positive = Annotated[int, Meta(ge=1)]
 
+_OF_QUEUES: Final = ("topic", "topicPattern", "queueId")
+_OF_OFFSETS: Final = (*_OF_QUEUES, "startingOffsets", "endingOffsets")
+NARROWING: Final = {
+    "messages": (*_OF_OFFSETS, "tags", "startingTimestamp", "endingTimestamp"),
+    "consumequeue": _OF_OFFSETS,
+    "offsets": _OF_QUEUES,
+}
+"""The options that narrow each table."""
 
-class ReadOptions(Options, frozen=True, kw_only=True):
+
+class Narrowed(Options, frozen=True, kw_only=True):
+    """Which messages are read: of which topics, and from where (included) to where (not)."""
+
+    topics: Words = msgspec.field(name="topic", default=())
+    tags: Annotated[tuple[str, ...], by(_tags)] = ()
+    starting_offsets: str = ""
+    ending_offsets: str = ""
+    starting_timestamp: TimeMs = None
+    ending_timestamp: TimeMs = None
+
+    def __post_init__(self) -> None:
+        for end in ("starting", "ending"):
+            self._bound(end)
+
+    @property
+    def starting(self) -> Bound | None:
+        """None: not given."""
+        return self._bound("starting")
+
+    @property
+    def ending(self) -> Bound | None:
+        return self._bound("ending")
+
+    def _bound(self, end: str) -> Bound | None:
+        time_ms, text = getattr(self, f"{end}_timestamp"), getattr(self, f"{end}_offsets")
+        if text and time_ms is not None:
+            raise ValueError(
+                f"{end}Offsets and {end}Timestamp exclude each other: give one of them"
+            )
+        if time_ms is not None:
+            return Bound(time_ms=time_ms)
+        return parse_bound(text, f"{end}Offsets", self.topics) if text else None
+
+
+class ReadOptions(Narrowed, frozen=True, kw_only=True):
     """The options of a read of stores and histories. Sizes are bytes."""
 
     table: Annotated[str, by(_table)] = "messages"
@@ -194,9 +263,10 @@ class ReadOptions(Options, frozen=True, kw_only=True):
     )
     time_slack_ms: Annotated[int, Meta(ge=0)] = 3_600_000
     slot_num: Annotated[int, Meta(ge=0)] = msgspec.field(name="maxHashSlotNum", default=0)
-    pushdown: bool = False
-    """Spark keeps what a pushed filter planned with the `load`, not with the query: a data frame
-    used twice would get rows of another query. Hence the default."""
+    topic_pattern: Annotated[str, by(_pattern)] = ""
+    queue_ids: Annotated[tuple[int, ...], by(_queue_ids)] = msgspec.field(
+        name="queueId", default=()
+    )
 
     @classmethod
     def what(cls) -> str:
@@ -212,7 +282,31 @@ class ReadOptions(Options, frozen=True, kw_only=True):
         made = super().from_mapping(options)
         if not made.paths:
             raise ValueError("no path: name one or several stores, as load(path) or option paths")
+        if made.topics and made.topic_pattern:
+            raise ValueError("topic and topicPattern exclude each other: give one of them")
+        allowed = NARROWING.get(made.table, ())
+        given = {name.lower() for name, value in options.items() if value.strip()}
+        for name in NARROWING["messages"]:
+            if name.lower() in given and name not in allowed:
+                raise ValueError(
+                    f"option {name} does not narrow table={made.table}: leave it out"
+                    + (f" (there are {', '.join(allowed)})" if allowed else "")
+                )
         return made
+
+    @property
+    def selection(self) -> Selection:
+        """Which rows of the table are wanted."""
+        low, high = self.starting_timestamp, self.ending_timestamp
+        return Selection(
+            frozenset(self.topics) if self.topics else None,
+            self.topic_pattern,
+            frozenset(self.queue_ids) if self.queue_ids else None,
+            frozenset(self.tags) if self.tags else None,
+            Span(LOW if low is None else low, HIGH if high is None else high - 1),
+            self.starting if self.starting and low is None else Bound(),
+            self.ending if self.ending and high is None else Bound(),
+        )
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import numpy as np
 from pyarrow import fs
 
 from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
+from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.records.columns import Bools, Int64s
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.selection import Selection
@@ -131,14 +132,14 @@ def list_queues(storage: Storage, store: str, selection: Selection) -> list[Queu
     """The wanted queues under `consumequeue`, by topic and number."""
     found: list[Queue] = []
     for topic in _folders(storage, f"{store}/consumequeue"):
-        if selection.topics is not None and topic.base_name not in selection.topics:
+        if not selection.wants_topic(str(topic.base_name)):
             continue
         for number in _folders(storage, topic.path):
             name = number.base_name
             if not (name.isascii() and name.isdecimal()) or int(name) > _QUEUE_ID_MAX:
                 continue
             queue_id = int(name)
-            if selection.queue_ids is not None and queue_id not in selection.queue_ids:
+            if not selection.wants_queue(str(topic.base_name), queue_id):
                 continue
             files = tuple(segments(storage, number.path))
             found.append(Queue(str(topic.base_name), queue_id, files))
@@ -152,13 +153,15 @@ def _folders(storage: Storage, path: str) -> list[fs.FileInfo]:
 def plan_pieces(storage: Storage, facts: StoreFacts, selection: Selection) -> list[QueuePiece]:
     """Every file of every wanted queue, and what is missing between two, cut to the wanted queue
     offsets."""
-    wanted = selection.queue_offset
-    return [
-        narrowed(piece, wanted.low, wanted.high + 1)
-        for queue in list_queues(storage, facts.path, selection)
-        for piece in _pieces(queue)
-        if max(piece.begin, wanted.low) < min(piece.end, wanted.high + 1)
-    ]
+    pieces = []
+    for queue in list_queues(storage, facts.path, selection):
+        name = MessageQueue(queue.topic, facts.broker or facts.path, queue.queue_id)
+        wanted = selection.queue_offsets(name)
+        for piece in _pieces(queue):
+            begin, end = max(piece.begin, wanted.low), min(piece.end, wanted.high + 1)
+            if begin < end:
+                pieces.append(replace(piece, begin=begin, end=end))
+    return pieces
 
 
 def _pieces(queue: Queue) -> Iterator[QueuePiece]:
@@ -240,8 +243,3 @@ def confirmed_units(
             yield from bad_units(piece, bad)
             bad = bad[:0]
         beyond = np.concatenate([bad, item.index[count:]])
-
-
-def narrowed(piece: QueuePiece, begin: int, end: int) -> QueuePiece:
-    """The same piece within [begin, end)."""
-    return replace(piece, begin=max(piece.begin, begin), end=min(piece.end, end))

@@ -5,7 +5,7 @@ Free of Spark.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -18,7 +18,7 @@ from batonmq.spark.read.damage import Damage, DamageCount, Mode, settle
 from batonmq.spark.read.history_table import HistoryRange, plan_history, read_history
 from batonmq.spark.read.log_range import LogGap, LogRange
 from batonmq.spark.read.log_table import confirmed_end, plan_ranges, read_range
-from batonmq.spark.read.options import ReadOptions
+from batonmq.spark.read.options import NARROWING, ReadOptions
 from batonmq.spark.read.queues import QueuePiece, gather, plan_pieces
 from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.storage import COMMA_HINT, Storage, found
@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 # Stores whose small files one task reads.
 _STORES_PER_PIECE: Final = 64
+_LARGE_BYTES: Final = 1 << 30
 
 Parts = (
     tuple[LogRange | LogGap, ...]
@@ -59,10 +60,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One read of a table: its options, and what of it is wanted."""
+    """One read of a table."""
 
     options: ReadOptions
-    selection: Selection
 
     @property
     def schema(self) -> pa.Schema:
@@ -76,7 +76,20 @@ class Read:
             for storage, places in groupby(found(self.options.paths), itemgetter(0))
             for facts, parts in self._plan(storage, [path for _, path in places])
         ]
+        self._hint(plan)
         return [Work(number, *each) for number, each in enumerate(plan)]
+
+    def _hint(self, plan: Sequence[tuple[Storage, StoreFacts | None, Parts]]) -> None:
+        """Of a large log that is read whole: which options leave out what nobody wants."""
+        ranges = (part for _, _, parts in plan for part in parts if isinstance(part, LogRange))
+        size = sum(part.end - part.begin for part in ranges)
+        if size >= _LARGE_BYTES and self.options.selection == Selection():
+            log.warning(
+                "whole_log_read bytes=%d: Spark tells a Python source neither the filters nor the "
+                "columns of a query; %s and columns are options",
+                size,
+                ", ".join(NARROWING[self.options.table]),
+            )
 
     def _plan(
         self, storage: Storage, paths: list[str]
@@ -86,11 +99,7 @@ class Read:
             for part in plan_history(storage, paths, options.split_bytes):
                 yield None, (part,)
             return
-        stores = [
-            facts
-            for path in paths
-            if self.selection.wants_store(facts := self._facts(storage, path))
-        ]
+        stores = [self._facts(storage, path) for path in paths]
         if options.table in ("epochs", "offsets"):
             for at in range(0, len(stores), _STORES_PER_PIECE):
                 yield None, tuple(stores[at : at + _STORES_PER_PIECE])
@@ -102,11 +111,11 @@ class Read:
                 for entry in plan_index(storage, facts, options.slot_num, options.split_bytes):
                     yield facts, (entry,)
             elif options.table == "consumequeue":
-                pieces = plan_pieces(storage, facts, self.selection)
+                pieces = plan_pieces(storage, facts, options.selection)
                 for group in gather(pieces, options.split_bytes):
                     yield facts, group
             else:
-                for log_range in plan_ranges(storage, facts, options, self.selection):
+                for log_range in plan_ranges(storage, facts, options):
                     yield facts, (log_range,)
 
     def _facts(self, storage: Storage, path: str) -> StoreFacts:
@@ -138,11 +147,11 @@ class Read:
             )
 
     def _items(self, work: Work, schema: pa.Schema) -> Iterator[tuple[StoreFacts | None, Items]]:
-        storage, options, selection = work.storage, self.options, self.selection
+        storage, options = work.storage, self.options
         for part in work.parts:
             if isinstance(part, StoreFacts):
                 if options.table == "offsets":
-                    yield part, read_offsets(storage, part, schema)
+                    yield part, read_offsets(storage, part, options.selection, schema)
                 else:
                     yield part, read_epochs(part, schema)
                 continue
@@ -155,13 +164,13 @@ class Read:
                 yield facts, iter([part.damage()])
                 continue
             if isinstance(part, LogRange):
-                yield facts, read_range(storage, part, facts, options, selection, schema)
+                yield facts, read_range(storage, part, facts, options, schema)
                 continue
             confirmed = None if options.unconfirmed else confirmed_end(facts)
             if isinstance(part, IndexPiece):
                 yield facts, read_index(storage, part, facts, confirmed, schema)
             else:
-                yield facts, read_queue_piece(storage, part, facts, confirmed, selection, schema)
+                yield facts, read_queue_piece(storage, part, facts, confirmed, schema)
 
 
 def schema_of(options: ReadOptions) -> pa.Schema:

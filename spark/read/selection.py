@@ -1,22 +1,104 @@
-"""What a query wants of the messages, and which records of a window that is.
+"""Which messages a read wants, by its options: topics, queues, times, queue offsets.
 
-A selection may only let through too much, never too little: Spark checks every filter again.
-Free of Spark.
+The reader alone decides: Spark does not see these options, so they hold exactly. Free of Spark.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
+from batonmq.protocol.codes import LONG_MAX
+from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.properties import TAGS
 from batonmq.protocol.records.columns import Bools, Int64s, Records
 from batonmq.spark.read.columns import binaries, is_any_of, texts
 from batonmq.spark.read.message_columns import split_properties
-from batonmq.spark.read.store_facts import StoreFacts
 
 LOW: Final = -(2**63)
 HIGH: Final = 2**63 - 1
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+_WORDS: Final = {"earliest": EARLIEST, "latest": LATEST, "-2": EARLIEST, "-1": LATEST}
+OFFSETS_FORM: Final = '{"topic": {"broker": {"queueId": offset}}}'
+Place = int | str
+"""An offset, or one of the words EARLIEST and LATEST."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where a read begins or ends: at a time (wall clock ms), or at a place per queue.
+
+    What `queues` lack is read from where the default is.
+    """
+
+    time_ms: int | None = None
+    everywhere: str | None = None
+    queues: Mapping[MessageQueue, Place] = field(default_factory=dict)
+
+    def place(self, queue: MessageQueue, default: Place) -> Place:
+        """The place given for one queue, else `default`."""
+        return self.queues.get(queue, self.everywhere or default)
+
+    def check_known(self, queues: Sequence[MessageQueue], option: str) -> None:
+        """Raises ValueError if a place is given for a queue that is not there."""
+        strange = [str(queue) for queue in sorted(set(self.queues) - set(queues))]
+        if strange:
+            raise ValueError(
+                f"{option} names {', '.join(strange)}; there are "
+                f"{', '.join(map(str, queues)) or 'no queues'}"
+            )
+
+
+def parse_bound(text: str, option: str, topics: Sequence[str]) -> Bound:
+    """`earliest`, `latest`, or JSON {topic: {broker: {queueId: place}}}; a place is an offset,
+    `earliest` (-2) or `latest` (-1). `topics`: those that may be named; empty: any.
+
+    Raises ValueError that names the option.
+    """
+    word = _WORDS.get(text.lower())
+    if word is not None:
+        return Bound(everywhere=word)
+    try:
+        raw = json.loads(text)
+    except ValueError:
+        raw = None
+    if not isinstance(raw, dict):
+        raise ValueError(f"{option}={text!r}: it must be earliest, latest, or JSON {OFFSETS_FORM}")
+    places: dict[MessageQueue, Place] = {}
+    for topic, brokers in raw.items():
+        if topics and topic not in topics:
+            raise ValueError(
+                f"{option} names topic {topic}, option topic has {', '.join(topics)}: name it there"
+            )
+        for broker, queues in _inner(brokers, option, topic):
+            for queue_id, offset in _inner(queues, option, f"{topic}, broker {broker}"):
+                where = f"{topic}, broker {broker}, queue {queue_id}"
+                if not queue_id.isdecimal():
+                    raise ValueError(f"{option}, topic {where}: a queueId is a number from 0 on")
+                places[MessageQueue(topic, broker, int(queue_id))] = _place(offset, option, where)
+    return Bound(queues=places)
+
+
+def _inner(value: object, option: str, where: str) -> Iterable[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{option}, topic {where}: {value!r} must be JSON as in {OFFSETS_FORM}")
+    return value.items()
+
+
+def _place(value: object, option: str, where: str) -> Place:
+    word = _WORDS.get(str(value).lower())
+    if word is not None and not isinstance(value, bool):
+        return word
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LONG_MAX:
+        raise ValueError(
+            f"{option}, topic {where}: {value!r} must be an offset from 0 on, earliest or latest"
+        )
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +108,6 @@ class Span:
     low: int = LOW
     high: int = HIGH
 
-    def cut(self, low: int = LOW, high: int = HIGH) -> "Span":
-        return Span(max(self.low, low), min(self.high, high))
-
     @property
     def is_all(self) -> bool:
         return self.low == LOW and self.high == HIGH
@@ -37,71 +116,64 @@ class Span:
         return np.asarray((values >= self.low) & (values <= self.high))
 
 
-_ALL: Final = Span()
-
-
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """None, or an unbounded span: no condition. Store times are ms."""
+    """None, an empty pattern, an unbounded span, a bound without a place: no condition.
 
-    stores: frozenset[str] | None = None
-    clusters: frozenset[str] | None = None
-    brokers: frozenset[str] | None = None
-    broker_ids: frozenset[int] | None = None
+    `pattern` must match the whole topic. Store times are ms. `starting` is included, `ending` not.
+    """
+
     topics: frozenset[str] | None = None
+    pattern: str = ""
     queue_ids: frozenset[int] | None = None
     tags: frozenset[str] | None = None
-    store_ms: Span = _ALL
-    queue_offset: Span = _ALL
-    physical_offset: Span = _ALL
-    epoch: Span = _ALL
+    store_ms: Span = Span()
+    starting: Bound = Bound()
+    ending: Bound = Bound()
 
-    def only(self, name: str, wanted: frozenset[str] | frozenset[int]) -> Self:
-        """The same, and `name` (one of the sets) must be one of `wanted` as well."""
-        before = getattr(self, name)
-        changes: dict[str, Any] = {name: wanted if before is None else before & wanted}
-        return replace(self, **changes)
+    def wants_topic(self, topic: str) -> bool:
+        if self.topics is not None and topic not in self.topics:
+            return False
+        return not self.pattern or re.fullmatch(self.pattern, topic) is not None
 
-    def within(self, name: str, *, low: int = LOW, high: int = HIGH) -> Self:
-        """The same, and `name` (one of the spans) must lie in [low, high] as well."""
-        return replace(self, **{name: getattr(self, name).cut(low, high)})
+    def wants_queue(self, topic: str, queue_id: int) -> bool:
+        return self.wants_topic(topic) and (self.queue_ids is None or queue_id in self.queue_ids)
 
-    def wants_store(self, facts: StoreFacts) -> bool:
-        return (
-            (self.stores is None or facts.path in self.stores)
-            and (self.clusters is None or facts.cluster in self.clusters)
-            and (self.brokers is None or facts.broker in self.brokers)
-            and (self.broker_ids is None or facts.broker_id in self.broker_ids)
-        )
+    def queue_offsets(self, queue: MessageQueue) -> Span:
+        """The wanted offsets of one queue. Of files, `latest` is behind all that they hold."""
+        ends = {EARLIEST: LOW, LATEST: HIGH}
+        low, high = self.starting.place(queue, EARLIEST), self.ending.place(queue, LATEST)
+        first, behind = ends.get(str(low), low), ends.get(str(high), high)
+        assert isinstance(first, int) and isinstance(behind, int)
+        return Span(first, behind if behind == HIGH else behind - 1 if behind > LOW else LOW)
 
-    def offsets_of(self, facts: StoreFacts) -> Span:
-        """Log offsets at which wanted records of a store begin, by offset and by epoch."""
-        span = self.physical_offset
-        if self.epoch.is_all or not facts.epochs:
-            return span
-        held = [e for e in facts.epochs if self.epoch.low <= e.epoch <= self.epoch.high]
-        if not held:
-            return Span(0, -1)
-        return span.cut(held[0].start_offset, held[-1].end_offset - 1)
-
-    def rows(self, window: bytes, records: Records) -> Records:
-        """The records that are wanted; the cheap conditions are checked first."""
+    def rows(self, window: bytes, records: Records, broker: str = "") -> Records:
+        """The wanted records of a window of a store of `broker`; cheap conditions come first."""
         wanted = np.ones(len(records), np.bool_)
         if self.queue_ids is not None:
             wanted &= np.isin(records.queue_id, np.array(sorted(self.queue_ids), np.int64))
-        for span, values in (
-            (self.store_ms, records.store_ms),
-            (self.queue_offset, records.queue_offset),
-            (self.physical_offset, records.physical_offset),
-        ):
-            if not span.is_all:
-                wanted &= span.holds(values)
+        if not self.store_ms.is_all:
+            wanted &= self.store_ms.holds(records.store_ms)
         if not wanted.all():
             records = records.keep(wanted)
-        if self.topics is not None and len(records):
+        bounds = self.starting, self.ending
+        if bounds != (Bound(), Bound()) or self.topics is not None or self.pattern:
             topics = texts(binaries(window, records.topic_at, records.topic_length))
-            records = records.keep(is_any_of(topics, self.topics))
+            records = records.keep(self._of_queues(topics, records, broker))
         if self.tags is not None and len(records):
             pairs = split_properties(window, records.properties_at, records.properties_length)
             records = records.keep(is_any_of(pairs.column(TAGS), self.tags))
         return records
+
+    def _of_queues(self, topics: pa.Array, records: Records, broker: str) -> Bools:
+        """Which records have a wanted topic and queue offset."""
+        named = topics.dictionary_encode()
+        which, names = named.indices.to_numpy(), named.dictionary.to_pylist()
+        wanted = np.array([self.wants_topic(name) for name in names], np.bool_)[which]
+        other = self.queue_offsets(MessageQueue("", "", -1))
+        within = other.holds(records.queue_offset)
+        for queue in self.starting.queues.keys() | self.ending.queues.keys():
+            if queue.broker_name == broker and queue.topic in names:
+                mine = (which == names.index(queue.topic)) & (records.queue_id == queue.queue_id)
+                within[mine] = self.queue_offsets(queue).holds(records.queue_offset[mine])
+        return np.asarray(wanted & within)

@@ -47,23 +47,21 @@ def read_queue_piece(
     piece: QueuePiece,
     facts: StoreFacts,
     confirmed: int | None,
-    selection: Selection,
     schema: pa.Schema,
 ) -> Items:
-    """The table `consumequeue`: wanted units that are confirmed."""
+    """The table `consumequeue`: units that are confirmed."""
     for item in confirmed_units(read_units(storage, piece), piece, confirmed):
         if isinstance(item, Damage):
             yield item
             continue
-        units = item.keep(selection.physical_offset.holds(item.offset))
-        if not len(units):
+        if not len(item):
             continue
         columns = {
             **facts.names, "topic": piece.topic, "queue_id": piece.queue_id,
-            "queue_offset": units.index, "physical_offset": units.offset, "size": units.size,
-            "tags_code": units.tags_code, "epoch": facts.epoch_column(units.offset),
+            "queue_offset": item.index, "physical_offset": item.offset, "size": item.size,
+            "tags_code": item.tags_code, "epoch": facts.epoch_column(item.offset),
         }  # fmt: skip
-        yield batch_of(schema, len(units), columns)
+        yield batch_of(schema, len(item), columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +188,9 @@ def read_epochs(facts: StoreFacts, schema: pa.Schema) -> Items:
     yield batch_of(schema, len(entries), columns)
 
 
-def read_offsets(storage: Storage, facts: StoreFacts, schema: pa.Schema) -> Items:
+def read_offsets(
+    storage: Storage, facts: StoreFacts, selection: Selection, schema: pa.Schema
+) -> Items:
     """One row per group, topic and queue in which the group has committed.
 
     `max_offset` is the end of the consume queue, so `lag` counts messages that consumers can see;
@@ -213,13 +213,14 @@ def read_offsets(storage: Storage, facts: StoreFacts, schema: pa.Schema) -> Item
         return
     ends = {
         (queue.topic, queue.queue_id): queue_end(storage, list(queue.files))
-        for queue in list_queues(storage, facts.path, Selection())
+        for queue in list_queues(storage, facts.path, selection)
     }
     keys: list[tuple[str, str, int, int]] = []
     for key, offsets in sorted(table.items()):
         topic, _, group = key.partition(_TOPIC_END)
         for queue_id, offset in sorted((int(number), int(at)) for number, at in offsets.items()):
-            keys.append((group, topic, queue_id, offset))
+            if selection.wants_queue(topic, queue_id):
+                keys.append((group, topic, queue_id, offset))
     maxima = [ends.get((topic, queue_id)) for _, topic, queue_id, _ in keys]
     lags = [None if end is None else end - key[3] for end, key in zip(maxima, keys, strict=True)]
     columns = {

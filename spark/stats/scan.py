@@ -21,7 +21,6 @@ from batonmq.protocol.records.columns import Int64s
 from batonmq.spark.read.columns import is_any_of
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read, Work
-from batonmq.spark.read.selection import Selection
 from batonmq.spark.stats.replicas import Sources
 from batonmq.spark.steps.tables import grouped
 
@@ -53,7 +52,7 @@ _SUMS: Final = {
 def reading(sources: Sources, table: str, **options: str) -> tuple[Read, list[Work]]:
     """A read of a table of the chosen stores, and its pieces. Raises StoreError, OSError."""
     given = {"paths": json.dumps(sources.patterns), "table": table, **options}
-    read = Read(ReadOptions.from_mapping(given), Selection())
+    read = Read(ReadOptions.from_mapping(given))
     chosen = {each.store for each in sources.chosen}
     plan = read.plan()
     return read, [work for work in plan if work.facts is None or work.facts.path in chosen]

@@ -4,12 +4,11 @@ from pathlib import Path
 
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
-from batonmq.spark.read.selection import Selection
 
 
-def read(path, selection=None, **options):
+def read(path, **options):
     """All rows of a table."""
-    work = Read(ReadOptions.from_mapping({"path": str(path), **options}), selection or Selection())
+    work = Read(ReadOptions.from_mapping({"path": str(path), **options}))
     return [row for each in work.plan() for batch in work.run(each) for row in batch.to_pylist()]
 
 

@@ -14,7 +14,6 @@ from batonmq.spark.read.damage import Damage, DamagedFile
 from batonmq.spark.read.history_table import HistoryRange, plan_history, read_history
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
-from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.storage import Storage
 
 SCHEMA = TABLES["history"]
@@ -120,7 +119,7 @@ def test_rotated_files_of_several_controllers(tmp_path):
     write(tmp_path / "history-n1.jsonl", events[:5])
     (tmp_path / "other.jsonl").write_text("no history\n")
     assert len(list(tmp_path.glob("history-n0.0*.jsonl"))) > 1
-    read = Read(ReadOptions.from_mapping({"path": str(tmp_path), "table": "history"}), Selection())
+    read = Read(ReadOptions.from_mapping({"path": str(tmp_path), "table": "history"}))
     rows = [row for w in read.plan() for b in read.run(w) for row in b.to_pylist()]
     of_n0 = sorted(row["raft_index"] for row in rows if row["controller"] == "n0")
     assert of_n0 == list(range(1, 30))
@@ -157,7 +156,7 @@ def test_a_bad_line_costs_itself_only_and_a_torn_one_is_not_there(tmp_path):
         len(lines[0] + bad[0] + lines[1]),
         len(lines[0] + bad[0] + lines[1] + bad[1]),
     ]
-    read = Read(ReadOptions.from_mapping({"path": str(path), "table": "history"}), Selection())
+    read = Read(ReadOptions.from_mapping({"path": str(path), "table": "history"}))
     with pytest.raises(DamagedFile, match=r"history-n0\.jsonl: no event"):
         list(read.run(read.plan()[0]))
 

@@ -10,7 +10,6 @@ import pytest
 from batonmq.spark.read.damage import DamagedFile
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
-from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.store_facts import StoreError
 from tests.spark.log_files import HOST_V4, HOST_V6, START_MS, LogFiles, plain_row, row_of
 from tests.spark.table_rows import read, told
@@ -41,11 +40,6 @@ def test_a_missing_middle_file_is_damage(four):
     assert good == [n for n, at in enumerate(offsets) if not 8192 <= at < 16384]
     kept = read(path, mode="DROPMALFORMED")
     assert [row["queue_offset"] for row in kept] == good
-    # What is not asked for is not missed.
-    before = Selection().within("physical_offset", high=8000)
-    assert len(read(path, before)) == sum(at <= 8000 for at in offsets)
-    behind = Selection().within("physical_offset", low=16384)
-    assert len(read(path, behind)) == sum(at >= 16384 for at in offsets)
 
 
 @pytest.mark.parametrize("empty", [False, True])
@@ -146,15 +140,15 @@ def test_a_bad_first_record_does_not_lead_a_time_filter_astray(four):
     with file_of(path, 16384).open("r+b") as file:
         file.seek(56)
         file.write(struct.pack(">q", START_MS - 10**9))
-    late = Selection().within("store_ms", low=START_MS + 1 + number + 1)
-    rows = read(path, late, timeSlackMs="0", mode="DROPMALFORMED")
+    late = {"startingTimestamp": str(START_MS + 1 + number + 1), "timeSlackMs": "0"}
+    rows = read(path, mode="DROPMALFORMED", **late)
     wanted = [n for n in range(number + 1, len(offsets)) if offsets[n] != 16384]
     assert [row["queue_offset"] for row in rows] == wanted
 
 
 def test_a_range_whose_file_became_too_short_counts_what_it_leaves_out(four):
     path, _ = four
-    work = Read(ReadOptions.from_mapping({"path": path, "mode": "PERMISSIVE"}), Selection())
+    work = Read(ReadOptions.from_mapping({"path": path, "mode": "PERMISSIVE"}))
     first = work.plan()[0]
     with file_of(path, 0).open("r+b") as file:
         file.truncate(100)
@@ -240,7 +234,7 @@ def test_a_log_that_grows_and_is_cut_above_the_confirmed_end_while_it_is_read(fo
     confirmed = offsets[20]
     checkpoint = struct.pack(">qqqqq", 0, 0, 0, confirmed, confirmed).ljust(4096, b"\0")
     (Path(path) / "checkpoint").write_bytes(checkpoint)
-    work = Read(ReadOptions.from_mapping({"path": path}), Selection())
+    work = Read(ReadOptions.from_mapping({"path": path}))
     seen = []
     for number, each in enumerate(work.plan()):
         last = file_of(path, 24576)

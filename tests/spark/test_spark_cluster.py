@@ -4,7 +4,6 @@ import pyarrow.parquet as pq
 
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
-from batonmq.spark.read.selection import Selection
 from lab.cluster.spark_submit import build_package, submit
 
 JOB = """
@@ -37,7 +36,7 @@ def test_two_workers_with_the_wheel_read_what_this_process_reads(tmp_path, log_f
     assert master.startswith("local-cluster")
     assert len({daemon for daemon, _ in places}) == 2
     assert all(f"{package.name}/batonmq/spark/read/reading.py" in file for _, file in places)
-    work = Read(ReadOptions.from_mapping({"path": store}), Selection())
+    work = Read(ReadOptions.from_mapping({"path": store}))
     rows = [row for each in work.plan() for batch in work.run(each) for row in batch.to_pylist()]
     written = pq.read_table(out).to_pylist()
     assert sorted(written, key=lambda row: row["physical_offset"]) == rows and len(rows) == 60

@@ -1,19 +1,16 @@
 """The data source on Spark itself: schemas, filters, modes, partitions."""
 
 import functools
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame
 
 from batonmq.spark.parquet_files import write_parquet
 from batonmq.spark.read.columns import TABLES, table_schema
-from batonmq.spark.read.options import ReadOptions
-from batonmq.spark.session import PUSHDOWN, register
-from batonmq.spark.source import FilteringReader, TableReader, WorkPartition, selection_of
+from batonmq.spark.session import register
 from tests.spark.log_files import START_MS, LogFiles
 
 pytestmark = [
@@ -78,77 +75,29 @@ def test_a_file_is_split_and_filters_keep_their_meaning(session, large):
     assert every.filter("queue_offset between 10 and 20 and topic <> 'T0'").count() == 5
 
 
-def test_filters_become_a_selection():
-    from pyspark.sql import datasource as ds
-
-    moment = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(microseconds=500)
-    ms = 1_767_225_600_000
-    selection = selection_of(
-        [
-            ds.EqualTo(("topic",), "T"),
-            ds.In(("queue_id",), (1, 2)),
-            ds.IsNotNull(("topic",)),
-            ds.Not(ds.EqualTo(("tags",), "x")),
-            ds.GreaterThan(("store_at",), moment),
-            ds.LessThan(("store_at",), moment),
-            ds.GreaterThan(("queue_offset",), 5),
-            ds.LessThan(("physical_offset",), 9),
-            ds.LessThanOrEqual(("epoch",), 3),
-            ds.EqualTo(("properties", "TAGS"), "x"),
-        ]
+def test_each_query_gets_its_own_rows_whatever_the_one_before_filtered(session, large):
+    """Spark keeps what a pushed filter planned for all queries of a view, so none is pushed."""
+    session.sql(
+        "CREATE OR REPLACE TEMPORARY VIEW m USING batonmq OPTIONS "
+        f"(PATH '{large.root}', Columns 'topic,store_at,queue_offset', topicPattern 'T.*')"
     )
-    assert selection.topics == {"T"} and selection.queue_ids == {1, 2}
-    assert selection.tags is None
-    assert (selection.store_ms.low, selection.store_ms.high) == (ms + 1, ms)
-    assert selection.queue_offset.low == 6
-    assert (selection.physical_offset.high, selection.epoch.high) == (8, 3)
+    filtered = "SELECT count(*) FROM m WHERE topic = 'T1' AND queue_offset < 10"
+    counts = [session.sql(each).first()[0] for each in (filtered, "SELECT count(*) FROM m")]
+    assert counts == [5, 2500]
+    first, second = (session.table("m").filter(f"topic = 'T{number}'") for number in (0, 1))
+    assert first.union(second).count() == 2500
 
 
-def test_pushdown_is_asked_for_and_needs_its_setting(session):
-    session.conf.set(PUSHDOWN, "false")
-    try:
-        assert frame(session, GOLDEN / "b0").filter("queue_id = 1").count() > 0
-        with pytest.raises(Exception, match=r"spark\.sql\.python\.filterPushdown\.enabled"):
-            frame(session, GOLDEN / "b0", pushdown="true").count()
-    finally:
-        session.conf.set(PUSHDOWN, "true")
-
-
-def test_a_data_frame_may_be_used_in_several_queries(session):
-    """Spark plans a pushed filter once for all queries of one load: hence not by default."""
-    every = frame(session, GOLDEN / "*")
-    first, second = every.filter("broker_id = 1"), every.filter("broker_id = 2")
-    assert (first.count(), every.count(), second.count()) == (22, 44, 22)
-    assert first.union(second).count() == 44
-
-
-def test_a_pushed_filter_leaves_out_what_it_need_not_read(session, large):
+def test_options_leave_out_what_need_not_be_read(session, large):
     path = large.root / "commitlog" / f"{0:020d}"
     raw = bytearray(path.read_bytes())
     raw[large.end - 100_000] ^= 1
     path.write_bytes(raw)
-    moment = datetime.fromtimestamp((START_MS + 1001) / 1000, UTC)
     with pytest.raises(Exception, match="CRC is wrong"):
-        frame(session, large.root, **SPLIT).filter("physical_offset < 1000000").count()
-    early = frame(session, large.root, pushdown="true", **SPLIT).filter("physical_offset < 1000000")
-    assert early.count() > 500
-    timed = frame(session, large.root, pushdown="true", timeSlackMs="0", **SPLIT)
-    wanted = timed.filter("topic = 'T1' and queue_id in (1, 3)").filter(timed.store_at <= moment)
+        frame(session, large.root, **SPLIT).filter("queue_offset < 1000").count()
+    early = {"endingTimestamp": str(START_MS + 1001), "timeSlackMs": "0", **SPLIT}
+    wanted = frame(session, large.root, topic="T1", queueId="1,3", **early)
     assert sorted(row.queue_offset for row in wanted.collect()) == list(range(1, 1001, 2))
-
-
-def test_what_is_not_asked_for_is_not_decoded(large):
-    """Without Spark: a pushed filter leaves only the rows that may match."""
-    from pyspark.sql import datasource as ds
-
-    options = ReadOptions.from_mapping({"path": str(large.root), "columns": "queue_id"})
-    reader = FilteringReader(options)
-    filters = [ds.EqualTo(("queue_id",), 3)]
-    assert list(reader.pushFilters(filters)) == filters  # Spark checks again
-    batches = [b for part in reader.partitions() for b in reader.read(part)]
-    assert {each.schema for each in batches} == {pa.schema([("queue_id", pa.int32())])}
-    assert sum(each.num_rows for each in batches) == 625
-    assert isinstance(TableReader(options).partitions()[0], WorkPartition)
 
 
 def test_modes_on_spark(session, large):
@@ -184,23 +133,6 @@ def test_parquet_files_of_an_empty_store_still_tell_the_columns(session, tmp_pat
     assert write_parquet(session, {"path": path}, str(tmp_path / "out")) == []
     written = session.read.parquet(str(tmp_path / "out"))
     assert written.count() == 0 and written.dtypes == frame(session, path).dtypes
-
-
-def test_sql_in_another_time_zone_finds_the_same_moments(session, large):
-    """A pushed filter is compared as the moment that it is, wherever the session lives."""
-    moment = datetime.fromtimestamp((START_MS + 1001) / 1000, UTC)
-    in_tokyo = (moment + timedelta(hours=9)).strftime("%Y-%m-%d %H:%M:%S.%f")
-    options = ", ".join(f"{key} '{value}'" for key, value in (SPLIT | {"timeSlackMs": 0}).items())
-    session.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
-    try:
-        session.sql(
-            "CREATE OR REPLACE TEMPORARY VIEW m USING batonmq OPTIONS "
-            f"(PATH '{large.root}', Columns 'store_at,queue_offset', pushdown 'TRUE', {options})"
-        )
-        query = f"SELECT queue_offset FROM m WHERE store_at <= timestamp'{in_tokyo}'"
-        assert sorted(row[0] for row in session.sql(query).collect()) == list(range(1001))
-    finally:
-        session.conf.set("spark.sql.session.timeZone", "UTC")
 
 
 def test_a_damaged_log_leaves_no_file_that_looks_whole(session, large, tmp_path):

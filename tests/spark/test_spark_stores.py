@@ -15,7 +15,6 @@ from batonmq.spark.read import storage
 from batonmq.spark.read.damage import DamagedFile
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
-from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.store_facts import StoreError
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
@@ -25,10 +24,10 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
 
 
-def read(path, selection=None, **options):
+def read(path, **options):
     """All rows of a table, with the plan's length."""
     given = ReadOptions.from_mapping({"path": str(path), **options})
-    work = Read(given, selection or Selection())
+    work = Read(given)
     rows = []
     for each in work.plan():
         for batch in work.run(each):
@@ -159,33 +158,46 @@ def test_our_store_over_many_files_and_blanks(ours):
 
 
 @pytest.mark.parametrize(
-    ("selection", "wanted"),
+    ("options", "wanted"),
     [
-        (Selection().only("topics", frozenset({"T1", "none"})), lambda n: n % 2 == 1),
-        (Selection().only("queue_ids", frozenset({2})), lambda n: n % 3 == 2),
-        (Selection().only("tags", frozenset({"tag1"})), lambda n: n % 5 == 1),
+        ({"topic": "T1,none"}, lambda n: n % 2 == 1),
+        ({"topicPattern": "T[1-9]"}, lambda n: n % 2 == 1),
+        ({"topicPattern": "T"}, lambda n: False),  # of the whole name
+        ({"queueId": "2"}, lambda n: n % 3 == 2),
+        ({"tags": "tag1"}, lambda n: n % 5 == 1),
         (
-            Selection().within("store_ms", low=START_MS + 10_000, high=START_MS + 30_000),
-            lambda n: 10 <= n <= 30,
+            {
+                "startingTimestamp": str(START_MS + 10_000),
+                "endingTimestamp": str(START_MS + 30_000),
+            },
+            lambda n: 10 <= n < 30,
         ),
         (
-            Selection().only("topics", frozenset({"T0"})).within("queue_offset", low=3, high=5),
-            lambda n: n % 2 == 0 and 3 <= n // 6 <= 5,
+            {
+                "startingOffsets": '{"T0": {"BROKER": {"0": 3, "2": "latest"}}}',
+                "endingOffsets": '{"T0": {"BROKER": {"0": 5}}}',
+                "topic": "T0",
+            },
+            lambda n: n % 2 == 0 and (3 <= n // 6 < 5 if n % 3 == 0 else n % 3 != 2),
         ),
-        (Selection().within("epoch", high=0), lambda n: True),  # there is no epoch file
-        (Selection().only("brokers", frozenset({"other"})), lambda n: False),
+        ({"startingOffsets": "latest"}, lambda n: False),
+        ({"endingOffsets": "earliest"}, lambda n: False),
     ],
 )
-def test_filters_reach_the_files(ours, selection, wanted):
-    rows = read(ours, selection, timeSlackMs="0")
-    assert bodies(rows) == [number for number in range(60) if wanted(number)]
+def test_options_narrow_the_log_and_the_queues(ours, options, wanted):
+    given = {name: text.replace("BROKER", str(ours)) for name, text in options.items()}
+    expected = [number for number in range(60) if wanted(number)]
+    assert bodies(read(ours, timeSlackMs="0", **given)) == expected
+    if not {"tags", "startingTimestamp"} & options.keys():
+        units = {row["physical_offset"] for row in read(ours, table="consumequeue", **given)}
+        assert bodies([row for row in read(ours) if row["physical_offset"] in units]) == expected
 
 
 def test_a_time_filter_opens_only_files_of_that_time(ours):
-    late = Selection().within("store_ms", low=START_MS + 55_000)
     options = {"path": str(ours), "timeSlackMs": "0"}
-    plan = Read(ReadOptions.from_mapping(options), late).plan()
-    everything = Read(ReadOptions.from_mapping(options), Selection()).plan()
+    everything = Read(ReadOptions.from_mapping(options)).plan()
+    options["startingTimestamp"] = str(START_MS + 55_000)
+    plan = Read(ReadOptions.from_mapping(options)).plan()
     assert len(plan) == 1 < len(everything)
 
 
@@ -280,7 +292,7 @@ def test_a_missing_or_shortened_file_is_named(damaged):
     path, _ = damaged
     files = sorted((Path(path) / "commitlog").iterdir())
     given = ReadOptions.from_mapping({"path": path, "mode": "PERMISSIVE"})
-    work = Read(given, Selection())
+    work = Read(given)
     plan = work.plan()
     with files[0].open("r+b") as file:
         file.truncate(100)
@@ -343,8 +355,6 @@ def test_patterns_and_lists_of_stores(tmp_path):
     rows = read(tmp_path / "b1", paths=both)
     assert sorted(row["broker"] for row in rows) == ["a1", "a2", "b1"]
     assert {row["store"] for row in rows} == {str(tmp_path / n) for n in ("a1", "a2", "b1")}
-    only = Selection().only("brokers", frozenset({"a2"}))
-    assert [row["broker"] for row in read(tmp_path / "*", only)] == ["a2"]
 
 
 def test_stores_of_another_file_system(tmp_path, monkeypatch):
@@ -369,6 +379,13 @@ def test_stores_of_another_file_system(tmp_path, monkeypatch):
         ({"columns": "topic,topic"}, "twice"),
         ({"mode": "loose"}, "FAILFAST, DROPMALFORMED, PERMISSIVE"),
         ({"unconfirmd": "true"}, "unknown option unconfirmd"),
+        ({"pushdown": "true"}, "unknown option pushdown"),
+        ({"topic": "T", "topicPattern": "T.*"}, "exclude each other"),
+        ({"topicPattern": "("}, "a regular expression"),
+        ({"queueId": "one"}, "numbers of queues"),
+        ({"startingOffsets": "3"}, "earliest, latest, or JSON"),
+        ({"startingOffsets": "latest", "startingTimestamp": "1"}, "exclude each other"),
+        ({"table": "index", "topic": "T"}, "topic does not narrow table=index"),
         ({"splitBytes": "12"}, "splitBytes='12'"),
         ({"unconfirmed": "yes"}, "true or false"),
     ],

@@ -30,7 +30,6 @@ from batonmq.spark.history.tables import TABLES
 from batonmq.spark.jobs.epoch_history import main
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
-from batonmq.spark.read.selection import Selection
 from tests.spark.generated_histories import GeneratedGroup
 from tests.spark.generated_histories import events as generated_events
 from tests.spark.history.told_histories import (
@@ -854,8 +853,7 @@ def test_the_same_from_parquet(ran, tmp_path):
         read = Read(
             ReadOptions.from_mapping(
                 {"table": "history", "mode": "PERMISSIVE", "path": f"{ran[2]}/{name}"}
-            ),
-            Selection(),
+            )
         )
         batches = [batch for work in read.plan() for batch in read.run(work)]
         told = pa.Table.from_batches(batches).filter(pc.field("corrupt").is_null())

@@ -11,14 +11,11 @@ from batonmq.protocol.errors import CorruptLogError
 from batonmq.spark.read.damage import DamagedFile
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
-from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.store_facts import EPOCH_FILE, StoreError
 
 
 def rows(store, table="epochs", **options):
-    read = Read(
-        ReadOptions.from_mapping({"path": str(store), "table": table, **options}), Selection()
-    )
+    read = Read(ReadOptions.from_mapping({"path": str(store), "table": table, **options}))
     return [row for work in read.plan() for batch in read.run(work) for row in batch.to_pylist()]
 
 

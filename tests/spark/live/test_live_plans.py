@@ -10,16 +10,13 @@ import pytest
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.sysflag import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_ZLIB
 from batonmq.spark.live.offsets import (
-    EARLIEST,
     ENDS_BELOW,
     EXPIRED,
-    LATEST,
     SMALL,
     QueueRange,
     fair_end,
     from_checkpoint,
     loss_of,
-    parse_bound,
     ranges_between,
     share_out,
     to_checkpoint,
@@ -28,6 +25,7 @@ from batonmq.spark.live.options import SinkOptions, TopicOptions, check_columns
 from batonmq.spark.live.sink_sender import SinkError, row_of
 from batonmq.spark.live.topic_read import TOPIC, _inflated, topic_schema
 from batonmq.spark.read.columns import TABLES
+from batonmq.spark.read.selection import EARLIEST, LATEST, parse_bound
 from batonmq.spark.source import BatonmqSource
 
 GIVEN = {"table": "topic", "nameServers": "a:1;b:2", "topic": "T"}
