@@ -68,11 +68,9 @@ class ElectionOrder:
         return now_s + STEP_S * candidates.index(own)
 
 
-def majority_answered_since(core: Any, since_s: float) -> bool:
-    """Whether a majority, the leader `core` counted, answered later than that (Raft clock)."""
-    answers = list(core._SyncObj__lastResponseTime.values())
-    nodes = len(core._SyncObj__otherNodes) + 1
-    return bool(2 * (1 + sum(at > since_s for at in answers)) > nodes)
+def majority_since(answered_s: Iterable[float], nodes: int, since_s: float) -> bool:
+    """Whether the leader and those that answered it later than that are more than half of all."""
+    return 2 * (1 + sum(at_s > since_s for at_s in answered_s)) > nodes
 
 
 class ElectionTransport(TCPTransport):  # type: ignore[misc]
@@ -259,7 +257,9 @@ class ElectionTransport(TCPTransport):  # type: ignore[misc]
         core = self._syncObj
         if core._isLeader():
             offers = self._hand_over_until > now_s
-            return not offers and majority_answered_since(core, now_s - self._election_min_s)
+            answered_s = core._SyncObj__lastResponseTime.values()
+            since_s = now_s - self._election_min_s
+            return not offers and majority_since(answered_s, len(self._nodes) + 1, since_s)
         if not self._leadership.forbids(candidate.id, now_s, self._election_min_s):
             return False
         self._kept_requests[candidate] = message

@@ -37,7 +37,8 @@ Uses names of pysyncobj 0.3.17; `tests/controller/test_raft_node.py` pins both.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import pysyncobj.syncobj
@@ -88,6 +89,9 @@ class MendedTransport(ElectionTransport):
     """The newest report for the leader; set by any thread, sent once."""
     on_hearing: Callable[[str, int, frozenset[Heard]], None] | None = None
     """Gets (address, index, unheard) of another node's report, in the tick thread."""
+    answered_s: Mapping[Node, float] = MappingProxyType({})
+    """When this leader sent each node the question that it answered last. Any thread may read it,
+    unlike the core's own table, which says "now" while the core handles an old answer (R8)."""
     _compact_above = COMPACT_AFTER_BYTES
 
     def _onTick(self) -> None:
@@ -213,6 +217,7 @@ class MendedTransport(ElectionTransport):
         answered = self._syncObj._SyncObj__lastResponseTime
         asked = sent if isinstance(sent, float) else answered_before
         answered[node] = min(answered[node], max(asked, answered_before))
+        self.answered_s = answered.copy()
 
     def _digest_received(self, node: Node, message: dict[str, Any]) -> None:
         if self.digests is None:

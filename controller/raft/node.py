@@ -29,7 +29,7 @@ from batonmq.controller.config import Peer, RaftTimings
 from batonmq.controller.raft import transport
 from batonmq.controller.raft.election_messages import (
     election_window_ms,
-    majority_answered_since,
+    majority_since,
 )
 from batonmq.controller.raft.journal import DurableJournal, JournalDamage, has_commands
 from batonmq.controller.raft.log import (
@@ -188,8 +188,9 @@ class _Node(SyncObj):  # type: ignore[misc]
         return state
 
     def majority_answered_since(self, since_s: float) -> bool:
-        """See `election_messages.majority_answered_since`; `boot_s` is the Raft clock."""
-        return majority_answered_since(self, since_s)
+        """Whether this leader and those that answered it since then (`boot_s`) are a majority."""
+        answered_s = self.transport.answered_s.values()
+        return majority_since(answered_s, len(self._SyncObj__otherNodes) + 1, since_s)
 
     def report(self, index: int, unheard: frozenset[Heard], urgent: bool) -> None:
         """For the leader, see `Reports`. Any thread may call it."""

@@ -2,9 +2,10 @@
 
 Reads `start N...`, `kill N...`, `stop N...`, `cont N...`, `fill N...` (its files may not grow from
 now on) and `reap N...` (waits for its end) from its input and answers `done`. A node whose gate is
-open writes `open N EPOCH` again and again, and registers one broker group after the other, several
-at a time, with `ack NAME` once the registration is applied. A node that ended by itself is told as
-`died N STATUS`. Forks are quick, since everything is imported before.
+open writes `open N EPOCH BEFORE_MS AFTER_MS` again and again: the time (`boot_ms`) around its look
+at the gate, since it may be stopped between that look and the write. It registers one broker group
+after the other, several at a time, and writes `ack NAME` once a registration is applied. `died N
+STATUS` reports a node that ended by itself. Forks are quick, since everything is imported before.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from batonmq.controller.gate import LeaderGate
 from batonmq.controller.raft.log import Applied, Machine
 from batonmq.controller.raft.node import RaftLog, RaftSettings
 from batonmq.controller.rules.commands import ApplyBrokerId
-from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.clock import boot_ms, wall_ms
 from tests.controller.raft_cluster import QUICK
 
 WRITERS = 4
@@ -77,8 +78,10 @@ class Node:
     async def _tell_open(self) -> None:
         """Whether this node would answer and elect, as a request that comes just now finds it."""
         while True:
-            if self._gate.open:
-                tell(f"open {self._number} {self._gate.controller_epoch}")
+            before_ms, is_open, after_ms = boot_ms(), self._gate.open, boot_ms()
+            if is_open:
+                epoch = self._gate.controller_epoch
+                tell(f"open {self._number} {epoch} {before_ms} {after_ms}")
             await asyncio.sleep(LOOK_S)
 
     async def _write(self, controller_epoch: int) -> None:

@@ -141,8 +141,8 @@ def test_r8_in_touch_means_that_more_than_half_answered(nodes: int, needed: int)
     for answered in range(nodes):
         node: Any = object.__new__(_Node)
         node._SyncObj__otherNodes = set(others)
-        node._SyncObj__lastResponseTime = dict.fromkeys(others, 5.0)
-        node._SyncObj__lastResponseTime.update(dict.fromkeys(others[:answered], 5.1))
+        answered_s = {other: 5.1 if n < answered else 5.0 for n, other in enumerate(others)}
+        node._SyncObj__transport = SimpleNamespace(answered_s=answered_s)
         assert node.majority_answered_since(5.0) == (answered >= needed)
 
 

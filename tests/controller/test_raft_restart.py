@@ -193,8 +193,10 @@ class KilledNodes:
         self.kills = 0
         self.opened = (-1, 0)
         """Node and controller epoch of the newest open gate."""
+        self._opened_ms = 0
+        """When that gate was known to be open."""
         self.wrongly_open: list[str] = []
-        """What a node told of an epoch older than the newest one."""
+        """Reports of nodes whose gate was still open after a newer one had opened."""
         self._errors = (folder / "stderr").open("wb")
         self._buffer = b""
         self._process = subprocess.Popen(
@@ -246,11 +248,12 @@ class KilledNodes:
         if verb == "ack":
             self.acked.add(rest)
         elif verb == "open":
-            number, epoch = map(int, rest.split())
-            if epoch < self.opened[1]:
+            number, epoch, before_ms, after_ms = map(int, rest.split())
+            if epoch > self.opened[1]:
+                self.opened, self._opened_ms = (number, epoch), after_ms
+            elif epoch < self.opened[1] and before_ms > self._opened_ms:
+                # One that looked before, and was stopped before it could write, is right.
                 self.wrongly_open.append(rest)
-            else:
-                self.opened = (number, epoch)
         elif verb == "died":
             self.died.append(rest)
         return verb

@@ -21,6 +21,7 @@ from pysyncobj.poller import POLL_EVENT_TYPE
 
 from batonmq.controller.raft import messages
 from batonmq.controller.raft.messages import MendedTransport
+from batonmq.controller.raft.node import _Node
 from batonmq.controller.raft.transport import (
     GuardedConnection,
     GuardedTransport,
@@ -138,6 +139,28 @@ def test_r8_an_answer_counts_as_of_its_question(monkeypatch: pytest.MonkeyPatch)
     assert heard_at(now=130.0, before=90.0, message={**answer, "sent": 999.0}) == 130.0
     without = {key: value for key, value in answer.items() if key != "sent"}
     assert heard_at(now=130.0, before=90.0, message=without) == 90.0
+
+
+def test_r8_an_old_answer_never_counts_as_new_to_another_thread() -> None:
+    """The core notes it as of now, before that is corrected. The loop may ask just then."""
+    leader = Harness()
+    heard = leader.transport._syncObj._SyncObj__lastResponseTime
+    heard[PEER] = 90.0
+    node: Any = object.__new__(_Node)
+    node._SyncObj__otherNodes = {PEER, TCPNode("127.0.0.1:3")}
+    node._SyncObj__transport = leader.transport
+    node._SyncObj__lastResponseTime = heard
+    seen: list[bool] = []
+
+    def core_takes(*_: object) -> None:
+        heard[PEER] = 130.0
+        seen.append(node.majority_answered_since(129.0))
+
+    leader.transport._onMessageReceivedCallback = core_takes
+    answer = {"type": "next_node_idx", "term": 2, "sent": 100.0, "success": True}
+    leader.transport._onMessageReceived(PEER, answer)
+    assert seen == [False]
+    assert node.majority_answered_since(99.0) and not node.majority_answered_since(100.0)
 
 
 def test_r8_an_acknowledgement_repeats_when_its_question_was_sent() -> None:

@@ -43,6 +43,8 @@ def _own_ports() -> range:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
+        # As servers do: else closed connections of earlier tests block a port for a minute.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
