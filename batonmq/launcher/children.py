@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from batonmq.launcher.cluster_file import serves
 from batonmq.launcher.forks import ForkServer, ServerProcess
 from batonmq.launcher.layout import Layout, Node, held_addresses
 from batonmq.launcher.watchdog import TICK_MS, NotifySocket, Watchdog, activity_of
@@ -191,8 +192,8 @@ class Children:
         """Waits for a process that a user starts in the place of a dead child."""
         while not self.stopping:
             await asyncio.sleep(ADOPT_POLL_S)
-            pid = _read_pid(child.node.pid_file)
-            alive = pid is not None and _is_serving(pid, child.node)
+            pid = serves(child.node.pid_file)
+            alive = pid is not None
             if alive and child.pid is None:
                 child.pid = pid
                 self._changed(ChildChanged(child.node, pid, "started by hand"))
@@ -234,7 +235,7 @@ class Children:
                     assert child.process is not None
                     await child.process.wait()
                 else:
-                    while _is_serving(pid, child.node):  # noqa: ASYNC110  no child: no event
+                    while serves(child.node.pid_file) == pid:  # noqa: ASYNC110  no child: no event
                         await asyncio.sleep(0.05)
         except TimeoutError:
             return False
@@ -253,23 +254,6 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         pass
-
-
-def _read_pid(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _is_serving(pid: int, node: Node) -> bool:
-    """Whether `pid` runs this node: another process may have got the same pid."""
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return str(node.config).encode() in command and state != "Z"
 
 
 def tail_of_log(child: Child, lines: int = 3) -> str:

@@ -44,18 +44,30 @@ class CommandContext:
         controller_addr: str | None = None,
         timeout_s: float = 5.0,
         interval_s: float | None = None,
+        writes: bool = False,
     ) -> None:
+        """`writes`: the command changes something; it never goes to a cluster that is only the
+        last one started."""
         self.out = out
         self.timeout_ms = max(1, int(timeout_s * 1000))
         self.interval_s = interval_s
         self.failed = False
         """Set where a part did not work: the command ends with exit code 1."""
         self._given = (namesrv_addr, controller_addr)
+        self._writes = writes
 
     @functools.cached_property
     def target(self) -> Target:
         with _usage_errors():
-            return target_here(*self._given)
+            target = target_here(*self._given)
+            if target.by_hint and self._writes:
+                raise TargetError(
+                    f"which cluster? The one that was started last is {target}, and a command that"
+                    " changes something does not guess: give -n and -a, or set BATONMQ_DATA"
+                )
+        if target.local is not None or (self._writes and target.name_servers):
+            click.echo(f"mqctl: cluster {target}", err=True)
+        return target
 
     def forget_target(self) -> None:
         """The next use looks for the cluster again: it may have started or ended."""

@@ -11,6 +11,7 @@ if __name__ == "__main__" and not sys.flags.safe_path:
     del sys.path[0]  # as in batonmq.launcher.main
 
 from importlib import import_module
+from typing import Any, NoReturn
 
 import click
 
@@ -69,7 +70,34 @@ FAMILIES: dict[str, dict[str, str]] = {
     "Shell": {"completion": "completion"},
 }
 MODULES = {name: module for family in FAMILIES.values() for name, module in family.items()}
+OFTEN_TRIED = {"status": "health", "topics": "topicList", "brokers": "clusterList"}
+"""What people type first, and the command that they want."""
 ALIASES = {kebab(name): name for name in MODULES}
+
+
+AS_JSON = "batonmq.as_json"
+"""In the context's `meta`: whether `--json` was given."""
+
+
+def _show_as_json(error: click.ClickException) -> None:
+    """A script that asked for JSON gets a document on standard output, errors included."""
+    import json
+
+    document: dict[str, object] = {"error": error.format_message(), "exitCode": error.exit_code}
+    code = getattr(error.__cause__, "code", None)  # of a ResponseError: RocketMQ's response code
+    if isinstance(code, int):
+        document["code"] = int(code)
+    click.echo(json.dumps(document, ensure_ascii=False))
+
+
+def _no_such_command(ctx: click.Context, name: str) -> NoReturn:
+    import difflib
+
+    known = {each.lower(): each for each in (*MODULES, *OFTEN_TRIED)}
+    near = difflib.get_close_matches(name.lower().replace("-", ""), known, n=3, cutoff=0.6)
+    meant = dict.fromkeys(OFTEN_TRIED.get(known[each], known[each]) for each in near)
+    advice = f"did you mean {' or '.join(meant)}?" if meant else "`mqctl --help` lists them"
+    ctx.fail(f"no command {name!r}; {advice}")
 
 
 class Commands(click.Group):
@@ -87,9 +115,23 @@ class Commands(click.Group):
         assert isinstance(found, click.Command)
         return found
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[AS_JSON] = "--json" in args
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            if ctx.meta[AS_JSON]:
+                _show_as_json(error)
+            raise
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not args[0].startswith("-") and ALIASES.get(args[0], args[0]) not in MODULES:
+            _no_such_command(ctx, args[0])
         # The name shown in usage lines is RocketMQ's, whichever was typed.
         _, found, rest = super().resolve_command(ctx, args)
         return (found.name if found is not None else None), found, rest
@@ -116,8 +158,8 @@ def cli() -> None:
     """Look at and steer a BatonMQ or RocketMQ cluster.
 
     Without -n and NAMESRV_ADDR, commands go to the cluster that `batonmq up` runs: the one in
-    BATONMQ_DATA, in ./batonmq-data, or the last one started. Every command has RocketMQ's name,
-    and works in kebab-case as well: clusterList, cluster-list.
+    BATONMQ_DATA, else in ./batonmq-data, else (to look only) the last one started. Every command
+    has RocketMQ's name, and works in kebab-case as well: clusterList, cluster-list.
     """
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import re
-import time
 from collections.abc import Callable, Coroutine
+from datetime import datetime
 from typing import Any
 
 import click
@@ -94,22 +94,48 @@ def option(*names: str, **attributes: Any) -> Callable[[CommandFunction], Comman
     return click.option(*names, cls=MqOption, **attributes)
 
 
+_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+TIME_FORMS = (
+    "2026-11-24 15:40:00 (local time), 2026-11-24T14:40:00Z (RFC 3339), 10m (ago; s, m, h, d),"
+    " @1795531200000 (ms since 1970), or RocketMQ's 2026-11-24#15:40:00:000"
+)
+
+
+def read_time(text: str, now_ms: int) -> int:
+    """A point in time in ms since 1970, in one of TIME_FORMS or as plain digits.
+
+    Raises ValueError that lists the forms.
+    """
+    ago = re.fullmatch(r"(\d+)([smhd])", text)
+    if ago is not None:
+        return now_ms - int(ago[1]) * _UNITS_MS[ago[2]]
+    if text == "now":
+        return now_ms
+    if text.removeprefix("@").isdecimal():
+        return int(text.removeprefix("@"))
+    java = re.fullmatch(r"(\d{4}-\d\d-\d\d)#(\d\d:\d\d:\d\d):(\d{3})", text)
+    try:
+        # A time without a zone is local time, as `output.when` prints it.
+        at = datetime.fromisoformat(f"{java[1]} {java[2]}.{java[3]}" if java else text)
+        return round(at.timestamp() * 1000)
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(f"{text!r} is no time; give {TIME_FORMS}") from None
+
+
 class Timestamp(click.ParamType[int]):
-    """Wall clock: ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS in local time. Converts to ms."""
+    """Wall clock, as `read_time` takes it. Converts to ms since 1970."""
 
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        if value.isdecimal():
-            return int(value)
-        seconds, _, ms = value.rpartition(":")
+        from batonmq.runtime.clock import wall_ms
+
         try:
-            parsed = time.strptime(seconds, "%Y-%m-%d#%H:%M:%S")
-            return int(time.mktime(parsed)) * 1000 + int(ms)
-        except ValueError:
-            self.fail(f"{value!r} is neither ms since 1970 nor yyyy-MM-dd#HH:mm:ss:SSS", param, ctx)
+            return read_time(value, wall_ms())
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Ids(click.ParamType[tuple[int, ...]]):
@@ -135,7 +161,7 @@ SECONDS = click.FloatRange(min=0, min_open=True)
 
 
 def stored_from(letter: str) -> Callable[[CommandFunction], CommandFunction]:
-    text = "Stored at or after: ms, or yyyy-MM-dd#HH:mm:ss:SSS."
+    text = "Stored at or after: '2026-11-24 15:40:00', 10m, @ms, or RFC 3339."
     return option(letter, "--beginTimestamp", "begin_ms", type=Timestamp(), default=0, help=text)
 
 
@@ -157,12 +183,12 @@ def exclusive(*given: tuple[str, object]) -> None:
 
 
 def command(
-    name: str, *, controllers: bool = False, interval: bool = False
+    name: str, *, controllers: bool = False, interval: bool = False, writes: bool = False
 ) -> Callable[[CommandFunction], click.Command]:
     """Makes `async def f(context, **options)` the command `name`, with the options all have.
 
     `controllers`: it has `-a`. `interval`: it has `-i` and repeats itself with
-    `context.again_and_again`.
+    `context.again_and_again`. `writes`: it changes something.
     """
 
     def wrap(function: CommandFunction) -> click.Command:
@@ -181,6 +207,7 @@ def command(
                 controller_addr=controller_address,
                 timeout_s=timeout_s,
                 interval_s=interval,
+                writes=writes,
             )
             run(context, function(context, **options))
 

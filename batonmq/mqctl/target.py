@@ -1,8 +1,9 @@
 """Where the cluster is: what the user gave, or else the cluster that `batonmq up` runs here.
 
-Order: options, environment (NAMESRV_ADDR, CONTROLLER_ADDR), then the first `cluster.json` of a
-running cluster in BATONMQ_DATA, in `./batonmq-data`, or named by `~/.batonmq/current`; before such
-a cluster is whole, the `conf/cluster.json` of it. Name servers given by hand are never mixed with
+Order: options, environment (NAMESRV_ADDR, CONTROLLER_ADDR), then the `cluster.json` in
+BATONMQ_DATA, else in `./batonmq-data`, else the one that `~/.batonmq/current` names; before such a
+cluster is whole, its `conf/cluster.json`. If the first of these is of a cluster that has ended,
+that is an error: no other cluster answers for it. Name servers given by hand are never mixed with
 the controllers of another cluster.
 """
 
@@ -10,11 +11,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from batonmq.launcher.cluster_file import serves
 from batonmq.launcher.current import current_cluster_file
 
 NAMESRV_VARIABLE = "NAMESRV_ADDR"
@@ -38,9 +40,14 @@ class LocalCluster:
     supervisor_pid: int
 
     @property
-    def running(self) -> bool:
-        """Whether its supervisor runs; when that ends, its processes end, too."""
+    def supervised(self) -> bool:
         return Path(f"/proc/{self.supervisor_pid}").exists()
+
+    @property
+    def running(self) -> bool:
+        """Whether its supervisor or any of its processes runs: those that a user started by hand
+        outlive it."""
+        return self.supervised or any(map(serves, (data_of(self.path) / "run").glob("*.pid")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +57,17 @@ class Target:
     name_servers: tuple[str, ...] = ()
     controllers: tuple[str, ...] = ()
     local: LocalCluster | None = None
-    stale: tuple[Path, ...] = field(default=())
-    """cluster.json files that were passed over, because their cluster has ended."""
+    ended: Path | None = None
+    """The cluster.json of a cluster that was meant and has ended."""
+    by_hint: bool = False
+    """`local` is only the cluster that was started last: good enough to look, not to write."""
+    nothing_in: Path | None = None
+    """The folder that BATONMQ_DATA names, if no cluster was ever started in it."""
+
+    def __str__(self) -> str:
+        """Where a command goes, for people."""
+        asked = ";".join(self.name_servers or self.controllers)
+        return f"{data_of(self.local.path)} ({asked})" if self.local is not None else asked
 
     def name_servers_or_advice(self) -> tuple[str, ...]:
         """Raises TargetError that says what to give."""
@@ -59,7 +75,7 @@ class Target:
             return self.name_servers
         raise TargetError(
             f"no name server: give -n host:port, set {NAMESRV_VARIABLE}, or start a local cluster "
-            f"with `batonmq up`{self._about_stale()}"
+            f"with `batonmq up`{self._why_none()}"
         )
 
     def controllers_or_advice(self) -> tuple[str, ...]:
@@ -71,11 +87,26 @@ class Target:
             why = " (name servers do not list controllers)"
         raise TargetError(
             f"no controller: give -a host:port[;host:port] or set {CONTROLLER_VARIABLE}{why}; the "
-            f"port is a controller's remoting port, such as 9878{self._about_stale()}"
+            f"port is a controller's remoting port, such as 9878{self._why_none()}"
         )
 
-    def _about_stale(self) -> str:
-        return "".join(f"; the cluster of {path} has ended" for path in self.stale)
+    def _why_none(self) -> str:
+        if self.ended is not None:
+            return f"; {has_ended(self.ended)}"
+        if self.nothing_in is not None:
+            return f"; {DATA_VARIABLE} is {self.nothing_in}, and no cluster is in that folder"
+        return ""
+
+
+def has_ended(cluster_file: Path) -> str:
+    folder = data_of(cluster_file)
+    return f"the cluster of {cluster_file} has ended; `batonmq up --data {folder}` continues it"
+
+
+def data_of(cluster_file: Path) -> Path:
+    """The data folder of a `cluster.json`, or of a `conf/cluster.json`."""
+    folder = cluster_file.parent
+    return folder.parent if folder.name == "conf" else folder
 
 
 def find_target(
@@ -94,8 +125,18 @@ def find_target(
     controllers = addresses(controller_addr or environ.get(CONTROLLER_VARIABLE), "-a")
     if name_servers and controllers:
         return Target(name_servers, controllers)
-    stale: list[Path] = []
-    for local in _local_clusters(environ, folder, hint, stale):
+    given, chosen = bool(name_servers or controllers), environ.get(DATA_VARIABLE)
+    ended: Path | None = None
+    for path in _places(environ, folder, hint):
+        # Not whole yet: there is the plan only.
+        local = read_cluster_file(path) or read_cluster_file(path.parent / "conf" / path.name)
+        if local is None:
+            continue
+        if not local.running:
+            ended = ended or path
+            if given:
+                continue
+            break  # another cluster must not answer for it
         if name_servers and not set(name_servers) & set(local.name_servers):
             continue
         if controllers and not set(controllers) & set(local.controllers):
@@ -104,9 +145,10 @@ def find_target(
             name_servers or local.name_servers,
             controllers or local.controllers,
             local,
-            tuple(stale),
+            by_hint=not given and not chosen and path.parent != folder / DEFAULT_DATA_DIR,
         )
-    return Target(name_servers, controllers, None, tuple(stale))
+    nothing_in = folder / chosen if chosen and ended is None else None
+    return Target(name_servers, controllers, None, ended, nothing_in=nothing_in)
 
 
 def target_here(namesrv_addr: str | None, controller_addr: str | None) -> Target:
@@ -153,20 +195,6 @@ def _places(environ: Mapping[str, str], folder: Path, hint: Path | None) -> list
     if chosen:
         places = [folder / chosen / "cluster.json"]
     return list(dict.fromkeys(place for place in places if place is not None))
-
-
-def _local_clusters(
-    environ: Mapping[str, str], folder: Path, hint: Path | None, stale: list[Path]
-) -> Iterator[LocalCluster]:
-    for path in _places(environ, folder, hint):
-        # Not whole yet: there is the plan only.
-        local = read_cluster_file(path) or read_cluster_file(path.parent / "conf" / path.name)
-        if local is None:
-            continue
-        if local.running:
-            yield local
-        else:
-            stale.append(path)
 
 
 def read_cluster_file(path: Path) -> LocalCluster | None:

@@ -259,7 +259,7 @@ def test_sync_state_set_is_broker_replicas_info(mqctl: Run) -> None:
         assert info["notInSyncReplicas"] == []
     assert "masterEpoch 3" in mqctl("getSyncStateSet").out
     ran = mqctl("getSyncStateSet", "-b", "nope", "--json")
-    assert (ran.code, ran.out) == (1, "")
+    assert (ran.code, ran.json["exitCode"]) == (1, 1)
     assert "knows no broker group nope" in ran.err
 
 
@@ -299,7 +299,7 @@ def test_controller_metadata_has_the_header_of_the_leader(mqctl: Run, fake: Any)
     assert (told["isLeader"], told["controllers"][0]["alive"]) == (False, False)
     fake.metadata.clear()
     ran = mqctl("getControllerMetaData", "--json")
-    assert (ran.code, ran.out) == (1, "")
+    assert (ran.code, ran.json["exitCode"]) == (1, 1)
     assert "no controller answers" in ran.err
 
 
@@ -415,7 +415,7 @@ def test_r44_a_master_out_of_sight_is_passed_over_by_a_flag_of_its_own(
     ask = ("electMaster", "-bn", "broker-a", "-b", "1", "--unclean", "--yes")
     for form in ((), ("--json",)):
         ran = mqctl(*ask, *form)
-        assert (ran.code, ran.out) == (1, "")
+        assert ran.code == 1 and (not ran.out or ran.json["code"] == 2012)
         assert fake.out_of_sight in ran.err
     ran = mqctl(*ask, "--cut-later-acks", "--json")
     assert fake.calls[-1] == ("elect_master", "", "broker-a", 1, "unclean", "cut later acks")
@@ -433,7 +433,8 @@ def test_an_unclean_election_of_an_unknown_broker_is_refused_by_name_before_anyt
     mqctl: Run, fake: Any
 ) -> None:
     ran = mqctl("electMaster", "-bn", "broker-a", "-b", "9", "--unclean", "--yes")
-    assert (ran.code, ran.err) == (1, "mqctl: broker-a has no broker 9; known are 1, 2\n")
+    assert ran.code == 1
+    assert ran.err.endswith("mqctl: broker-a has no broker 9; known are 1, 2\n")
     assert not [call for call in fake.calls if call[0] == "elect_master"]
 
 
@@ -780,3 +781,13 @@ def test_unknown_commands_and_options_are_wrong_usage(mqctl: Run) -> None:
     for arguments in (("nope",), ("clusterList", "--nope"), ("topicRoute", "-t")):
         ran = mqctl(*arguments)
         assert (ran.code, ran.out) == (2, "")
+
+
+def test_an_error_is_a_document_where_json_is_asked_for(mqctl: Run) -> None:
+    ran = mqctl("topicRoute", "-t", "nope", "--json")
+    assert (ran.code, ran.json["exitCode"], ran.json["code"]) == (1, 1, 17)
+    assert "No topic route info" in ran.json["error"] and "No topic route info" in ran.err
+    for wrong in (("topicRoute", "--json"), ("clusterList", "--json", "-x"), ("nope", "--json")):
+        ran = mqctl(*wrong)
+        assert (ran.code, ran.json["exitCode"]) == (2, 2)
+        assert ran.json["error"] and ran.err

@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from batonmq.mqctl.main import ALIASES, FAMILIES, MODULES, cli
-from batonmq.mqctl.params import Ids, Timestamp, kebab
+from batonmq.mqctl.output import when
+from batonmq.mqctl.params import Ids, Timestamp, kebab, read_time
 
 WANTED = {
     "clusterList", "topicList", "topicRoute", "topicStatus", "statsAll", "updateTopic",
@@ -167,10 +168,34 @@ def test_completion_completes_commands_and_options() -> None:
     assert "plain,--controllerAddress" in complete("mqctl electMaster --con", 2)
 
 
+def test_a_mistyped_command_gets_a_suggestion() -> None:
+    meant_by = {"clusterlist": "clusterList", "topics": "topicList", "status": "health"}
+    for typed, meant in {**meant_by, "consumer-progres": "consumerProgress"}.items():
+        result = CliRunner().invoke(cli, [typed], prog_name="mqctl")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert f"no command {typed!r}; did you mean {meant}" in result.stderr
+    result = CliRunner().invoke(cli, ["xyzzy"], prog_name="mqctl")
+    assert "`mqctl --help` lists them" in result.stderr
+
+
+def test_one_reader_takes_every_form_of_a_time() -> None:
+    now_ms = 1_700_000_000_000
+    at = read_time("2024-01-02 03:04:05.678", now_ms)
+    assert at % 1000 == 678
+    for same in ("2024-01-02#03:04:05:678", "2024-01-02T03:04:05.678", str(at), f"@{at}", when(at)):
+        assert read_time(same, now_ms) == at, same
+    assert read_time("2024-01-02 03:04", now_ms) == at - 5_678
+    assert read_time("2023-11-14T22:13:20Z", 0) == now_ms
+    assert read_time("2023-11-14T23:13:20+01:00", 0) == now_ms
+    for text, ago_ms in (("90s", 90_000), ("10m", 600_000), ("2h", 7_200_000), ("now", 0)):
+        assert read_time(text, now_ms) == now_ms - ago_ms
+    for text in ("yesterday", "", "@", "10 m", "2024-13-01"):
+        with pytest.raises(ValueError, match="2026-11-24 15:40:00"):
+            read_time(text, now_ms)
+
+
 def test_times_and_ids_are_read() -> None:
     assert Timestamp().convert("1700000000000", None, None) == 1_700_000_000_000
-    told = Timestamp().convert("2024-01-02#03:04:05:678", None, None)
-    assert told % 1000 == 678
     assert Ids().convert("1;2, 3", None, None) == (1, 2, 3)
     for kind, text in ((Timestamp(), "yesterday"), (Ids(), "a;b"), (Ids(), ";")):
         with pytest.raises(click.BadParameter):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,15 +62,64 @@ def test_data_variable_names_the_folder_and_the_hint_helps_elsewhere(tmp_path: P
     assert found.name_servers == ("127.0.0.1:30000",)
 
 
-def test_a_cluster_that_ended_is_passed_over_and_named(tmp_path: Path) -> None:
-    stale = write_cluster(tmp_path / "batonmq-data", pid=dead_pid())
+def test_no_other_cluster_answers_for_one_that_has_ended(tmp_path: Path) -> None:
+    ended = write_cluster(tmp_path / "batonmq-data", pid=dead_pid())
     hint = write_cluster(tmp_path / "other", port=30000)
-    found = find_target(None, None, environ={}, folder=tmp_path, hint=hint)
-    assert found.name_servers == ("127.0.0.1:30000",)
-    found = find_target(None, None, environ={}, folder=tmp_path)
-    with pytest.raises(TargetError, match=r"-n host:port.*NAMESRV_ADDR.*batonmq up") as info:
-        found.name_servers_or_advice()
-    assert str(stale) in str(info.value)
+    for environ in ({}, {"BATONMQ_DATA": "batonmq-data"}):
+        found = find_target(None, None, environ=environ, folder=tmp_path, hint=hint)
+        assert (found.name_servers, found.ended) == ((), ended)
+        with pytest.raises(TargetError, match=r"-n host:port.*NAMESRV_ADDR.*batonmq up") as info:
+            found.name_servers_or_advice()
+        assert f"the cluster of {ended} has ended" in str(info.value)
+    found = find_target("127.0.0.1:30000", None, environ={}, folder=tmp_path, hint=hint)
+    assert found.controllers == ("127.0.0.1:30002",), "addresses by hand say which cluster"
+
+
+def test_a_folder_without_a_cluster_is_named(tmp_path: Path) -> None:
+    hint = write_cluster(tmp_path / "other", port=30000)
+    environ = {"BATONMQ_DATA": "typo"}
+    found = find_target(None, None, environ=environ, folder=tmp_path, hint=hint)
+    with pytest.raises(TargetError, match=r"BATONMQ_DATA is .*typo, and no cluster is in"):
+        found.controllers_or_advice()
+
+
+def test_a_cluster_whose_supervisor_ended_runs_while_one_of_its_processes_does(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "batonmq-data"
+    write_cluster(folder, pid=dead_pid())
+    pid_file = folder / "run" / "broker-0.pid"
+    pid_file.parent.mkdir()
+    waits = [sys.executable, "-c", "print(flush=True); input()", "--pid-file", str(pid_file)]
+    with subprocess.Popen(waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdin is not None and server.stdout is not None
+        server.stdout.readline()  # it has its command line by now
+        pid_file.write_text(f"{server.pid}\n")
+        found = find_target(None, None, environ={}, folder=tmp_path)
+        assert found.local is not None
+        assert (found.local.running, found.local.supervised) == (True, False)
+        server.stdin.write(b"\n")
+    pid_file.write_text(f"{os.getpid()}\n")  # the number is another process's by now
+    assert find_target(None, None, environ={}, folder=tmp_path).ended is not None
+
+
+def test_what_changes_something_goes_to_no_cluster_that_was_only_the_last_one_started(
+    mqctl: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    fake: Any,
+) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR")
+    monkeypatch.delenv("CONTROLLER_ADDR")
+    mine = write_cluster(tmp_path / "elsewhere")
+    current.announce(mine)
+    ran = mqctl("topicList")
+    assert (ran.code, ran.err) == (0, f"mqctl: cluster {mine.parent} (127.0.0.1:9876)\n")
+    ran = mqctl("deleteTopic", "-t", "T", "-c", "C")
+    assert (ran.code, ran.out) == (2, "")
+    assert "set BATONMQ_DATA" in ran.err and not [c for c in fake.calls if c[0] == "delete_topic"]
+    monkeypatch.setenv("BATONMQ_DATA", str(mine.parent))
+    assert mqctl("deleteTopic", "-t", "T", "-c", "C").code == 0
 
 
 def test_before_a_cluster_is_whole_its_plan_names_the_addresses(tmp_path: Path) -> None:
@@ -83,7 +133,7 @@ def test_before_a_cluster_is_whole_its_plan_names_the_addresses(tmp_path: Path) 
     (folder / "cluster.json").unlink()
     write_cluster(folder / "conf", pid=dead_pid())
     found = find_target(None, None, environ={}, folder=tmp_path)
-    assert (found.controllers, found.stale) == ((), (folder / "cluster.json",))
+    assert (found.controllers, found.ended) == ((), folder / "cluster.json")
 
 
 def test_name_servers_given_by_hand_never_get_the_controllers_of_another_cluster(

@@ -174,7 +174,7 @@ async def get_broker_config(
     context.out.fields_of_each(found)
 
 
-@command("updateBrokerConfig")
+@command("updateBrokerConfig", writes=True)
 @option("-b", "--brokerAddr", metavar="HOST:PORT", help="One broker.")
 @option("-c", "--clusterName", help="All brokers of a cluster.")
 @option("-k", "--key", required=True, help="Setting.")

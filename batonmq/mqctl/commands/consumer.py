@@ -85,7 +85,7 @@ async def consumer_connection(context: CommandContext, consumer_group: str) -> N
     )
 
 
-@command("resetOffset")
+@command("resetOffset", writes=True)
 @option("-g", "--group", required=True, metavar="GROUP", help="Consumer group.")
 @option("-t", "--topic", required=True, help="Topic name.")
 @option("-s", "--timestamp", "timestamp_ms", type=Timestamp(), help="Store time; 0: the beginning.")
@@ -116,7 +116,7 @@ async def reset_offset(
     await _reset(context, group, topic, timestamp_ms or 0, queue)
 
 
-@command("skip")
+@command("skip", writes=True)
 @option("-g", "--group", required=True, metavar="GROUP", help="Consumer group.")
 @option("-t", "--topic", required=True, help="Topic name.")
 async def skip(context: CommandContext, group: str, topic: str) -> None:

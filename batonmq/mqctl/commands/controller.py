@@ -108,7 +108,7 @@ async def get_controller_config(context: CommandContext) -> None:
     context.out.fields_of_each(found)
 
 
-@command("updateControllerConfig", controllers=True)
+@command("updateControllerConfig", controllers=True, writes=True)
 @option("-k", "--key", required=True, help="Setting.")
 @option("-v", "--value", required=True, help="Its new value.")
 async def update_controller_config(context: CommandContext, key: str, value: str) -> None:
@@ -139,7 +139,7 @@ async def update_controller_config(context: CommandContext, key: str, value: str
         context.out.line(f"{address}: {key}={value}")
 
 
-@command("cleanBrokerMetadata", controllers=True)
+@command("cleanBrokerMetadata", controllers=True, writes=True)
 @option(
     "-b",
     "--brokerControllerIdsToClean",

@@ -24,7 +24,7 @@ STORY_MS = 500
 STORY_EVENTS = 60
 
 
-@command("electMaster", controllers=True)
+@command("electMaster", controllers=True, writes=True)
 @option(
     "-b",
     "--brokerId",

@@ -193,7 +193,7 @@ def _epochs(address: str, cache: EpochEntryCache) -> list[Sequence[object]]:
     return rows
 
 
-@command("repairReplica")
+@command("repairReplica", writes=True)
 @option("-b", "--brokerAddr", metavar="HOST:PORT", required=True, help="The broker.")
 @option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 async def repair_replica(context: CommandContext, broker_addr: str, yes: bool) -> None:

@@ -10,6 +10,7 @@ import click
 from batonmq.mqctl.context import CommandContext, reason
 from batonmq.mqctl.output import BAD, GOOD, Cell, when
 from batonmq.mqctl.params import SECONDS, command, option
+from batonmq.mqctl.target import has_ended
 
 if TYPE_CHECKING:
     from batonmq.mqctl.health import Findings
@@ -107,8 +108,8 @@ def _nowhere(target: Target, *, waits: bool) -> str | None:
     """Why there is no cluster to check; None to go on (without addresses that is wrong usage)."""
     if target.name_servers or target.controllers:
         return None
-    if target.stale:
-        return "; ".join(f"the cluster of {path} has ended" for path in target.stale)
+    if target.ended is not None:
+        return has_ended(target.ended)
     return "no cluster runs here yet" if waits else None
 
 

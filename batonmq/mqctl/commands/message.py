@@ -24,7 +24,7 @@ CONSUMER_GROUP = "TOOLS_CONSUMER"
 PULL_MAX = 32
 
 
-@command("sendMessage")
+@command("sendMessage", writes=True)
 @option("-t", "--topic", required=True, help="Topic name.")
 @option("-p", "--body", required=True, metavar="TEXT", help="The body, as UTF-8.")
 @option("-k", "--key", "keys", default="", metavar="KEYS", help="Keys, separated by spaces.")

@@ -39,7 +39,7 @@ POLL_S = 0.2
 STEPS = ("plan", "status", "join", "switch", "leave")
 
 
-@command("migrate", controllers=True)
+@command("migrate", controllers=True, writes=True)
 @click.argument("step", type=click.Choice(STEPS))
 @option("-bn", "--brokerName", required=True, help="Broker group.")
 @option("-b", "--broker", metavar="ID|HOST:PORT", help="join, switch, leave: the replica.")

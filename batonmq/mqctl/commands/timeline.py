@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from batonmq.mqctl.context import CommandContext
 from batonmq.mqctl.output import DIM, when
 from batonmq.mqctl.params import COUNT, Timestamp, command, option
-from batonmq.runtime.clock import wall_ms
 
 if TYPE_CHECKING:
     from batonmq.history.event import HistoryEvent
@@ -24,20 +22,6 @@ if TYPE_CHECKING:
 
 FOLLOW_S: Final = 0.5
 FOLLOWED_EVENTS: Final = 500
-_UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-
-
-class Since(Timestamp):
-    """A time as elsewhere, or how long ago: 90s, 10m, 2h, 1d. Converts to ms since 1970."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        ago = re.fullmatch(r"(\d+)([smhd])", value) if isinstance(value, str) else None
-        if ago is not None:
-            return wall_ms() - int(ago[1]) * _UNITS_MS[ago[2]]
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter as error:
-            self.fail(f"{error.message}, nor a span such as 90s, 10m, 2h, 1d", param, ctx)
 
 
 @command("timeline", controllers=True)
@@ -52,9 +36,9 @@ class Since(Timestamp):
 @option(
     "--since",
     "since_ms",
-    type=Since(),
+    type=Timestamp(),
     metavar="TIME",
-    help="Only from then: 90s, 10m, 2h, 1d ago, or a time.",
+    help="Only from then: 10m (ago), '2026-11-24 15:40:00', @ms, or RFC 3339.",
 )
 @option("--follow", is_flag=True, help="Continue as it happens, until ctrl-C.")
 @option("--events", "as_events", is_flag=True, help="The events themselves, one a line.")

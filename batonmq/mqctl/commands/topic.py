@@ -163,7 +163,7 @@ async def stats_all(context: CommandContext, topic: str | None, active_topic: bo
     )
 
 
-@command("updateTopic")
+@command("updateTopic", writes=True)
 @option("-t", "--topic", required=True, help="Topic name.")
 @option("-c", "--clusterName", help="On all masters of a cluster.")
 @option("-b", "--brokerAddr", metavar="HOST:PORT", help="On one broker.")
@@ -233,7 +233,7 @@ def _attributes(text: str | None) -> dict[str, str]:
     return found
 
 
-@command("deleteTopic")
+@command("deleteTopic", writes=True)
 @option("-t", "--topic", required=True, help="Topic name.")
 @option("-c", "--clusterName", required=True, help="Its cluster.")
 async def delete_topic(context: CommandContext, topic: str, cluster_name: str) -> None:
