@@ -49,13 +49,13 @@ from batonmq.broker.tables.subscription_group import (
 from batonmq.broker.tables.topic_config import TopicConfigManager, topic_config
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.waiting import WaitingMessages
+from batonmq.broker.write.log_features import SystemRecords
 from batonmq.broker.write.pending_acks import FlowControl
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import PERM_INHERIT, PERM_READ, PERM_WRITE
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.pop import ANY_QUEUE
-from batonmq.protocol.records.codec import RecordHead
 from batonmq.protocol.topic_name import AUTO_CREATE_TOPIC, METADATA_TOPIC, PROGRESS_TOPIC
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
@@ -118,6 +118,11 @@ class BrokerService:
         clients = ConsumerManager()
         self.waiting = WaitingMessages(
             config, self.path, self.tables, self.topics, clients, self.replication.on_damage
+        )
+        self.records = SystemRecords(
+            self.store,
+            self.path.gate,
+            {METADATA_TOPIC: self.topics, PROGRESS_TOPIC: self.waiting.progress},
         )
         self.status = BrokerStatus(
             config, self.path, self.tables, self.replication, self._totals, self.relay, self.waiting
@@ -216,8 +221,6 @@ class BrokerService:
     async def start(self) -> None:
         """Listens, opens, registers. Raises BatonError or OSError."""
         broker = self.config.broker
-        self.store.on_system_record[METADATA_TOPIC] = self._metadata_record
-        self.store.on_system_record[PROGRESS_TOPIC] = self.waiting.progress_record
         self.store.on_unknown_topic = self.topics.seen_in_log
         self.store.before_checkpoint = self.tables.shown_by_the_log
         self.slave_sync.on_log_begin = lambda at: self.store.positions.master_begins_at(at)
@@ -303,15 +306,6 @@ class BrokerService:
         if not self.store.health.has_failed:
             self._persist_tables()
         self.store.close()
-
-    def _metadata_record(self, head: RecordHead, body: bytes) -> None:
-        end = head.physical_offset + head.size
-        if self.store.shows_unconfirmed:
-            self.topics.take_over_record(body, end)
-        elif self.path.gate.is_master:
-            self.topics.own_record_confirmed(body, end)
-        else:
-            self.topics.apply_record(body, end)
 
     def _new_beginning(self) -> None:
         self.tables.offsets.begin_anew()

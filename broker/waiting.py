@@ -6,7 +6,6 @@ far the group is. Their services and cores decide what is due.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from batonmq.broker.config import BrokerSections
@@ -19,19 +18,11 @@ from batonmq.broker.tables.slave_sync import BrokerTables
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.transaction.producer_check import ProducerCheck
 from batonmq.broker.transaction.transaction_service import TransactionService
+from batonmq.broker.write.log_features import LogFeature
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.codes import RequestCode
-from batonmq.protocol.errors import RemoteProtocolError
-from batonmq.protocol.records.codec import RecordHead
-from batonmq.protocol.topic_name import (
-    SCHEDULE_TOPIC,
-    TIMER_TOPIC,
-    TRANS_HALF_TOPIC,
-    TRANS_OP_HALF_TOPIC,
-)
+from batonmq.protocol.topic_name import SCHEDULE_TOPIC
 from batonmq.remoting.connection import Processors
-
-log = logging.getLogger(__name__)
 
 
 class WaitingMessages:
@@ -57,13 +48,11 @@ class WaitingMessages:
         self.transactions = TransactionService(
             config, path, topics, tables.offsets, self.producers, damaged
         )
-        self._listeners: dict[str, Callable[[int], None]] = {
-            SCHEDULE_TOPIC: self.schedule.arrived,
-            TIMER_TOPIC: self.timers.arrived,
-            TRANS_HALF_TOPIC: self.transactions.arrived,
-            TRANS_OP_HALF_TOPIC: self.transactions.arrived,
-        }
         self.pop = PopService(path, topics, tables.offsets, broker, damaged)
+        self.features: tuple[LogFeature, ...] = (
+            self.schedule, self.timers, self.transactions, self.pop,
+        )  # fmt: skip
+        self._by_topic = {topic: one for one in self.features for topic in one.TOPICS}
 
     def register(self, processors: Processors) -> None:
         self.transactions.register(processors)
@@ -82,35 +71,18 @@ class WaitingMessages:
         return delays | {"timerOffsetBehind": str(unread), "timerCongestNum": str(waiting)}
 
     def begin(self) -> None:
-        """This broker takes writes as the master from now on. It may have been master before, in an
-        earlier epoch, without standing down in between (R55): each `begin` starts with `end`."""
-        self.schedule.begin()
-        self.timers.begin()
-        self.transactions.begin()
-        self.pop.begin()
+        """This broker takes writes as the master from now on."""
+        for feature in self.features:
+            feature.begin()
 
     def end(self) -> None:
         """It takes none any more. What was not confirmed may be cut: the log decides."""
-        self.schedule.end()
-        self.timers.end()
-        self.transactions.end()
-        self.pop.end()
+        for feature in self.features:
+            feature.end()
         self.progress.role_left()
 
     def arrived(self, topic: str, queue_id: int, _max_offset: int) -> None:
         """Listens to arrivals of the store."""
-        listener = self._listeners.get(topic)
-        if listener is not None:
-            listener(queue_id)
-
-    def progress_record(self, head: RecordHead, body: bytes) -> None:
-        """A record of PROGRESS_TOPIC, in its place in the log. One that cannot be read is left out:
-        the messages behind it matter more."""
-        end = head.physical_offset + head.size
-        try:
-            if self._store.shows_unconfirmed:
-                self.progress.take_over(body, end)
-            else:
-                self.progress.confirmed(body, end)
-        except RemoteProtocolError as exc:
-            log.error("progress_record_skipped reason=%s", exc)
+        feature = self._by_topic.get(topic)
+        if feature is not None:
+            feature.arrived(queue_id)

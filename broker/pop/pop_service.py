@@ -43,8 +43,8 @@ from batonmq.broker.pop.pop_table import (
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.tables.topics import TopicService
-from batonmq.broker.write import due_service
-from batonmq.broker.write.due_service import DueService
+from batonmq.broker.write import log_features
+from batonmq.broker.write.log_features import LogFeature
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
@@ -306,7 +306,7 @@ class LeftMessages:
         return None
 
 
-class PopService(DueService):
+class PopService(LogFeature):
     """One for a broker, on its loop. `look_again` is called when what was blocked may go on: for a
     queue of a group, or (None) for all."""
 
@@ -337,20 +337,15 @@ class PopService(DueService):
     def in_flight_max(self) -> int:
         return self._config.pop_in_flight_max
 
-    def begin(self) -> None:
-        """This broker has become master: it reads what is in flight."""
-        self.end()
+    def _continue(self) -> None:
         least = self._store.queries.min_offset_in_queue(POP_TOPIC, QUEUE)
         self._load_to = queue_end(self._store, POP_TOPIC, QUEUE)
         start = max(self._offsets.query(PROGRESS_GROUP, POP_TOPIC, QUEUE), least)
         self.table = PopTable(min(start, self._load_to))
         self.table.collects = True
         self._wakes_at = 0
-        super().begin()
 
-    def end(self) -> None:
-        """This broker is not master any more. It drops what it knew: the log decides."""
-        super().end()
+    def _forget(self) -> None:
         self.is_loaded = False
         self.table = PopTable()
         self.positions.clear()
@@ -426,7 +421,7 @@ class PopService(DueService):
 
     def _slice(self, now_ms: int) -> int:
         if not self.is_loaded and not self._load_slice():
-            return 0 if self.table.next_record < self._visible_end else due_service.BLOCKED_MS
+            return 0 if self.table.next_record < self._visible_end else log_features.BLOCKED_MS
         try:
             for _ in range(REVIVES_A_TURN):
                 point = self.table.next_due(now_ms)
@@ -438,9 +433,9 @@ class PopService(DueService):
                 self._take_left(left)
         except (PutRefused, BrokerRefusal) as error:
             log.warning("popped_message_waits reason=%s", error)
-            return due_service.REFUSED_MS
+            return log_features.REFUSED_MS
         finally:
-            self._wakes_at = min(self.table.wake_ms, now_ms + due_service.LOOK_AGAIN_MS)
+            self._wakes_at = min(self.table.wake_ms, now_ms + log_features.LOOK_AGAIN_MS)
             self._keep_progress()
         return 0
 

@@ -25,7 +25,7 @@ from batonmq.broker.schedule.due_queues import (
 )
 from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.tables.topics import TopicService, readable_queue
-from batonmq.broker.write.due_service import BLOCKED_MS, REFUSED_MS, DueService
+from batonmq.broker.write.log_features import BLOCKED_MS, REFUSED_MS, LogFeature
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.layout import FILLER_SIZE, UNIT
 from batonmq.protocol.numbers import INT_MAX, whole_number
@@ -114,8 +114,10 @@ def _note(path: WritePath, progress: DeliveryProgress) -> None:
     progress.noted(record, end)
 
 
-class ScheduleMessageService(DueService):
+class ScheduleMessageService(LogFeature):
     """One for a broker, on its loop."""
+
+    TOPICS = (SCHEDULE_TOPIC,)
 
     def __init__(
         self,
@@ -131,9 +133,7 @@ class ScheduleMessageService(DueService):
         self._levels = levels
         self._queues = DelayQueues(lambda queue_id: levels.delay_ms(queue_id + 1))
 
-    def begin(self) -> None:
-        """This broker has become master: it goes on where its log says."""
-        self.end()
+    def _continue(self) -> None:
         table, queries = self._progress.delays, self._store.queries
         offsets = {}
         for queue_id in range(max(len(self._levels), *table, 0)):
@@ -141,16 +141,12 @@ class ScheduleMessageService(DueService):
             most = queue_end(self._store, SCHEDULE_TOPIC, queue_id)
             offsets[queue_id] = min(max(table.get(queue_id + 1, 0), least), most)
         self._queues.begin(offsets)
-        super().begin()
 
-    def end(self) -> None:
-        super().end()
+    def _forget(self) -> None:
         self._queues.end()
 
-    def arrived(self, queue_id: int) -> None:
-        """There is more in a queue of SCHEDULE_TOPIC."""
-        if self._queues.arrived(queue_id):
-            self._wake_in(0)
+    def _is_first(self, queue_id: int) -> bool:
+        return self._queues.arrived(queue_id)
 
     @property
     def _look_ms(self) -> int:
@@ -205,8 +201,10 @@ class ScheduleMessageService(DueService):
         return self._deliverer.deliver(message_to_store(record), stored_at)
 
 
-class TimerService(DueService):
+class TimerService(LogFeature):
     """One for a broker, on its loop."""
+
+    TOPICS = (TIMER_TOPIC,)
 
     def __init__(
         self,
@@ -223,22 +221,13 @@ class TimerService(DueService):
         self._queue = TimerQueue()
         self._counts = TimerCounts()
 
-    def begin(self) -> None:
-        """This broker has become master: it goes on where its log says."""
-        self.end()
+    def _continue(self) -> None:
         least = self._store.queries.min_offset_in_queue(TIMER_TOPIC, QUEUE)
         most = queue_end(self._store, TIMER_TOPIC, QUEUE)
         self._queue.begin(self._progress.timer, least, most)
-        super().begin()
 
-    def end(self) -> None:
-        super().end()
+    def _forget(self) -> None:
         self._counts = TimerCounts()
-
-    def arrived(self, _queue_id: int) -> None:
-        """There is more in TIMER_TOPIC."""
-        if self._is_running:
-            self._wake_in(0)
 
     def delivered_until_ms(self) -> int:
         """The time up to which all that was due is delivered, on every member; 0 if unknown."""

@@ -363,7 +363,7 @@ class DeliveryProgress:
         self._owed: dict[int, int] = {}
         self._owed_timer: TimerProgress | None = None
 
-    def confirmed(self, body: bytes, end: int) -> None:
+    def apply_record(self, body: bytes, end: int) -> None:
         """The record that ends at `end` of the log is on every member. Raises
         RemoteProtocolError."""
         record = decode_progress(body)
@@ -376,7 +376,9 @@ class DeliveryProgress:
             if self._unconfirmed_timer is not None and self._unconfirmed_timer[1] <= end:
                 self._unconfirmed_timer = None
 
-    def take_over(self, body: bytes, end: int) -> None:
+    own_record_confirmed = apply_record
+
+    def take_over_record(self, body: bytes, end: int) -> None:
         """A new master finds this record in its log, not confirmed yet. Raises
         RemoteProtocolError."""
         self._stands(decode_progress(body), end)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from batonmq.broker.config import BrokerSections
@@ -41,7 +42,8 @@ from batonmq.broker.transaction.transaction_records import (
     real_place,
     transaction_key,
 )
-from batonmq.broker.write.due_service import DueService
+from batonmq.broker.write import log_features
+from batonmq.broker.write.log_features import LogFeature
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import TopicConfig
 from batonmq.protocol.codes import RequestCode, ResponseCode
@@ -73,16 +75,15 @@ from batonmq.store.errors import PutIllegal, PutRefused
 
 log = logging.getLogger(__name__)
 
-TOPICS: Final = (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)
 SLICE: Final = 64
-LOOK_AGAIN_MS: Final = 1000
-BLOCKED_MS: Final = 100
 OP_OFFSETS_MAX: Final = 400
 LOADING_S_MAX: Final = 3.0
 
 
-class TransactionService(DueService):
-    """One for a broker, on its loop. `damaged` is called with the fault of a bad record."""
+class TransactionService(LogFeature):
+    """One for a broker, on its loop."""
+
+    TOPICS = (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)
 
     def __init__(
         self,
@@ -112,28 +113,21 @@ class TransactionService(DueService):
         self._resumed: set[int] = set()
         """Where the given-up messages are that this mastership has taken back."""
         self._wall_at_zero_ms = wall_ms() - boot_ms()
-        self._looked_s = 0.0
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.END_TRANSACTION, self.end_transaction)
         processors.register(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume_check)
 
-    def begin(self) -> None:
-        """This broker has become master: it reads what is open from where the group's progress
-        stands."""
-        self.end()
+    def _continue(self) -> None:
         starts = [
             max(self._offsets.query(TRANS_GROUP, topic, QUEUE), least)
-            for topic, least in zip(TOPICS, self._first_offsets(), strict=True)
+            for topic, least in zip(self.TOPICS, self._first_offsets(), strict=True)
         ]
-        ends = [queue_end(self._store, topic, QUEUE) for topic in TOPICS]
+        ends = [queue_end(self._store, topic, QUEUE) for topic in self.TOPICS]
         self._table.begin(min(starts[0], ends[0]), min(starts[1], ends[1]))
         self._load_to = ends[0], ends[1]
-        super().begin()
 
-    def end(self) -> None:
-        """This broker is not master any more: it knows nothing of transactions."""
-        super().end()
+    def _forget(self) -> None:
         self._loaded.clear()
         self._torn.clear()
         self._ops.clear()
@@ -144,11 +138,6 @@ class TransactionService(DueService):
             self._op_done.exception()  # perhaps nobody waits
         self._op_done = None
 
-    def arrived(self, _queue_id: int) -> None:
-        """There is more in a topic of half messages or of their ends."""
-        if self._is_running:
-            self._wake_in(0)
-
     def _producer_came(self, group: str) -> None:
         """After a failover halves are overdue before any producer is known."""
         if self._table.group_came(group) and self._is_running:
@@ -158,31 +147,30 @@ class TransactionService(DueService):
         """How many transactions are open."""
         return len(self._table)
 
-    def _has_to_wait(self) -> bool:
-        return False  # what is open is read at any time; `_check_slice` waits
-
-    def _slice(self, now_ms: int) -> int:
+    def _read(self) -> bool:
         more = self._read_slice()
         halves, ops = self._load_to
         is_level = self._table.next_half >= halves and self._table.next_op >= ops
         if not self._loaded.is_set() and is_level:
             self._loaded.set()
             self._end_torn()
-        if self._owed and self._path.gate.refusal is None and self._store.appender.is_writable:
+        return more
+
+    def _slice(self, now_ms: int) -> int:
+        if self._owed and self._store.appender.is_writable:
             self._write_op([])
-        now_s, pause_ms = asyncio.get_running_loop().time(), LOOK_AGAIN_MS
-        if self._loaded.is_set() and (not more or now_s >= self._looked_s + LOOK_AGAIN_MS / 1000):
-            self._looked_s = now_s
-            pause_ms = self._check_slice(wall_ms())
-            self._keep_progress()
-        return 0 if more else pause_ms
+        if not self._loaded.is_set():
+            return log_features.LOOK_AGAIN_MS
+        pause_ms = self._check_due(now_ms)
+        self._keep_progress()
+        return pause_ms
 
     # What the queues say.
 
     def _first_offsets(self) -> list[int]:
         """Where the queues of half messages and of ops begin; the log may expire at any time."""
         least = self._store.queries.min_offset_in_queue
-        return [least(topic, QUEUE) for topic in TOPICS]
+        return [least(topic, QUEUE) for topic in self.TOPICS]
 
     def _read_slice(self) -> bool:
         """Reads some of both queues, ops when all half messages that they may name were read;
@@ -424,12 +412,10 @@ class TransactionService(DueService):
 
     # Checks.
 
-    def _check_slice(self, now_ms: int) -> int:
+    def _check_due(self, now_ms: int) -> int:
         """Checks some of what is due; the pause in ms until the next look."""
-        path, table = self._path, self._table
+        table = self._table
         table.rules = check_rules(self._config)
-        if path.gate.refusal is not None or path.hold.active:
-            return BLOCKED_MS
         for _ in range(SLICE):
             # A half is as old as this process knows: a clock that leaps gives none up unchecked.
             believed_ms = min(now_ms, self._wall_at_zero_ms + boot_ms())
@@ -437,19 +423,25 @@ class TransactionService(DueService):
             if due is None:
                 break
             try:
-                self._check(due, now_ms)
-            except PutIllegal as error:  # R54: it stays open, and does not stop the others
-                self._path.aside.add(
-                    "transactions", f"check of half {due.half.queue_offset}", error
+                self._carried_out(
+                    f"check of half {due.half.queue_offset}", partial(self._check, due, now_ms)
                 )
-                table.later(due.half, now_ms)
             except PutRefused as error:
                 log.warning("transaction_check_waits reason=%s", error)
-                table.later(due.half, now_ms, BLOCKED_MS)
-                return BLOCKED_MS
-        return max(0, min(table.wake_ms - now_ms, LOOK_AGAIN_MS))
+                return log_features.REFUSED_MS
+        return max(0, min(table.wake_ms - now_ms, log_features.LOOK_AGAIN_MS))
 
-    def _check(self, due: Due, now_ms: int) -> None:
+    def _check(self, due: Due, now_ms: int) -> bool:
+        """Raises PutRefused and others; the half stays open then."""
+        try:
+            self._act_on(due, now_ms)
+        except BaseException as error:
+            may_succeed = isinstance(error, PutRefused) and not isinstance(error, PutIllegal)
+            self._table.later(due.half, now_ms, log_features.REFUSED_MS if may_succeed else None)
+            raise
+        return True
+
+    def _act_on(self, due: Due, now_ms: int) -> None:
         half = due.half
         record = self._store.queries.record_at(half.phy_offset, half.size)
         is_ended = due.action == "end" or self._is_committed(half.queue_offset)
@@ -458,7 +450,7 @@ class TransactionService(DueService):
         if record is None or is_ended:
             self._write_op([half.queue_offset])
         elif topic in self._store.deleting_topics:  # its end, or a copy behind the deletion: no
-            self._table.later(half, now_ms, BLOCKED_MS)
+            self._table.later(half, now_ms, log_features.REFUSED_MS)
         elif due.action == "give up":
             self._give_up(half, record)
         elif (channel := self._producers.channel(half.group)) is None:

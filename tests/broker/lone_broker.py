@@ -12,7 +12,7 @@ import uvloop
 
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
 from batonmq.broker.service import BrokerService
-from batonmq.broker.write import due_service
+from batonmq.broker.write import log_features
 from batonmq.ha.config import HAConfig
 from batonmq.protocol.message import MessageExt
 from batonmq.protocol.properties import encode_properties
@@ -162,9 +162,9 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead_ms = 0
-        real = due_service.wall_ms
-        monkeypatch.setattr(due_service, "wall_ms", lambda: real() + self.ahead_ms)
-        monkeypatch.setattr(due_service, "LOOK_AGAIN_MS", 1)
+        real = log_features.wall_ms
+        monkeypatch.setattr(log_features, "wall_ms", lambda: real() + self.ahead_ms)
+        monkeypatch.setattr(log_features, "LOOK_AGAIN_MS", 1)
 
 
 async def messages(rig: Rig, topic: str, queue: int = 0) -> list[MessageExt]:

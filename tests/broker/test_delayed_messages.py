@@ -16,7 +16,7 @@ from batonmq.broker.schedule.due_queues import (
     decode_progress,
 )
 from batonmq.broker.tables.consumer_offset import DelayOffsetManager, TimerProgress
-from batonmq.broker.write import due_service
+from batonmq.broker.write import log_features
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.errors import CorruptLogError, RemoteProtocolError
@@ -318,13 +318,13 @@ def test_delivery_waits_while_the_replicas_are_far_behind(
 ) -> None:
     async def play(rig: Rig) -> None:
         await rig.send("T", DELAY="1")
-        monkeypatch.setattr(due_service, "UNCONFIRMED_BYTES_MAX", -1)
+        monkeypatch.setattr(log_features, "UNCONFIRMED_BYTES_MAX", -1)
         clock.ahead_ms = 1_100
         for _ in range(3):
             await rig.send("Other")
         rig.service.waiting.schedule._wake()
         assert end_of(rig, "T") == 0
-        monkeypatch.setattr(due_service, "UNCONFIRMED_BYTES_MAX", 16 << 20)
+        monkeypatch.setattr(log_features, "UNCONFIRMED_BYTES_MAX", 16 << 20)
         await until(lambda: end_of(rig, "T") == 1)
 
     run_with_broker(tmp_path, play)
@@ -334,7 +334,7 @@ def test_r24_delivery_goes_on_after_a_damaged_record(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is told, and looked at again: the bytes may be fetched from a replica meanwhile."""
-    monkeypatch.setattr(due_service, "DAMAGED_MS", 1)
+    monkeypatch.setattr(log_features, "DAMAGED_MS", 1)
 
     async def play(rig: Rig) -> None:
         schedule, faults = rig.service.waiting.schedule, []
@@ -381,8 +381,8 @@ def test_r30_what_a_mastership_took_over_unconfirmed_ends_with_it(tmp_path: Path
     table = DelayOffsetManager(tmp_path / "delayOffset.json")
     progress = DeliveryProgress(table)
     timer = TimerProgress(done_ms=7, done_offset=3)
-    progress.confirmed(ProgressRecord(delays={1: 4}).encode(), 800)
-    progress.take_over(ProgressRecord(delays={1: 5}, timer=timer).encode(), 900)
+    progress.apply_record(ProgressRecord(delays={1: 4}).encode(), 800)
+    progress.take_over_record(ProgressRecord(delays={1: 5}, timer=timer).encode(), 900)
     progress.delivered({2: 3})
     assert progress.delays == {1: 5, 2: 3} and progress.timer == timer
     assert table.table == {1: 4}
@@ -403,7 +403,7 @@ def test_r30_an_older_record_that_is_confirmed_takes_nothing_back(tmp_path: Path
         if number < 3:
             progress.noted(record, 100 * number)
     for number, record in enumerate(records, 1):
-        progress.confirmed(record.encode(), 100 * number)
+        progress.apply_record(record.encode(), 100 * number)
         assert progress.delays == {1: 3} and progress.timer == TimerProgress(done_ms=3)
 
 

@@ -16,7 +16,7 @@ from lone_broker import Rig, expire_all_but_last, run_with_broker, until
 
 from batonmq.broker.pop import pop_service
 from batonmq.broker.pop.pop_table import PopRecord, PopTable
-from batonmq.broker.write import due_service
+from batonmq.broker.write import log_features
 from batonmq.protocol.bodies import QueryAssignmentRequestBody
 from batonmq.protocol.layout import UNIT_SIZE
 from batonmq.protocol.message import MessageExt
@@ -37,8 +37,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ms = 1_800_000_000_000
-        monkeypatch.setattr(due_service, "wall_ms", lambda: self.now_ms)
-        monkeypatch.setattr(due_service, "LOOK_AGAIN_MS", 1)
+        monkeypatch.setattr(log_features, "wall_ms", lambda: self.now_ms)
+        monkeypatch.setattr(log_features, "LOOK_AGAIN_MS", 1)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from lone_broker import Rig, run_with_broker, until
 
 from batonmq import ClientOptions, Hook, MessageExt, PopConsumer
-from batonmq.broker.write import due_service
+from batonmq.broker.write import log_features
 from batonmq.client.errors import ClientError
 from batonmq.protocol.bodies import BrokerData, QueueData, TopicRouteData
 from batonmq.protocol.codes import RequestCode
@@ -52,8 +52,8 @@ def test_r30_received_acked_put_off_and_given_again_through_a_change_of_masters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ms = 1_800_000_000_000
-    monkeypatch.setattr(due_service, "wall_ms", lambda: now_ms)
-    monkeypatch.setattr(due_service, "LOOK_AGAIN_MS", 1)
+    monkeypatch.setattr(log_features, "wall_ms", lambda: now_ms)
+    monkeypatch.setattr(log_features, "LOOK_AGAIN_MS", 1)
     monkeypatch.setattr("batonmq.client.consumer.pop_consumer.wall_ms", lambda: now_ms)
 
     async def play(rig: Rig) -> None:

@@ -27,6 +27,7 @@ from batonmq.broker.transaction.transaction_records import (
     parse_op,
     real_place,
 )
+from batonmq.broker.write import log_features
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import HeartbeatData, ProducerData
 from batonmq.protocol.errors import BrokerRefusal, CorruptLogError
@@ -54,7 +55,7 @@ NO_CHECKS = {"transaction_time_out": 3_600_000}
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transaction_service, "LOOK_AGAIN_MS", 1)
+    monkeypatch.setattr(log_features, "LOOK_AGAIN_MS", 1)
 
 
 async def half(
@@ -291,7 +292,7 @@ def test_an_end_that_meets_the_check_of_its_half_ends_the_copy(tmp_path: Path) -
         transactions = rig.service.waiting.transactions
         channel = next(iter(rig.service.endpoint.server.connections))
         end = RemotingCommand.request(37, end_fields(sent, COMMIT))
-        transactions._check_slice(wall_ms() + 1_000_000)
+        transactions._check_due(wall_ms() + 1_000_000)
         first = asyncio.ensure_future(transactions.end_transaction(end, channel))
         await asyncio.sleep(0)
         second = asyncio.ensure_future(transactions.end_transaction(end, channel))
@@ -363,8 +364,8 @@ def test_a_half_is_checked_and_not_given_up_when_the_clock_leaps(
 ) -> None:
     """Its producer committed: that is what the check brings, and no end is refused."""
     leaped_ms = [0]
-    now_ms = transaction_service.wall_ms
-    monkeypatch.setattr(transaction_service, "wall_ms", lambda: now_ms() + leaped_ms[0])
+    now_ms = log_features.wall_ms
+    monkeypatch.setattr(log_features, "wall_ms", lambda: now_ms() + leaped_ms[0])
 
     async def play(rig: Rig) -> None:
         producer = Asked(rig, COMMIT)
@@ -659,8 +660,8 @@ def test_r30_a_producer_is_asked_when_the_check_is_confirmed(
         await until(lambda: len(rig.service.waiting.transactions) == 1)
         path, end = rig.service.path, rig.service.store.max_phy_offset
         confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
-        real = transaction_service.wall_ms
-        monkeypatch.setattr(transaction_service, "wall_ms", lambda: real() + 4_000_000)
+        real = log_features.wall_ms
+        monkeypatch.setattr(log_features, "wall_ms", lambda: real() + 4_000_000)
         await until(lambda: rig.service.store.max_phy_offset > end)
         await rig.ask(45)
         await rig.ask(45)
@@ -697,10 +698,10 @@ def test_checks_and_progress_go_on_while_there_is_more_to_read(
         await Asked(rig, UNKNOWN).beat()
         await half(rig)
         await until(lambda: len(service) == 1)
-        real_read, real_ms = service._read_slice, transaction_service.wall_ms
+        real_read, real_ms = service._read_slice, log_features.wall_ms
         service._read_slice = lambda: True  # type: ignore[method-assign]
         service._table.next_op = 7
-        monkeypatch.setattr(transaction_service, "wall_ms", lambda: real_ms() + 4_000_000)
+        monkeypatch.setattr(log_features, "wall_ms", lambda: real_ms() + 4_000_000)
         await until(lambda: end_of(rig, TRANS_HALF_TOPIC) == 2)
         progress = TRANS_GROUP
         await until(lambda: kept.query(progress, TRANS_OP_HALF_TOPIC, 0) == 7)
@@ -770,7 +771,7 @@ def test_r30_many_ends_of_one_turn_are_all_written(tmp_path: Path) -> None:
 def test_a_check_that_finds_no_room_comes_again_and_none_while_a_switch_drains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transaction_service, "BLOCKED_MS", 1)
+    monkeypatch.setattr(log_features, "REFUSED_MS", 1)
 
     async def play(rig: Rig) -> None:
         transactions, checked = rig.service.waiting.transactions, []
@@ -779,12 +780,13 @@ def test_a_check_that_finds_no_room_comes_again_and_none_while_a_switch_drains(
             checked.append(due.half.queue_offset)
             raise PutRefused("no room")
 
-        monkeypatch.setattr(transactions, "_check", check)
+        monkeypatch.setattr(transactions, "_act_on", check)
         await half(rig)
         await until(lambda: len(checked) > 1)
         rig.service.path.hold.begin()
         before = len(checked)
-        assert transactions._check_slice(1 << 60) == 1 and len(checked) == before
+        transactions._wake()
+        assert len(checked) == before
         rig.service.path.hold.release()
         await until(lambda: len(checked) > before)
 
@@ -934,8 +936,8 @@ def test_r30_nothing_is_ended_or_checked_before_halves_and_ops_are_read(
     async def play(rig: Rig) -> None:
         sent = await half(rig)
         transactions, checked = rig.service.waiting.transactions, []
-        monkeypatch.setattr(transactions, "_check", lambda due, now_ms: checked.append(due))
-        monkeypatch.setattr(transaction_service, "wall_ms", lambda: 1 << 50)
+        monkeypatch.setattr(transactions, "_act_on", lambda due, now_ms: checked.append(due))
+        monkeypatch.setattr(log_features, "wall_ms", lambda: 1 << 50)
         transactions._loaded.clear()
         transactions._load_to = load_to
         waits = asyncio.ensure_future(rig.ask(37, end_fields(sent, COMMIT)))
