@@ -28,14 +28,14 @@ server finds it by them. A new code goes into the processor of its kind:
 | `schedule` | recalls of timed messages 370; how many wait 61 |
 | `tables.slave_sync` | tables for slaves 21, 43, 45, 60, 201, 402, 60002 |
 | `replication.classic` | outside controller mode 905, 906, 908, 60004 |
-| `service` | 1008 |
+| `replication.replication` | a hint that the role changed 1008 |
 | `relay` | a master that stops says what it took 60005 |
 
 On a member that is not master, `relay` takes what only the master may do and passes it on. Before
 the store is open, `broker_endpoint` has the ports.
 
 Whatever stores a message of its own uses `write.write_path.WritePath`: gate, turn buffer, pending
-acks. `replication.role_actions` is the only module that changes the role. `replication.replication`
-joins HA and ReplicasManager, `service.BrokerService` builds the process out of its parts,
-`batonmq.broker.main` runs it alone.
+acks. `replication.controlled` and `replication.classic` are the two modes; a reader of one need not
+read the other. `service.BrokerService` builds the process out of its parts, `batonmq.broker.main`
+runs it alone.
 """

@@ -110,7 +110,7 @@ class _Due:
 class NameServerRegistrar:
     """Keeps this broker registered.
 
-    `master_told` gets the master's address and HA address that each reply names to a slave, "" if
+    `master_named` gets the master's address and HA address that each reply names to a slave, "" if
     none; while it answers False, this broker asks again every second.
     """
 
@@ -120,13 +120,13 @@ class NameServerRegistrar:
         name_servers: tuple[str, ...],
         period_ms: int,
         current: Current,
-        master_told: Callable[[str, str], bool] = lambda address, ha_address: True,
+        master_named: Callable[[str, str], bool] = lambda address, ha_address: True,
     ) -> None:
         self._client = client
         self._name_servers = name_servers
         self._period_s = period_ms / 1000
         self._current = current
-        self._master_told = master_told
+        self._master_named = master_named
         self._knows_master = True
         self._due = {address: _Due() for address in name_servers}
         self._tasks: list[asyncio.Task[None]] = []
@@ -238,7 +238,7 @@ class NameServerRegistrar:
             return str(exc)
         if reply.code != ResponseCode.SUCCESS:
             return f"code {reply.code}: {reply.remark}"
-        self._knows_master = self._master_told(
+        self._knows_master = self._master_named(
             reply.ext.get("masterAddr") or "", reply.ext.get("haServerAddr") or ""
         )
         return None

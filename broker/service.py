@@ -33,6 +33,8 @@ from batonmq.broker.name_server_registrar import NameServerRegistrar
 from batonmq.broker.pop.ack_processor import AckProcessor
 from batonmq.broker.pop.assignment import AssignmentProcessor
 from batonmq.broker.pop.pop_processor import PopProcessor
+from batonmq.broker.replication.classic import ClassicReplication
+from batonmq.broker.replication.controlled import ControllerReplication
 from batonmq.broker.replication.replication import Replication
 from batonmq.broker.send.reply_processor import ReplyProcessor
 from batonmq.broker.send.send_back import SendBackProcessor
@@ -49,15 +51,13 @@ from batonmq.broker.tables.subscription_group import (
 from batonmq.broker.tables.topic_config import TopicConfigManager, topic_config
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.waiting import WaitingMessages
-from batonmq.broker.write.log_features import SystemRecords
+from batonmq.broker.write.log_features import RecordKind, SystemRecords
 from batonmq.broker.write.pending_acks import FlowControl
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import PERM_INHERIT, PERM_READ, PERM_WRITE
-from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.pop import ANY_QUEUE
 from batonmq.protocol.topic_name import AUTO_CREATE_TOPIC, METADATA_TOPIC, PROGRESS_TOPIC
-from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime.clock import boot_ms
@@ -111,18 +111,13 @@ class BrokerService:
         self.slave_sync = SlaveSynchronize(
             self._client, self.tables, broker.slave_sync_interval, self._tables_changed, self.store
         )
-        self.replication = Replication(
+        self.replication: Replication = _mode(config)(
             config, self.path, self.tables, self.slave_sync, self._client, self
         )
         self.filters = ConsumerFilterManager(config.store.root / "config" / "consumerFilter.json")
         clients = ConsumerManager()
         self.waiting = WaitingMessages(
             config, self.path, self.tables, self.topics, clients, self.replication.on_damage
-        )
-        self.records = SystemRecords(
-            self.store,
-            self.path.gate,
-            {METADATA_TOPIC: self.topics, PROGRESS_TOPIC: self.waiting.progress},
         )
         self.status = BrokerStatus(
             config, self.path, self.tables, self.replication, self._totals, self.relay, self.waiting
@@ -132,7 +127,7 @@ class BrokerService:
             broker.name_servers,
             broker.register_name_server_period,
             self.status.registration,
-            self.replication.master_told,
+            self.replication.master_named,
         )
         self._processors = self._build_processors(clients)
         self.housekeeping = self._new_housekeeping(clients)
@@ -159,6 +154,7 @@ class BrokerService:
         self.locks = LockProcessor(path, topics, self.tables.locks)
         self._register_pop(processors := Processors())
         for processor in (
+            self.replication,
             self.send,
             self.waiting,
             self.pull,
@@ -182,7 +178,6 @@ class BrokerService:
             ),
         ):
             processor.register(processors)
-        processors.register(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, self._role_notice)
         self.relay.stand_before(processors)
         return processors
 
@@ -221,10 +216,7 @@ class BrokerService:
     async def start(self) -> None:
         """Listens, opens, registers. Raises BatonError or OSError."""
         broker = self.config.broker
-        self.store.on_unknown_topic = self.topics.seen_in_log
-        self.store.before_checkpoint = self.tables.shown_by_the_log
-        self.slave_sync.on_log_begin = lambda at: self.store.positions.master_begins_at(at)
-        self.store.on_new_beginning = self._new_beginning
+        self._connect_store()
         try:
             if not self.endpoint.is_listening:
                 await self.endpoint.listen()
@@ -240,8 +232,6 @@ class BrokerService:
                 self.waiting.arrived,
             ]
             self.store.room.on_room = self.replication.service.dial_now
-            if self.replication.classic is not None:
-                self.replication.classic.register(self._processors)
             self.consumer_lists.started()
             await self.endpoint.open(self._processors)
             ticks = [
@@ -266,6 +256,18 @@ class BrokerService:
             self.config.controller_mode,
             self.endpoint.laps.end("role"),
         )
+
+    def _connect_store(self) -> None:
+        """What the store calls, from its recovery on."""
+        kinds: dict[str, RecordKind] = {
+            METADATA_TOPIC: self.topics,
+            PROGRESS_TOPIC: self.waiting.progress,
+        }
+        SystemRecords(self.store, self.path.gate, kinds)
+        self.store.on_unknown_topic = self.topics.seen_in_log
+        self.store.before_checkpoint = self.tables.shown_by_the_log
+        self.slave_sync.on_log_begin = lambda at: self.store.positions.master_begins_at(at)
+        self.store.on_new_beginning = self._new_beginning
 
     async def _opened_store(self) -> None:
         opening = asyncio.ensure_future(asyncio.to_thread(self._open_store))
@@ -351,10 +353,6 @@ class BrokerService:
         self.pop.disconnected(connection)
         self.clients.disconnected(connection)
 
-    def _role_notice(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        self.replication.role_notice(request)
-        return RemotingCommand.response_to(request)
-
     def fatal(self, exc: BaseException) -> None:
         log.critical("broker_fatal error=%s", exc)
         self.store.health.give_up(exc)
@@ -432,6 +430,10 @@ class BrokerService:
             return  # they would pile up behind what waits for room
         for job in (*self.tables.writes_due(), *self.filters.writes_due()):
             self.store.background.run_job(job)
+
+
+def _mode(config: BrokerSections) -> type[ControllerReplication] | type[ClassicReplication]:
+    return ControllerReplication if config.controller_mode else ClassicReplication
 
 
 def _write_path(config: BrokerSections, store: MessageStore, endpoint: BrokerEndpoint) -> WritePath:

@@ -25,7 +25,7 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.codes import MQ_VERSION
 from batonmq.protocol.records.codec import scan_record
 from batonmq.protocol.register_body import RegisterBrokerBody
-from batonmq.protocol.role_view import Role, RoleView
+from batonmq.protocol.role_view import Role
 from batonmq.runtime.clock import wall_ms
 from batonmq.store.health import StoreHealth
 
@@ -187,40 +187,19 @@ class BrokerStatus:
         problems = json.dumps(self.problems(), ensure_ascii=False)
         return info | self._of_store() | self._of_role() | {PROBLEMS_KEY: problems}
 
-    def _slaves_without_tables(self, view: RoleView | None) -> list[str]:
-        """As master: ids of the connected slaves that lack this mastership's tables, or do not
-        follow them any more (R42)."""
-        sync = self._replication.ha.sync_state if self._replication.ha is not None else None
-        if sync is None or view is None:
-            return []
-        followers = (sync.follower(replica.broker_id) for replica in view.replicas)
-        return [
-            str(follower.broker_id)
-            for follower in followers
-            if follower is not None
-            and follower.connection_id is not None
-            and not follower.follows_tables(sync.master_epoch)
-        ]
-
     def problems(self) -> list[str]:
         """What is wrong with this broker, as far as it knows, in words (`mqctl health`)."""
         path, replication = self._path, self._replication
-        store, gate, classic = path.store, path.gate, replication.classic
-        manager = replication.manager
+        store, gate = path.store, path.gate
         refusal = gate.refusal.remark if gate.refusal is not None else store.appender.refusal
         found = {
             "refuses writes": refusal if gate.is_master else "",
             "its disk is full": store.room.reason,
             "has set messages aside": path.aside.problem,
-            "its start waits for room": replication.missing_room,
-            "is not registered": manager.registration_refusal if manager is not None else "",
             "its log is suspect": store.trust.reason,
             "its log holds records for queues that cannot be": _bad_names(store.health),
-            "does not join yet": store.positions.why_not_whole if replication.ha else "",
-            "its group is not well": classic.group_problem if classic is not None else "",
             "acts for its master, which is away": ACTING if gate.is_acting else "",
-            "cannot follow its master": replication.service.following_problem,
-            "gets no tables and consumer offsets from its master": replication.slave_sync.failure,
+            **replication.problems(),
         }
         return [f"{what}: {why}" for what, why in found.items() if why]
 
@@ -232,9 +211,9 @@ class BrokerStatus:
         return store.runtime_info() | {"earliestMessageTimeStamp": str(earliest_ms)}
 
     def _of_role(self) -> dict[str, str]:
-        path, replication = self._path, self._replication
+        path = self._path
         gate = path.gate
-        info = {
+        return {
             "brokerRole": gate.role.value,
             "masterEpoch": str(gate.master_epoch),
             "brokerActive": str(gate.refusal is None).lower(),
@@ -244,20 +223,8 @@ class BrokerStatus:
             "relayWaiting": str(len(self._relay)),
             "relayedTotal": str(self._relay.passed_on),
             "relayRefusedTotal": str(self._relay.refused),
+            **self._replication.status(),
         }
-        if replication.manager is not None and replication.ha is not None:
-            view = replication.manager.view
-            info |= {
-                "brokerId": str(replication.manager.broker_id),
-                "masterLease": str(replication.manager.lease_valid(path.clock_ms())).lower(),
-                "requiredSet": ",".join(map(str, sorted(replication.ha.required_set))),
-                "syncStateSetEpoch": str(view.sync_state_set_epoch if view else 0),
-                "lastEpoch": str(path.store.epochs.last_epoch),
-                "consumerOffsetsClamped": str(replication.offsets_clamped),
-                "tablesEpoch": str(replication.slave_sync.held_epoch),
-                "slavesWithoutTables": ",".join(self._slaves_without_tables(view)),
-            }
-        return info
 
 
 def _bad_names(health: StoreHealth) -> str:

@@ -189,18 +189,22 @@ def test_a_key_that_changes_while_running_exists(section: str) -> None:
     assert live <= known
 
 
-def _keys_of(function: str) -> set[str]:
-    """Literal keys of the dicts in a method of BrokerStatus."""
-    for node in ast.walk(ast.parse(text_of("broker/status.py"))):
-        if isinstance(node, ast.FunctionDef) and node.name == function:
-            return {
-                str(key.value)
-                for part in ast.walk(node)
-                if isinstance(part, ast.Dict)
-                for key in part.keys
-                if isinstance(key, ast.Constant)
-            }
-    raise AssertionError(function)
+MODES = ("controlled", "classic")
+
+
+def _keys_of(*functions: str) -> set[str]:
+    """Literal keys of the dicts in these methods of BrokerStatus and of both replications."""
+    replications = [f"broker/replication/{name}.py" for name in ("replication", *MODES)]
+    return {
+        str(key.value)
+        for name in ("broker/status.py", *replications)
+        for node in ast.walk(ast.parse(text_of(name)))
+        if isinstance(node, ast.FunctionDef) and node.name in functions
+        for part in ast.walk(node)
+        if isinstance(part, ast.Dict)
+        for key in part.keys
+        if isinstance(key, ast.Constant)
+    }
 
 
 def test_a_status_key_is_explained_to_operators() -> None:
@@ -208,7 +212,7 @@ def test_a_status_key_is_explained_to_operators() -> None:
     figures = page.partition("## Figures of a broker")[2]
     problems = page.partition("## What `mqctl health` says of a broker")[2].partition("\n## ")[0]
     shown = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\|([^|]*)\|", figures, re.MULTILINE))))
-    assert shown == _keys_of("_of_role")
+    assert shown == _keys_of("_of_role", "status")
     assert set(re.findall(r"^\| `([^`]+)` \|", problems, re.MULTILINE)) == _keys_of("problems")
 
 

@@ -24,11 +24,11 @@ from typing import Final
 
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.replication.group_watch import GroupWatch
-from batonmq.broker.replication.role_actions import BrokerHooks
+from batonmq.broker.replication.replication import BrokerHooks, Replication
 from batonmq.broker.request_fields import number
 from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.tables.slave_sync import BrokerTables, Followed, SlaveSynchronize
-from batonmq.broker.write.write_path import WritePath
+from batonmq.broker.write.write_path import OwnDiskConfirms, WritePath
 from batonmq.ha.classic.service import ClassicHAService
 from batonmq.ha.classic.slave_core import MasterAddresses
 from batonmq.protocol.bodies import ConsumerOffsetSerializeWrapper, HARuntimeInfo
@@ -111,9 +111,8 @@ class PreOnline:
         return await self._client.call(address, RemotingCommand.request(code, ext), ASK_MS)
 
 
-class ClassicReplication:
-    """Implements `batonmq.ha.classic.service.ClassicListener` and `group_watch.GroupActions`. One
-    per broker, on its loop."""
+class ClassicReplication(Replication):
+    """Implements `batonmq.ha.classic.service.ClassicListener` and `group_watch.GroupActions`."""
 
     def __init__(
         self,
@@ -124,12 +123,10 @@ class ClassicReplication:
         client: RemotingClient,
         hooks: BrokerHooks,
     ) -> None:
+        super().__init__(path, slave_sync, hooks)
         self._config = config
-        self._path = path
         self._tables = tables
-        self._slave_sync = slave_sync
         self._client = client
-        self._hooks = hooks
         self._master = MasterAddresses(ha=config.ha.ha_master_address)
         self._init_end = 0
         self.ha = ClassicHAService(
@@ -143,24 +140,29 @@ class ClassicReplication:
         )
         self.group = GroupWatch(config, client, self, path.clock_ms)
         self._pre_online = PreOnline(path.store, tables, self.ha, client)
+        self._confirms = OwnDiskConfirms(path, self.ha, waits=config.needed_slaves > 0)
 
     @property
+    def service(self) -> ClassicHAService:
+        return self.ha
+
     def broker_id(self) -> int:
         return self._config.broker.broker_id if self._config.is_classic_slave else 0
 
     def register(self, processors: Processors) -> None:
+        super().register(processors)
         self.group.register(processors)
         processors.register(RequestCode.EXCHANGE_BROKER_HA_INFO, self._exchange_ha_info)
         processors.register(RequestCode.RESET_MASTER_FLUSH_OFFSET, self._reset_flush_offset)
 
-    @property
-    def group_problem(self) -> str:
-        """What is wrong with the group, or keeps this broker from its role; empty if nothing."""
-        return self.group.core.problem
+    def problems(self) -> dict[str, str]:
+        return super().problems() | {"its group is not well": self.group.core.problem}
 
     async def start(self) -> None:
-        """Listens. A master takes writes, a slave follows, as soon as nobody else has its id."""
+        """Listens. A master takes writes, a slave follows, as soon as no other broker has its
+        id."""
         path = self._path
+        path.store.flushed_listeners += [path.flushed, self.ha.notify_flushed]
         self._init_end = max(0, path.store.max_phy_offset)
         await self.ha.start(self._config.broker.bind_host)
         log.info(
@@ -172,7 +174,13 @@ class ClassicReplication:
             self.ha.lead()
         await self.group.start()
 
-    async def close(self) -> None:
+    async def hand_over(self) -> None:
+        pass  # no other member may become master
+
+    def tick(self, now_ms: int) -> None:
+        pass
+
+    async def _close(self, reason: str) -> None:
         await self.group.close()
         await self.ha.close()
 
@@ -190,7 +198,7 @@ class ClassicReplication:
             path.store.advance_confirm_offset(path.store.max_phy_offset)
             self._tables.locks.lead(path.clock_ms())
             path.gate.opening(CLASSIC_EPOCH)
-            path.replicate_classic(self.ha, waits=self._config.needed_slaves > 0)
+            path.rule = self._confirms
             path.gate.open()
             self._hooks.master_opened()
         self._hooks.routes_changed()
@@ -244,7 +252,7 @@ class ClassicReplication:
             self.ha.master_flush_offset = number(request, "masterFlushOffset")
         return RemotingCommand.response_to(request)
 
-    def master_told(self, address: str, ha_address: str) -> bool:
+    def master_named(self, address: str, ha_address: str) -> bool:
         """A name server names the master of this group, or "" for both; whether this broker needs
         no other answer. Only a slave listens to it; `haMasterAddress` outweighs it."""
         if not self._config.is_classic_slave:
@@ -254,7 +262,7 @@ class ClassicReplication:
         fixed = self._config.ha.ha_master_address
         master = MasterAddresses(fixed or ha_address or self._master.ha, address)
         if master != self._master:
-            log.info("classic_master_told address=%s ha_address=%s", address, master.ha)
+            log.info("classic_master_named address=%s ha_address=%s", address, master.ha)
             if address != self._master.remoting:
                 self._path.gate.follow(CLASSIC_EPOCH, address)
                 followed = Followed(address, CLASSIC_EPOCH) if address else None
@@ -276,7 +284,7 @@ class ClassicReplication:
     # -- events of the HA service
 
     def on_acknowledged(self, offset: int) -> None:
-        self._path.held_by_slaves(offset)
+        self._confirms.held_by_slaves(offset)
 
     def on_slaves_missing(self, wanted: int, present: int) -> None:
         self._path.acks.fail_all(
@@ -290,6 +298,3 @@ class ClassicReplication:
     def on_master_lost(self) -> None:
         self.group.hint()
         self._hooks.routes_changed()  # the reply to the registration says where the master is
-
-    def on_fatal(self, exc: BaseException) -> None:
-        self._hooks.fatal(exc)

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Awaitable
 from typing import Protocol
 
+from batonmq.broker.replication.replication import BrokerHooks
 from batonmq.broker.tables.offset_clamp import OffsetClamp
 from batonmq.broker.tables.slave_sync import BrokerTables, Followed, SlaveSynchronize
 from batonmq.broker.write.write_path import WritePath
@@ -25,22 +26,6 @@ from batonmq.replicas_manager.switch import SwitchProgress
 log = logging.getLogger(__name__)
 
 ROLE_CHANGED_REMARK = "the role of this broker changed while the message waited: send it again"
-
-
-class BrokerHooks(Protocol):
-    """What else of the broker depends on its role; `BrokerService` implements it."""
-
-    def routes_changed(self) -> None:
-        """Role or topics changed: the name servers must know."""
-
-    def master_opened(self) -> None:
-        """This broker takes writes as the master from now on."""
-
-    def role_left(self) -> None:
-        """This broker is not master: pulls that wait and deletions not confirmed end."""
-
-    def fatal(self, exc: BaseException) -> None:
-        """The process must stop."""
 
 
 class EventReport(Protocol):

@@ -124,12 +124,95 @@ class Replicator(Protocol):
     def notify_flushed(self, flushed_offset: int) -> None: ...
 
 
+class ConfirmRule(Protocol):
+    """When a write is confirmed, and so acknowledged: one for each mode. Offsets are exclusive
+    ends."""
+
+    def written(self, offset: int) -> None:
+        """All below is in the log file, at the end of a turn."""
+
+    def flushed(self, offset: int) -> None:
+        """All below is on this broker's disk."""
+
+    def tick(self) -> None:
+        """A pause of acks may be over."""
+
+    def pauses(self, now_ms: int) -> bool:
+        """Whether nothing may be acknowledged now."""
+
+    def first_acked(self, waited_ms: int) -> None:
+        """The first write of a mastership was acknowledged; how long it had waited."""
+
+
+class OwnDiskConfirms:
+    """Outside controller mode: what is written here, or flushed under SYNC_FLUSH, is confirmed, so
+    readers see it. It is acknowledged at once; as SYNC_MASTER (`waits`) when enough slaves have it.
+    """
+
+    def __init__(self, path: WritePath, replicator: Replicator | None, *, waits: bool) -> None:
+        self._path = path
+        self._replicator = replicator
+        self._own_end = 0
+        self._slaves_end: int | None = 0 if waits else None
+
+    def written(self, offset: int) -> None:
+        if self._replicator is not None:
+            self._replicator.notify_append(offset)
+        if not self._path.sync_flush:
+            self._on_own_disk(offset)
+
+    def flushed(self, offset: int) -> None:
+        if self._replicator is not None:
+            self._replicator.notify_flushed(offset)
+        if self._path.sync_flush and self._path.gate.is_master:
+            self._on_own_disk(offset)
+
+    def _on_own_disk(self, offset: int) -> None:
+        self._own_end = offset
+        if self._slaves_end is None:
+            self._path.confirmed(offset)
+        else:
+            self._path.release(min(offset, self._slaves_end))
+            self._path.store.advance_confirm_offset(offset)
+
+    def held_by_slaves(self, offset: int) -> None:
+        """As SYNC_MASTER: enough slaves have all below `offset`."""
+        if self._slaves_end is not None:
+            self._slaves_end = offset
+            self._path.release(min(offset, self._own_end))
+
+    def tick(self) -> None: ...
+
+    def pauses(self, now_ms: int) -> bool:
+        return False
+
+    def first_acked(self, waited_ms: int) -> None: ...
+
+
+class MembersConfirm:
+    """Under controllers: `replicator`, the HA service, calls `WritePath.confirmed` when every
+    required member has a write."""
+
+    def __init__(
+        self,
+        path: WritePath,
+        replicator: Replicator,
+        lease_valid: Callable[[int], bool],
+        first_acked: Callable[[int], None],
+    ) -> None:
+        self._path = path
+        self.written = replicator.notify_append
+        self.flushed = replicator.notify_flushed
+        self.pauses = AckPause(lease_valid).holds
+        self.first_acked = first_acked
+
+    def tick(self) -> None:
+        self._path.confirmed(self._path.store.confirm_offset)
+
+
 class WritePath:
     """The parts that every write passes, and the two ends of it. Times are ms of `clock_ms`.
-
-    Outside controller mode what is written here, or flushed under SYNC_FLUSH, is confirmed: readers
-    see it. It is acknowledged at once, or as a SYNC_MASTER when enough slaves have it.
-    """
+    `rule` is that of the broker's mode."""
 
     def __init__(
         self,
@@ -152,37 +235,10 @@ class WritePath:
         self.aside = SetAside()
         self.flow = flow or FlowControl(BrokerConfig(), StoreConfig())
         self._hooks = hooks or PutHooks(StoreConfig())
-        self._sync_flush = sync_flush
-        self._replicator: Replicator | None = None
-        self._confirms_itself = True
-        self._pause: AckPause | None = None
-        self._first_acked: Callable[[int], None] = lambda waited_ms: None
+        self.sync_flush = sync_flush
+        self.rule: ConfirmRule = OwnDiskConfirms(self, None, waits=False)
         self._scheduled = False
-        self._told_end = 0
-        self._own_end = 0
-        self._slaves_end: int | None = None
-        """Outside controller mode: what this broker has, and what enough slaves have, None where no
-        slave is needed."""
-
-    def replicate(
-        self,
-        replicator: Replicator,
-        lease_valid: Callable[[int], bool],
-        first_acked: Callable[[int], None],
-    ) -> None:
-        """Controller mode: `replicator` confirms. `first_acked` gets how long the first write of
-        a mastership waited."""
-        self._replicator = replicator
-        self._confirms_itself = False
-        self._pause = AckPause(lease_valid)
-        self._first_acked = first_acked
-
-    def replicate_classic(self, replicator: Replicator, *, waits: bool) -> None:
-        """Outside controller mode: `replicator` only ships the log. `waits`: acknowledgements wait
-        for `held_by_slaves`."""
-        self._replicator = replicator
-        self._confirms_itself = True
-        self._slaves_end = 0 if waits else None
+        self._written_end = 0
 
     def put_message(self, message: NewMessage) -> PutResult:
         """Puts a message of a client, or one that the broker makes for a group: where it belongs,
@@ -264,52 +320,33 @@ class WritePath:
         """Writes what this turn put into the log file, and replicates or confirms it."""
         self._scheduled = False
         began_ms = self.clock_ms()
-        end_offset = self._told_end = self.store.end_turn()
+        end_offset = self._written_end = self.store.end_turn()
         self.flow.wrote(began_ms, self.clock_ms())
-        if self._replicator is not None:
-            self._replicator.notify_append(end_offset)
-        if self._confirms_itself and not self._sync_flush:
-            self._on_own_disk(end_offset)
-        if self._sync_flush:
+        self.rule.written(end_offset)
+        if self.sync_flush:
             self.store.background.request_flush()
 
     def flushed(self, flushed_offset: int) -> None:
         """All below `flushed_offset` is on this broker's disk."""
-        if self._replicator is not None:
-            self._replicator.notify_flushed(flushed_offset)
-        if self._confirms_itself and self._sync_flush and self.gate.is_master:
-            self._on_own_disk(flushed_offset)
-
-    def _on_own_disk(self, offset: int) -> None:
-        """Outside controller mode the own disk rule holds for all below `offset`."""
-        self._own_end = offset
-        if self._slaves_end is None:
-            self.confirmed(offset)
-        else:
-            self._release(min(offset, self._slaves_end))
-            self.store.advance_confirm_offset(offset)
-
-    def held_by_slaves(self, offset: int) -> None:
-        """As SYNC_MASTER: enough slaves have all below `offset`."""
-        if self._slaves_end is not None:
-            self._slaves_end = offset
-            self._release(min(offset, self._own_end))
+        self.rule.flushed(flushed_offset)
 
     def confirmed(self, offset: int) -> None:
         """All below `offset` is on every required member. Code 0 leaves only here, and only for
         the epoch in which its write was taken (R4)."""
-        self._release(offset)
+        self.release(offset)
         self.store.advance_confirm_offset(offset)
 
-    def _release(self, offset: int) -> None:
+    def release(self, offset: int) -> None:
+        """Acknowledges what ends at or below `offset`, unless the rule pauses acks or the role has
+        changed."""
         gate, acks = self.gate, self.acks
-        paused = self._pause is not None and self._pause.holds(self.clock_ms())
+        paused = self.rule.pauses(self.clock_ms())
         if not paused and gate.role is Role.MASTER and acks.master_epoch == gate.master_epoch:
             if acks.first_due:
                 waited_ms = acks.waited_ms(self.clock_ms())
                 if acks.confirm(offset):
                     acks.first_due = False
-                    self._first_acked(waited_ms)
+                    self.rule.first_acked(waited_ms)
             else:
                 acks.confirm(offset)
 
@@ -318,10 +355,9 @@ class WritePath:
         positions where no write does it (R38), but not while a planned switch drains the log."""
         if self.gate.refusal is None and not self.hold.active and self.store.positions.put_if_due():
             self.schedule_flush()
-        if self.gate.is_master and self.store.max_phy_offset != self._told_end:
+        if self.gate.is_master and self.store.max_phy_offset != self._written_end:
             self.end_turn()  # a full disk kept records of an earlier turn (R45)
-        if not self._confirms_itself:
-            self.confirmed(self.store.confirm_offset)
+        self.rule.tick()
 
     def fail_late(self, now_ms: int) -> bool:
         """Fails what waited too long, and goes on answering what failed: a slice a call; whether
@@ -329,6 +365,6 @@ class WritePath:
         return self.acks.expire(now_ms, self._why_late) >= SLICE or self.acks.answer_failed()
 
     def _why_late(self, end_offset: int) -> tuple[int, str]:
-        if self._sync_flush and self.store.log.flushed_offset < end_offset:
+        if self.sync_flush and self.store.log.flushed_offset < end_offset:
             return ResponseCode.FLUSH_DISK_TIMEOUT, NOT_FLUSHED
         return ResponseCode.FLUSH_SLAVE_TIMEOUT, NOT_REPLICATED

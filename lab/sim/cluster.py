@@ -14,7 +14,7 @@ from typing import Any
 
 from lab.sim.ambient import ambient
 from lab.sim.decisions import fault_of_vote
-from lab.sim.hosts import BROKERS, CONTROLLERS, BrokerHost, ControllerHost, Host
+from lab.sim.hosts import BROKERS, CONTROLLERS, BrokerHost, ControllerHost, Host, controlled
 from lab.sim.loop import process_here
 from lab.sim.promises import Promises
 from lab.sim.raft import SimRaftTransport
@@ -83,9 +83,8 @@ class Cluster(World):
         for host in self.brokers.values():
             if host.service is None:
                 continue
-            replication = host.service.replication
+            replication = controlled(host.service)
             ha, manager = replication.ha, replication.manager
-            assert ha is not None and manager is not None
             if ha._master is not None:
                 ha._master.core.check_invariants()
             if ha._slave is not None:

@@ -13,7 +13,7 @@ from batonmq.broker.service import BrokerService
 from batonmq.controller.rules.groups import BrokerGroup
 from batonmq.epoch.entry import EpochEntry
 from lab.sim.disk import SECTOR
-from lab.sim.hosts import BrokerHost
+from lab.sim.hosts import BrokerHost, controlled
 from lab.sim.rot import Rot
 from lab.sim.settings import Settings
 
@@ -41,7 +41,7 @@ class Copies:
     def note(self) -> None:
         for host in self._brokers.values():
             service = host.service
-            manager = service.replication.manager if service is not None else None
+            manager = controlled(service).manager if service is not None else None
             if service is None or manager is None or host in self._strays:
                 continue
             if manager.broker_id:
@@ -78,7 +78,7 @@ class Copies:
     def confirmed_by(self, master: BrokerHost) -> int:
         """All below it was confirmed by this process in its epoch, or came to it as confirmed."""
         acting = master.service
-        manager = acting.replication.manager if acting is not None else None
+        manager = controlled(acting).manager if acting is not None else None
         if acting is None or manager is None:
             return 0
         process = (manager.incarnation, acting.path.gate.master_epoch)
@@ -97,7 +97,7 @@ class Copies:
         set counts by now."""
         self.note()
         acting = master.service
-        manager = acting.replication.manager if acting is not None else None
+        manager = controlled(acting).manager if acting is not None else None
         if acting is None or manager is None:
             return ""
         self._highest = max(self._highest, end)
@@ -147,7 +147,7 @@ class Copies:
             return ""
         host, service = self._newest[broker_id]
         holds = service.store.max_phy_offset
-        manager = service.replication.manager
+        manager = controlled(service).manager
         if manager is None or manager.incarnation != incarnation:
             return ""
         if host.service is not service or holds >= drained:
@@ -167,7 +167,7 @@ class Copies:
         if broker_id not in self._newest:
             return ""
         host, service = self._newest[broker_id]
-        record, manager = group.replica(broker_id), service.replication.manager
+        record, manager = group.replica(broker_id), controlled(service).manager
         registered = record.incarnation if record is not None else ""
         is_registered = manager is not None and manager.incarnation == registered
         lost_power = host.boot > 1 and not self._settings.acks_are_flushed
@@ -192,7 +192,7 @@ class Copies:
 
 
 def _knows_newer_set(acting: BrokerService, group: BrokerGroup) -> bool:
-    ha = acting.replication.ha
+    ha = controlled(acting).ha
     sync = ha.sync_state if ha is not None else None
     return sync is not None and sync.sync_state_set_epoch > group.sync_state_set_epoch
 

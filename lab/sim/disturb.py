@@ -44,6 +44,7 @@ from lab.sim.hosts import (
     NAMESRV_PORT,
     BrokerHost,
     ControllerHost,
+    controlled,
 )
 from lab.sim.kinds import Fault, Kinds
 from lab.sim.loop import Process
@@ -153,7 +154,7 @@ class DisturbFaults(Kinds):
         master = self._master()
         if master is None or master.service is None:
             return None
-        store, ha = master.service.store, master.service.replication.ha
+        store, ha = master.service.store, controlled(master.service).ha
         assert ha is not None
         hello = encode_master_handshake(store.max_phy_offset, store.epochs.entries, _OTHERS_MASTER)
         for host in (master, *self.cluster.controllers.values()):

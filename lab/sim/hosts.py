@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
-from batonmq.broker.replication.replication import Replication
+from batonmq.broker.replication.controlled import ControllerReplication
 from batonmq.broker.service import BrokerService
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.raft.log import Commit, Machine
@@ -77,6 +77,12 @@ class Watch(Protocol):
     def routes(self, host: ControllerHost, routes: RouteInfoManager) -> None: ...
 
     def applied(self, host: ControllerHost, commit: Commit) -> None: ...
+
+
+def controlled(service: BrokerService) -> ControllerReplication:
+    """The replication of a broker that runs under controllers."""
+    assert isinstance(service.replication, ControllerReplication)
+    return service.replication
 
 
 class Host:
@@ -219,7 +225,7 @@ class BrokerHost(Host):
             watch.opened(self)
 
         gate.open = open_gate  # type: ignore[method-assign]
-        self._watch_replication(service.replication)
+        self._watch_replication(controlled(service))
         self.checked = 0
         self.confirms.clear()
         if not await started(service.start(), stop.wait()):
@@ -249,7 +255,7 @@ class BrokerHost(Host):
         if self._classic_store is not None:
             self.watch.classic(self, self._classic_store)
 
-    def _watch_replication(self, replication: Replication) -> None:
+    def _watch_replication(self, replication: ControllerReplication) -> None:
         """Told before the broker acts on it: what is confirmed."""
         confirm, watch = replication.on_confirm_offset, self.watch
 
@@ -272,7 +278,7 @@ class BrokerHost(Host):
     @property
     def knows(self) -> tuple[int, int]:
         """masterEpoch and setEpoch of the newest view that it took."""
-        manager = self.service.replication.manager if self.service is not None else None
+        manager = controlled(self.service).manager if self.service is not None else None
         state = manager._state if manager is not None else None
         return state.current.key if state is not None else (0, 0)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from lab.sim.cluster import Cluster
-from lab.sim.hosts import BrokerHost, Host
+from lab.sim.hosts import BrokerHost, Host, controlled
 
 T = TypeVar("T")
 
@@ -166,7 +166,7 @@ class Kinds:
     def _is_member(self, host: BrokerHost) -> bool:
         """Whether this very process is recorded in the set."""
         group, service = self.cluster.promises.group, host.service
-        manager = service.replication.manager if service is not None else None
+        manager = controlled(service).manager if service is not None else None
         if group is None or manager is None or manager.broker_id not in group.sync_state_set:
             return False
         record = group.replica(manager.broker_id)

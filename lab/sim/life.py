@@ -22,7 +22,7 @@ from lab.sim.disk import DiskPlan
 from lab.sim.earlier import old_volumes
 from lab.sim.faults import NEARLY_FULL, Faults
 from lab.sim.features.features import Features
-from lab.sim.hosts import BrokerHost
+from lab.sim.hosts import BrokerHost, controlled
 from lab.sim.kinds import (
     DISTURBING,
     EXPIRY,
@@ -396,7 +396,7 @@ class Life:
         outside: list[int] = []
         for host in self.cluster.brokers.values():
             service = host.service
-            manager = service.replication.manager if service is not None else None
+            manager = controlled(service).manager if service is not None else None
             if service is None or manager is None:
                 return False
             begins[manager.broker_id] = service.store.min_phy_offset

@@ -23,6 +23,7 @@ from lab.sim.hosts import (
     NAME_SERVERS,
     BrokerHost,
     broker_host,
+    controlled,
 )
 from lab.sim.loop import Process
 from lab.sim.world import World
@@ -52,7 +53,7 @@ class Lineage:
 
     def _fault_of(self, host: BrokerHost) -> str:
         group, service = self._group(), host.service
-        manager = service.replication.manager if service is not None else None
+        manager = controlled(service).manager if service is not None else None
         if group is None or manager is None:
             return ""
         if host.is_open:
@@ -102,7 +103,7 @@ class Lineage:
     def _put_right(self, host: BrokerHost) -> None:
         """Its disk is emptied, and what the controllers recorded of that process is forgotten."""
         group, service = self._group(), host.service
-        manager = service.replication.manager if service is not None else None
+        manager = controlled(service).manager if service is not None else None
         record = group.replica(manager.broker_id) if group and manager else None
         host.wipe()
         if record is not None and manager and record.incarnation == manager.incarnation:

@@ -24,7 +24,7 @@ from lab.sim.copies import Copies, first_unsynced
 from lab.sim.decisions import Decisions, Known
 from lab.sim.expiry import Expiry
 from lab.sim.given_up import GivenUp, Unclean, records_behind
-from lab.sim.hosts import GROUP, BrokerHost, ControllerHost
+from lab.sim.hosts import GROUP, BrokerHost, ControllerHost, controlled
 from lab.sim.lineage import Lineage
 from lab.sim.records import LogRecord, records
 from lab.sim.rot import Rot, read_log
@@ -346,9 +346,9 @@ class Promises:
             return
         for host in self._brokers.values():
             service = host.service
-            ha = service.replication.ha if service is not None else None
+            ha = controlled(service).ha if service is not None else None
             sync = ha.sync_state if ha is not None else None
-            manager = service.replication.manager if service is not None else None
+            manager = controlled(service).manager if service is not None else None
             if (
                 sync is not None
                 and manager is not None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 
 from batonmq.controller.rules.groups import BrokerGroup
 from batonmq.runtime.clock import boot_ms
-from lab.sim.hosts import BrokerHost
+from lab.sim.hosts import BrokerHost, controlled
 from lab.sim.world import World
 
 _REMOVED_S = 2.0  # R14: after 0.6 s, by a controller that may be slow
@@ -52,9 +52,9 @@ class Standing:
             return {}
         if process.busy_until_s > process.loop.now_s:
             return {}
-        gate, replication = service.path.gate, service.replication
+        gate, replication = service.path.gate, controlled(service)
         manager, ha = replication.manager, replication.ha
-        if not gate.is_master or gate.is_stopping or manager is None or ha is None:
+        if not gate.is_master or gate.is_stopping:
             return {}
         wrong = {}
         leased = manager.lease_valid(process.run(boot_ms))

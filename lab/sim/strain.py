@@ -30,7 +30,7 @@ from batonmq.protocol.topic_name import TRANS_OP_HALF_TOPIC
 from lab.sim.clients import Client, Operator
 from lab.sim.cluster import Cluster
 from lab.sim.features.transactions import TransactionSender
-from lab.sim.hosts import CLUSTER, GROUP, GRPC_ADDRESSES, BrokerHost
+from lab.sim.hosts import CLUSTER, GROUP, GRPC_ADDRESSES, BrokerHost, controlled
 from lab.sim.kinds import Fault, Kinds
 from lab.sim.loop import Process
 
@@ -90,7 +90,7 @@ class StrainFaults(Kinds):
         slave = self._of(slaves, fault.pick)
         if master is None or slave is None or master.service is None or slave.process is None:
             return None
-        ha = master.service.replication.ha
+        ha = controlled(master.service).ha
         assert ha is not None
         peer = (master.address, ha.port)
         for transport in self.cluster.network.transports:
@@ -106,11 +106,11 @@ class StrainFaults(Kinds):
         slave = self._of(slaves, fault.pick)
         if master is None or slave is None or master.service is None or slave.service is None:
             return None
-        ha, broker_id = master.service.replication.ha, slave.service.replication.broker_id()
+        ha, broker_id = controlled(master.service).ha, slave.service.replication.broker_id()
         assert ha is not None
         process = Process(self.cluster.loop, _STRANGER)
         process.spawn(_dial(master.address, ha.port, broker_id))
-        manager = master.service.replication.manager
+        manager = controlled(master.service).manager
         assert manager is not None
         hello = pb.Hello(
             cluster_name=CLUSTER,

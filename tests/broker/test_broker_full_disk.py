@@ -4,9 +4,12 @@ import asyncio
 import errno
 import json
 import os
-from unittest.mock import AsyncMock
 
-from batonmq.broker.replication.replication import FULL_MS, HAND_OVER_AGAIN_MS, WithoutRoom
+from batonmq.broker.replication.controlled import (
+    FULL_MS,
+    HAND_OVER_AGAIN_MS,
+    FullDiskHandover,
+)
 from batonmq.protocol.bodies import PROBLEMS_KEY, KVTable
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.runtime import disk
@@ -65,47 +68,17 @@ def test_r40_a_broker_whose_disk_failed_leaves_no_clean_stop(tmp_path, monkeypat
     assert (tmp_path / "abort").exists() and (tmp_path / "suspect").exists()
 
 
-def test_r45_a_master_without_room_hands_over_and_not_again_and_again():
-    without_room = WithoutRoom()
-    assert not without_room.due("full", 1_000)
-    assert not without_room.due("", 1_000 + FULL_MS)  # there was room meanwhile
-    assert not without_room.due("full", 10_000)
-    assert not without_room.due("full", 10_000 + FULL_MS - 1)
-    assert without_room.due("full", 10_000 + FULL_MS)
-    assert not without_room.due("", 13_000)  # another one led
-    assert not without_room.due("full", 14_000)
-    assert not without_room.due("full", 20_000)
-    assert without_room.due("full", 10_000 + FULL_MS + HAND_OVER_AGAIN_MS)
-    without_room.failed(50_000)
-    assert not without_room.due("full", 50_000 + FULL_MS - 1)
-    assert without_room.due("full", 50_000 + FULL_MS)
-
-
-def test_r45_the_master_is_given_up_by_a_planned_switch(tmp_path, monkeypatch):
-    """It refuses writes for want of room: who has it is asked, once it has lasted."""
-
-    async def play(rig):
-        service, now_ms = rig.service, 1_000_000
-        manager = service.replication.manager = AsyncMock()
-        manager.lease_valid = lambda now_ms: True
-        service.replication.tick(now_ms)
-        service.replication.tick(now_ms + FULL_MS)
-        service.store.room.set_watermark("more than 90 % of it is used")
-        service.replication.tick(now_ms + FULL_MS)
-        service.replication.tick(now_ms + 2 * FULL_MS)
-        service.replication.tick(now_ms + 2 * FULL_MS + 1)
-        await until(lambda: manager.hand_over.await_count == 1)
-        await until(lambda: not service.replication._tasks)
-        now_ms += 2 * FULL_MS
-        service.replication.tick(now_ms + HAND_OVER_AGAIN_MS - 1)
-        assert not service.replication._tasks
-        manager.hand_over.return_value = False  # nobody is there
-        monkeypatch.setattr(service.path, "clock_ms", lambda: now_ms + HAND_OVER_AGAIN_MS)
-        service.replication.tick(now_ms + HAND_OVER_AGAIN_MS)
-        await until(lambda: not service.replication._tasks)
-        service.replication.tick(now_ms + HAND_OVER_AGAIN_MS + FULL_MS)
-        await until(lambda: manager.hand_over.await_count == 3)
-        service.replication.manager = None
-        service.store.room.set_watermark("")
-
-    run_with_broker(tmp_path, play)
+def test_r45_a_master_whose_disk_is_full_hands_over_at_most_once_in_30_s():
+    handover = FullDiskHandover()
+    assert not handover.due("full", 1_000)
+    assert not handover.due("", 1_000 + FULL_MS)  # there was space meanwhile
+    assert not handover.due("full", 10_000)
+    assert not handover.due("full", 10_000 + FULL_MS - 1)
+    assert handover.due("full", 10_000 + FULL_MS)
+    assert not handover.due("", 13_000)  # another one led
+    assert not handover.due("full", 14_000)
+    assert not handover.due("full", 20_000)
+    assert handover.due("full", 10_000 + FULL_MS + HAND_OVER_AGAIN_MS)
+    handover.failed(50_000)
+    assert not handover.due("full", 50_000 + FULL_MS - 1)
+    assert handover.due("full", 50_000 + FULL_MS)

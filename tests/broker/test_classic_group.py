@@ -353,7 +353,7 @@ def test_905_makes_it_look_at_once(tmp_path, monkeypatch):
         async with name_server() as at, broker(tmp_path / "s", at, 1, "SLAVE", acting=True) as s:
             gate = s.service.path.gate
             await until(lambda: gate.is_acting)
-            core = s.service.replication.classic.group.core
+            core = s.service.replication.group.core
             looked = asyncio.Event()
             told = core.members_told
             monkeypatch.setattr(core, "members_told", lambda *args: (looked.set(), told(*args))[1])

@@ -48,7 +48,7 @@ async def slave(folder: Path, of: Rig, *, broker_id: int = 1, **settings: object
 
 def tell(rig: Rig, of: Rig) -> bool:
     ha_address = f"127.0.0.1:{ha_port_of(of)}"
-    return rig.service.replication.master_told(of.service.address, ha_address)
+    return rig.service.replication.master_named(of.service.address, ha_address)
 
 
 def log_of(rig: Rig) -> bytes:
@@ -313,7 +313,7 @@ def test_a_java_style_write_that_no_slave_takes_in_time_is_answered_12(tmp_path)
     async def play():
         async with master(tmp_path / "m", slave_timeout=300) as m, slave(tmp_path / "s", m) as s:
             await until(lambda: m.service.replication.in_sync_count() == 2)
-            shell = s.service.replication.classic.ha._slave
+            shell = s.service.replication.ha._slave
             shell.core.turn_ended = lambda *_: []
             reply = await m.send()
             assert reply.code == ResponseCode.FLUSH_SLAVE_TIMEOUT

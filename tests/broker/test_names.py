@@ -198,17 +198,3 @@ def test_r58_topics_and_groups_have_a_limit(tmp_path: Path) -> None:
         assert "%RETRY%g0" in topics.topics  # of a group that is there
 
     run_with_broker(tmp_path, play, broker={"topics_max": 40, "subscription_groups_max": 20})
-
-
-def test_r46_1008_with_what_is_no_number_is_refused_by_name(tmp_path: Path) -> None:
-    from types import SimpleNamespace
-
-    async def play(rig: Rig) -> None:
-        rig.service.replication.manager = SimpleNamespace(  # type: ignore[assignment]
-            on_remoting_role_notice=lambda *epochs: None
-        )
-        reply = await rig.ask(1008, {"masterEpoch": "x"})
-        rig.service.replication.manager = None
-        assert reply.code == ResponseCode.INVALID_PARAMETER and "masterEpoch" in reply.remark
-
-    run_with_broker(tmp_path, play)

@@ -15,6 +15,7 @@ from lone_broker import Rig, lone_broker, run_with_broker, send_header, until
 
 from batonmq.broker.consume.pull_processor import PullProcessor
 from batonmq.broker.relay import MASTER_GONE, NO_MASTER, WAIT_MS
+from batonmq.broker.write.write_path import OwnDiskConfirms
 from batonmq.protocol.bodies import GetConsumerListByGroupResponseBody
 from batonmq.protocol.codes import (
     MASTER_ADDRESS_HINT,
@@ -596,13 +597,13 @@ def test_a_master_that_stops_answers_what_its_slaves_still_confirm(tmp_path: Pat
 
     async def script(rig: Rig) -> None:
         path = rig.service.path
-        path.replicate_classic(Mock(), waits=True)
+        path.rule = rule = OwnDiskConfirms(path, Mock(), waits=True)
         send = asyncio.ensure_future(rig.send(body=b"last"))
         await until(lambda: len(path.acks) == 1)
         stop = asyncio.ensure_future(rig.service.close())
         await until(lambda: path.gate.is_stopping)
         await asyncio.sleep(0)
-        path.held_by_slaves(path.store.max_phy_offset)
+        rule.held_by_slaves(path.store.max_phy_offset)
         assert (await send).code == 0
         await stop
 

@@ -15,7 +15,7 @@ import pytest
 from batonmq.broker.replication.role_actions import RoleActions
 from batonmq.broker.tables.slave_sync import Followed
 from batonmq.broker.write.pending_acks import SLICE
-from batonmq.broker.write.write_path import WritePath
+from batonmq.broker.write.write_path import MembersConfirm, OwnDiskConfirms, WritePath
 from batonmq.protocol.role_view import Role, RoleView
 from batonmq.remoting.headers import SendReplies
 
@@ -56,7 +56,9 @@ class Rig:
         self.actions = RoleActions(
             self.path, self.ha, self.tables, self.sync, self.hooks, lambda kind, **fields: None
         )
-        self.path.replicate(self.ha, lambda now_ms: self.lease, self.actions.first_acked)
+        self.path.rule = MembersConfirm(
+            self.path, self.ha, lambda now_ms: self.lease, self.actions.first_acked
+        )
         self.path.gate.opening(3)
         self.path.acks.begin_epoch(3)
         self.path.gate.open()
@@ -332,13 +334,13 @@ def sync_flush_path() -> tuple[WritePath, list[int]]:
 @pytest.mark.parametrize("first", ["flushed", "held_by_slaves"])
 def test_a_sync_master_acknowledges_what_is_on_its_own_disk_and_on_its_slaves(first: str) -> None:
     path, heard = sync_flush_path()
-    path.replicate_classic(Mock(), waits=True)
+    path.rule = rule = OwnDiskConfirms(path, Mock(), waits=True)
     second = {"flushed": "held_by_slaves", "held_by_slaves": "flushed"}[first]
-    getattr(path, first)(100)
+    getattr(rule, first)(100)
     assert heard == []
-    getattr(path, second)(99)
+    getattr(rule, second)(99)
     assert heard == []
-    getattr(path, second)(100)
+    getattr(rule, second)(100)
     assert heard == [0]
 
 

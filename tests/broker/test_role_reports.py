@@ -9,7 +9,7 @@ import pytest
 
 from batonmq.broker.replication.role_actions import RoleActions
 from batonmq.broker.write.pending_acks import PendingAcks
-from batonmq.broker.write.write_path import WritePath
+from batonmq.broker.write.write_path import MembersConfirm, WritePath
 
 
 class Master:
@@ -27,7 +27,9 @@ class Master:
         )
         self.gate = self.path.gate
         self.actions = RoleActions(self.path, self.ha, Mock(), Mock(), Mock(), self._report)
-        self.path.replicate(self.ha, lambda now_ms: True, self.actions.first_acked)
+        self.path.rule = MembersConfirm(
+            self.path, self.ha, lambda now_ms: True, self.actions.first_acked
+        )
         self.gate.opening(3)
         self.gate.standing(lease=True, required_set_whole=True)
         self.gate.open()

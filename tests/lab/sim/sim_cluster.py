@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
-from batonmq.broker.replication.replication import Replication
+from batonmq.broker.replication.controlled import ControllerReplication
 from batonmq.broker.replication.role_actions import RoleActions
 from batonmq.broker.tables.slave_sync import Followed
 from batonmq.broker.write.write_path import WritePath
@@ -106,7 +106,7 @@ class _Client:
         return SimpleNamespace(body=body)
 
 
-class SimReplication(Replication):
+class SimReplication(ControllerReplication):
     """Replication whose ReplicasManager speaks over the simulated network."""
 
     def __init__(self, broker: Broker, config: BrokerSections) -> None:
@@ -196,7 +196,6 @@ class Broker:
         )
         self.gate = self.path.gate
         self.replication = SimReplication(self, config)
-        assert self.replication.ha is not None and self.replication.manager is not None
         self.ha = self.replication.ha
         self.manager = self.replication.manager
         advance = self.store.advance_confirm_offset

@@ -1,0 +1,242 @@
+"""Replication under controllers: HA service, ReplicasManager and role actions.
+
+The HA service confirms writes and proposes SyncStateSets. The ReplicasManager takes the proposals
+to the controllers, and changes the role through `RoleActions` when a new role view arrives.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from batonmq.broker.config import BrokerSections
+from batonmq.broker.replication.java_master import JavaMasterClient
+from batonmq.broker.replication.replication import BrokerHooks, Replication
+from batonmq.broker.replication.role_actions import RoleActions
+from batonmq.broker.request_fields import number
+from batonmq.broker.tables.slave_sync import BrokerTables, SlaveSynchronize
+from batonmq.broker.write.write_path import MembersConfirm, WritePath
+from batonmq.ha.service import AutoSwitchHAService
+from batonmq.ha.sync_state import Proposal
+from batonmq.ha.wire import HAIdentity
+from batonmq.protocol.bodies import EpochCacheEntry, EpochEntryCache
+from batonmq.protocol.codes import HA_ADDRESS_FIELD, INCARNATION_FIELD, LOG_ID_FIELD
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection
+from batonmq.remoting.endpoint import RemotingClient
+from batonmq.replicas_manager.service import ReplicasManager
+
+log = logging.getLogger(__name__)
+
+FULL_MS: Final = 2_000
+HAND_OVER_AGAIN_MS: Final = 30_000
+
+
+class FullDiskHandover:
+    """When a master whose disk is full hands over (R45): another member may have disk space. If it
+    has none either, it hands over in turn: each at most once in HAND_OVER_AGAIN_MS."""
+
+    def __init__(self) -> None:
+        self._since_ms: int | None = None
+        self._not_before_ms = 0
+
+    def due(self, full: str, now_ms: int) -> bool:
+        """`full`: why this master, whose disk is full, refuses writes; empty if it does not."""
+        if not full:
+            self._since_ms = None
+            return False
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        if now_ms < max(self._since_ms + FULL_MS, self._not_before_ms):
+            return False
+        self._not_before_ms = now_ms + HAND_OVER_AGAIN_MS
+        return True
+
+    def failed(self, now_ms: int) -> None:
+        """No controller leads, or there was no other member. There may be one soon."""
+        self._not_before_ms = now_ms + FULL_MS
+
+
+class ControllerReplication(Replication):
+    """Implements `batonmq.ha.ports.HAListener`."""
+
+    def __init__(
+        self,
+        config: BrokerSections,
+        path: WritePath,
+        tables: BrokerTables,
+        slave_sync: SlaveSynchronize,
+        client: RemotingClient,
+        hooks: BrokerHooks,
+    ) -> None:
+        super().__init__(path, slave_sync, hooks)
+        self._config = config
+        self._full_disk = FullDiskHandover()
+        self.ha = AutoSwitchHAService(
+            path.store,
+            config.ha,
+            self,
+            store_config=config.store,
+            identity_of=self._identity,
+            java_master=JavaMasterClient(client),
+            clock_ms=path.clock_ms,
+        )
+        self.actions = RoleActions(path, self.ha, tables, slave_sync, hooks, self._report)
+        slave_sync.on_tables = self.ha.tables_followed
+        self.manager = self._new_manager(self.actions, self.ha)
+        lease_valid, first_acked = self.manager.lease_valid, self.actions.first_acked
+        path.rule = MembersConfirm(path, self.ha, lease_valid, first_acked)
+
+    def _new_manager(self, actions: RoleActions, ha: AutoSwitchHAService) -> ReplicasManager:
+        return ReplicasManager(
+            self._config.replicas_manager(), actions, ha, on_fatal=self._hooks.fatal
+        )
+
+    @property
+    def service(self) -> AutoSwitchHAService:
+        return self.ha
+
+    def broker_id(self) -> int:
+        return self.manager.broker_id
+
+    def _identity(self) -> HAIdentity:
+        """What this process names itself on HA connections (R41)."""
+        broker = self._config.broker
+        return HAIdentity(
+            broker.broker_cluster_name,
+            broker.broker_name,
+            self.manager.broker_id,
+            self.manager.incarnation,
+            self._path.store.log.log_id,
+        )
+
+    def other_members(self) -> list[str]:
+        view, own = self.manager.view, self.broker_id()
+        replicas = view.replicas if view is not None else ()
+        return [one.address for one in replicas if one.address and one.broker_id != own]
+
+    async def start(self) -> None:
+        self._path.store.flushed_listeners.append(self._path.flushed)
+        await self.ha.start(self._config.broker.bind_host)
+        await self.manager.start()
+
+    async def hand_over(self) -> None:
+        if self._path.gate.is_master:
+            await self.manager.hand_over("the master stops")
+
+    async def _close(self, reason: str) -> None:
+        await self.manager.end()
+        for task in self._tasks:
+            task.cancel()
+        await self.ha.close()
+        await self.manager.close(reason)  # R44: behind a good-bye its log changes no more
+
+    def tick(self, now_ms: int) -> None:
+        """Lease, required set and disk space may have changed with time."""
+        path = self._path
+        full = path.store.room.reason if path.gate.is_master else ""
+        if self._full_disk.due(full, now_ms):
+            log.warning("master_with_full_disk_hands_over reason=%s", full)
+            self._spawn(self._hand_over_full_disk(full), "not_handed_over")
+        path.gate.standing(
+            lease=self.manager.lease_valid(now_ms),
+            required_set_whole=self.ha.required_set_whole,
+        )
+
+    async def _hand_over_full_disk(self, full: str) -> None:
+        handed = False
+        try:
+            handed = await self.manager.hand_over(f"no disk space: {full}")
+        finally:
+            if not handed:
+                self._full_disk.failed(self._path.clock_ms())
+
+    def _role_changed(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        """Raises BrokerRefusal INVALID_PARAMETER for an epoch that is no number."""
+        self.manager.on_remoting_role_notice(
+            number(request, "masterEpoch", 0), number(request, "syncStateSetEpoch", 0)
+        )
+        return super()._role_changed(request, connection)
+
+    def on_confirm_offset(self, offset: int) -> None:
+        self._path.confirmed(offset)
+        if self._path.hold.active:
+            self.manager.acks_changed()
+
+    def on_proposal(self, proposal: Proposal) -> None:
+        self.manager.propose(proposal)
+
+    def on_slave_following(self, broker_id: int) -> None:
+        log.info("slave_following broker_id=%d", broker_id)
+
+    def on_truncated(self, from_offset: int, to_offset: int) -> None:
+        log.warning("log_truncated from_offset=%d to_offset=%d", from_offset, to_offset)
+        self._report("truncated", fromOffset=from_offset, toOffset=to_offset)
+        self._spawn(self.actions.log_truncated(), "offsets_not_clamped")
+
+    def on_diverged(self, reason: str) -> None:
+        log.error("log_diverged reason=%s", reason)
+        self._report("diverged", reason=reason)
+
+    def on_damage(self, reason: str) -> None:
+        super().on_damage(reason)
+        self._report("diverged", reason=f"its own log is damaged: {reason}")
+
+    def _report(self, kind: str, **fields: object) -> None:
+        """Adds an event to the history."""
+        self.manager.report_event(kind, **fields)
+
+    def epoch_cache(self) -> tuple[EpochEntryCache, dict[str, str]]:
+        own, store = self._identity(), self._path.store
+        cache = EpochEntryCache(
+            cluster_name=own.cluster_name,
+            broker_name=own.broker_name,
+            broker_id=own.broker_id,
+            epoch_list=[
+                EpochCacheEntry(
+                    epoch=entry.epoch, start_offset=entry.start_offset, end_offset=entry.end_offset
+                )
+                for entry in store.epochs.entries
+            ],
+            max_offset=store.max_phy_offset,
+        )
+        return cache, {
+            INCARNATION_FIELD: own.incarnation,
+            LOG_ID_FIELD: own.log_id,
+            HA_ADDRESS_FIELD: self._config.ha_address,
+        }
+
+    def status(self) -> dict[str, str]:
+        path, manager, view = self._path, self.manager, self.manager.view
+        return {
+            "brokerId": str(manager.broker_id),
+            "masterLease": str(manager.lease_valid(path.clock_ms())).lower(),
+            "requiredSet": ",".join(map(str, sorted(self.ha.required_set))),
+            "syncStateSetEpoch": str(view.sync_state_set_epoch if view else 0),
+            "lastEpoch": str(path.store.epochs.last_epoch),
+            "consumerOffsetsClamped": str(self.actions.offsets_clamped),
+            "tablesEpoch": str(self._slave_sync.held_epoch),
+            "slavesWithoutTables": ",".join(self._slaves_without_tables()),
+        }
+
+    def _slaves_without_tables(self) -> list[str]:
+        """As master: ids of the connected slaves that lack this mastership's tables, or do not
+        follow them any more (R42)."""
+        sync, view = self.ha.sync_state, self.manager.view
+        if sync is None or view is None:
+            return []
+        followers = (sync.follower(replica.broker_id) for replica in view.replicas)
+        return [
+            str(follower.broker_id)
+            for follower in followers
+            if follower is not None
+            and follower.connection_id is not None
+            and not follower.follows_tables(sync.master_epoch)
+        ]
+
+    def problems(self) -> dict[str, str]:
+        return super().problems() | {
+            "its start waits for disk space": self.manager.start_room.missing,
+            "is not registered": self.manager.registration_refusal,
+            "does not join yet": self._path.store.positions.why_not_whole,
+        }
