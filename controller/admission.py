@@ -26,7 +26,7 @@ from batonmq.controller.rules.groups import BrokerGroup
 from batonmq.controller.rules.state import ControllerState
 from batonmq.protocol.topic_name import first_problem
 
-Registration = RegisterBroker | ApplyBrokerId
+RegisterCommand = RegisterBroker | ApplyBrokerId
 
 RANDOM_ID_SIZE_MAX: Final = 64
 """Of an incarnation and of a log id, in characters; this project's brokers use 32 at most."""
@@ -42,7 +42,7 @@ class Admission:
         self._under_way: Counter[str] = Counter()
 
     def problem(
-        self, state: ControllerState, command: Registration, config: ControllerConfig
+        self, state: ControllerState, command: RegisterCommand, config: ControllerConfig
     ) -> str:
         """Why the leader does not propose `command`; empty if it does."""
         group = state.group(command.broker_name)
@@ -55,7 +55,7 @@ class Admission:
         return self._number_problem(state, group, command, config)
 
     @contextmanager
-    def under_way(self, command: Registration) -> Iterator[None]:
+    def under_way(self, command: RegisterCommand) -> Iterator[None]:
         """Counts `command` against the limits until it is in the state, or refused."""
         name = command.broker_name
         self._under_way[name] += 1
@@ -70,7 +70,7 @@ class Admission:
         self,
         state: ControllerState,
         group: BrokerGroup | None,
-        command: Registration,
+        command: RegisterCommand,
         config: ControllerConfig,
     ) -> str:
         name, coming = command.broker_name, self._under_way
@@ -126,21 +126,21 @@ def _above(registered: str, key: str, what: str) -> str:
     )
 
 
-def _is_known(group: BrokerGroup, command: Registration) -> bool:
+def _is_known(group: BrokerGroup, command: RegisterCommand) -> bool:
     if group.replica(command.broker_id) is not None:
         return True
     code = command.register_check_code
     return bool(code) and any(code == each.register_check_code for each in group.replicas)
 
 
-def _name_problem(command: Registration) -> str:
+def _name_problem(command: RegisterCommand) -> str:
     names = {"broker name": command.broker_name}
     if command.cluster_name:
         names["cluster name"] = command.cluster_name
     return first_problem(names, {})
 
 
-def _text_problem(command: Registration) -> str:
+def _text_problem(command: RegisterCommand) -> str:
     """Of the texts that are shown to others: no text forges a line of a log, and none is large."""
     texts = {"registerCheckCode": command.register_check_code}
     if isinstance(command, RegisterBroker):

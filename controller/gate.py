@@ -132,7 +132,7 @@ class LeaderGate:
         if not self._is_open:
             return
         log.info(
-            "gate_closed node=%s controller_epoch=%d why=%r",
+            "gate_closed node=%s controller_epoch=%d reason=%r",
             self._node_id,
             self.controller_epoch,
             why,

@@ -81,7 +81,7 @@ class HistoryLog:
             self._file.append(events, cut=cut)
         except OSError as error:
             self._is_behind = True
-            log.error("history_not_written error=%s", error)
+            log.error("history_not_written reason=%s", error)
             return
         self._is_behind = False
 
@@ -101,7 +101,7 @@ class HistoryLog:
                 try:
                     events = await asyncio.to_thread(file.newest, REPLY_EVENTS_MAX, REPLY_SIZE_MAX)
                 except OSError as error:
-                    log.warning("history_not_read error=%s", error)
+                    log.warning("history_not_read reason=%s", error)
         events = [
             event
             for event in events
@@ -176,7 +176,7 @@ class HistoryNotes:
                 await asyncio.sleep(RETRY_S)
                 continue
             except (NotLeaderError, CommandTooLargeError) as error:
-                log.debug("note_dropped kind=%s why=%s", command.kind, error)
+                log.debug("note_dropped kind=%s reason=%s", command.kind, error)
                 return
             if not result.ok:
                 log.warning("note_refused kind=%s remark=%r", command.kind, result.remark)

@@ -323,7 +323,7 @@ class ControllerRequests:
         return with_new_epochs(group, command, step)
 
     def _not_elected(self, command: ElectMaster, why: str) -> CommandResult:
-        log.warning("election_not_proposed broker_name=%s why=%r", command.broker_name, why)
+        log.warning("election_not_proposed broker_name=%s reason=%r", command.broker_name, why)
         code = ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
         return CommandResult(code, why, view=self.view(command.broker_name))
 

@@ -17,13 +17,9 @@ from batonmq.controller.endpoints.grpc_endpoint import GrpcEndpoint
 from batonmq.controller.endpoints.remoting_endpoint import RemotingEndpoint, RoleNotices
 from batonmq.controller.gate import LeaderGate
 from batonmq.controller.history_log import HistoryLog, HistoryNotes
+from batonmq.controller.liveness import events as ev
 from batonmq.controller.liveness.broker_sessions import LivenessConfig
 from batonmq.controller.liveness.core import LivenessCore
-from batonmq.controller.liveness.events import (
-    GateClosed,
-    GateOpened,
-    StateApplied,
-)
 from batonmq.controller.liveness.lead import LeadOffers
 from batonmq.controller.liveness.rotation import GROUPS_A_TURN
 from batonmq.controller.liveness.watch import BrokerWatch, OpenSessions
@@ -190,7 +186,7 @@ class ControllerService:
     # Called by the log and the gate.
 
     def _gate_changed(self, is_open: bool) -> None:
-        self._watch.handle(GateOpened() if is_open else GateClosed())
+        self._watch.handle(ev.GateOpened() if is_open else ev.GateClosed())
         if is_open:
             if self.gate.had_followed:
                 self._lead.step_aside(self._core.never_saw())
@@ -206,7 +202,7 @@ class ControllerService:
 
     def _inform_brokers(self, commit: Commit) -> None:
         applied_ms = wall_ms()
-        self._watch.handle(StateApplied(commit.state))
+        self._watch.handle(ev.StateApplied(commit.state))
         self._switches.state_applied(commit.state)
         if commit.command is None:  # a snapshot: any group may have changed
             for_each(commit.state.broker_names(), self._push, GROUPS_A_TURN)

@@ -18,14 +18,7 @@ from collections.abc import Callable
 
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import RoleView
-from batonmq.replicas_manager.events import (
-    Effect,
-    GiveWay,
-    ProposalRefused,
-    ProposalRequested,
-    ProposalUnknown,
-    SendAlter,
-)
+from batonmq.replicas_manager import events as ev
 from batonmq.runtime.backoff import pause_ms
 
 _FENCES = frozenset(
@@ -62,7 +55,7 @@ class OpenAlter:
     """`key` is the (masterEpoch, setEpoch) that it replaces. `ids_remembered`: the controllers give
     each copy of a request the answer of the first one."""
 
-    def __init__(self, request: SendAlter, *, ids_remembered: bool) -> None:
+    def __init__(self, request: ev.SendAlter, *, ids_remembered: bool) -> None:
         self.request_id = request.request_id
         self.key = (request.master_epoch, request.sync_state_set_epoch)
         self._request = request
@@ -70,11 +63,11 @@ class OpenAlter:
         self._proves_nothing = _PROVES_NOTHING_AFTER_UNKNOWN if ids_remembered else _REFUSALS
         self._ids_remembered = ids_remembered
         self._unknown = False
-        self._gives_way_ms: int | None = None
+        self._dropping_until_ms: int | None = None
         self._attempts = 0
         self._retry_ms = 0
 
-    def send(self, target: str) -> SendAlter:
+    def send(self, target: str) -> ev.SendAlter:
         """The request, or its repetition, to `target`."""
         self._request = dataclasses.replace(self._request, target=target)
         self._in_flight = True
@@ -90,30 +83,34 @@ class OpenAlter:
             return AlterOutcome.RECORDED
         return AlterOutcome.UNKNOWN
 
-    def not_answered(self, target: str, now_ms: int) -> list[Effect]:
+    def not_answered(self, target: str, now_ms: int) -> list[ev.Effect]:
         """The attempt at `target` ended without a proof: repeat it a little later."""
         if target == self._request.target:
             self._in_flight = False
             self._retry_ms = now_ms + pause_ms(RETRY_FIRST_MS, RETRY_MOST_MS, self._attempts)
         return self._doubt()
 
-    def stands_still(self, code: int, now_ms: int) -> list[Effect]:
+    def stands_still(self, code: int, now_ms: int) -> list[ev.Effect]:
         """Answered with `code`, which proved nothing."""
         if self._ids_remembered or not self._unknown or code not in _REFUSALS:
             return []
-        if self._gives_way_ms is not None and now_ms < self._gives_way_ms:
+        if self._dropping_until_ms is not None and now_ms < self._dropping_until_ms:
             return []
-        is_first = self._gives_way_ms is None
-        self._gives_way_ms = now_ms + STANDS_STILL_MS
-        return [] if is_first else [GiveWay("a set change is unknown, and its copies are refused")]
+        is_first = self._dropping_until_ms is None
+        self._dropping_until_ms = now_ms + STANDS_STILL_MS
+        return (
+            []
+            if is_first
+            else [ev.DropSessions("a set change is unknown, and its copies are refused")]
+        )
 
-    def leader_changed(self, leader: str) -> list[Effect]:
+    def leader_changed(self, leader: str) -> list[ev.Effect]:
         """Another controller leads: repeat the request there, without waiting for the old one."""
         if self._in_flight and self._request.target == leader:
             return []
         return [*self._doubt(), self.send(leader)]
 
-    def due(self, now_ms: int, deadlines: list[int], target: str) -> list[Effect]:
+    def due(self, now_ms: int, deadlines: list[int], target: str) -> list[ev.Effect]:
         if self._in_flight:
             return []
         if now_ms >= self._retry_ms:
@@ -121,41 +118,41 @@ class OpenAlter:
         deadlines.append(self._retry_ms)
         return []
 
-    def _doubt(self) -> list[Effect]:
+    def _doubt(self) -> list[ev.Effect]:
         if self._unknown:
             return []
         self._unknown = True
-        return [ProposalUnknown()]
+        return [ev.ProposalUnknown()]
 
 
 def alter_for(
-    proposal: ProposalRequested,
+    proposal: ev.ProposalRequested,
     view: RoleView,
     broker_id: int,
     next_request_id: Callable[[], str],
     *,
     ids_remembered: bool = True,
-) -> OpenAlter | ProposalRefused:
+) -> OpenAlter | ev.ProposalRefused:
     """The request for `proposal` of the master `broker_id` in `view`; refused here is what no
     controller could grant."""
     assert proposal.based_on == view.key, "a master knows no more than its ReplicasManager"
     failed = ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
     if proposal.new_set == view.sync_state_set:
-        return ProposalRefused(failed, "the set is recorded already")
+        return ev.ProposalRefused(failed, "the set is recorded already")
     if broker_id not in proposal.new_set:
-        return ProposalRefused(failed, "the master is not in the set")
+        return ev.ProposalRefused(failed, "the master is not in the set")
     members: list[tuple[int, str]] = []
     for member_id in sorted(proposal.new_set):
         replica = view.replica(member_id)
         if replica is None or replica.learner:
             what = "unknown" if replica is None else "a learner"
             code = ResponseCode.CONTROLLER_INVALID_REPLICAS
-            return ProposalRefused(code, f"broker {member_id} is {what}")
+            return ev.ProposalRefused(code, f"broker {member_id} is {what}")
         # R12: by now another process may be registered; the acks were not its own.
         counted = proposal.processes or {}
         members.append((member_id, counted.get(member_id, replica.incarnation)))
     return OpenAlter(
-        SendAlter(
+        ev.SendAlter(
             "",
             next_request_id(),
             *view.key,

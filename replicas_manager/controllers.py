@@ -4,14 +4,13 @@ The leader is a controller whose session is open and whose last answer claimed t
 highest controller epoch seen. While no leader is known, every session is heartbeaten at the full
 pace, so that a new leader is found within one heartbeat (`Controllers`).
 
-`Registration`, `Elections` and `MissedViews` decide when to send RegisterBroker, ElectMaster and
-GetReplicaInfo, and to which controller. An attempt whose outcome is unknown repeats the request id,
-so that a lost answer is found again; after a refusal the next attempt is another request, because
-controllers remember the answer of each id. What a registration says of the log (R17) is part of the
-request: it is the same in each attempt, else nobody could say which of two statements the
-controllers recorded. Each kind has one request in flight. The controllers elect by themselves when
-a master dies (R10); a broker requests an election only if it has no master though all those
-triggers have passed.
+`ControllerRegistration`, `Elections` and `MissedViews` decide when to send RegisterBroker,
+ElectMaster and GetReplicaInfo, and to which controller; each has one request in flight. An attempt
+whose outcome is unknown repeats the request id, so that a lost answer is found again. After a
+refusal the next attempt is another request, because controllers remember the answer of each id.
+What a registration says of the log (R17) is part of the request and the same in each attempt, or
+it would be open which of two statements was recorded. The controllers elect by themselves when a
+master dies (R10); a broker requests an election only if it still has no master after that.
 """
 
 from __future__ import annotations
@@ -19,16 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.config import SessionTimings
-from batonmq.replicas_manager.events import (
-    AnswerReceived,
-    CloseSession,
-    Effect,
-    FetchView,
-    Notice,
-    SendHeartbeat,
-    SendRegister,
-)
 from batonmq.replicas_manager.role import Key
 
 RETRY_FIRST_MS = 50
@@ -102,7 +93,7 @@ class Controllers:
             self.controller_epoch = 0
 
     def answered(
-        self, event: AnswerReceived, known_key: tuple[int, int], now_ms: int
+        self, event: ev.AnswerReceived, known_key: tuple[int, int], now_ms: int
     ) -> AnswerMeaning:
         """An answer of an open session. `known_key` is the key of the view in force."""
         session = self._sessions[event.controller]
@@ -133,26 +124,26 @@ class Controllers:
         if self.leader is None and leader != target:
             self._hint = leader
 
-    def back(self) -> list[Effect]:
+    def back(self) -> list[ev.Effect]:
         """A leader was found: reported if its loss was."""
         if not self._loss_reported:
             return []
         self._loss_reported = False
-        return [Notice("controllers_back", (("leader", self.leader or ""),))]
+        return [ev.Notice("controllers_back", (("leader", self.leader or ""),))]
 
     def note_dead(self, controller: str, dead: frozenset[int]) -> None:
         session = self._sessions.get(controller)
         if session is not None:
             session.dead = dead
 
-    def hasten(self, now_ms: int) -> None:
+    def retry_now(self, now_ms: int) -> None:
         """The next heartbeat to each is due now."""
         for session in self._sessions.values():
             session.heartbeat_due_ms = now_ms
 
     def _unlead(self, now_ms: int) -> None:
         self.leader = None
-        self.hasten(now_ms)
+        self.retry_now(now_ms)
 
     def target(self) -> str:
         """Where to send a request: the leader, else the hinted one, else each in turn."""
@@ -186,7 +177,7 @@ class Controllers:
         *,
         master: bool,
         report_loss: bool,
-    ) -> list[Effect]:
+    ) -> list[ev.Effect]:
         """Heartbeats, silent sessions, a lost leader. `key` goes out with the heartbeats.
 
         Only a `master` has a lease to renew: others take every second turn with the leader.
@@ -199,7 +190,7 @@ class Controllers:
                 self._unlead(now_ms)
             else:
                 deadlines.append(silent_ms)
-        effects: list[Effect] = []
+        effects: list[ev.Effect] = []
         # A message sent alone costs twice as much: what is nearly due is sent with it.
         open_sessions = [s for s in self._sessions.values() if not s.closing]
         together = any(now_ms >= session.heartbeat_due_ms for session in open_sessions)
@@ -211,19 +202,19 @@ class Controllers:
             if now_ms >= silent_ms:
                 session.closing = True
                 reason = f"silent for {now_ms - session.answered_ms} ms"
-                effects.append(CloseSession(controller, reason))
+                effects.append(ev.CloseSession(controller, reason))
                 continue
             if horizon_ms >= session.heartbeat_due_ms:
                 session.sequence += 1
                 session.heartbeat_due_ms = now_ms + self._period_ms(controller, pace_ms)
-                effects.append(SendHeartbeat(controller, session.sequence, now_ms, *key))
+                effects.append(ev.SendHeartbeat(controller, session.sequence, now_ms, *key))
             deadlines += (silent_ms, session.heartbeat_due_ms)
         if report_loss and self.leader is None and not self._loss_reported:
             lost_ms = self._leader_answered_ms + timings.session_timeout_ms
             if now_ms >= lost_ms:
                 self._loss_reported = True
                 fields = (("silent_ms", now_ms - self._leader_answered_ms),)
-                effects.append(Notice("controllers_lost", fields, warning=True))
+                effects.append(ev.Notice("controllers_lost", fields, warning=True))
             else:
                 deadlines.append(lost_ms)
         return effects
@@ -234,7 +225,7 @@ class Controllers:
         return pace_ms if controller == self.leader else self._timings.follower_heartbeat_ms
 
 
-class Registration:
+class ControllerRegistration:
     """`done` is False until the controllers have registered this process, and again after they
     lost it. `due` of each class adds to `deadlines` when it has to be called again."""
 
@@ -268,7 +259,7 @@ class Registration:
         if self.done:
             self.begin(now_ms)
 
-    def hasten(self, now_ms: int) -> None:
+    def retry_now(self, now_ms: int) -> None:
         """A leader is known: wait no longer."""
         self._due_ms = min(self._due_ms, now_ms)
 
@@ -316,7 +307,7 @@ class Registration:
 
     def due(
         self, now_ms: int, deadlines: list[int], target: str, broker_id: int
-    ) -> list[SendRegister]:
+    ) -> list[ev.SendRegister]:
         if not self._begun or self.done or self._in_flight:
             return []
         if now_ms < self._due_ms:
@@ -326,7 +317,7 @@ class Registration:
         if self._suspect_of_request is None:
             self._suspect_of_request = self._suspect
         self._suspect_sent = self._suspect_of_request
-        return [SendRegister(target, broker_id, self._request_id, self._suspect_sent)]
+        return [ev.SendRegister(target, broker_id, self._request_id, self._suspect_sent)]
 
 
 class Elections:
@@ -340,7 +331,7 @@ class Elections:
         """The view in force gives no master: request one, not before `due_ms`."""
         self._due_ms = due_ms
 
-    def hasten(self, now_ms: int) -> None:
+    def retry_now(self, now_ms: int) -> None:
         """A leader is known: wait for its own election, no longer."""
         self._due_ms = min(self._due_ms, now_ms + ELECT_GRACE_MS)
 
@@ -389,7 +380,7 @@ class MissedViews:
         ahead: tuple[str, int] | None,
         target: str,
         leader: str | None,
-    ) -> list[FetchView]:
+    ) -> list[ev.FetchView]:
         """`ahead`: a controller with a newer view than `known`, and since when."""
         if self._in_flight:
             return []
@@ -405,4 +396,4 @@ class MissedViews:
             return []
         self._in_flight = True
         self._due_ms = now_ms + 2 * FETCH_AFTER_MS
-        return [FetchView(target)]
+        return [ev.FetchView(target)]

@@ -273,7 +273,7 @@ class LeaseChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveWay:
+class DropSessions:
     """Break down before the controllers for a moment: they elect anew."""
 
     reason: str
@@ -318,7 +318,7 @@ Effect = (
     | ProposalRefused
     | ProposalUnknown
     | LeaseChanged
-    | GiveWay
+    | DropSessions
     | ReportEvent
     | Notice
 )

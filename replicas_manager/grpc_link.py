@@ -24,17 +24,8 @@ import grpc
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1.role_view import role_view_from_pb
 from batonmq.protocol.codes import ResponseCode
+from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.config import ReplicasManagerConfig
-from batonmq.replicas_manager.events import (
-    Call,
-    Event,
-    Replied,
-    SendHeartbeat,
-    SendRegister,
-    SessionOpened,
-    Unanswered,
-    ViewReceived,
-)
 from batonmq.replicas_manager.link import (
     HAND_OVER_S,
     DurableFacts,
@@ -123,7 +114,7 @@ class EventReporter:
         recent = self._recent.setdefault((broker_id, kind), deque(maxlen=OFTEN_MAX))
         if len(recent) == OFTEN_MAX and now_ms - recent[0] < OFTEN_MS:
             self._left_out[broker_id, kind] += 1
-            log.warning("event_not_reported kind=%s why=too often", kind)
+            log.warning("event_not_reported kind=%s reason=too often", kind)
             return True
         recent.append(now_ms)
         return False
@@ -156,7 +147,7 @@ class EventReporter:
         except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and not is_only_the_call_cancelled():
                 raise
-            log.debug("report_failed kind=%s why=%s", request.kind, error)
+            log.debug("report_failed kind=%s reason=%s", request.kind, error)
             return False
         code = reply.status.code
         if code not in (ResponseCode.SUCCESS, ResponseCode.CONTROLLER_NOT_LEADER):
@@ -198,11 +189,11 @@ class GrpcLink:
             self._outcome,
         )
 
-    def _outcome(self, event: Event) -> None:
+    def _outcome(self, event: ev.Event) -> None:
         match event:
-            case Unanswered(call=SendRegister()):
+            case ev.Unanswered(call=ev.SendRegister()):
                 self._not_registered(boot_ms())
-            case Replied(call=SendRegister()):
+            case ev.Replied(call=ev.SendRegister()):
                 self._silent_since_ms = None
         self._events.step(event)
 
@@ -217,7 +208,7 @@ class GrpcLink:
                 "are they up? RocketMQ's controllers need controllerProtocol: remoting",
             )
 
-    def send(self, call: Call) -> None:
+    def send(self, call: ev.Call) -> None:
         assert self._calls is not None
         self._calls.send(call)
 
@@ -240,14 +231,14 @@ class GrpcLink:
                     self._events.switch_requested,
                 )
 
-    def _session_event(self, event: Event) -> None:
-        if isinstance(event, SessionOpened) and self._low is not None:
+    def _session_event(self, event: ev.Event) -> None:
+        if isinstance(event, ev.SessionOpened) and self._low is not None:
             self._opened.add(event.controller)
             if len(self._opened) == len(self._config.controllers):
                 self._low.free()
         self._events.step(event)
 
-    def heartbeat(self, effect: SendHeartbeat, facts: LogFacts) -> None:
+    def heartbeat(self, effect: ev.SendHeartbeat, facts: LogFacts) -> None:
         session = self._sessions.get(effect.controller)
         if session is None:
             return
@@ -313,7 +304,7 @@ class GrpcLink:
         )
         answer = await self._elect(leader, request, HAND_OVER_S)
         if answer is not None and answer.code != ResponseCode.SUCCESS:
-            log.info("not_handed_over broker_id=%d why=%s", broker_id, answer.remark)
+            log.info("not_handed_over broker_id=%d reason=%s", broker_id, answer.remark)
         return answer is not None and answer.code == ResponseCode.SUCCESS
 
     async def _elect(
@@ -324,11 +315,11 @@ class GrpcLink:
         except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and not is_only_the_call_cancelled():
                 raise
-            log.info("election_unanswered target=%s why=%s", target, error)
+            log.info("election_unanswered target=%s reason=%s", target, error)
             return None
         if reply.HasField("view"):
             view = role_view_from_pb(reply.view)
-            self._events.step(ViewReceived(target, view, pushed=False))
+            self._events.step(ev.ViewReceived(target, view, pushed=False))
         return ElectAnswer(reply.status.code, reply.status.remark)
 
     async def goodbye(self, reason: str) -> None:

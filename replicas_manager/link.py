@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from batonmq.protocol.role_view import RoleView
-from batonmq.replicas_manager.events import Call, Event, SendHeartbeat
-from batonmq.replicas_manager.role import ViewInForce
+from batonmq.replicas_manager import events as ev
+from batonmq.replicas_manager.role import CurrentView
 from batonmq.replicas_manager.switch import SwitchProgress, SwitchTask
 
 HAND_OVER_S: Final = 1.0
@@ -133,7 +133,7 @@ class SyncStateSetActions(Protocol):
 class LinkEvents:
     """What a link reports events to, and where it reads this broker's facts."""
 
-    step: Callable[[Event], None]
+    step: Callable[[ev.Event], None]
     switch_requested: Callable[[SwitchTask], None]
     leader: Callable[[], str | None]
     """The leading controller, None while none is known."""
@@ -147,7 +147,7 @@ class DurableFacts:
     check_code: str
     """Empty where an id was assigned."""
     earlier_incarnations: tuple[str, ...]
-    current: ViewInForce
+    current: CurrentView
     secret: str = field(default="", repr=False)
     """Proves the incarnation to controllers of ours (R59)."""
     folder_secret: str = field(default="", repr=False)
@@ -169,13 +169,13 @@ class ControllerLink(Protocol):
     def begin(self, facts: DurableFacts) -> None:
         """The data folder was read. Comes before everything else."""
 
-    def send(self, call: Call) -> None:
+    def send(self, call: ev.Call) -> None:
         """Sends one request. It ends in exactly one event, `Replied` or `Unanswered`."""
 
     def open_sessions(self, broker_id: int) -> None:
         """Registered: keep a session with every controller from now on, if there is none."""
 
-    def heartbeat(self, effect: SendHeartbeat, facts: LogFacts) -> None:
+    def heartbeat(self, effect: ev.SendHeartbeat, facts: LogFacts) -> None:
         """On the session with that controller, if there is one."""
 
     def drop(self, controller: str, reason: str) -> None:

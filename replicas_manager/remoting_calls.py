@@ -19,17 +19,8 @@ from batonmq.protocol.errors import BatonError, RemoteProtocolError, ResponseErr
 from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.config import ReplicasManagerConfig
-from batonmq.replicas_manager.events import (
-    Call,
-    FetchView,
-    LeaderHinted,
-    Replied,
-    SendAlter,
-    SendElect,
-    SendRegister,
-    ViewReceived,
-)
 from batonmq.replicas_manager.link import DurableFacts, LinkEvents
 from batonmq.replicas_manager.remoting_requests import Metadata, ProcessName, Requests, group_view
 from batonmq.runtime.clock import wall_ms
@@ -95,7 +86,7 @@ class PeerNames:
             reply = await self._client.call(replica.address, request, TIMEOUT_MS)
             name = ProcessName.of(reply, replica, group)
         except BatonError as error:
-            log.debug("replica_not_named address=%s why=%s", replica.address, error)
+            log.debug("replica_not_named address=%s reason=%s", replica.address, error)
             return
         finally:
             self._asking.discard(key)
@@ -126,30 +117,30 @@ class RemotingCalls:
         self._newest: tuple[str, RoleView] | None = None
         self._views = 0
 
-    async def answer(self, call: Call) -> Replied:
+    async def answer(self, call: ev.Call) -> ev.Replied:
         """Raises ResponseError for a refusal, and for an answer that cannot be used."""
         match call:
-            case SendRegister():
+            case ev.SendRegister():
                 return await self._register(call)
-            case SendElect(target):
+            case ev.SendElect(target):
                 return await self._elect_any(call, target)
-            case SendAlter(target):
+            case ev.SendAlter(target):
                 members = [broker_id for broker_id, _ in call.members]
                 key = (call.master_epoch, call.sync_state_set_epoch)
                 own_id = self._current.broker_id
                 await self._call(target, self.requests.alter(own_id, key, members, wall_ms()))
-                return Replied(call, ResponseCode.SUCCESS, "", await self.view_if_any(target))
-            case FetchView(target):
-                return Replied(call, ResponseCode.SUCCESS, "", await self.view(target, CALL_MS))
+                return ev.Replied(call, ResponseCode.SUCCESS, "", await self.view_if_any(target))
+            case ev.FetchView(target):
+                return ev.Replied(call, ResponseCode.SUCCESS, "", await self.view(target, CALL_MS))
             case _:
                 assert_never(call)
 
-    async def _register(self, call: SendRegister) -> Replied:
+    async def _register(self, call: ev.SendRegister) -> ev.Replied:
         target = call.target
         broker_id = call.broker_id or await self._applied_id(target)
         await self._call(target, self.requests.register(broker_id, wall_ms()))
         view = await self.view_if_any(target)
-        return Replied(call, ResponseCode.SUCCESS, "", view, broker_id)
+        return ev.Replied(call, ResponseCode.SUCCESS, "", view, broker_id)
 
     async def _applied_id(self, target: str) -> int:
         """An id of this replica's own. One that it applied for before it died is recorded with its
@@ -165,13 +156,13 @@ class RemotingCalls:
         await self._call(target, self.requests.apply_id(broker_id))
         return broker_id
 
-    async def _elect_any(self, call: SendElect, target: str) -> Replied:
+    async def _elect_any(self, call: ev.SendElect, target: str) -> ev.Replied:
         own_id = self._current.broker_id
         request = self.requests.elect(own_id, designate=False, now_ms=wall_ms())
         reply = await self.ask(target, request)
         is_leader = reply.code != ResponseCode.CONTROLLER_NOT_LEADER
         view = await self.view_if_any(target) if is_leader else None
-        return Replied(call, reply.code, reply.remark or "", view)
+        return ev.Replied(call, reply.code, reply.remark or "", view)
 
     async def ask(
         self, target: str, request: RemotingCommand, timeout_ms: int = CALL_MS
@@ -180,7 +171,7 @@ class RemotingCalls:
         reply = await self._client.invoke(target, request, timeout_ms)
         if reply.code == ResponseCode.CONTROLLER_NOT_LEADER:
             known = await self.metadata(target, timeout_ms)
-            self._events.step(LeaderHinted(target, known.leader))
+            self._events.step(ev.LeaderHinted(target, known.leader))
         return reply
 
     async def metadata(self, target: str, timeout_ms: int) -> Metadata:
@@ -217,7 +208,7 @@ class RemotingCalls:
         try:
             return await self.view(target, CALL_MS)
         except BatonError as error:
-            log.info("group_not_read controller=%s why=%s", target, error)
+            log.info("group_not_read controller=%s reason=%s", target, error)
             return None
 
     def _named(self, group: RoleView) -> RoleView:
@@ -235,7 +226,7 @@ class RemotingCalls:
     def _renamed(self) -> None:
         if self._newest is not None:
             controller, group = self._newest
-            self._events.step(ViewReceived(controller, self._named(group), pushed=False))
+            self._events.step(ev.ViewReceived(controller, self._named(group), pushed=False))
 
 
 def _checked_id(broker_id: int, controller: str) -> int:

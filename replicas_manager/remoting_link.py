@@ -23,18 +23,8 @@ from batonmq.protocol.errors import BatonError, ConnectError, ResponseError
 from batonmq.protocol.role_view import Role
 from batonmq.remoting.connection import Connection
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.config import ReplicasManagerConfig
-from batonmq.replicas_manager.events import (
-    AnswerReceived,
-    Call,
-    Replied,
-    SendElect,
-    SendHeartbeat,
-    SessionClosed,
-    SessionOpened,
-    Unanswered,
-    ViewReceived,
-)
 from batonmq.replicas_manager.link import (
     HAND_OVER_S,
     DurableFacts,
@@ -43,7 +33,7 @@ from batonmq.replicas_manager.link import (
     LogFacts,
 )
 from batonmq.replicas_manager.remoting_calls import RemotingCalls
-from batonmq.replicas_manager.role import ViewInForce
+from batonmq.replicas_manager.role import CurrentView
 from batonmq.replicas_manager.switch import SwitchTask
 from batonmq.runtime.clock import boot_ms, wall_ms
 
@@ -72,7 +62,7 @@ class RemotingLink:
         self._polling: set[str] = set()
         self._away_until_ms = 0
         self._handing_over: asyncio.Future[bool] | None = None
-        self.begin(DurableFacts("", (), ViewInForce(0, incarnation, 0)))
+        self.begin(DurableFacts("", (), CurrentView(0, incarnation, 0)))
 
     def begin(self, facts: DurableFacts) -> None:
         self._current = facts.current
@@ -91,15 +81,15 @@ class RemotingLink:
             try:
                 connection = await self._client.connection(address, timeout_ms=CONNECT_MS)
             except ConnectError as error:
-                log.debug("controller_not_connected address=%s why=%s", address, error)
+                log.debug("controller_not_connected address=%s reason=%s", address, error)
                 await asyncio.sleep(REDIAL_S)
                 continue
-            self._events.step(SessionOpened(address))
+            self._events.step(ev.SessionOpened(address))
             await _end_of(connection)
-            self._events.step(SessionClosed(address))
+            self._events.step(ev.SessionClosed(address))
             await asyncio.sleep(REDIAL_S)
 
-    def heartbeat(self, effect: SendHeartbeat, facts: LogFacts) -> None:
+    def heartbeat(self, effect: ev.SendHeartbeat, facts: LogFacts) -> None:
         connection = self._client.live_connection(effect.controller)
         if connection is None:
             return
@@ -122,23 +112,23 @@ class RemotingLink:
         is_not_that_master = named and current.role is Role.FENCED
         return not is_not_that_master and boot_ms() >= self._away_until_ms
 
-    async def _poll(self, connection: Connection, effect: SendHeartbeat) -> None:
+    async def _poll(self, connection: Connection, effect: ev.SendHeartbeat) -> None:
         address = effect.controller
         is_first = self._current.view is None
         try:
             metadata = await self._calls.metadata(address, POLL_MS)
             view = await self._calls.view(address, POLL_MS) if metadata.is_leader else None
         except BatonError as error:
-            log.debug("controller_not_answering address=%s why=%s", address, error)
+            log.debug("controller_not_answering address=%s reason=%s", address, error)
             return
         finally:
             self._polling.discard(address)
         if view is not None:
-            self._events.step(ViewReceived(address, view))
+            self._events.step(ev.ViewReceived(address, view))
         if is_first and not connection.closed:
             self._beat(connection, self._events.log_facts())
         self._events.step(
-            AnswerReceived(
+            ev.AnswerReceived(
                 controller=address,
                 sent_ms=effect.sent_ms,
                 leader=metadata.is_leader,
@@ -159,22 +149,22 @@ class RemotingLink:
 
     # -- requests
 
-    def send(self, call: Call) -> None:
+    def send(self, call: ev.Call) -> None:
         self._spawn(self._run(call))
 
-    async def _run(self, call: Call) -> None:
+    async def _run(self, call: ev.Call) -> None:
         try:
-            if isinstance(call, SendElect):  # they elect among those whom they have heard
+            if isinstance(call, ev.SendElect):  # they elect among those whom they have heard
                 connection = await self._client.connection(call.target)
                 self._beat(connection, self._events.log_facts())
-            event: Replied | Unanswered = await self._calls.answer(call)
+            event: ev.Replied | ev.Unanswered = await self._calls.answer(call)
         except ResponseError as error:
-            event = Replied(call, error.code, error.remark or "")
+            event = ev.Replied(call, error.code, error.remark or "")
         except BatonError as error:
-            event = Unanswered(call, str(error))
+            event = ev.Unanswered(call, str(error))
         except Exception as error:
             _report_defect(error)
-            event = Unanswered(call, repr(error))
+            event = ev.Unanswered(call, repr(error))
         self._events.step(event)
 
     # -- history and planned switches
@@ -193,11 +183,11 @@ class RemotingLink:
         try:
             reply = await self._calls.ask(target, request, ELECT_MS)
         except BatonError as error:
-            log.info("election_unanswered target=%s why=%s", target, error)
+            log.info("election_unanswered target=%s reason=%s", target, error)
             return None
         view = await self._calls.view_if_any(target)
         if view is not None:
-            self._events.step(ViewReceived(target, view, pushed=False))
+            self._events.step(ev.ViewReceived(target, view, pushed=False))
         if reply.code == ResponseCode.SUCCESS:
             self._handed_over(True)
         return ElectAnswer(reply.code, reply.remark or "")

@@ -16,17 +16,7 @@ from __future__ import annotations
 import enum
 
 from batonmq.protocol.role_view import Role, RoleView
-from batonmq.replicas_manager.events import (
-    AnswerReceived,
-    BecomeMaster,
-    BecomeSlave,
-    Effect,
-    LeaseChanged,
-    Notice,
-    ReportEvent,
-    SetDead,
-    StandDown,
-)
+from batonmq.replicas_manager import events as ev
 from batonmq.runtime.backoff import Backoff
 
 RETRY_FIRST_MS = 50
@@ -36,18 +26,18 @@ Key = tuple[int, int]
 """(masterEpoch, setEpoch)."""
 
 
-class Worth(enum.Enum):
+class ViewFreshness(enum.Enum):
     """What a received view means for this broker."""
 
     NEWER = "newer"
-    REGISTERED_ANEW = "registered anew"
+    REGISTERED_AGAIN = "registered anew"
     """The same epochs, but an address or an incarnation (R12) changed."""
     KNOWN = "known"
     STALE = "stale"
     """Of a masterEpoch below the highest accepted."""
 
 
-class ViewInForce:
+class CurrentView:
     """The newest view taken, and what this process is in it. `broker_id` 0: not assigned yet."""
 
     def __init__(self, broker_id: int, incarnation: str, highest_master_epoch: int) -> None:
@@ -76,19 +66,19 @@ class ViewInForce:
         stored = self.stored_master_epoch
         return (stored, self.key[1] if stored == self.highest_master_epoch else 0)
 
-    def worth(self, view: RoleView) -> Worth:
+    def freshness_of(self, view: RoleView) -> ViewFreshness:
         if view.master_epoch < self.highest_master_epoch:
-            return Worth.STALE
+            return ViewFreshness.STALE
         known = self.view
         if known is None or view.key > known.key:
-            return Worth.NEWER
+            return ViewFreshness.NEWER
         if (
             view.key == known.key
             and view.raft_index > known.raft_index
             and _registrations(view) != _registrations(known)
         ):
-            return Worth.REGISTERED_ANEW
-        return Worth.KNOWN
+            return ViewFreshness.REGISTERED_AGAIN
+        return ViewFreshness.KNOWN
 
     def take(self, view: RoleView) -> None:
         self.view = view
@@ -145,24 +135,24 @@ class Lease:
         """The role changes: no lease passes from one epoch to the next."""
         self._until_ms = 0
 
-    def extend(self, answer: AnswerReceived, master_epoch: int) -> None:
+    def extend(self, answer: ev.AnswerReceived, master_epoch: int) -> None:
         """The leader answered the master of `master_epoch`."""
         if answer.master_epoch == master_epoch:
             self._until_ms = max(self._until_ms, answer.sent_ms + self._lease_ms)
 
     def due(
         self, now_ms: int, deadlines: list[int], *, master: bool, master_epoch: int, broker_id: int
-    ) -> list[Effect]:
+    ) -> list[ev.Effect]:
         valid = master and self.valid(now_ms)
         if valid:
             deadlines.append(self._until_ms)
         if valid == self._reported:
             return []
         self._reported = valid
-        effects: list[Effect] = [LeaseChanged(valid, master_epoch)]
+        effects: list[ev.Effect] = [ev.LeaseChanged(valid, master_epoch)]
         if not valid and master and self._until_ms:
-            effects.append(ReportEvent("lease_lost", (("broker_id", broker_id),)))
-            effects.append(Notice("lease_lost", (("master_epoch", master_epoch),), warning=True))
+            effects.append(ev.ReportEvent("lease_lost", (("broker_id", broker_id),)))
+            effects.append(ev.Notice("lease_lost", (("master_epoch", master_epoch),), warning=True))
         return effects
 
 
@@ -185,26 +175,26 @@ class RoleChanges:
         self._backoff.reset()
         return True
 
-    def act(self, view: RoleView, role: Role, broker_id: int) -> list[Effect]:
+    def act(self, view: RoleView, role: Role, broker_id: int) -> list[ev.Effect]:
         """The effects of changing to `role`."""
         self._retry_ms = None
-        change: Effect
+        change: ev.Effect
         if role is Role.MASTER:
-            change = BecomeMaster(view)
+            change = ev.BecomeMaster(view)
         elif role is Role.SLAVE:
-            change = BecomeSlave(view)
+            change = ev.BecomeSlave(view)
             if broker_id not in view.sync_state_set:
                 self._refetched = self._suspect
         else:
-            change = StandDown(view)
+            change = ev.StandDown(view)
         name = "none" if role is Role.FENCED else role.value.lower()
         fields = (("role", name), ("broker_id", broker_id))
-        return [change, SetDead(self._dead_reported), ReportEvent("role_changed", fields)]
+        return [change, ev.SetDead(self._dead_reported), ev.ReportEvent("role_changed", fields)]
 
     def suspicion(self, suspect: str) -> None:
         self._suspect, self._refetched = suspect, ""
 
-    def refetch(self, current: ViewInForce, suspect: str) -> list[Effect]:
+    def refetch(self, current: CurrentView, suspect: str) -> list[ev.Effect]:
         """R24: what a slave found damaged while it followed is cut and fetched again when it takes
         that role anew: once the controllers know it (`suspect`), and none can elect this replica.
         """
@@ -214,7 +204,7 @@ class RoleChanges:
         if current.broker_id in view.sync_state_set:
             return []
         self._refetched = suspect
-        return [BecomeSlave(view)]
+        return [ev.BecomeSlave(view)]
 
     def failed(self, now_ms: int) -> None:
         """The broker raised: try again, each time later."""
@@ -229,9 +219,9 @@ class RoleChanges:
         deadlines.append(self._retry_ms)
         return False
 
-    def dead_changed(self, dead: frozenset[int] | None) -> list[Effect]:
+    def dead_changed(self, dead: frozenset[int] | None) -> list[ev.Effect]:
         """`dead`: as the leading controller judges (R5), None while no controller leads."""
         if dead is None or dead == self._dead_reported or self._acted is None:
             return []
         self._dead_reported = dead
-        return [SetDead(dead)]
+        return [ev.SetDead(dead)]

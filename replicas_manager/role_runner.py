@@ -24,17 +24,7 @@ from typing import assert_never
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.role_view import RoleView
-from batonmq.replicas_manager.events import (
-    AdoptView,
-    BecomeMaster,
-    BecomeSlave,
-    LeaseChanged,
-    ProposalRefused,
-    ProposalUnknown,
-    RoleAction,
-    SetDead,
-    StandDown,
-)
+from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.link import BrokerActions, ControllerLink, SyncStateSetActions
 from batonmq.replicas_manager.switch import (
     Drained,
@@ -53,8 +43,8 @@ log = logging.getLogger(__name__)
 MASTER_ATTEMPTS_MAX = 5
 """After so many failures to become master of one epoch another replica should be elected: the
 process ends, but for want of room it gives way and goes on trying (R45)."""
-_Outcome = ProposalRefused | ProposalUnknown
-RunnerEffect = RoleAction | AdoptView | SetDead | LeaseChanged | _Outcome
+_Outcome = ev.ProposalRefused | ev.ProposalUnknown
+RunnerEffect = ev.RoleAction | ev.AdoptView | ev.SetDead | ev.LeaseChanged | _Outcome
 
 
 class EpochStore:
@@ -139,7 +129,7 @@ class RoleRunner:
 
     def perform(self, effect: RunnerEffect) -> None:
         """Performs it at once if nothing is under way and it needs no waiting, else in its turn."""
-        if isinstance(effect, BecomeMaster | BecomeSlave | StandDown):
+        if isinstance(effect, ev.BecomeMaster | ev.BecomeSlave | ev.StandDown):
             self._drop_superseded()
             self._queue.append(effect)
             self._epochs.begin(effect.view.master_epoch)
@@ -158,24 +148,24 @@ class RoleRunner:
         await self._epochs.close()
 
     def _drop_superseded(self) -> None:
-        kept = [item for item in self._queue if isinstance(item, SetDead | LeaseChanged)]
+        kept = [item for item in self._queue if isinstance(item, ev.SetDead | ev.LeaseChanged)]
         self._queue = deque(kept)
 
     async def _drain(self) -> None:
         try:
             while self._queue:
                 item = self._queue.popleft()
-                if isinstance(item, BecomeMaster | BecomeSlave | StandDown):
+                if isinstance(item, ev.BecomeMaster | ev.BecomeSlave | ev.StandDown):
                     await self._change_role(item)
                 else:
                     self._call(item)
         finally:
             self._task = None
 
-    async def _change_role(self, action: RoleAction) -> None:
+    async def _change_role(self, action: ev.RoleAction) -> None:
         view = action.view
         try:
-            if isinstance(action, BecomeMaster):
+            if isinstance(action, ev.BecomeMaster):
                 self._deliver(view)
                 durable = asyncio.ensure_future(self._epochs.stored(view.master_epoch))
                 try:
@@ -185,21 +175,21 @@ class RoleRunner:
                 return
             await self._epochs.stored(view.master_epoch)
             self._deliver(view)
-            if isinstance(action, BecomeSlave):
+            if isinstance(action, ev.BecomeSlave):
                 await self._actions.become_slave(view)
             else:
                 await self._actions.stand_down(view)
         except Exception as error:
             # Whatever failed in the broker, the group needs this replica in its role: try again.
             log.warning(
-                "role_change_failed action=%s master_epoch=%d why=%s",
+                "role_change_failed action=%s master_epoch=%d reason=%s",
                 type(action).__name__,
                 view.master_epoch,
                 error,
                 exc_info=not disk.is_short(error),
             )
             self._on_failed(view)
-            if isinstance(action, BecomeMaster):
+            if isinstance(action, ev.BecomeMaster):
                 self._count_failure(view, error)
 
     def _deliver(self, view: RoleView) -> None:
@@ -221,17 +211,17 @@ class RoleRunner:
 
     def _call(self, effect: RunnerEffect) -> None:
         match effect:
-            case AdoptView(view):
+            case ev.AdoptView(view):
                 self._deliver(view)
                 self._sets.adopt_view(view)
                 self._actions.master_moved(view)
-            case SetDead(broker_ids):
+            case ev.SetDead(broker_ids):
                 self._sets.set_dead(broker_ids)
-            case LeaseChanged(valid, _):
+            case ev.LeaseChanged(valid, _):
                 self._actions.lease_changed(valid)
-            case ProposalRefused(code, remark):
+            case ev.ProposalRefused(code, remark):
                 self._sets.proposal_refused(code, remark)
-            case ProposalUnknown():
+            case ev.ProposalUnknown():
                 self._sets.proposal_unknown()
             case _:
                 raise AssertionError(f"not for the runner: {effect}")

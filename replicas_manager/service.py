@@ -14,38 +14,8 @@ from typing import assert_never
 
 from batonmq.protocol.incarnation import ProcessName, new_process_name
 from batonmq.protocol.role_view import Role, RoleView
+from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.config import ReplicasManagerConfig
-from batonmq.replicas_manager.events import (
-    ActionFailed,
-    AdoptView,
-    BecomeMaster,
-    BecomeSlave,
-    CloseSession,
-    Effect,
-    EpochStored,
-    Event,
-    FetchView,
-    GiveWay,
-    LeaseChanged,
-    Notice,
-    NoticeReceived,
-    OpenSessions,
-    ProposalRefused,
-    ProposalRequested,
-    ProposalUnknown,
-    ReportEvent,
-    RoleAction,
-    SaveIdentity,
-    SendAlter,
-    SendElect,
-    SendHeartbeat,
-    SendRegister,
-    SetDead,
-    StandDown,
-    Started,
-    SuspicionChanged,
-    Tick,
-)
 from batonmq.replicas_manager.grpc_link import GrpcLink
 from batonmq.replicas_manager.identity import (
     IdentityFile,
@@ -62,7 +32,7 @@ from batonmq.replicas_manager.link import (
     SyncStateSetActions,
 )
 from batonmq.replicas_manager.remoting_link import RemotingLink
-from batonmq.replicas_manager.role import ViewInForce
+from batonmq.replicas_manager.role import CurrentView
 from batonmq.replicas_manager.role_runner import EpochStore, RoleRunner, SwitchRunner
 from batonmq.replicas_manager.state import ReplicasState
 from batonmq.replicas_manager.switch import SwitchTask
@@ -161,7 +131,7 @@ class ReplicasManager:
         """Ask for a new SyncStateSet. One at a time: the next only after an outcome (R11)."""
         runner = self._runner
         assert runner is not None, "a proposal comes from a master"
-        event = ProposalRequested(
+        event = ev.ProposalRequested(
             new_set=proposal.new_set,
             reason=proposal.reason,
             confirm_offset=proposal.confirm_offset,
@@ -182,7 +152,7 @@ class ReplicasManager:
 
     def on_remoting_role_notice(self, master_epoch: int, sync_state_set_epoch: int) -> None:
         """NOTIFY_BROKER_ROLE_CHANGED (1008) came: only a hint, the view itself is fetched."""
-        self._step(NoticeReceived(master_epoch, sync_state_set_epoch))
+        self._step(ev.NoticeReceived(master_epoch, sync_state_set_epoch))
 
     async def start(self) -> None:
         """Read the durable facts and begin to register."""
@@ -195,7 +165,7 @@ class ReplicasManager:
         identity, earlier_incarnations, highest = await self.start_room.wait(load)
         self._state = ReplicasState(
             broker_name=self._config.broker_name,
-            current=ViewInForce(identity.broker_id, self.incarnation, highest),
+            current=CurrentView(identity.broker_id, self.incarnation, highest),
             controllers=self._config.controllers,
             timings=self._config.timings,
             learner=self._config.learner,
@@ -216,10 +186,10 @@ class ReplicasManager:
             self._actions,
             self._sets,
             EpochStore(
-                self._role_file.store, highest, lambda epoch: self._step(EpochStored(epoch))
+                self._role_file.store, highest, lambda epoch: self._step(ev.EpochStored(epoch))
             ),
-            lambda view: self._step(ActionFailed(view)),
-            self._give_way,
+            lambda view: self._step(ev.ActionFailed(view)),
+            self._drop_sessions,
             self._on_fatal,
         )
         self._note_suspicion()
@@ -230,9 +200,9 @@ class ReplicasManager:
             self.incarnation,
             highest,
         )
-        self._step(Started())
+        self._step(ev.Started())
 
-    def _give_way(self) -> None:
+    def _drop_sessions(self) -> None:
         """R45: this broker was elected, and has no room to become master. It ends its sessions, so
         the controllers elect another one, if there is one."""
         self._link.drop_all("elected, and no room to become master")
@@ -273,12 +243,12 @@ class ReplicasManager:
         await self._link.goodbye(reason)
         await self._link.close()
 
-    def _heard(self, event: Event) -> None:
+    def _heard(self, event: ev.Event) -> None:
         """From controllers who judge no logs: what is wrong with ours now is known first (R17)."""
         self._note_suspicion()
         self._step(event)
 
-    def _step(self, event: Event) -> None:
+    def _step(self, event: ev.Event) -> None:
         state = self._state
         if self._closed or state is None:
             return
@@ -294,47 +264,47 @@ class ReplicasManager:
             self._timer = None
         if deadline_ms is not None and not self._closed:
             delay_s = max(deadline_ms - self._clock_ms(), 0) / 1000
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._step, Tick())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._step, ev.Tick())
 
-    def _perform(self, effect: Effect) -> None:
+    def _perform(self, effect: ev.Effect) -> None:
         assert self._state is not None and self._runner is not None
         match effect:
             case (
-                BecomeMaster()
-                | BecomeSlave()
-                | StandDown()
-                | AdoptView()
-                | SetDead()
-                | ProposalRefused()
-                | ProposalUnknown()
-                | LeaseChanged()
+                ev.BecomeMaster()
+                | ev.BecomeSlave()
+                | ev.StandDown()
+                | ev.AdoptView()
+                | ev.SetDead()
+                | ev.ProposalRefused()
+                | ev.ProposalUnknown()
+                | ev.LeaseChanged()
             ):
-                if isinstance(effect, BecomeMaster | BecomeSlave | StandDown):
+                if isinstance(effect, ev.BecomeMaster | ev.BecomeSlave | ev.StandDown):
                     self._role_will_change(effect)
                 self._runner.perform(effect)
-            case SendHeartbeat():
+            case ev.SendHeartbeat():
                 self._heartbeat(effect)
-            case SendRegister() | SendElect() | SendAlter() | FetchView():
+            case ev.SendRegister() | ev.SendElect() | ev.SendAlter() | ev.FetchView():
                 self._link.send(effect)
-            case SaveIdentity(broker_id):
+            case ev.SaveIdentity(broker_id):
                 self._identity.save(broker_id)
                 log.info("broker_id_assigned broker_id=%d", broker_id)
-            case OpenSessions(broker_id):
+            case ev.OpenSessions(broker_id):
                 self._open_sessions(broker_id)
-            case CloseSession(controller, reason):
+            case ev.CloseSession(controller, reason):
                 self._link.drop(controller, reason)
-            case GiveWay(reason):
-                log.warning("gives_way why=%s", reason)
+            case ev.DropSessions(reason):
+                log.warning("sessions_dropped reason=%s", reason)
                 self._link.drop_all(reason)
-            case ReportEvent(kind, fields):
+            case ev.ReportEvent(kind, fields):
                 self.report_event(kind, **dict(fields))
-            case Notice(name, fields, warning):
+            case ev.Notice(name, fields, warning):
                 text = " ".join(f"{key}={value}" for key, value in fields)
                 log.log(logging.WARNING if warning else logging.INFO, "%s %s", name, text)
             case _:
                 assert_never(effect)
 
-    def _role_will_change(self, effect: RoleAction) -> None:
+    def _role_will_change(self, effect: ev.RoleAction) -> None:
         """In the very turn in which the view was taken, before anything durable is awaited."""
         view = effect.view
         log.info(
@@ -346,7 +316,7 @@ class ReplicasManager:
             sorted(view.sync_state_set),
         )
         self._switch.role_will_change()
-        self._actions.role_will_change(view, master=isinstance(effect, BecomeMaster))
+        self._actions.role_will_change(view, master=isinstance(effect, ev.BecomeMaster))
 
     def _switch_requested(self, task: SwitchTask) -> None:
         if self._closed:
@@ -366,10 +336,10 @@ class ReplicasManager:
                 self._incarnations.registered(self.incarnation)
             except OSError as error:  # more incarnations than needed do no harm
                 path = self._incarnations.path
-                log.warning("incarnation_log_not_trimmed path=%s error=%s", path, error)
+                log.warning("incarnation_log_not_trimmed path=%s reason=%s", path, error)
         self._link.open_sessions(broker_id)
 
-    def _heartbeat(self, effect: SendHeartbeat) -> None:
+    def _heartbeat(self, effect: ev.SendHeartbeat) -> None:
         facts = self._actions.log_facts()
         if facts.suspect != self._suspect:
             asyncio.get_running_loop().call_soon(self._note_suspicion)
@@ -379,4 +349,4 @@ class ReplicasManager:
         suspect = self._actions.log_facts().suspect
         if suspect != self._suspect:
             self._suspect = suspect
-            self._step(SuspicionChanged(suspect))
+            self._step(ev.SuspicionChanged(suspect))

@@ -27,24 +27,8 @@ from batonmq.proto.controller.v1 import controller_pb2_grpc
 from batonmq.proto.controller.v1.role_view import role_view_from_pb
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.incarnation import owner_of
+from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.config import ReplicasManagerConfig
-from batonmq.replicas_manager.events import (
-    AnswerReceived,
-    Call,
-    Event,
-    FetchView,
-    LeaderHinted,
-    Replied,
-    SendAlter,
-    SendElect,
-    SendHeartbeat,
-    SendRegister,
-    SessionClosed,
-    SessionOpened,
-    SessionRefused,
-    Unanswered,
-    ViewReceived,
-)
 from batonmq.replicas_manager.link import DurableFacts, LogFacts
 from batonmq.replicas_manager.switch import SwitchTask
 
@@ -127,7 +111,7 @@ class ControllerSession:
         address: str,
         hello: pb.Hello,
         channels: ControllerChannels,
-        emit: Callable[[Event], None],
+        emit: Callable[[ev.Event], None],
         on_switch: Callable[[SwitchTask], None] = lambda task: None,
     ) -> None:
         self.address = address
@@ -142,7 +126,7 @@ class ControllerSession:
         self._closing = False
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
-    def heartbeat(self, effect: SendHeartbeat, heartbeat: pb.Heartbeat) -> None:
+    def heartbeat(self, effect: ev.SendHeartbeat, heartbeat: pb.Heartbeat) -> None:
         """Queue it, with the newest answer that came on this stream, so that a controller whose
         answers do not arrive notices it. A peer that does not read loses the oldest ones."""
         outbox = self._outbox
@@ -191,7 +175,7 @@ class ControllerSession:
                     context = {"message": "a session's consumer failed", "exception": error}
                     asyncio.get_running_loop().call_exception_handler(context)
             if self._drop_reason:
-                log.info("session_dropped controller=%s why=%s", self.address, self._drop_reason)
+                log.info("session_dropped controller=%s reason=%s", self.address, self._drop_reason)
                 self._drop_reason = ""
                 await self._channels.drop(self.address)
             if self._closing:
@@ -217,15 +201,15 @@ class ControllerSession:
         self._call = call
         self._outbox = outbox
         self._answered = 0
-        self._emit(SessionOpened(self.address))
+        self._emit(ev.SessionOpened(self.address))
         try:
             async for message in call:
                 event = self._event_of(message)
                 if event is not None:
-                    accepted = accepted or not isinstance(event, SessionRefused)
+                    accepted = accepted or not isinstance(event, ev.SessionRefused)
                     self._emit(event)
         except grpc.aio.AioRpcError as error:
-            log.debug("session_broken controller=%s why=%s", self.address, error.details())
+            log.debug("session_broken controller=%s reason=%s", self.address, error.details())
         except asyncio.CancelledError:
             if not is_only_the_call_cancelled():
                 raise
@@ -233,15 +217,15 @@ class ControllerSession:
             self._outbox = None
             self._call = None
             call.cancel()
-            self._emit(SessionClosed(self.address))
+            self._emit(ev.SessionClosed(self.address))
         return accepted
 
-    def _event_of(self, message: pb.ControllerMessage) -> Event | None:
+    def _event_of(self, message: pb.ControllerMessage) -> ev.Event | None:
         kind = message.WhichOneof("kind")
         if kind == "answer":
             answer = message.answer
             self._answered = answer.sequence
-            return AnswerReceived(
+            return ev.AnswerReceived(
                 controller=self.address,
                 sent_ms=answer.sent_ms,
                 leader=answer.leader,
@@ -251,10 +235,10 @@ class ControllerSession:
                 sync_state_set_epoch=answer.sync_state_set_epoch,
             )
         if kind == "view":
-            return ViewReceived(self.address, role_view_from_pb(message.view))
+            return ev.ViewReceived(self.address, role_view_from_pb(message.view))
         if kind == "refused":
             status = message.refused.status
-            return SessionRefused(self.address, status.code, status.remark)
+            return ev.SessionRefused(self.address, status.code, status.remark)
         if kind == "switch":
             request = message.switch
             self._on_switch(
@@ -292,7 +276,7 @@ class ControllerCalls:
         facts: DurableFacts,
         channels: ControllerChannels,
         log_facts: Callable[[], LogFacts],
-        emit: Callable[[Event], None],
+        emit: Callable[[ev.Event], None],
     ) -> None:
         self._config = config
         self._facts = facts
@@ -302,7 +286,7 @@ class ControllerCalls:
         self._emit = emit
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def send(self, call: Call) -> None:
+    def send(self, call: ev.Call) -> None:
         task = asyncio.get_running_loop().create_task(self._run(call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -314,49 +298,49 @@ class ControllerCalls:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _run(self, call: Call) -> None:
+    async def _run(self, call: ev.Call) -> None:
         try:
-            event: Event = await self._answer(call)
+            event: ev.Event = await self._answer(call)
         except grpc.aio.AioRpcError as error:
-            event = Unanswered(call, f"{error.code().name}: {error.details()}")
+            event = ev.Unanswered(call, f"{error.code().name}: {error.details()}")
         except asyncio.CancelledError:
             if not is_only_the_call_cancelled():
                 raise
-            event = Unanswered(call, "its connection was closed")
+            event = ev.Unanswered(call, "its connection was closed")
         self._emit(event)
 
-    async def _answer(self, call: Call) -> Replied:
+    async def _answer(self, call: ev.Call) -> ev.Replied:
         rpc = self._begin(call, self._channels.stub(call.target))
         reply = await rpc
         if reply.status.code == ResponseCode.CONTROLLER_NOT_LEADER:
             # A node that does not lead names the leader in the trailing metadata.
             trailing = dict(await rpc.trailing_metadata())
-            self._emit(LeaderHinted(call.target, str(trailing.get("leader-grpc-address", ""))))
-        return Replied(
+            self._emit(ev.LeaderHinted(call.target, str(trailing.get("leader-grpc-address", ""))))
+        return ev.Replied(
             call,
             reply.status.code,
             reply.status.remark,
             role_view_from_pb(reply.view) if reply.HasField("view") else None,
-            reply.broker_id if isinstance(call, SendRegister) else 0,
+            reply.broker_id if isinstance(call, ev.SendRegister) else 0,
         )
 
     def _begin(
-        self, call: Call, stub: controller_pb2_grpc.ControllerServiceStub
+        self, call: ev.Call, stub: controller_pb2_grpc.ControllerServiceStub
     ) -> grpc.aio.UnaryUnaryCall:
         match call:
-            case SendRegister():
+            case ev.SendRegister():
                 return stub.RegisterBroker(self._register(call), timeout=CALL_TIMEOUT_S)
-            case SendElect():
+            case ev.SendElect():
                 return stub.ElectMaster(self._elect(call), timeout=CALL_TIMEOUT_S)
-            case SendAlter():
+            case ev.SendAlter():
                 return stub.AlterSyncStateSet(self._alter(call), timeout=CALL_TIMEOUT_S)
-            case FetchView():
+            case ev.FetchView():
                 request = pb.GetReplicaInfoRequest(broker_name=self._config.broker_name)
                 return stub.GetReplicaInfo(request, timeout=CALL_TIMEOUT_S)
             case _:
                 assert_never(call)
 
-    def _register(self, effect: SendRegister) -> pb.RegisterBrokerRequest:
+    def _register(self, effect: ev.SendRegister) -> pb.RegisterBrokerRequest:
         facts = self._log_facts()
         return pb.RegisterBrokerRequest(
             cluster_name=self._config.cluster_name,
@@ -381,7 +365,7 @@ class ControllerCalls:
             secret=self._facts.secret,
         )
 
-    def _elect(self, effect: SendElect) -> pb.ElectMasterRequest:
+    def _elect(self, effect: ev.SendElect) -> pb.ElectMasterRequest:
         return pb.ElectMasterRequest(
             cluster_name=self._config.cluster_name,
             broker_name=self._config.broker_name,
@@ -392,7 +376,7 @@ class ControllerCalls:
             reason=effect.reason,
         )
 
-    def _alter(self, effect: SendAlter) -> pb.AlterSyncStateSetRequest:
+    def _alter(self, effect: ev.SendAlter) -> pb.AlterSyncStateSetRequest:
         return pb.AlterSyncStateSetRequest(
             broker_name=self._config.broker_name,
             master_broker_id=self._current.broker_id,

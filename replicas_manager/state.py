@@ -14,45 +14,17 @@ from typing import assert_never
 
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import Role, RoleView
+from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.alter import AlterOutcome, OpenAlter, alter_for
 from batonmq.replicas_manager.config import Protocol, SessionTimings
 from batonmq.replicas_manager.controllers import (
     ELECT_GRACE_MS,
+    ControllerRegistration,
     Controllers,
     Elections,
     MissedViews,
-    Registration,
 )
-from batonmq.replicas_manager.events import (
-    ActionFailed,
-    AdoptView,
-    AnswerReceived,
-    Call,
-    Effect,
-    EpochStored,
-    Event,
-    FetchView,
-    LeaderHinted,
-    Notice,
-    NoticeReceived,
-    OpenSessions,
-    ProposalRefused,
-    ProposalRequested,
-    Replied,
-    SaveIdentity,
-    SendAlter,
-    SendElect,
-    SendRegister,
-    SessionClosed,
-    SessionOpened,
-    SessionRefused,
-    Started,
-    SuspicionChanged,
-    Tick,
-    Unanswered,
-    ViewReceived,
-)
-from batonmq.replicas_manager.role import Key, Lease, RoleChanges, ViewInForce, Worth
+from batonmq.replicas_manager.role import CurrentView, Key, Lease, RoleChanges, ViewFreshness
 from batonmq.runtime.recent_events import RecentEvents, records_event, shows_events
 
 SUCCESS = ResponseCode.SUCCESS
@@ -77,7 +49,7 @@ class ReplicasState:
         self,
         *,
         broker_name: str,
-        current: ViewInForce,
+        current: CurrentView,
         controllers: tuple[str, ...],
         timings: SessionTimings,
         learner: bool = False,
@@ -98,7 +70,7 @@ class ReplicasState:
         self._requests = 0
         self._request_prefix = requests or current.incarnation
         self._stale_logged: set[tuple[str, int]] = set()
-        self.registration = Registration(len(controllers), self._next_request_id)
+        self.registration = ControllerRegistration(len(controllers), self._next_request_id)
         self._forgotten_due_ms = 0
         self._elections = Elections()
         self._lease = Lease(timings.master_lease_ms)
@@ -115,7 +87,7 @@ class ReplicasState:
         return self._lease.valid(now_ms) and self.current.role is Role.MASTER
 
     @records_event
-    def step(self, event: Event, now_ms: int) -> list[Effect]:
+    def step(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         """Take one event. The effects are to be performed in order."""
         effects = self._handle(event, now_ms)
         deadlines: list[int] = []
@@ -131,54 +103,56 @@ class ReplicasState:
             assert self.open_alter.key == self.current.key
         self.controllers.check_invariants()
 
-    def _handle(self, event: Event, now_ms: int) -> list[Effect]:
+    def _handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         match event:
-            case Started():
+            case ev.Started():
                 self.registration.begin(now_ms)
-            case SessionOpened(controller):
+            case ev.SessionOpened(controller):
                 self.controllers.opened(controller, now_ms)
-            case SessionClosed(controller):
+            case ev.SessionClosed(controller):
                 self.controllers.closed(controller, now_ms)
-            case SessionRefused():
+            case ev.SessionRefused():
                 return self._on_session_refused(event, now_ms)
-            case AnswerReceived():
+            case ev.AnswerReceived():
                 return self._on_answer(event, now_ms)
-            case ViewReceived():
+            case ev.ViewReceived():
                 return self._on_view(event, now_ms)
-            case LeaderHinted(target, leader):
+            case ev.LeaderHinted(target, leader):
                 self.controllers.hinted(target, leader, now_ms)
-            case Replied():
+            case ev.Replied():
                 return self._on_replied(event, now_ms)
-            case Unanswered(call):
+            case ev.Unanswered(call):
                 return self._on_unanswered(call, now_ms)
-            case ProposalRequested():
+            case ev.ProposalRequested():
                 return self._on_proposal(event)
-            case SuspicionChanged(suspect):
+            case ev.SuspicionChanged(suspect):
                 # R17: a replica that is whole again may join again, a suspect one leaves the set.
                 self._suspect = suspect
                 self.registration.suspicion(suspect, now_ms)
                 self._changes.suspicion(suspect)
-                return [Notice("log_suspect" if suspect else "log_whole", (("why", suspect),))]
-            case NoticeReceived(master_epoch, sync_state_set_epoch):
+                return [
+                    ev.Notice("log_suspect" if suspect else "log_whole", (("reason", suspect),))
+                ]
+            case ev.NoticeReceived(master_epoch, sync_state_set_epoch):
                 self._want_view((master_epoch, sync_state_set_epoch), now_ms)
-            case ActionFailed(view):
+            case ev.ActionFailed(view):
                 if view.master_epoch == self.current.key[0]:
                     self._changes.failed(now_ms)  # else a newer role change is on its way already
-            case EpochStored(master_epoch):
+            case ev.EpochStored(master_epoch):
                 self.current.stored_master_epoch = master_epoch
-                self.controllers.hasten(now_ms)  # the heartbeats since named an older epoch
-            case Tick():
+                self.controllers.retry_now(now_ms)  # the heartbeats since named an older epoch
+            case ev.Tick():
                 pass
             case _:
                 assert_never(event)
         return []
 
-    def _due(self, now_ms: int, deadlines: list[int]) -> list[Effect]:
+    def _due(self, now_ms: int, deadlines: list[int]) -> list[ev.Effect]:
         """What is due at `now_ms`; adds to `deadlines` when each part has to be called again."""
         current, controllers = self.current, self.controllers
         is_master = current.role is Role.MASTER
         target = controllers.target()
-        effects: list[Effect] = [
+        effects: list[ev.Effect] = [
             *self.registration.due(now_ms, deadlines, target, current.broker_id)
         ]
         effects += controllers.due(
@@ -211,19 +185,19 @@ class ReplicasState:
             )
         return effects
 
-    def _on_replied(self, event: Replied, now_ms: int) -> list[Effect]:
+    def _on_replied(self, event: ev.Replied, now_ms: int) -> list[ev.Effect]:
         match event.call:
-            case SendRegister():
+            case ev.SendRegister():
                 return self._on_registered(event, now_ms)
-            case SendElect(target):
+            case ev.SendElect(target):
                 not_leader = event.code == NOT_LEADER
                 self._elections.refused(now_ms, not_leader=not_leader)
                 if not_leader:
                     self.controllers.pass_over(target)
                     return []
-            case SendAlter():
+            case ev.SendAlter():
                 return self._on_alter_replied(event, event.call, now_ms)
-            case FetchView(target):
+            case ev.FetchView(target):
                 self._missed.ended()
                 if event.view is None:
                     self.controllers.pass_over(target)
@@ -231,26 +205,26 @@ class ReplicasState:
                 assert_never(event.call)
         return self._see(event.view, event.call.target, now_ms)
 
-    def _on_unanswered(self, call: Call, now_ms: int) -> list[Effect]:
+    def _on_unanswered(self, call: ev.Call, now_ms: int) -> list[ev.Effect]:
         match call:
-            case SendRegister():
+            case ev.SendRegister():
                 self.registration.not_answered(now_ms)
-            case SendElect():
+            case ev.SendElect():
                 self._elections.unanswered(now_ms)
-            case SendAlter():
+            case ev.SendAlter():
                 alter = self.open_alter
                 if alter is None or alter.request_id != call.request_id:
                     return []
                 self.controllers.pass_over(call.target)
                 return alter.not_answered(call.target, now_ms)
-            case FetchView():
+            case ev.FetchView():
                 self._missed.ended()
             case _:
                 assert_never(call)
         self.controllers.pass_over(call.target)
         return []
 
-    def _on_registered(self, event: Replied, now_ms: int) -> list[Effect]:
+    def _on_registered(self, event: ev.Replied, now_ms: int) -> list[ev.Effect]:
         target = event.call.target
         if event.code == NOT_LEADER:
             self.controllers.pass_over(target)
@@ -259,19 +233,19 @@ class ReplicasState:
         if event.code != SUCCESS:
             self.registration.refused(event.remark, now_ms)
             fields = (("code", event.code), ("remark", event.remark), ("target", target))
-            return [Notice("register_refused", fields, warning=True)]
-        effects: list[Effect] = []
+            return [ev.Notice("register_refused", fields, warning=True)]
+        effects: list[ev.Effect] = []
         if self.current.broker_id == 0:
             assert event.broker_id > 0, "a registered broker has an id"
             self.current.broker_id = event.broker_id
-            effects.append(SaveIdentity(event.broker_id))
+            effects.append(ev.SaveIdentity(event.broker_id))
         self.registration.succeeded(now_ms)
         self.controllers.leader_answered(now_ms)
-        effects.append(OpenSessions(self.current.broker_id))
+        effects.append(ev.OpenSessions(self.current.broker_id))
         effects += self._see(event.view, target, now_ms)
         return effects + self._changes.refetch(self.current, self.registration.known_suspicion)
 
-    def _on_session_refused(self, event: SessionRefused, now_ms: int) -> list[Effect]:
+    def _on_session_refused(self, event: ev.SessionRefused, now_ms: int) -> list[ev.Effect]:
         if event.code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED and self.registered:
             self.registration.begin(now_ms + RETRY_FIRST_MS)
         fields = (
@@ -279,9 +253,9 @@ class ReplicasState:
             ("code", event.code),
             ("remark", event.remark),
         )
-        return [Notice("session_refused", fields, warning=True)]
+        return [ev.Notice("session_refused", fields, warning=True)]
 
-    def _on_answer(self, event: AnswerReceived, now_ms: int) -> list[Effect]:
+    def _on_answer(self, event: ev.AnswerReceived, now_ms: int) -> list[ev.Effect]:
         if event.controller not in self.controllers:
             return []
         known_key = _ABOVE_ANY_KEY if self.current.view is None else self.current.key
@@ -295,7 +269,7 @@ class ReplicasState:
             effects += self._forgotten(event, now_ms)
         return effects
 
-    def _forgotten(self, answer: AnswerReceived, now_ms: int) -> list[Effect]:
+    def _forgotten(self, answer: ev.AnswerReceived, now_ms: int) -> list[ev.Effect]:
         """Registers again if the leader knows no election of a group that had one, or not this
         process (R52). The data of the group was cleaned or lost: registering lets the leader elect
         again, above every epoch that replicas report (R19). This broker was cleaned, or a late
@@ -308,7 +282,7 @@ class ReplicasState:
         self.registration.begin(now_ms)
         what = "group_forgotten" if group_lost else "registration_lost"
         fields = (("controller", answer.controller), ("master_epoch", master_epoch))
-        return [Notice(what, fields, warning=True)]
+        return [ev.Notice(what, fields, warning=True)]
 
     @property
     def _not_in_view(self) -> bool:
@@ -319,22 +293,22 @@ class ReplicasState:
         record = view.replica(self.current.broker_id)
         return record is None or record.incarnation != self.current.incarnation
 
-    def _new_leader(self, leader: str, now_ms: int) -> list[Effect]:
+    def _new_leader(self, leader: str, now_ms: int) -> list[ev.Effect]:
         """Every request that waited for a leader is sent to it at once."""
-        self.registration.hasten(now_ms)
-        self._elections.hasten(now_ms)
+        self.registration.retry_now(now_ms)
+        self._elections.retry_now(now_ms)
         fields = (
             ("controller", leader),
             ("controller_epoch", self.controllers.controller_epoch),
         )
-        effects: list[Effect] = [Notice("controller_leader", fields)]
+        effects: list[ev.Effect] = [ev.Notice("controller_leader", fields)]
         effects += self.controllers.back()
         if self.open_alter is not None:
             effects += self.open_alter.leader_changed(leader)
         effects += self._changes.dead_changed(self.controllers.dead_by_leader())
         return effects
 
-    def _on_view(self, event: ViewReceived, now_ms: int) -> list[Effect]:
+    def _on_view(self, event: ev.ViewReceived, now_ms: int) -> list[ev.Effect]:
         if not event.pushed:
             return self._see(event.view, event.controller, now_ms)
         if event.view.broker_name != self.broker_name:
@@ -344,22 +318,22 @@ class ReplicasState:
         effects = self._see(event.view, event.controller, now_ms)
         return effects + self._changes.dead_changed(self.controllers.dead_by_leader())
 
-    def _see(self, view: RoleView | None, controller: str, now_ms: int) -> list[Effect]:
+    def _see(self, view: RoleView | None, controller: str, now_ms: int) -> list[ev.Effect]:
         """A view came from `controller`, on its session or with a reply."""
         if view is None or view.broker_name != self.broker_name:
             return []
-        match self.current.worth(view):
-            case Worth.STALE:
+        match self.current.freshness_of(view):
+            case ViewFreshness.STALE:
                 return self._stale(view, controller)
-            case Worth.NEWER:
+            case ViewFreshness.NEWER:
                 return self._take(view, now_ms)
-            case Worth.REGISTERED_ANEW:
+            case ViewFreshness.REGISTERED_AGAIN:
                 self.current.take(view)
-                return [AdoptView(view)]
-            case Worth.KNOWN:
+                return [ev.AdoptView(view)]
+            case ViewFreshness.KNOWN:
                 return []
 
-    def _stale(self, view: RoleView, controller: str) -> list[Effect]:
+    def _stale(self, view: RoleView, controller: str) -> list[ev.Effect]:
         """A follower may lag behind; a leader with an older view than this broker lost data."""
         mark = (controller, view.master_epoch)
         if controller != self.controllers.leader or mark in self._stale_logged:
@@ -370,24 +344,24 @@ class ReplicasState:
             ("master_epoch", view.master_epoch),
             ("accepted_master_epoch", self.current.highest_master_epoch),
         )
-        return [Notice("leader_knows_an_older_epoch", fields, warning=True)]
+        return [ev.Notice("leader_knows_an_older_epoch", fields, warning=True)]
 
-    def _take(self, view: RoleView, now_ms: int) -> list[Effect]:
+    def _take(self, view: RoleView, now_ms: int) -> list[ev.Effect]:
         self.open_alter = None
         # What was committed binds elections by confirmOffset (R16): no controller may judge this
         # replica by an older heartbeat.
-        self.controllers.hasten(now_ms)
-        effects: list[Effect] = []
+        self.controllers.retry_now(now_ms)
+        effects: list[ev.Effect] = []
         if self._unfit and self.current.refuse(view):
-            fields = (("master_epoch", view.master_epoch), ("why", self._unfit))
-            effects.append(Notice("mastership_refused", fields, warning=True))
+            fields = (("master_epoch", view.master_epoch), ("reason", self._unfit))
+            effects.append(ev.Notice("mastership_refused", fields, warning=True))
         self.current.take(view)
         if self._suspect and self.current.role is Role.MASTER and len(view.sync_state_set) > 1:
             # R17: as the only member it stayed master, though suspect; another one may lead now.
             self.registration.repeat(now_ms)
         if self._changes.is_new(view, self.current.role_in(view)):
             return effects + self._act(view, now_ms)
-        effects.append(AdoptView(view))
+        effects.append(ev.AdoptView(view))
         return effects + self._changes.refetch(self.current, self.registration.known_suspicion)
 
     @property
@@ -395,7 +369,7 @@ class ReplicasState:
         """Why this replica must not become master, where only it can know that; else empty."""
         return self._suspect if self._java else ""
 
-    def _act(self, view: RoleView, now_ms: int) -> list[Effect]:
+    def _act(self, view: RoleView, now_ms: int) -> list[ev.Effect]:
         """The role change to what `view`, the one in force, makes of this process."""
         self._lease.drop()
         role = self.current.role_in(view)
@@ -408,7 +382,7 @@ class ReplicasState:
         if self.current.view is None or key > self.current.key:
             self._missed.want(key, now_ms)
 
-    def _elect_due(self, now_ms: int, deadlines: list[int]) -> list[Effect]:
+    def _elect_due(self, now_ms: int, deadlines: list[int]) -> list[ev.Effect]:
         view = self.current.view
         if view is None or self.current.role is not Role.FENCED or not self.registered:
             return []
@@ -416,9 +390,9 @@ class ReplicasState:
             return []
         target = self.controllers.target()
         request_id = self._next_request_id()
-        return [SendElect(target, view.master_epoch, request_id, "no master is known")]
+        return [ev.SendElect(target, view.master_epoch, request_id, "no master is known")]
 
-    def _on_proposal(self, event: ProposalRequested) -> list[Effect]:
+    def _on_proposal(self, event: ev.ProposalRequested) -> list[ev.Effect]:
         view = self.current.view
         if view is not None and event.based_on < view.key:
             # The newer view has ended this proposal at the master (R11). A refusal now would hit
@@ -426,7 +400,7 @@ class ReplicasState:
             return []
         if view is None or self.current.role is not Role.MASTER:
             code = ResponseCode.CONTROLLER_INVALID_MASTER
-            return [ProposalRefused(code, "this broker is not master")]
+            return [ev.ProposalRefused(code, "this broker is not master")]
         assert self.open_alter is None, "one Alter in flight (R11)"
         alter = alter_for(
             event,
@@ -435,12 +409,14 @@ class ReplicasState:
             self._next_request_id,
             ids_remembered=not self._java,
         )
-        if isinstance(alter, ProposalRefused):
+        if isinstance(alter, ev.ProposalRefused):
             return [alter]
         self.open_alter = alter
         return [alter.send(self.controllers.target())]
 
-    def _on_alter_replied(self, event: Replied, call: SendAlter, now_ms: int) -> list[Effect]:
+    def _on_alter_replied(
+        self, event: ev.Replied, call: ev.SendAlter, now_ms: int
+    ) -> list[ev.Effect]:
         # A view that passed the Alter's epochs ends it, whatever the code is.
         effects = self._see(event.view, call.target, now_ms)
         alter = self.open_alter
@@ -449,7 +425,7 @@ class ReplicasState:
         outcome = alter.outcome_of(event.code)
         if outcome is AlterOutcome.REFUSED:
             self.open_alter = None
-            return [*effects, ProposalRefused(event.code, event.remark)]
+            return [*effects, ev.ProposalRefused(event.code, event.remark)]
         if outcome is AlterOutcome.RECORDED:
             self._want_view((alter.key[0], alter.key[1] + 1), now_ms)
         self.controllers.pass_over(call.target)

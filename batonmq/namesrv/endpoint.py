@@ -98,7 +98,7 @@ class NamesrvEndpoint:
     def connection_lost(self, connection: Connection) -> None:
         """Removes its brokers from the routes."""
         for addr in self._routes.connection_lost(connection):
-            log.info("broker_unregistered broker_addr=%s why=connection_lost", addr)
+            log.info("broker_unregistered broker_addr=%s reason=connection_lost", addr)
         self._tell_min_ids()
 
     def _tell_min_ids(self) -> None:
@@ -114,7 +114,7 @@ class NamesrvEndpoint:
         def some() -> bool:
             removed = list(islice(silent, SCAN_SLICE))
             for addr, connection in removed:
-                log.warning("broker_unregistered broker_addr=%s why=silent", addr)
+                log.warning("broker_unregistered broker_addr=%s reason=silent", addr)
                 if isinstance(connection, Connection):
                     connection.close("its broker was silent for too long")
             self._tell_min_ids()
@@ -206,7 +206,7 @@ class NamesrvEndpoint:
         removed = self._routes.unregister(request.require("clusterName"), addr, name, connection)
         self._tell_min_ids()
         what = "broker_unregistered" if removed else "late_goodbye_ignored"
-        log.info("%s broker_addr=%s broker_name=%s why=asked", what, addr, name)
+        log.info("%s broker_addr=%s broker_name=%s reason=asked", what, addr, name)
         return _done(request)
 
     def query_data_version(
@@ -301,7 +301,7 @@ class NamesrvEndpoint:
             why = f"{len(route.queue_datas)} broker groups, at most {GROUPS_AT_ONCE} are allowed"
             return _refused(request, ResponseCode.SYSTEM_ERROR, why)
         if route.queue_datas and not self._routes.register_topic(topic, route.queue_datas):
-            log.warning("topic_not_registered topic=%s why=it names an unknown broker", topic)
+            log.warning("topic_not_registered topic=%s reason=it names an unknown broker", topic)
         return _done(request)
 
     async def put_kv(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:

@@ -301,7 +301,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         try:
             page = await self._history.page(self._requests.state, after, request.limit)
         except OSError as error:
-            log.warning("history_not_read error=%s", error)
+            log.warning("history_not_read reason=%s", error)
             remark = f"the history cannot be read: {error}"
             return pb.GetHistoryReply(status=_refused(ResponseCode.SYSTEM_ERROR, remark))
         return pb.GetHistoryReply(

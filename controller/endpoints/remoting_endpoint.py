@@ -361,7 +361,7 @@ class RoleNotices:
             async with asyncio.timeout(NOTICE_TIMEOUT_MS / 1000):
                 await self._client.oneway(address, _role_notice(view))
         except (ConnectError, TimeoutError) as error:
-            log.info("role_notice_lost address=%s error=%s", address, error)
+            log.info("role_notice_lost address=%s reason=%s", address, error)
 
     def _forget(self, address: str, done: asyncio.Task[None]) -> None:
         if self._tasks.get(address) is done:

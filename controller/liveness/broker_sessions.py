@@ -19,12 +19,7 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from batonmq.controller.elections import LastHeard
-from batonmq.controller.liveness.events import (
-    RemotingHeartbeat,
-    SessionClosed,
-    SessionHeartbeat,
-    SessionHello,
-)
+from batonmq.controller.liveness import events as ev
 from batonmq.controller.rules.commands import LiveBroker
 from batonmq.protocol.incarnation import is_hash
 from batonmq.runtime.backoff import pause_ms
@@ -74,7 +69,7 @@ class LivenessConfig:
 ROUNDS_MAX: Final = 64
 """Heartbeats of some seconds: a broker that got no answer for so long is silent already."""
 
-Standing = Literal["alive", "unknown", "dead"]
+Liveness = Literal["alive", "unknown", "dead"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +79,7 @@ class SilenceVerdict:
     `silent_ms` is how long it had been silent by then, -1 if nothing was ever received.
     """
 
-    standing: Standing
+    state: Liveness
     reason: str = ""
     since_ms: int = 0
     silent_ms: int = -1
@@ -182,7 +177,7 @@ class BrokerSessions:
 
     # Events.
 
-    def hello(self, event: SessionHello, now_ms: int, registered: str = "") -> str:
+    def hello(self, event: ev.SessionHello, now_ms: int, registered: str = "") -> str:
         """Makes the session the newest one; else returns the incarnation still alive (R18).
 
         `registered`: the incarnation recorded for this id. It has proven itself where that is
@@ -204,7 +199,7 @@ class BrokerSessions:
         )
         return ""
 
-    def heartbeat(self, event: SessionHeartbeat, now_ms: int) -> str | None:
+    def heartbeat(self, event: ev.SessionHeartbeat, now_ms: int) -> str | None:
         """The incarnation of the session; None if it is not the newest."""
         session = self._open_session(event.broker_name, event.seen.broker_id, event.session_id)
         if session is None:
@@ -219,7 +214,7 @@ class BrokerSessions:
             session.silent_since_ms = None
         return session.incarnation
 
-    def closed(self, event: SessionClosed, now_ms: int, *, is_registered: bool) -> bool:
+    def closed(self, event: ev.SessionClosed, now_ms: int, *, is_registered: bool) -> bool:
         """Whether that was the newest session; closings of others are ignored. A broker that is not
         registered is forgotten: any number of them may come and go."""
         session = self._open_session(event.broker_name, event.broker_id, event.session_id)
@@ -242,7 +237,7 @@ class BrokerSessions:
                 broker.verdicts.append((now_ms, session.incarnation))
         return True
 
-    def remoting_heartbeat(self, event: RemotingHeartbeat, now_ms: int) -> bool:
+    def remoting_heartbeat(self, event: ev.RemotingHeartbeat, now_ms: int) -> bool:
         """Whether the broker had no open channel before."""
         broker = self._broker(event.broker_name, event.seen.broker_id)
         first = broker.channel is None or broker.channel.closed_ms is not None

@@ -31,30 +31,11 @@ from itertools import islice
 from typing import Final
 
 from batonmq.controller.elections import LastHeard, LastSeen, last_seen, members_of
+from batonmq.controller.liveness import events as ev
 from batonmq.controller.liveness.broker_sessions import (
     BrokerSessions,
     LivenessConfig,
     SilenceVerdict,
-)
-from batonmq.controller.liveness.events import (
-    AliveChanged,
-    ElectionBlocked,
-    ElectionEnded,
-    GateClosed,
-    GateOpened,
-    LivenessEffect,
-    LivenessEvent,
-    LookOn,
-    PeerReported,
-    ProposeElect,
-    RefuseSession,
-    RemotingChannelClosed,
-    RemotingHeartbeat,
-    SessionClosed,
-    SessionHeartbeat,
-    SessionHello,
-    StateApplied,
-    Tick,
 )
 from batonmq.controller.liveness.hearing import Hearing
 from batonmq.controller.liveness.rotation import (
@@ -305,55 +286,55 @@ class LivenessCore:
     # Events.
 
     @records_event
-    def handle(self, event: LivenessEvent, now_ms: int) -> list[LivenessEffect]:
+    def handle(self, event: ev.LivenessEvent, now_ms: int) -> list[ev.LivenessEffect]:
         """Takes one event and returns what to do, in order."""
         self._sessions.notice_time(now_ms)
         match event:
-            case SessionHello():
+            case ev.SessionHello():
                 return self._session_hello(event, now_ms)
-            case SessionHeartbeat():
+            case ev.SessionHeartbeat():
                 incarnation = self._sessions.heartbeat(event, now_ms)
                 if incarnation is None:
                     return []
                 return self._heartbeat_received(event, incarnation, now_ms)
-            case SessionClosed():
+            case ev.SessionClosed():
                 known = self._state.is_registered(event.broker_name, event.broker_id)
                 newest = self._sessions.closed(event, now_ms, is_registered=known)
                 return self._check(event.broker_name, now_ms) if newest else []
-            case RemotingHeartbeat():
+            case ev.RemotingHeartbeat():
                 if not self._state.is_registered(event.broker_name, event.seen.broker_id):
                     return []  # any number of them may be named
                 first = self._sessions.remoting_heartbeat(event, now_ms)
                 beat = self._heartbeat_received(event, "", now_ms)
                 return beat + self._check(event.broker_name, now_ms) if first else beat
-            case RemotingChannelClosed():
+            case ev.RemotingChannelClosed():
                 return self._look(self._sessions.channel_closed(event.channel_id, now_ms), now_ms)
-            case GateOpened():
+            case ev.GateOpened():
                 self._gate_opened_ms = now_ms
                 self._sessions.gate_opened(now_ms)
                 for watch in self._watches.values():
                     watch.gate_opened()
                 return self._look(self._state.broker_names(), now_ms)
-            case GateClosed():
+            case ev.GateClosed():
                 self._gate_opened_ms, self._unlooked = None, {}
                 self._sessions.gate_closed()
                 return []
-            case StateApplied():
+            case ev.StateApplied():
                 return self._state_applied(event.state, now_ms)
-            case ElectionEnded():
+            case ev.ElectionEnded():
                 proposal = self._watch(event.broker_name).proposal
                 if proposal is not None and proposal.master_epoch == event.expected_master_epoch:
                     config = self._config
                     pause = pause_ms(config.retry_ms, config.retry_max_ms, proposal.times)
                     proposal.next_ms = now_ms + pause
                 return []
-            case PeerReported():
+            case ev.PeerReported():
                 names = sorted(self._hearing.peer_reported(event, now_ms))
                 return [effect for name in names for effect in self._check(name, now_ms)]
-            case LookOn():
+            case ev.LookOn():
                 self._looks_on = False
                 return self._look(list(islice(self._unlooked, GROUPS_A_TURN)), now_ms)
-            case Tick():
+            case ev.Tick():
                 return self._tick(now_ms)
 
     def _watch(self, broker_name: str) -> _Watch:
@@ -364,7 +345,7 @@ class LivenessCore:
                 self._watches[broker_name] = watch
         return watch
 
-    def _session_hello(self, event: SessionHello, now_ms: int) -> list[LivenessEffect]:
+    def _session_hello(self, event: ev.SessionHello, now_ms: int) -> list[ev.LivenessEffect]:
         group = self._state.group(event.broker_name)
         record = group.replica(event.broker_id) if group else None
         registered = record.incarnation if record else ""
@@ -376,7 +357,7 @@ class LivenessCore:
                 f"{registered}, not {event.incarnation}"
             )
             code = ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
-            return [RefuseSession(event.session_id, code, remark)]
+            return [ev.RefuseSession(event.session_id, code, remark)]
         living = self._sessions.hello(event, now_ms, registered)
         if not living:
             return self._check(event.broker_name, now_ms)
@@ -385,11 +366,11 @@ class LivenessCore:
             f"(incarnation {living})"
         )
         code = ResponseCode.CONTROLLER_BROKER_ID_INVALID
-        return [RefuseSession(event.session_id, code, remark)]
+        return [ev.RefuseSession(event.session_id, code, remark)]
 
     def _heartbeat_received(
-        self, event: SessionHeartbeat | RemotingHeartbeat, incarnation: str, now_ms: int
-    ) -> list[LivenessEffect]:
+        self, event: ev.SessionHeartbeat | ev.RemotingHeartbeat, incarnation: str, now_ms: int
+    ) -> list[ev.LivenessEffect]:
         watch, group = self._watch(event.broker_name), self._state.group(event.broker_name)
         seen = event.seen
         record = group.replica(seen.broker_id) if group else None
@@ -411,19 +392,19 @@ class LivenessCore:
                 watch.master_answered_ms = now_ms
         return self._check(event.broker_name, now_ms) if watch.unsettled else []
 
-    def _look(self, names: Sequence[str], now_ms: int) -> list[LivenessEffect]:
+    def _look(self, names: Sequence[str], now_ms: int) -> list[ev.LivenessEffect]:
         """Checks GROUPS_A_TURN of the groups now; LookOn brings the others."""
         self._unlooked.update(dict.fromkeys(names[GROUPS_A_TURN:]))
-        effects: list[LivenessEffect] = []
+        effects: list[ev.LivenessEffect] = []
         for broker_name in names[:GROUPS_A_TURN]:
             self._unlooked.pop(broker_name, None)
             effects += self._check(broker_name, now_ms)
         if self._unlooked and not self._looks_on:
             self._looks_on = True
-            effects.append(LookOn())
+            effects.append(ev.LookOn())
         return effects
 
-    def _state_applied(self, state: ControllerState, now_ms: int) -> list[LivenessEffect]:
+    def _state_applied(self, state: ControllerState, now_ms: int) -> list[ev.LivenessEffect]:
         before, self._state = self._state, state
         for broker_name in before.broker_names():
             if broker_name not in state.groups:
@@ -439,7 +420,7 @@ class LivenessCore:
                 changed.append(broker_name)
         return self._look(changed, now_ms)
 
-    def _tick(self, now_ms: int) -> list[LivenessEffect]:
+    def _tick(self, now_ms: int) -> list[ev.LivenessEffect]:
         if now_ms - self._aged_ms >= CONFIRM_SETTLE_MS:
             self._aged_ms = now_ms
             for watch in self._watches.values():
@@ -453,7 +434,7 @@ class LivenessCore:
             effects += self._check_stale(groups[broker_name], now_ms)
         return effects
 
-    def _check_stale(self, group: BrokerGroup, now_ms: int) -> list[LivenessEffect]:
+    def _check_stale(self, group: BrokerGroup, now_ms: int) -> list[ev.LivenessEffect]:
         """R19: reports once that a replica knows of newer epochs than are recorded here."""
         if self._gate_opened_ms is None:
             return []
@@ -468,7 +449,7 @@ class LivenessCore:
         if why == watch.stale or now_ms - watch.stale_since_ms < STALE_SETTLE_MS:
             return []
         watch.stale = why
-        return [] if why == watch.blocked else [ElectionBlocked(group.broker_name, why)]
+        return [] if why == watch.blocked else [ev.ElectionBlocked(group.broker_name, why)]
 
     # Decisions.
 
@@ -477,7 +458,7 @@ class LivenessCore:
         judged = frozenset(
             record.broker_id
             for record in group.replicas
-            if self._judge(group, record, now_ms).standing == "dead"
+            if self._judge(group, record, now_ms).state == "dead"
         )
         return judged - self.elsewhere(group, now_ms) if judged else judged
 
@@ -494,7 +475,7 @@ class LivenessCore:
         registered_ms = self._watch(group.broker_name).registered_ms.get(process, now_ms)
         return self._sessions.judge(group.broker_name, *process, registered_ms, now_ms)
 
-    def _check(self, broker_name: str, now_ms: int) -> list[LivenessEffect]:
+    def _check(self, broker_name: str, now_ms: int) -> list[ev.LivenessEffect]:
         """Decides what the group needs now. Nothing while the gate is closed."""
         group = self._state.group(broker_name)
         if group is None:
@@ -503,11 +484,11 @@ class LivenessCore:
         if self._gate_opened_ms is None:
             return [*self._hearing.report(self._state.applied_index, now_ms)]
         watch = self._watch(broker_name)
-        effects: list[LivenessEffect] = []
+        effects: list[ev.LivenessEffect] = []
         dead = self._dead(group, now_ms)
         if dead != watch.dead:
             watch.dead = dead
-            effects.append(AliveChanged(broker_name))
+            effects.append(ev.AliveChanged(broker_name))
         master = group.replica(group.master_broker_id)
         watch.unsettled = bool(dead or elsewhere or group.needs_election) or master is None
         if master is not None and not watch.unsettled:
@@ -537,7 +518,7 @@ class LivenessCore:
             # R50: its silence is of this node's link. Its connection's end is seen at once, and the
             # reports of the peers are a moment older.
             is_heard = verdict.silent and master.broker_id in elsewhere
-            return verdict if verdict.standing == "dead" and not is_heard else None
+            return verdict if verdict.state == "dead" and not is_heard else None
         if group.master_epoch > 0:
             return SilenceVerdict("unknown", "no_master", now_ms)
         # Brokers ask for the first election themselves; this only replaces a lost request.
@@ -551,7 +532,7 @@ class LivenessCore:
         need: SilenceVerdict,
         elsewhere: frozenset[int],
         now_ms: int,
-    ) -> list[LivenessEffect]:
+    ) -> list[ev.LivenessEffect]:
         watch = self._watch(group.broker_name)
         choice = choose_master(
             group,
@@ -562,22 +543,22 @@ class LivenessCore:
             if choice.refusal == watch.blocked:
                 return []
             watch.blocked, watch.needs_operator = choice.refusal, True
-            return [ElectionBlocked(group.broker_name, choice.refusal)]
+            return [ev.ElectionBlocked(group.broker_name, choice.refusal)]
         if choice.unclean and self.suspect_wait_ms(group.broker_name, now_ms) > 0:
             return []
         if choice.winner == NO_BROKER and elsewhere and group.master_epoch > 0:
             return []  # R50: a peer may have a candidate
         # Without a candidate a command is useful only to depose a dead master.
-        if choice.winner == NO_BROKER and need.standing != "dead":
+        if choice.winner == NO_BROKER and need.state != "dead":
             if group.master_epoch == 0 or choice.refusal == watch.blocked:
                 return []
             watch.blocked, watch.needs_operator = choice.refusal, False
-            return [ElectionBlocked(group.broker_name, choice.refusal, operator=False)]
+            return [ev.ElectionBlocked(group.broker_name, choice.refusal, operator=False)]
         watch.blocked, watch.needs_operator = choice.refusal, False
         if not watch.propose(group.master_epoch, self._config, now_ms):
             return []
         return [
-            ProposeElect(
+            ev.ProposeElect(
                 group.broker_name,
                 group.master_epoch,
                 need.reason,

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from batonmq.controller.liveness.events import OfferLead, PeerReported, Process, ReportHearing
+from batonmq.controller.liveness import events as ev
 
 REPORT_MS: Final = 200
 REPORT_MS_MAX: Final = 600
@@ -31,7 +31,7 @@ URGENT_PAUSE_MS: Final = 1_000
 @dataclass(slots=True)
 class _Peer:
     index: int
-    unheard: frozenset[Process]
+    unheard: frozenset[ev.Process]
     received_ms: int
 
 
@@ -39,22 +39,22 @@ class Hearing:
     """`now_ms` of all calls is one clock."""
 
     def __init__(self) -> None:
-        self._known: dict[str, dict[Process, int]] = {}
+        self._known: dict[str, dict[ev.Process, int]] = {}
         """By group: the registered processes, and since which log entry each is known."""
-        self._unheard: dict[str, frozenset[Process]] = {}
+        self._unheard: dict[str, frozenset[ev.Process]] = {}
         """By group: those that this node does not hear, where there are some."""
         self._peers: dict[str, _Peer] = {}
         self._elsewhere_ms: dict[str, int] = {}
         """By group: since when some of its processes are elsewhere."""
         self._offered_ms: int | None = None
-        self._report: ReportHearing | None = None
+        self._report: ev.ReportHearing | None = None
         self._changed = False
         """Whether what this node hears has changed since that report."""
         self._reported_ms = 0
 
     # Registrations, and what this node hears.
 
-    def registered(self, broker_name: str, processes: Collection[Process], index: int) -> None:
+    def registered(self, broker_name: str, processes: Collection[ev.Process], index: int) -> None:
         """The group has these processes now, by the log up to entry `index`."""
         known = self._known.get(broker_name, {})
         self._known[broker_name] = {each: known.get(each, index) for each in processes}
@@ -64,7 +64,7 @@ class Hearing:
         for table in (self._known, self._unheard, self._elsewhere_ms):
             table.pop(broker_name, None)
 
-    def heard(self, broker_name: str, unheard: frozenset[Process]) -> None:
+    def heard(self, broker_name: str, unheard: frozenset[ev.Process]) -> None:
         """Of this group this node hears all registered processes but these."""
         if unheard == self._unheard.get(broker_name, frozenset()):
             return
@@ -74,37 +74,37 @@ class Hearing:
         else:
             self._unheard.pop(broker_name, None)
 
-    def report(self, index: int, now_ms: int) -> list[ReportHearing]:
+    def report(self, index: int, now_ms: int) -> list[ev.ReportHearing]:
         """What a follower should tell its leader now: what changed at once, the rest in time."""
         last = self._report
         if last is None or self._changed:
-            unheard = frozenset[Process]().union(*self._unheard.values())
+            unheard = frozenset[ev.Process]().union(*self._unheard.values())
         elif now_ms - self._reported_ms < REPORT_MS:
             return []  # asked after each check: a union of all groups each time would be quadratic
         else:
             unheard = last.unheard
         self._changed = False
         changed = last is None or last.unheard != unheard
-        self._report, self._reported_ms = ReportHearing(index, unheard, changed=changed), now_ms
+        self._report, self._reported_ms = ev.ReportHearing(index, unheard, changed=changed), now_ms
         return [self._report]
 
     # What the peers hear.
 
-    def peer_reported(self, event: PeerReported, now_ms: int) -> frozenset[str]:
+    def peer_reported(self, event: ev.PeerReported, now_ms: int) -> frozenset[str]:
         """The groups of which that peer hears less, or more, than in its report before."""
         before = self._peers.get(event.node)
         self._peers[event.node] = _Peer(event.index, event.unheard, now_ms)
         changed = event.unheard ^ (before.unheard if before else frozenset())
         return frozenset(name for name, _, _ in changed)
 
-    def elsewhere(self, processes: Iterable[Process], now_ms: int) -> frozenset[int]:
+    def elsewhere(self, processes: Iterable[ev.Process], now_ms: int) -> frozenset[int]:
         """The ids of those of `processes`, which this node does not hear, that a peer hears."""
         peers = [p for p in self._peers.values() if now_ms - p.received_ms <= REPORT_MS_MAX]
         return frozenset(each[1] for each in processes if any(self._hears(p, each) for p in peers))
 
     def offer(
         self, broker_name: str, ids: frozenset[int], *, urgent: bool, now_ms: int
-    ) -> list[OfferLead]:
+    ) -> list[ev.OfferLead]:
         """The lead goes to the peer that hears most, if that is more than this node hears. If it is
         `urgent`, a master can be elected only where one of `ids`, which are elsewhere, is heard."""
         if not ids:
@@ -128,9 +128,9 @@ class Hearing:
             return []
         self._offered_ms = now_ms
         why = f"{node} hears of {broker_name} broker {sorted(ids)}, this node does not"
-        return [OfferLead(node, why)]
+        return [ev.OfferLead(node, why)]
 
-    def _hears(self, peer: _Peer, process: Process) -> bool:
+    def _hears(self, peer: _Peer, process: ev.Process) -> bool:
         since = self._known.get(process[0], {}).get(process)
         return since is not None and since <= peer.index and process not in peer.unheard
 

@@ -29,7 +29,7 @@ class LeadOffers:
 
     def offer(self, node: str, why: str) -> None:
         """To `node`, or to any other one if that is empty."""
-        log.warning("lead_offered node=%s why=%r", node or "any", why)
+        log.warning("lead_offered node=%s reason=%r", node or "any", why)
         if self._offer is not None:
             self._offer.cancel()
         offer = self._log.hand_over(self._timeout_ms, node)

@@ -22,22 +22,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from batonmq.controller.history_log import HistoryNotes
+from batonmq.controller.liveness import events as ev
 from batonmq.controller.liveness.core import LivenessCore
-from batonmq.controller.liveness.events import (
-    AliveChanged,
-    ElectionBlocked,
-    ElectionEnded,
-    LivenessEvent,
-    LookOn,
-    OfferLead,
-    ProposeElect,
-    RefuseSession,
-    ReportHearing,
-    SessionClosed,
-    SessionHeartbeat,
-    SessionHello,
-    Tick,
-)
 from batonmq.controller.liveness.lead import LeadOffers
 from batonmq.controller.requests import ControllerRequests, OutcomeUnknownError
 from batonmq.controller.rules.commands import ElectMaster, LiveBroker
@@ -92,7 +78,7 @@ class BrokerSession:
             return
         if len(self._queue) >= _QUEUE_MAX:
             log.warning(
-                "session_cut broker_name=%s broker_id=%d why='does not read'",
+                "session_cut broker_name=%s broker_id=%d reason='does not read'",
                 self.broker_name,
                 self.broker_id,
             )
@@ -294,7 +280,7 @@ class BrokerWatch:
         self._answers = HeartbeatAnswers(requests)
         self._timer: asyncio.TimerHandle | None = None
         self._elections: set[asyncio.Task[None]] = set()
-        self._refusals: dict[int, RefuseSession] = {}
+        self._refusals: dict[int, ev.RefuseSession] = {}
 
     def start(self) -> None:
         self._schedule_tick()
@@ -310,10 +296,10 @@ class BrokerWatch:
 
     # Events.
 
-    def session_opened(self, session: BrokerSession) -> RefuseSession | None:
+    def session_opened(self, session: BrokerSession) -> ev.RefuseSession | None:
         """The refusal of the session (R18, R59), None if it is accepted."""
         self.handle(
-            SessionHello(
+            ev.SessionHello(
                 session.broker_name, session.broker_id, session.incarnation, session.session_id
             )
         )
@@ -333,7 +319,7 @@ class BrokerWatch:
         self._answers.note_loop_turn(boot_ms())
         self._answers.answer(session, heartbeat)
         self.handle(
-            SessionHeartbeat(
+            ev.SessionHeartbeat(
                 session.broker_name,
                 session.session_id,
                 LiveBroker(
@@ -360,7 +346,7 @@ class BrokerWatch:
             goodbye,
         )
         self.handle(
-            SessionClosed(
+            ev.SessionClosed(
                 session.broker_name,
                 session.broker_id,
                 session.session_id,
@@ -369,23 +355,23 @@ class BrokerWatch:
             )
         )
 
-    def handle(self, event: LivenessEvent) -> None:
+    def handle(self, event: ev.LivenessEvent) -> None:
         """Passes the event in and carries out the effects."""
         for effect in self._core.handle(event, boot_ms()):
             match effect:
-                case ProposeElect():
+                case ev.ProposeElect():
                     self._elect(effect)
-                case AliveChanged(broker_name):
+                case ev.AliveChanged(broker_name):
                     self._push(broker_name)
-                case RefuseSession():
+                case ev.RefuseSession():
                     self._refusals[effect.session_id] = effect
-                case ElectionBlocked(broker_name, reason, operator):
+                case ev.ElectionBlocked(broker_name, reason, operator):
                     self._blocked(broker_name, reason, operator)
-                case ReportHearing():
+                case ev.ReportHearing():
                     self._lead.report(effect)
-                case OfferLead(node, why):
+                case ev.OfferLead(node, why):
                     self._lead.offer(node, why)
-                case LookOn():
+                case ev.LookOn():
                     asyncio.get_running_loop().call_soon(self.handle, effect)
 
     # Effects.
@@ -402,7 +388,7 @@ class BrokerWatch:
             operator=operator,
         )
 
-    def _elect(self, effect: ProposeElect) -> None:
+    def _elect(self, effect: ev.ProposeElect) -> None:
         log.info(
             "election_proposed broker_name=%s master_epoch=%d reason=%s",
             effect.broker_name,
@@ -413,7 +399,7 @@ class BrokerWatch:
         self._elections.add(task)
         task.add_done_callback(self._elections.discard)
 
-    async def _run_election(self, effect: ProposeElect) -> None:
+    async def _run_election(self, effect: ev.ProposeElect) -> None:
         command = ElectMaster(
             broker_name=effect.broker_name,
             expected_master_epoch=effect.expected_master_epoch,
@@ -430,8 +416,8 @@ class BrokerWatch:
                 result.remark,
             )
         except (NotLeaderError, OutcomeUnknownError) as error:
-            log.warning("election_ended broker_name=%s error=%s", effect.broker_name, error)
-        self.handle(ElectionEnded(effect.broker_name, effect.expected_master_epoch))
+            log.warning("election_ended broker_name=%s reason=%s", effect.broker_name, error)
+        self.handle(ev.ElectionEnded(effect.broker_name, effect.expected_master_epoch))
 
     def _schedule_tick(self) -> None:
         ticks = 1 if self._requests.leading else FOLLOWER_TICKS
@@ -443,4 +429,4 @@ class BrokerWatch:
         self._schedule_tick()
         self._answers.note_loop_turn(boot_ms())
         self._after_tick()
-        self.handle(Tick())
+        self.handle(ev.Tick())

@@ -210,7 +210,7 @@ class RaftProblems:
         """Keeps the text, and logs it if it is new."""
         if self._texts.get(subject) != text:
             self._texts[subject] = text
-            log.log(level, "raft_problem subject=%s what=%r", subject, text)
+            log.log(level, "raft_problem subject=%s reason=%r", subject, text)
 
     def note_missing(self, subject: str, text: str) -> None:
         """`note`, unless a problem of the subject is known already."""
@@ -228,7 +228,7 @@ class RaftProblems:
             self._strangers_not_logged += 1
             return
         log.warning(
-            "raft_stranger address=%s why=%r not_logged=%d",
+            "raft_stranger address=%s reason=%r not_logged=%d",
             address,
             why,
             self._strangers_not_logged,

@@ -207,7 +207,7 @@ class _Node(SyncObj):  # type: ignore[misc]
 
 def exit_process(what: str) -> NoReturn:
     """Ends a node that cannot go on without the risk of a diverged state."""
-    log.critical("raft_fatal what=%r", what)
+    log.critical("raft_fatal reason=%r", what)
     logging.shutdown()
     os._exit(_EXIT_FATAL)
 

@@ -333,7 +333,7 @@ class BackgroundResolver:
         try:
             address = self._look_up(host)
         except (OSError, UnicodeError) as error:
-            log.debug("raft_name_unknown host=%s why=%s", host, error)
+            log.debug("raft_name_unknown host=%s reason=%s", host, error)
             address = ""
         with self._lock:
             before = self._known.get(host)

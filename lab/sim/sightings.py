@@ -20,7 +20,7 @@ from batonmq.namesrv.state import BrokerRegistration, Registered, RouteInfoManag
 from batonmq.protocol.codes import MASTER_ID
 from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.protocol.role_view import Role
-from batonmq.replicas_manager.events import AnswerReceived, Effect, Event
+from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.state import ReplicasState
 from batonmq.runtime.clock import boot_ms
 from batonmq.store.message_store import MessageStore
@@ -228,9 +228,9 @@ class Sightings:
     def _watch_lease(self, host: BrokerHost, state: ReplicasState) -> None:
         step = state.step
 
-        def on_step(event: Event, now_ms: int) -> list[Effect]:
+        def on_step(event: ev.Event, now_ms: int) -> list[ev.Effect]:
             effects = step(event, now_ms)
-            if isinstance(event, AnswerReceived) and state.lease_valid(now_ms):
+            if isinstance(event, ev.AnswerReceived) and state.lease_valid(now_ms):
                 self._paused_s.pop(host.name, None)  # renewed; once it is lost again, R36 holds
                 self._check_lease(host)
             return effects

@@ -9,15 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from batonmq.controller.liveness import events as ev
 from batonmq.controller.liveness.core import LivenessCore
-from batonmq.controller.liveness.events import (
-    GateOpened,
-    LivenessEffect,
-    LivenessEvent,
-    ProposeElect,
-    SessionClosed,
-    SessionHello,
-)
 
 FIRST_CONTACT_MS = 1_500
 _WINDOW_MS = 10_000
@@ -37,21 +30,21 @@ class Verdicts:
         self._handle = core.handle
         core.handle = self.handle  # type: ignore[method-assign]
 
-    def handle(self, event: LivenessEvent, now_ms: int) -> list[LivenessEffect]:
-        if isinstance(event, GateOpened):
+    def handle(self, event: ev.LivenessEvent, now_ms: int) -> list[ev.LivenessEffect]:
+        if isinstance(event, ev.GateOpened):
             self._opened_ms = now_ms
-        elif isinstance(event, SessionHello):
+        elif isinstance(event, ev.SessionHello):
             self._process[event.session_id] = event.incarnation
-        elif isinstance(event, SessionClosed) and self._says_something(event, now_ms):
+        elif isinstance(event, ev.SessionClosed) and self._says_something(event, now_ms):
             process = self._process.get(event.session_id, "")
             self._closed_ms.setdefault(process, []).append(now_ms)
         effects: list[Any] = self._handle(event, now_ms)
         for effect in effects:
-            if isinstance(effect, ProposeElect):
+            if isinstance(effect, ev.ProposeElect):
                 self._judge(effect, now_ms)
         return effects
 
-    def _says_something(self, event: SessionClosed, now_ms: int) -> bool:
+    def _says_something(self, event: ev.SessionClosed, now_ms: int) -> bool:
         """Not one that was superseded, that was silent before, or that closes as its broker stops,
         or while this process stood still (R8)."""
         sessions = self._core._sessions
@@ -60,7 +53,7 @@ class Verdicts:
         is_news = session is not None and session.silent_since_ms is None
         return is_news and not event.goodbye and now_ms >= sessions._drained_ms
 
-    def _judge(self, effect: ProposeElect, now_ms: int) -> None:
+    def _judge(self, effect: ev.ProposeElect, now_ms: int) -> None:
         led_ms = now_ms - self._opened_ms
         if effect.reason == "never_seen" and led_ms < FIRST_CONTACT_MS:
             self._violate(f"R35: {self._name} calls a master dead, never seen in {led_ms} ms")

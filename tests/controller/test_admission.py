@@ -14,17 +14,8 @@ from test_requests import NAME, Leader, clocks
 from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.controller_admin import GROUPS_A_PAGE
 from batonmq.controller.admission import UNHEARD_MS
+from batonmq.controller.liveness import events as ev
 from batonmq.controller.liveness.core import LivenessCore
-from batonmq.controller.liveness.events import (
-    GateClosed,
-    GateOpened,
-    RemotingChannelClosed,
-    RemotingHeartbeat,
-    SessionClosed,
-    SessionHello,
-    StateApplied,
-    Tick,
-)
 from batonmq.controller.raft.log import LogStatus
 from batonmq.controller.rules.commands import (
     ApplyBrokerId,
@@ -198,8 +189,8 @@ class TestOwners:
         leader.closes(3)
         leader.passes(UNHEARD_MS - 100, 1, 2)
         assert f"{UNHEARD_MS}" in self.claim(leader, "stranger", owner).remark
-        leader.core.handle(GateClosed(), clocks.boot_ms)
-        leader.core.handle(GateOpened(), clocks.boot_ms)  # another one leads, and hears nobody yet
+        leader.core.handle(ev.GateClosed(), clocks.boot_ms)
+        leader.core.handle(ev.GateOpened(), clocks.boot_ms)  # it has heard no broker yet
         leader.passes(UNHEARD_MS - 100)
         assert not self.claim(leader, "stranger", owner).ok
 
@@ -296,24 +287,24 @@ class TestLiveness:
     def test_r58_as_many_groups_as_may_register_cost_no_long_turn(self) -> None:
         for leads in (True, False):
             core, turns, now_ms = LivenessCore(), Turns(), 100_000
-            turns.run(core.handle, StateApplied(of_many()), now_ms)
+            turns.run(core.handle, ev.StateApplied(of_many()), now_ms)
             if leads:
-                turns.run(core.handle, GateOpened(), now_ms)
+                turns.run(core.handle, ev.GateOpened(), now_ms)
             turns = Turns()
             for _ in range(40):
                 now_ms += 50
-                turns.run(core.handle, Tick(), now_ms)
+                turns.run(core.handle, ev.Tick(), now_ms)
             turns.stop()
             assert turns.lines < 3 * LINES_A_TURN, leads
 
     def test_r58_names_that_nobody_registered_leave_nothing_behind(self) -> None:
         core = LivenessCore()
-        core.handle(GateOpened(), 0)
+        core.handle(ev.GateOpened(), 0)
         for number in range(MANY):
             name = f"g{number}"
-            core.handle(RemotingHeartbeat(name, number, 10_000, LiveBroker(1)), 1)
-            core.handle(RemotingChannelClosed(number), 1)
-            core.handle(SessionHello(name, 2, "life", number), 1)
-            core.handle(SessionClosed(name, 2, number, goodbye=False, why=""), 1)
+            core.handle(ev.RemotingHeartbeat(name, number, 10_000, LiveBroker(1)), 1)
+            core.handle(ev.RemotingChannelClosed(number), 1)
+            core.handle(ev.SessionHello(name, 2, "life", number), 1)
+            core.handle(ev.SessionClosed(name, 2, number, goodbye=False, why=""), 1)
             core.confirm_floor(name)
         assert not core._watches and not core._sessions._brokers

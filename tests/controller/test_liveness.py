@@ -37,28 +37,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from batonmq.controller.liveness import events as ev
 from batonmq.controller.liveness.broker_sessions import BrokerSessions
 from batonmq.controller.liveness.core import LivenessConfig, LivenessCore
-from batonmq.controller.liveness.events import (
-    AliveChanged,
-    ElectionBlocked,
-    ElectionEnded,
-    GateClosed,
-    GateOpened,
-    LookOn,
-    OfferLead,
-    PeerReported,
-    ProposeElect,
-    RefuseSession,
-    RemotingChannelClosed,
-    RemotingHeartbeat,
-    ReportHearing,
-    SessionClosed,
-    SessionHeartbeat,
-    SessionHello,
-    StateApplied,
-    Tick,
-)
 from batonmq.controller.liveness.rotation import GROUPS_A_TURN
 from batonmq.controller.rules.commands import ElectMaster, LiveBroker
 from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord
@@ -142,31 +123,31 @@ class Env:
         self.next_session = 1
         self.proposal = None
         self.reports, self.shows_reports = {}, False
-        self.tell(StateApplied(self.script.state))
+        self.tell(ev.StateApplied(self.script.state))
 
     def tell(self, event):
         effects = self.core.handle(event, self.now_ms)
         for effect in effects:
-            if not isinstance(effect, ReportHearing) or self.shows_reports:
+            if not isinstance(effect, ev.ReportHearing) or self.shows_reports:
                 self.out.append(f"{self.now_ms - self.zero_ms} {self.words(effect)}")
         return effects
 
     def words(self, effect):
         match effect:
-            case ReportHearing(_, unheard):
+            case ev.ReportHearing(_, unheard):
                 return f"reports unheard {sorted(each[1] for each in unheard)}"
-            case OfferLead(node):
+            case ev.OfferLead(node):
                 return f"offers the lead to {node}"
-            case AliveChanged():
+            case ev.AliveChanged():
                 return "push"
-            case ProposeElect(_, epoch, reason, detected_ms, silent_ms):
+            case ev.ProposeElect(_, epoch, reason, detected_ms, silent_ms):
                 self.proposal = effect
                 seen = detected_ms - self.zero_ms
                 silence = "" if silent_ms < 0 else f", silent for {silent_ms}"
                 return f"elect in place of epoch {epoch}: {reason}, seen at {seen}{silence}"
-            case RefuseSession(session_id, code, remark):
+            case ev.RefuseSession(session_id, code, remark):
                 return f"refuse session {session_id}: {int(code)} {remark}"
-            case ElectionBlocked(_, reason, operator):
+            case ev.ElectionBlocked(_, reason, operator):
                 return f"blocked{' until an operator decides' if operator else ''}: {reason}"
 
     def do_run(self, ms):
@@ -177,7 +158,7 @@ class Env:
             if self.now_ms % 100 == 0:
                 for broker_id in sorted(self.beating):
                     self.do_beat(broker_id)
-            self.tell(Tick())
+            self.tell(ev.Tick())
 
     def do_peer(self, node, unheard):
         self.reports[node] = unheard
@@ -188,7 +169,7 @@ class Env:
             if unheard != "silent":
                 ids = [int(each) for each in unheard.split(",") if each != "-"]
                 processes = frozenset((NAME, each, f"life-{each}") for each in ids)
-                self.tell(PeerReported(node, self.script.state.applied_index, processes))
+                self.tell(ev.PeerReported(node, self.script.state.applied_index, processes))
 
     def do_beat(self, who, *words):
         broker_id = int(who)
@@ -199,10 +180,10 @@ class Env:
         self.facts[broker_id] = facts(words) or self.facts.get(broker_id, {})
         seen = LiveBroker(broker_id, **self.facts[broker_id])
         answered = self.answered.get(session_id, 0)
-        self.tell(SessionHeartbeat(NAME, session_id, seen, sequence, answered))
+        self.tell(ev.SessionHeartbeat(NAME, session_id, seen, sequence, answered))
 
     def do_late_beat(self, who):
-        self.tell(SessionHeartbeat(NAME, self.sessions[int(who)][0], LiveBroker(int(who))))
+        self.tell(ev.SessionHeartbeat(NAME, self.sessions[int(who)][0], LiveBroker(int(who))))
 
     def do_silent(self, who):
         self.beating.discard(int(who))
@@ -223,8 +204,8 @@ class Env:
         broker_id, session_id = int(who), self.next_session
         self.next_session += 1
         incarnation = incarnation or self.script.group.replica(broker_id).incarnation
-        effects = self.tell(SessionHello(NAME, broker_id, incarnation, session_id))
-        if not any(isinstance(effect, RefuseSession) for effect in effects):
+        effects = self.tell(ev.SessionHello(NAME, broker_id, incarnation, session_id))
+        if not any(isinstance(effect, ev.RefuseSession) for effect in effects):
             self.sessions.setdefault(broker_id, []).append(session_id)
             self.beating.add(broker_id)
 
@@ -233,17 +214,17 @@ class Env:
         goodbye, _, why = next((w for w in words if w != "first"), "").partition("=")
         if "first" not in words:
             self.beating.discard(int(who))
-        self.tell(SessionClosed(NAME, int(who), session_id, bool(goodbye), why))
+        self.tell(ev.SessionClosed(NAME, int(who), session_id, bool(goodbye), why))
 
     def do_beat_904(self, who, channel, *words):
         seen = LiveBroker(int(who), **facts(words))
-        self.tell(RemotingHeartbeat(NAME, int(channel), 10_000, seen))
+        self.tell(ev.RemotingHeartbeat(NAME, int(channel), 10_000, seen))
 
     def do_close_channel(self, channel):
-        self.tell(RemotingChannelClosed(int(channel)))
+        self.tell(ev.RemotingChannelClosed(int(channel)))
 
     def do_gate(self, state):
-        self.tell(GateOpened() if state == "open" else GateClosed())
+        self.tell(ev.GateOpened() if state == "open" else ev.GateClosed())
 
     def applied(self, result):
         if not result.ok:
@@ -254,7 +235,7 @@ class Env:
             members = sorted(view.sync_state_set)
             master = view.master_broker_id or "none"
             self.out.append(f"  master {master} of {epochs}, set {members}")
-        self.tell(StateApplied(self.script.state))
+        self.tell(ev.StateApplied(self.script.state))
 
     def do_register(self, who="0", incarnation="", *flags):
         more = {"incarnation": incarnation} if incarnation else {}
@@ -275,10 +256,10 @@ class Env:
             live=self.core.live(NAME, self.now_ms),
         )
         self.applied(self.script.apply(command))
-        self.tell(ElectionEnded(NAME, epoch))
+        self.tell(ev.ElectionEnded(NAME, epoch))
 
     def do_lost(self):
-        self.tell(ElectionEnded(NAME, self.proposal.expected_master_epoch))
+        self.tell(ev.ElectionEnded(NAME, self.proposal.expected_master_epoch))
 
     def do_alter(self, *members):
         self.applied(self.script.alter(*map(int, members)))
@@ -320,7 +301,7 @@ def test_a_bug_shows_the_events_that_led_to_it(new_script):
     env.do_start()
     env.do_beat(2, "max_offset=7")
     with pytest.raises(AttributeError) as raised:
-        env.tell(StateApplied(None))
+        env.tell(ev.StateApplied(None))
     (note,) = raised.value.__notes__
     assert "SessionHeartbeat(broker_name='broker-a'" in note
     assert note.splitlines()[-1].endswith("handle(event=StateApplied(state=None))")
@@ -331,7 +312,7 @@ def sessions():
     made = BrokerSessions(LivenessConfig())
     made.notice_time(START_MS)
     made.gate_opened(START_MS)
-    made.hello(SessionHello(NAME, 2, "i2", 1), START_MS)
+    made.hello(ev.SessionHello(NAME, 2, "i2", 1), START_MS)
     return made
 
 
@@ -349,9 +330,9 @@ def test_r6_closings_of_long_ago_hold_no_verdict_back():
         for ms in range(made._last_ms, now_ms, 50):
             made.notice_time(ms)
         made.notice_time(now_ms)
-        made.hello(SessionHello(NAME, 2, "i2", number), now_ms)
-        made.closed(SessionClosed(NAME, 2, number), now_ms, is_registered=True)
-        verdicts.append(made.judge(NAME, 2, "i2", START_MS, now_ms).standing)
+        made.hello(ev.SessionHello(NAME, 2, "i2", number), now_ms)
+        made.closed(ev.SessionClosed(NAME, 2, number), now_ms, is_registered=True)
+        verdicts.append(made.judge(NAME, 2, "i2", START_MS, now_ms).state)
     assert verdicts == ["dead", "dead", "unknown"]
 
 
@@ -369,7 +350,7 @@ def test_r35_who_was_never_seen_is_unknown_for_1500_ms_or_a_longer_session_time_
         for ms in range(made._last_ms, now_ms, 50):
             made.notice_time(ms)
         made.notice_time(now_ms)
-        assert made.judge(NAME, 1, "i1", registered_ms, now_ms).standing == standing
+        assert made.judge(NAME, 1, "i1", registered_ms, now_ms).state == standing
 
 
 def thousand_groups():
@@ -398,26 +379,26 @@ def test_r58_a_turn_looks_at_64_groups_where_all_are_to_be_looked_at(cause):
     names, state = thousand_groups()
     core = LivenessCore()
     if cause == "gate":
-        found = core.handle(StateApplied(state), START_MS)
-        while LookOn() in found:
-            found = core.handle(LookOn(), START_MS)
-        found = core.handle(GateOpened(), START_MS)
+        found = core.handle(ev.StateApplied(state), START_MS)
+        while ev.LookOn() in found:
+            found = core.handle(ev.LookOn(), START_MS)
+        found = core.handle(ev.GateOpened(), START_MS)
     else:
-        core.handle(GateOpened(), START_MS)
-        found = core.handle(StateApplied(state), START_MS)
+        core.handle(ev.GateOpened(), START_MS)
+        found = core.handle(ev.StateApplied(state), START_MS)
     pushed, turns = [], 0
-    while LookOn() in found:
+    while ev.LookOn() in found:
         turns += 1
-        pushed += [effect.broker_name for effect in found if isinstance(effect, AliveChanged)]
+        pushed += [effect.broker_name for effect in found if isinstance(effect, ev.AliveChanged)]
         assert len(found) <= 2 * GROUPS_A_TURN
         if turns == 3:
             last = msgspec.structs.replace(state.groups["b999"], sync_state_set_epoch=7)
             state = ControllerState(groups={**state.groups, "b999": last})
-            late = core.handle(StateApplied(state), START_MS)
-            pushed += [effect.broker_name for effect in late if isinstance(effect, AliveChanged)]
-            assert LookOn() not in late, "it is under way already"
-        found = core.handle(LookOn(), START_MS)
-    pushed += [effect.broker_name for effect in found if isinstance(effect, AliveChanged)]
+            late = core.handle(ev.StateApplied(state), START_MS)
+            pushed += [effect.broker_name for effect in late if isinstance(effect, ev.AliveChanged)]
+            assert ev.LookOn() not in late, "it is under way already"
+        found = core.handle(ev.LookOn(), START_MS)
+    pushed += [effect.broker_name for effect in found if isinstance(effect, ev.AliveChanged)]
     assert turns == len(names) // GROUPS_A_TURN
     if cause == "gate":
         assert sorted(pushed) == names and pushed[3 * GROUPS_A_TURN] == "b999"
@@ -427,14 +408,14 @@ def test_a_tick_looks_at_256_groups_and_the_next_one_goes_on():
     """Of 1,000 groups whose brokers never came each is found dead, and elected for, once."""
     names, state = thousand_groups()
     core = LivenessCore()
-    core.handle(GateOpened(), START_MS)
-    core.handle(StateApplied(state), START_MS)
+    core.handle(ev.GateOpened(), START_MS)
+    core.handle(ev.StateApplied(state), START_MS)
     elected, most, now_ms = [], 0, START_MS
     while len(elected) < len(names):
         now_ms += 50
-        found = core.handle(Tick(), now_ms)
-        most = max(most, sum(isinstance(effect, AliveChanged) for effect in found))
-        elected += [effect.broker_name for effect in found if isinstance(effect, ProposeElect)]
+        found = core.handle(ev.Tick(), now_ms)
+        most = max(most, sum(isinstance(effect, ev.AliveChanged) for effect in found))
+        elected += [effect.broker_name for effect in found if isinstance(effect, ev.ProposeElect)]
         assert now_ms < START_MS + 10_000
     assert sorted(elected) == names and most == 256
 
@@ -458,8 +439,8 @@ def test_r59_the_registered_process_takes_the_place_of_one_that_is_not():
     connection of the registered process is broken."""
     made, own = BrokerSessions(LivenessConfig()), new_process_name().incarnation
     made.notice_time(START_MS)
-    assert made.hello(SessionHello(NAME, 2, "a stranger", 1), START_MS) == ""
-    assert made.judge(NAME, 2, own, START_MS - 1, START_MS).standing != "dead"
-    assert made.hello(SessionHello(NAME, 2, own, 2), START_MS, registered=own) == ""
-    assert made.hello(SessionHello(NAME, 2, "a stranger", 3), START_MS, registered=own) == own
-    assert made.judge(NAME, 2, own, START_MS, START_MS).standing == "alive"
+    assert made.hello(ev.SessionHello(NAME, 2, "a stranger", 1), START_MS) == ""
+    assert made.judge(NAME, 2, own, START_MS - 1, START_MS).state != "dead"
+    assert made.hello(ev.SessionHello(NAME, 2, own, 2), START_MS, registered=own) == ""
+    assert made.hello(ev.SessionHello(NAME, 2, "a stranger", 3), START_MS, registered=own) == own
+    assert made.judge(NAME, 2, own, START_MS, START_MS).state == "alive"

@@ -11,15 +11,8 @@ import pytest
 
 from batonmq.controller.config import ControllerConfig, RuntimeConfig
 from batonmq.controller.elections import LastHeard, last_seen
+from batonmq.controller.liveness import events as ev
 from batonmq.controller.liveness.core import LivenessCore
-from batonmq.controller.liveness.events import (
-    GateOpened,
-    SessionClosed,
-    SessionHeartbeat,
-    SessionHello,
-    StateApplied,
-    Tick,
-)
 from batonmq.controller.raft.log import Applied, Machine, NotApplied, Outcome, Unknown
 from batonmq.controller.requests import ControllerRequests, OutcomeUnknownError
 from batonmq.controller.rules.commands import (
@@ -83,7 +76,7 @@ class Leader:
         self.requests = ControllerRequests(runtime, myself, myself, self.core, lambda: ())
         self.sequences = dict.fromkeys((1, 2, 3), 0)
         self.commit(BecomeController(node="n0", nonce="n", now_ms=clocks.wall_ms))
-        self.core.handle(GateOpened(), clocks.boot_ms)
+        self.core.handle(ev.GateOpened(), clocks.boot_ms)
 
     @property
     def state(self) -> ControllerState:
@@ -101,7 +94,7 @@ class Leader:
     def commit(self, command: AnyCommand) -> CommandResult:
         self.log.append(command)
         commit = self.machine.commit(self.machine.encode(command), len(self.log))
-        self.core.handle(StateApplied(commit.state), self.clocks.boot_ms)
+        self.core.handle(ev.StateApplied(commit.state), self.clocks.boot_ms)
         return commit.result
 
     def submit(self, command: AnyCommand) -> CommandResult:
@@ -129,18 +122,18 @@ class Leader:
         )
         assert (result.code, result.broker_id) == (Code.SUCCESS, broker_id)
         self.sequences[broker_id] += 100
-        hello = SessionHello(NAME, broker_id, incarnation, self.sequences[broker_id])
+        hello = ev.SessionHello(NAME, broker_id, incarnation, self.sequences[broker_id])
         assert self.core.handle(hello, self.clocks.boot_ms) is not None
 
     def beat(self, broker_id: int, **facts: int) -> None:
         seen = LiveBroker(broker_id, **facts)
         self.core.handle(
-            SessionHeartbeat(NAME, self.sequences[broker_id], seen), self.clocks.boot_ms
+            ev.SessionHeartbeat(NAME, self.sequences[broker_id], seen), self.clocks.boot_ms
         )
 
     def closes(self, broker_id: int, *, goodbye: bool = False) -> None:
         session_id = self.sequences[broker_id]
-        closed = SessionClosed(NAME, broker_id, session_id, goodbye=goodbye)
+        closed = ev.SessionClosed(NAME, broker_id, session_id, goodbye=goodbye)
         self.core.handle(closed, self.clocks.boot_ms)
 
     def passes(self, ms: int, *beating: int) -> None:
@@ -151,7 +144,7 @@ class Leader:
             for broker_id in beating:
                 last = {seen.broker_id: seen for seen in self.requests.live(NAME)}
                 self.beat(broker_id, **facts_of(last[broker_id]))
-            self.core.handle(Tick(), self.clocks.boot_ms)
+            self.core.handle(ev.Tick(), self.clocks.boot_ms)
 
     def elect(self, broker_id: int = 0, **fields: Any) -> CommandResult:
         return self.submit(ElectMaster(broker_name=NAME, broker_id=broker_id, **fields))
@@ -468,7 +461,7 @@ def test_r44_a_deposed_master_counts_as_fenced_once_it_says_so(leader: Leader) -
         assert leader.group.master_broker_id == 0
         leader.sequences[1] += 1
         leader.core.handle(
-            SessionHello(NAME, 1, "life-1", leader.sequences[1]), leader.clocks.boot_ms
+            ev.SessionHello(NAME, 1, "life-1", leader.sequences[1]), leader.clocks.boot_ms
         )
         leader.beat(1, epoch=1, master_epoch=accepted, max_offset=8_300, confirm_offset=8_300)
         leader.closes(1)
@@ -513,7 +506,7 @@ def test_r44_a_controller_that_never_saw_the_master_tells_what_was_registered(
         later.commit(command)
     for broker_id in (2, 3):
         later.sequences[broker_id] = 1
-        later.core.handle(SessionHello(NAME, broker_id, f"life-{broker_id}", 1), clocks.boot_ms)
+        later.core.handle(ev.SessionHello(NAME, broker_id, f"life-{broker_id}", 1), clocks.boot_ms)
         later.beat(broker_id, epoch=1, master_epoch=1, max_offset=6_000, confirm_offset=900)
     later.passes(2_000, 2, 3)
     refused = unclean(later)
@@ -536,14 +529,14 @@ def test_r17_a_suspect_that_asks_a_leader_of_a_moment_ago_waits_for_what_others_
     later = Leader(clocks)
     for command in leader.log[1:]:
         later.commit(command)
-    later.core.handle(SessionHello(NAME, 1, "life-1b", 1), clocks.boot_ms)
+    later.core.handle(ev.SessionHello(NAME, 1, "life-1b", 1), clocks.boot_ms)
     later.sequences[1] = 1
     later.beat(1, epoch=1, max_offset=676)
     refused = later.elect(1)
     assert refused.code is Code.CONTROLLER_ELECT_MASTER_FAILED
     assert "leads only since a moment ago" in refused.remark
     if longer:
-        later.core.handle(SessionHello(NAME, 2, "life-2", 1), clocks.boot_ms)
+        later.core.handle(ev.SessionHello(NAME, 2, "life-2", 1), clocks.boot_ms)
         later.sequences[2] = 1
         later.beat(2, epoch=1, max_offset=900)
         later.passes(800, 1, 2)
@@ -613,7 +606,7 @@ def test_r43_what_was_confirmed_before_an_unclean_election_is_no_floor_after_it(
     one_is_alone_and_gone(leader)
     assert unclean(leader, cut_later_acks=True).ok
     leader.sequences[1] += 1
-    hello = SessionHello(NAME, 1, "life-1", leader.sequences[1])
+    hello = ev.SessionHello(NAME, 1, "life-1", leader.sequences[1])
     leader.core.handle(hello, leader.clocks.boot_ms)
     leader.beat(1, epoch=2, master_epoch=2, max_offset=6_000, confirm_offset=6_000)
     leader.alter(1, 2, confirm_offset=6_000)

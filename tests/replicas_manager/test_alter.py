@@ -6,13 +6,8 @@ import pytest
 
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import Replica, RoleView
+from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.alter import OpenAlter, alter_for
-from batonmq.replicas_manager.events import (
-    ProposalRefused,
-    ProposalRequested,
-    ProposalUnknown,
-    SendAlter,
-)
 
 VIEW = RoleView(
     "c",
@@ -30,8 +25,8 @@ VIEW = RoleView(
 )
 
 
-def asked(*members: int) -> OpenAlter | ProposalRefused:
-    proposal = ProposalRequested(frozenset(members), "why", 700, (3, 5))
+def asked(*members: int) -> OpenAlter | ev.ProposalRefused:
+    proposal = ev.ProposalRequested(frozenset(members), "why", 700, (3, 5))
     return alter_for(proposal, VIEW, 1, lambda: "request-1")
 
 
@@ -48,7 +43,7 @@ def test_r12_a_request_names_epochs_and_the_process_of_each_member() -> None:
 def test_r12_a_process_that_was_registered_since_the_proposal_is_not_named() -> None:
     """The acks that counted were the earlier one's: the controllers refuse to add it."""
     counted = {1: "one", 2: "two", 3: "three before"}
-    proposal = ProposalRequested(frozenset({1, 2, 3}), "why", 700, (3, 5), counted)
+    proposal = ev.ProposalRequested(frozenset({1, 2, 3}), "why", 700, (3, 5), counted)
     made = alter_for(proposal, VIEW, 1, lambda: "request-1")
     assert isinstance(made, OpenAlter)
     assert made.send("n0:1").members == ((1, "one"), (2, "two"), (3, "three before"))
@@ -67,7 +62,7 @@ def test_what_no_controller_could_grant_is_refused_here(
     members: tuple[int, ...], code: int
 ) -> None:
     refused = asked(*members)
-    assert isinstance(refused, ProposalRefused) and refused.code == code
+    assert isinstance(refused, ev.ProposalRefused) and refused.code == code
 
 
 def test_r11_a_late_failure_at_an_earlier_controller_repeats_nothing() -> None:
@@ -75,8 +70,8 @@ def test_r11_a_late_failure_at_an_earlier_controller_repeats_nothing() -> None:
     assert isinstance(made, OpenAlter)
     made.send("n0:1")
     doubt, again = made.leader_changed("n1:1")
-    assert doubt == ProposalUnknown()
-    assert isinstance(again, SendAlter) and again.target == "n1:1"
+    assert doubt == ev.ProposalUnknown()
+    assert isinstance(again, ev.SendAlter) and again.target == "n1:1"
     assert made.not_answered("n0:1", 50) == []
     deadlines: list[int] = []
     assert made.due(60_000, deadlines, "n2:1") == [] and not deadlines

@@ -11,14 +11,8 @@ import pytest
 from fake_controller import FakeController, view_message
 
 from batonmq.proto.controller.v1 import controller_pb2 as pb
+from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager import session
-from batonmq.replicas_manager.events import (
-    AnswerReceived,
-    Event,
-    SendHeartbeat,
-    SessionOpened,
-    ViewReceived,
-)
 from batonmq.replicas_manager.session import ControllerChannels, ControllerSession
 
 
@@ -40,8 +34,8 @@ def test_a_controller_that_came_back_elsewhere_is_looked_up_again(
                 assert name == "namesrv-1:9879"
                 return dial(known.pop(0) if len(known) > 1 else known[0], **options)
 
-            def emit(event: Event) -> None:
-                if isinstance(event, SessionOpened):
+            def emit(event: ev.Event) -> None:
+                if isinstance(event, ev.SessionOpened):
                     opened.set()
 
             monkeypatch.setattr(grpc.aio, "insecure_channel", insecure_channel)
@@ -72,8 +66,8 @@ def test_a_session_survives_a_consumer_of_its_events_that_fails(failure: Excepti
             lambda loop, context: told.append(context.get("exception"))
         )
 
-        def emit(event: Event) -> None:
-            if isinstance(event, ViewReceived):
+        def emit(event: ev.Event) -> None:
+            if isinstance(event, ev.ViewReceived):
                 if failures:
                     raise failures.pop()
                 seen.set()
@@ -104,10 +98,10 @@ def test_r5_what_was_answered_on_an_earlier_stream_is_no_answer_on_the_next(
     async def scenario() -> None:
         controller, heard = FakeController(), asyncio.Event()
         await controller.start()
-        effect = SendHeartbeat(controller.address, 9, 0, 0, 0)
+        effect = ev.SendHeartbeat(controller.address, 9, 0, 0, 0)
 
-        def emit(event: Event) -> None:
-            if isinstance(event, AnswerReceived):
+        def emit(event: ev.Event) -> None:
+            if isinstance(event, ev.AnswerReceived):
                 heard.set()
 
         channels = ControllerChannels()
@@ -175,7 +169,7 @@ def test_to_a_controller_that_does_not_read_the_newest_heartbeats_go_and_a_goodb
     async def scenario() -> None:
         keeper = unconnected()
         keeper._outbox = outbox = asyncio.Queue(session.OUTBOX_MAX)
-        effect = SendHeartbeat("c1:1", 0, 0, 0, 0)
+        effect = ev.SendHeartbeat("c1:1", 0, 0, 0, 0)
         for sequence in range(1, session.OUTBOX_MAX + 2):
             keeper.heartbeat(effect, pb.Heartbeat(sequence=sequence))
         first, *_, last = (outbox.get_nowait() for _ in range(outbox.qsize()))

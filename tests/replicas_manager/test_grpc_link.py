@@ -14,16 +14,9 @@ from fake_controller import view_message
 
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.codes import ResponseCode
+from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager import grpc_link
 from batonmq.replicas_manager.config import ReplicasManagerConfig
-from batonmq.replicas_manager.events import (
-    Event,
-    Replied,
-    SendHeartbeat,
-    SendRegister,
-    Unanswered,
-    ViewReceived,
-)
 from batonmq.replicas_manager.grpc_link import GrpcLink
 from batonmq.replicas_manager.link import ElectAnswer, LinkEvents, LogFacts
 from batonmq.replicas_manager.switch import SwitchTask
@@ -38,7 +31,7 @@ class Scene:
 
     def __init__(self, reply: pb.ElectMasterReply | None = None, leader: str | None = None) -> None:
         self.asked: list[tuple[str, pb.ElectMasterRequest]] = []
-        self.events: list[Event] = []
+        self.events: list[ev.Event] = []
         self.reply = reply
         config = ReplicasManagerConfig(
             cluster_name="C",
@@ -81,11 +74,11 @@ def reply(code: ResponseCode, view: pb.RoleView | None = None) -> pb.ElectMaster
 def test_the_log_says_once_that_no_controller_has_answered_for_a_while(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    link, call = Scene().link, SendRegister("c1", 0, "r1", "")
-    not_leader = Replied(call, ResponseCode.CONTROLLER_NOT_LEADER, "")
-    unanswered = Unanswered(call, "refused")
+    link, call = Scene().link, ev.SendRegister("c1", 0, "r1", "")
+    not_leader = ev.Replied(call, ResponseCode.CONTROLLER_NOT_LEADER, "")
+    unanswered = ev.Unanswered(call, "refused")
 
-    def at(now_ms: int, event: Event) -> list[str]:
+    def at(now_ms: int, event: ev.Event) -> list[str]:
         monkeypatch.setattr(grpc_link, "boot_ms", lambda: now_ms)
         link._outcome(event)
         return [record.message.split()[0] for record in caplog.records]
@@ -100,8 +93,8 @@ def test_a_heartbeat_tells_the_log_and_what_was_accepted() -> None:
         scene, sent = Scene(), []
         session = SimpleNamespace(heartbeat=lambda effect, message: sent.append(message))
         scene.link._sessions["c1"] = session  # type: ignore[assignment]
-        scene.link.heartbeat(SendHeartbeat("c1", 5, 1_234, 3, 9), FACTS)
-        scene.link.heartbeat(SendHeartbeat("c2", 5, 1_234, 3, 9), FACTS)
+        scene.link.heartbeat(ev.SendHeartbeat("c1", 5, 1_234, 3, 9), FACTS)
+        scene.link.heartbeat(ev.SendHeartbeat("c2", 5, 1_234, 3, 9), FACTS)
         assert sent == [
             pb.Heartbeat(
                 sequence=5,
@@ -143,7 +136,7 @@ def test_r33_the_election_names_epoch_and_drained_offset_at_who_leads_now(
         )
         assert scene.asked == [(asked, wanted)] * 2
         for event in scene.events:
-            assert isinstance(event, ViewReceived)
+            assert isinstance(event, ev.ViewReceived)
             assert (event.view.key, event.pushed) == ((4, 1), False)
         assert len(scene.events) == 2
 

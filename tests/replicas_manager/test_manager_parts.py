@@ -14,17 +14,11 @@ import pytest
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import Role, RoleView
+from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.config import ReplicasManagerConfig
-from batonmq.replicas_manager.controllers import Registration
-from batonmq.replicas_manager.events import (
-    Event,
-    FetchView,
-    LeaderHinted,
-    ProposalRequested,
-    Replied,
-)
+from batonmq.replicas_manager.controllers import ControllerRegistration
 from batonmq.replicas_manager.link import DurableFacts
-from batonmq.replicas_manager.role import ViewInForce
+from batonmq.replicas_manager.role import CurrentView
 from batonmq.replicas_manager.service import ReplicasManager
 from batonmq.replicas_manager.session import ControllerCalls
 from batonmq.replicas_manager.switch import SwitchTask
@@ -54,7 +48,7 @@ class Scene:
         state = Mock(current=current, controllers=SimpleNamespace(leader="c1"))
         state.lease_valid.return_value = True
         self.manager._state = state
-        self.events: list[Event] = []
+        self.events: list[ev.Event] = []
         self.manager._step = self.events.append  # type: ignore[method-assign]
 
 
@@ -75,7 +69,7 @@ def test_r45_a_master_hands_over_to_the_member_with_most_of_the_log() -> None:
 
 
 def test_r18_why_the_leader_registers_nobody_is_said_until_it_does() -> None:
-    registration = Registration(1, lambda: "r1")
+    registration = ControllerRegistration(1, lambda: "r1")
     registration.refused("another process with id 1 lives", 0)
     assert registration.refusal == "another process with id 1 lives"
     registration.succeeded(1_000)
@@ -103,7 +97,7 @@ def test_r11_a_proposal_is_based_on_the_view_that_the_broker_has() -> None:
         )
         await asyncio.sleep(0)
         (event,) = scene.events
-        assert isinstance(event, ProposalRequested)
+        assert isinstance(event, ev.ProposalRequested)
         assert (event.based_on, event.new_set) == ((3, 7), {1, 2})
 
     asyncio.run(run())
@@ -127,18 +121,18 @@ class Reply:
 @pytest.mark.parametrize("leader", ["c2", ""])
 def test_who_does_not_lead_names_the_leader_before_its_answer_counts(leader: str) -> None:
     """So the next attempt goes there, and not to each controller in turn."""
-    events: list[Event] = []
+    events: list[ev.Event] = []
 
     async def run() -> None:
         stub = SimpleNamespace(GetReplicaInfo=lambda request, timeout: Reply(leader))
         channels: Any = SimpleNamespace(stub=lambda target: stub)
-        facts = DurableFacts("", (), ViewInForce(1, "life-1", 0))
+        facts = DurableFacts("", (), CurrentView(1, "life-1", 0))
         calls = ControllerCalls(CONFIG, facts, channels, Mock(), events.append)
-        calls.send(FetchView("c1"))
+        calls.send(ev.FetchView("c1"))
         await asyncio.gather(*calls._tasks)
 
     asyncio.run(run())
     hinted, answered = events
-    assert hinted == LeaderHinted("c1", leader)
-    assert isinstance(answered, Replied)
+    assert hinted == ev.LeaderHinted("c1", leader)
+    assert isinstance(answered, ev.Replied)
     assert answered.code == ResponseCode.CONTROLLER_NOT_LEADER

@@ -25,34 +25,20 @@ from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingServer
+from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager import remoting_link
 from batonmq.replicas_manager.config import ReplicasManagerConfig, remoting_timings
-from batonmq.replicas_manager.events import (
-    AnswerReceived,
-    Event,
-    FetchView,
-    LeaderHinted,
-    Replied,
-    SendAlter,
-    SendElect,
-    SendHeartbeat,
-    SendRegister,
-    SessionClosed,
-    SessionOpened,
-    Unanswered,
-    ViewReceived,
-)
 from batonmq.replicas_manager.link import DurableFacts, LinkEvents, LogFacts
 from batonmq.replicas_manager.remoting_calls import PeerNames
 from batonmq.replicas_manager.remoting_link import RemotingLink
 from batonmq.replicas_manager.remoting_requests import Metadata
-from batonmq.replicas_manager.role import ViewInForce
+from batonmq.replicas_manager.role import CurrentView
 from batonmq.replicas_manager.switch import SwitchTask
 from batonmq.runtime.clock import boot_ms
 
 OWN = "127.0.0.1:10911"
 LIFE = "this-life"
-E = TypeVar("E", bound=Event)
+E = TypeVar("E", bound=ev.Event)
 
 
 class Broker:
@@ -61,9 +47,9 @@ class Broker:
     def __init__(self, controller: JavaController, *, learner: bool = False) -> None:
         self.controller = controller
         self.facts = LogFacts(1, 500, 400, 0, "log-1")
-        self.events: list[Event] = []
+        self.events: list[ev.Event] = []
         self.switches: list[SwitchTask] = []
-        self.current = ViewInForce(1, LIFE, 0)
+        self.current = CurrentView(1, LIFE, 0)
         self._changed = asyncio.Event()
         config = ReplicasManagerConfig(
             cluster_name="C",
@@ -83,9 +69,9 @@ class Broker:
         self.link = RemotingLink(config, LIFE, events)
         self.link.begin(DurableFacts("code", (), self.current))
 
-    def _step(self, event: Event) -> None:
+    def _step(self, event: ev.Event) -> None:
         self.events.append(event)
-        if isinstance(event, ViewReceived):
+        if isinstance(event, ev.ViewReceived):
             self.current.take(event.view)
         self._changed.set()
 
@@ -105,13 +91,13 @@ class Broker:
 
     async def in_session(self) -> None:
         self.link.open_sessions(1)
-        await self.next(SessionOpened)
+        await self.next(ev.SessionOpened)
 
-    async def beat(self) -> AnswerReceived:
+    async def beat(self) -> ev.AnswerReceived:
         """One heartbeat, to the controller's answer."""
-        effect = SendHeartbeat(self.controller.address, 1, boot_ms(), 0, 0)
+        effect = ev.SendHeartbeat(self.controller.address, 1, boot_ms(), 0, 0)
         self.link.heartbeat(effect, self.facts)
-        return await self.next(AnswerReceived)
+        return await self.next(ev.AnswerReceived)
 
 
 def play(script: Callable[[Broker], Awaitable[None]], *, learner: bool = False) -> None:
@@ -140,7 +126,7 @@ def test_a_heartbeat_brings_the_view_and_the_answer_of_the_leader() -> None:
         await broker.in_session()
         answer = await broker.beat()
         assert (answer.leader, answer.master_epoch, answer.sync_state_set_epoch) == (True, 1, 7)
-        [view] = [e.view for e in broker.events if isinstance(e, ViewReceived)]
+        [view] = [e.view for e in broker.events if isinstance(e, ev.ViewReceived)]
         assert (view.master_broker_id, view.master_incarnation) == (1, LIFE)
         assert view.master_ha_address == "127.0.0.1:10912"
         own = view.replica(1)
@@ -155,7 +141,7 @@ def test_r3_a_process_that_is_taken_for_the_one_before_shows_no_sign_of_life() -
     """Until the controllers have elected anew: they would call its earlier mastership alive."""
 
     async def script(broker: Broker) -> None:
-        broker.current = ViewInForce(1, LIFE, 3)
+        broker.current = CurrentView(1, LIFE, 3)
         broker.link.begin(DurableFacts("", (), broker.current))
         lead(broker.controller, epoch=3)
         await broker.in_session()
@@ -219,8 +205,8 @@ def test_r45_a_broker_that_gives_way_ends_its_connections_and_is_silent_for_a_wh
         await broker.beat()
         await broker.controller.until(lambda: broker.controller.heartbeats)
         broker.link.drop_all("no room")
-        await broker.next(SessionClosed)
-        await broker.next(SessionOpened)
+        await broker.next(ev.SessionClosed)
+        await broker.next(ev.SessionOpened)
         broker.controller.heartbeats.clear()
         await broker.beat()
         assert not broker.controller.heartbeats
@@ -233,8 +219,8 @@ def test_an_id_is_applied_for_once_though_the_answer_was_lost() -> None:
         broker.current.broker_id = 0
         replies = []
         for _ in range(2):  # the second as after a crash before the id was saved
-            broker.link.send(SendRegister(broker.controller.address, 0, "r", ""))
-            replies.append(await broker.next(Replied))
+            broker.link.send(ev.SendRegister(broker.controller.address, 0, "r", ""))
+            replies.append(await broker.next(ev.Replied))
         assert [(reply.code, reply.broker_id) for reply in replies] == [(0, 1), (0, 1)]
         assert list(broker.controller.replicas) == [1]
         assert broker.controller.replicas[1].check_code == f"{OWN};code"
@@ -246,11 +232,11 @@ def test_a_taken_id_is_refused_and_another_one_asked_for() -> None:
     async def script(broker: Broker) -> None:
         broker.current.broker_id = 0
         broker.controller.replicas[1] = Record("127.0.0.1:1", "another")
-        broker.link.send(SendRegister(broker.controller.address, 0, "r", ""))
-        assert (await broker.next(Replied)).code == ResponseCode.CONTROLLER_BROKER_ID_INVALID
+        broker.link.send(ev.SendRegister(broker.controller.address, 0, "r", ""))
+        assert (await broker.next(ev.Replied)).code == ResponseCode.CONTROLLER_BROKER_ID_INVALID
         broker.controller.next_id = 2
-        broker.link.send(SendRegister(broker.controller.address, 0, "r", ""))
-        assert (await broker.next(Replied)).broker_id == 2
+        broker.link.send(ev.SendRegister(broker.controller.address, 0, "r", ""))
+        assert (await broker.next(ev.Replied)).broker_id == 2
 
     play(script)
 
@@ -262,12 +248,12 @@ def test_an_id_below_1_is_no_answer() -> None:
         broker.current.broker_id = 0
         controller = broker.controller
         controller.next_id = 0
-        broker.link.send(SendRegister(controller.address, 0, "r", ""))
-        assert "broker id 0: must be at least 1" in (await broker.next(Unanswered)).what
+        broker.link.send(ev.SendRegister(controller.address, 0, "r", ""))
+        assert "broker id 0: must be at least 1" in (await broker.next(ev.Unanswered)).what
         controller.next_id = 1
         controller.replicas[0] = Record(OWN, f"{OWN};code")
-        broker.link.send(SendRegister(controller.address, 0, "r", ""))
-        assert "broker id 0: must be at least 1" in (await broker.next(Unanswered)).what
+        broker.link.send(ev.SendRegister(controller.address, 0, "r", ""))
+        assert "broker id 0: must be at least 1" in (await broker.next(ev.Unanswered)).what
 
     play(script)
 
@@ -276,10 +262,10 @@ def test_a_controller_that_does_not_lead_says_who_does() -> None:
     async def script(broker: Broker) -> None:
         lead(broker.controller)
         broker.controller.leads, broker.controller.leader = False, "127.0.0.1:9878"
-        broker.link.send(FetchView(broker.controller.address))
-        reply = await broker.next(Replied)
+        broker.link.send(ev.FetchView(broker.controller.address))
+        reply = await broker.next(ev.Replied)
         assert (reply.code, reply.view) == (ResponseCode.CONTROLLER_NOT_LEADER, None)
-        assert LeaderHinted(broker.controller.address, "127.0.0.1:9878") in broker.events
+        assert ev.LeaderHinted(broker.controller.address, "127.0.0.1:9878") in broker.events
 
     play(script)
 
@@ -288,15 +274,15 @@ def test_an_alter_that_is_granted_brings_the_new_set() -> None:
     async def script(broker: Broker) -> None:
         lead(broker.controller)
         members = ((1, LIFE), (2, ""))
-        alter = SendAlter(broker.controller.address, "r", 1, 6, members, 400, "expand")
+        alter = ev.SendAlter(broker.controller.address, "r", 1, 6, members, 400, "expand")
         broker.link.send(alter)
-        reply = await broker.next(Replied)
+        reply = await broker.next(ev.Replied)
         assert reply.view is not None and reply.view.key == (1, 7)
         broker.controller.refuse[RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET] = (
             ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH
         )
         broker.link.send(alter)
-        assert (await broker.next(Replied)).code == 2001
+        assert (await broker.next(ev.Replied)).code == 2001
 
     play(script)
 
@@ -307,8 +293,8 @@ def test_an_election_that_another_won_brings_its_view() -> None:
         broker.controller.refuse[RequestCode.CONTROLLER_ELECT_MASTER] = (
             ResponseCode.CONTROLLER_MASTER_STILL_EXIST
         )
-        broker.link.send(SendElect(broker.controller.address, 0, "r", "no master is known"))
-        reply = await broker.next(Replied)
+        broker.link.send(ev.SendElect(broker.controller.address, 0, "r", "no master is known"))
+        reply = await broker.next(ev.Replied)
         assert reply.code == ResponseCode.CONTROLLER_MASTER_STILL_EXIST
         assert reply.view is not None and reply.view.master_broker_id == 2
 
@@ -318,8 +304,8 @@ def test_an_election_that_another_won_brings_its_view() -> None:
 def test_a_call_without_an_answer_ends_as_such() -> None:
     async def script(broker: Broker) -> None:
         await broker.controller.close()
-        broker.link.send(FetchView(broker.controller.address))
-        assert broker.controller.address in (await broker.next(Unanswered)).what
+        broker.link.send(ev.FetchView(broker.controller.address))
+        assert broker.controller.address in (await broker.next(ev.Unanswered)).what
 
     play(script)
 
@@ -335,12 +321,12 @@ def test_a_call_ends_whatever_the_answer_is() -> None:
         lead(broker.controller)
         bodies = broker.controller.bodies
         bodies[RequestCode.CONTROLLER_GET_SYNC_STATE_DATA] = b'{"x":' * 100_000
-        broker.link.send(FetchView(broker.controller.address))
-        assert "BrokerReplicasInfo" in (await broker.next(Unanswered)).what
+        broker.link.send(ev.FetchView(broker.controller.address))
+        assert "BrokerReplicasInfo" in (await broker.next(ev.Unanswered)).what
         bodies.clear()
         del broker.facts
-        broker.link.send(FetchView(broker.controller.address))
-        assert "facts" in (await broker.next(Unanswered)).what
+        broker.link.send(ev.FetchView(broker.controller.address))
+        assert "facts" in (await broker.next(ev.Unanswered)).what
         [error] = reported
         assert isinstance(error, AttributeError)
 
@@ -408,9 +394,9 @@ def test_r5_the_lease_counts_from_the_heartbeat_and_each_one_polls_anew() -> Non
         connection = Mock(closed=True)
         link._client = Mock(live_connection=lambda _: connection, close=AsyncMock())
         for sent_ms in (1_000, 2_000):
-            link.heartbeat(SendHeartbeat("c", 1, sent_ms, 0, 0), broker.facts)
+            link.heartbeat(ev.SendHeartbeat("c", 1, sent_ms, 0, 0), broker.facts)
             await asyncio.gather(*link._tasks)
-        (answer,) = [event for event in broker.events if isinstance(event, AnswerReceived)]
+        (answer,) = [event for event in broker.events if isinstance(event, ev.AnswerReceived)]
         assert (answers.asked, answer.sent_ms, answer.leader) == (2, 2_000, True)
 
     play(script)
@@ -466,14 +452,14 @@ def test_r41_brokers_of_ours_are_named_as_soon_as_they_answer(made_anew: bool) -
                     (
                         event
                         for event in broker.events
-                        if isinstance(event, ViewReceived) and event.view.master_incarnation
+                        if isinstance(event, ev.ViewReceived) and event.view.master_incarnation
                     ),
                     None,
                 )
             )
             assert view.view.master_incarnation == "life-2"
             assert view.view.master_ha_address == "h:2"
-            earlier = [e.view.raft_index for e in broker.events if isinstance(e, ViewReceived)]
+            earlier = [e.view.raft_index for e in broker.events if isinstance(e, ev.ViewReceived)]
             assert earlier == sorted(set(earlier))
         finally:
             await peer.close()

@@ -10,15 +10,7 @@ from typing import Any
 import pytest
 
 from batonmq.protocol.role_view import RoleView
-from batonmq.replicas_manager.events import (
-    AdoptView,
-    BecomeMaster,
-    BecomeSlave,
-    LeaseChanged,
-    ProposalRefused,
-    ProposalUnknown,
-    SetDead,
-)
+from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.role_runner import MASTER_ATTEMPTS_MAX, EpochStore, RoleRunner
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -113,7 +105,7 @@ def play(scenario: Callable[[Scene], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("change", [BecomeMaster, BecomeSlave])
+@pytest.mark.parametrize("change", [ev.BecomeMaster, ev.BecomeSlave])
 def test_r2_an_epoch_that_could_not_be_stored_is_stored_before_the_change_is_made(
     change: Any,
 ) -> None:
@@ -129,7 +121,7 @@ def test_r2_an_epoch_that_could_not_be_stored_is_stored_before_the_change_is_mad
         scene.runner.perform(change(view(2, 2)))
         await scene.idle()
         assert scene.calls.count(("store", 2)) == 2, "it is durable now"
-        if change is BecomeSlave:
+        if change is ev.BecomeSlave:
             assert scene.calls[:3] == [("store", 2), ("store", 2), ("slave", 2)]
 
     play(scenario)
@@ -138,9 +130,9 @@ def test_r2_an_epoch_that_could_not_be_stored_is_stored_before_the_change_is_mad
 def test_r2_an_epoch_is_stored_while_an_earlier_role_change_is_under_way() -> None:
     async def scenario(scene: Scene) -> None:
         scene.holds.clear()
-        scene.runner.perform(BecomeSlave(view(2)))
+        scene.runner.perform(ev.BecomeSlave(view(2)))
         await scene.begun.wait()
-        scene.runner.perform(BecomeSlave(view(3)))
+        scene.runner.perform(ev.BecomeSlave(view(3)))
         await scene.epochs.stored(3)
         assert scene.stored[-1] == 3 and ("slave", 3) not in scene.calls
         scene.holds.set()
@@ -156,18 +148,18 @@ def test_r11_outcomes_of_proposals_of_an_older_role_do_not_reach_the_new_one() -
 
     async def scenario(scene: Scene) -> None:
         scene.holds.clear()
-        scene.runner.perform(BecomeMaster(view(2)))
+        scene.runner.perform(ev.BecomeMaster(view(2)))
         while ("master", 2) not in scene.calls:  # noqa: ASYNC110  the runner's task begins it
             await asyncio.sleep(0)
         for effect in (
-            AdoptView(view(2, 2)),
-            ProposalRefused(2006, "refused"),
-            ProposalUnknown(),
-            LeaseChanged(False, 2),
-            SetDead(frozenset({3})),
+            ev.AdoptView(view(2, 2)),
+            ev.ProposalRefused(2006, "refused"),
+            ev.ProposalUnknown(),
+            ev.LeaseChanged(False, 2),
+            ev.SetDead(frozenset({3})),
         ):
             scene.runner.perform(effect)
-        scene.runner.perform(BecomeMaster(view(4)))
+        scene.runner.perform(ev.BecomeMaster(view(4)))
         scene.holds.set()
         await scene.idle()
         told = [call for call in scene.calls if call[0] != "store"]
@@ -181,7 +173,7 @@ def test_attempts_to_become_master_count_within_one_epoch() -> None:
     async def scenario(scene: Scene) -> None:
         async def fail(master_epoch: int) -> None:
             scene.fails.append(BROKEN)
-            scene.runner.perform(BecomeMaster(view(master_epoch)))
+            scene.runner.perform(ev.BecomeMaster(view(master_epoch)))
             await scene.idle()
 
         for _ in range(MASTER_ATTEMPTS_MAX - 1):
@@ -199,7 +191,7 @@ def test_r45_a_master_without_room_gives_way_and_never_ends() -> None:
     async def scenario(scene: Scene) -> None:
         for _ in range(2 * MASTER_ATTEMPTS_MAX):
             scene.fails.append(FULL)
-            scene.runner.perform(BecomeMaster(view(2)))
+            scene.runner.perform(ev.BecomeMaster(view(2)))
             await scene.idle()
         assert (scene.no_room, scene.fatal) == (2, [])
         assert scene.failed == [2] * 2 * MASTER_ATTEMPTS_MAX

@@ -31,53 +31,20 @@ from pathlib import Path
 import pytest
 
 from batonmq.protocol.role_view import Replica, RoleView
+from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.config import SessionTimings
-from batonmq.replicas_manager.controllers import Controllers, MissedViews, Registration
-from batonmq.replicas_manager.events import (
-    ActionFailed,
-    AdoptView,
-    AnswerReceived,
-    BecomeMaster,
-    BecomeSlave,
-    Call,
-    CloseSession,
-    Effect,
-    EpochStored,
-    Event,
-    FetchView,
-    GiveWay,
-    LeaderHinted,
-    LeaseChanged,
-    Notice,
-    NoticeReceived,
-    OpenSessions,
-    ProposalRefused,
-    ProposalRequested,
-    ProposalUnknown,
-    Replied,
-    ReportEvent,
-    SaveIdentity,
-    SendAlter,
-    SendElect,
-    SendHeartbeat,
-    SendRegister,
-    SessionClosed,
-    SessionOpened,
-    SessionRefused,
-    SetDead,
-    StandDown,
-    Started,
-    SuspicionChanged,
-    Tick,
-    Unanswered,
-    ViewReceived,
-)
-from batonmq.replicas_manager.role import ViewInForce
+from batonmq.replicas_manager.controllers import ControllerRegistration, Controllers, MissedViews
+from batonmq.replicas_manager.role import CurrentView
 from batonmq.replicas_manager.state import ReplicasState
 
 SCRIPTS = sorted((Path(__file__).parent / "testdata").glob("role_*.txt"))
 CONTROLLERS = ("c1", "c2", "c3")
-KINDS = {SendRegister: "register", SendElect: "elect", SendAlter: "alter", FetchView: "fetch"}
+KINDS = {
+    ev.SendRegister: "register",
+    ev.SendElect: "elect",
+    ev.SendAlter: "alter",
+    ev.FetchView: "fetch",
+}
 
 
 def ids(text: str) -> frozenset[int]:
@@ -138,46 +105,46 @@ def key_text(epoch: int, set_epoch: int) -> str:
     return f"{epoch}.{set_epoch}"
 
 
-def in_words(effect: Effect) -> str:
+def in_words(effect: ev.Effect) -> str:
     match effect:
-        case SendRegister(target, broker_id, request_id, suspect):
+        case ev.SendRegister(target, broker_id, request_id, suspect):
             why = f", suspect: {suspect}" if suspect else ""
             return f"-> {target} register id {broker_id}, request {request_id}{why}"
-        case SaveIdentity(broker_id):
+        case ev.SaveIdentity(broker_id):
             return f"saves id {broker_id}"
-        case OpenSessions(broker_id):
+        case ev.OpenSessions(broker_id):
             return f"opens sessions as {broker_id}"
-        case CloseSession(controller, reason):
+        case ev.CloseSession(controller, reason):
             return f"closes the session with {controller}: {reason}"
-        case SendElect(target, epoch, request_id, reason):
+        case ev.SendElect(target, epoch, request_id, reason):
             return f"-> {target} elect after epoch {epoch}, request {request_id}: {reason}"
-        case SendAlter(target, request_id, epoch, set_epoch, members, confirm, reason):
+        case ev.SendAlter(target, request_id, epoch, set_epoch, members, confirm, reason):
             names = " ".join(f"{number}={incarnation}" for number, incarnation in members)
             return (
                 f"-> {target} alter {key_text(epoch, set_epoch)} to {names},"
                 f" confirm {confirm}, request {request_id}: {reason}"
             )
-        case FetchView(target):
+        case ev.FetchView(target):
             return f"-> {target} fetch"
-        case BecomeMaster(view) | StandDown(view):
+        case ev.BecomeMaster(view) | ev.StandDown(view):
             return f"{type(effect).__name__} {key_text(*view.key)}"
-        case BecomeSlave(view):
+        case ev.BecomeSlave(view):
             return f"BecomeSlave of {view.master_broker_id} {key_text(*view.key)}"
-        case AdoptView(view):
+        case ev.AdoptView(view):
             return f"adopts {key_text(*view.key)} set {some(view.sync_state_set)}"
-        case SetDead(broker_ids):
+        case ev.SetDead(broker_ids):
             return f"dead: {some(broker_ids)}"
-        case ProposalRefused(code, remark):
+        case ev.ProposalRefused(code, remark):
             return f"proposal refused {code} {remark}"
-        case ProposalUnknown():
+        case ev.ProposalUnknown():
             return "proposal unknown"
-        case LeaseChanged(valid, epoch):
+        case ev.LeaseChanged(valid, epoch):
             return f"lease of epoch {epoch} {'granted' if valid else 'over'}"
-        case GiveWay(reason):
+        case ev.DropSessions(reason):
             return f"gives way: {reason}"
-        case ReportEvent(kind, fields):
+        case ev.ReportEvent(kind, fields):
             return f"reports {kind} {fields_text(fields)}"
-        case Notice(event, fields, warning):
+        case ev.Notice(event, fields, warning):
             return f"{'WARNS' if warning else 'logs'} {event} {fields_text(fields)}".rstrip()
     raise AssertionError(effect)
 
@@ -192,25 +159,25 @@ class Env:
     def __init__(self) -> None:
         self.out: list[str] = []
         self.now_ms = 10_000
-        self.calls: dict[str, Call] = {}
+        self.calls: dict[str, ev.Call] = {}
         self.acted: dict[tuple[int, int], RoleView] = {}
         self.do_broker()
 
-    def on(self, event: Event) -> list[Effect]:
+    def on(self, event: ev.Event) -> list[ev.Effect]:
         effects = self.core.step(event, self.now_ms)
         self.core.check_invariants()
         for effect in effects:
-            if isinstance(effect, SendRegister | SendElect | SendAlter | FetchView):
+            if isinstance(effect, ev.SendRegister | ev.SendElect | ev.SendAlter | ev.FetchView):
                 self.calls[KINDS[type(effect)]] = effect
-            if isinstance(effect, BecomeMaster | BecomeSlave | StandDown):
+            if isinstance(effect, ev.BecomeMaster | ev.BecomeSlave | ev.StandDown):
                 self.acted[effect.view.key] = effect.view
         return effects
 
-    def say(self, event: Event) -> None:
+    def say(self, event: ev.Event) -> None:
         effects = self.on(event)
-        beats = [effect for effect in effects if isinstance(effect, SendHeartbeat)]
+        beats = [effect for effect in effects if isinstance(effect, ev.SendHeartbeat)]
         for effect in effects:
-            if not isinstance(effect, SendHeartbeat):
+            if not isinstance(effect, ev.SendHeartbeat):
                 self.out.append(in_words(effect))
             elif effect is beats[0]:
                 keys = {key_text(beat.master_epoch, beat.sync_state_set_epoch) for beat in beats}
@@ -223,13 +190,13 @@ class Env:
         epoch = self.core.current.highest_master_epoch
         if epoch > self.core.current.stored_master_epoch:
             self.out.append(f"stores epoch {epoch}")
-            self.say(EpochStored(epoch))
+            self.say(ev.EpochStored(epoch))
 
     def do_broker(self, *words: str) -> None:
         opts = options(words)
         self.core = ReplicasState(
             broker_name="broker-a",
-            current=ViewInForce(int(opts.get("id", "1")), "b", int(opts.get("highest", "0"))),
+            current=CurrentView(int(opts.get("id", "1")), "b", int(opts.get("highest", "0"))),
             controllers=CONTROLLERS,
             timings=SessionTimings(),
             learner="learner" in words,
@@ -237,61 +204,61 @@ class Env:
         )
 
     def do_registered(self) -> None:
-        self.on(Started())
-        self.on(Replied(self.call("register", "c1"), 0, "", None, 1))
+        self.on(ev.Started())
+        self.on(ev.Replied(self.call("register", "c1"), 0, "", None, 1))
         for controller in CONTROLLERS:
-            self.on(SessionOpened(controller))
+            self.on(ev.SessionOpened(controller))
         self.on(self.answer("c1"))
 
     def do_master(self, key: str, members: str = "1,2") -> None:
         self.do_registered()
         view = view_of((f"1@{key}:{members}",))
         assert view is not None
-        assert any(isinstance(e, BecomeMaster) for e in self.on(ViewReceived("c1", view)))
-        self.on(EpochStored(view.master_epoch))
+        assert any(isinstance(e, ev.BecomeMaster) for e in self.on(ev.ViewReceived("c1", view)))
+        self.on(ev.EpochStored(view.master_epoch))
         self.on(self.answer("c1"))
 
     def do_start(self) -> None:
-        self.say(Started())
+        self.say(ev.Started())
 
     def do_open(self, controller: str) -> None:
-        self.say(SessionOpened(controller))
+        self.say(ev.SessionOpened(controller))
 
     def do_close(self, *controllers: str) -> None:
         for controller in controllers:
-            self.say(SessionClosed(controller))
+            self.say(ev.SessionClosed(controller))
 
     def do_refused(self, controller: str, code: str) -> None:
-        self.say(SessionRefused(controller, int(code), "a remark"))
+        self.say(ev.SessionRefused(controller, int(code), "a remark"))
 
     def do_hint(self, target: str, leader: str) -> None:
-        self.say(LeaderHinted(target, leader))
+        self.say(ev.LeaderHinted(target, leader))
 
     def do_suspect(self, why: str = "") -> None:
-        self.say(SuspicionChanged(why))
+        self.say(ev.SuspicionChanged(why))
 
     def do_notice(self, key: str) -> None:
-        self.say(NoticeReceived(*key_of(key)))
+        self.say(ev.NoticeReceived(*key_of(key)))
 
     def do_failed(self, key: str) -> None:
-        self.say(ActionFailed(self.acted[key_of(key)]))
+        self.say(ev.ActionFailed(self.acted[key_of(key)]))
 
-    def call(self, kind: str, target: str) -> Call:
+    def call(self, kind: str, target: str) -> ev.Call:
         """The last call of that kind, as if it had gone to `target`."""
         return dataclasses.replace(self.calls[kind], target=target)
 
     def do_reply(self, kind: str, target: str, code: str, *words: str) -> None:
         broker_id = int(options(words).get("id", "1")) if kind == "register" else 0
         call = self.call(kind, target)
-        self.say(Replied(call, int(code), "a remark", view_of(words), broker_id))
+        self.say(ev.Replied(call, int(code), "a remark", view_of(words), broker_id))
 
     def do_fail(self, kind: str, target: str) -> None:
-        self.say(Unanswered(self.call(kind, target), "UNAVAILABLE"))
+        self.say(ev.Unanswered(self.call(kind, target), "UNAVAILABLE"))
 
-    def answer(self, controller: str, *words: str) -> AnswerReceived:
+    def answer(self, controller: str, *words: str) -> ev.AnswerReceived:
         opts, current = options(words), self.core.current.key
         epoch, set_epoch = key_of(opts["key"]) if "key" in opts else current
-        return AnswerReceived(
+        return ev.AnswerReceived(
             controller=controller,
             sent_ms=self.now_ms - int(opts.get("sent", "0")),
             leader="follower" not in words,
@@ -307,26 +274,26 @@ class Env:
     def do_view(self, controller: str, *words: str) -> None:
         view = view_of(words)
         assert view is not None
-        self.say(ViewReceived(controller, view))
+        self.say(ev.ViewReceived(controller, view))
 
     def do_fetched(self, controller: str, *words: str) -> None:
         view = view_of(words)
         assert view is not None
-        self.say(Replied(self.call("fetch", controller), 0, "", view))
+        self.say(ev.Replied(self.call("fetch", controller), 0, "", view))
 
     def do_propose(self, members: str, key: str = "") -> None:
         based_on = key_of(key) if key else self.core.current.key
-        self.say(ProposalRequested(ids(members), "expand", 77, based_on))
+        self.say(ev.ProposalRequested(ids(members), "expand", 77, based_on))
 
     def do_tick(self, ms: str) -> None:
         """Ticks exactly at the deadlines that the core names."""
-        beats: list[SendHeartbeat] = []
+        beats: list[ev.SendHeartbeat] = []
         self.pass_time(int(ms), beats)
         self.count(beats)
 
     def do_rounds(self, count: str, leader: str, *followers: str) -> None:
         begin_ms = self.now_ms
-        beats: list[SendHeartbeat] = []
+        beats: list[ev.SendHeartbeat] = []
         for _ in range(int(count)):
             self.on(self.answer(leader))
             for follower in followers:
@@ -335,19 +302,19 @@ class Env:
         self.count(beats)
 
     def pass_time(
-        self, ms: int, beats: list[SendHeartbeat], *, since_ms: int | None = None
+        self, ms: int, beats: list[ev.SendHeartbeat], *, since_ms: int | None = None
     ) -> None:
         begin_ms, end_ms = self.now_ms if since_ms is None else since_ms, self.now_ms + ms
         while (deadline_ms := self.core.next_deadline_ms) is not None and deadline_ms <= end_ms:
             self.now_ms = max(self.now_ms, deadline_ms)
-            for effect in self.on(Tick()):
-                if isinstance(effect, SendHeartbeat):
+            for effect in self.on(ev.Tick()):
+                if isinstance(effect, ev.SendHeartbeat):
                     beats.append(effect)
                 else:
                     self.out.append(f"+{self.now_ms - begin_ms} {in_words(effect)}")
         self.now_ms = end_ms
 
-    def count(self, beats: list[SendHeartbeat]) -> None:
+    def count(self, beats: list[ev.SendHeartbeat]) -> None:
         if beats:
             counts = sorted(Counter(beat.controller for beat in beats).items())
             times = len({beat.sent_ms for beat in beats})
@@ -436,8 +403,8 @@ def test_r11_an_answer_to_an_earlier_alter_ends_no_later_one() -> None:
     env.do_view("c1", "1@1.2:1")
     env.do_propose("1,3")
     env.out = []
-    env.say(Replied(first, 2006, "late", None, 0))
-    env.say(Unanswered(first, "later still"))
+    env.say(ev.Replied(first, 2006, "late", None, 0))
+    env.say(ev.Unanswered(first, "later still"))
     assert env.core.open_alter is not None and env.out == []
 
 
@@ -466,11 +433,11 @@ def test_a_view_that_was_named_first_is_wanted_though_an_older_one_is_named_late
     missed = MissedViews()
     missed.want((3, 2), 0)
     missed.want((3, 1), 10)
-    assert missed.due(10, [], (3, 1), None, "c1", None) == [FetchView("c1")]
+    assert missed.due(10, [], (3, 1), None, "c1", None) == [ev.FetchView("c1")]
 
 
 def test_a_registration_that_begins_again_tries_without_the_pauses_of_the_one_before() -> None:
-    registration = Registration(1, lambda: "id")
+    registration = ControllerRegistration(1, lambda: "id")
     for _ in range(4):
         registration.not_answered(0)
     registration.begin(0)
@@ -479,7 +446,7 @@ def test_a_registration_that_begins_again_tries_without_the_pauses_of_the_one_be
 
 
 def test_a_registration_pauses_for_an_eighth_of_the_time_that_it_has_waited_for_a_leader() -> None:
-    registration = Registration(1, lambda: "id")
+    registration = ControllerRegistration(1, lambda: "id")
     registration.begin(1_000)
     asked = []
     now_ms = 1_000
@@ -500,7 +467,7 @@ def test_what_is_missed_is_counted_from_the_first_answer_that_told_of_it() -> No
     controllers = Controllers(("c1",), SessionTimings())
     controllers.opened("c1", 0)
     for now_ms in (10, 60):
-        controllers.answered(AnswerReceived("c1", now_ms, False, 1, "", 3, 2), (3, 1), now_ms)
+        controllers.answered(ev.AnswerReceived("c1", now_ms, False, 1, "", 3, 2), (3, 1), now_ms)
     assert controllers.ahead() == ("c1", 10)
-    controllers.answered(AnswerReceived("c1", 90, False, 1, "", 3, 1), (3, 1), 90)
+    controllers.answered(ev.AnswerReceived("c1", 90, False, 1, "", 3, 1), (3, 1), 90)
     assert controllers.ahead() is None

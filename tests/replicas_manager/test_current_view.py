@@ -9,22 +9,10 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from batonmq.protocol.role_view import Role, RoleView
+from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager import identity
 from batonmq.replicas_manager.config import SessionTimings
-from batonmq.replicas_manager.events import (
-    AdoptView,
-    AnswerReceived,
-    BecomeMaster,
-    BecomeSlave,
-    EpochStored,
-    Event,
-    ProposalRefused,
-    SendHeartbeat,
-    SessionOpened,
-    SetDead,
-    ViewReceived,
-)
-from batonmq.replicas_manager.role import Lease, RoleChanges, ViewInForce, Worth
+from batonmq.replicas_manager.role import CurrentView, Lease, RoleChanges, ViewFreshness
 from batonmq.replicas_manager.role_runner import EpochStore, RoleRunner
 from batonmq.replicas_manager.state import ReplicasState
 
@@ -55,18 +43,20 @@ def test_r3_master_is_the_process_that_was_elected_in_an_epoch_of_its_own(
     seen: RoleView, role: Role
 ) -> None:
     """Epoch 3 was accepted by an earlier life of this broker."""
-    assert ViewInForce(1, "b", 3).role_in(seen) is role
+    assert CurrentView(1, "b", 3).role_in(seen) is role
 
 
 def test_r20_only_epochs_that_grow_are_taken() -> None:
-    current = ViewInForce(1, "b", 0)
+    current = CurrentView(1, "b", 0)
     current.take(view(3, 5))
-    assert [current.worth(view(*key)) for key in ((3, 4), (3, 5), (2, 9), (3, 6), (4, 1))] == [
-        Worth.KNOWN,
-        Worth.KNOWN,
-        Worth.STALE,
-        Worth.NEWER,
-        Worth.NEWER,
+    assert [
+        current.freshness_of(view(*key)) for key in ((3, 4), (3, 5), (2, 9), (3, 6), (4, 1))
+    ] == [
+        ViewFreshness.KNOWN,
+        ViewFreshness.KNOWN,
+        ViewFreshness.STALE,
+        ViewFreshness.NEWER,
+        ViewFreshness.NEWER,
     ]
 
 
@@ -82,12 +72,12 @@ def test_r11_what_was_meant_for_an_older_role_does_not_reach_the_next() -> None:
         actions.become_slave = become_slave
         actions.become_master = AsyncMock(side_effect=lambda _, durable: durable)
         runner = RoleRunner(actions, sets, EpochStore(Mock(), 99, Mock()), Mock(), Mock())
-        runner.perform(BecomeSlave(view(3, master=2)))
+        runner.perform(ev.BecomeSlave(view(3, master=2)))
         await asyncio.sleep(0)
-        runner.perform(AdoptView(view(3, 2, master=2)))
-        runner.perform(ProposalRefused(2001, "late"))
-        runner.perform(SetDead(frozenset({2})))
-        runner.perform(BecomeMaster(view(4)))
+        runner.perform(ev.AdoptView(view(3, 2, master=2)))
+        runner.perform(ev.ProposalRefused(2001, "late"))
+        runner.perform(ev.SetDead(frozenset({2})))
+        runner.perform(ev.BecomeMaster(view(4)))
         opened.set()
         assert runner._task is not None
         await runner._task
@@ -119,7 +109,7 @@ def test_the_check_code_stays_until_the_id_is_durable(
 def test_r5_an_older_answer_does_not_shorten_the_lease() -> None:
     lease = Lease(600)
     for sent_ms in (100, 50):
-        lease.extend(AnswerReceived("c1", sent_ms, True, 1, "c1", 3, 1), 3)
+        lease.extend(ev.AnswerReceived("c1", sent_ms, True, 1, "c1", 3, 1), 3)
     assert lease.valid(699) and not lease.valid(700)
 
 
@@ -140,16 +130,16 @@ def test_r2_controllers_hear_of_an_epoch_once_a_restart_remembers_it() -> None:
     """The view of epoch 3 is in force, but a power cut would forget it."""
     state = ReplicasState(
         broker_name="broker-a",
-        current=ViewInForce(1, "b", 2),
+        current=CurrentView(1, "b", 2),
         controllers=("c1",),
         timings=SessionTimings(),
     )
 
-    def told(event: Event) -> set[tuple[int, int]]:
-        beats = [each for each in state.step(event, 1_000) if isinstance(each, SendHeartbeat)]
+    def told(event: ev.Event) -> set[tuple[int, int]]:
+        beats = [each for each in state.step(event, 1_000) if isinstance(each, ev.SendHeartbeat)]
         return {(beat.master_epoch, beat.sync_state_set_epoch) for beat in beats}
 
-    state.step(SessionOpened("c1"), 1_000)
-    assert told(ViewReceived("c1", view(3, 5, master=2))) == {(2, 0)}
+    state.step(ev.SessionOpened("c1"), 1_000)
+    assert told(ev.ViewReceived("c1", view(3, 5, master=2))) == {(2, 0)}
     assert state.current.key == (3, 5)
-    assert told(EpochStored(3)) == {(3, 5)}
+    assert told(ev.EpochStored(3)) == {(3, 5)}
