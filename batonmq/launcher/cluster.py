@@ -24,6 +24,7 @@ from batonmq.launcher.preparation import (
     StartError,
     check_folder,
     check_ports,
+    check_settings,
     lock_folder,
     taken_ports,
     write_configs,
@@ -59,6 +60,7 @@ class Cluster:
         self.children = Children(
             layout, fork_server, self._child_changed, self._comes_back, watchdog_s
         )
+        self._fork_server = fork_server
         self._respawn = respawn
         self._started_at_ms = 0
         self._written: dict[str, object] | None = None
@@ -76,6 +78,7 @@ class Cluster:
 
     async def start(self) -> None:
         """Starts every process. Raises StartError for what keeps the cluster from starting."""
+        await check_settings(self.layout, self._fork_server)
         check_folder(self.layout)
         self._lock = lock_folder(self.layout)
         check_ports(self.layout)

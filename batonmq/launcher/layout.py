@@ -2,13 +2,15 @@
 
 Pure. The port rule is a contract with outside scripts: name server i
 listens on P + 100·i with its embedded controller on +2 (remoting), +3 (gRPC), +4 (Raft); broker j,
-counted through all groups, on P + 1035 + 100·j, its HA port +1, the same handlers on -2.
+counted through all groups, on P + 1035 + 100·j, its HA port +1, the same handlers on -2. A cluster
+that grew keeps the numbers of its brokers, so what is added comes behind them.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -161,9 +163,15 @@ def plan(
     groups: int = 1,
     base_port: int = DEFAULT_BASE_PORT,
     overrides: Settings | None = None,
+    owners: Mapping[int, str] | None = None,
 ) -> Layout:
-    """Lays a cluster out. Raises LayoutError for numbers that make none."""
-    _check(controllers, replicas, groups, base_port, overrides or {})
+    """Lays a cluster out. Raises LayoutError for numbers that make none.
+
+    `owners`: numbers of broker folders that are there -> the group of each. A number stays with
+    its group: in another one its store would be another group's log (R47).
+    """
+    numbers = _numbers(replicas, groups, owners or {})
+    _check(controllers, replicas, groups, base_port, overrides or {}, numbers)
     data_dir = data_dir.absolute()
     conf, run = data_dir / "conf", data_dir / "run"
     return Layout(
@@ -182,20 +190,37 @@ def plan(
         tuple(
             BrokerNode(
                 j,
-                f"broker-{chr(ord('a') + j // replicas)}",
+                group,
                 base_port + 1035 + 100 * j,
                 data_dir / f"broker-{j}",
                 conf / f"broker-{j}.yaml",
                 run / f"broker-{j}.pid",
             )
-            for j in range(groups * replicas)
+            for j, group in numbers
         ),
         overrides or {},
     )
 
 
+def _numbers(replicas: int, groups: int, owners: Mapping[int, str]) -> list[tuple[int, str]]:
+    """(number, group) of each broker: of a new cluster counted through all groups."""
+    free = (number for number in itertools.count() if number not in owners)
+    found = []
+    for each in range(min(groups, MAX_BROKERS)):
+        group = f"broker-{chr(ord('a') + each)}"
+        own = sorted(number for number, owner in owners.items() if owner == group)
+        count = min(replicas, MAX_BROKERS)
+        found += [(n, group) for n in itertools.islice(itertools.chain(own, free), count)]
+    return found
+
+
 def _check(
-    controllers: int, replicas: int, groups: int, base_port: int, overrides: Settings
+    controllers: int,
+    replicas: int,
+    groups: int,
+    base_port: int,
+    overrides: Settings,
+    numbers: Sequence[tuple[int, str]],
 ) -> None:
     if controllers not in (1, 3, 5):
         raise LayoutError(f"--controllers is {controllers}: a quorum of 1, 3 or 5 is needed")
@@ -204,7 +229,8 @@ def _check(
             f"--groups {groups} x --replicas {replicas}: at least 1 each,"
             f" {MAX_BROKERS} brokers at the most"
         )
-    highest = base_port + max(1035 + 100 * (groups * replicas - 1) + 1, 100 * (controllers - 1) + 4)
+    last = max(number for number, _ in numbers)
+    highest = base_port + max(1035 + 100 * last + 1, 100 * (controllers - 1) + 4)
     if base_port < 1024 or highest > 65535:
         raise LayoutError(
             f"--base-port is {base_port}: the ports of this cluster would run to {highest},"

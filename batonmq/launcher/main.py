@@ -108,7 +108,7 @@ def up(
     _need_server_extra()
     fork_server = _begin_to_load()
     from batonmq.launcher.layout import LayoutError, plan
-    from batonmq.launcher.preparation import StartError, read_overrides
+    from batonmq.launcher.preparation import StartError, folder_owners, read_overrides
     from batonmq.launcher.up import run_up
 
     if watchdog != 0 and watchdog < LEAST_WATCHDOG_S:
@@ -123,6 +123,7 @@ def up(
             groups=groups,
             base_port=base_port,
             overrides=read_overrides(config) if config else None,
+            owners=folder_owners(data),
         )
     except LayoutError as exc:
         raise click.UsageError(str(exc)) from exc

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import yaml
 
+from batonmq.launcher.forks import ForkServer
 from batonmq.launcher.layout import Layout, LayoutError, Node, Settings, config_of
 from batonmq.runtime.lock_file import FolderLock, FolderLockedError
 from batonmq.runtime.password_file import make_password
 from batonmq.runtime.sockets import check_port_free, holder_of
 
 MIN_FREE_BYTES: Final = 1 << 30
+"""With segments of the usual size, which are sparse at first."""
+_SPARE_BYTES: Final = 64 << 20
 
 
 class StartError(Exception):
@@ -36,6 +41,30 @@ class PortsTakenError(StartError):
         super().__init__(
             f"{count} not free:\n{lines}\nend what listens there, or choose another --base-port"
         )
+
+
+class SettingsError(StartError):
+    """A setting that every process of a kind would refuse."""
+
+    exit_code = 2
+
+
+async def check_settings(layout: Layout, fork_server: ForkServer) -> None:
+    """Has one process of each kind read the settings that its first start would get, before
+    anything is written to the data folder. Raises SettingsError that names the first wrong one."""
+    from_environment = any(n.startswith("BATONMQ_") and "__" in n for n in os.environ)
+    if not layout.overrides and not from_environment:
+        return
+    with tempfile.TemporaryDirectory(prefix="batonmq-check-") as folder:
+        for node in (layout.name_servers[0], layout.brokers[0]):
+            file, log = Path(folder) / node.config.name, Path(folder) / "check.log"
+            file.write_text(yaml.safe_dump(config_of(layout, node), sort_keys=False))
+            argv = [str(file) if part == str(node.config) else part for part in node.argv]
+            process = await fork_server.start([*argv, "--check"], log, os.environ, [])
+            if await process.wait() != 0:
+                *_, told = log.read_text(errors="replace").splitlines() or [""]
+                where = re.compile(rf"\w+: {re.escape(str(file))}(:\d+)?")
+                raise SettingsError(where.sub("--config", told))
 
 
 def lock_folder(layout: Layout) -> FolderLock:
@@ -76,9 +105,18 @@ def taken_ports(node: Node) -> list[str]:
     return found
 
 
-def check_folder(layout: Layout, needed_bytes: int = MIN_FREE_BYTES) -> None:
+def needed_bytes_of(layout: Layout) -> int:
+    """The disk space that a start asks for: small segments need less."""
+    segment = layout.overrides.get("store", {}).get("mappedFileSizeCommitLog")
+    if segment is None:
+        return MIN_FREE_BYTES
+    return min(MIN_FREE_BYTES, 2 * int(str(segment)) * len(layout.brokers) + _SPARE_BYTES)
+
+
+def check_folder(layout: Layout) -> None:
     """Makes the data folder. Raises StartError for a missing permission or a full disk."""
     folder: Path = layout.data_dir
+    needed_bytes = needed_bytes_of(layout)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
@@ -107,6 +145,20 @@ def read_overrides(path: Path) -> Settings:
     if not isinstance(loaded, dict) or not all(isinstance(v, dict) for v in loaded.values()):
         raise LayoutError(f"--config {path}: one mapping of settings per section is needed")
     return loaded
+
+
+def folder_owners(data_dir: Path) -> dict[int, str]:
+    """Number of each broker folder of this cluster -> its group, as its configuration says."""
+    found: dict[int, str] = {}
+    for file in (data_dir / "conf").glob("broker-*.yaml"):
+        number = file.stem.removeprefix("broker-")
+        try:
+            group = yaml.safe_load(file.read_text())["broker"]["brokerName"]
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+            continue
+        if number.isdecimal():
+            found[int(number)] = str(group)
+    return found
 
 
 def write_configs(layout: Layout) -> None:

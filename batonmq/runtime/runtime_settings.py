@@ -23,7 +23,7 @@ from batonmq.runtime.properties_text import (
     property_text,
     value_text,
 )
-from batonmq.runtime.settings import describe_kind
+from batonmq.runtime.settings import describe_kind, unknown_key
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +94,9 @@ class RuntimeSettings(Generic[C]):
         """Takes the settings of a property text, all or none: they are in force once they are on
         the disk. Returns what was changed.
 
-        Raises BrokerRefusal: 16 for a key that may not be changed so, 1 for a body that is no
-        UTF-8 text or longer than TEXT_SIZE_MAX, for a wrong value, and for a failed write.
+        Raises BrokerRefusal: NO_PERMISSION (16) for a key that may not be changed so,
+        INVALID_PARAMETER (29) for an unknown one, SYSTEM_ERROR (1) for a body that is no UTF-8
+        text or longer than TEXT_SIZE_MAX, for a wrong value, and for a failed write.
         """
         if len(body) > TEXT_SIZE_MAX:
             why = f"the settings have {len(body)} bytes, allowed are {TEXT_SIZE_MAX}"
@@ -133,10 +134,13 @@ class RuntimeSettings(Generic[C]):
         unknown = wanted.keys() - present.keys() if self._rules.refuses_unknown else set()
         without_effect = unknown & self._rules.without_effect
         for key in sorted((changed.keys() | unknown) - self._rules.keys - without_effect):
-            why = "is no setting" if key in unknown else "is changed only in the file, at a restart"
+            if key in unknown:
+                why = unknown_key("", key, {"": present.keys()})
+                raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, f"{key}: {why}")
             raise BrokerRefusal(
                 ResponseCode.NO_PERMISSION,
-                f"{key} {why}; while running: {', '.join(sorted(self._rules.keys))}",
+                f"{key} is changed only in the file, at a restart; while running:"
+                f" {', '.join(sorted(self._rules.keys))}",
             )
         return replace(self._planned(changed), without_effect=tuple(sorted(without_effect)))
 

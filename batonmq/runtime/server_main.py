@@ -116,6 +116,7 @@ def run_server(
     parser = argparse.ArgumentParser(prog=name)
     parser.add_argument("-c", "--config", required=True, type=Path, metavar="FILE")
     parser.add_argument("--pid-file", type=Path, help="where to write this process's id")
+    parser.add_argument("--check", action="store_true", help="read the settings, start nothing")
     parser.add_argument("--log-level", choices=LOG_LEVELS, default="INFO")
     arguments = parser.parse_args()
     faulthandler.enable()  # a signal such as SIGBUS says where the code was
@@ -134,6 +135,8 @@ def run_server(
     except OSError as exc:
         print(f"{name}: {arguments.config}: {exc.strerror}", file=sys.stderr)
         return 2
+    if arguments.check:
+        return 0
     try:
         _run_start_hook(os.environ)
     except (ImportError, BatonError, OSError) as exc:

@@ -8,7 +8,7 @@ earlier version, which the struct lists as `NO_LONGER_USED`, is passed over with
 
 import difflib
 import logging
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -131,7 +131,7 @@ def _read_yaml(text: str, file: str, sections: Sections, found: _Found) -> None:
     for section_node, body in root.value:
         section, where = str(section_node.value), _where(file, section_node)
         if section not in sections:
-            raise ConfigError(section, None, where, _unknown("section", section, sections))
+            raise ConfigError(section, None, where, _unknown_section(section, sections))
         _refuse_duplicate(seen, section, None, where)
         if isinstance(body, yaml.ScalarNode) and body.tag == _YAML_NULL:
             continue
@@ -156,7 +156,8 @@ def _read_section(
             continue
         if key not in known:
             homes = [name for name, kind in sections.items() if key in _keys(kind)]
-            what = f"it belongs in section {homes[0]}" if homes else _unknown("key", key, known)
+            what = f"it belongs in section {homes[0]}" if homes else ""
+            what = what or unknown_key(section, key, {s: _keys(k) for s, k in sections.items()})
             raise ConfigError(f"{section}.{key}", value_node.value, where, what)
         value = _yaml_value(value_node, known[key], f"{section}.{key}", where)
         _refuse_duplicate(seen, f"{section}.{key}", value, where)
@@ -213,7 +214,7 @@ def _read_flat(
         if any(_is_no_longer_used(line.key, kind, where) for kind in sections.values()):
             continue
         if line.key not in every:
-            raise ConfigError(line.key, line.value, where, _unknown("key", line.key, every))
+            raise ConfigError(line.key, line.value, where, unknown_key("", line.key, {"": every}))
         _refuse_duplicate(seen, line.key, line.value, where)
         for section, keys in known.items():
             if line.key in keys:
@@ -239,7 +240,7 @@ def _read_environment(environ: Mapping[str, str], sections: Sections, found: _Fo
                 f"{section}.{key_text}",
                 environ[name],
                 f"environment variable {name}",
-                _unknown("key", key_text, keys.values()),
+                unknown_key(section, key_text, {section: set(keys.values())}),
             )
         found[section][key] = _Setting(environ[name], f"environment variable {name}")
 
@@ -256,13 +257,29 @@ def _is_no_longer_used(key: str, kind: type[msgspec.Struct], where: str) -> bool
     return True
 
 
-def _unknown(what: str, name: str, known: Any) -> str:
-    names = sorted(known)
-    folded = {candidate.lower(): candidate for candidate in names}
+def unknown_key(section: str, key: str, known: Mapping[str, Set[str]]) -> str:
+    """What is said of an unknown key: the nearest one of its section, or else of another one of
+    `known`, which has the keys of each section. Not all of them: there are hundreds."""
+    if near := _nearest(key, known.get(section, ())):
+        return f"unknown key, did you mean {near}?"
+    for other, keys in known.items():
+        if near := _nearest(key, keys):
+            return f"unknown key, did you mean {other}.{near}?"
+    return (
+        "unknown key, and none is spelled like it; docs/settings.md and RocketMQ's lists name them"
+    )
+
+
+def _unknown_section(name: str, known: Iterable[str]) -> str:
+    if near := _nearest(name, known):
+        return f"unknown section, did you mean {near}?"
+    return f"unknown section; allowed are {', '.join(sorted(known))}"
+
+
+def _nearest(name: str, known: Iterable[str]) -> str | None:
+    folded = {candidate.lower(): candidate for candidate in sorted(known)}
     near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6)
-    if near:
-        return f"unknown {what}, did you mean {folded[near[0]]}?"
-    return f"unknown {what}; allowed are {', '.join(names)}"
+    return folded[near[0]] if near else None
 
 
 def _shape(value: Any, kind: Any) -> Any:

@@ -171,7 +171,7 @@ def test_settings_change_while_the_broker_runs_and_outlast_a_restart(tmp_path: P
         )
         for text, code, why in (
             ("brokerName=b", 16, "brokerName is changed only in the file, at a restart; while run"),
-            ("maxMesageSize=5", 16, "maxMesageSize is no setting; while running: accessMessage"),
+            ("maxMesageSize=5", 29, "maxMesageSize: unknown key, did you mean maxMessageSize?"),
             ("configBlackList=", 16, "configBlackList"),
             ("maxMessageSize=many", 1, "maxMessageSize is 'many': a whole number is allowed"),
             ("maxMessageSize=30000\ndeleteWhen=25", 1, "deleteWhen must list hours 00 to 23"),

@@ -168,16 +168,23 @@ def test_a_brokers_first_start_killed_at_any_step(
 
 
 def test_a_cluster_that_a_wrong_key_stopped_starts_once_it_is_right(tmp_path: Path) -> None:
-    """1 every broker refuses its configuration; `batonmq up` gives up in its first second, however
-    far the controllers have come by then. 2 The key is mended. 3 The same folder starts."""
-    with_typo = ClusterProcess(tmp_path, overrides={"broker": {"flushDiskTypo": "x"}})
-    with_typo.spawn()
-    assert with_typo.process is not None
-    try:
-        assert with_typo.process.wait(30) == 1
-    finally:
-        with_typo.stop()
-    assert "flushDiskTypo" in with_typo.log_path.read_text()
+    """1 `batonmq up` names the wrong key once, before it writes anything. 2 The key is mended.
+    3 The same folder starts."""
+    for section, key, meant in (
+        ("broker", "flushDiskTyp", "store.flushDiskType"),
+        ("controller", "brokerSessionTimeoutM", "brokerSessionTimeoutMs"),
+    ):
+        with_typo = ClusterProcess(tmp_path, overrides={section: {key: "x"}})
+        with_typo.spawn()
+        assert with_typo.process is not None
+        try:
+            assert with_typo.process.wait(30) == 2
+        finally:
+            with_typo.stop()
+        assert with_typo.log_path.read_text().splitlines()[-1] == (
+            f"batonmq up: --config: {section}.{key} = 'x': unknown key, did you mean {meant}?"
+        )
+        assert not with_typo.data_dir.exists()
     with ClusterProcess(tmp_path) as right:
         assert right.master()["role"] == "MASTER"
 

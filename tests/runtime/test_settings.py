@@ -134,8 +134,15 @@ def test_the_environment_overrides(tmp_path: Path) -> None:
     [
         ("broker:\n  brokrName: x\n", 2, "broker.brokrName", "x", "did you mean brokerName?"),
         ("broker:\n  brokername: x\n", 2, "broker.brokername", "x", "did you mean brokerName?"),
-        ("broker:\n  qqq: 1\n", 2, "broker.qqq", "1", "allowed are autoCreateTopicEnable, "),
+        ("broker:\n  qqq: 1\n", 2, "broker.qqq", "1", "none is spelled like it"),
         ("broker:\n  deleteWhen: x\n", 2, "broker.deleteWhen", "x", "belongs in section store"),
+        (
+            "broker:\n  flushDiskTyp: 1\n",
+            2,
+            "broker.flushDiskTyp",
+            "1",
+            "unknown key, did you mean store.flushDiskType?",
+        ),
         ("brocker:\n  x: 1\n", 1, "brocker", None, "did you mean broker?"),
         ("broker:\n  listenPort: x\n", 2, "broker.listenPort", "x", "whole number from 0 to 65535"),
         ("\nbroker:\n  listenPort: 70000\n", 3, "broker.listenPort", 70000, "from 0 to 65535"),

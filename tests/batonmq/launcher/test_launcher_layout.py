@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from batonmq.launcher.cluster import gave_up
 from batonmq.launcher.layout import LayoutError, config_of, plan
-from batonmq.launcher.preparation import StartError, check_folder, lock_folder, write_configs
+from batonmq.launcher.preparation import (
+    StartError,
+    check_folder,
+    folder_owners,
+    lock_folder,
+    needed_bytes_of,
+    write_configs,
+)
 
 OVERRIDES = {
     "namesrv": {"scanNotActiveBrokerInterval": 1_000},
@@ -39,12 +47,16 @@ def test_a_section_that_no_process_reads_is_refused() -> None:
         plan(Path("/data"), overrides={"brokers": {"regionId": "here"}})
 
 
-def test_a_full_disk_is_named_with_what_is_left_and_what_is_needed(tmp_path: Path) -> None:
+def test_a_full_disk_is_named_with_what_is_left_and_what_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = SimpleNamespace(free=5 << 20)
+    monkeypatch.setattr("batonmq.launcher.preparation.shutil.disk_usage", lambda _: used)
     with pytest.raises(StartError) as raised:
-        check_folder(plan(tmp_path / "data"), needed_bytes=1 << 62)
+        check_folder(plan(tmp_path / "data"))
     text = str(raised.value)
     assert str(tmp_path / "data") in text
-    assert "MiB left" in text and f"{(1 << 62) >> 20} MiB are needed" in text
+    assert "5 MiB left" in text and "1024 MiB are needed" in text
     assert "\n" not in text
 
 
@@ -80,6 +92,33 @@ def test_raft_password_is_made_on_request_and_never_overwritten(tmp_path: Path) 
     nowhere = CliRunner().invoke(main, ["raftPassword", str(tmp_path / "no" / "secret")])
     assert nowhere.exit_code == 1 and "No such file" in nowhere.output
     assert CliRunner().invoke(main, ["raftPassword"]).exit_code == 2
+
+
+def test_small_segments_need_less_disk_space() -> None:
+    small = {"store": {"mappedFileSizeCommitLog": 16 << 20}}
+    assert needed_bytes_of(plan(Path("/nowhere"))) == 1 << 30
+    assert needed_bytes_of(plan(Path("/nowhere"), overrides=small)) == 160 << 20
+
+
+def test_r47_a_broker_folder_stays_with_its_group(tmp_path: Path) -> None:
+    """Grown to five replicas, shrunk to three, a group added, each group grown: no folder, and no
+    address, goes from one group to another."""
+    made = []
+
+    def numbers(**wanted: int) -> list[tuple[str, int]]:
+        layout = plan(tmp_path, owners=folder_owners(tmp_path), **wanted)
+        write_configs(layout)
+        made.extend((node.index, node.group, node.port) for node in layout.brokers)
+        return [(node.group[-1], node.index) for node in layout.brokers]
+
+    assert numbers(replicas=5) == [("a", n) for n in range(5)]
+    assert numbers(replicas=3) == [("a", 0), ("a", 1), ("a", 2)]
+    two = numbers(replicas=3, groups=2)
+    assert two == [("a", 0), ("a", 1), ("a", 2), ("b", 5), ("b", 6), ("b", 7)]
+    assert numbers(replicas=4, groups=2)[3:5] == [("a", 3), ("b", 5)]
+    assert numbers(replicas=4, groups=2)[-1] == ("b", 8)
+    owner_of = {(index, port): group for index, group, port in made}
+    assert len(owner_of) == len(set(made)), "each number and port has one group"
 
 
 def test_a_folder_is_run_by_one_supervisor_at_a_time(tmp_path: Path) -> None:
