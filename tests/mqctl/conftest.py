@@ -159,6 +159,8 @@ class FakeCluster:
         self.drained: list[dict[str, object]] = []
         self.log_ends: dict[str, tuple[int, int]] = {}
         self.suspect = ""
+        self.groups = ["G", "H"]
+        self.figures: dict[str, dict[str, str]] = {}
         self.problems: dict[str, list[str]] = {}
         self.settings: dict[str, dict[str, str]] = {}
         self.messages: list[MessageExt] = [stored_message()]
@@ -228,6 +230,7 @@ class FakeAdmin:
             progress=self.consumer_progress,
             connections=self.consumer_connections,
             reset_offsets=self.reset_offsets,
+            preview_reset=self.preview_reset,
         )
         self.messages = SimpleNamespace(
             by_id=self.message_by_id,
@@ -275,7 +278,8 @@ class FakeAdmin:
         return {"suspect": self.fake.suspect,
                 PROBLEMS_KEY: json.dumps(self.fake.problems.get(address, [])),
                 "brokerVersionDesc": "V5_3_3", "putTps": "1.5 2 3", "commitLogDiskRatio": "0.5",
-                "msgPutTotalTodayNow": "9", "msgPutTotalTodayMorning": "4"}  # fmt: skip
+                "msgPutTotalTodayNow": "9", "msgPutTotalTodayMorning": "4",
+                **self.fake.figures.get(address, {})}  # fmt: skip
 
     async def repair_replica(self, address: str, suspect: str) -> str:
         self.fake.calls.append(("repair_replica", address, suspect))
@@ -334,7 +338,7 @@ class FakeAdmin:
         return {"T@G": {0: 5}}
 
     async def list_consumer_groups(self) -> list[str]:
-        return ["G", "H"]
+        return self.fake.groups
 
     async def consumer_progress(self, group: str, topic: str | None = None) -> GroupProgress:
         queues = (
@@ -355,6 +359,10 @@ class FakeAdmin:
     async def reset_offsets(self, *asked: Any) -> dict[MessageQueue, int]:
         self.fake.calls.append(("reset_offsets", *asked))
         return {MessageQueue(asked[1], "broker-a", 0): 7}
+
+    async def preview_reset(self, *asked: Any) -> dict[MessageQueue, tuple[int, int]]:
+        queues = (MessageQueue(asked[1], "broker-a", n) for n in range(2))
+        return dict(zip(queues, ((5, 9), (7, 2)), strict=True))
 
     async def message_by_id(self, msg_id: str, topic: str = "") -> MessageExt | None:
         from batonmq.protocol.message_id import decode_offset_msg_id

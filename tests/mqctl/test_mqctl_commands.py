@@ -791,3 +791,42 @@ def test_an_error_is_a_document_where_json_is_asked_for(mqctl: Run) -> None:
         ran = mqctl(*wrong)
         assert (ran.code, ran.json["exitCode"]) == (2, 2)
         assert ran.json["error"] and ran.err
+
+
+def test_a_broker_has_one_id_everywhere_and_a_dead_one_is_listed(mqctl: Run, fake: Any) -> None:
+    """In a route a master is 0; the controllers, health and electMaster call it by its own id."""
+    fake.figures = {MASTER: {"brokerId": "1", "brokerActive": "true"},
+                    SLAVE: {"brokerId": "2", "brokerActive": "false"}}  # fmt: skip
+    rows = [line.split() for line in mqctl("clusterList").out.splitlines()]
+    assert [row[2:5] for row in rows[1:]] == [["1", MASTER, "MASTER"], ["2", SLAVE, "SLAVE"]]
+    assert [row[-1] for row in rows] == ["Writes", "yes", "50%"], "a slave takes no writes: no news"
+    del fake.info.broker_addr_table["broker-a"].broker_addrs[2]
+    rows = [line.split() for line in mqctl("clusterList").out.splitlines()]
+    assert rows[2] == ["C", "broker-a", "2", SLAVE, "away"]
+
+
+def test_groups_of_the_brokers_themselves_are_listed_on_request(mqctl: Run, fake: Any) -> None:
+    fake.groups.append("CID_RMQ_SYS_TRANS")
+    assert "CID_RMQ_SYS_TRANS" not in mqctl("consumerProgress").out
+    assert "CID_RMQ_SYS_TRANS" in mqctl("consumerProgress", "--system").out
+
+
+def test_forgetting_a_whole_group_is_asked_for_by_name(mqctl: Run, fake: Any) -> None:
+    ran = mqctl("cleanBrokerMetadata", "-bn", "broker-a")
+    assert ran.code == 2 and "--wholeGroup" in ran.err
+    assert mqctl("cleanBrokerMetadata", "-bn", "broker-a", "-b", "2", "--wholeGroup").code == 2
+    assert not [call for call in fake.calls if call[0] == "clean"]
+    assert mqctl("cleanBrokerMetadata", "-bn", "broker-a", "--wholeGroup").code == 0
+    assert fake.calls[-1] == ("clean", "", "broker-a", (), False)
+
+
+def test_a_dry_run_shows_what_a_reset_would_do_and_does_nothing(mqctl: Run, fake: Any) -> None:
+    ran = mqctl("resetOffset", "-g", "G", "-t", "T", "-s", "10m", "--dry-run")
+    assert ran.code == 0
+    assert [line.split() for line in ran.out.splitlines()[1:3]] == [
+        ["T", "broker-a", "0", "5", "9", "4", "skipped"],
+        ["T", "broker-a", "1", "7", "2", "5", "again"],
+    ]
+    table = mqctl("skip", "-g", "G", "-t", "T", "--dry-run", "--json").json["offsetTable"]
+    assert [(e["before"], e["offset"]) for e in table] == [(5, 9), (7, 2)]
+    assert not [call for call in fake.calls if call[0] == "reset_offsets"]

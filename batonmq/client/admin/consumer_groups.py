@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from batonmq.client.admin.cluster import ClusterAdmin
 from batonmq.client.admin.requests import AdminRequests
 from batonmq.client.admin.types import GroupProgress, QueueProgress
+from batonmq.client.consumer.queue_calls import QueueCalls
 from batonmq.client.errors import ClientError, UnsupportedByBrokerError
+from batonmq.client.instance.topic_route import topic_route
 from batonmq.protocol import fastjson
 from batonmq.protocol.bodies import (
     ConsumerConnection,
@@ -114,6 +116,29 @@ class ConsumerGroupAdmin:
             found.connection_set += [c for c in here.connection_set if c.client_id not in known]
             found.subscription_table = here.subscription_table | found.subscription_table
         return found
+
+    async def preview_reset(
+        self, group: str, topic: str, timestamp_ms: int, queue: tuple[str, int, int] | None = None
+    ) -> dict[MessageQueue, tuple[int | None, int]]:
+        """What `reset_offsets` would do, ascending: where the group is (None: no offset yet), and
+        where it would continue. Raises as `reset_offsets`, and NoRouteError."""
+        client, deadline_ms = self._requests.client, self._requests.deadline_ms()
+        route = topic_route(topic, await client.name_servers.route(topic, deadline_ms=deadline_ms))
+        calls, found = QueueCalls(client), dict[MessageQueue, tuple[int | None, int]]()
+        for each in route.subscribe_queues:
+            if queue is not None and (each.broker_name, each.queue_id) != queue[:2]:
+                continue
+            if queue is not None:
+                then = queue[2]
+            elif timestamp_ms < 0:
+                then = await calls.max_offset(each, deadline_ms=deadline_ms)
+            else:
+                then = await calls.offset_by_time(each, timestamp_ms, deadline_ms=deadline_ms)
+            now = await calls.committed_offset(group, each, deadline_ms=deadline_ms)
+            found[each] = (now, then)
+        if not found:
+            raise ClientError(f"topic {topic} has no such queue to read")
+        return dict(sorted(found.items()))
 
     async def reset_offsets(
         self, group: str, topic: str, timestamp_ms: int, queue: tuple[str, int, int] | None = None

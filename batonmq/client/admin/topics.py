@@ -125,7 +125,8 @@ class TopicAdmin:
         """Make a topic, or change what is given of it and nothing else, where
         `create_or_update` does; broker name or address -> what it is there now.
 
-        Brokers of ours refuse fewer queues than hold messages (29), unless `force`.
+        Brokers of ours refuse fewer queues than hold messages (29), unless `force`. Raises
+        ClientError if messages would go to queues that nobody reads, unless `force`.
         """
         _check_name(topic)
         targets = await self._cluster.targets(cluster, broker)
@@ -133,6 +134,12 @@ class TopicAdmin:
             name: _changed(await self.config(address, topic), topic, changes)
             for name, address in targets.items()
         }
+        for config in after.values():
+            if config.write_queue_nums > config.read_queue_nums and not force:
+                raise ClientError(
+                    f"topic {topic} would have {config.write_queue_nums} queues to write and"
+                    f" {config.read_queue_nums} to read: nobody would read what goes to the others"
+                )
         for name, address in targets.items():
             await self._put(address, after[name], changes.attributes, force=force)
         if changes.attributes:  # what they are now only the broker can say
@@ -182,9 +189,14 @@ class TopicAdmin:
         """From all masters of the cluster, then from all name servers; returns the masters.
 
         A name server that is down is skipped: it gets its routes from the brokers when it is back.
+        Raises ClientError for a topic that no master and no name server has.
         """
         requests = self._requests
         targets = await self._cluster.masters(cluster)
+        if topic not in await self.names():
+            known = await asyncio.gather(*(self.config(a, topic) for a in targets.values()))
+            if not any(known):
+                raise ClientError(f"no topic {topic} in cluster {cluster}: nothing was deleted")
         for address in targets.values():
             await requests.ask(
                 address, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic}, "deleting a topic"

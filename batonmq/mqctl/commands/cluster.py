@@ -38,7 +38,7 @@ async def cluster_list(context: CommandContext, more_stats: bool, cluster_name: 
             elif more_stats:
                 _show_totals(context, info, figures)
             else:
-                _show_rates(context, info, figures)
+                _show_rates(context, info, figures, await _not_registered(context, admin, info))
 
         await context.again_and_again(once)
 
@@ -69,30 +69,60 @@ def _brokers(info: ClusterInfo) -> list[tuple[str, str, int, str]]:
     )
 
 
+async def _not_registered(
+    context: CommandContext, admin: Admin, info: ClusterInfo
+) -> list[tuple[str, str, int, str]]:
+    """As `_brokers`: replicas of these groups that the controllers know and no route has."""
+    from batonmq.protocol.errors import BatonError
+
+    if not context.target.controllers:
+        return []
+    try:
+        controller = admin.controller(context.target.controllers)
+        known = await controller.sync_state_data(sorted(info.broker_addr_table))
+    except BatonError:
+        return []  # `mqctl health` says so
+    return sorted(
+        (info.broker_addr_table[name].cluster, name, replica.broker_id, replica.broker_address)
+        for name, group in known.replicas_info_table.items()
+        for replica in (*group.in_sync_replicas, *group.not_in_sync_replicas)
+        if replica.broker_address not in info.broker_addr_table[name].broker_addrs.values()
+    )
+
+
 def _show_rates(
-    context: CommandContext, info: ClusterInfo, figures: Mapping[str, Mapping[str, str]]
+    context: CommandContext,
+    info: ClusterInfo,
+    figures: Mapping[str, Mapping[str, str]],
+    not_registered: Sequence[tuple[str, str, int, str]],
 ) -> None:
     from batonmq.protocol.codes import MASTER_ID
 
     rows: list[Sequence[object]] = []
     for cluster, name, broker_id, address in _brokers(info):
         found = figures.get(address)
-        role = Cell.of("MASTER", GOOD) if broker_id == MASTER_ID else Cell.of("SLAVE", DIM)
-        row: list[object] = [cluster, name, broker_id, address, role]
+        is_master = broker_id == MASTER_ID
+        role = Cell.of("MASTER", GOOD) if is_master else Cell.of("SLAVE", DIM)
+        # In routes a master is 0; everywhere else it has the id that controllers gave it.
+        shown_id = broker_id if found is None else found.get("brokerId", broker_id)
+        row: list[object] = [cluster, name, shown_id, address, role]
         if found is None:
             row += [Cell.of("no answer", BAD), "", "", "", ""]
         else:
+            takes = {"true": "yes", "false": Cell.of("no", BAD)}
             row += [
                 found.get("brokerVersionDesc", ""),
                 _first(found.get("putTps", "")),
                 _first(found.get("getTransferredTps", "")),
                 _percent(found.get("commitLogDiskRatio", "")),
-                found.get("brokerActive", ""),
+                takes.get(found.get("brokerActive", ""), "") if is_master else "",
             ]
         rows.append(row)
+    for each in not_registered:
+        rows.append([*each, Cell.of("away", BAD), "", "", "", "", ""])
     headings = [
         "Cluster", "Broker", "ID", "Address", "Role", "Version", "In TPS", "Out TPS", "Disk",
-        "Active",
+        "Writes",
     ]  # fmt: skip
     context.out.table(headings, rows)
 

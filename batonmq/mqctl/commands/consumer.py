@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     from batonmq.client.admin.types import GroupProgress, QueueProgress
 
 
+_dry_run = option("--dry-run", "dry_run", is_flag=True, help="Show what it would do, do nothing.")
+
+
 @command("consumerProgress")
 @option("-g", "--groupName", metavar="GROUP", help="One group, queue by queue.")
 @option("-t", "--topicName", metavar="TOPIC", help="Only this topic.")
+@option("--system", is_flag=True, help="The groups of the brokers themselves, too.")
 async def consumer_progress(
-    context: CommandContext, group_name: str | None, topic_name: str | None
+    context: CommandContext, group_name: str | None, topic_name: str | None, system: bool
 ) -> None:
     """How far consumer groups are behind.
 
@@ -31,8 +35,12 @@ async def consumer_progress(
     consumerOffset, pullOffset, lastTimestamp, diff, inflight: what members have pulled and not
     consumed); without -g {"groupList": [...]} of those.
     """
+    from batonmq.protocol.topic_name import SYSTEM_GROUP_PREFIX
+
     async with context.admin() as admin:
         names = [group_name] if group_name else await admin.consumer_groups.names()
+        if not group_name and not system:
+            names = [name for name in names if not name.startswith(SYSTEM_GROUP_PREFIX)]
         found = {name: await admin.consumer_groups.progress(name, topic_name) for name in names}
         if group_name and not _seen(found[group_name]):
             known = await admin.consumer_groups.names()
@@ -92,6 +100,7 @@ async def consumer_connection(context: CommandContext, consumer_group: str) -> N
 @option("-b", "--brokerName", metavar="NAME", help="With -q and -o: one queue of this group.")
 @option("-q", "--queueId", type=INDEX, help="Queue number.")
 @option("-o", "--offset", type=INDEX, help="Offset of the next message.")
+@_dry_run
 async def reset_offset(
     context: CommandContext,
     group: str,
@@ -100,11 +109,12 @@ async def reset_offset(
     broker_name: str | None,
     queue_id: int | None,
     offset: int | None,
+    dry_run: bool,
 ) -> None:
-    """Lets a group go on at a store time, or one queue of it at an offset. Running members follow
-    at once.
+    """Let a group continue at a store time, or one queue of it at an offset.
 
-    JSON: RocketMQ's ResetOffsetBody, {"offsetTable": [...]} with the queue and offset of each.
+    Running members follow at once. JSON: RocketMQ's ResetOffsetBody, {"offsetTable": [...]} with
+    the queue and offset of each; with --dry-run also before: where the group is (null: nowhere).
     """
     queue = None
     if broker_name is not None and queue_id is not None and offset is not None:
@@ -113,18 +123,19 @@ async def reset_offset(
         raise click.UsageError("one queue needs all of -b, -q and -o")
     if (queue is None) == (timestamp_ms is None):
         raise click.UsageError("say where to go on: -s TIME, or -b, -q and -o")
-    await _reset(context, group, topic, timestamp_ms or 0, queue)
+    await _reset(context, group, topic, timestamp_ms or 0, queue, dry_run=dry_run)
 
 
 @command("skip", writes=True)
 @option("-g", "--group", required=True, metavar="GROUP", help="Consumer group.")
 @option("-t", "--topic", required=True, help="Topic name.")
-async def skip(context: CommandContext, group: str, topic: str) -> None:
-    """Lets a group go on at the end of a topic: what waits for it now is skipped.
+@_dry_run
+async def skip(context: CommandContext, group: str, topic: str, dry_run: bool) -> None:
+    """Let a group continue at the end of a topic: it skips what waits for it now.
 
     JSON: as resetOffset.
     """
-    await _reset(context, group, topic, -1, None)
+    await _reset(context, group, topic, -1, None, dry_run=dry_run)
 
 
 async def _reset(
@@ -133,7 +144,12 @@ async def _reset(
     topic: str,
     timestamp_ms: int,
     queue: tuple[str, int, int] | None,
+    *,
+    dry_run: bool,
 ) -> None:
+    if dry_run:
+        await _preview(context, group, topic, timestamp_ms, queue)
+        return
     async with context.admin() as admin:
         offsets = await admin.consumer_groups.reset_offsets(group, topic, timestamp_ms, queue)
     if context.out.as_json:
@@ -145,6 +161,42 @@ async def _reset(
         return
     rows = [[q.topic, q.broker_name, q.queue_id, at] for q, at in offsets.items()]
     context.out.table(["Topic", "Broker", "QID", "Offset"], rows)
+
+
+async def _preview(
+    context: CommandContext,
+    group: str,
+    topic: str,
+    timestamp_ms: int,
+    queue: tuple[str, int, int] | None,
+) -> None:
+    async with context.admin() as admin:
+        found = await admin.consumer_groups.preview_reset(group, topic, timestamp_ms, queue)
+    if context.out.as_json:
+        table = [
+            {
+                "topic": q.topic,
+                "brokerName": q.broker_name,
+                "queueId": q.queue_id,
+                "before": now,
+                "offset": then,
+            }
+            for q, (now, then) in found.items()
+        ]
+        context.out.document({"dryRun": True, "offsetTable": table})
+        return
+    rows = [
+        [q.topic, q.broker_name, q.queue_id, "" if now is None else now, then, _moved(now, then)]
+        for q, (now, then) in found.items()
+    ]
+    context.out.table(["Topic", "Broker", "QID", "Now", "Then", "Effect"], rows)
+    context.out.line("nothing was changed")
+
+
+def _moved(now: int | None, then: int) -> str:
+    if now is None or now == then:
+        return ""
+    return f"{then - now} skipped" if then > now else f"{now - then} again"
 
 
 def _seen(progress: GroupProgress) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from batonmq.mqctl.context import CommandContext, CommandFailed, reason
 from batonmq.mqctl.output import BAD, GOOD, Cell
 from batonmq.mqctl.params import Ids, command, option
@@ -147,8 +149,9 @@ async def update_controller_config(context: CommandContext, key: str, value: str
     type=Ids(),
     default=(),
     metavar="IDS",
-    help="Replicas to forget, 1;2. Default: the whole group.",
+    help="Replicas to forget, 1;2.",
 )
+@option("--wholeGroup", is_flag=True, help="Every replica of the group, and the group itself.")
 @option("-bn", "--brokerName", required=True, help="Broker group.")
 @option("-c", "--clusterName", default="", help="Its cluster.")
 @option("-l", "--cleanLivingBroker", "clean_living", is_flag=True, help="Living ones as well.")
@@ -157,12 +160,18 @@ async def clean_broker_metadata(
     broker_ids: tuple[int, ...],
     broker_name: str,
     cluster_name: str,
+    whole_group: bool,
     clean_living: bool,
 ) -> None:
     """Make the controllers forget dead replicas.
 
+    Its data folder stays; a replica that starts from it again must be a new one: move the folder
+    aside first.
+
     JSON: clusterName, brokerName, brokerControllerIdsToClean (empty: the whole group).
     """
+    if whole_group == bool(broker_ids):
+        raise click.UsageError("which replicas? give -b IDS, or --wholeGroup for all of the group")
     async with context.controller() as (_, controller):
         await controller.clean_broker_data(
             cluster_name, broker_name, broker_ids, clean_living_broker=clean_living

@@ -174,7 +174,7 @@ async def stats_all(context: CommandContext, topic: str | None, active_topic: bo
 @option("-u", "--unit", type=TRUE_OR_FALSE, help="true: unit topic.")
 @option("-s", "--hasUnitSub", type=TRUE_OR_FALSE, help="true: has unit subscriptions.")
 @option("-a", "--attributes", metavar="LIST", help="+key=value,-key ...")
-@option("--force", is_flag=True, help="Also fewer read queues than hold messages.")
+@option("--force", is_flag=True, help="Also if queues with messages would not be read.")
 async def update_topic(
     context: CommandContext,
     topic: str,

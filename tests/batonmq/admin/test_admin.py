@@ -55,6 +55,36 @@ def test_topics_are_made_listed_measured_and_deleted() -> None:
     run(story, groups=2)
 
 
+def test_what_is_not_there_is_not_deleted_and_queues_that_nobody_reads_are_not_made() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        async with Admin(cluster.name_server_addresses) as admin:
+            with pytest.raises(ClientError, match="no topic Nope in cluster DefaultCluster"):
+                await admin.topics.delete("Nope", CLUSTER)
+            changes = TopicChanges(read_queue_nums=2, write_queue_nums=4)
+            with pytest.raises(ClientError, match="nobody would read"):
+                await admin.topics.change("N", changes, cluster=CLUSTER)
+            assert await admin.topics.config(cluster.master().address, "N") is None
+            await admin.topics.change("N", changes, cluster=CLUSTER, force=True)
+            await admin.topics.delete("N", CLUSTER)
+
+    run(story)
+
+
+def test_a_reset_is_shown_before_it_is_done() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        async with Admin(cluster.name_server_addresses) as admin:
+            for n in range(3):
+                cluster.master().store(TOPIC, 0, b"%d" % n)
+            found = await admin.consumer_groups.preview_reset("G", TOPIC, -1)
+            assert (found[Q0], len(found)) == ((None, 3), 4)
+            one = await admin.consumer_groups.preview_reset("G", TOPIC, 0, ("broker-a", 0, 1))
+            assert one == {Q0: (None, 1)}
+            with pytest.raises(ClientError, match="no such queue"):
+                await admin.consumer_groups.preview_reset("G", TOPIC, 0, ("broker-a", 9, 1))
+
+    run(story)
+
+
 def test_a_change_sends_the_other_settings_as_they_are() -> None:
     """Brokers need all of them; a broker that does not serve 351 is asked for its table (21)."""
 
