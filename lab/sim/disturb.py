@@ -2,10 +2,12 @@
 
 An operator cleans a replica while it is cut off: it has to notice, and to register again (R52).
 The session of the master breaks again and again: the second time is no verdict at once (R6). A
-stranger announces frames that never come: no memory is taken for them (R58). A stranger asks for
-the election of a planned switch that no controller began: nobody is elected (R59). A stranger names
-topics and groups as no file can be named: nothing else is removed, and no member ends (R46). A
-stranger answers at the address of a dead master: no slave follows it (R21).
+stranger announces frames that never come: no memory is taken for them. It opens more connections
+to an HA port than there are places: they take each other's (R58). A stranger asks for the election
+of a planned switch that no controller began: no replica is elected. It claims the id of a replica
+that is away: no controller gives it (R59). A stranger names topics and groups as no file can be
+named: nothing else is removed, and no member ends (R46). A stranger answers at the address of a
+dead master: no slave follows it (R21).
 """
 
 from __future__ import annotations
@@ -13,18 +15,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 
 from batonmq.client.admin.admin import Admin
+from batonmq.controller.rules.groups import ReplicaRecord
+from batonmq.ha.proof import STRANGERS_MAX
 from batonmq.ha.wire import HAIdentity, SlaveFrameReader, encode_master_handshake
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1.controller_pb2_grpc import ControllerServiceStub
 from batonmq.protocol.bodies import ConsumerData, HeartbeatData
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import BatonError
+from batonmq.protocol.incarnation import new_process_name
 from batonmq.protocol.topic_name import GROUP_LENGTH_MAX, NAME_BYTES_MAX
 from batonmq.remoting.command import (
     BUFFER_SIZE,
@@ -63,7 +69,7 @@ _OTHERS_MASTER = HAIdentity(CLUSTER, "broker-b", 1, "another life", "another log
 class DisturbFaults(Kinds):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        cluster.checks.append(self._check_memory)
+        cluster.checks.append(self._check_cost)
 
     def _master(self) -> BrokerHost | None:
         return next((host for host in self.cluster.brokers.values() if host.is_open), None)
@@ -118,12 +124,18 @@ class DisturbFaults(Kinds):
                 stream.reset()
 
     def foreign_switch(self, fault: Fault) -> str | None:
-        """To a slave of the set, with a drained offset beyond every log."""
+        """To a slave of the set, with a drained offset beyond every log. Or its id is claimed."""
         group = self.cluster.promises.group
         slaves = [i for i in group.sync_state_set if i != group.master_broker_id] if group else []
         broker_id = self._of(slaves, fault.pick)
         if group is None or broker_id is None:
             return None
+        host, replica = self.cluster.promises.host_of(broker_id), group.replica(broker_id)
+        if fault.pick2 < 0.3 and host is not None and replica is not None:
+            host.kill()
+            self.cluster.later(_AWAY_S, self._claim, replica)
+            self.cluster.later(_AWAY_S + _AGAIN_S, host.start)
+            return f"no, broker id {broker_id} is claimed"
         request = pb.ElectMasterRequest(
             cluster_name=CLUSTER,
             broker_name=GROUP,
@@ -136,6 +148,34 @@ class DisturbFaults(Kinds):
         process = Process(self.cluster.loop, _STRANGER)
         process.spawn(_ask_all(request))
         return f"to broker id {broker_id}"
+
+    def _claim(self, replica: ReplicaRecord) -> None:
+        """With all that is public of it, once its process is dead."""
+        name = new_process_name()
+        request = pb.RegisterBrokerRequest(
+            cluster_name=CLUSTER,
+            broker_name=GROUP,
+            broker_id=replica.broker_id,
+            register_check_code=replica.register_check_code,
+            address=replica.address,
+            ha_address=replica.ha_address,
+            incarnation=name.incarnation,
+            secret=name.secret,
+            log_id=replica.log_id,
+            owner=replica.owner,
+            epoch=replica.epoch,
+            max_offset=replica.max_offset,
+        )
+        Process(self.cluster.loop, _STRANGER).spawn(self._register(request))
+
+    async def _register(self, request: pb.RegisterBrokerRequest) -> None:
+        """R59: no controller takes the claim for the owner's."""
+        for address in GRPC_ADDRESSES:
+            stub: Any = ControllerServiceStub(grpc.aio.insecure_channel(address))  # type: ignore[no-untyped-call]
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                reply = await stub.RegisterBroker(request, timeout=1.0)
+                if reply.status.code == 0:
+                    self.cluster.violate(f"R59: {address} gives {request.broker_id} to a stranger")
 
     def bad_names(self, fault: Fault) -> str | None:
         """Of topics and groups, in requests to the master. The name of a topic is a
@@ -169,7 +209,8 @@ class DisturbFaults(Kinds):
         return _StrangeMaster(hello, self.cluster.violate)
 
     def announced_frames(self, fault: Fault) -> str | None:
-        """Of the largest size, at a broker or a name server; a little of each comes."""
+        """Of the largest size, at a broker or a name server; a little of each comes. And there are
+        more connections to the HA port of a broker than it has places."""
         host = self._of(self._up(), fault.pick)
         if host is None:
             return None
@@ -177,18 +218,29 @@ class DisturbFaults(Kinds):
         process = Process(self.cluster.loop, _STRANGER)
         for _ in range(_CONNECTIONS):
             process.spawn(_announce(host.address, port))
+        service = host.service if isinstance(host, BrokerHost) else None
+        ha = controlled(service).ha if service is not None else None
+        if ha is not None and fault.pick2 > 0.5:
+            process.spawn(_flood(host.address, ha.port))
         self._later(fault, process.kill)
         return f"at {host.name} for {fault.for_s:.2f} s"
 
-    def _check_memory(self) -> None:
-        """R58: memory is taken for bytes that arrived, and at most as much again."""
+    def _check_cost(self) -> None:
+        """R58: memory is taken for bytes that arrived, and at most as much again. Strangers have
+        few of the connections of an HA port."""
+        strangers: Counter[tuple[str, int]] = Counter()
         for transport in self.cluster.network.transports:
+            if transport.process.host == _STRANGER and not transport.peer.ended:
+                strangers[transport.peer_address] += 1
             intake = getattr(getattr(transport.peer, "protocol", None), "intake", None)
             if intake is not None and intake.reader.held > 2 * intake.reader.waiting:
                 self.cluster.violate(
                     f"R58: {intake.reader.held} bytes of memory are held for"
                     f" {intake.reader.waiting} that came from {transport.process.host}"
                 )
+        for (host, port), count in strangers.items():
+            if count > STRANGERS_MAX:
+                self.cluster.violate(f"R58: {host}:{port} has {count} connections of a stranger")
 
 
 class _StrangeMaster(asyncio.Protocol):
@@ -232,6 +284,14 @@ def _bad_names() -> Iterator[RemotingCommand]:
 async def _announce(host: str, port: int) -> None:
     head = struct.pack(">ii", FRAME_SIZE_MAX - 4, 100)
     await _send(host, port, head + bytes(BUFFER_SIZE))
+
+
+async def _flood(host: str, port: int) -> None:
+    for _ in range(STRANGERS_MAX + _CONNECTIONS):
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):
+            await loop.create_connection(asyncio.Protocol, host, port)
+    await asyncio.sleep(_STAYS_S)
 
 
 async def _send(host: str, port: int, data: bytes) -> None:

@@ -17,8 +17,6 @@ from lab.sim.service import Service
 from lab.sim.strain import StrainFaults
 from lab.sim.wear import WearFaults
 
-NEARLY_FULL = 0.87
-"""So much of a disk is used that any segment may expire, and writes are taken."""
 _LOOK_S = 0.2
 _LEASE_OVER_S = 1.2
 _TRIES = 5
@@ -234,19 +232,8 @@ class DiskFaults(Kinds):
             return None
         end = host.service.store.max_phy_offset
         host.kill()
-        self._return_behind(host, end, self.cluster.now_s + _AWAY_S)
+        self._once_expired(host, end, self.cluster.now_s + _AWAY_S, host.start)
         return f"{host.name}, at {end}"
-
-    def _return_behind(self, host: BrokerHost, end: int, until_s: float) -> None:
-        if host.is_up:
-            return
-        if self.cluster.promises.expiry.begin > end or self.cluster.now_s > until_s:
-            host.start()
-            return
-        for other in self.cluster.brokers.values():
-            other.disk.plan.used = NEARLY_FULL
-            self.cluster.later(_LOOK_S, setattr, other.disk.plan, "used", DiskPlan().used)
-        self.cluster.later(_LOOK_S, self._return_behind, host, end, until_s)
 
     def slow_disk(self, fault: Fault) -> str | None:
         host = self._of(self._up(), fault.pick)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from lab.sim.cluster import Cluster
+from lab.sim.disk import DiskPlan
 from lab.sim.hosts import BrokerHost, Host, controlled
 
 T = TypeVar("T")
@@ -68,6 +69,9 @@ STRAINING = {"strained switch": 3, "half open": 3, "stranger": 3}
 #: And what tears the end of a transaction, before the others begin.
 TEARING = {"no room for a commit": 1, "end before the op": 1}
 
+#: And what ends a master that has just answered a recall, before the others begin.
+RECALLING = {"end after a recall": 1}
+
 #: And where clocks of brokers leap while segments expire.
 LEAPING = {"clock leap": 1}
 
@@ -100,10 +104,24 @@ RETURNING = {
     "change of mode": 1,
 }
 
+#: And where segments expire: once the group has none of the bytes that the disk has.
+RETURNING_LATE = {"foreign volume": 1}
+
 #: What plain lives never meet.
-NEVER_PLAIN = {*WEARING, *STRAINING, *TEARING, *LEAPING, *LASTING, *RETURNING, *DISTURBING} - {
-    *WEIGHTS
-}
+NEVER_PLAIN = {
+    *WEARING,
+    *STRAINING,
+    *TEARING,
+    *RECALLING,
+    *LEAPING,
+    *LASTING,
+    *RETURNING,
+    *DISTURBING,
+} - {*WEIGHTS}
+
+NEARLY_FULL = 0.87
+"""So much of a disk is used that any segment may expire, and writes are taken."""
+_LOOK_S = 0.2
 
 FAILING = ("pwrite", "fdatasync", "open", "pread", "read_bytes", "fsync", "link", "replace")
 """Calls to a disk that fail."""
@@ -183,6 +201,21 @@ class Kinds:
         if self.cluster.promises.rot.of(host):
             return False
         return host.boot == 1 or self._is_member(host)
+
+    def _once_expired(
+        self, host: BrokerHost, end: int, until_s: float, then: Callable[[], None]
+    ) -> None:
+        """Once the log of the group begins behind `end`, unless `host` is up before. Disks are
+        nearly full until then."""
+        if host.is_up:
+            return
+        if self.cluster.promises.expiry.begin > end or self.cluster.now_s > until_s:
+            then()
+            return
+        for other in self.cluster.brokers.values():
+            other.disk.plan.used = NEARLY_FULL
+            self.cluster.later(_LOOK_S, setattr, other.disk.plan, "used", DiskPlan().used)
+        self.cluster.later(_LOOK_S, self._once_expired, host, end, until_s, then)
 
     def _up(self) -> list[Host]:
         return [host for host in self.cluster.hosts if host.is_up]

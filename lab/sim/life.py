@@ -9,9 +9,10 @@ import contextlib
 import gc
 import random
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from batonmq.protocol.layout import FILLER_SIZE
 from batonmq.store.message_store import MessageStore
@@ -20,7 +21,7 @@ from lab.sim.clients import Client, Reader, Recreator, Sender, Topics
 from lab.sim.cluster import Cluster, cluster_of
 from lab.sim.disk import DiskPlan
 from lab.sim.earlier import old_volumes
-from lab.sim.faults import NEARLY_FULL, Faults
+from lab.sim.faults import Faults
 from lab.sim.features.features import Features
 from lab.sim.hosts import BrokerHost, controlled
 from lab.sim.kinds import (
@@ -28,7 +29,10 @@ from lab.sim.kinds import (
     EXPIRY,
     LASTING,
     LEAPING,
+    NEARLY_FULL,
+    RECALLING,
     RETURNING,
+    RETURNING_LATE,
     ROLLING,
     STRAINING,
     TEARING,
@@ -48,6 +52,7 @@ from lab.sim.settings import (
     with_disturbance,
     with_features,
     with_lasting,
+    with_recalls,
     with_returning,
     with_strains,
     with_torn_ends,
@@ -112,6 +117,25 @@ class Plan:
     seconds: float
 
 
+class First(NamedTuple):
+    """Faults that come alone, before the others. `numbers` names their random numbers, `setting`
+    says whether a life has one, which `decide` sets."""
+
+    numbers: str
+    setting: str
+    decide: Callable[[Settings, random.Random], Settings]
+    kinds: Callable[[Settings], Mapping[str, int]]
+    for_s: float | None = None
+
+
+_FIRSTS = (
+    First("torn", "tears", with_torn_ends, lambda _: TEARING, _TORN_S),
+    First("lasting", "lasts", with_lasting, lambda _: LASTING),
+    First("recalled", "recalls", with_recalls, lambda _: RECALLING),
+    First("disks", "returns", with_returning, lambda s: RETURNING_LATE if s.expires else RETURNING),
+)
+
+
 def plan_of(seed: int, *, plain: bool = False) -> Plan:
     """`plain`: without the broker's features that it may have, and with disks that do not wear."""
     rng = random.Random(f"life {seed}")
@@ -136,23 +160,15 @@ def plan_of(seed: int, *, plain: bool = False) -> Plan:
         settings = with_disturbance(settings, of_disturbance)
         if settings.disturbs:
             faults += draw_faults(of_disturbance, seconds, DISTURBING)
-        of_torn = random.Random(f"torn {seed}")
-        settings = with_torn_ends(settings, of_torn)
-        if settings.tears:
-            torn = replace(draw_first(of_torn, _WHOLE_SET_S, TEARING), for_s=_TORN_S)
-            faults, seconds = _after(torn, faults, seconds)
-        of_lasting = random.Random(f"lasting {seed}")
-        settings = with_lasting(settings, of_lasting)
-        if settings.lasts:
-            lasting = draw_first(of_lasting, _WHOLE_SET_S, LASTING)
-            faults, seconds = _after(lasting, faults, seconds)
-        of_returning = random.Random(f"disks {seed}")
-        settings = with_returning(settings, of_returning)
-        if settings.returns:
-            first = draw_first(of_returning, _WHOLE_SET_S, RETURNING)
-            if first.kind == "change of mode":  # features are watched under controllers only
-                settings = without_features(settings)
-            faults, seconds = _after(first, faults, seconds)
+        for one in _FIRSTS:
+            of_first = random.Random(f"{one.numbers} {seed}")
+            settings = one.decide(settings, of_first)
+            if getattr(settings, one.setting):
+                first = draw_first(of_first, _WHOLE_SET_S, one.kinds(settings))
+                first = replace(first, for_s=one.for_s or first.for_s)
+                if first.kind == "change of mode":  # features are watched under controllers only
+                    settings = without_features(settings)
+                faults, seconds = _after(first, faults, seconds)
     return Plan(seed, settings, tuple(sorted(faults, key=lambda fault: fault.at_s)), seconds)
 
 

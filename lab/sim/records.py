@@ -1,9 +1,10 @@
-"""The records in the bytes of a log, read without the code under test. Pure."""
+"""The records in the bytes of a log, read without the code under test."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from batonmq.protocol.records.codec import MAGIC_BLANK, MAGIC_V2
@@ -56,3 +57,9 @@ def records(data: bytes | bytearray, at: int = 0, end: int | None = None) -> Ite
                 bytes(data[topic_end + 2 : properties_end]),
             )
         at += size
+
+
+def log_end(disk: Path) -> int:
+    """Where the last record ends in the log on a disk that holds it from offset 0 on."""
+    log = b"".join(path.read_bytes() for path in sorted(disk.rglob("commitlog/*[0-9]")))
+    return max((record.offset + record.size for record in records(log)), default=0)

@@ -7,6 +7,7 @@ controllers know less than before, the replicas that know the newest epoch run.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from lab.sim.clients import Operator
@@ -14,6 +15,7 @@ from lab.sim.cluster import Cluster
 from lab.sim.decisions import Known
 from lab.sim.hosts import BrokerHost
 from lab.sim.kinds import Fault
+from lab.sim.records import log_end
 from lab.sim.served import ServedKinds
 from lab.sim.service import BOUNDS_S, Service
 
@@ -31,8 +33,9 @@ class ReturnFaults(ServedKinds):
 
     def foreign_volume(self, fault: Fault) -> str | None:
         """A broker's disk is replaced by one of an earlier cluster, most often by that of the same
-        id: at once, or once it has left the set, or once its id was forgotten as well. Others have
-        all that it had."""
+        id: at once, or once it has left the set, or once its id was forgotten as well. Where
+        segments expire, once the log of the group begins behind the end of the volume's: no byte is
+        left to compare (R47). Others have all that it had."""
         host = self._of(list(self.cluster.brokers.values()), fault.pick)
         if host is None or host.service is None or not self.is_held_elsewhere(host):
             return None
@@ -43,6 +46,11 @@ class ReturnFaults(ServedKinds):
         host.kill()
         self._expect(fault.kind, f"{host.name} gets a foreign volume")
         self._later(fault, self._service.end)
+        if self.cluster.settings.expires:
+            end = log_end(volume)
+            until_s = self.cluster.now_s + fault.for_s
+            self._once_expired(host, end, until_s, partial(self._return, host, volume))
+            return f"{host.name} gets {volume.name} of an earlier cluster, which ends at {end}"
         waits = (0, 1, 2)[int(fault.pick2 * 3)]
         if waits:
             self.cluster.later(_LOOK_S, self._once_outside, host, broker_id, waits == 2, volume)

@@ -15,15 +15,17 @@ _FEATURE = 0.4
 _WEARS = 0.25
 _STRAINS = 0.2
 _TEARS = 0.2
+_RECALLS = 0.15
 _LASTS = 0.2
 _DISTURBS = 0.15
 _RETURNS = 0.25
+_RETURNS_LATE = 0.12
 
 #: Settings that are features of the broker, beside sends and pulls.
 FEATURES = ("retries", "delays", "transactions", "orderly", "pops", "filters", "questions")
 
 #: What plain lives have nothing of.
-NOT_PLAIN = (*FEATURES, "wears", "strains", "tears", "lasts", "disturbs", "returns")
+NOT_PLAIN = (*FEATURES, "wears", "strains", "tears", "recalls", "lasts", "disturbs", "returns")
 
 
 class Draw(Protocol):
@@ -53,6 +55,7 @@ class Settings:
     wears: bool = False  # the disk of one broker wears out
     strains: bool = False  # faults come together
     tears: bool = False  # the end of a transaction is torn
+    recalls: bool = False  # a master ends when it has answered a recall
     lasts: bool = False  # a partial fault lasts for seconds, before the other faults begin
     disturbs: bool = False  # operators and strangers disturb servers
     returns: bool = False  # before the other faults, disks of another time come back
@@ -149,11 +152,19 @@ def with_disturbance(settings: Settings, rng: Draw) -> Settings:
     return replace(settings, disturbs=disturbs and not settings.unclean and not settings.wears)
 
 
+def with_recalls(settings: Settings, rng: Draw) -> Settings:
+    """Whether a life begins with the end of a master that has answered a recall."""
+    recalls = rng.random() < _RECALLS and settings.delays
+    is_free = not (settings.unclean or settings.wears or settings.tears or settings.lasts)
+    return replace(settings, recalls=recalls and is_free)
+
+
 def with_returning(settings: Settings, rng: Draw) -> Settings:
-    """Whether disks of another time come back: where nothing else takes bytes from a log for good,
-    and nothing else comes first."""
-    is_free = not (settings.expires or settings.unclean or settings.wears or settings.lasts)
-    return replace(settings, returns=rng.random() < _RETURNS and is_free)
+    """Whether disks of another time come back: where nothing but expiry takes bytes from a log for
+    good, and nothing else comes first."""
+    returns = rng.random() < (_RETURNS_LATE if settings.expires else _RETURNS)
+    is_free = not (settings.unclean or settings.wears or settings.lasts or settings.recalls)
+    return replace(settings, returns=returns and is_free)
 
 
 def without_features(settings: Settings) -> Settings:

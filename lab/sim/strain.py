@@ -1,6 +1,7 @@
 """Faults that come together: a switch while a member hangs, a connection that broke at one end, a
 stranger that comes as a slave of another group, and in the name of the master; a log that has no
-room for the commit of a transaction, and a switch there and back; a master that ends before the op.
+room for the commit of a transaction, and a switch there and back; a master that ends before the
+op, or behind the answer to a recall.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from batonmq.ha.wire import (
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc
 from batonmq.protocol.errors import RemoteProtocolError
+from batonmq.protocol.properties import TIMER_DEL_UNIQKEY
 from batonmq.protocol.topic_name import TRANS_OP_HALF_TOPIC
 from lab.sim.clients import Client, Operator
 from lab.sim.cluster import Cluster
@@ -40,10 +42,14 @@ _SLOW_S = 0.1
 _LOOK_S = 0.002
 _AGAIN_S = 0.1
 _WAITS_S = 2.0
+_ANSWERED_S = 0.003
+"""From the arrival of a record at a slave until its confirmation has been answered."""
+_UNNAMED_S = 1.0
 _COMMITTED = b"\x06TopicT"
 """Topic of a record of TransactionSender's that is committed, with its length. A half message has
 that name among its properties only."""
 _OP = TRANS_OP_HALF_TOPIC.encode()
+_RECALL = TIMER_DEL_UNIQKEY.encode()
 
 
 class StrainFaults(Kinds):
@@ -211,6 +217,35 @@ class StrainFaults(Kinds):
             others, links = frozenset(s.address for s in slaves), self.cluster.network.slow_links
             links[others] = _SLOW_S
             self._later(fault, links.pop, others, None)
+
+    def end_after_a_recall(self, fault: Fault) -> str | None:
+        """The master ends once it has answered a recall, before a slave knows that it is confirmed.
+        No controller names another master before what was recalled is due: that one must see the
+        recall first (R30)."""
+        master, slaves = self._master_and_slaves()
+        if master is None or not slaves:
+            return None
+        for slave in slaves:
+            slave.disk.plan.on_log = partial(self._recall_came, fault, master, slave, slaves)
+            self._later(fault, setattr, slave.disk.plan, "on_log", None)
+        return master.name
+
+    def _recall_came(
+        self,
+        fault: Fault,
+        master: BrokerHost,
+        slave: BrokerHost,
+        slaves: list[BrokerHost],
+        data: bytes,
+    ) -> None:
+        if _RECALL not in data:
+            return
+        slave.disk.plan.on_log = None
+        if all(each.disk.plan.on_log is None for each in slaves):
+            self.cluster.later(_ANSWERED_S, self._down, fault, master, master.kill)
+            for host in self.cluster.controllers.values():
+                self.cluster.later(_ANSWERED_S, host.kill)
+                self.cluster.later(_UNNAMED_S, host.start)
 
     async def _impersonate(self, address: str, hello: pb.Hello) -> None:
         """R59: every controller refuses a session without the secret of its process."""
