@@ -74,7 +74,7 @@ def _missing_for_spark() -> list[str]:
 
 def _missing_for_reports_and_recipes() -> list[str]:
     programs = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
-    packages = ("selenium", "duckdb", "grpc_status", "pandas", "polars", "zstandard")
+    packages = ("selenium", "grpc_status", "pandas", "polars", "zstandard")
     lacking = [name for name in packages if importlib.util.find_spec(name) is None]
     return programs + ([f"{', '.join(lacking)} (`make setup-spark`)"] if lacking else [])
 

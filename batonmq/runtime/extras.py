@@ -18,6 +18,7 @@ PACKAGES: Final = {
     },
     "otel": {"opentelemetry": "opentelemetry-api"},
     "spark": {
+        "duckdb": "duckdb",
         "jinja2": "jinja2",
         "numpy": "numpy",
         "plotly": "plotly",

@@ -26,8 +26,9 @@ from batonmq.spark.audit.standing import standing
 from batonmq.spark.audit.steps import Listed, Shared, Step
 from batonmq.spark.read.storage import locate
 from batonmq.spark.steps.engine import Engine
-from batonmq.spark.steps.result_folder import DELTA, PARQUET, to_delta
+from batonmq.spark.steps.result_folder import to_delta
 from batonmq.spark.steps.severity import SEVERITIES, WARNING
+from batonmq.spark.steps.sql import DELTA, PARQUET
 
 StepName = Callable[[str], AbstractContextManager[None]]
 _WORK: Final = "_work-"

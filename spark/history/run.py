@@ -30,7 +30,8 @@ from batonmq.spark.history.tables import TABLES, TableFiles, TimeSpan, write_mis
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.steps.engine import Engine
 from batonmq.spark.steps.exchange import Exchange
-from batonmq.spark.steps.result_folder import PARQUET, ResultFolder
+from batonmq.spark.steps.result_folder import ResultFolder
+from batonmq.spark.steps.sql import PARQUET
 from batonmq.spark.steps.tables import DAY_MS, table_of
 
 SPLIT_BYTES: Final = 32 << 20

@@ -37,8 +37,9 @@ from batonmq.spark.jobs.progress import Progress
 from batonmq.spark.read.damage import DamagedFile
 from batonmq.spark.read.storage import split_paths
 from batonmq.spark.read.store_facts import StoreError
-from batonmq.spark.steps.engine import SMALL_LOG_BYTES, Engine, LocalEngine, SparkEngine
-from batonmq.spark.steps.result_folder import DELTA, PARQUET
+from batonmq.spark.steps import sql
+from batonmq.spark.steps.engine import Engine, LocalEngine, SparkEngine
+from batonmq.spark.steps.sql import DELTA, PARQUET, SMALL_LOG_BYTES
 
 if TYPE_CHECKING:  # starting Spark takes seconds, importing it already one: see `Job.is_local`
     from pyspark.sql import SparkSession
@@ -113,6 +114,16 @@ class Job:
                     "--output is needed on a cluster: below it, executors share what they made"
                 )
             yield SparkEngine(session)
+
+    @contextmanager
+    def sql(self, name: str, size_bytes: int) -> Iterator[sql.Engine]:
+        """Where queries run, see `is_local`."""
+        if self.is_local(size_bytes):
+            with sql.DuckEngine() as duck:
+                yield duck
+            return
+        with self.session(name) as session, sql.SparkEngine(session) as spark:
+            yield spark
 
     @contextmanager
     def session(self, name: str, **defaults: str) -> Iterator[SparkSession]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Final
 
 import click
@@ -24,10 +23,11 @@ from batonmq.spark.jobs.command import (
     output_options,
     paths_option,
 )
-from batonmq.spark.stats.output import Output
+from batonmq.spark.stats.queries import TABLES
 from batonmq.spark.stats.replicas import one_per_group
-from batonmq.spark.stats.run import Wanted, lines, run
-from batonmq.spark.stats.stats_report import write_stats_report
+from batonmq.spark.stats.run import LAG, Wanted, lines, run
+from batonmq.spark.stats.stats_report import stats_page
+from batonmq.spark.steps.result_folder import Results
 
 _UNITS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -102,13 +102,19 @@ def main(
     wanted = Wanted(**given)
     with job.progress.step("reading identity and epochs of the stores"):
         sources = one_per_group(wanted.stores, unconfirmed=wanted.unconfirmed)
-    with (
-        Output(output, overwrite=overwrite, form=form) as place,
-        job.engine("topic_stats", sources.log_bytes, shared=output) as engine,
-    ):
-        summary = run(engine, wanted, sources, place, job.progress.step)
-        report = None if no_report else partial(write_stats_report, str(place.path))
-        job.reported(summary, lines(summary), report)
+    keeps = " and keeps its snapshots of consumer_lag"
+    results = Results(output, TABLES, overwrite=overwrite, form=form, keeps=keeps)
+    with job.sql("topic_stats", sources.log_bytes) as engine:
+        summary = run(engine, wanted, sources, results, job.progress.step)
+        page = None
+        if not no_report:
+            with job.progress.step("drawing the report"):
+                engine.read(
+                    LAG, results.table(LAG), form=results.form
+                )  # with the snapshots of earlier runs
+                page = stats_page(engine, summary)
+        results.publish(engine, summary, page)
+    job.result(summary, [*lines(summary), *results.page_line(page)])
     slowest = summary["slowest_group"]
     if max_lag is not None and slowest and slowest["lag"] > max_lag:
         click.get_current_context().exit(FOUND)

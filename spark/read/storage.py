@@ -33,6 +33,13 @@ class Storage:
     def file_system(self) -> fs.FileSystem:
         return _file_system(self.root)
 
+    def uri(self, path: str) -> str:
+        """A path of this file system as users name it."""
+        if not self.root:
+            return path
+        _, inner = fs.FileSystem.from_uri(self.root)
+        return self.root.replace(inner, path, 1)
+
     def open(self, path: str) -> "OpenFile":
         """A file for reading at any place. Raises OSError."""
         return OpenFile(path, self.file_system.open_input_file(path))

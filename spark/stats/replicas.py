@@ -14,10 +14,12 @@ class Chosen:
     """One group's store that is read, and how many of its replicas are left aside.
 
     `broker` is the group's name: where clusters have one of the same name, `cluster#name`; the path
-    of a store that has no identity. `log_bytes`: how much of its log is read, or less.
+    of a store that has no identity. `uri`: the store as a path of the data source. `log_bytes`: how
+    much of its log is read, or less.
     """
 
     store: str
+    uri: str
     broker: str
     broker_id: int | None
     confirm_offset: int | None
@@ -58,7 +60,10 @@ def one_per_group(patterns: Sequence[str], *, unconfirmed: bool = False) -> Sour
         members = groups[group]
         best = min(members.values(), key=_rank)
         others, size = len(members) - 1, _log_bytes(*stores[best.path], unconfirmed=unconfirmed)
-        chosen.append(Chosen(best.path, name, best.broker_id, best.confirm_offset, others, size))
+        uri = stores[best.path][0].uri(best.path)
+        chosen.append(
+            Chosen(best.path, uri, name, best.broker_id, best.confirm_offset, others, size)
+        )
     return Sources(list(patterns), chosen)
 
 

@@ -1,40 +1,23 @@
-"""What `topic_stats` does: choose replicas, one pass over the log, tables, summary.
-
-An engine runs two steps: each piece of a log is counted, and the counts of some topics become rows
-of all tables. Free of Spark.
-"""
+"""What `topic_stats` does: choose replicas, run the queries, write the tables and the summary."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from batonmq.spark.read.reading import Read, Work
-from batonmq.spark.stats import scan, tables
-from batonmq.spark.stats.output import Output, write_rows
+from batonmq.spark.stats import queries
 from batonmq.spark.stats.replicas import Sources
-from batonmq.spark.steps.engine import Engine
-from batonmq.spark.steps.exchange import Exchange
-from batonmq.spark.steps.result_folder import own_version
-from batonmq.spark.steps.tables import grouped
+from batonmq.spark.steps.result_folder import Results, own_version
+from batonmq.spark.steps.sql import Engine, dicts
 
 Step = Callable[[str], AbstractContextManager[None]]
-_HOT_MESSAGES: Final = 100
-Row = dict[str, Any]
-_OFFSETS_SCHEMA: Final = pa.schema(
-    [
-        ("group", pa.string()), ("topic", pa.string()), ("broker", pa.string()),
-        ("queue_id", pa.int32()), ("offset", pa.int64()), ("max_offset", pa.int64()),
-        ("lag", pa.int64()),
-    ]
-)  # fmt: skip
+LAG: Final = "consumer_lag"
+_SHOWN: Final = "%Y-%m-%d %H:%M:%S"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,173 +33,56 @@ class Wanted:
     snapshot: datetime
     unconfirmed: bool = False
 
-    @property
-    def snapshot_ms(self) -> int:
-        return round(self.snapshot.timestamp() * 1000)
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What all tasks know: the exchange's folder and that of the tables."""
-
-    wanted: Wanted
-    brokers: dict[str, str]
-    folder: str
-    target: str
-    buckets: int
-
-    def exchange(self, name: str) -> Exchange:
-        schemas = {
-            "sizes": scan.SIZES_SCHEMA, "delays": scan.DELAYS_SCHEMA, "offsets": _OFFSETS_SCHEMA
-        }  # fmt: skip
-        return Exchange(f"{self.folder}/{name}", schemas[name], ["topic"], self.buckets)
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """Counts the messages of a piece of a log."""
-
-    shared: Shared
-    read: Read
-
-    def __call__(self, work: Work) -> None:
-        assert work.facts is not None
-        wanted, broker = self.shared.wanted, self.shared.brokers[work.facts.path]
-        counts = scan.counted(self.read.run(work), broker, wanted.bucket_ms, wanted.topics)
-        for name, table in zip(("sizes", "delays"), counts, strict=True):
-            self.shared.exchange(name).send(f"{work.number:06}", table)
-
-
-@dataclass(frozen=True, slots=True)
-class Offsets:
-    """Reads what groups of the chosen stores have committed."""
-
-    shared: Shared
-    read: Read
-
-    def __call__(self, work: Work) -> None:
-        wanted, brokers = self.shared.wanted.topics, self.shared.brokers
-        rows = pa.Table.from_batches(self.read.run(work), self.read.schema)
-        known = pa.array([brokers.get(store) for store in rows["store"].to_pylist()], pa.string())
-        rows = rows.set_column(rows.column_names.index("broker"), "broker", known)
-        rows = rows.filter(pc.is_valid(rows["broker"]))
-        if wanted:
-            rows = rows.filter(pc.is_in(rows["topic"], pa.array(wanted)))
-        table = rows.select(_OFFSETS_SCHEMA.names).cast(_OFFSETS_SCHEMA)
-        self.shared.exchange("offsets").send(f"{work.number:06}", table)
-
-
-@dataclass(slots=True)
-class Sums:
-    """What the summary says, of some topics. `first_ms`, `last_ms`: buckets; null without one."""
-
-    messages: int = 0
-    bytes: int = 0
-    topics: int = 0
-    late: int = 0
-    first_ms: int | None = None
-    last_ms: int | None = None
-    hottest: Row | None = None
-    slowest: Row | None = None
-
-    def add(self, other: Sums) -> None:
-        self.messages += other.messages
-        self.bytes += other.bytes
-        self.topics += other.topics
-        self.late += other.late
-        firsts = [at for at in (self.first_ms, other.first_ms) if at is not None]
-        lasts = [at for at in (self.last_ms, other.last_ms) if at is not None]
-        self.first_ms, self.last_ms = min(firsts, default=None), max(lasts, default=None)
-        hot = [each for each in (self.hottest, other.hottest) if each]
-        slow = [each for each in (self.slowest, other.slowest) if each]
-        self.hottest = max(hot, key=lambda row: row["times_even"], default=None)
-        self.slowest = max(slow, key=lambda row: row["lag"], default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class MakeTables:
-    """Writes the rows of some topics into all tables."""
-
-    shared: Shared
-
-    def __call__(self, bucket: int) -> Sums:
-        shared, wanted = self.shared, self.shared.wanted
-        sizes, delays, offsets = (
-            shared.exchange(name).receive(bucket) for name in ("sizes", "delays", "offsets")
-        )
-        made = tables.tables_of(sizes, delays, offsets, wanted.bucket_ms, wanted.snapshot_ms)
-        snapshot = f"{wanted.snapshot:%Y-%m-%dT%H-%M-%S}"
-        for name, rows in made.items():
-            write_rows(Path(shared.target), name, rows, bucket, snapshot)
-        return _sums_of(made)
-
-
-def _sums_of(made: dict[str, pa.Table]) -> Sums:
-    traffic, hot = made["traffic"], made["hot_queues"]
-    hot = hot.filter(pc.greater_equal(hot["messages"], _HOT_MESSAGES))
-    behind = grouped(
-        made["consumer_lag"], ["group", "topic"], lag=("lag", "sum"),
-        oldest_age_ms=("oldest_age_ms", "max"),
-    )  # fmt: skip
-    return Sums(
-        pc.sum(traffic["messages"]).as_py() or 0,
-        pc.sum(traffic["bytes"]).as_py() or 0,
-        pc.count_distinct(traffic["topic"]).as_py(),
-        pc.sum(traffic["late"]).as_py() or 0,
-        pc.min(traffic["at"]).as_py(),
-        pc.max(traffic["at"]).as_py(),
-        _greatest(hot, "times_even"),
-        _greatest(behind.filter(pc.greater(behind["lag"], 0)), "lag"),
-    )
-
-
-def _greatest(rows: pa.Table, name: str) -> Row | None:
-    """The first row with the greatest value."""
-    found: list[Row] = rows.sort_by([(name, "descending")]).slice(0, 1).to_pylist()
-    return found[0] if found else None
-
 
 def run(
-    engine: Engine, wanted: Wanted, sources: Sources, output: Output, step: Step
+    engine: Engine, wanted: Wanted, sources: Sources, results: Results, step: Step
 ) -> dict[str, Any]:
-    """Write and publish all tables; the content of summary.json. Raises OSError, StoreError."""
-    brokers = {each.store: each.broker for each in sources.chosen}
-    buckets = engine.buckets(sources.log_bytes)
-    shared = Shared(wanted, brokers, output.work_folder, output.table(""), buckets)
+    """Write all tables; they are views of the engine, then, too. The content of summary.json.
+
+    Committed offsets are of a moment, so each run adds its snapshot to `consumer_lag`, a folder of
+    its own, and leaves those of earlier runs. Raises OSError, StoreError.
+    """
+    results.begin(engine)
+    stores = [(each.store, each.broker) for each in sources.chosen]
+    columns = [pa.array(values, pa.string()) for values in zip(*stores, strict=True)]
+    engine.table("sources", pa.table(columns, names=["store", "broker"]))
+    options = {"mode": wanted.mode, "topic": ",".join(wanted.topics)}
+    paths = [each.uri for each in sources.chosen]
     with step("counting messages"):
-        read, plan = scan.messages_of(sources, mode=wanted.mode, unconfirmed=wanted.unconfirmed)
-        _all(engine.map(Count(shared, read), plan))
-        read, plan = scan.reading(sources, "offsets", mode=wanted.mode)
-        _all(engine.map(Offsets(shared, read), plan))
-    sums = Sums()
+        engine.source("offsets", paths, {"table": "offsets", **options})
+        loose = str(wanted.unconfirmed).lower()
+        columns_of = {"columns": queries.MESSAGE_COLUMNS, "unconfirmed": loose}
+        engine.source("messages", paths, {"table": "messages", **columns_of, **options})
+        for name, query in queries.views(wanted.bucket_ms).items():
+            engine.define(name, query, keep=True)
+    snapshot = wanted.snapshot
+    taken = {"day": f"{snapshot:%Y-%m-%d}", "snapshot": f"{snapshot:%Y-%m-%dT%H-%M-%S}"}
     with step("writing the tables"):
-        for each in engine.map(MakeTables(shared), range(shared.buckets)):
-            sums.add(each)
-    summary = _summary(wanted, sources, sums)
-    output.publish(summary)
-    return summary
+        moment_ms = round(snapshot.timestamp() * 1000)
+        for name, query in queries.tables(wanted.bucket_ms, moment_ms).items():
+            engine.define(name, query, keep=True)
+            is_lag = name == LAG
+            engine.write(
+                f"SELECT * FROM {name}", results.table(name), form=results.form,
+                by=() if is_lag else ["day"], only=taken if is_lag else None,
+            )  # fmt: skip
+    return _summary(engine, wanted, sources)
 
 
-def _all(results: Iterable[None]) -> None:
-    for _ in results:
-        pass
-
-
-def _summary(wanted: Wanted, sources: Sources, sums: Sums) -> dict[str, Any]:
-    first, last = sums.first_ms, sums.last_ms
-    hottest, slowest = sums.hottest, sums.slowest
+def _summary(engine: Engine, wanted: Wanted, sources: Sources) -> dict[str, Any]:
+    (sums,) = dicts(engine, queries.SUMS)
+    hottest, slowest = dicts(engine, queries.HOTTEST), dicts(engine, queries.SLOWEST)
     return {
-        "messages": sums.messages,
-        "bytes": sums.bytes,
-        "topics": sums.topics,
-        "first_bucket": _moment(first),
-        "last_bucket": _moment(last),
+        "messages": sums["messages"],
+        "bytes": sums["bytes"],
+        "topics": sums["topics"],
+        "first_bucket": _moment(sums["first_bucket"]),
+        "last_bucket": _moment(sums["last_bucket"]),
         "bucket_ms": wanted.bucket_ms,
-        "snapshot_at": f"{wanted.snapshot:%Y-%m-%d %H:%M:%S}",
-        "stored_before_born": sums.late,
-        "hottest_queue": hottest
-        and {name: hottest[name] for name in ("topic", "broker", "queue_id", "times_even")},
-        "slowest_group": slowest,
+        "snapshot_at": f"{wanted.snapshot:{_SHOWN}}",
+        "stored_before_born": sums["late"],
+        "hottest_queue": hottest[0] if hottest else None,
+        "slowest_group": slowest[0] if slowest else None,
         "stores": [
             {
                 "store": each.store,
@@ -228,13 +94,13 @@ def _summary(wanted: Wanted, sources: Sources, sums: Sums) -> dict[str, Any]:
             for each in sources.chosen
         ],
         "inputs": list(wanted.stores),
-        "generated_at": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}",
+        "generated_at": f"{datetime.now(UTC):{_SHOWN}}",
         "version": own_version(),
     }
 
 
-def _moment(ms: int | None) -> str | None:
-    return None if ms is None else f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+def _moment(at: datetime | None) -> str | None:
+    return None if at is None else f"{at.astimezone(UTC):{_SHOWN}}"
 
 
 def lines(summary: dict[str, Any]) -> list[str]:

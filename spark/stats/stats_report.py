@@ -1,16 +1,21 @@
 """The page on topics: how much, how large, how late, which queues are hot, who is behind.
 
+Each figure is a query over the tables of `topic_stats`, which are views of the engine, bounded in
+its rows. Times are ms since 1970 in UTC. "User" topics are those that are not of the broker itself.
 The words are in `report/templates/stats.html`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Final
+
+import numpy as np
 
 from batonmq.spark.report import traffic_figures as figures
-from batonmq.spark.report.page import Figure, write_page
+from batonmq.spark.report.page import Figure, render
 from batonmq.spark.report.quantities import (
     DURATION_TICKS_MS,
     SIZE_TICKS,
@@ -18,41 +23,159 @@ from batonmq.spark.report.quantities import (
     duration_text,
     rate_text,
 )
-from batonmq.spark.stats.stats_tables import LAGS_DRAWN, StatsTables
+from batonmq.spark.steps.sql import Engine, dicts
+from batonmq.spark.steps.tables import percentiles
+
+TOPICS_NAMED: Final = 7
+LAGS_DRAWN: Final = 20
+_BARS: Final = 240
+_POINTS: Final = (0.5, 0.95, 0.99)
+_BEHIND: Final = """
+    SELECT unix_millis(l.snapshot_at) AS at, l.group AS group, l.topic AS topic,
+        CAST(sum(l.lag) AS BIGINT) AS lag, max(l.oldest_age_ms) AS oldest_age_ms,
+        CAST(sum(CASE WHEN l.lag > 0 THEN 1 ELSE 0 END) AS BIGINT) AS queues_behind,
+        count(*) AS queues
+    FROM consumer_lag l GROUP BY l.snapshot_at, l.group, l.topic
+"""
+_HOT: Final = """
+    WITH mine AS (
+        SELECT h.topic, h.broker, h.queue_id, CAST(sum(h.messages) AS BIGINT) AS messages,
+            CAST(sum(h.bytes) AS BIGINT) AS bytes, max(h.even_share) AS even_share
+        FROM hot_queues h JOIN user_topics u ON h.topic = u.topic
+        GROUP BY h.topic, h.broker, h.queue_id
+    )
+    SELECT *, CAST(messages AS DOUBLE) / whole AS share,
+        CAST(messages AS DOUBLE) / whole / even_share AS times_even
+    FROM (
+        SELECT *, CAST(sum(messages) OVER (PARTITION BY topic) AS BIGINT) AS whole FROM mine
+    ) one
+"""
 
 
-def write_stats_report(out_dir: str, summary: Mapping[str, Any]) -> str:
-    """Write OUT/report.html from the tables below OUT, whole or not at all; its path."""
-    tables = StatsTables(out_dir)
-    totals, topics = tables.totals(), tables.topics()
-    hottest, grid = tables.hot()
-    last, lines = tables.lags()
+def stats_page(engine: Engine, summary: Mapping[str, Any]) -> str:
+    """The page as HTML, of the views `traffic`, `hot_queues`, `sizes`, `delays`, `consumer_lag`."""
+
+    def rows(query: str) -> list[Any]:
+        return [SimpleNamespace(**row) for row in dicts(engine, query)]
+
+    engine.define("user_topics", "SELECT DISTINCT topic FROM traffic WHERE NOT is_system")
+    engine.define("hot", _HOT)
+    engine.define("behind", _BEHIND)
+    topics = rows("""
+        SELECT topic, is_system, CAST(sum(messages) AS BIGINT) AS messages,
+            CAST(sum(bytes) AS BIGINT) AS bytes, max(messages_per_s) AS peak,
+            max(delay_p99_ms) AS delay_p99_ms, max(size_max) AS size_max,
+            min(unix_millis(t.at)) AS first_ms, max(unix_millis(t.at)) AS last_ms
+        FROM traffic t GROUP BY topic, is_system
+        ORDER BY is_system, messages DESC, topic LIMIT 100
+    """)
+    (totals,) = rows("""
+        SELECT CAST(sum(CASE WHEN is_system THEN 0 ELSE messages END) AS BIGINT) AS messages,
+            CAST(sum(CASE WHEN is_system THEN 0 ELSE bytes END) AS BIGINT) AS bytes,
+            CAST(sum(CASE WHEN is_system THEN messages ELSE 0 END) AS BIGINT) AS of_system,
+            count(DISTINCT CASE WHEN NOT is_system THEN topic END) AS topics,
+            min(CASE WHEN NOT is_system THEN unix_millis(t.at) END) AS first_ms,
+            max(CASE WHEN NOT is_system THEN unix_millis(t.at) END) AS last_ms,
+            CAST(sum(late) AS BIGINT) AS late
+        FROM traffic t
+    """)
+    hottest = rows(
+        "SELECT * FROM hot ORDER BY times_even DESC, messages DESC, topic, broker, queue_id "
+        "LIMIT 50"
+    )
+    grid = rows("""
+        SELECT h.* FROM hot h JOIN (
+            SELECT topic, max(whole) AS largest FROM hot GROUP BY topic
+            ORDER BY largest DESC, topic LIMIT 20
+        ) t ON h.topic = t.topic
+        ORDER BY h.whole DESC, h.topic, h.broker, h.queue_id LIMIT 2000
+    """)
+    last = rows("""
+        SELECT b.* FROM behind b WHERE b.at = (SELECT max(o.at) FROM behind o)
+        ORDER BY CASE WHEN b.lag IS NULL THEN 1 ELSE 0 END, b.lag DESC, b.group, b.topic LIMIT 100
+    """)
+    worst = {(row.group, row.topic) for row in [row for row in last if row.lag][:TOPICS_NAMED]}
+    lines = rows("""
+        SELECT b.* FROM behind b ORDER BY b.at DESC LIMIT 100000
+    """) if worst else []  # fmt: skip
+    lines = [row for row in lines if (row.group, row.topic) in worst][: 500 * len(worst)]
+    lines.sort(key=lambda row: (row.group, row.topic, row.at))
     mine = [row for row in topics if not row.is_system]
     facts = {
         "generated_at": "", "version": "", "snapshot_at": "", **summary,
         "totals": totals, "topics": topics, "hottest": hottest, "lags": last,
         "peak": max(mine, key=lambda row: row.peak, default=None),
         "latest": max(mine, key=lambda row: row.delay_p99_ms or -1, default=None),
-        **_traffic(tables, totals, int(summary["bucket_ms"])), **_lags(last, lines),
+        **_traffic(engine, totals, int(summary["bucket_ms"])), **_lags(last, lines),
         "heat": _heat(grid) if grid else None,
     }  # fmt: skip
-    for row in hottest:
-        row.share = row.messages / row.of
-    return write_page(f"{out_dir}/report.html", "stats.html", facts)
+    return render("stats.html", facts)
 
 
-def _traffic(tables: StatsTables, totals: Any, bucket_ms: int) -> dict[str, Any]:
+def _series(
+    engine: Engine, bar: str, largest: Sequence[str]
+) -> Iterable[tuple[str, list[dict[str, Any]]]]:
+    """(topic, a row for each bar) of the largest topics, then of all others together."""
+    found = dicts(engine, f"""
+        SELECT named, {bar} AS bar, CAST(sum(messages) AS BIGINT) AS messages,
+            CAST(sum(bytes) AS BIGINT) AS bytes
+        FROM (SELECT m.*, r.topic AS named FROM traffic m LEFT JOIN largest r ON m.topic = r.topic
+            WHERE NOT m.is_system) t
+        GROUP BY named, {bar} ORDER BY 2
+    """)  # fmt: skip
+    rank = {topic: at for at, topic in enumerate(largest)}
+    found.sort(key=lambda row: rank.get(row["named"], len(rank)))
+    for name, rows in groupby(found, key=lambda row: row["named"]):
+        yield name or "other topics", list(rows)
+
+
+def _histogram(
+    engine: Engine, table: str, column: str
+) -> tuple[list[tuple[int, int]], list[float]]:
+    """([(value, messages)], p50 p95 p99) of user topics."""
+    found = dicts(engine, f"""
+        SELECT t.{column} AS value, CAST(sum(t.messages) AS BIGINT) AS messages
+        FROM {table} t JOIN user_topics u ON t.topic = u.topic GROUP BY t.{column} ORDER BY 1
+    """)  # fmt: skip
+    counts = [(row["value"], row["messages"]) for row in found]
+    if not counts:
+        return counts, []
+    values, messages = np.array(counts, np.int64).T
+    return counts, [float(each[0]) for each in percentiles(values, messages, _POINTS)]
+
+
+def _lines(engine: Engine, bar: str, prefix: str, unit: str) -> list[tuple[Any, ...]]:
+    """(bar, p50, p95, p99) of user topics: the mean p50 by messages, the worst p95 and p99."""
+    p50, p95, p99 = (f"{prefix}_{name}{unit}" for name in ("p50", "p95", "p99"))
+    found = dicts(engine, f"""
+        SELECT {bar} AS bar,
+            sum(CAST({p50} AS DOUBLE) * CAST(messages AS DOUBLE))
+                / CAST(sum(messages) AS DOUBLE) AS p50,
+            max({p95}) AS p95, max({p99}) AS p99
+        FROM traffic t WHERE NOT is_system AND {p50} IS NOT NULL GROUP BY {bar} ORDER BY 1
+    """)  # fmt: skip
+    return [tuple(row.values()) for row in found]
+
+
+def _traffic(engine: Engine, totals: Any, bucket_ms: int) -> dict[str, Any]:
     """Volume, sizes and delays; None where there is nothing to draw."""
     if totals.first_ms is None:
         return dict.fromkeys(
             ("bar_ms", "volumes", "bytes_figure", "sizes", "size_lines", "delays", "delay_lines")
         )
-    width, rows = tables.series(totals.first_ms, totals.last_ms, bucket_ms)
+    buckets = (totals.last_ms - totals.first_ms) // bucket_ms + 1
+    width = bucket_ms * -(-buckets // _BARS)
+    past = f"(unix_millis(t.at) - {totals.first_ms})"
+    bar = f"{past} - {past} % {width} + {totals.first_ms}"
+    engine.define("largest", f"""
+        SELECT topic, CAST(sum(messages) AS BIGINT) AS messages FROM traffic WHERE NOT is_system
+        GROUP BY topic ORDER BY messages DESC, topic LIMIT {TOPICS_NAMED}
+    """)  # fmt: skip
+    named = dicts(engine, "SELECT topic FROM largest ORDER BY messages DESC, topic")
     messages, volume = {}, {}
-    for name, group in groupby(rows, key=lambda row: row[0]):
-        points = list(group)
-        messages[name] = [(at, n * 1000 / width) for _, at, n, _ in points]
-        volume[name] = [(at, size * 1000 / width) for _, at, _, size in points]
+    for name, rows in _series(engine, bar, [row["topic"] for row in named]):
+        messages[name] = [(row["bar"], row["messages"] * 1000 / width) for row in rows]
+        volume[name] = [(row["bar"], row["bytes"] * 1000 / width) for row in rows]
     drawn: dict[str, Any] = {
         "bar_ms": width,
         "volumes": figures.rates_figure(
@@ -67,10 +190,10 @@ def _traffic(tables: StatsTables, totals: Any, bucket_ms: int) -> dict[str, Any]
         ("delay", "delay_ms", "_ms", DURATION_TICKS_MS, duration_text),
     )
     for name, column, unit, ticks, text in kinds:
-        bins, at = tables.values(column)
-        marks = dict(zip(("p50", "p95", "p99"), at or [], strict=False))
+        bins, at = _histogram(engine, f"{name}s", column)
+        marks = dict(zip(("p50", "p95", "p99"), at, strict=False))
         title = "size of a record" if name == "size" else name
-        found = tables.percentiles(name, unit, width, totals.first_ms)
+        found = _lines(engine, bar, name, unit)
         drawn[f"{name}s"] = (
             figures.histogram_figure(bins, marks, title, ticks, text) if bins else None
         )

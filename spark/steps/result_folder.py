@@ -19,10 +19,78 @@ from typing import Any, Final, Self
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from batonmq.spark.steps.sql import DELTA, PARQUET, Engine, names_in
+
 SUMMARY: Final = "summary.json"
 REPORT: Final = "report.html"
-PARQUET, DELTA = "parquet", "delta"
 _MAKING: Final = "_making-"
+
+
+class Results:
+    """A folder of results, a path or URI: tables, a page, and `summary.json`, which comes last.
+
+    An output without `summary.json` is not whole.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        tables: Sequence[str],
+        *,
+        overwrite: bool = False,
+        form: str = PARQUET,
+        keeps: str = "",
+    ) -> None:
+        """`tables`: all that will be there, in which `form`. `keeps`: what --overwrite leaves, for
+        the message. Raises ValueError if the folder holds something and may not.
+        """
+        is_local = "://" not in folder and not folder.startswith("file:")
+        self.folder = str(Path(folder).resolve()) if is_local else folder.rstrip("/")
+        self.form = form
+        self._ours = (*tables, SUMMARY, REPORT)
+        self._overwrite, self._keeps = overwrite, keeps
+        self._is_checked = False
+        try:
+            self._check(names_in(self.folder))
+        except ValueError as error:
+            if str(error).startswith("path="):  # only Spark knows such a URI
+                return
+            raise ValueError(f"--output {error}".replace("--output --output", "--output")) from None
+
+    def _check(self, held: Sequence[str]) -> None:
+        self._is_checked = True
+        others = [name for name in held if name not in self._ours and not name.startswith("_")]
+        if others:
+            raise ValueError(
+                f"--output {self.folder}: it holds {others[0]}, which is not of this job; "
+                "name a folder of its own"
+            )
+        if not self._overwrite and any(name in self._ours for name in held):
+            raise ValueError(
+                f"--output {self.folder}: it holds an earlier result; --overwrite replaces it"
+                f"{self._keeps}"
+            )
+
+    def table(self, name: str) -> str:
+        return f"{self.folder}/{name}"
+
+    def page_line(self, page: str | None) -> list[str]:
+        """What people are told of the page."""
+        return [] if page is None else [f"report: {self.folder}/{REPORT}"]
+
+    def begin(self, engine: Engine) -> None:
+        """From now on the earlier result is not whole. Raises ValueError, OSError."""
+        if not self._is_checked:
+            self._check(engine.names(self.folder))
+        for name in (SUMMARY, REPORT):
+            engine.put(f"{self.folder}/{name}", None)
+
+    def publish(self, engine: Engine, summary: Mapping[str, Any], page: str | None = None) -> None:
+        """The summary, behind all tables, and a page. Raises OSError."""
+        if page is not None:
+            engine.put(f"{self.folder}/{REPORT}", page)
+        text = json.dumps(summary, indent=2, ensure_ascii=False, default=str)
+        engine.put(f"{self.folder}/{SUMMARY}", f"{text}\n")
 
 
 class ResultFolder:
