@@ -68,6 +68,48 @@ def views(bucket_ms: int) -> Mapping[str, str]:
     }
 
 
+_HOT_QUEUES: Final = f"""
+    WITH mine AS (
+        SELECT topic, broker, queue_id, day, {_total("messages")} AS messages,
+            {_total("bytes")} AS bytes
+        FROM queues GROUP BY topic, broker, queue_id, day
+    ), whole AS (
+        SELECT topic, day, {_total("messages")} AS messages FROM mine GROUP BY topic, day
+    ), known AS (
+        SELECT topic, count(*) AS queues
+        FROM (SELECT DISTINCT topic, broker, queue_id FROM mine) each_queue GROUP BY topic
+    )
+    SELECT topic, broker, queue_id, messages, bytes, share, even_share,
+        share / even_share AS times_even, day
+    FROM (
+        SELECT m.topic, m.broker, m.queue_id, m.messages, m.bytes, m.day,
+            CAST(m.messages AS DOUBLE) / CAST(w.messages AS DOUBLE) AS share,
+            1.0e0 / CAST(k.queues AS DOUBLE) AS even_share
+        FROM mine m JOIN whole w ON m.topic = w.topic AND m.day = w.day
+            JOIN known k ON m.topic = k.topic
+    ) shared
+"""
+
+
+def _consumer_lag(snapshot_ms: int) -> str:
+    # The first bucket that ends at or behind the offset holds the message that waits.
+    return f"""
+        SELECT timestamp_millis({snapshot_ms}) AS snapshot_at, w.consumer AS group, w.topic,
+            w.broker, w.queue_id, w.next_offset AS offset, w.max_offset, w.lag,
+            w.oldest_store_at, CASE WHEN w.oldest_store_at IS NOT NULL THEN
+                greatest({snapshot_ms} - unix_millis(w.oldest_store_at), 0)
+            END AS oldest_age_ms
+        FROM (
+            SELECT l.consumer, l.topic, l.broker, l.queue_id, l.next_offset, l.max_offset,
+                l.lag, min(q.first_store_at) AS oldest_store_at
+            FROM lags l LEFT JOIN queues q ON l.topic = q.topic AND l.broker = q.broker
+                AND l.queue_id = q.queue_id AND l.lag > 0 AND q.last_offset >= l.next_offset
+            GROUP BY l.consumer, l.topic, l.broker, l.queue_id, l.next_offset, l.max_offset,
+                l.lag
+        ) w
+    """
+
+
 def tables(bucket_ms: int, snapshot_ms: int) -> Mapping[str, str]:
     """The query of each table, in this order: later ones read `queues`. `day`: a folder."""
     at = "timestamp_millis(bucket_ms)"
@@ -102,45 +144,10 @@ def tables(bucket_ms: int, snapshot_ms: int) -> Mapping[str, str]:
                 {day} AS day
             FROM counted GROUP BY topic, broker, queue_id, bucket_ms
         """,
-        "hot_queues": f"""
-            WITH mine AS (
-                SELECT topic, broker, queue_id, day, {_total("messages")} AS messages,
-                    {_total("bytes")} AS bytes
-                FROM queues GROUP BY topic, broker, queue_id, day
-            ), whole AS (
-                SELECT topic, day, {_total("messages")} AS messages FROM mine GROUP BY topic, day
-            ), known AS (
-                SELECT topic, count(*) AS queues
-                FROM (SELECT DISTINCT topic, broker, queue_id FROM mine) each_queue GROUP BY topic
-            )
-            SELECT topic, broker, queue_id, messages, bytes, share, even_share,
-                share / even_share AS times_even, day
-            FROM (
-                SELECT m.topic, m.broker, m.queue_id, m.messages, m.bytes, m.day,
-                    CAST(m.messages AS DOUBLE) / CAST(w.messages AS DOUBLE) AS share,
-                    1.0e0 / CAST(k.queues AS DOUBLE) AS even_share
-                FROM mine m JOIN whole w ON m.topic = w.topic AND m.day = w.day
-                    JOIN known k ON m.topic = k.topic
-            ) shared
-        """,
+        "hot_queues": _HOT_QUEUES,
         "sizes": histogram("size", "size"),
         "delays": histogram("delay", "delay_ms"),
-        # The first bucket that ends at or behind the offset holds the message that waits.
-        "consumer_lag": f"""
-            SELECT timestamp_millis({snapshot_ms}) AS snapshot_at, w.consumer AS group, w.topic,
-                w.broker, w.queue_id, w.next_offset AS offset, w.max_offset, w.lag,
-                w.oldest_store_at, CASE WHEN w.oldest_store_at IS NOT NULL THEN
-                    greatest({snapshot_ms} - unix_millis(w.oldest_store_at), 0)
-                END AS oldest_age_ms
-            FROM (
-                SELECT l.consumer, l.topic, l.broker, l.queue_id, l.next_offset, l.max_offset,
-                    l.lag, min(q.first_store_at) AS oldest_store_at
-                FROM lags l LEFT JOIN queues q ON l.topic = q.topic AND l.broker = q.broker
-                    AND l.queue_id = q.queue_id AND l.lag > 0 AND q.last_offset >= l.next_offset
-                GROUP BY l.consumer, l.topic, l.broker, l.queue_id, l.next_offset, l.max_offset,
-                    l.lag
-            ) w
-        """,
+        "consumer_lag": _consumer_lag(snapshot_ms),
     }
 
 

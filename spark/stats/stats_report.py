@@ -52,6 +52,40 @@ _HOT: Final = """
 """
 
 
+_TOPICS: Final = """
+    SELECT topic, is_system, CAST(sum(messages) AS BIGINT) AS messages,
+        CAST(sum(bytes) AS BIGINT) AS bytes, max(messages_per_s) AS peak,
+        max(delay_p99_ms) AS delay_p99_ms, max(size_max) AS size_max,
+        min(unix_millis(t.at)) AS first_ms, max(unix_millis(t.at)) AS last_ms
+    FROM traffic t GROUP BY topic, is_system
+    ORDER BY is_system, messages DESC, topic LIMIT 100
+"""
+_TOTALS: Final = """
+    SELECT CAST(sum(CASE WHEN is_system THEN 0 ELSE messages END) AS BIGINT) AS messages,
+        CAST(sum(CASE WHEN is_system THEN 0 ELSE bytes END) AS BIGINT) AS bytes,
+        CAST(sum(CASE WHEN is_system THEN messages ELSE 0 END) AS BIGINT) AS of_system,
+        count(DISTINCT CASE WHEN NOT is_system THEN topic END) AS topics,
+        min(CASE WHEN NOT is_system THEN unix_millis(t.at) END) AS first_ms,
+        max(CASE WHEN NOT is_system THEN unix_millis(t.at) END) AS last_ms,
+        CAST(sum(late) AS BIGINT) AS late
+    FROM traffic t
+"""
+_GRID: Final = """
+    SELECT h.* FROM hot h JOIN (
+        SELECT topic, max(whole) AS largest FROM hot GROUP BY topic
+        ORDER BY largest DESC, topic LIMIT 20
+    ) t ON h.topic = t.topic
+    ORDER BY h.whole DESC, h.topic, h.broker, h.queue_id LIMIT 2000
+"""
+_LAST: Final = """
+    SELECT b.* FROM behind b WHERE b.at = (SELECT max(o.at) FROM behind o)
+    ORDER BY CASE WHEN b.lag IS NULL THEN 1 ELSE 0 END, b.lag DESC, b.group, b.topic LIMIT 100
+"""
+_LAGS: Final = """
+    SELECT b.* FROM behind b ORDER BY b.at DESC LIMIT 100000
+"""
+
+
 def stats_page(engine: Engine, summary: Mapping[str, Any]) -> str:
     """The page as HTML, of the views `traffic`, `hot_queues`, `sizes`, `delays`, `consumer_lag`."""
 
@@ -61,43 +95,16 @@ def stats_page(engine: Engine, summary: Mapping[str, Any]) -> str:
     engine.define("user_topics", "SELECT DISTINCT topic FROM traffic WHERE NOT is_system")
     engine.define("hot", _HOT)
     engine.define("behind", _BEHIND)
-    topics = rows("""
-        SELECT topic, is_system, CAST(sum(messages) AS BIGINT) AS messages,
-            CAST(sum(bytes) AS BIGINT) AS bytes, max(messages_per_s) AS peak,
-            max(delay_p99_ms) AS delay_p99_ms, max(size_max) AS size_max,
-            min(unix_millis(t.at)) AS first_ms, max(unix_millis(t.at)) AS last_ms
-        FROM traffic t GROUP BY topic, is_system
-        ORDER BY is_system, messages DESC, topic LIMIT 100
-    """)
-    (totals,) = rows("""
-        SELECT CAST(sum(CASE WHEN is_system THEN 0 ELSE messages END) AS BIGINT) AS messages,
-            CAST(sum(CASE WHEN is_system THEN 0 ELSE bytes END) AS BIGINT) AS bytes,
-            CAST(sum(CASE WHEN is_system THEN messages ELSE 0 END) AS BIGINT) AS of_system,
-            count(DISTINCT CASE WHEN NOT is_system THEN topic END) AS topics,
-            min(CASE WHEN NOT is_system THEN unix_millis(t.at) END) AS first_ms,
-            max(CASE WHEN NOT is_system THEN unix_millis(t.at) END) AS last_ms,
-            CAST(sum(late) AS BIGINT) AS late
-        FROM traffic t
-    """)
+    topics = rows(_TOPICS)
+    (totals,) = rows(_TOTALS)
     hottest = rows(
         "SELECT * FROM hot ORDER BY times_even DESC, messages DESC, topic, broker, queue_id "
         "LIMIT 50"
     )
-    grid = rows("""
-        SELECT h.* FROM hot h JOIN (
-            SELECT topic, max(whole) AS largest FROM hot GROUP BY topic
-            ORDER BY largest DESC, topic LIMIT 20
-        ) t ON h.topic = t.topic
-        ORDER BY h.whole DESC, h.topic, h.broker, h.queue_id LIMIT 2000
-    """)
-    last = rows("""
-        SELECT b.* FROM behind b WHERE b.at = (SELECT max(o.at) FROM behind o)
-        ORDER BY CASE WHEN b.lag IS NULL THEN 1 ELSE 0 END, b.lag DESC, b.group, b.topic LIMIT 100
-    """)
+    grid = rows(_GRID)
+    last = rows(_LAST)
     worst = {(row.group, row.topic) for row in [row for row in last if row.lag][:TOPICS_NAMED]}
-    lines = rows("""
-        SELECT b.* FROM behind b ORDER BY b.at DESC LIMIT 100000
-    """) if worst else []  # fmt: skip
+    lines = rows(_LAGS) if worst else []
     lines = [row for row in lines if (row.group, row.topic) in worst][: 500 * len(worst)]
     lines.sort(key=lambda row: (row.group, row.topic, row.at))
     mine = [row for row in topics if not row.is_system]
