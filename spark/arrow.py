@@ -6,7 +6,8 @@ Free of Spark.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -23,7 +24,7 @@ def open_arrow(path: str | Sequence[str], **options: str | int | bool) -> pa.Rec
     """
     paths = [path] if isinstance(path, str) else list(path)
     given = {name: _text(value) for name, value in options.items()}
-    read = Read(ReadOptions.from_mapping({"paths": json.dumps(paths), **given}))
+    read = read_of({"paths": json.dumps(paths), **given})
     plan = read.plan()
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -31,6 +32,16 @@ def open_arrow(path: str | Sequence[str], **options: str | int | bool) -> pa.Rec
             yield from read.run(work)
 
     return pa.RecordBatchReader.from_batches(read.schema, batches())
+
+
+def read_of(options: Mapping[str, str]) -> Any:
+    """The read of a table by its options: it has `schema`, `plan()` and `run(work)`."""
+    given = {name.lower(): text.strip().lower() for name, text in options.items()}
+    if given.get("table") in ("differences", "acknowledged"):  # other tables' tasks need it not
+        from batonmq.spark.differences.table import table_read
+
+        return table_read(options)
+    return Read(ReadOptions.from_mapping(options))
 
 
 def _text(value: str | int | bool) -> str:

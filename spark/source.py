@@ -7,7 +7,7 @@ Tables of files are read here; `table=topic`, the stream of the history and the 
 `spark.live`, which is imported only where it is needed, since every task imports this module.
 """
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -21,15 +21,15 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from batonmq.spark.arrow import read_of
 from batonmq.spark.read.columns import LIVE_TABLE
 from batonmq.spark.read.options import ReadOptions
-from batonmq.spark.read.reading import Read, Work, schema_of
 
 
 class WorkPartition(InputPartition):
     """One piece of a read."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: object) -> None:
         super().__init__(work)
         self.work = work
 
@@ -37,8 +37,8 @@ class WorkPartition(InputPartition):
 class TableReader(DataSourceReader):
     """Reads a table, all of it."""
 
-    def __init__(self, options: ReadOptions) -> None:
-        self._read = Read(options)
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._read = read_of(options)
 
     def partitions(self) -> Sequence[InputPartition]:
         return [WorkPartition(work) for work in self._read.plan()]
@@ -47,7 +47,8 @@ class TableReader(DataSourceReader):
         # Without any work Spark makes a partition of its own.
         if not isinstance(partition, WorkPartition):
             return iter(())
-        return self._read.run(partition.work)
+        batches: Iterator[pa.RecordBatch] = self._read.run(partition.work)
+        return batches
 
 
 class BatonmqSource(DataSource):
@@ -71,7 +72,7 @@ class BatonmqSource(DataSource):
             from batonmq.spark.live.options import HistoryOptions
 
             return from_arrow_schema(history_schema(HistoryOptions.from_mapping(self.options)))
-        return from_arrow_schema(schema_of(self._options()))
+        return from_arrow_schema(read_of(self.options).schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check_schema(schema)
@@ -85,7 +86,7 @@ class BatonmqSource(DataSource):
                 "option controllers is one of streams: a batch reads the controllers' files, give "
                 "their folders as path"
             )
-        return TableReader(self._options())
+        return TableReader(self.options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if self._table() == "history":

@@ -1,49 +1,58 @@
-"""Runs an audit: plans ranges, scans them as tasks, checks what crosses them, and sums up.
-
-Free of Spark: an engine runs the steps.
-"""
+"""Runs an audit: what the stores say by themselves, then the queries, and what they found."""
 
 from __future__ import annotations
 
-import json
-import tempfile
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pyarrow import fs
+import msgspec
+import pyarrow as pa
 
-from batonmq.spark.audit import acked, steps
-from batonmq.spark.audit.acked_list import Piece, plan_lists
-from batonmq.spark.audit.findings import Finding, FindingFiles, Sums, merged
-from batonmq.spark.audit.relations import AckedCounts, across_ranges
-from batonmq.spark.audit.replicas import ReplicaGroup, find_groups, log_files
-from batonmq.spark.audit.scan import AuditRequest, Counts, RangeTask, plan_tasks
-from batonmq.spark.audit.standing import standing
-from batonmq.spark.audit.steps import Listed, Shared, Step
-from batonmq.spark.read.storage import locate
-from batonmq.spark.steps.engine import Engine
-from batonmq.spark.steps.result_folder import to_delta
-from batonmq.spark.steps.severity import SEVERITIES, WARNING
-from batonmq.spark.steps.sql import DELTA, PARQUET
+from batonmq.spark.audit import queries
+from batonmq.spark.differences.acked_list import plan_lists
+from batonmq.spark.differences.findings import Finding, finding_table
+from batonmq.spark.differences.replicas import ReplicaGroup, find_groups, log_files
+from batonmq.spark.differences.standing import standing
+from batonmq.spark.severity import SEVERITIES, WARNING
+from batonmq.spark.steps.sql import Engine, dicts
 
 StepName = Callable[[str], AbstractContextManager[None]]
-_WORK: Final = "_work-"
+#: The gravest findings come first, then those of lower places; what a row lacks comes first.
+_GRAVEST: Final = f"""
+    ORDER BY CASE {" ".join(f"WHEN f.severity = '{s}' THEN {n}" for n, s in enumerate(SEVERITIES))}
+    END, f.grp NULLS FIRST, f.physical_offset NULLS FIRST, f.kind, f.topic NULLS FIRST,
+    f.queue_id NULLS FIRST, f.queue_offset NULLS FIRST, f.unique_key NULLS FIRST
+"""
+_SHOWN: Final = ", ".join(f"f.{n} AS {'group' if n == 'grp' else n}" for n in queries.COLUMNS)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRequest:
+    """What to audit, and how. `group`: all stores are replicas of it. Sizes are bytes. `limit`: so
+    many findings are told one by one.
+    """
+
+    stores: tuple[str, ...]
+    acked: tuple[str, ...] = ()
+    group: str | None = None
+    unconfirmed: bool = False
+    duplicates: bool = True
+    queues: bool = True
+    limit: int = 20
+    range_bytes: int = 64 << 20
+    chunk_bytes: int = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be read of the stores and lists, and what was found while that was planned.
+    """The groups of the stores, and what was found while they were looked at.
 
     `size_bytes`: of the logs, one a group, or of the lists, whichever is more.
     """
 
     groups: list[ReplicaGroup]
-    tasks: list[RangeTask]
-    pieces: list[Piece]
     found: list[Finding]
     size_bytes: int
 
@@ -51,39 +60,59 @@ class Plan:
 def plan_audit(request: AuditRequest) -> Plan:
     """Reads identities, epochs and confirmOffsets. Raises ValueError, StoreError, OSError."""
     groups = find_groups(
-        request.stores,
-        group=request.group,
-        unconfirmed=request.unconfirmed,
+        request.stores, group=request.group, unconfirmed=request.unconfirmed,
         with_tails=bool(request.acked),
-    )
-    tasks: list[RangeTask] = []
+    )  # fmt: skip
     found: list[Finding] = []
-    for number, group in enumerate(groups):
+    log_bytes = 0
+    for group in groups:
         files = log_files(group)
         found.extend(standing(group, files, unconfirmed=request.unconfirmed))
-        tasks.extend(plan_tasks(number, group, files, request.range_bytes))
-    pieces, list_bytes = plan_lists(request.acked)
-    log_bytes = sum(task.end - task.begin for task in tasks)
-    return Plan(groups, tasks, pieces, found, max(log_bytes, list_bytes))
+        top = max(replica.end for replica in group.replicas)
+        log_bytes += sum(max(0, min(file.end, top) - file.start) for file in files)
+    return Plan(groups, found, max(log_bytes, plan_lists(request.acked)[1]))
+
+
+class AckedCounts(msgspec.Struct):
+    """How many entries of the list turned out how.
+
+    `elsewhere`: not where they were acknowledged. `not_everywhere`: whole in some replicas, but not
+    in all that confirm their place. `unconfirmed`: found, above what any replica confirms.
+    `expired`: older than the log. `unchecked`: they name no place, and part of the log has
+    expired. `other_brokers`: their broker is not audited.
+    """
+
+    entries: int = 0
+    found: int = 0
+    lost: int = 0
+    elsewhere: int = 0
+    not_everywhere: int = 0
+    unconfirmed: int = 0
+    expired: int = 0
+    unchecked: int = 0
+    other_brokers: int = 0
 
 
 @dataclass(slots=True)
 class AuditResult:
-    """The result of an audit. `files`: all findings, until the end of the work folder."""
+    """`counts`: by group, messages, those that replicas hold alike, and bytes. `kinds`: a row for
+    each group, severity, kind and set of replicas, the gravest first. `first`: the gravest
+    findings. The view `findings` of the engine has all.
+    """
 
     groups: list[ReplicaGroup]
-    counts: dict[str, Counts]
-    sums: Sums
-    acked: AckedCounts | None
-    files: FindingFiles
-    warnings: list[str]
+    counts: dict[str, dict[str, int]]
+    kinds: list[dict[str, Any]]
+    first: list[dict[str, Any]]
+    acked: AckedCounts | None = None
+    warnings: list[str] = field(default_factory=list)
 
     def count(self, severity: str | None = None, *, group: str | None = None) -> int:
         """How many findings there are of a severity, of a group; None: of all."""
         return sum(
-            count
-            for (theirs, each), count in self.sums.totals().items()
-            if severity in (None, each) and group in (None, theirs)
+            row["count"]
+            for row in self.kinds
+            if severity in (None, row["severity"]) and group in (None, row["group"])
         )
 
     @property
@@ -92,182 +121,176 @@ class AuditResult:
         return not any(self.count(severity) for severity in SEVERITIES[:2])
 
 
-@contextmanager
-def work_folder(output: str | None) -> Iterator[str]:
-    """A folder below the output, or a local one; it is removed at the end. Raises OSError."""
-    if output is None:
-        with tempfile.TemporaryDirectory(prefix="batonmq-audit-") as made:
-            yield made
-        return
-    folder = f"{output.rstrip('/')}/{_WORK}{uuid.uuid4().hex[:12]}"
-    storage, place = locate(folder)
-    storage.file_system.create_dir(place)
-    try:
-        yield folder
-    finally:
-        storage.file_system.delete_dir(place)
-
-
 def _no_step(_: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
 def run_audit(
-    engine: Engine, request: AuditRequest, plan: Plan, folder: str, step: StepName = _no_step
+    engine: Engine, request: AuditRequest, plan: Plan, step: StepName = _no_step
 ) -> AuditResult:
-    """Audit all groups of the stores; steps and findings are kept below `folder`, which all tasks
-    share. `step` gets the name of each step.
+    """Audit all groups of the stores. `step` gets the name of each step.
 
     Raises ValueError for a list that cannot be used, OSError.
     """
-    files = FindingFiles(f"{folder}/findings", request.limit)
-    by_name = {group.name: group for group in plan.groups}
-    shared = Shared(by_name, folder, engine.buckets(plan.size_bytes), files)
-    warnings = [
+    known, notes, listed = [*plan.found], _of_single_stores(plan), None
+    if request.acked:
+        with step("reading the acknowledged list"):
+            listed, found = _read_lists(engine, request, plan, notes)
+            known += found
+    with step("comparing the replicas"):
+        _define(engine, request, plan, known)
+        counted = dicts(engine, """
+            SELECT d.group AS name, CAST(sum(d.messages) AS BIGINT) AS messages,
+                CAST(sum(d.agreed) AS BIGINT) AS agreed,
+                CAST(sum(d.log_bytes) AS BIGINT) AS log_bytes
+            FROM d WHERE d.part = 'count' GROUP BY d.group
+        """)  # fmt: skip
+    with step("looking across ranges"):
+        if listed is not None:
+            _define_acked(engine, plan)
+        text = queries.findings(acked=listed is not None, duplicates=request.duplicates)
+        engine.define("findings", text, keep=True)
+        kinds = dicts(engine, """
+            SELECT f.grp AS group, f.severity, f.kind, f.replicas, count(*) AS count,
+                min(f.physical_offset) AS first_offset, max(f.physical_offset) AS last_offset,
+                min(f.epoch) AS first_epoch, max(f.epoch) AS last_epoch
+            FROM findings f GROUP BY f.grp, f.severity, f.kind, f.replicas
+        """)  # fmt: skip
+        gravest = f"SELECT {_SHOWN} FROM findings f {_GRAVEST} LIMIT {request.limit}"
+        first = dicts(engine, gravest) if request.limit else []
+        if listed is not None:
+            (turned,) = dicts(engine, queries.ACKED_COUNTS)
+            listed = msgspec.structs.replace(listed, **turned)
+    kinds.sort(key=lambda row: (
+        SEVERITIES.index(row["severity"]), row["group"] or "", row["kind"], row["replicas"]
+    ))  # fmt: skip
+    counts = dict.fromkeys(("messages", "agreed", "log_bytes"), 0)
+    by_group = {group.name: dict(counts) for group in plan.groups}
+    for row in counted:
+        by_group[row.pop("name")] = row
+    return AuditResult(plan.groups, by_group, kinds, first, listed, notes)
+
+
+def findings_text() -> str:
+    """All findings as a query, in the order of groups and offsets."""
+    return (
+        f"SELECT {_SHOWN} FROM findings f ORDER BY f.grp NULLS FIRST, f.physical_offset NULLS FIRST"
+    )
+
+
+def _of_single_stores(plan: Plan) -> list[str]:
+    return [
         f"{group.name} has one store here: there is nothing to compare it with"
         for group in plan.groups
         if len(group.replicas) == 1
     ]
-    known, listed, outcome = [*plan.found], Listed(), None
-    if request.acked:
-        with step("reading the acknowledged list"):
-            listed, notes = _read_lists(engine, shared, plan)
-        warnings += notes
-        known += _of_list(listed)
-        others = sum(listed.others.values())
-        outcome = AckedCounts(entries=listed.count, other_brokers=others)
-    sums = [files.write("known", known)]
-    with step("comparing the replicas"):
-        topics = frozenset(listed.topics) if request.acked else None
-        scan = steps.Scan(shared, plan.groups, request, topics, listed.has_ids)
-        packs = list(enumerate(packed(plan.tasks, shared.buckets, request.range_bytes)))
-        counts = {group.name: Counts() for group in plan.groups}
-        for result, of_task in engine.map(scan, packs):
-            sums.append(of_task)
-            for name, more in result.items():
-                counts[name].add(more)
-    with step("looking across ranges"):
-        for each in _across(engine, shared, request):
-            sums.append(each.sums)
-            if outcome is not None:
-                outcome.add(each.counts)
-    return AuditResult(
-        plan.groups, counts, merged(sums, request.limit), outcome, files, warnings
-    )  # fmt: skip
 
 
-def _across(engine: Engine, shared: Shared, request: AuditRequest) -> Iterator[steps.Result]:
-    """What crosses ranges: each step reads what those before it sent."""
-    buckets = range(shared.buckets)
-    begins: dict[tuple[str, str, int], int] = {}
-    for each in engine.map(Step(shared, across_ranges), buckets):
-        begins |= each.begins
-        yield each
-    links = Step(shared, acked.by_links, (begins, request.duplicates))
-    todo = [links] if request.duplicates else []
-    if request.acked:
-        todo = [Step(shared, acked.at_places), links]
-        todo += [Step(shared, one) for one in (acked.lost, acked.by_offsets, acked.in_order)]
-    for one in todo:
-        yield from engine.map(one, buckets)
+def _define(engine: Engine, request: AuditRequest, plan: Plan, known: list[Finding]) -> None:
+    """The views of what the stores hold."""
+    options = {
+        "group": request.group or "", "unconfirmed": _flag(request.unconfirmed),
+        "queues": _flag(request.queues), "wholeLogs": _flag(bool(request.acked)),
+        "messages": _flag(request.duplicates or bool(request.acked)),
+        "splitBytes": str(request.range_bytes), "batchBytes": str(request.chunk_bytes),
+    }  # fmt: skip
+    engine.source("differences", request.stores, {"table": "differences", **options})
+    engine.define("d", "SELECT * FROM differences", keep=True)
+    told = finding_table(known)
+    names = ["grp" if name == "group" else name for name in told.column_names]
+    engine.table("known", told.rename_columns(names))
+    engine.table("nobody", pa.table({"replicas": pa.array([[]], pa.list_(pa.string()))}))
+    groups = [(group.name, group.first, group.confirm) for group in plan.groups]
+    columns = list(zip(*groups, strict=True))
+    engine.table("grps", pa.table(
+        [pa.array(columns[0]), *(pa.array(each, pa.int64()) for each in columns[1:])],
+        names=["grp", "begins", "confirms"],
+    ))  # fmt: skip
+    for name, text in queries.PARTS.items():
+        engine.define(name, text, keep=name in queries.KEPT)
 
 
-def packed(tasks: Sequence[RangeTask], slots: int, range_bytes: int) -> list[list[RangeTask]]:
-    """Small ranges put together, so that many small logs are no swarm of tasks: up to
-    `range_bytes` each, but as many as there are `slots` to run them at once.
+def _flag(value: bool) -> str:
+    return str(value).lower()
+
+
+def _define_acked(engine: Engine, plan: Plan) -> None:
+    """The views of what becomes of the entries of the list."""
+    for name, text in queries.ACKED_VIEWS.items():
+        engine.define(name, text, keep=name in queries.KEPT)
+    groups = {group.name: group for group in plan.groups}
+    rows = []
+    for row in dicts(engine, queries.SETS):
+        group, bits = groups[row["grp"]], row["bits"]
+        names = group.names(at for at in range(len(group.replicas)) if bits >> at & 1)
+        rows.append({"grp": group.name, "bits": bits, "replicas": names,
+                     "names": ", ".join(names), "many": len(names)})  # fmt: skip
+    kinds = [("grp", pa.string()), ("bits", pa.int64()), ("replicas", pa.list_(pa.string())),
+             ("names", pa.string()), ("many", pa.int64())]  # fmt: skip
+    engine.table("sets", pa.Table.from_pylist(rows, pa.schema(kinds)))
+
+
+def _read_lists(
+    engine: Engine, request: AuditRequest, plan: Plan, notes: list[str]
+) -> tuple[AckedCounts, list[Finding]]:
+    """What all lists have, and what is wrong with them whatever the stores hold; more notes.
+
+    Raises ValueError.
     """
-    room = min(range_bytes, sum(task.end - task.begin for task in tasks) // slots)
-    packs: list[list[RangeTask]] = []
-    filled = room
-    for task in tasks:
-        size = task.end - task.begin
-        if not packs or filled + size > room:
-            packs.append([])
-            filled = 0
-        packs[-1].append(task)
-        filled += size
-    return packs
-
-
-def _read_lists(engine: Engine, shared: Shared, plan: Plan) -> tuple[Listed, list[str]]:
-    """What all lists have, and notes about what is left out. Raises ValueError."""
     named: dict[str, set[str]] = {}
     for group in plan.groups:
         for broker in group.brokers:
             named.setdefault(broker, set()).add(group.name)
     named |= {group.name: {group.name} for group in plan.groups}
-    several = {broker: names for broker, names in named.items() if len(names) > 1}
-    brokers = {broker: min(names) for broker, names in named.items() if broker not in several}
-    only = plan.groups[0].name if len(plan.groups) == 1 else None
-    read = steps.ReadList(shared, brokers, frozenset(several), only)
-    every = Listed()
+    known = [(broker, min(names)) for broker, names in named.items() if len(names) == 1]
+    columns = [pa.array(each, pa.string()) for each in zip(*known, strict=True)]
+    brokers = pa.table(columns or [pa.array([], pa.string())] * 2, names=["broker", "grp"])
+    engine.table("brokers", brokers)
+    only = f"'{plan.groups[0].name}'" if len(plan.groups) == 1 else "CAST(NULL AS STRING)"
+    engine.source("acknowledged", request.acked, {"table": "acknowledged"})
+    engine.define("lines", f"""
+        SELECT a.*, CASE WHEN a.broker IS NULL THEN {only} ELSE b.grp END AS grp
+        FROM acknowledged a LEFT JOIN brokers b ON a.broker = b.broker
+    """, keep=True)  # fmt: skip
+    engine.define("entries", "SELECT * FROM lines WHERE fault IS NULL "
+                  "AND (grp IS NOT NULL OR broker IS NULL)")  # fmt: skip
     bad: list[str] = []
-    notes = []
-    for one in engine.map(read, list(enumerate(plan.pieces))):
-        every.count += one.count
-        every.others.update(one.others)
-        every.topics |= one.topics
-        every.has_ids |= one.has_ids
-        every.named |= one.named
-        if one.bad is not None:
-            path, sentence, is_torn = one.bad
-            if not is_torn or path in bad:
-                raise ValueError(sentence)
-            notes.append(f"{path} ends within a line, which is left out: its writer was killed")
-            bad.append(path)
-    for broker in sorted(every.named):
-        raise ValueError(
-            f"the acknowledged list names broker {broker}, which may be any of "
-            f"{', '.join(sorted(several[broker]))}: give the stores of one cluster, or write one "
-            "of these names into the list"
-        )
-    return every, notes
-
-
-def _of_list(listed: Listed) -> Iterable[Finding]:
-    """What is wrong with a list, whatever the stores hold."""
-    for broker, count in sorted(listed.others.items()):
-        detail = (
-            f"{count} entries of the acknowledged list are of broker {broker}, of which no store "
-            "is given"
-        )
-        yield Finding(None, WARNING, "unchecked", detail)
-    if not listed.count:
+    for row in dicts(engine, "SELECT * FROM lines WHERE fault IS NOT NULL ORDER BY entry"):
+        if not row["is_torn"] or row["file"] in bad:
+            raise ValueError(row["fault"])
+        bad.append(row["file"])
+        notes.append(f"{row['file']} ends within a line, which is left out: its writer was killed")
+    (total,) = dicts(engine, "SELECT count(*) AS many FROM lines WHERE fault IS NULL")
+    found, others = _of_other_brokers(engine, named)
+    if not total["many"]:
         detail = "the acknowledged list has no entry, so nothing is held against it"
-        yield Finding(None, WARNING, "unchecked", detail)
+        found.append(Finding(None, WARNING, "unchecked", detail))
+    return AckedCounts(entries=total["many"], other_brokers=others), found
 
 
-def check_output(folder: str, *, overwrite: bool, form: str) -> None:
-    """Raises FileExistsError if the folder holds something and may not be overwritten, ValueError
-    for a Delta table elsewhere than on this machine's file system."""
-    if form == DELTA and "://" in folder and not folder.startswith("file:"):
-        raise ValueError(f"--output {folder}: --format {DELTA} needs a path of this machine")
-    storage, place = locate(folder)
-    if storage.children(place) and not overwrite:
-        raise FileExistsError(f"--output {folder}: it is not empty; --overwrite replaces it")
-
-
-def write_result(
-    result: AuditResult, folder: str, summary: dict[str, Any], *, form: str = PARQUET
-) -> None:
-    """`findings` and `summary.json`, which comes last and only whole. Raises OSError."""
-    storage, place = locate(folder)
-    system = storage.file_system
-    if storage.exists(f"{place}/summary.json"):
-        system.delete_file(f"{place}/summary.json")
-    if storage.exists(f"{place}/findings"):
-        system.delete_dir(f"{place}/findings")
-    if not result.count():
-        result.files.write_none()
-    _, made = locate(result.files.folder)
-    system.create_dir(f"{place}/findings")
-    fs.copy_files(
-        made, f"{place}/findings", source_filesystem=system, destination_filesystem=system
-    )
-    if form == DELTA:
-        to_delta(Path(place) / "findings")
-    growing = f"{place}/summary.json.growing"
-    with system.open_output_stream(growing) as stream:
-        text = json.dumps(summary, indent=2, ensure_ascii=False, default=str)
-        stream.write(f"{text}\n".encode())
-    system.move(growing, f"{place}/summary.json")
+def _of_other_brokers(engine: Engine, named: Mapping[str, set[str]]) -> tuple[list[Finding], int]:
+    """(findings, entries) of brokers without a store here. Raises ValueError for a broker that may
+    be of several groups.
+    """
+    found, others = [], 0
+    for row in dicts(
+        engine,
+        """
+        SELECT broker, count(*) AS many FROM lines
+        WHERE fault IS NULL AND broker IS NOT NULL AND grp IS NULL GROUP BY broker ORDER BY broker
+    """,
+    ):
+        broker = row["broker"]
+        if broker in named:
+            raise ValueError(
+                f"the acknowledged list names broker {broker}, which may be any of "
+                f"{', '.join(sorted(named[broker]))}: give the stores of one cluster, or write "
+                "one of these names into the list"
+            )
+        others += row["many"]
+        detail = (
+            f"{row['many']} entries of the acknowledged list are of broker {broker}, of which no "
+            "store is given"
+        )
+        found.append(Finding(None, WARNING, "unchecked", detail))
+    return found, others

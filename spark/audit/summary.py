@@ -7,10 +7,11 @@ from typing import Any, Final
 import msgspec
 
 from batonmq.spark.audit.audit import AuditResult
-from batonmq.spark.audit.replicas import ReplicaGroup
-from batonmq.spark.steps.severity import INFO, SEVERITIES
+from batonmq.spark.differences.replicas import ReplicaGroup
+from batonmq.spark.severity import INFO, SEVERITIES
 
 _WIDTH_MAX: Final = 100
+_KINDS_MAX: Final = 1000
 _COLUMNS: Final = ("severity", "kind", "group", "replicas", "place", "physical", "epoch", "what")
 _SHORT: Final = {
     "lost": "acknowledged, and in no replica",
@@ -35,7 +36,7 @@ _SHORT: Final = {
 
 def summary_of(result: AuditResult, inputs: Sequence[str]) -> dict[str, Any]:
     """The whole result as a document for JSON, with the first findings."""
-    kinds = result.sums.kinds()
+    kinds = result.kinds[:_KINDS_MAX]
     notes = [*result.warnings]
     if sum(row["count"] for row in kinds) < result.count():
         notes.append(f"the gravest {len(kinds)} sorts of findings are summed up below")
@@ -48,7 +49,7 @@ def summary_of(result: AuditResult, inputs: Sequence[str]) -> dict[str, Any]:
         "kinds": kinds,
         "acked": result.acked and msgspec.to_builtins(result.acked),
         "warnings": notes,
-        "first": result.sums.first.to_pylist(),
+        "first": result.first,
     }
 
 
@@ -58,9 +59,7 @@ def _group(result: AuditResult, group: ReplicaGroup) -> dict[str, Any]:
         "group": group.name,
         "low": group.low,
         "high": group.high,
-        "messages": counts.messages,
-        "agreed": counts.agreed,
-        "log_bytes": counts.log_bytes,
+        **counts,
         "findings": {s: result.count(s, group=group.name) for s in SEVERITIES},
         "replicas": [
             {

@@ -22,7 +22,7 @@ from batonmq.spark.history.findings import Finding, finding
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from batonmq.spark.read.store_facts import EPOCH_FILE, StoreFacts
-from batonmq.spark.steps.severity import CRITICAL, INFO, WARNING
+from batonmq.spark.severity import CRITICAL, INFO, WARNING
 
 _CLUSTERS_SHOWN: Final = 20
 _UNTOLD: Final = {

@@ -16,7 +16,7 @@ from batonmq.history.event import EventDetail, HistoryEvent
 from batonmq.history.story import Story
 from batonmq.spark.history.overview import GAP_DAYS, Bounds, Facts
 from batonmq.spark.history.tables import ToCheck
-from batonmq.spark.steps.severity import CRITICAL, INFO, WARNING
+from batonmq.spark.severity import CRITICAL, INFO, WARNING
 from batonmq.spark.steps.tables import Time
 
 CLOCK_MS: Final = 1_000

@@ -17,8 +17,8 @@ from typing import Any, Final
 from batonmq.spark.history.findings import Finding, moment
 from batonmq.spark.history.overview import Bounds
 from batonmq.spark.history.tables import Failover, Unavailability
+from batonmq.spark.severity import CRITICAL, INFO, SEVERITIES, WARNING
 from batonmq.spark.steps.result_folder import own_version
-from batonmq.spark.steps.severity import CRITICAL, INFO, SEVERITIES, WARNING
 from batonmq.spark.steps.tables import percentile
 
 GROUPS_SHOWN: Final = 200

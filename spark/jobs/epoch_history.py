@@ -25,7 +25,7 @@ from batonmq.spark.jobs.command import (
     paths_option,
 )
 from batonmq.spark.report.epoch_report import write_epoch_report
-from batonmq.spark.steps.severity import CRITICAL, WARNING
+from batonmq.spark.severity import CRITICAL, WARNING
 
 
 @click.command(cls=JobCommand, epilog=EXIT_CODES)

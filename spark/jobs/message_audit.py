@@ -11,14 +11,7 @@ from typing import Any
 
 import click
 
-from batonmq.spark.audit.audit import (
-    check_output,
-    plan_audit,
-    run_audit,
-    work_folder,
-    write_result,
-)
-from batonmq.spark.audit.scan import AuditRequest
+from batonmq.spark.audit.audit import AuditRequest, findings_text, plan_audit, run_audit
 from batonmq.spark.audit.summary import lines_of, summary_of
 from batonmq.spark.jobs.command import (
     DONE,
@@ -30,6 +23,7 @@ from batonmq.spark.jobs.command import (
     output_options,
     paths_option,
 )
+from batonmq.spark.steps.result_folder import Results
 
 _EPILOG = (
     "Exit codes: 0 clean (information only), 1 something critical or a warning was found, "
@@ -69,19 +63,19 @@ _EPILOG = (
 def main(job: Job, *, output: str | None, overwrite: bool, form: str, **given: Any) -> None:
     """Compare replicas' stores with each other, and with acknowledged sends."""
     request = AuditRequest(**given)
+    results = None
     if output is not None:
-        check_output(output, overwrite=overwrite, form=form)
+        results = Results(output, ("findings",), overwrite=overwrite, form=form)
     with job.progress.step("reading identity and epochs of the stores"):
         plan = plan_audit(request)
-    with (
-        job.engine("message_audit", plan.size_bytes, shared=output) as engine,
-        work_folder(output) as folder,
-    ):
-        result = run_audit(engine, request, plan, folder, job.progress.step)
+    with job.sql("message_audit", plan.size_bytes) as engine:
+        result = run_audit(engine, request, plan, job.progress.step)
         summary = summary_of(result, request.stores)
-        if output is not None:
+        if results is not None:
             with job.progress.step(f"writing {output}"):
-                write_result(result, output, summary, form=form)
+                results.begin(engine)
+                engine.write(findings_text(), results.table("findings"), form=form)
+                results.publish(engine, summary)
     job.result(summary, lines_of(summary))
     sys.exit(DONE if result.is_clean else FOUND)
 

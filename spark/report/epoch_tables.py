@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from batonmq.spark.report.plots import PARTS
-from batonmq.spark.steps.severity import SEVERITIES
+from batonmq.spark.severity import SEVERITIES
 from batonmq.spark.steps.tables import DAY_MS, percentile
 
 #: More broker groups than this are counted but not drawn; those that cost most are.

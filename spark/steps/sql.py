@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 from pyarrow.fs import FileType
 
 from batonmq.spark.arrow import open_arrow
@@ -187,10 +188,14 @@ class DuckEngine:
         system = storage.file_system
         if storage.exists(folder):
             system.delete_dir(folder)
+        if not rows.num_rows:
+            system.create_dir(folder)
+            pq.write_table(rows, f"{folder}/part-0.parquet", filesystem=system)
+            return
         folders = pa.schema([rows.schema.field(name) for name in by])
         ds.write_dataset(
             rows, folder, filesystem=system, format="parquet", existing_data_behavior="error",
-            partitioning=ds.partitioning(folders, flavor="hive") if by and rows.num_rows else None,
+            partitioning=ds.partitioning(folders, flavor="hive") if by else None,
             max_partitions=1 << 16,
         )  # fmt: skip
 

@@ -3,15 +3,18 @@
 import json
 import shutil
 import struct
-from dataclasses import asdict
 from pathlib import Path
+
+import msgspec
 
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.tags import tags_code
-from batonmq.spark.audit.findings import IDENTIFIED_SCHEMA, finding_table
-from batonmq.spark.audit.replicas import find_groups, log_files
-from batonmq.spark.audit.scan import AuditRequest, Scanned, plan_tasks, scan_range
-from batonmq.spark.audit.standing import standing
+from batonmq.spark.audit.audit import AuditRequest, findings_text, plan_audit, run_audit
+from batonmq.spark.differences.findings import IDENTIFIED_SCHEMA, finding_table
+from batonmq.spark.differences.replicas import find_groups, log_files
+from batonmq.spark.differences.scan import Scanned, ScanSettings, plan_tasks, scan_range
+from batonmq.spark.differences.standing import standing
+from batonmq.spark.steps.sql import DuckEngine
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
 from tests.spark.log_files import HOST_V4, START_MS, LogFiles, message
@@ -120,22 +123,31 @@ def scan(paths, *, group=None, unconfirmed=False, with_tails=False, **options):
     groups = find_groups(
         [str(path) for path in paths], group=group, unconfirmed=unconfirmed, with_tails=with_tails
     )
-    chosen = AuditRequest((), unconfirmed=unconfirmed, **options)
+    range_bytes = options.pop("range_bytes", 64 << 20)
+    chosen = ScanSettings(unconfirmed=unconfirmed, **options)
     for number, each in enumerate(groups):
         files = log_files(each)
         known = standing(each, files, unconfirmed=unconfirmed)
         add("finding", finding_table(known).to_pylist())
-        for task in plan_tasks(number, each, files, chosen.range_bytes):
+        for task in plan_tasks(number, each, files, range_bytes):
             found = Scanned()
             scan_range(task, each, chosen, found)
             add("finding", finding_table(found.findings, IDENTIFIED_SCHEMA).to_pylist())
             add("queue", found.queues)
             add("behind", found.behind)
-            add("count", [asdict(found.counts)])
+            add("count", [msgspec.structs.asdict(found.counts)])
             for table in found.messages:
                 table.validate(full=True)
                 add("message", table.to_pylist())
     return rows
+
+
+def audited(*paths, **request):
+    """All findings of a whole audit."""
+    wanted = AuditRequest(tuple(map(str, paths)), **request)
+    with DuckEngine() as engine:
+        run_audit(engine, wanted, plan_audit(wanted))
+        return engine.rows(findings_text()).to_pylist()
 
 
 def findings(paths, **options):

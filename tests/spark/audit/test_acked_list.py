@@ -4,8 +4,8 @@ import gzip
 
 import pytest
 
-from batonmq.spark.audit import acked_list
-from batonmq.spark.audit.acked_list import BadEntry, entries_of, plan_lists
+from batonmq.spark.differences import acked_list
+from batonmq.spark.differences.acked_list import BadEntry, entries_of, plan_lists
 
 GOOD = '{"topic": "T", "queue_id": 0, "queue_offset": 7}\n'
 

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from batonmq.spark.audit import queues
+from batonmq.spark.differences import queues
 from tests.spark.audit.replica_files import findings, real_store, scan, set_confirm
 
 UNIT = 20
@@ -110,7 +110,7 @@ def test_a_queue_that_is_behind_or_gone_is_counted(two, options):
     behind = {}
     for row in rows:
         if row["part"] == "behind":
-            place = (row["replica"], row["queue_id"], row["reach"])
+            place = (*row["replicas"], row["queue_id"], row["reach"])
             behind[place] = behind.get(place, 0) + row["amount"]
     assert behind == {("broker-q#2", 0, 27): 3, ("broker-q#1", 1, 0): 30}
 

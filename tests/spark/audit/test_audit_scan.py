@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from batonmq.protocol.records.codec import encode_blank
-from batonmq.spark.audit.audit import packed
-from batonmq.spark.audit.replicas import find_groups, log_files
-from batonmq.spark.audit.scan import plan_tasks
+from batonmq.spark.differences.replicas import find_groups, log_files
+from batonmq.spark.differences.scan import plan_tasks
+from batonmq.spark.differences.table import packed
 from batonmq.spark.read.store_facts import StoreError
 from tests.spark.audit.replica_files import (
     FILE_SIZE,
     Replicas,
+    audited,
     counts,
     epochs_text,
     fields,
@@ -209,7 +210,7 @@ def test_a_replica_that_lags_or_has_expired_more_is_told_and_clean(replicas, opt
 
 
 @pytest.mark.parametrize("options", SMALL)
-def test_damage_in_all_replicas_is_named_with_the_gap_it_leaves(replicas, options):
+def test_damage_in_all_replicas_is_named(replicas, options):
     for number in (1, 2, 3):
         replicas.flip(number, replicas.offsets[40] + 95)
     found = findings(replicas.paths, **options)
@@ -219,10 +220,13 @@ def test_damage_in_all_replicas_is_named_with_the_gap_it_leaves(replicas, option
     assert bad["replicas"] == ["broker-a#1", "broker-a#2", "broker-a#3"]
     assert bad["severity"] == "critical" and bad["epoch"] == 4
     assert "property CRC is wrong" in bad["detail"]
-    if not options:  # otherwise the gap lies between two ranges
-        (gap,) = [f for f in found if f["kind"] == "gap"]
-        assert (gap["queue_id"], gap["queue_offset"]) == (0, 20)
-        assert gap["physical_offset"] == replicas.offsets[42]
+    runs = [row for row in scan(replicas.paths, **options) if row["part"] == "queue"]
+    assert 20 not in {
+        n
+        for run in runs
+        if run["queue_id"] == 0
+        for n in range(run["queue_offset"], run["last_offset"] + 1)
+    }
 
 
 def test_bytes_behind_a_blanks_head_may_differ(replicas):
@@ -241,8 +245,7 @@ def test_gaps_and_steps_back_of_queue_offsets(tmp_path):
     files = LogFiles(tmp_path / "store", file_size=FILE_SIZE)
     for number in (0, 1, 2, 5, 4, 0, 1):
         files.add(number=number)
-    path = files.save()
-    found = findings([path])
+    found = [f for f in audited(files.save()) if f["kind"] != "queue_behind"]
     assert [(f["severity"], f["kind"], f["queue_offset"]) for f in found] == [
         ("critical", "gap", 3),
         ("critical", "reordered", 4),
@@ -308,15 +311,14 @@ def test_stores_that_cannot_be_compared_are_refused(tmp_path, replicas):
         scan([*replicas.paths, other.save()], group="G", unconfirmed=True)
 
 
-def test_small_ranges_share_a_task_as_long_as_all_slots_have_one(tmp_path):
+def test_small_ranges_share_a_task(tmp_path):
     every = Replicas(tmp_path, count=2)
     (group,) = find_groups(every.paths, group=None, unconfirmed=False, with_tails=False)
     tasks = plan_tasks(0, group, log_files(group), 1500)
     assert len(tasks) > 8
-    for slots, room in ((1, 1 << 30), (1, 3000), (4, 1 << 30), (100, 1 << 30)):
-        packs = packed(tasks, slots, room)
+    for size_bytes in (1, 3000, 1 << 30):
+        packs = packed(tasks, size_bytes)
         assert [task for pack in packs for task in pack] == tasks
         sizes = [sum(task.end - task.begin for task in pack) for pack in packs]
-        assert len(packs) >= min(slots, len(tasks))
-        assert all(size <= room or len(p) == 1 for size, p in zip(sizes, packs, strict=True))
-    assert len(packed(tasks, 1, 1 << 30)) == 1 and packed([], 2, 1) == []
+        assert all(size <= size_bytes or len(p) == 1 for size, p in zip(sizes, packs, strict=True))
+    assert len(packs) == 1 and packed([], 1) == []

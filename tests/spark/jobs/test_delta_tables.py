@@ -80,9 +80,3 @@ def test_a_machine_without_the_package_says_so_before_anything_is_read(tmp_path,
     done = CliRunner().invoke(topic_stats.main, given)
     assert done.exit_code == 2 and "needs the package deltalake" in done.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_an_audit_in_an_object_store_is_parquet(stores):
-    given = ["--stores", str(stores), "--output", "s3://bucket/audit", "--format", "delta"]
-    done = CliRunner().invoke(message_audit.main, given)
-    assert done.exit_code == 2 and "needs a path of this machine" in done.output

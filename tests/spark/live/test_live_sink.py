@@ -12,7 +12,7 @@ from batonmq.client.errors import NoRouteError
 from batonmq.client.producer.sending import SendResult, SendStatus
 from batonmq.protocol.message import MessageQueue
 from batonmq.runtime import disk
-from batonmq.spark.audit.acked_list import Entry
+from batonmq.spark.differences.acked_list import Entry
 from batonmq.spark.live import cluster, sink
 from batonmq.spark.live import sink_sender as sender_module
 from batonmq.spark.live.options import SinkOptions

@@ -15,10 +15,10 @@ import numpy as np
 
 from batonmq.protocol.records.codec import END_FILE_MIN_BLANK
 from batonmq.protocol.records.columns import Bools, Int64s, Records
-from batonmq.spark.audit.findings import Finding
-from batonmq.spark.audit.replicas import ReplicaGroup
-from batonmq.spark.audit.sides import Items, Side, Stretch
-from batonmq.spark.audit.vote import Vote
+from batonmq.spark.differences.findings import Finding
+from batonmq.spark.differences.replicas import ReplicaGroup
+from batonmq.spark.differences.sides import Items, Side, Stretch
+from batonmq.spark.differences.vote import Vote
 from batonmq.spark.read.log_range import Block
 
 

@@ -15,13 +15,13 @@ import numpy as np
 from batonmq.protocol.records.codec import MAGIC_BLANK, scan_record
 from batonmq.protocol.records.faults import CorruptRecord, Fault
 from batonmq.protocol.records.search import is_record
-from batonmq.spark.audit.findings import Finding
-from batonmq.spark.audit.message import Message, message_at
-from batonmq.spark.audit.replicas import ReplicaGroup
-from batonmq.spark.audit.sides import Items, Side, Stretch
+from batonmq.spark.differences.findings import Finding
+from batonmq.spark.differences.message import Message, message_at
+from batonmq.spark.differences.replicas import ReplicaGroup
+from batonmq.spark.differences.sides import Items, Side, Stretch
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.log_range import RECORD_BYTES_MAX
-from batonmq.spark.steps.severity import CRITICAL, INFO
+from batonmq.spark.severity import CRITICAL, INFO
 
 _BLANK = MAGIC_BLANK.to_bytes(4, "big")
 

@@ -21,12 +21,12 @@ from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
 from batonmq.protocol.records.columns import Bools, Int64s, Records
 from batonmq.protocol.sysflag import INNER_BATCH, TRANSACTION_COMMIT, TRANSACTION_MASK
 from batonmq.protocol.topic_name import DUE_TOPICS, LMQ_PREFIX, METADATA_TOPIC
-from batonmq.spark.audit.findings import Finding
-from batonmq.spark.audit.replicas import Replica, ReplicaGroup
+from batonmq.spark.differences.findings import Finding
+from batonmq.spark.differences.replicas import Replica, ReplicaGroup
 from batonmq.spark.read.queues import Queue, Units, decode_units, last_written
 from batonmq.spark.read.storage import OpenFile
 from batonmq.spark.read.store_facts import Segment
-from batonmq.spark.steps.severity import CRITICAL, WARNING
+from batonmq.spark.severity import CRITICAL
 
 # So many units are read as they are; more are first narrowed down.
 _FEW_UNITS: Final = 4096
@@ -87,42 +87,24 @@ def by_queue(messages: pa.Table) -> Queues:
     }
 
 
-def steps_of(group: ReplicaGroup, queues: Queues) -> Iterator[Finding | Row]:
-    """Gaps and steps back within a range, and a row for each queue, of RANGE_SCHEMA."""
+def runs_of(group: ReplicaGroup, queues: Queues) -> Iterator[Row]:
+    """A row, of RANGE_SCHEMA, for each run of messages whose queue offsets follow each other."""
     for (topic, queue_id), each in queues.items():
-        for at in np.flatnonzero(np.diff(each.offsets) != 1).tolist():
-            before, after = int(each.offsets[at]), int(each.offsets[at + 1])
-            yield step_finding(group, topic, queue_id, before, after, int(each.starts[at + 1]))
-        yield {
-            "group": group.name,
-            "topic": topic,
-            "queue_id": queue_id,
-            "queue_offset": int(each.offsets[0]),
-            "physical_offset": int(each.starts[0]),
-            "last_offset": int(each.offsets[-1]),
-        }
-
-
-def step_finding(
-    group: ReplicaGroup, topic: str, queue_id: int, before: int, after: int, start: int
-) -> Finding:
-    """What it means that `after` follows `before` in a queue, and not the next number."""
-    epoch, doubt = group.epoch_at(start)
-    severity, kind, first = CRITICAL, "reordered", after
-    if after > before:
-        kind, first, missing = "gap", before + 1, after - before - 1
-        what = f"{missing} queue offset{'s' * (missing > 1)} from {before + 1} on"
-        detail = f"{what} have no message in the log" if missing > 1 else f"{what} has no message"
-    elif after == 0:
-        severity = WARNING
-        detail = (
-            f"the queue begins again at 0 behind {before}, as if it was deleted and created again"
-        )
-    else:
-        detail = f"queue offset {after} follows {before} in the log"
-    return Finding(
-        group.name, severity, kind, detail + doubt, (), topic, queue_id, first, start, epoch=epoch
-    )
+        cuts = (np.flatnonzero(np.diff(each.offsets) != 1) + 1).tolist()
+        for begin, end in pairwise([0, *cuts, len(each.offsets)]):
+            start = int(each.starts[begin])
+            epoch, doubt = group.epoch_at(start)
+            yield {
+                "group": group.name,
+                "topic": topic,
+                "queue_id": queue_id,
+                "queue_offset": int(each.offsets[begin]),
+                "physical_offset": start,
+                "last_offset": int(each.offsets[end - 1]),
+                "last_start": int(each.starts[end - 1]),
+                "epoch": epoch,
+                "detail": doubt,
+            }
 
 
 def check_queues(
@@ -193,7 +175,7 @@ class _Checker:
         """A row that counts messages which a queue does not reach."""
         return {
             "group": self._group.name,
-            "replica": self._replica.name,
+            "replicas": [self._replica.name],
             "topic": topic,
             "queue_id": queue_id,
             "queue_offset": int(offsets.min()),

@@ -21,6 +21,7 @@ from batonmq.spark.read.storage import OpenFile, Storage, files_of
 _PIECE_BYTES: Final = 32 << 20
 _PACKED: Final = (".gz", ".bz2", ".zst", ".lz4")
 _SHOWN: Final = 100
+_ROWS_MAX: Final = 50_000
 _LINE_MAX: Final = 1 << 20
 _Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -40,17 +41,28 @@ class Entry(msgspec.Struct, frozen=True):
     number: _Int64 | None = None
 
     @property
+    def id_offset(self) -> int | None:
+        """The log offset in the message id."""
+        try:
+            at = int((self.msg_id or "")[-16:], 16)
+        except ValueError:
+            return None
+        return at if 0 <= at < 1 << 63 else None
+
+    @property
     def is_placed(self) -> bool:
         return None not in (self.topic, self.queue_id, self.queue_offset)
 
 
 _TEXTS: Final = ("topic", "broker", "unique_key", "msg_id", "producer")
-#: Columns of an entry. `group`: that of its broker, where it is known; `entry`: it among all.
+#: Columns of an entry. `entry`: it among all; `id_offset`: the log offset that its message id
+#: names. `fault`: why a line is none, with its `file`; `is_torn`: the last line, without its end.
 ENTRY_SCHEMA: Final = pa.schema(
     [
         *((name, pa.string() if name in _TEXTS else pa.int32() if name == "queue_id" else
            pa.int64()) for name in Entry.__struct_fields__),
-        ("group", pa.string()), ("entry", pa.int64()),
+        ("entry", pa.int64()), ("id_offset", pa.int64()), ("file", pa.string()),
+        ("fault", pa.string()), ("is_torn", pa.bool_()),
     ]
 )  # fmt: skip
 _COLUMNS: Final = Entry.__struct_fields__
@@ -119,6 +131,27 @@ def entries_of(piece: Piece) -> Iterator[Entry]:
             sentence = f"line {_line_number(piece, offset)}: {shown!r} {error}"
             is_torn = not line.endswith(b"\n") and not piece.path.endswith(_PACKED)
             raise BadEntry(piece.path, sentence, is_torn=is_torn) from error
+
+
+def entry_rows(number: int, piece: Piece) -> Iterator[pa.RecordBatch]:
+    """The rows of a piece, which has that number among all. Raises OSError."""
+    rows: list[dict[str, object]] = []
+    count = 0
+    try:
+        for entry in entries_of(piece):
+            count += 1
+            row = msgspec.structs.asdict(entry)
+            rows.append(row | {"entry": number << 40 | count, "id_offset": entry.id_offset})
+            if len(rows) == _ROWS_MAX:
+                yield pa.RecordBatch.from_pylist(rows, ENTRY_SCHEMA)
+                rows = []
+    except BadEntry as error:
+        rows.append({
+            "entry": number << 40 | count, "file": error.path, "fault": str(error),
+            "is_torn": error.is_torn,
+        })  # fmt: skip
+    if rows:
+        yield pa.RecordBatch.from_pylist(rows, ENTRY_SCHEMA)
 
 
 def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:

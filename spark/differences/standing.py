@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import combinations, groupby, pairwise
 
-from batonmq.spark.audit.findings import Finding
-from batonmq.spark.audit.replicas import LogFile, Replica, ReplicaGroup, log_end
+from batonmq.spark.differences.findings import Finding
+from batonmq.spark.differences.replicas import LogFile, Replica, ReplicaGroup, log_end
 from batonmq.spark.read.selection import HIGH
-from batonmq.spark.steps.severity import CRITICAL, INFO, WARNING
+from batonmq.spark.severity import CRITICAL, INFO, WARNING
 
 _Stretch = tuple[int, int, int | None, int | None]
 

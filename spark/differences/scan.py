@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,11 +20,17 @@ import pyarrow.compute as pc
 from batonmq.protocol.properties import TAGS, UNIQ_KEY
 from batonmq.protocol.records.columns import Bools, Int64s, take_fields
 from batonmq.protocol.tags import tags_code
-from batonmq.spark.audit.compare import Comparison, Held
-from batonmq.spark.audit.findings import Finding
-from batonmq.spark.audit.queues import NUMBERED_SCHEMA, by_queue, check_queues, numbered, steps_of
-from batonmq.spark.audit.replicas import LogFile, ReplicaGroup
-from batonmq.spark.audit.sides import Stretch, open_sides
+from batonmq.spark.differences.compare import Comparison, Held
+from batonmq.spark.differences.findings import Finding
+from batonmq.spark.differences.queues import (
+    NUMBERED_SCHEMA,
+    by_queue,
+    check_queues,
+    numbered,
+    runs_of,
+)
+from batonmq.spark.differences.replicas import LogFile, ReplicaGroup
+from batonmq.spark.differences.sides import Stretch, open_sides
 from batonmq.spark.read.columns import binaries, integers_or_null, texts
 from batonmq.spark.read.message_columns import PropertyPairs, split_properties
 
@@ -48,40 +55,39 @@ MESSAGE_SCHEMA: Final = pa.schema(
     ]
 )
 _QUEUE: Final = [("group", pa.string()), ("topic", pa.string()), ("queue_id", pa.int32())]
-#: A queue in one range: its first message and the queue offset of its last one.
+#: Messages of a queue in one range whose queue offsets follow each other: the first, with its
+#: epoch, and the queue offset and log offset of the last one.
+#: `detail`: the epoch of each replica, if they differ.
 RANGE_SCHEMA: Final = pa.schema(
-    [*_QUEUE, *((n, pa.int64()) for n in ("queue_offset", "physical_offset", "last_offset"))]
+    [
+        *_QUEUE,
+        *(
+            (n, pa.int64())
+            for n in ("queue_offset", "physical_offset", "last_offset", "last_start", "epoch")
+        ),
+        ("detail", pa.string()),
+    ]
 )
 #: Messages of a range that a replica's queue does not reach, which ends at `reach`.
 BEHIND_SCHEMA: Final = pa.schema(
     [
         *_QUEUE,
-        ("replica", pa.string()),
+        ("replicas", pa.list_(pa.string())),
         *((n, pa.int64()) for n in ("queue_offset", "reach", "amount")),
     ]
 )
 
 
 @dataclass(frozen=True, slots=True)
-class AuditRequest:
-    """What to audit, and how. `group`: all stores are replicas of it. Sizes are bytes. `limit`: so
-    many findings are told one by one.
+class ScanSettings:
+    """`unconfirmed`: what lies above confirmOffset is compared, too. `messages`: a row of each is
+    wanted. `chunk_bytes`: so much is compared at once.
     """
 
-    stores: tuple[str, ...]
-    acked: tuple[str, ...] = ()
-    group: str | None = None
     unconfirmed: bool = False
-    duplicates: bool = True
     queues: bool = True
-    limit: int = 20
-    range_bytes: int = 64 << 20
+    messages: bool = True
     chunk_bytes: int = 8 << 20
-
-    @property
-    def messages(self) -> bool:
-        """Whether a row of each message is needed."""
-        return self.duplicates or bool(self.acked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +100,7 @@ class RangeTask:
     end: int
 
 
-@dataclass(slots=True)
-class Counts:
+class Counts(msgspec.Struct):
     """One group: messages in its confirmed log, those that two or more replicas hold alike, and the
     bytes of the log that were compared.
     """
@@ -103,11 +108,6 @@ class Counts:
     messages: int = 0
     agreed: int = 0
     log_bytes: int = 0
-
-    def add(self, other: Counts) -> None:
-        self.messages += other.messages
-        self.agreed += other.agreed
-        self.log_bytes += other.log_bytes
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ def plan_tasks(
     return tasks
 
 
-def scan_range(task: RangeTask, group: ReplicaGroup, request: AuditRequest, into: Scanned) -> None:
+def scan_range(task: RangeTask, group: ReplicaGroup, request: ScanSettings, into: Scanned) -> None:
     """Compare one range; what it has goes `into`. Raises OSError."""
     comparison = Comparison(group, request.unconfirmed)
     top = max(replica.end if request.unconfirmed else replica.confirm for replica in group.replicas)
@@ -158,8 +158,7 @@ def scan_range(task: RangeTask, group: ReplicaGroup, request: AuditRequest, into
     if not request.queues:
         return
     queues = by_queue(pa.concat_tables(tables))
-    for told in steps_of(group, queues):
-        into.findings.append(told) if isinstance(told, Finding) else into.queues.append(told)
+    into.queues += runs_of(group, queues)
     for side in sides:
         replica = group.replicas[side.index]
         for told in check_queues(group, replica, queues, task.begin, task.end):
@@ -167,7 +166,7 @@ def scan_range(task: RangeTask, group: ReplicaGroup, request: AuditRequest, into
 
 
 def _tell(
-    held: Held, group: ReplicaGroup, request: AuditRequest, counts: Bools, into: Scanned
+    held: Held, group: ReplicaGroup, request: ScanSettings, counts: Bools, into: Scanned
 ) -> list[pa.Table]:
     """Rows of the messages of a block, and those that count for their queues."""
     records = held.records

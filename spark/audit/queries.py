@@ -1,0 +1,452 @@
+"""What crosses ranges of the log, as joins. Texts are for `steps.sql`: both engines read them.
+
+They read these views: `d`, table `differences`; `entries`, the acknowledged list, each with its
+group; `grps`, a row for each group: where its log begins (`begins`) and what it confirms
+(`confirms`); `sets`, replicas by their bits. `grp` is the group; names that need quotes are not
+used. `docs/spark-jobs.md` explains the kinds of findings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from batonmq.protocol.topic_name import (
+    DLQ_PREFIX,
+    OFFSET_MOVED_TOPIC,
+    OLD_SYSTEM_TOPIC_PREFIX,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    SYSTEM_TOPIC_PREFIX,
+)
+
+_TYPES: Final = {
+    "severity": "STRING", "kind": "STRING", "detail": "STRING", "replicas": "",
+    "topic": "STRING", "queue_id": "INT", "queue_offset": "BIGINT", "physical_offset": "BIGINT",
+    "size": "BIGINT", "epoch": "BIGINT", "unique_key": "STRING", "field": "STRING",
+    "file": "STRING",
+}  # fmt: skip
+COLUMNS: Final = ("grp", *_TYPES)
+#: Topics in which keys repeat by design: retries, delays, halves of transactions.
+_REPEATING: Final = (
+    RETRY_PREFIX, DLQ_PREFIX, SCHEDULE_TOPIC, OLD_SYSTEM_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX,
+    OFFSET_MOVED_TOPIC,
+)  # fmt: skip
+#: Here messages wait for their time or commit; the answer names their own topic all the same.
+_WAITING: Final = (SCHEDULE_TOPIC, OLD_SYSTEM_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX)
+_COMPARED: Final = "('missing', 'divergent', 'reordered')"
+
+
+def _begins(value: str, prefixes: tuple[str, ...]) -> str:
+    return "(" + " OR ".join(f"left({value}, {len(p)}) = '{p}'" for p in prefixes) + ")"
+
+
+def _told(severity: str, kind: str, detail: str, of: str = "", **columns: str) -> str:
+    """The columns of a finding. `of`: the row that has those which are not said."""
+    given = {"severity": severity, "kind": kind, "detail": detail, **columns}
+    parts = [f"{columns.get('grp', f'{of}.grp')} AS grp"]
+    for name, kind_of in _TYPES.items():
+        known = given.get(name) or (f"{of}.{name}" if name in _OF_ROWS.get(of, ()) else "")
+        none = f"CAST(NULL AS {kind_of})" if kind_of else "nobody.replicas"
+        parts.append(f"{known or none} AS {name}")
+    return ", ".join(parts)
+
+
+_MESSAGE: Final = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "epoch",
+                   "unique_key")  # fmt: skip
+_ENTRY: Final = ("topic", "queue_id", "queue_offset", "unique_key")
+_OF_ROWS: Final = {"f": tuple(_TYPES), "m": _MESSAGE, "e": _ENTRY,
+                   "q": ("topic", "queue_id", "physical_offset", "epoch"),
+                   "b": ("replicas", "topic", "queue_id")}  # fmt: skip
+
+#: The rows of `differences`, by their parts.
+PARTS: Final = {
+    "ranged": f"""
+        SELECT d.group AS grp, {", ".join(f"d.{name}" for name in _TYPES)}, d.identity,
+            row_number() OVER (PARTITION BY d.group, d.replicas, d.identity, d.severity, d.kind
+                ORDER BY d.physical_offset) AS nth,
+            row_number() OVER (PARTITION BY d.group, d.replicas, d.topic, d.queue_id,
+                d.queue_offset, d.kind ORDER BY d.physical_offset, d.detail) AS nth_unit
+        FROM d WHERE d.part = 'finding'
+    """,
+    "messages": """
+        SELECT d.group AS grp, d.topic, d.queue_id, d.queue_offset, d.physical_offset, d.size,
+            d.epoch, d.unique_key, d.batch_key, d.have, d.lack, d.body_crc, d.amount
+        FROM d WHERE d.part = 'message'
+    """,
+    "runs": """
+        SELECT d.group AS grp, d.topic, d.queue_id, d.queue_offset, d.physical_offset,
+            d.last_offset, d.last_start, d.epoch, d.detail
+        FROM d WHERE d.part = 'queue'
+    """,
+    "behind": """
+        SELECT d.group AS grp, d.replicas, d.topic, d.queue_id, max(d.reach) AS reach,
+            CAST(sum(d.amount) AS BIGINT) AS amount, min(d.queue_offset) AS queue_offset
+        FROM d WHERE d.part = 'behind' GROUP BY d.group, d.replicas, d.topic, d.queue_id
+    """,
+    "queue_begins": """
+        SELECT grp, topic, queue_id, min(queue_offset) AS lowest FROM runs
+        GROUP BY grp, topic, queue_id
+    """,
+    "steps": """
+        SELECT q.*, CASE WHEN q.queue_offset > q.before THEN 'gap' ELSE 'reordered' END AS kind,
+            q.queue_offset - q.before - 1 AS lacking
+        FROM (
+            SELECT r.*, coalesce(
+                lag(r.last_offset) OVER (PARTITION BY r.grp, r.topic, r.queue_id
+                    ORDER BY r.physical_offset),
+                CASE WHEN g.begins = 0 AND row_number() OVER (PARTITION BY r.grp, r.topic,
+                    r.queue_id ORDER BY r.physical_offset) = 1 THEN -1 END) AS before,
+                coalesce(lag(r.last_start) OVER (PARTITION BY r.grp, r.topic, r.queue_id
+                    ORDER BY r.physical_offset), g.begins) AS last_before
+            FROM runs r JOIN grps g ON r.grp = g.grp
+        ) q WHERE q.queue_offset <> q.before + 1
+    """,
+    # What is missing at one place of a replica and extra at another is one: `reordered`.
+    "pairs": """
+        SELECT m.grp, m.replicas, m.severity, m.physical_offset, x.physical_offset AS other,
+            x.queue_id AS other_queue, x.queue_offset AS other_offset
+        FROM ranged m JOIN ranged x ON m.grp = x.grp AND m.replicas = x.replicas
+            AND m.identity = x.identity AND m.severity = x.severity AND m.nth = x.nth
+        WHERE m.kind = 'missing' AND x.kind = 'extra'
+    """,
+}
+
+
+def _ranges(acked: bool) -> Iterator[str]:
+    """The findings of ranges. `acked`: those of acknowledged messages say so."""
+    note = "CASE WHEN k.grp IS NOT NULL THEN '; it was acknowledged' ELSE '' END" if acked else "''"
+    known = (
+        """LEFT JOIN (SELECT DISTINCT grp, m_offset FROM found WHERE m_lack <> 0) k
+        ON f.grp = k.grp AND f.physical_offset = k.m_offset"""
+        if acked
+        else ""
+    )
+    moved = """concat('in this replica it lies at ', CAST(p.other AS STRING), ', queue ',
+        CAST(p.other_queue AS STRING), ' offset ', CAST(p.other_offset AS STRING))"""
+    same = """f.grp = p.grp AND f.replicas = p.replicas AND f.severity = p.severity"""
+    kind = "CASE WHEN p.grp IS NOT NULL THEN 'reordered' ELSE f.kind END"
+    detail = f"concat(CASE WHEN p.grp IS NOT NULL THEN {moved} ELSE f.detail END, {note})"
+    yield f"""
+        SELECT {_told("f.severity", kind, detail, "f")}
+        FROM ranged f LEFT JOIN pairs p
+            ON {same} AND f.physical_offset = p.physical_offset AND f.kind = 'missing' {known}
+        WHERE f.kind IN ('missing', 'divergent')
+    """
+    # A message that lies where another one is missing is told with that one.
+    yield f"""
+        SELECT {_told("f.severity", "f.kind", "f.detail", "f")}
+        FROM ranged f LEFT JOIN pairs p ON {same} AND f.physical_offset = p.other
+            LEFT JOIN ranged o ON f.grp = o.grp AND f.replicas = o.replicas
+                AND f.physical_offset = o.physical_offset AND o.kind = 'missing'
+        WHERE f.kind = 'extra' AND p.grp IS NULL AND o.grp IS NULL
+    """
+    # A unit that leads into another range is seen from both.
+    yield f"""
+        SELECT {_told("f.severity", "f.kind", "f.detail", "f")} FROM ranged f
+        WHERE f.kind NOT IN ('missing', 'divergent', 'extra')
+            AND (f.kind <> 'queue_wrong' OR f.nth_unit = 1)
+    """
+
+
+def _steps(acked: bool) -> str:
+    """Gaps in queues, and steps back. A gap that damage or a lost message tells of is no other."""
+    text = """CASE
+        WHEN q.kind = 'gap' THEN concat(CAST(q.lacking AS STRING), ' queue offset',
+            CASE WHEN q.lacking > 1 THEN 's' ELSE '' END, ' from ', CAST(q.before + 1 AS STRING),
+            ' on ', CASE WHEN q.lacking > 1 THEN 'have no message in the log'
+                ELSE 'has no message' END)
+        WHEN q.queue_offset = 0 THEN concat('the queue begins again at 0 behind ',
+            CAST(q.before AS STRING), ', as if it was deleted and created again')
+        ELSE concat('queue offset ', CAST(q.queue_offset AS STRING), ' follows ',
+            CAST(q.before AS STRING), ' in the log') END"""
+    severity = "CASE WHEN q.kind <> 'gap' AND q.queue_offset = 0 THEN 'warning' ELSE 'critical' END"
+    at = "CASE WHEN q.kind = 'gap' THEN q.before + 1 ELSE q.queue_offset END"
+    lost = (
+        """
+        LEFT JOIN (SELECT s.grp, s.topic, s.queue_id, s.physical_offset, count(*) AS many
+            FROM steps s JOIN lost l ON s.grp = l.grp AND s.topic = l.topic
+                AND s.queue_id = l.queue_id AND l.queue_offset > s.before
+                AND l.queue_offset < s.queue_offset
+            GROUP BY s.grp, s.topic, s.queue_id, s.physical_offset) t
+        ON q.grp = t.grp AND q.topic = t.topic AND q.queue_id = t.queue_id
+            AND q.physical_offset = t.physical_offset
+    """
+        if acked
+        else ""
+    )
+    unless = "AND (t.many IS NULL OR t.many < q.lacking)" if acked else ""
+    return f"""
+        SELECT {_told(severity, "q.kind", f"concat({text}, q.detail)", "q", queue_offset=at)}
+        FROM steps q CROSS JOIN nobody {lost}
+        WHERE (q.kind <> 'gap' OR NOT EXISTS (
+            SELECT 1 FROM ranged w WHERE w.kind = 'damaged' AND w.grp = q.grp
+                AND w.physical_offset > q.last_before AND w.physical_offset < q.physical_offset
+        )) {unless}
+    """
+
+
+def _behind() -> str:
+    detail = """concat('the consume queue ends at ', CAST(b.reach AS STRING), '; ',
+        CAST(b.amount AS STRING), ' confirmed messages have no unit yet')"""
+    offset = "b.queue_offset"
+    told = _told("'info'", "'queue_behind'", detail, "b", queue_offset=offset)
+    return f"SELECT {told} FROM behind b"
+
+
+def _duplicates() -> str:
+    """Every place but the first of a unique key that is in a topic more than once."""
+    window = "OVER (PARTITION BY grp, topic, unique_key ORDER BY physical_offset)"
+    detail = """concat('first at ', CAST(m.first_at AS STRING), ', queue ',
+        CAST(m.first_queue AS STRING), ' offset ', CAST(m.first_offset AS STRING))"""
+    return f"""
+        SELECT {_told("'info'", "'duplicated'", detail, "m")} FROM (
+            SELECT *, row_number() {window} AS nth,
+                first_value(physical_offset) {window} AS first_at,
+                first_value(queue_id) {window} AS first_queue,
+                first_value(queue_offset) {window} AS first_offset
+            FROM messages
+            WHERE amount = 1 AND unique_key IS NOT NULL AND NOT {_begins("topic", _REPEATING)}
+        ) m CROSS JOIN nobody WHERE m.nth > 1
+    """
+
+
+_PLACED: Final = "topic IS NOT NULL AND queue_id IS NOT NULL AND queue_offset IS NOT NULL"
+_PLACE_TEXT: Final = """concat('p', grp, '/', topic, '/', CAST(queue_id AS STRING), '/',
+    CAST(queue_offset AS STRING))"""
+_FOUND: Final = """m.grp AS m_grp, m.topic AS m_topic, m.queue_id AS m_queue,
+    m.queue_offset AS m_queue_offset, m.physical_offset AS m_offset, m.size AS m_size,
+    m.epoch AS m_epoch, m.body_crc AS m_crc"""
+#: An entry is looked for at its place, then by its key, or by the log offset in its message id.
+ACKED_VIEWS: Final = {
+    "listed": """
+        SELECT m.* FROM messages m JOIN (
+            SELECT DISTINCT grp, topic FROM entries WHERE grp IS NOT NULL AND topic IS NOT NULL
+        ) t ON m.grp = t.grp AND m.topic = t.topic WHERE m.amount > 0
+    """,
+    "placed_pairs": f"""
+        SELECT e.*, {_FOUND}, m.have AS m_have, m.lack AS m_lack,
+            row_number() OVER (PARTITION BY e.entry ORDER BY m.physical_offset) AS nth
+        FROM entries e JOIN listed m ON e.grp = m.grp AND e.topic = m.topic
+            AND e.queue_id = m.queue_id AND e.queue_offset = m.queue_offset
+        WHERE e.unique_key IS NULL OR e.unique_key = m.unique_key OR e.unique_key = m.batch_key
+    """,
+    "rest": """
+        SELECT e.* FROM entries e LEFT JOIN (SELECT DISTINCT entry FROM placed_pairs) p
+            ON e.entry = p.entry
+        WHERE p.entry IS NULL
+    """,
+    # `is_rest`: still looked for; else the entry only tells that its key is listed.
+    "sought": f"""
+        SELECT s.*, CASE WHEN unique_key IS NOT NULL THEN concat('k', unique_key)
+            WHEN grp IS NULL THEN NULL WHEN {_PLACED} THEN {_PLACE_TEXT}
+            WHEN id_offset IS NOT NULL THEN concat('i', grp, '/', CAST(id_offset AS STRING))
+            END AS link
+        FROM (
+            SELECT r.*, TRUE AS is_rest FROM rest r
+            UNION ALL
+            SELECT e.*, FALSE AS is_rest FROM entries e
+            WHERE grp IS NOT NULL AND {_PLACED} AND unique_key IS NOT NULL
+        ) s
+    """,
+    "linked": f"""
+        SELECT l.* FROM (
+            SELECT m.*, concat('k', unique_key) AS link FROM messages m
+            WHERE unique_key IS NOT NULL
+            UNION ALL
+            SELECT m.*, concat('k', batch_key) AS link FROM messages m WHERE batch_key IS NOT NULL
+            UNION ALL
+            SELECT m.*, {_PLACE_TEXT} AS link FROM messages m WHERE amount = 0
+            UNION ALL
+            SELECT m.*, concat('i', grp, '/', CAST(physical_offset AS STRING)) AS link
+            FROM messages m
+        ) l JOIN (SELECT DISTINCT link FROM sought WHERE link IS NOT NULL) s ON l.link = s.link
+    """,
+    "copies": """
+        SELECT * FROM (
+            SELECT l.*, row_number() OVER (PARTITION BY link, grp
+                    ORDER BY amount DESC, physical_offset) AS nth_copy,
+                bit_or(have) OVER (PARTITION BY link, grp) AS all_have,
+                bit_and(lack) OVER (PARTITION BY link, grp) AS all_lack,
+                sum(amount) OVER (PARTITION BY link, grp) AS many
+            FROM linked l
+        ) c WHERE nth_copy = 1
+    """,
+    "link_pairs": f"""
+        SELECT s.*, {_FOUND}, m.all_have AS m_have, m.all_lack AS m_lack, m.many, m.amount,
+            row_number() OVER (PARTITION BY s.entry, s.is_rest
+                ORDER BY CASE WHEN m.amount = 0 THEN 1 ELSE 0 END, m.physical_offset,
+                    m.grp) AS nth
+        FROM sought s JOIN copies m ON s.link = m.link AND (s.grp IS NULL OR s.grp = m.grp)
+    """,
+    "named": """
+        SELECT DISTINCT l.grp, l.physical_offset FROM linked l JOIN (
+            SELECT DISTINCT link, m_grp FROM link_pairs WHERE is_rest OR many > 1
+        ) n ON l.link = n.link AND l.grp = n.m_grp WHERE l.amount > 0
+    """,
+    "best": """
+        SELECT p.*, coalesce(p.grp, p.m_grp) AS known_grp FROM link_pairs p
+        WHERE p.is_rest AND p.nth = 1
+    """,
+    "found": """
+        SELECT f.*, CASE WHEN f.m_offset + f.m_size > g.confirms THEN 1 ELSE 0 END AS is_above
+        FROM (
+            SELECT entry, grp, topic, queue_id, queue_offset, unique_key, body_crc, m_grp,
+                m_topic, m_queue, m_queue_offset, m_offset, m_size, m_epoch, m_crc, m_lack,
+                FALSE AS by_link
+            FROM placed_pairs WHERE nth = 1
+            UNION ALL
+            SELECT entry, known_grp AS grp, topic, queue_id, queue_offset, unique_key, body_crc,
+                m_grp, m_topic, m_queue, m_queue_offset, m_offset, m_size, m_epoch, m_crc,
+                m_lack, TRUE AS by_link
+            FROM best WHERE amount > 0
+        ) f JOIN grps g ON f.m_grp = g.grp
+    """,
+    # A copy for a retry does not prove that the message moved, unless that cannot have expired.
+    "moved": f"""
+        SELECT f.* FROM found f JOIN grps g ON f.grp = g.grp
+            LEFT JOIN queue_begins b ON f.grp = b.grp AND f.topic = b.topic
+                AND f.queue_id = b.queue_id
+        WHERE f.by_link AND f.queue_offset IS NOT NULL AND NOT {_begins("f.m_topic", _WAITING)}
+            AND NOT (coalesce(f.topic = f.m_topic, TRUE) AND coalesce(f.queue_id = f.m_queue, TRUE)
+                AND f.queue_offset = f.m_queue_offset)
+            AND (g.begins = 0 OR f.queue_offset >= b.lowest)
+    """,
+    "nowhere": f"""
+        SELECT n.*, CASE
+            WHEN n.grp IS NULL AND n.unique_key IS NULL THEN 'unknown'
+            WHEN n.begins = 0 OR n.id_at >= n.begins THEN 'lost'
+            WHEN n.id_at IS NOT NULL THEN 'expired'
+            WHEN n.lowest IS NOT NULL AND {_PLACED} THEN
+                CASE WHEN n.queue_offset < n.lowest THEN 'expired' ELSE 'lost' END
+            ELSE 'unchecked' END AS outcome
+        FROM (
+            SELECT r.*, coalesce(g.begins, (SELECT max(begins) FROM grps)) AS begins, b.lowest,
+                CASE WHEN r.unique_key IS NULL AND (r.grp IS NULL OR r.topic IS NULL
+                    OR r.queue_id IS NULL OR r.queue_offset IS NULL) THEN r.id_offset
+                END AS id_at
+            FROM rest r LEFT JOIN best f ON r.entry = f.entry LEFT JOIN grps g ON r.grp = g.grp
+                LEFT JOIN queue_begins b ON r.grp = b.grp AND r.topic = b.topic
+                    AND r.queue_id = b.queue_id
+            WHERE f.entry IS NULL
+        ) n
+    """,
+    # `bits`: the replicas that alone hold it.
+    "lost": """
+        SELECT grp, topic, queue_id, queue_offset, unique_key, id_at AS physical_offset,
+            CAST(NULL AS BIGINT) AS epoch, CAST(NULL AS BIGINT) AS bits,
+            CAST(NULL AS STRING) AS m_grp
+        FROM nowhere WHERE outcome = 'lost'
+        UNION ALL
+        SELECT known_grp, topic, queue_id, queue_offset, unique_key, m_offset, m_epoch, m_have,
+            m_grp
+        FROM best WHERE amount = 0
+    """,
+}
+#: Views that are read more than once, and are worth keeping.
+KEPT: Final = ("ranged", "messages", "runs", "steps", "entries", "placed_pairs", "linked",
+               "link_pairs", "found", "nowhere", "lost")  # fmt: skip
+#: Sets of replicas that findings name.
+SETS: Final = """
+    SELECT m_grp AS grp, m_lack AS bits FROM found WHERE m_lack <> 0
+    UNION SELECT m_grp AS grp, bits FROM lost WHERE bits IS NOT NULL
+"""
+ACKED_COUNTS: Final = """
+    SELECT (SELECT count(*) FROM found) AS found,
+        (SELECT coalesce(CAST(sum(is_above) AS BIGINT), 0) FROM found) AS unconfirmed,
+        (SELECT count(*) FROM found WHERE m_lack <> 0) AS not_everywhere,
+        (SELECT count(*) FROM moved) AS elsewhere, (SELECT count(*) FROM lost) AS lost,
+        (SELECT count(*) FROM nowhere WHERE outcome = 'expired') AS expired,
+        (SELECT count(*) FROM nowhere WHERE outcome IN ('unknown', 'unchecked')) AS unchecked
+"""
+
+
+def _held() -> Iterator[str]:
+    """Findings about entries of the list that are found."""
+    at = {"physical_offset": "e.m_offset", "size": "e.m_size", "epoch": "e.m_epoch"}
+    what = "'acknowledged, and whole in other replicas only'"
+    lacking = _told("'critical'", "'acked_missing'", what, "e", replicas="s.replicas", **at)
+    # What a replica lacks is told where replicas are compared, as long as they are all there.
+    yield f"""
+        SELECT {lacking} FROM (
+            SELECT f.*, row_number() OVER (PARTITION BY f.grp, f.m_offset ORDER BY f.entry) AS nth
+            FROM found f WHERE f.m_lack <> 0
+        ) e JOIN sets s ON e.m_grp = s.grp AND e.m_lack = s.bits LEFT JOIN (
+            SELECT grp, physical_offset, count(DISTINCT replicas) AS many FROM ranged
+            WHERE kind IN {_COMPARED} GROUP BY grp, physical_offset
+        ) c ON e.m_grp = c.grp AND e.m_offset = c.physical_offset
+        WHERE e.nth = 1 AND (c.many IS NULL OR c.many < s.many)
+    """
+    crc = "(e.body_crc & 2147483647)"
+    what = f"""concat('its body has CRC ', CAST(e.m_crc AS STRING), ', the acknowledged one ',
+        CAST({crc} AS STRING))"""
+    told = _told("'critical'", "'divergent'", what, "e", field="'body'", **at)
+    yield f"SELECT {told} FROM found e CROSS JOIN nobody WHERE {crc} <> e.m_crc"
+    what = """concat('acknowledged here, lies at queue ', CAST(e.m_queue AS STRING), ' offset ',
+        CAST(e.m_queue_offset AS STRING), ' of ', e.m_topic)"""
+    told = _told("'critical'", "'reordered'", what, "e", **at)
+    yield f"SELECT {told} FROM moved e CROSS JOIN nobody"
+
+
+def _lost() -> Iterator[str]:
+    """Findings about entries of the list that are not found."""
+    why = """CASE WHEN e.outcome = 'unknown'
+        THEN 'it names no broker, and several groups are audited'
+        ELSE 'not found, and it may have expired: the log no longer begins at 0' END"""
+    told = _told("'warning'", "'unchecked'", why, "e")
+    yield f"""
+        SELECT {told} FROM nowhere e CROSS JOIN nobody WHERE e.outcome IN ('unknown', 'unchecked')
+    """
+    what = """CASE WHEN e.bits IS NOT NULL THEN concat('acknowledged, and only in ', s.names,
+            ': the others, or a later epoch, went on without it')
+        ELSE concat('acknowledged, and in no replica', CASE WHEN n.nearest IS NOT NULL THEN
+            concat('; the one before it in its queue lies at ', CAST(n.nearest AS STRING))
+            ELSE '' END) END"""
+    replicas = "CASE WHEN e.bits IS NOT NULL THEN s.replicas ELSE nobody.replicas END"
+    told = _told(
+        "'critical'", "'lost'", what, "e", replicas=replicas, physical_offset="e.physical_offset",
+        epoch="coalesce(e.epoch, n.epoch)",
+    )  # fmt: skip
+    yield f"""
+        SELECT {told} FROM lost e CROSS JOIN nobody
+            LEFT JOIN sets s ON e.m_grp = s.grp AND e.bits = s.bits LEFT JOIN (
+                SELECT grp, topic, queue_id, queue_offset, max(physical_offset) AS nearest,
+                    max_by(epoch, physical_offset) AS epoch
+                FROM listed GROUP BY grp, topic, queue_id, queue_offset
+            ) n ON e.grp = n.grp AND e.topic = n.topic AND e.queue_id = n.queue_id
+                AND e.queue_offset - 1 = n.queue_offset
+    """
+
+
+def _of_list() -> Iterator[str]:
+    """Findings about messages that the list lacks, and about the order of its entries."""
+    told = _told("'info'", "'not_acked'", "'in the log, and not in the list'", "m")
+    yield f"""
+        SELECT {told} FROM listed m CROSS JOIN nobody
+            LEFT JOIN (SELECT DISTINCT m_grp, m_offset FROM placed_pairs) p
+                ON m.grp = p.m_grp AND m.physical_offset = p.m_offset
+            LEFT JOIN named n ON m.grp = n.grp AND m.physical_offset = n.physical_offset
+        WHERE p.m_grp IS NULL AND n.grp IS NULL
+    """
+    order = "OVER (PARTITION BY grp, producer, topic, queue_id ORDER BY number, entry)"
+    what = """concat('number ', CAST(e.number AS STRING), ' of producer ', e.producer,
+        ' was acknowledged here, number ', CAST(e.number_before AS STRING),
+        ' before it at queue offset ', CAST(e.offset_before AS STRING))"""
+    told = _told("'warning'", "'reordered'", what, "e")
+    yield f"""
+        SELECT {told} FROM (
+            SELECT *, lag(number) {order} AS number_before,
+                lag(queue_offset) {order} AS offset_before
+            FROM entries WHERE producer IS NOT NULL AND number IS NOT NULL AND {_PLACED}
+        ) e CROSS JOIN nobody WHERE e.queue_offset <= e.offset_before
+    """
+
+
+def findings(*, acked: bool, duplicates: bool) -> str:
+    """All findings: of the stores as such (view `known`), of ranges, and of what crosses them."""
+    parts = [f"SELECT {', '.join(COLUMNS)} FROM known", *_ranges(acked), _steps(acked), _behind()]
+    if duplicates:
+        parts.append(_duplicates())
+    if acked:
+        parts += [*_held(), *_lost(), *_of_list()]
+    return " UNION ALL ".join(parts)

@@ -1,0 +1,1 @@
+"""Replicas against each other: the table `differences` of the data source. Free of Spark."""
