@@ -62,6 +62,7 @@ from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.turns import in_slices
+from batonmq.store.confirm_rules import ConfirmedByLog, ConfirmedBySet
 from batonmq.store.index_service import IndexService
 from batonmq.store.message_store import MessageStore
 
@@ -93,8 +94,9 @@ class BrokerService:
         self._on_fatal, self._stop_reason = on_fatal, PLANNED_STOP
         self._clients_due = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        confirmed = ConfirmedBySet() if config.controller_mode else ConfirmedByLog()
         self.store = MessageStore(
-            config.store, store_host=broker.store_host, controller_mode=config.controller_mode
+            config.store, store_host=broker.store_host, confirm_rule=confirmed
         )
         self.path = _write_path(config, self.store, self.endpoint)
         self.tables = _tables(config)

@@ -130,5 +130,5 @@ class HAConfig(Section, frozen=True, kw_only=True, rename="camel"):
             retry_ms_max=self.ha_reconnect_interval_max,
             keepalive_ms=max(1_000, self.heartbeat_ms),
             housekeeping_ms=self.ha_housekeeping_interval,
-            brisk_ms=max(2_000, 5 * self.heartbeat_ms),
+            silence_limit_ms=max(2_000, 5 * self.heartbeat_ms),
         )

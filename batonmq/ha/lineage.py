@@ -29,7 +29,7 @@ EPOCHS_COMPARED: Final = 40
 """So many samples, and names of any length, fit into one identity frame."""
 
 
-class Sample(NamedTuple):
+class LogSample(NamedTuple):
     """CRC-32 of the log bytes [end - size, end)."""
 
     end: int
@@ -48,7 +48,7 @@ class LogSamples(Protocol):
     def lineage(self) -> str:
         """The name of this log's history; "" if it has none."""
 
-    def take(self, end: int) -> Sample | None:
+    def take(self, end: int) -> LogSample | None:
         """The sample that ends at `end`; None if the log does not hold the bytes before it."""
 
     def crc(self, end: int, size: int) -> int | None:
@@ -69,7 +69,7 @@ def take_samples(
     own_points: Sequence[int],
     points: Sequence[int],
     disputed: Collection[int],
-) -> Iterator[Sample]:
+) -> Iterator[LogSample]:
     """What a master answers to a slave's `points`, ascending: samples at the newest ends below both
     logs' ends. The slave disputed some: they differ from its own bytes, which are sound. Bytes of
     ours that turn out to be damaged prove nothing."""
@@ -85,7 +85,7 @@ def take_samples(
             yield sample
 
 
-def first_difference(own: LogSamples, samples: Sequence[Sample], below: int) -> int | None:
+def first_difference(own: LogSamples, samples: Sequence[LogSample], below: int) -> int | None:
     """The lowest end, at most `below`, at which the two logs differ; None if none is known."""
     for end, size, crc in sorted(samples):
         if end > below:
@@ -96,18 +96,18 @@ def first_difference(own: LogSamples, samples: Sequence[Sample], below: int) -> 
     return None
 
 
-def are_equal_at(own: LogSamples, samples: Sequence[Sample], end: int) -> bool:
+def are_equal_at(own: LogSamples, samples: Sequence[LogSample], end: int) -> bool:
     """Whether a sample proves that the two logs have the same bytes before `end`."""
     return any(s.end == end and own.crc(end, s.size) == s.crc for s in samples)
 
 
-def is_compared(own: LogSamples, samples: Sequence[Sample], below: int) -> bool:
+def is_compared(own: LogSamples, samples: Sequence[LogSample], below: int) -> bool:
     """Whether a sample at an end of at most `below` can be compared with the own log's bytes."""
     return any(end <= below and own.crc(end, size) is not None for end, size, _ in samples)
 
 
 def common_point(
-    entries: Sequence[EpochEntry], own: LogSamples, samples: Sequence[Sample], difference: int
+    entries: Sequence[EpochEntry], own: LogSamples, samples: Sequence[LogSample], difference: int
 ) -> int:
     """End (exclusive) of the common part of two logs that differ before `difference`: where the
     epoch of the differing bytes begins, if they are equal there, else NO_CONSISTENT_POINT."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from batonmq.ha.lineage import SAMPLE_BYTES, Sample
+from batonmq.ha.lineage import SAMPLE_BYTES, LogSample
 from batonmq.ha.ports import LogStore
 
 
@@ -24,11 +24,11 @@ class StoreSamples:
     def lineage(self) -> str:
         return self._store.log.lineage.name
 
-    def take(self, end: int) -> Sample | None:
+    def take(self, end: int) -> LogSample | None:
         segment_start = (end - 1) - (end - 1) % self._segment_size
         size = end - max(segment_start, end - SAMPLE_BYTES)
         crc = self.crc(end, size)
-        return None if crc is None else Sample(end, size, crc)
+        return None if crc is None else LogSample(end, size, crc)
 
     def crc(self, end: int, size: int) -> int | None:
         begin = end - size

@@ -18,8 +18,9 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from batonmq.epoch.entry import EpochEntry, entry_after, entry_at, entry_of, with_bytes, with_ends
+from batonmq.ha.java_peer import heartbeat_epoch
 from batonmq.ha.lineage import LogSamples, points_of
-from batonmq.ha.proof import STRANGERS_MAX, Registrations, Standing, master_introduced
+from batonmq.ha.proof import STRANGERS_MAX, Admission, Registrations, master_introduced
 from batonmq.ha.sync_state import RecordedSet, SyncEffect, SyncState
 from batonmq.ha.wire import (
     TRANSFER_HEADER,
@@ -34,11 +35,6 @@ from batonmq.runtime.crowd import Crowd
 from batonmq.runtime.recent_events import RecentEvents, records_event, shows_events
 
 pack_transfer_header = TRANSFER_HEADER.pack
-
-NO_EPOCH = -1
-"""In a heartbeat to a Java slave, in place of an epoch of which it has no byte. It would note that
-epoch, refuse the next one, which begins at the same offset, and label what follows wrongly:
-at its next connection it would cut them, confirmed or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +110,7 @@ class Flow:
 _NO_ACK: Final = 1 << 62
 
 
-class Stage(Enum):
+class LinkStage(Enum):
     WAIT_HANDSHAKE = "wait_handshake"
     WAIT_RECORD = "wait_record"
     WAIT_ACK = "wait_ack"
@@ -130,7 +126,7 @@ class SlaveConnection:
     address: str
     read_ms: int
     sent_ms: int
-    stage: Stage = Stage.WAIT_HANDSHAKE
+    stage: LinkStage = LinkStage.WAIT_HANDSHAKE
     handshake: SlaveHandshake | None = None
     broker_id: int = -1
     """-1 until the connection counts as that replica's."""
@@ -210,7 +206,7 @@ class MasterCore:
             found = entry_of(self._entries, current.epoch) if current is not None else None
             connection.entry = found or entry_at(self._entries, connection.next_offset)
             self._transfer(connection, now_ms, effects)
-            if connection.stage is Stage.TRANSFER:
+            if connection.stage is LinkStage.TRANSFER:
                 self._announce(connection, now_ms, effects)
         return effects
 
@@ -245,7 +241,7 @@ class MasterCore:
     ) -> list[MasterEffect]:
         """Replies with our history to a process of this group (R41)."""
         connection = self.connections[connection_id]
-        assert connection.stage is Stage.WAIT_HANDSHAKE
+        assert connection.stage is LinkStage.WAIT_HANDSHAKE
         connection.handshake = handshake
         connection.read_ms = connection.sent_ms = now_ms
         return self._admit(connection, handshake, now_ms)
@@ -255,17 +251,17 @@ class MasterCore:
     ) -> list[MasterEffect]:
         """An older connection of the same replica is closed (R18), but only for one that counts."""
         standing, reason = self._registrations.judge(handshake)
-        if standing is Standing.REFUSED:
+        if standing is Admission.REFUSED:
             return self._close(connection, reason, now_ms)
-        if standing is Standing.AWAITED:
-            connection.stage = Stage.WAIT_RECORD
+        if standing is Admission.AWAITED:
+            connection.stage = LinkStage.WAIT_RECORD
             return []
         effects: list[MasterEffect] = []
         for older in list(self.connections.values()):
             if older.broker_id == handshake.broker_id:
                 effects += self._close(older, "superseded by a newer connection", now_ms)
         self._strangers.remove(connection.connection_id)
-        connection.stage = Stage.WAIT_ACK
+        connection.stage = LinkStage.WAIT_ACK
         connection.broker_id = handshake.broker_id
         connection.read_ms = connection.sent_ms = now_ms
         connection.verified = self.log.written
@@ -308,10 +304,10 @@ class MasterCore:
         if not offsets:
             return []
         effects: list[MasterEffect] = []
-        first = connection.stage is Stage.WAIT_ACK
+        first = connection.stage is LinkStage.WAIT_ACK
         if first:
             effects += self._start_transfer(connection, offsets[0], now_ms)
-        if connection.stage is not Stage.TRANSFER:
+        if connection.stage is not LinkStage.TRANSFER:
             return effects
         for offset in offsets:
             if not connection.acked <= offset <= max(connection.next_offset, connection.verified):
@@ -367,13 +363,13 @@ class MasterCore:
         self._registrations.renew(replicas)
         effects: list[MasterEffect] = []
         for connection in list(self.connections.values()):
-            if connection.handshake is None or connection.stage is Stage.WAIT_RECORD:
+            if connection.handshake is None or connection.stage is LinkStage.WAIT_RECORD:
                 continue
             standing, reason = self._registrations.judge(connection.handshake)
-            if standing is not Standing.COUNTS:
+            if standing is not Admission.COUNTS:
                 effects += self._close(connection, reason, now_ms)
         for connection in list(self.connections.values()):
-            if connection.handshake is not None and connection.stage is Stage.WAIT_RECORD:
+            if connection.handshake is not None and connection.stage is LinkStage.WAIT_RECORD:
                 effects += self._admit(connection, connection.handshake, now_ms)
         return self._confirming(effects, now_ms)
 
@@ -425,14 +421,14 @@ class MasterCore:
         policy = self.policy
         for connection in list(self.connections.values()):
             silent_ms = now_ms - connection.read_ms
-            unnamed = connection.stage is Stage.WAIT_HANDSHAKE
+            unnamed = connection.stage is LinkStage.WAIT_HANDSHAKE
             if silent_ms >= (policy.handshake_ms if unnamed else policy.housekeeping_ms):
                 effects += self._close(connection, f"nothing read for {silent_ms} ms", now_ms)
-            elif connection.handshake is not None and connection.stage is Stage.WAIT_RECORD:
+            elif connection.handshake is not None and connection.stage is LinkStage.WAIT_RECORD:
                 if now_ms - connection.sent_ms >= policy.record_wait_ms:
                     _, reason = self._registrations.judge(connection.handshake)
                     effects += self._close(connection, reason, now_ms)
-            elif connection.stage is Stage.TRANSFER:
+            elif connection.stage is LinkStage.TRANSFER:
                 self._transfer(connection, now_ms, effects)
                 behind = connection.sent_confirm < self.log.confirm_offset
                 due_ms = policy.confirm_beat_ms if behind else policy.heartbeat_ms
@@ -467,7 +463,7 @@ class MasterCore:
         connection.entry = entry_at(self._entries, start)
         if connection.entry is None:
             return self._close(connection, f"no epoch covers offset {start}", now_ms)
-        connection.stage = Stage.TRANSFER
+        connection.stage = LinkStage.TRANSFER
         self._following[connection.connection_id] = connection
         if start > self.min_offset and ack == 0:
             self.sync.set_whole(connection.broker_id, connection.connection_id, False)
@@ -543,8 +539,8 @@ class MasterCore:
         offset = connection.next_offset
         confirm = self.log.confirm_offset
         epoch = entry.epoch
-        if not size and not connection.is_ours and offset <= entry.start_offset:
-            epoch = NO_EPOCH
+        if not size and not connection.is_ours:
+            epoch = heartbeat_epoch(entry, offset)
         header = pack_transfer_header(
             HAState.TRANSFER, size, offset, epoch, entry.start_offset, confirm
         )
@@ -573,7 +569,7 @@ class MasterCore:
         return effects + self._forget(connection, now_ms)
 
     def _forget(self, connection: SlaveConnection, now_ms: int) -> list[MasterEffect]:
-        connection.stage = Stage.CLOSED
+        connection.stage = LinkStage.CLOSED
         self._strangers.remove(connection.connection_id)
         self._following.pop(connection.connection_id, None)
         if connection.broker_id < 0:
@@ -590,8 +586,8 @@ class MasterCore:
                 assert connection.broker_id not in newest, "R18: two connections of one broker"
                 newest.add(connection.broker_id)
             following = connection.connection_id in self._following
-            assert following == (connection.stage is Stage.TRANSFER)
-            if connection.stage is Stage.TRANSFER:
+            assert following == (connection.stage is LinkStage.TRANSFER)
+            if connection.stage is LinkStage.TRANSFER:
                 assert connection.acked <= connection.next_offset <= self.log.written
                 entry = connection.entry
                 assert entry is None or (

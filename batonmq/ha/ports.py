@@ -1,4 +1,4 @@
-"""The seams of the HA service: the store that it replicates, the broker around it, a Java master.
+"""The seams of the HA service: the store that it replicates, the broker around it.
 
 `LogStore` is what is needed of `store.MessageStore`; the tests have a log in memory beside it.
 `HAListener` is the broker.
@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from batonmq.epoch.entry import EpochEntry
-from batonmq.ha.proof import PeerIdentity
-from batonmq.ha.sync_state import Proposal
-from batonmq.protocol.role_view import RoleView
+from batonmq.ha.sync_state import SetProposal
 from batonmq.store.commit_log import Lineage
 from batonmq.store.health import StoreHealth
 
@@ -121,23 +119,13 @@ class LogStore(Protocol):
     def prepare_master(self, *, discard_damage: bool = False) -> int: ...
 
 
-class JavaMaster(Protocol):
-    """Questions to the Java broker at a view's master_address: it names itself on no connection."""
-
-    async def ha_address(self, view: RoleView) -> str:
-        """Where it sends its log: Java's controllers do not know it. Raises BatonError."""
-
-    async def identity(self, view: RoleView) -> PeerIdentity:
-        """The broker's identity (R21). Whatever this raises means that there is no proof."""
-
-
 class HAListener(Protocol):
     """The events for the broker. All calls come on the loop; none may await or raise."""
 
     def on_confirm_offset(self, offset: int) -> None:
         """As master: all below `offset` is on every required member (G1)."""
 
-    def on_proposal(self, proposal: Proposal) -> None:
+    def on_proposal(self, proposal: SetProposal) -> None:
         """Propose this set to the controllers; adopt_view or proposal_refused ends it."""
 
     def on_slave_following(self, broker_id: int) -> None:

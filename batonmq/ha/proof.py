@@ -10,7 +10,6 @@ Connections that have not shown whose they are have few places (R58).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -24,7 +23,7 @@ STRANGERS_MAX: Final = 64
 """Connections to one HA port that have not shown yet which replica they are from."""
 
 
-class Standing(Enum):
+class Admission(Enum):
     """What a master makes of a slave's connection."""
 
     COUNTS = "counts"
@@ -47,37 +46,37 @@ class Registrations:
     def renew(self, replicas: Sequence[Replica]) -> None:
         self._replicas = {replica.broker_id: replica for replica in replicas}
 
-    def judge(self, handshake: SlaveHandshake) -> tuple[Standing, str]:
+    def judge(self, handshake: SlaveHandshake) -> tuple[Admission, str]:
         """What the connection with that handshake is, and why it does not count."""
         own, broker_id, identity = self.own, handshake.broker_id, handshake.identity
         if broker_id == own.broker_id:
-            return Standing.REFUSED, f"slave claims to be broker {broker_id}, this master"
+            return Admission.REFUSED, f"slave claims to be broker {broker_id}, this master"
         registered = self._replicas.get(broker_id)
         if identity is None:
             if registered is None:
-                return Standing.AWAITED, f"broker {broker_id} is not registered"
+                return Admission.AWAITED, f"broker {broker_id} is not registered"
             if not registered.incarnation:
-                return Standing.COUNTS, ""
+                return Admission.COUNTS, ""
             return (
-                Standing.REFUSED,
+                Admission.REFUSED,
                 f"it claims to be broker {broker_id} and does not name its process, which is"
                 f" registered as incarnation {registered.incarnation}",
             )
         named = (identity.cluster_name, identity.broker_name, identity.broker_id)
         if named != (own.cluster_name, own.broker_name, broker_id):
             return (
-                Standing.REFUSED,
+                Admission.REFUSED,
                 f"it is {identity}, no replica {broker_id} of {own.cluster_name}/{own.broker_name}",
             )
         if registered is None:
-            return Standing.AWAITED, f"{identity} is not registered"
+            return Admission.AWAITED, f"{identity} is not registered"
         is_registered = identity.incarnation == registered.incarnation and (
             not registered.log_id or identity.log_id == registered.log_id
         )
         if is_registered:
-            return Standing.COUNTS, ""
+            return Admission.COUNTS, ""
         return (
-            Standing.AWAITED,
+            Admission.AWAITED,
             f"it is {identity}, registered are incarnation {registered.incarnation}"
             f" and log {registered.log_id}",
         )
@@ -109,40 +108,4 @@ def master_fault(identity: HAIdentity | None, view: RoleView) -> str:
     return (
         f"{view.master_ha_address} is {identity}, not the master that was elected:"
         " nothing is cut for it, and nothing taken from it"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class PeerIdentity:
-    """A broker's reply to request 1007: who it is, and its last epoch.
-
-    `table_epoch`: the masterEpoch that it stamped into its topic table when it became master (21),
-    -1 if that was not asked. Java's list lacks an epoch that begins where the one before began.
-    """
-
-    cluster_name: str
-    broker_name: str
-    broker_id: int
-    last_epoch: int
-    table_epoch: int = -1
-
-
-def proof_fault(identity: PeerIdentity, view: RoleView, handshake_epoch: int) -> str:
-    """Why that is no proof of a Java master; "" if it is. A Java master reports broker id 0.
-
-    `handshake_epoch`: the last epoch that the peer named on the HA connection.
-    """
-    is_master = (
-        identity.cluster_name == view.cluster_name
-        and identity.broker_name == view.broker_name
-        and identity.broker_id in (0, view.master_broker_id)
-        and max(identity.last_epoch, identity.table_epoch) >= view.master_epoch
-        and identity.last_epoch == handshake_epoch
-    )
-    if is_master:
-        return ""
-    return (
-        f"{view.master_address} is {identity.cluster_name}/{identity.broker_name}/"
-        f"{identity.broker_id} at epoch {max(identity.last_epoch, identity.table_epoch)}, not the "
-        f"master that was elected: nothing is cut for it, and nothing taken from it"
     )

@@ -18,22 +18,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from batonmq.epoch.entry import NO_CONSISTENT_POINT, EpochEntry, consistent_point, within_log
+from batonmq.ha import slave_effects as fx
 from batonmq.ha.lineage import (
     LogSamples,
     are_equal_at,
     common_point,
     first_difference,
     is_compared,
-)
-from batonmq.ha.slave_effects import (
-    AdoptEpochs,
-    AppendEpoch,
-    AppendLog,
-    BeginAt,
-    Confirm,
-    FlushTo,
-    SendToMaster,
-    SlaveEffect,
 )
 from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.ha.wire import MasterHandshake, encode_ack, encode_epoch_mark
@@ -230,18 +221,6 @@ def _judge_without_epochs(own: LocalLog, master: MasterHandshake, differs: str) 
     )
 
 
-def shared_with_java(own: LocalLog, master: MasterHandshake) -> int:
-    """How far equal epochs prove equal bytes, if the list of a Java master lacks the epoch in which
-    it acts: exclusive end.
-
-    That list refused its own epoch, which began where the one before began. So the bytes of its
-    master are filed under that one, and there an epoch has two masters. It had none of that epoch's
-    own bytes, else its list had taken the next one: ours behind the start of it are foreign.
-    """
-    start = master.entries[-1].start_offset if master.entries else 0
-    return min(own.max_offset, max(start, own.confirm_offset))
-
-
 def _is_before_history(own: LocalLog, master: MasterHandshake) -> bool:
     """Whether what the group confirmed of our log is expired at the master, with its epochs. Bytes
     behind that, of an older epoch than any that it has, were never confirmed."""
@@ -315,7 +294,7 @@ class ReceivedLog:
         """How far this log is confirmed by all frames, shown to readers or not."""
         return max(self.confirm_offset, min(self._master_confirm, self.max_offset))
 
-    def is_level(self, master_epoch: int) -> bool:
+    def is_caught_up(self, master_epoch: int) -> bool:
         """Whether the newest confirmOffset and the start of the master's own epoch are here."""
         return (
             0 <= self._master_confirm <= self.max_offset
@@ -344,15 +323,15 @@ class ReceivedLog:
         self._flush_requested = 0
         self._master_confirm = -1
 
-    def begin_at(self, offset: int, peer: MasterHandshake) -> list[SlaveEffect]:
+    def begin_at(self, offset: int, peer: MasterHandshake) -> list[fx.SlaveEffect]:
         """An empty log begins where the master's does, or at the master's last segment."""
         self.max_offset = offset
         self.confirm_offset = 0
         entries = within_log(peer.entries, offset)
         self.last_epoch = entries[-1].epoch if entries else -1
-        return [BeginAt(offset, "the master's log begins there"), AdoptEpochs(entries)]
+        return [fx.BeginAt(offset, "the master's log begins there"), fx.AdoptEpochs(entries)]
 
-    def frame_begins(self, epoch: int, epoch_start: int, confirm: int) -> list[SlaveEffect]:
+    def frame_begins(self, epoch: int, epoch_start: int, confirm: int) -> list[fx.SlaveEffect]:
         """A frame at `max_offset`. Its epoch, not below ours, is durable before its first byte."""
         self.ack_due = True
         self._master_confirm = confirm
@@ -365,7 +344,7 @@ class ReceivedLog:
         self._pending_epoch = None
         return self._enter(epoch, epoch_start)
 
-    def append(self, data: memoryview) -> list[SlaveEffect]:
+    def append(self, data: memoryview) -> list[fx.SlaveEffect]:
         """The next piece of the current frame's body."""
         offset = self.max_offset
         size = len(data)
@@ -374,31 +353,31 @@ class ReceivedLog:
         self.bytes_received += size
         self.max_offset = offset + size
         if pending is None:
-            return [AppendLog(offset, data)]
+            return [fx.AppendLog(offset, data)]
         epoch, start = pending
         if self.max_offset < start:
-            return [AppendLog(offset, data)]
+            return [fx.AppendLog(offset, data)]
         self._pending_epoch = None
-        effects: list[SlaveEffect] = [AppendLog(offset, data[: start - offset])]
+        effects: list[fx.SlaveEffect] = [fx.AppendLog(offset, data[: start - offset])]
         effects += self._enter(epoch, start)
         if self.max_offset > start:
-            effects.append(AppendLog(start, data[start - offset :]))
+            effects.append(fx.AppendLog(start, data[start - offset :]))
         return effects
 
-    def _enter(self, epoch: int, start: int) -> list[SlaveEffect]:
+    def _enter(self, epoch: int, start: int) -> list[fx.SlaveEffect]:
         self.last_epoch = epoch
-        effects: list[SlaveEffect] = [AppendEpoch(epoch, start)]
+        effects: list[fx.SlaveEffect] = [fx.AppendEpoch(epoch, start)]
         if self._marks_epochs:
-            effects.append(SendToMaster(encode_epoch_mark(epoch)))
+            effects.append(fx.SendToMaster(encode_epoch_mark(epoch)))
         return effects
 
-    def acknowledge(self, flushed_offset: int, now_ms: int, effects: list[SlaveEffect]) -> None:
+    def acknowledge(self, flushed_offset: int, now_ms: int, effects: list[fx.SlaveEffect]) -> None:
         """Adds the ack of all that is here or, under haSyncFlush, of all that is flushed."""
         ack = self.max_offset
         if self._policy.sync_flush and flushed_offset < ack:
             if self._flush_requested < ack:
                 self._flush_requested = ack
-                effects.append(FlushTo(ack))
+                effects.append(fx.FlushTo(ack))
             if not self.first_ack_sent:
                 return  # the first ack chooses where the master starts: all or nothing
             ack = flushed_offset
@@ -406,28 +385,28 @@ class ReceivedLog:
             self.ack_due = False
         self.first_ack_sent = True
         self.sent_ms = now_ms
-        effects.append(SendToMaster(encode_ack(ack)))
+        effects.append(fx.SendToMaster(encode_ack(ack)))
 
-    def confirm(self, now_ms: int, effects: list[SlaveEffect]) -> None:
+    def confirm(self, now_ms: int, effects: list[fx.SlaveEffect]) -> None:
         """Adds what readers may see from now on."""
         visible = min(self._master_confirm, self.max_offset)
-        if visible > self.confirm_offset and not self._is_flooded(now_ms):
+        if visible > self.confirm_offset and not self._drains_backlog(now_ms):
             self.confirm_offset = visible
-            effects.append(Confirm(visible))
+            effects.append(fx.Confirm(visible))
 
     def read_filled(self, now_ms: int) -> None:
         """A read filled its whole buffer: more is waiting."""
         self._filled_ms = now_ms
 
-    def _is_flooded(self, now_ms: int) -> bool:
+    def _drains_backlog(self, now_ms: int) -> bool:
         """Whether bytes that were old when we connected come in faster than they are handled.
 
         Then being a copy comes first, and showing messages to readers, which costs more, follows.
         It follows closely: an elected replica must show all of it before it opens.
         """
-        if self.max_offset - self.confirm_offset > self._policy.flood_lag_bytes:
+        if self.max_offset - self.confirm_offset > self._policy.backlog_lag_bytes:
             return False
-        filled = now_ms - self._filled_ms < self._policy.flood_ms
+        filled = now_ms - self._filled_ms < self._policy.backlog_window_ms
         return filled and self.max_offset < self._backlog_end
 
     def check_invariants(self) -> None:

@@ -15,11 +15,12 @@ import secrets
 from collections.abc import Callable
 
 from batonmq.ha.config import HAConfig
+from batonmq.ha.java_peer import JavaMaster
 from batonmq.ha.links import OpenLinks, SlaveLink, WaitingLinks
 from batonmq.ha.log_samples import StoreSamples
 from batonmq.ha.master_core import MasterCore
 from batonmq.ha.master_shell import AutoSwitchLink, MasterShell, append_epoch
-from batonmq.ha.ports import HAListener, JavaMaster, LogStore
+from batonmq.ha.ports import HAListener, LogStore
 from batonmq.ha.proof import Registrations
 from batonmq.ha.slave_core import SlaveCore
 from batonmq.ha.slave_shell import SlaveShell, local_log

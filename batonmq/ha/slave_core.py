@@ -17,8 +17,10 @@ from typing import Final
 
 from msgspec import structs
 
+from batonmq.ha import slave_effects as fx
+from batonmq.ha.java_peer import PeerIdentity, is_java_master, proof_fault, shared_with_java
 from batonmq.ha.lineage import points_of
-from batonmq.ha.proof import PeerIdentity, master_fault, proof_fault
+from batonmq.ha.proof import master_fault
 from batonmq.ha.received_log import (
     BeginAnew,
     CutTo,
@@ -28,20 +30,6 @@ from batonmq.ha.received_log import (
     difference_of,
     epochs_after,
     judge_log,
-    shared_with_java,
-)
-from batonmq.ha.slave_effects import (
-    AdoptEpochs,
-    BeginAt,
-    Dial,
-    Diverged,
-    EnterLineage,
-    Following,
-    Hangup,
-    ProveMaster,
-    SendToMaster,
-    SlaveEffect,
-    TruncateTo,
 )
 from batonmq.ha.slave_policy import MasterSilence, Redial, SlavePolicy
 from batonmq.ha.wire import (
@@ -56,7 +44,7 @@ from batonmq.protocol.role_view import RoleView
 from batonmq.runtime.recent_events import RecentEvents, records_event, shows_events
 
 
-class Phase(Enum):
+class SlavePhase(Enum):
     READY = "ready"
     """No connection. `Redial` has the time of the next one."""
     CONNECTING = "connecting"
@@ -73,7 +61,7 @@ class Phase(Enum):
     """The slave side has ended (R1)."""
 
 
-class Step(Enum):
+class SlaveStep(Enum):
     DIAL = "dial"
     CONNECTED = "connected"
     PROOF_NEEDED = "proof needed"
@@ -83,40 +71,40 @@ class Step(Enum):
     STOP = "stop"
 
 
-TRANSITIONS: Final[dict[Phase, dict[Step, Phase]]] = {
-    Phase.READY: {
-        Step.DIAL: Phase.CONNECTING,  # a tick when it is due, or a newer view
-        Step.HANG_UP: Phase.READY,  # a write failed that began before the last hang-up
-        Step.STOP: Phase.STOPPED,
+TRANSITIONS: Final[dict[SlavePhase, dict[SlaveStep, SlavePhase]]] = {
+    SlavePhase.READY: {
+        SlaveStep.DIAL: SlavePhase.CONNECTING,  # a tick when it is due, or a newer view
+        SlaveStep.HANG_UP: SlavePhase.READY,  # a write failed that began before the last hang-up
+        SlaveStep.STOP: SlavePhase.STOPPED,
     },
-    Phase.CONNECTING: {
-        Step.CONNECTED: Phase.HANDSHAKE,
-        Step.HANG_UP: Phase.READY,  # refused, no answer in time, or another master was elected
-        Step.STOP: Phase.STOPPED,
+    SlavePhase.CONNECTING: {
+        SlaveStep.CONNECTED: SlavePhase.HANDSHAKE,
+        SlaveStep.HANG_UP: SlavePhase.READY,  # refused, no answer, or another master was elected
+        SlaveStep.STOP: SlavePhase.STOPPED,
     },
-    Phase.HANDSHAKE: {  # the master's handshake arrives
-        Step.PROOF_NEEDED: Phase.PROVING,
-        Step.CUT_NEEDED: Phase.CUTTING,
-        Step.HISTORY_FITS: Phase.TRANSFER,
-        Step.HANG_UP: Phase.READY,
-        Step.STOP: Phase.STOPPED,
+    SlavePhase.HANDSHAKE: {  # the master's handshake arrives
+        SlaveStep.PROOF_NEEDED: SlavePhase.PROVING,
+        SlaveStep.CUT_NEEDED: SlavePhase.CUTTING,
+        SlaveStep.HISTORY_FITS: SlavePhase.TRANSFER,
+        SlaveStep.HANG_UP: SlavePhase.READY,
+        SlaveStep.STOP: SlavePhase.STOPPED,
     },
-    Phase.PROVING: {  # the peer is the master that the view names
-        Step.CUT_NEEDED: Phase.CUTTING,
-        Step.HISTORY_FITS: Phase.TRANSFER,
-        Step.HANG_UP: Phase.READY,
-        Step.STOP: Phase.STOPPED,
+    SlavePhase.PROVING: {  # the peer is the master that the view names
+        SlaveStep.CUT_NEEDED: SlavePhase.CUTTING,
+        SlaveStep.HISTORY_FITS: SlavePhase.TRANSFER,
+        SlaveStep.HANG_UP: SlavePhase.READY,
+        SlaveStep.STOP: SlavePhase.STOPPED,
     },
-    Phase.CUTTING: {  # the log is cut, and reaches the consistent point at the first cut
-        Step.HISTORY_FITS: Phase.TRANSFER,
-        Step.HANG_UP: Phase.READY,
-        Step.STOP: Phase.STOPPED,
+    SlavePhase.CUTTING: {  # the log is cut, and reaches the consistent point at the first cut
+        SlaveStep.HISTORY_FITS: SlavePhase.TRANSFER,
+        SlaveStep.HANG_UP: SlavePhase.READY,
+        SlaveStep.STOP: SlavePhase.STOPPED,
     },
-    Phase.TRANSFER: {
-        Step.HANG_UP: Phase.READY,
-        Step.STOP: Phase.STOPPED,
+    SlavePhase.TRANSFER: {
+        SlaveStep.HANG_UP: SlavePhase.READY,
+        SlaveStep.STOP: SlavePhase.STOPPED,
     },
-    Phase.STOPPED: {},
+    SlavePhase.STOPPED: {},
 }
 
 
@@ -139,7 +127,7 @@ class SlaveCore:
         self.broker_id = own.broker_id
         self.view = view
         self.policy = policy
-        self.phase = Phase.READY
+        self.phase = SlavePhase.READY
         self.log = ReceivedLog(log, policy, now_ms)
         self.silence = MasterSilence(policy, now_ms)
         self._redial = Redial(policy, now_ms)
@@ -160,7 +148,7 @@ class SlaveCore:
     # -- connection
 
     @records_event
-    def follow(self, view: RoleView, now_ms: int) -> list[SlaveEffect]:
+    def follow(self, view: RoleView, now_ms: int) -> list[fx.SlaveEffect]:
         """A newer view. The connection stays if it leads to the same process."""
         old, self.view = self.view, view
         self._redial.progress()
@@ -169,20 +157,20 @@ class SlaveCore:
             view.master_ha_address,
             view.master_incarnation,
         )
-        if same and self.phase is not Phase.READY:
+        if same and self.phase is not SlavePhase.READY:
             return []
-        effects: list[SlaveEffect] = []
-        if self.phase is not Phase.READY:
-            self._move(Step.HANG_UP)
-            effects.append(Hangup("the group has another master"))
+        effects: list[fx.SlaveEffect] = []
+        if self.phase is not SlavePhase.READY:
+            self._move(SlaveStep.HANG_UP)
+            effects.append(fx.Hangup("the group has another master"))
         return effects + self._dial(now_ms)
 
     @records_event
-    def connected(self, log: LocalLog, now_ms: int) -> list[SlaveEffect]:
-        self._move(Step.CONNECTED)
+    def connected(self, log: LocalLog, now_ms: int) -> list[fx.SlaveEffect]:
+        self._move(SlaveStep.CONNECTED)
         self.log.reload(log)
         self.silence.read_ms = self.log.sent_ms = now_ms
-        self._named = bool(self.view.master_incarnation)
+        self._named = not is_java_master(self.view)
         points = points_of(log.entries, log.max_offset) if log.samples is not None else ()
         introduced = structs.replace(self.own, points=points, disputed=self._disputed)
         handshake = SlaveHandshake(
@@ -191,51 +179,51 @@ class SlaveCore:
             self.policy.async_learner,
             introduced if self._named else None,
         )
-        return [SendToMaster(encode_slave_handshake(handshake))]
+        return [fx.SendToMaster(encode_slave_handshake(handshake))]
 
     @records_event
-    def disconnected(self, now_ms: int) -> list[SlaveEffect]:
+    def disconnected(self, now_ms: int) -> list[fx.SlaveEffect]:
         """The dial failed, the connection ended, or the shell could not go on with it."""
-        if self.phase not in (Phase.READY, Phase.STOPPED):
-            self._move(Step.HANG_UP)
+        if self.phase not in (SlavePhase.READY, SlavePhase.STOPPED):
+            self._move(SlaveStep.HANG_UP)
             self._redial.later(now_ms)
         return []
 
     @records_event
-    def stop(self) -> list[SlaveEffect]:
+    def stop(self) -> list[fx.SlaveEffect]:
         """Ends the slave side (R1: before this replica acts as master)."""
-        connected = self.phase is not Phase.READY
-        self._move(Step.STOP)
+        connected = self.phase is not SlavePhase.READY
+        self._move(SlaveStep.STOP)
         self._redial.never()
-        return [Hangup("the slave side ends")] if connected else []
+        return [fx.Hangup("the slave side ends")] if connected else []
 
     @property
     def wakeup_ms(self) -> int:
         """When `tick` is due."""
-        if self.phase in (Phase.READY, Phase.STOPPED):
+        if self.phase in (SlavePhase.READY, SlavePhase.STOPPED):
             return self._redial.at_ms
         return self.silence.wakeup_ms
 
     @records_event
-    def tick(self, now_ms: int) -> list[SlaveEffect]:
-        if self.phase in (Phase.READY, Phase.STOPPED):
+    def tick(self, now_ms: int) -> list[fx.SlaveEffect]:
+        if self.phase in (SlavePhase.READY, SlavePhase.STOPPED):
             return self._dial(now_ms) if now_ms >= self._redial.at_ms else []
         policy = self.policy
         silent_ms = self.silence.tick(now_ms)
-        if self.phase is Phase.CONNECTING:
+        if self.phase is SlavePhase.CONNECTING:
             limit_ms = policy.dial_ms
-        elif self.phase in (Phase.HANDSHAKE, Phase.PROVING):
+        elif self.phase in (SlavePhase.HANDSHAKE, SlavePhase.PROVING):
             limit_ms = policy.connect_ms
         else:
-            limit_ms = self.silence.limit_ms(brisk=bool(self.view.master_incarnation))
+            limit_ms = self.silence.limit_ms(beats_regularly=not is_java_master(self.view))
         if silent_ms >= limit_ms:
-            was_dialling = self.phase is Phase.CONNECTING
+            was_dialling = self.phase is SlavePhase.CONNECTING
             effects = self._hang_up(f"nothing read for {silent_ms} ms", now_ms)
             if was_dialling:
                 self._redial.at(now_ms)
             return effects
         if (
-            self.phase is Phase.TRANSFER
+            self.phase is SlavePhase.TRANSFER
             and self.log.first_ack_sent
             and now_ms - self.log.sent_ms >= policy.keepalive_ms
         ):
@@ -247,18 +235,18 @@ class SlaveCore:
     @records_event
     def handshake_received(
         self, peer: MasterHandshake, log: LocalLog, now_ms: int
-    ) -> list[SlaveEffect]:
+    ) -> list[fx.SlaveEffect]:
         """Compares histories. Nothing is cut or acked before the peer has the epoch for it."""
-        assert self.phase is Phase.HANDSHAKE
+        assert self.phase is SlavePhase.HANDSHAKE
         self.silence.read_ms = now_ms
         self.log.reload(log)
         self._peer = peer
         if not self._named:
             # R21: whoever answers at this address by now, its history may fit ours by chance.
             # In which epoch it acts, its list may not say, the proof does (R2).
-            self._move(Step.PROOF_NEEDED)
+            self._move(SlaveStep.PROOF_NEEDED)
             self.silence.read_ms = now_ms
-            return [ProveMaster(self.view)]
+            return [fx.ProveMaster(self.view)]
         needed = max(self.view.master_epoch, log.last_epoch)
         if peer.last_epoch < needed:
             return self._hang_up(
@@ -278,9 +266,11 @@ class SlaveCore:
         return self._settle_history(log, now_ms)
 
     @records_event
-    def peer_proved(self, identity: PeerIdentity, log: LocalLog, now_ms: int) -> list[SlaveEffect]:
+    def peer_proved(
+        self, identity: PeerIdentity, log: LocalLog, now_ms: int
+    ) -> list[fx.SlaveEffect]:
         """The reply to ProveMaster. One that comes after a hang-up is ignored."""
-        if self.phase is not Phase.PROVING:
+        if self.phase is not SlavePhase.PROVING:
             return []
         assert self._peer is not None
         fault = proof_fault(identity, self.view, self._peer.last_epoch)
@@ -289,19 +279,19 @@ class SlaveCore:
         return self._settle_history(log, now_ms)
 
     @records_event
-    def log_changed(self, log: LocalLog, now_ms: int) -> list[SlaveEffect]:
+    def log_changed(self, log: LocalLog, now_ms: int) -> list[fx.SlaveEffect]:
         """The cut of TruncateTo is done and durable."""
-        assert self.phase is Phase.CUTTING
+        assert self.phase is SlavePhase.CUTTING
         return self._settle_history(log, now_ms)
 
     @records_event
-    def cut_refused(self, reason: str, now_ms: int) -> list[SlaveEffect]:
+    def cut_refused(self, reason: str, now_ms: int) -> list[fx.SlaveEffect]:
         """The store would not cut there (R23, or no record ends at that offset)."""
-        assert self.phase is Phase.CUTTING
+        assert self.phase is SlavePhase.CUTTING
         reason = f"{reason}; compare both logs, or move this store aside"
         return self._diverge(reason, is_new=self._redial.diverged(reason, now_ms))
 
-    def _settle_history(self, log: LocalLog, now_ms: int) -> list[SlaveEffect]:
+    def _settle_history(self, log: LocalLog, now_ms: int) -> list[fx.SlaveEffect]:
         peer = self._peer
         assert peer is not None
         self.log.reload(log)
@@ -323,10 +313,10 @@ class SlaveCore:
         if isinstance(decision, BeginAnew):
             return self._begin_anew(decision.reason, now_ms)
         if isinstance(decision, CutTo):
-            self._move(Step.CUT_NEEDED)
+            self._move(SlaveStep.CUT_NEEDED)
             # Only towards an unclean epoch is this below what was confirmed.
             self.log.confirm_offset = min(self.log.confirm_offset, decision.offset)
-            return [TruncateTo(log.max_offset, decision.offset, decision.unclean)]
+            return [fx.TruncateTo(log.max_offset, decision.offset, decision.unclean)]
         followed = (self.view.master_broker_id, self.view.master_epoch) == self._followed
         lacks_epoch = not self._named and peer.last_epoch < self.view.master_epoch
         shared = shared_with_java(log, peer)
@@ -338,28 +328,28 @@ class SlaveCore:
                     "replica has left the set",
                     now_ms,
                 )
-            self._move(Step.CUT_NEEDED)
-            return [TruncateTo(log.max_offset, shared, False)]
+            self._move(SlaveStep.CUT_NEEDED)
+            return [fx.TruncateTo(log.max_offset, shared, False)]
         return self._start_transfer(log, peer, now_ms)
 
     def _start_transfer(
         self, log: LocalLog, peer: MasterHandshake, now_ms: int
-    ) -> list[SlaveEffect]:
-        self._move(Step.HISTORY_FITS)
+    ) -> list[fx.SlaveEffect]:
+        self._move(SlaveStep.HISTORY_FITS)
         self._disputed = ()
         assert self.view.master_broker_id is not None
         self._followed = (self.view.master_broker_id, self.view.master_epoch)
         self._first_frame = True
-        effects: list[SlaveEffect] = []
+        effects: list[fx.SlaveEffect] = []
         entries = epochs_after(log, peer)
         if [(e.epoch, e.start_offset) for e in entries] != [
             (e.epoch, e.start_offset) for e in log.entries
         ]:
-            effects.append(AdoptEpochs(entries))
+            effects.append(fx.AdoptEpochs(entries))
         named = peer.identity.lineage if peer.identity is not None else ""
         if named and log.samples is not None and log.samples.lineage != named:
-            effects.append(EnterLineage(named))
-        effects.append(Following(log.max_offset))
+            effects.append(fx.EnterLineage(named))
+        effects.append(fx.Following(log.max_offset))
         self.log.begin_transfer(
             entries[-1].epoch if entries else -1, peer.max_offset, marks_epochs=self._named
         )
@@ -371,38 +361,38 @@ class SlaveCore:
         return effects
 
     @records_event
-    def tables_followed(self, master_epoch: int) -> list[SlaveEffect]:
+    def tables_followed(self, master_epoch: int) -> list[fx.SlaveEffect]:
         """Topics, groups and consumer offsets of the master of that epoch are here (R42); -1: not
         as that master has them now."""
         self._tables_epoch = master_epoch
-        return self._mark_tables() if self.phase is Phase.TRANSFER else []
+        return self._mark_tables() if self.phase is SlavePhase.TRANSFER else []
 
-    def _mark_tables(self) -> list[SlaveEffect]:
+    def _mark_tables(self) -> list[fx.SlaveEffect]:
         if not self._named:
             return []
-        return [SendToMaster(encode_tables_mark(self._tables_epoch))]
+        return [fx.SendToMaster(encode_tables_mark(self._tables_epoch))]
 
-    def _begin_anew(self, reason: str, now_ms: int) -> list[SlaveEffect]:
+    def _begin_anew(self, reason: str, now_ms: int) -> list[fx.SlaveEffect]:
         """R27: the old log goes aside and the next handshake finds an empty one."""
         effects = self._hang_up(reason, now_ms)
         self._redial.at(now_ms)
         self.log.max_offset = self.log.confirm_offset = 0
-        return [BeginAt(0, reason), AdoptEpochs(()), *effects]
+        return [fx.BeginAt(0, reason), fx.AdoptEpochs(()), *effects]
 
-    def _diverge(self, reason: str, *, is_new: bool) -> list[SlaveEffect]:
+    def _diverge(self, reason: str, *, is_new: bool) -> list[fx.SlaveEffect]:
         """Cannot follow. A reason is reported once; `_redial` sets the next attempt."""
-        self._move(Step.HANG_UP)
-        return [Hangup(reason), Diverged(reason)] if is_new else [Hangup(reason)]
+        self._move(SlaveStep.HANG_UP)
+        return [fx.Hangup(reason), fx.Diverged(reason)] if is_new else [fx.Hangup(reason)]
 
     # -- transfer
 
     @records_event
-    def frame_received(self, header: TransferHeader, now_ms: int) -> list[SlaveEffect]:
+    def frame_received(self, header: TransferHeader, now_ms: int) -> list[fx.SlaveEffect]:
         """The head of a transfer frame; each piece of its body follows through `log.append`."""
         body_size, offset, epoch, epoch_start, confirm = header
         log = self.log
         self.silence.read_ms = now_ms
-        if self.phase is not Phase.TRANSFER:
+        if self.phase is not SlavePhase.TRANSFER:
             if body_size:
                 return self._hang_up("log bytes before our first ack", now_ms)
             return []  # Java heartbeats from its handshake on
@@ -411,7 +401,7 @@ class SlaveCore:
             if offset < 0:
                 log.ack_due = True  # Java, before it has chosen where to start
                 return []
-        effects: list[SlaveEffect] = []
+        effects: list[fx.SlaveEffect] = []
         if offset != log.max_offset:
             if log.max_offset == 0:
                 assert self._peer is not None
@@ -430,7 +420,7 @@ class SlaveCore:
             return effects + self._hang_up(reason, now_ms)
         return effects + log.frame_begins(epoch, epoch_start, confirm)
 
-    def _next_byte_gone(self, offset: int, now_ms: int) -> list[SlaveEffect]:
+    def _next_byte_gone(self, offset: int, now_ms: int) -> list[fx.SlaveEffect]:
         reason = f"our log ends at {self.log.max_offset}, the master's begins at {offset}"
         if self.broker_id in self.view.sync_state_set:
             reason += (
@@ -443,7 +433,7 @@ class SlaveCore:
     @records_event
     def append_failed(
         self, log_end: int, offset: int, reason: str, now_ms: int
-    ) -> list[SlaveEffect]:
+    ) -> list[fx.SlaveEffect]:
         """The record at `offset` is damaged or the disk is full; the log ends at `log_end`.
 
         Either may pass: the bytes are requested again, ever more rarely as long as it is that same
@@ -453,18 +443,18 @@ class SlaveCore:
         return self._diverge(reason, is_new=self._redial.stuck(offset, reason, now_ms))
 
     @records_event
-    def turn_ended(self, flushed_offset: int, now_ms: int) -> list[SlaveEffect]:
+    def turn_ended(self, flushed_offset: int, now_ms: int) -> list[fx.SlaveEffect]:
         """After all that one read brought: one ack for all of it, then what readers may see."""
-        if self.phase is not Phase.TRANSFER:
+        if self.phase is not SlavePhase.TRANSFER:
             return []
-        effects: list[SlaveEffect] = []
+        effects: list[fx.SlaveEffect] = []
         if self.log.ack_due and self.fenced_epoch <= self.view.master_epoch:
             self.log.acknowledge(flushed_offset, now_ms, effects)
         self.log.confirm(now_ms, effects)
         return effects
 
     @property
-    def is_level(self) -> bool:
+    def is_caught_up(self) -> bool:
         """Whether this log holds all that was acknowledged to anybody before this moment.
 
         The master's confirmOffset of this connection is here, and so is the start of its own
@@ -472,37 +462,36 @@ class SlaveCore:
         acknowledged, which lies below that start. What it acknowledges later and this replica
         lacks, it acknowledged without this replica in the required set (R1).
         """
-        if self.phase is not Phase.TRANSFER or self._peer is None:
+        if self.phase is not SlavePhase.TRANSFER or self._peer is None:
             return False
         # A Java master's list may lack the epoch in which it acts.
         epoch = self.view.master_epoch
-        return self.log.is_level(
+        return self.log.is_caught_up(
             epoch if self._named else max(self._peer.last_epoch, self.log.last_epoch)
         )
 
     # -- inside
 
-    def _dial(self, now_ms: int) -> list[SlaveEffect]:
+    def _dial(self, now_ms: int) -> list[fx.SlaveEffect]:
         view = self.view
-        is_java = not view.master_incarnation
-        if not view.master_ha_address and not (is_java and view.master_address):
+        if not view.master_ha_address and not (is_java_master(view) and view.master_address):
             self._redial.later(now_ms)
             return []
-        self._move(Step.DIAL)
+        self._move(SlaveStep.DIAL)
         self.silence.begin(now_ms)
-        return [Dial(view.master_ha_address)]
+        return [fx.Dial(view.master_ha_address)]
 
-    def _hang_up(self, reason: str, now_ms: int) -> list[SlaveEffect]:
-        self._move(Step.HANG_UP)
+    def _hang_up(self, reason: str, now_ms: int) -> list[fx.SlaveEffect]:
+        self._move(SlaveStep.HANG_UP)
         self._redial.later(now_ms)
-        return [Hangup(reason)]
+        return [fx.Hangup(reason)]
 
-    def _move(self, step: Step) -> None:
+    def _move(self, step: SlaveStep) -> None:
         phase = TRANSITIONS[self.phase].get(step)
         if phase is None:
             raise InvalidTransition(f"{step.value} in phase {self.phase.value}")
         self.phase = phase
-        if phase in (Phase.READY, Phase.STOPPED):
+        if phase in (SlavePhase.READY, SlavePhase.STOPPED):
             self._peer = None
             self.log.end_connection()
             self.silence.end_connection()
@@ -511,5 +500,5 @@ class SlaveCore:
     def check_invariants(self) -> None:
         """For tests and the simulation, after each step."""
         self.log.check_invariants()
-        if self.phase is Phase.TRANSFER:
+        if self.phase is SlavePhase.TRANSFER:
             assert self._peer is not None

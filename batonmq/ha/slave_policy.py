@@ -24,11 +24,11 @@ class SlavePolicy:
     """For the answer to our handshake and for the proof, each."""
     keepalive_ms: int = 1_000
     housekeeping_ms: int = 20_000
-    brisk_ms: int = 2_000
+    silence_limit_ms: int = 2_000
     """Instead of `housekeeping_ms` for a master with an incarnation, which sends something every
     haSendHeartbeatInterval; for another one once it has shown that it heartbeats within 1 s."""
-    flood_ms: int = 20
-    flood_lag_bytes: int = 2 << 20
+    backlog_window_ms: int = 20
+    backlog_lag_bytes: int = 2 << 20
     """So much may be here, confirmed and not shown while old bytes pour in."""
     tick_ms: int = 100
     stall_ms: int = 100
@@ -101,7 +101,7 @@ class MasterSilence:
         self._policy = policy
         self._ticked_ms = now_ms
         self._beat_ms: int | None = None
-        self._brisk_beats = 0
+        self._regular_beats = 0
 
     @property
     def wakeup_ms(self) -> int:
@@ -114,7 +114,7 @@ class MasterSilence:
 
     def end_connection(self) -> None:
         self._beat_ms = None
-        self._brisk_beats = 0
+        self._regular_beats = 0
 
     def tick(self, now_ms: int) -> int:
         """Returns the silence in ms. Time in which this process did not run does not count (R8)."""
@@ -127,12 +127,14 @@ class MasterSilence:
     def note_beat(self, now_ms: int) -> None:
         """A heartbeat was received."""
         if self._beat_ms is not None:
-            is_brisk = now_ms - self._beat_ms <= 1_000
-            self._brisk_beats = self._brisk_beats + 1 if is_brisk else 0
+            is_soon = now_ms - self._beat_ms <= 1_000
+            self._regular_beats = self._regular_beats + 1 if is_soon else 0
         self._beat_ms = now_ms
 
-    def limit_ms(self, *, brisk: bool) -> int:
-        """`brisk`: the master is one of ours, which sends something at every heartbeat interval.
-        Another one counts as such once it has heartbeated within a second, twice in a row."""
+    def limit_ms(self, *, beats_regularly: bool) -> int:
+        """`beats_regularly`: the master is one of ours, which sends something every heartbeat.
+        A Java master counts as such after two heartbeats within a second each."""
         policy = self._policy
-        return policy.brisk_ms if brisk or self._brisk_beats >= 2 else policy.housekeeping_ms
+        if beats_regularly or self._regular_beats >= 2:
+            return policy.silence_limit_ms
+        return policy.housekeeping_ms

@@ -11,29 +11,14 @@ import logging
 from collections.abc import Callable, Iterable
 
 from batonmq.epoch.entry import EpochEntry
+from batonmq.ha import slave_effects as fx
+from batonmq.ha.java_peer import JavaMaster
 from batonmq.ha.lineage import LogSamples
 from batonmq.ha.links import MasterLink, OpenLinks
-from batonmq.ha.ports import HAListener, JavaMaster, LogStore
+from batonmq.ha.ports import HAListener, LogStore
 from batonmq.ha.received_log import LocalLog
 from batonmq.ha.shells import BUFFER_SIZE, MasterFollower
 from batonmq.ha.slave_core import SlaveCore
-from batonmq.ha.slave_effects import (
-    AdoptEpochs,
-    AppendEpoch,
-    AppendLog,
-    BeginAt,
-    Confirm,
-    Dial,
-    Diverged,
-    EnterLineage,
-    FlushTo,
-    Following,
-    Hangup,
-    ProveMaster,
-    SendToMaster,
-    SlaveEffect,
-    TruncateTo,
-)
 from batonmq.ha.wire import MasterFrameReader, MasterHandshake, TransferHeader
 from batonmq.protocol.bodies import HAClientRuntimeInfo
 from batonmq.protocol.errors import BatonError, CorruptLogError, RemoteProtocolError
@@ -158,7 +143,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
     def _end_turn(self) -> None:
         self._turn_scheduled = False
         self._run(self.core.turn_ended(self._store.log.flushed_offset, self._now_ms()))
-        if self._may_be_suspect and self.core.is_level and not self._store.trust.must_refetch:
+        if self._may_be_suspect and self.core.is_caught_up and not self._store.trust.must_refetch:
             # R24: what a damaged log lacked has been fetched again.
             try:
                 self._store.trust.clear_suspect()
@@ -173,7 +158,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
 
     # -- effects
 
-    def _run(self, effects: Iterable[SlaveEffect]) -> None:
+    def _run(self, effects: Iterable[fx.SlaveEffect]) -> None:
         """Performs effects outside a read, and handles the errors of the store."""
         try:
             self._perform(effects)
@@ -183,46 +168,46 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
             self._store_failed(error)
         self._arm()
 
-    def _perform(self, effects: Iterable[SlaveEffect]) -> None:
+    def _perform(self, effects: Iterable[fx.SlaveEffect]) -> None:
         for effect in effects:
-            if type(effect) is AppendLog:
+            if type(effect) is fx.AppendLog:
                 self._pieces.add(effect)
                 continue
             if self._pieces:
                 self._write_pieces()
-            if type(effect) is SendToMaster:
+            if type(effect) is fx.SendToMaster:
                 self._send(effect.data)
-            elif type(effect) is Confirm:
+            elif type(effect) is fx.Confirm:
                 self._store.advance_confirm_offset(effect.offset)
             else:
                 self._perform_rarely(effect)
 
-    def _perform_rarely(self, effect: SlaveEffect) -> None:
+    def _perform_rarely(self, effect: fx.SlaveEffect) -> None:
         match effect:
-            case Dial(address):
+            case fx.Dial(address):
                 self._tasks.spawn(self._dial(address))
-            case Hangup(reason):
+            case fx.Hangup(reason):
                 self._hang_up(reason)
-            case AppendEpoch(epoch, start):
+            case fx.AppendEpoch(epoch, start):
                 if not self._store.epochs.append(EpochEntry(epoch, start)):
                     raise RemoteProtocolError(f"epoch {epoch} at {start} does not fit our history")
                 log.info("epoch_entered epoch=%d start_offset=%d", epoch, start)
-            case AdoptEpochs(entries):
+            case fx.AdoptEpochs(entries):
                 self._store.epochs.replace_all(entries)
-            case EnterLineage(name):
+            case fx.EnterLineage(name):
                 self._store.log.lineage.enter(name)
-            case TruncateTo(from_offset, offset, unclean):
+            case fx.TruncateTo(from_offset, offset, unclean):
                 self._truncate(from_offset, offset, unclean=unclean)
-            case BeginAt():
+            case fx.BeginAt():
                 self._begin_anew(effect)
-            case FlushTo():
+            case fx.FlushTo():
                 self._store.background.request_flush()
-            case ProveMaster(view):
+            case fx.ProveMaster(view):
                 self._tasks.spawn(self._prove(view))
-            case Following(offset):
+            case fx.Following(offset):
                 self._diverged = ""
                 log.info("ha_following address=%s offset=%d", self._address, offset)
-            case Diverged(reason):
+            case fx.Diverged(reason):
                 self._diverged = reason
                 log.error("ha_diverged address=%s reason=%s", self._address, reason)
                 self._listener.on_diverged(reason)

@@ -29,7 +29,7 @@ _WRITES_MAX = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class SetProposal:
     """A request to the controller: replace the set of (master_epoch, sync_state_set_epoch)."""
 
     new_set: frozenset[int]
@@ -49,7 +49,7 @@ class ConfirmAdvanced(NamedTuple):  # made once a turn: a frozen dataclass costs
 
 @dataclass(frozen=True, slots=True)
 class ProposeSet:
-    proposal: Proposal
+    proposal: SetProposal
 
 
 SyncEffect = ConfirmAdvanced | ProposeSet
@@ -154,7 +154,7 @@ class SyncState:
         self.recorded = recorded.members
         self.sync_state_set_epoch = recorded.epoch
         self.log = log
-        self.proposal: Proposal | None = None
+        self.proposal: SetProposal | None = None
         self.joining: dict[int, int] = {}
         """By broker id: until when it may hold confirmOffset."""
         self.dead: frozenset[int] = frozenset()
@@ -470,7 +470,7 @@ class SyncState:
             self._renew_required()
 
     def _open_proposal(self, new_set: frozenset[int], reason: str) -> ProposeSet:
-        self.proposal = Proposal(
+        self.proposal = SetProposal(
             new_set=new_set,
             add=new_set - self.recorded,
             remove=self.recorded - new_set,

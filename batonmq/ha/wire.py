@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
-from batonmq.ha.lineage import Sample
+from batonmq.ha.lineage import LogSample
 from batonmq.protocol.errors import RemoteProtocolError
 
 
@@ -111,7 +111,7 @@ class HAIdentity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     """Of a slave: at which ends it wants samples of the master's log."""
     disputed: tuple[int, ...] = ()
     """Of a slave: at which of them the bytes differed before."""
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[LogSample, ...] = ()
     """Of a master: the answer to `points`, its own ends included."""
     lineage: str = ""
     """Of a master: the name of its log's history."""

@@ -31,7 +31,7 @@ from typing import Final
 
 from batonmq.history import members
 from batonmq.history.event import EventDetail, HistoryEvent
-from batonmq.history.members import Group, set_text
+from batonmq.history.members import GroupTimeline, set_text
 from batonmq.history.merge import in_order
 from batonmq.history.story import Story
 
@@ -59,7 +59,7 @@ class Fold:
 
     def __init__(self, patience: int = 0) -> None:
         self._patience = patience
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, GroupTimeline] = {}
         self._led_since_ms = 0
         self._started_ms = 0
         """When the controllers were started that lead now, without a leader before."""
@@ -74,7 +74,7 @@ class Fold:
             return []
         group = self._groups.get(event.broker_name)
         if group is None:
-            group = self._groups[event.broker_name] = Group()
+            group = self._groups[event.broker_name] = GroupTimeline()
         group.controllers_started_ms = self._started_ms
         handler(group, event, event.detail if detail is None else detail)
         return [] if event.kind in _ONLY_ADD else group.take_finished(self._patience)
@@ -117,7 +117,7 @@ class Fold:
         return story
 
 
-def _elected(group: Group, event: HistoryEvent, _: EventDetail) -> None:
+def _elected(group: GroupTimeline, event: HistoryEvent, _: EventDetail) -> None:
     story = group.masterless or _switch_to(group, event) or group.begin("failover", event)
     restarted = group.restarted.pop(event.master_before, None)
     if restarted is not None and not event.unclean:
@@ -157,7 +157,7 @@ def _elected(group: Group, event: HistoryEvent, _: EventDetail) -> None:
     members.members_returned(group, event)
 
 
-def _follow_latest(group: Group, story: Story, lost_ms: int) -> bool:
+def _follow_latest(group: GroupTimeline, story: Story, lost_ms: int) -> bool:
     """Links the story to the election before it. Whether that one's outage goes on in this one."""
     before = group.latest
     story.lost_since_ms = 0
@@ -170,7 +170,7 @@ def _follow_latest(group: Group, story: Story, lost_ms: int) -> bool:
     return True
 
 
-def _end_leases(group: Group, event: HistoryEvent) -> None:
+def _end_leases(group: GroupTimeline, event: HistoryEvent) -> None:
     for leaseless in group.leaseless.values():
         text = f"broker {event.broker_id} is elected in masterEpoch {event.master_epoch}"
         leaseless.add("replaced", event.proposed_ms or event.time_ms, event.clock, text)
@@ -178,7 +178,7 @@ def _end_leases(group: Group, event: HistoryEvent) -> None:
     group.leaseless.clear()
 
 
-def _begun_anew(group: Group, story: Story, event: HistoryEvent) -> None:
+def _begun_anew(group: GroupTimeline, story: Story, event: HistoryEvent) -> None:
     """Marks the first election after all controllers were started: nobody watched before that."""
     started_ms, known_ms = group.controllers_started_ms, group.started_ms
     group.started_ms = started_ms
@@ -195,12 +195,12 @@ def _detected(story: Story, event: HistoryEvent, master: int) -> None:
     story.add("detected", event.detected_ms, event.clock, story.how + by, master)
 
 
-def _switch_to(group: Group, event: HistoryEvent) -> Story | None:
+def _switch_to(group: GroupTimeline, event: HistoryEvent) -> Story | None:
     switch = group.switch
     return switch if switch is not None and event.broker_id in switch.brokers else None
 
 
-def _election_failed(group: Group, event: HistoryEvent, _: EventDetail) -> None:
+def _election_failed(group: GroupTimeline, event: HistoryEvent, _: EventDetail) -> None:
     story = group.masterless
     if story is None:
         story = group.masterless = group.begin("master_lost", event)
@@ -216,7 +216,7 @@ def _election_failed(group: Group, event: HistoryEvent, _: EventDetail) -> None:
     story.add("failed", event.proposed_ms or event.time_ms, event.clock, text)
 
 
-def _election_blocked(group: Group, event: HistoryEvent, detail: EventDetail) -> None:
+def _election_blocked(group: GroupTimeline, event: HistoryEvent, detail: EventDetail) -> None:
     story = group.masterless
     latest = group.latest
     if story is None and latest is not None and latest.master_epoch > event.master_epoch:
@@ -229,7 +229,7 @@ def _election_blocked(group: Group, event: HistoryEvent, detail: EventDetail) ->
     story.add("blocked", event.time_ms, event.clock, text)
 
 
-def _pushed(group: Group, event: HistoryEvent, detail: EventDetail) -> None:
+def _pushed(group: GroupTimeline, event: HistoryEvent, detail: EventDetail) -> None:
     story = group.elections.get(event.master_epoch)
     if story is None or not story.is_election:
         return
@@ -239,7 +239,7 @@ def _pushed(group: Group, event: HistoryEvent, detail: EventDetail) -> None:
     story.add("pushed", event.time_ms, event.clock, text)
 
 
-def _role_changed(group: Group, event: HistoryEvent, detail: EventDetail) -> None:
+def _role_changed(group: GroupTimeline, event: HistoryEvent, detail: EventDetail) -> None:
     story = group.elections.get(event.master_epoch)
     if story is not None and detail.role.upper() == "MASTER":
         if event.broker_id == story.winner:
@@ -251,7 +251,7 @@ def _role_changed(group: Group, event: HistoryEvent, detail: EventDetail) -> Non
         lost.add("follows", event.time_ms, event.clock, text, event.broker_id)
 
 
-def _opened(group: Group, event: HistoryEvent, detail: EventDetail) -> None:
+def _opened(group: GroupTimeline, event: HistoryEvent, detail: EventDetail) -> None:
     story = _of_winner(group, event)
     if story is not None:
         if not story.opened_ms and event.time_ms > 0:
@@ -267,7 +267,7 @@ def _opened(group: Group, event: HistoryEvent, detail: EventDetail) -> None:
         story.add("opened", event.time_ms, event.clock, text, event.broker_id)
 
 
-def _first_ack(group: Group, event: HistoryEvent, detail: EventDetail) -> None:
+def _first_ack(group: GroupTimeline, event: HistoryEvent, detail: EventDetail) -> None:
     story = _of_winner(group, event)
     if story is None:
         return
@@ -279,12 +279,12 @@ def _first_ack(group: Group, event: HistoryEvent, detail: EventDetail) -> None:
         story.waited_ms = detail.waited_ms
 
 
-def _of_winner(group: Group, event: HistoryEvent) -> Story | None:
+def _of_winner(group: GroupTimeline, event: HistoryEvent) -> Story | None:
     story = group.elections.get(event.master_epoch)
     return story if story is not None and event.broker_id in (0, story.winner) else None
 
 
-def _switch_requested(group: Group, event: HistoryEvent, detail: EventDetail) -> None:
+def _switch_requested(group: GroupTimeline, event: HistoryEvent, detail: EventDetail) -> None:
     story = _election_after(group, event.master_epoch, event.broker_id)
     if story is None:
         story = group.switch = group.begin("planned_switch", event)
@@ -295,7 +295,7 @@ def _switch_requested(group: Group, event: HistoryEvent, detail: EventDetail) ->
     story.add("requested", event.time_ms, event.clock, text, event.broker_id)
 
 
-def _drained(group: Group, event: HistoryEvent, detail: EventDetail) -> None:
+def _drained(group: GroupTimeline, event: HistoryEvent, detail: EventDetail) -> None:
     drainer = group.elections.get(event.master_epoch)
     if drainer is not None and drainer.winner == event.broker_id:
         drainer.at_work = True
@@ -313,21 +313,21 @@ def _drained(group: Group, event: HistoryEvent, detail: EventDetail) -> None:
     story.add("drained", event.time_ms, event.clock, text, event.broker_id)
 
 
-def _switch_failed(group: Group, event: HistoryEvent, detail: EventDetail) -> None:
+def _switch_failed(group: GroupTimeline, event: HistoryEvent, detail: EventDetail) -> None:
     story, group.switch = group.switch or group.begin("switch_failed", event), None
     story.kind, story.reason = "switch_failed", event.reason or detail.reason
     text = f"no switch: {story.reason or 'no reason was given'}; the master stays"
     story.add("failed", event.time_ms, event.clock, text, event.broker_id)
 
 
-def _election_after(group: Group, epoch: int, winner: int) -> Story | None:
+def _election_after(group: GroupTimeline, epoch: int, winner: int) -> Story | None:
     """The election that a request of `epoch` led to, if its event came before the request's."""
     later = [each for each in group.elections if each > epoch]
     story = group.elections[min(later)] if later else None
     return story if story is not None and story.winner == winner else None
 
 
-_HANDLERS: Final[dict[str, Callable[[Group, HistoryEvent, EventDetail], None]]] = {
+_HANDLERS: Final[dict[str, Callable[[GroupTimeline, HistoryEvent, EventDetail], None]]] = {
     "elected": _elected,
     "election_failed": _election_failed,
     "election_blocked": _election_blocked,

@@ -18,7 +18,7 @@ ELECTIONS_KEPT: Final = 16
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class GroupTimeline:
     """The open stories of one group: `open` has all, the other fields those that an event can
     continue.
 
@@ -76,7 +76,7 @@ class Group:
             yield from stories.values()
 
 
-def set_altered(group: Group, event: HistoryEvent, _: EventDetail) -> None:
+def set_altered(group: GroupTimeline, event: HistoryEvent, _: EventDetail) -> None:
     before, after = set(event.set_before), set(event.sync_state_set)
     election = group.elections.get(event.master_epoch)
     if election is not None:
@@ -96,7 +96,7 @@ def set_altered(group: Group, event: HistoryEvent, _: EventDetail) -> None:
         _change(story, event, "joined", text, joined)
 
 
-def members_left(story: Story, group: Group, left: set[int]) -> None:
+def members_left(story: Story, group: GroupTimeline, left: set[int]) -> None:
     """From now on what these brokers do belongs to `story`, until they return."""
     story.missing |= left
     story.brokers |= left
@@ -107,7 +107,7 @@ def members_left(story: Story, group: Group, left: set[int]) -> None:
         group.absent[broker_id] = story
 
 
-def members_returned(group: Group, event: HistoryEvent) -> set[int]:
+def members_returned(group: GroupTimeline, event: HistoryEvent) -> set[int]:
     """Ends the absence of those in the event's new set; returns who they are."""
     returned = set(event.sync_state_set) & group.absent.keys()
     for broker_id in sorted(returned):
@@ -127,7 +127,7 @@ def _change(story: Story, event: HistoryEvent, name: str, text: str, who: set[in
     story.add(name, event.time_ms, event.clock, text, min(who))
 
 
-def broker_registered(group: Group, event: HistoryEvent, _: EventDetail) -> None:
+def broker_registered(group: GroupTimeline, event: HistoryEvent, _: EventDetail) -> None:
     broker_id = event.broker_id
     known = group.incarnations.get(broker_id)
     group.incarnations[broker_id] = event.incarnation
@@ -141,7 +141,7 @@ def broker_registered(group: Group, event: HistoryEvent, _: EventDetail) -> None
     story.add("restarted", event.time_ms, event.clock, text, broker_id)
 
 
-def truncated(group: Group, event: HistoryEvent, detail: EventDetail) -> None:
+def truncated(group: GroupTimeline, event: HistoryEvent, detail: EventDetail) -> None:
     before, after = detail.from_offset, detail.to_offset
     story = group.absent.get(event.broker_id) or group.elections.get(event.master_epoch)
     if story is None:
@@ -152,7 +152,7 @@ def truncated(group: Group, event: HistoryEvent, detail: EventDetail) -> None:
     story.add("truncated", event.time_ms, event.clock, text, event.broker_id)
 
 
-def diverged(group: Group, event: HistoryEvent, detail: EventDetail) -> None:
+def diverged(group: GroupTimeline, event: HistoryEvent, detail: EventDetail) -> None:
     story = group.absent.get(event.broker_id) or group.begin("diverged", event)
     story.brokers |= {event.broker_id} - {0}
     why = detail.reason or event.reason or "no reason was given"
@@ -160,7 +160,7 @@ def diverged(group: Group, event: HistoryEvent, detail: EventDetail) -> None:
     story.add("diverged", event.time_ms, event.clock, text, event.broker_id)
 
 
-def lease_lost(group: Group, event: HistoryEvent, _: EventDetail) -> None:
+def lease_lost(group: GroupTimeline, event: HistoryEvent, _: EventDetail) -> None:
     story = group.absent.get(event.broker_id) or group.begin("lease_lost", event)
     story.brokers |= {event.broker_id} - {0}
     text = f"broker {event.broker_id}, master, had no answer of a leading controller"
@@ -171,7 +171,7 @@ def lease_lost(group: Group, event: HistoryEvent, _: EventDetail) -> None:
         group.leaseless[event.broker_id] = story
 
 
-def lease_back(group: Group, event: HistoryEvent, detail: EventDetail) -> None:
+def lease_back(group: GroupTimeline, event: HistoryEvent, detail: EventDetail) -> None:
     story = group.leaseless.pop(event.broker_id, None)
     if story is None:
         return
@@ -185,7 +185,7 @@ def lease_back(group: Group, event: HistoryEvent, detail: EventDetail) -> None:
     story.add("lease back", event.time_ms, event.clock, text + writes, event.broker_id)
 
 
-def broker_cleaned(group: Group, event: HistoryEvent, _: EventDetail) -> None:
+def broker_cleaned(group: GroupTimeline, event: HistoryEvent, _: EventDetail) -> None:
     gone = set(event.set_before) - set(event.sync_state_set)
     story = group.begin("cleaned", event)
     _change(story, event, "cleaned", f"forgotten: {event.reason}", gone or {0})

@@ -34,7 +34,7 @@ IDLE_AFTER_MS: Final = 100
 batonmq.client.instance.failover."""
 
 
-class Step(msgspec.Struct, frozen=True):
+class StoryStep(msgspec.Struct, frozen=True):
     """`time_ms` is on the clock of `clock` ("controller n0", "broker 2")."""
 
     name: str
@@ -58,7 +58,7 @@ class Story:
     first_event: EventKey = ("", -1, 0)
     number: int = 0
     """Ascends with the stories of a group: two may begin with the same event."""
-    steps: list[Step] = field(default_factory=list)
+    steps: list[StoryStep] = field(default_factory=list)
     master_before: int = 0
     winner: int = 0
     address: str = ""
@@ -107,14 +107,14 @@ class Story:
         """A step that has a time; of a step of the chain the first one counts."""
         if time_ms <= 0 or (name in _RANKS and name in self._times):
             return
-        self._take(Step(name, time_ms, clock, text, broker_id))
+        self._take(StoryStep(name, time_ms, clock, text, broker_id))
 
     def absorb(self, other: Story) -> None:
         """The steps of a story that turned out to be a part of this one."""
         for step in other.steps:
             self._take(step)
 
-    def _take(self, step: Step) -> None:
+    def _take(self, step: StoryStep) -> None:
         self.steps.append(step)
         self._times.setdefault(step.name, step.time_ms)
 
@@ -162,13 +162,13 @@ class Story:
             return False
         return not self.missing and self.kind not in ("master_lost", "election_blocked")
 
-    def in_order(self) -> list[Step]:
+    def in_order(self) -> list[StoryStep]:
         """The causal steps in their order, and the others where their times put them."""
         causal = [step for step in self.steps if _IS_CAUSAL(step.name)]
         beside = [step for step in self.steps if not _IS_CAUSAL(step.name)]
         causal.sort(key=lambda step: _RANKS[step.name])
         beside.sort(key=lambda step: step.time_ms)
-        ordered: list[Step] = []
+        ordered: list[StoryStep] = []
         next_beside = 0
         for step in causal:
             while next_beside < len(beside) and _comes_before(beside[next_beside], step):
@@ -182,7 +182,7 @@ class Story:
         wrong: dict[int, str] = {}
         ordered = self.in_order()
         began = _beginning(ordered)
-        latest: Step | None = None
+        latest: StoryStep | None = None
         for step in ordered:
             is_causal = _IS_CAUSAL(step.name)
             before = latest if is_causal else began
@@ -198,7 +198,7 @@ class Story:
                 )
         return wrong
 
-    def after_ms(self, step: Step, wrong: Mapping[int, str] | None = None) -> int | None:
+    def after_ms(self, step: StoryStep, wrong: Mapping[int, str] | None = None) -> int | None:
         """Since the story began; None for a step that is out of order or before the beginning.
 
         `wrong`: the result of `out_of_order`, if the caller has it.
@@ -279,12 +279,12 @@ class Story:
         return max((step.time_ms for step in self.steps), default=0)
 
 
-def _beginning(ordered: Sequence[Step]) -> Step | None:
+def _beginning(ordered: Sequence[StoryStep]) -> StoryStep | None:
     first = next((step for step in ordered if _IS_CAUSAL(step.name)), None)
     return first if first is not None else next(iter(ordered), None)
 
 
-def _comes_before(beside: Step, causal: Step) -> bool:
+def _comes_before(beside: StoryStep, causal: StoryStep) -> bool:
     if beside.time_ms == causal.time_ms:
         return beside.name in _LEADERS and causal.name in _AFTER_PUSH
     return beside.time_ms < causal.time_ms

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, Final
 
-from batonmq.history.story import CHAIN, Step, Story
+from batonmq.history.story import CHAIN, Story, StoryStep
 
 _NAME_WIDTH: Final = max(map(len, CHAIN)) + 1
 _TIME_WIDTH: Final = 11
@@ -49,7 +49,7 @@ def _idle(story: Story) -> str:
     return f"; nobody waited: the first write came {story.first_write_after_ms} ms later"
 
 
-def lines(story: Story, width: int = 0, only: Sequence[Step] | None = None) -> list[str]:
+def lines(story: Story, width: int = 0, only: Sequence[StoryStep] | None = None) -> list[str]:
     """One step a line, folded at `width` columns (0: not folded), and the cost.
 
     `only`: these steps, and the cost only if the first acknowledgement is one of them.

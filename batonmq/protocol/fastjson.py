@@ -62,7 +62,7 @@ def loads(data: bytes | str, *, is_request: bool = False) -> Any:
             f" at most {REQUEST_SIZE_MAX} are allowed"
         )
     text = data if isinstance(data, str) else bytes(data).decode("utf-8", "replace")
-    reader = _Reader(text)
+    reader = _JsonReader(text)
     value = reader.read_all()
     if has_reference:
         value = _resolve(value, value, ())
@@ -86,7 +86,7 @@ def _check_values(value: Any) -> None:
             values.extend(each.values() if isinstance(each, dict) else each)
 
 
-class _Reader:
+class _JsonReader:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0

@@ -14,7 +14,7 @@ from typing import Final
 _CODES: Final = {">u4": "I", ">i4": "i", ">i8": "q"}
 
 
-class Layout:
+class RecordLayout:
     """Fields behind one another, without padding: (name, numpy type) each.
 
     `at` maps a name to its offset in bytes; `size` is the sum of all fields.
@@ -58,7 +58,7 @@ def _code(kind: str) -> str:
 HOST_V4_SIZE: Final = 8
 HOST_V6_SIZE: Final = 20
 
-RECORD_HEAD: Final = Layout(
+RECORD_HEAD: Final = RecordLayout(
     ("size", ">u4"),  # 0: bytes of the whole record
     ("magic", ">u4"),  # 4
     ("body_crc", ">u4"),  # 8
@@ -70,9 +70,9 @@ RECORD_HEAD: Final = Layout(
     ("born_ms", ">i8"),  # 40
 )
 # 48: the born host, 8 or 20 bytes
-RECORD_STORE_TIME: Final = Layout(("store_ms", ">i8"))  # 56
+RECORD_STORE_TIME: Final = RecordLayout(("store_ms", ">i8"))  # 56
 # 64: the store host, 8 or 20 bytes
-RECORD_TAIL: Final = Layout(
+RECORD_TAIL: Final = RecordLayout(
     ("reconsume_times", ">i4"),  # 72
     ("prepared", ">i8"),  # 76: offset of the prepared transaction
     ("body_length", ">i4"),  # 84
@@ -80,9 +80,9 @@ RECORD_TAIL: Final = Layout(
 # 88: body, topic length (u8; u16 under magic V2), topic, properties length (i16), properties
 
 
-def record_layout(born_host_size: int, store_host_size: int) -> Layout:
+def record_layout(born_host_size: int, store_host_size: int) -> RecordLayout:
     """Everything in front of the body, for hosts of these sizes (8 or 20 bytes)."""
-    return Layout(
+    return RecordLayout(
         *RECORD_HEAD.dtype,
         ("born_host", f"V{born_host_size}"),
         *RECORD_STORE_TIME.dtype,
@@ -95,14 +95,14 @@ RECORD_V4: Final = record_layout(HOST_V4_SIZE, HOST_V4_SIZE)
 assert RECORD_V4.size == 88
 
 # The end of a segment that no record fits into; what follows these 8 bytes is not read.
-BLANK: Final = Layout(
+BLANK: Final = RecordLayout(
     ("size", ">u4"),  # 0: bytes to the end of the segment, these 8 included
     ("magic", ">u4"),  # 4
 )
 
 # The unit of a consume queue.
 
-UNIT: Final = Layout(
+UNIT: Final = RecordLayout(
     ("offset", ">i8"),  # 0: of the record, in the commit log
     ("size", ">i4"),  # 8: of the record
     ("tags_code", ">i8"),  # 12: Java's hash of TAGS, or the due time of a delayed message in ms
@@ -114,7 +114,7 @@ assert UNIT_SIZE == 20
 
 # A file of the hash index: header, slots, entries.
 
-INDEX_HEADER: Final = Layout(
+INDEX_HEADER: Final = RecordLayout(
     ("begin_ms", ">i8"),  # 0: store time of the first entry
     ("end_ms", ">i8"),  # 8: store time of the last entry
     ("begin_offset", ">i8"),  # 16: commit-log offset of the first entry
@@ -122,8 +122,8 @@ INDEX_HEADER: Final = Layout(
     ("used_slots", ">i4"),  # 32
     ("count", ">i4"),  # 36: the number that the next entry gets; the first one is 1
 )
-INDEX_SLOT: Final = Layout(("entry", ">i4"))  # the newest entry of the slot, 0 if none
-INDEX_ENTRY: Final = Layout(
+INDEX_SLOT: Final = RecordLayout(("entry", ">i4"))  # the newest entry of the slot, 0 if none
+INDEX_ENTRY: Final = RecordLayout(
     ("hash", ">i4"),  # 0: of `topic#key`
     ("offset", ">i8"),  # 4: of the record, in the commit log
     ("seconds", ">i4"),  # 12: store time, from the header's `begin_ms` on
@@ -134,7 +134,7 @@ assert (INDEX_HEADER.size, INDEX_SLOT.size, INDEX_ENTRY.size) == (40, 4, 20)
 # The checkpoint.
 
 CHECKPOINT_SIZE: Final = 4096
-CHECKPOINT: Final = Layout(
+CHECKPOINT: Final = RecordLayout(
     ("physic_msg_timestamp", ">i8"),  # 0: ms, as the two that follow
     ("logics_msg_timestamp", ">i8"),  # 8
     ("index_msg_timestamp", ">i8"),  # 16
@@ -143,7 +143,7 @@ CHECKPOINT: Final = Layout(
 )
 # What Java's broker does not read, at 64. The CRC-32 covers both parts without itself.
 CHECKPOINT_OURS_AT: Final = 64
-CHECKPOINT_OURS: Final = Layout(
+CHECKPOINT_OURS: Final = RecordLayout(
     ("magic", "V8"),  # 64
     ("recovery_offset", ">i8"),  # 72
     ("crc", ">u4"),  # 80

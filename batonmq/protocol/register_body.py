@@ -83,7 +83,7 @@ def _inflated(data: bytes) -> Generator[None, None, bytes]:
 
 def _decode_compressed(data: bytes, version: int) -> Generator[None, None, RegisterBrokerBody]:
     try:
-        reader = _Reader((yield from _inflated(data)))
+        reader = _BodyReader((yield from _inflated(data)))
         data_version = DataVersion.decode(reader.text())
         topics = []
         for number in range(reader.count()):
@@ -108,7 +108,7 @@ def _decode_compressed(data: bytes, version: int) -> Generator[None, None, Regis
     )
 
 
-class _Reader:
+class _BodyReader:
     """Length-prefixed pieces of an inflated body."""
 
     def __init__(self, data: bytes) -> None:

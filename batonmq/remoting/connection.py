@@ -107,7 +107,7 @@ def answer_not_supported(request: RemotingCommand, connection: "Connection") -> 
     )
 
 
-class Dispatcher:
+class RequestDispatcher:
     """Gives the requests of all connections of an endpoint to their handlers.
 
     `tasks` are the handlers that still run; they may outlive the connection of their request.
@@ -226,7 +226,7 @@ class Connection(asyncio.BufferedProtocol):
         self,
         loop: asyncio.AbstractEventLoop,
         turn: WriteTurn,
-        dispatcher: Dispatcher,
+        dispatcher: RequestDispatcher,
         *,
         server_side: bool,
         made: Callable[["Connection"], None],

@@ -12,7 +12,7 @@ from batonmq.protocol.errors import ConnectError, ResponseError
 from batonmq.protocol.message_id import split_address
 from batonmq.remoting.budget import MemoryBudget
 from batonmq.remoting.command import RemotingCommand
-from batonmq.remoting.connection import Connection, Dispatcher, Processors, WriteTurn
+from batonmq.remoting.connection import Connection, Processors, RequestDispatcher, WriteTurn
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.service_manager import held_listener
 from batonmq.runtime.sockets import BACKLOG, listening_as
@@ -39,7 +39,7 @@ class Endpoint:
         self._idle_timeout_s = idle_timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn: WriteTurn | None = None
-        self._dispatcher: Dispatcher | None = None
+        self._dispatcher: RequestDispatcher | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
         self._empty: asyncio.Event | None = None
         self._next_idle_check_ms = 0
@@ -63,7 +63,7 @@ class Endpoint:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._turn = WriteTurn(self._loop)
-            self._dispatcher = Dispatcher(self._loop, self._processors)
+            self._dispatcher = RequestDispatcher(self._loop, self._processors)
             if self._idle_timeout_s > 0:
                 self._schedule_idle_check()
         return self._loop

@@ -13,7 +13,7 @@ _WRITTEN = {ord("\\"): "\\\\"} | {ord(each): f"\\u{ord(each):04x}" for each in _
 _WRITTEN_IN_KEYS = _WRITTEN | {ord(each): f"\\{each}" for each in "=:#! \t"}
 
 
-class Line(NamedTuple):
+class SettingLine(NamedTuple):
     """One setting and the number of the line that it begins on, from 1."""
 
     key: str
@@ -21,13 +21,13 @@ class Line(NamedTuple):
     number: int
 
 
-def parse_lines(text: str) -> list[Line]:
+def parse_lines(text: str) -> list[SettingLine]:
     """All settings of a property text in order, repeated keys included.
 
     Comments begin with `#` or `!`, a trailing backslash continues a line, and `=`, `:` or blanks
     separate key and value, as in Java.
     """
-    found: list[Line] = []
+    found: list[SettingLine] = []
     logical = ""
     first = 0
     for number, raw in enumerate(text.splitlines(), 1):
@@ -40,10 +40,10 @@ def parse_lines(text: str) -> list[Line]:
         if _continues(logical):
             logical = logical[:-1]
             continue
-        found.append(Line(*_split(logical), first))
+        found.append(SettingLine(*_split(logical), first))
         logical = ""
     if logical:
-        found.append(Line(*_split(logical), first))
+        found.append(SettingLine(*_split(logical), first))
     return found
 
 

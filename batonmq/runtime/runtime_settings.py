@@ -48,7 +48,7 @@ class ChangeRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SettingChange:
     """Checked and not in force yet: section -> its fields' new values, and what is kept then.
     `without_effect`: keys of RocketMQ that were given and mean nothing here, sorted."""
 
@@ -90,7 +90,7 @@ class RuntimeSettings(Generic[C]):
             raise ValueError(f"{path}: {refusal.remark}") from refusal
         log.info("kept_settings_loaded path=%s keys=%s", path, ",".join(sorted(kept)))
 
-    async def update(self, body: bytes) -> Change:
+    async def update(self, body: bytes) -> SettingChange:
         """Takes the settings of a property text, all or none: they are in force once they are on
         the disk. Returns what was changed.
 
@@ -118,7 +118,7 @@ class RuntimeSettings(Generic[C]):
             self.apply(change)
         return change
 
-    def plan(self, text: str) -> Change:
+    def plan(self, text: str) -> SettingChange:
         """What a text of settings would change; raises as `update` does."""
         wanted = parse_properties(text)
         for key in sorted(wanted.keys() & self._rules.black_list):
@@ -144,7 +144,7 @@ class RuntimeSettings(Generic[C]):
             )
         return replace(self._planned(changed), without_effect=tuple(sorted(without_effect)))
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: SettingChange) -> None:
         """From now on it is in force."""
         for section, values in change.values:
             for name, value in values.items():
@@ -155,7 +155,7 @@ class RuntimeSettings(Generic[C]):
         if change.kept and self.on_change is not None:
             self.on_change(self.current)
 
-    def keep(self, change: Change) -> None:
+    def keep(self, change: SettingChange) -> None:
         """Makes it outlast a restart; may run in a thread. Raises OSError."""
         if self._rules.path is not None and change.kept:
             kept = self._kept | change.kept
@@ -166,7 +166,7 @@ class RuntimeSettings(Generic[C]):
         """All settings of the first section as property text, sorted."""
         return dump_properties(self.current)
 
-    def _planned(self, changed: dict[str, str]) -> Change:
+    def _planned(self, changed: dict[str, str]) -> SettingChange:
         found: list[tuple[msgspec.Struct, dict[str, Any]]] = []
         kept: dict[str, str] = {}
         for section in self._sections:
@@ -183,7 +183,7 @@ class RuntimeSettings(Generic[C]):
             shown = msgspec.to_builtins(new)
             kept |= {key: value_text(shown[key]) for key in changed if key in fields}
             found.append((section, values))
-        return Change(found, kept)
+        return SettingChange(found, kept)
 
 
 def _converted(key: str, text: str, kind: Any) -> Any:

@@ -82,7 +82,7 @@ class RecentCommits:
         return prepared_offset in self._commits
 
 
-class Dispatcher:
+class LogDispatcher:
     """Feeds consume queues and index from the log up to the confirmed offset.
 
     `offset` is the end of what is dispatched, a record boundary. `target` is how far it may go.

@@ -30,7 +30,8 @@ from batonmq.store.appender import Appender
 from batonmq.store.background import Background, RoomWatch
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
-from batonmq.store.dispatch import ArrivalListener, Dispatcher, RecentCommits
+from batonmq.store.confirm_rules import ConfirmRule
+from batonmq.store.dispatch import ArrivalListener, LogDispatcher, RecentCommits
 from batonmq.store.health import StoreHealth
 from batonmq.store.log_scan import VerifiedLog
 from batonmq.store.position_rounds import PositionRounds
@@ -83,18 +84,14 @@ class MessageStore:
         config: StoreConfig,
         *,
         store_host: bytes,
-        controller_mode: bool,
+        confirm_rule: ConfirmRule,
         clock_ms: Callable[[], int] = wall_ms,
         disk_use_of: DiskUseOf = disk_use,
         boot_id: Callable[[], str] = kernel_boot_id,
     ) -> None:
-        """`store_host` is ip and port, 8 or 20 bytes. Touches no file; `open` does.
-
-        Outside controller mode everything written counts as confirmed after a restart, and the
-        store takes puts at once.
-        """
+        """`store_host` is ip and port, 8 or 20 bytes. Touches no file; `open` does."""
         self.config = config
-        self.controller_mode = controller_mode
+        self._confirm_rule = confirm_rule
         #: topic -> called with each confirmed record of it, in log order; such topics have no
         #: consume queue. After an unclean stop records may come again: their effect is repeatable.
         self.on_system_record: dict[str, SystemRecordHandler] = {}
@@ -147,8 +144,7 @@ class MessageStore:
                 self._build_parts(self._files)
                 self._recover(boot_id)
                 self._mark_run(boot_id)
-                if not self.controller_mode:
-                    self._files.drop_epochs()
+                self._confirm_rule.begin_run(self._files)
                 _ = self.log.log_id  # it is on the disk before anybody learns it
             except BaseException:
                 self._files.close(write_back=False)
@@ -169,7 +165,7 @@ class MessageStore:
             files.consume_queues, files.positions, self.on_system_record, self.on_unknown_topic,
             self.on_new_beginning,
         )  # fmt: skip
-        self._dispatcher = Dispatcher(
+        self._dispatcher = LogDispatcher(
             files.log,
             self._queues,
             files.index if config.message_index_enable else None,
@@ -213,13 +209,13 @@ class MessageStore:
             self._files,
             self.truncation,
             self._dispatcher,
-            controller_mode=self.controller_mode,
+            confirm_rule=self._confirm_rule,
             boot_id=boot_id,
         )
         damage = self.trust.damage
         if damage is not None and damage.blocks_writes:
             self.appender.refuse(f"the log is damaged: {self.trust.reason}")
-        elif not self.controller_mode:
+        elif self._confirm_rule.writes_at_once:
             self.appender.open_for_writes()
             self.positions.begin_mastership()
 
@@ -458,7 +454,7 @@ class MessageStore:
     def repair(self, seen: str) -> str:
         """An operator declares this log good; what was done about it. See `LogTrust.repair`."""
         was_cut = self.trust.repair(seen)
-        if not self.controller_mode:
+        if self._confirm_rule.writes_at_once:
             self.appender.open_for_writes()
             self.positions.begin_mastership()
         end = self.log.max_offset

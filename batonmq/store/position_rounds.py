@@ -29,7 +29,7 @@ _NEVER: Final = 1 << 63
 
 
 @dataclass(slots=True)
-class _Round:
+class _PositionRound:
     """`queues` as they were when it began; `at` is the index of the first not looked at."""
 
     since: int
@@ -55,7 +55,7 @@ class PositionRounds:
         self._appender = appender
         self._deleting = deleting
         self._config = config
-        self._round: _Round | None = None
+        self._round: _PositionRound | None = None
         self._is_master = False
         self._master_begin: int | None = 0
         self.due_at = _NEVER
@@ -125,7 +125,7 @@ class PositionRounds:
         """Put the next piece; whether anything was put. The caller ends the turn."""
         current = self._round
         if current is None:
-            current = self._round = _Round(
+            current = self._round = _PositionRound(
                 self._segment_start(), list(self._queues.queues.values())
             )
             self.due_at = 0
@@ -148,7 +148,7 @@ class PositionRounds:
             self._round = None
         return True
 
-    def _next_positions(self, current: _Round) -> tuple[dict[str, dict[int, int]], int]:
+    def _next_positions(self, current: _PositionRound) -> tuple[dict[str, dict[int, int]], int]:
         """Topic -> queue id -> next offset of queues that need it, and the index behind them."""
         positions: dict[str, dict[int, int]] = {}
         at = current.at

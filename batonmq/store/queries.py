@@ -24,9 +24,9 @@ from batonmq.protocol.records.codec import RecordHead
 from batonmq.protocol.sysflag import BORN_HOST_V6
 from batonmq.store.appender import Appender
 from batonmq.store.consume_queue import Boundary
-from batonmq.store.dispatch import Dispatcher
+from batonmq.store.dispatch import LogDispatcher
 from batonmq.store.log_scan import check_record
-from batonmq.store.reader import GetMessageResult, GetMessageStatus, QueueReader, Wanted
+from batonmq.store.reader import GetMessageResult, GetMessageStatus, RecordFilter, StoredQueueReader
 from batonmq.store.store_files import StoreFiles
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class StoreQueries:
     def __init__(
         self,
         files: StoreFiles,
-        dispatcher: Dispatcher,
+        dispatcher: LogDispatcher,
         appender: Appender,
     ) -> None:
         self._files = files
@@ -63,7 +63,7 @@ class StoreQueries:
         self._index = files.index
         self._dispatcher = dispatcher
         self._appender = appender
-        self._reader = QueueReader(files.log, files.config, dispatcher.verified)
+        self._reader = StoredQueueReader(files.log, files.config, dispatcher.verified)
         self._config = files.config
 
     def topics(self) -> set[str]:
@@ -94,7 +94,9 @@ class StoreQueries:
         minimum = queue.consume_queue.min_offset
         maximum = queue.consume_queue.max_offset
         if minimum <= offset < maximum:
-            found = self._reader.read(queue, offset, max_num, max_bytes, Wanted(wanted, matches))
+            found = self._reader.read(
+                queue, offset, max_num, max_bytes, RecordFilter(wanted, matches)
+            )
             found.suggest_pulling_from_slave = self._reader.is_on_disk_only(
                 found.behind_bytes, on_slave=not self._appender.is_masters
             )

@@ -66,7 +66,7 @@ class GetMessageResult:
     """From the last message that was looked at to the end of the log."""
 
 
-class Wanted(NamedTuple):
+class RecordFilter(NamedTuple):
     """Which messages of a queue are read: those whose tag hash is in `codes` (None: all), and whose
     properties, with a byte 2 on either side, pass `matches` (None: all)."""
 
@@ -203,7 +203,7 @@ def _is_message(head: RecordHead, queue: Queue, index: int) -> bool:
     )
 
 
-class QueueReader:
+class StoredQueueReader:
     """`read` for one pull after another; holds the limits and the verification state."""
 
     def __init__(self, log: CommitLog, config: StoreConfig, verified: VerifiedLog) -> None:
@@ -219,7 +219,7 @@ class QueueReader:
         offset: int,
         max_num: int,
         max_bytes: int | None,
-        wanted: Wanted,
+        wanted: RecordFilter,
     ) -> GetMessageResult:
         """Messages from queue offset `offset`, which must lie within the queue, on.
 
@@ -258,7 +258,7 @@ class QueueReader:
         offset: int,
         max_num: int,
         max_bytes: int | None,
-        wanted: Wanted,
+        wanted: RecordFilter,
     ) -> GetMessageResult:
         consume_queue = queue.consume_queue
         result = GetMessageResult(
@@ -281,7 +281,7 @@ class QueueReader:
         units: bytes,
         max_num: int,
         max_bytes: int | None,
-        wanted: Wanted,
+        wanted: RecordFilter,
     ) -> None:
         log, codes, passes = self._log, wanted.codes, _test_of(self._log, wanted.matches)
         log_min, log_end = log.min_offset, log.max_offset

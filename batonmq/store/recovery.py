@@ -23,8 +23,9 @@ from batonmq.protocol.records.search import ends_in_property_crc
 from batonmq.protocol.sysflag import has_queue_unit
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.commit_log import CommitLog, Segment
+from batonmq.store.confirm_rules import ConfirmRule
 from batonmq.store.consume_queue import ConsumeQueue
-from batonmq.store.dispatch import Dispatcher
+from batonmq.store.dispatch import LogDispatcher
 from batonmq.store.log_scan import (
     LogScanner,
     check_record,
@@ -63,15 +64,14 @@ class RecoveredLog:
 def recover_store(
     files: StoreFiles,
     truncation: Truncation,
-    dispatcher: Dispatcher,
+    dispatcher: LogDispatcher,
     *,
-    controller_mode: bool,
+    confirm_rule: ConfirmRule,
     boot_id: str,
 ) -> None:
     """Find the end of the log, and build what derived data lacks up to the confirmed offset.
 
-    An interrupted truncation is finished first. Outside controller mode all whole records count
-    as confirmed, and consume queues ahead of the log are only cut: nobody has the bytes but us.
+    An interrupted truncation is finished first. Consume queues ahead of the log are cut.
     Damage, and an unclean stop under another boot, are noted in `suspect_mark`, not raised.
     """
     truncation.resume()
@@ -86,7 +86,7 @@ def recover_store(
     if not files.was_clean:
         rotten = consume_queues.drop_rotten(start, expects_none=False) or rotten
         consume_queues.truncate_dirty(start)
-    confirmed = Confirmed(stored_confirm, visible_end if controller_mode else 0)
+    confirmed = Confirmed(stored_confirm, confirm_rule.proven(visible_end))
     recovered = recover_log(commit_log, start, confirmed, was_clean=files.was_clean)
     end = recovered.end_offset
     _write_again(files, start := min(start, end))
@@ -99,13 +99,11 @@ def recover_store(
     rotten = consume_queues.drop_rotten(end, expects_none=is_whole) or rotten
     consume_queues.truncate_dirty(end)
     files.index.truncate_to(end)
-    if controller_mode:
-        files.epochs.drop_above(end)
+    confirm_rule.settle_epochs(files, end)
     _adopt_queues(files, dispatcher.queues, end, are_rebuilt=is_rebuilt or rotten)
     dispatcher.verified.restart(start, end)
     dispatcher.restart_at(commit_log.min_offset if rotten else start)
-    confirm = max(stored_confirm, visible_end) if controller_mode else end
-    dispatcher.advance(min(confirm, end))
+    dispatcher.advance(confirm_rule.confirmed(stored_confirm, visible_end, end))
     log.info(
         "store_recovered clean=%s from_offset=%d end_offset=%d confirm_offset=%d",
         files.was_clean, start, end, dispatcher.offset,

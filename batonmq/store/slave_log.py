@@ -16,7 +16,7 @@ from typing import Final
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.runtime import disk
 from batonmq.store.appender import Appender
-from batonmq.store.dispatch import Dispatcher
+from batonmq.store.dispatch import LogDispatcher
 from batonmq.store.errors import (
     CutUnfinishedError,
     StoreFailedError,
@@ -41,7 +41,7 @@ class SlaveLog:
     def __init__(
         self,
         files: StoreFiles,
-        dispatcher: Dispatcher,
+        dispatcher: LogDispatcher,
         appender: Appender,
         truncation: Truncation,
         checkpoints: CheckpointWriter,
@@ -195,7 +195,7 @@ class LogTrust:
     def __init__(
         self,
         files: StoreFiles,
-        dispatcher: Dispatcher,
+        dispatcher: LogDispatcher,
         slave_log: SlaveLog,
         stop_writes: Callable[[], int],
         fail: Callable[[BaseException], None],

@@ -27,7 +27,7 @@ from batonmq.store.background import Background, RoomWatch
 from batonmq.store.commit_log import Segment
 from batonmq.store.config import StoreConfig
 from batonmq.store.consume_queue import ConsumeQueue
-from batonmq.store.dispatch import Dispatcher
+from batonmq.store.dispatch import LogDispatcher
 from batonmq.store.store_files import StoreFiles
 
 log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class CheckpointWriter:
     def __init__(
         self,
         files: StoreFiles,
-        dispatcher: Dispatcher,
+        dispatcher: LogDispatcher,
         before_checkpoint: Callable[[], Iterable[Callable[[], None]]] | None,
         background: Background,
         room: RoomWatch,
@@ -346,7 +346,7 @@ class Expirer:
     def __init__(
         self,
         files: StoreFiles,
-        dispatcher: Dispatcher,
+        dispatcher: LogDispatcher,
         background: Background,
         clock_ms: Callable[[], int],
         disk_use_of: DiskUseOf,

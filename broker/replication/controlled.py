@@ -17,7 +17,7 @@ from batonmq.broker.request_fields import number
 from batonmq.broker.tables.slave_sync import BrokerTables, SlaveSynchronize
 from batonmq.broker.write.write_path import MembersConfirm, WritePath
 from batonmq.ha.service import AutoSwitchHAService
-from batonmq.ha.sync_state import Proposal
+from batonmq.ha.sync_state import SetProposal
 from batonmq.ha.wire import HAIdentity
 from batonmq.protocol.bodies import EpochCacheEntry, EpochEntryCache
 from batonmq.protocol.codes import HA_ADDRESS_FIELD, INCARNATION_FIELD, LOG_ID_FIELD
@@ -163,7 +163,7 @@ class ControllerReplication(Replication):
         if self._path.hold.active:
             self.manager.acks_changed()
 
-    def on_proposal(self, proposal: Proposal) -> None:
+    def on_proposal(self, proposal: SetProposal) -> None:
         self.manager.propose(proposal)
 
     def on_slave_following(self, broker_id: int) -> None:

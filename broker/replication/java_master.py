@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from batonmq.ha.proof import PeerIdentity
+from batonmq.ha.java_peer import PeerIdentity
 from batonmq.protocol.bodies import EpochEntryCache, TopicConfigAndMappingSerializeWrapper
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.role_view import RoleView
@@ -22,7 +22,7 @@ TIMEOUT_MS: Final = 1000
 
 
 class JavaMasterClient:
-    """Implements `batonmq.ha.ports.JavaMaster`. Every method raises BatonError where the broker
+    """Implements `batonmq.ha.java_peer.JavaMaster`. Every method raises BatonError where the broker
     does not answer or refuses."""
 
     def __init__(self, client: RemotingClient) -> None:

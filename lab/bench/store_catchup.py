@@ -21,6 +21,7 @@ from batonmq.protocol.properties import find_property
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.tags import tags_code
 from batonmq.store.config import StoreConfig
+from batonmq.store.confirm_rules import ConfirmedBySet
 from batonmq.store.index_service import IndexService
 from batonmq.store.message_store import MessageStore
 
@@ -37,7 +38,7 @@ class Cost(NamedTuple):
 
 def _store(folder: Path) -> MessageStore:
     config = StoreConfig(store_path_root_dir=str(folder))
-    return MessageStore(config, store_host=HOST, controller_mode=True)
+    return MessageStore(config, store_host=HOST, confirm_rule=ConfirmedBySet())
 
 
 def message(number: int, kind: str) -> NewMessage:

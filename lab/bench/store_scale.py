@@ -15,6 +15,7 @@ from typing import Final, Self
 from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.store.config import StoreConfig
+from batonmq.store.confirm_rules import ConfirmedByLog
 from batonmq.store.message_store import MessageStore
 
 HOST: Final = host_bytes("127.0.0.1", 10911)
@@ -24,7 +25,7 @@ ROUNDS: Final = 3
 
 def _store(folder: Path, queues: int) -> MessageStore:
     config = StoreConfig(store_path_root_dir=str(folder / f"store{queues}"))
-    return MessageStore(config, store_host=HOST, controller_mode=False)
+    return MessageStore(config, store_host=HOST, confirm_rule=ConfirmedByLog())
 
 
 def _put_everywhere(store: MessageStore, queues: int, per_topic: int) -> None:

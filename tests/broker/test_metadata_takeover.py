@@ -10,6 +10,7 @@ from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.topic_name import METADATA_TOPIC
 from batonmq.store.config import StoreConfig
+from batonmq.store.confirm_rules import ConfirmedBySet
 from batonmq.store.message_store import MessageStore
 
 HOST = host_bytes("127.0.0.1", 10911)
@@ -24,7 +25,7 @@ def opened(folder: Path) -> tuple[MessageStore, list[MetadataChange]]:
             max_index_num=400,
         ),
         store_host=HOST,
-        controller_mode=True,
+        confirm_rule=ConfirmedBySet(),
     )
     applied: list[MetadataChange] = []
     store.on_system_record[METADATA_TOPIC] = lambda head, body: applied.append(

@@ -18,14 +18,15 @@ import uvloop
 
 from batonmq.epoch.entry import EpochEntry
 from batonmq.ha.config import HAConfig
-from batonmq.ha.proof import PeerIdentity
+from batonmq.ha.java_peer import PeerIdentity
 from batonmq.ha.service import AutoSwitchHAService
-from batonmq.ha.slave_core import Phase
-from batonmq.ha.sync_state import Proposal
+from batonmq.ha.slave_core import SlavePhase
+from batonmq.ha.sync_state import SetProposal
 from batonmq.ha.wire import HAIdentity
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.store.config import StoreConfig
+from batonmq.store.confirm_rules import ConfirmedBySet
 from batonmq.store.message_store import MessageStore
 from tests.ha.cores import MemoryLog, SlaveHost, entries
 
@@ -59,7 +60,7 @@ class Node:
         self.broker_id = broker_id
         self.root = root
         self.config = config
-        self.proposals: list[Proposal] = []
+        self.proposals: list[SetProposal] = []
         self.following: list[int] = []
         self.truncated: list[tuple[int, int]] = []
         self.diverged: list[str] = []
@@ -77,7 +78,7 @@ class Node:
             ha_listen_port=0,
             **self.group.store_settings,
         )
-        self.store = MessageStore(self.store_config, store_host=HOST, controller_mode=True)
+        self.store = MessageStore(self.store_config, store_host=HOST, confirm_rule=ConfirmedBySet())
         self.store.open()
         self.store.start(asyncio.get_running_loop(), self.on_fatal)
         self.ha = AutoSwitchHAService(
@@ -113,7 +114,7 @@ class Node:
     def on_confirm_offset(self, offset: int) -> None:
         self.store.advance_confirm_offset(offset)
 
-    def on_proposal(self, proposal: Proposal) -> None:
+    def on_proposal(self, proposal: SetProposal) -> None:
         self.proposals.append(proposal)
         self.group.on_proposal(self, proposal)
 
@@ -172,14 +173,14 @@ class Node:
         return self.store.confirm_offset if sync is None else sync.log.confirm_offset
 
     @property
-    def proposal(self) -> Proposal | None:
+    def proposal(self) -> SetProposal | None:
         sync = self.ha.sync_state
         return None if sync is None else sync.proposal
 
     @property
     def is_following(self) -> bool:
         slave = self.ha._slave
-        return slave is not None and slave.core.phase is Phase.TRANSFER
+        return slave is not None and slave.core.phase is SlavePhase.TRANSFER
 
     @property
     def readable(self) -> int:
@@ -290,11 +291,11 @@ class Group:
         )
         return self.view
 
-    def on_proposal(self, node: Node, proposal: Proposal) -> None:
+    def on_proposal(self, node: Node, proposal: SetProposal) -> None:
         if self.auto:
             asyncio.get_running_loop().call_soon(self.answer, node, proposal)
 
-    def answer(self, node: Node, proposal: Proposal) -> None:
+    def answer(self, node: Node, proposal: SetProposal) -> None:
         if node.proposal is not proposal:
             return
         if proposal.sync_state_set_epoch != self.view.sync_state_set_epoch:

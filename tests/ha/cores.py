@@ -5,23 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from batonmq.epoch.entry import EpochEntry, with_ends
+from batonmq.ha import slave_effects as fx
 from batonmq.ha.follower import SyncPolicy
-from batonmq.ha.proof import PeerIdentity, Registrations
+from batonmq.ha.java_peer import PeerIdentity
+from batonmq.ha.proof import Registrations
 from batonmq.ha.received_log import LocalLog
 from batonmq.ha.slave_core import SlaveCore
-from batonmq.ha.slave_effects import (
-    AdoptEpochs,
-    AppendEpoch,
-    AppendLog,
-    BeginAt,
-    Confirm,
-    Dial,
-    Hangup,
-    ProveMaster,
-    SendToMaster,
-    SlaveEffect,
-    TruncateTo,
-)
 from batonmq.ha.sync_state import RecordedSet, SyncState, WrittenLog
 from batonmq.ha.wire import HAIdentity, MasterFrameReader, TransferHeader
 from batonmq.protocol.role_view import Replica
@@ -121,43 +110,43 @@ class SlaveHost:
         self.reader = MasterFrameReader()
         self.sent = bytearray()
         self.connected = False
-        self.effects: list[SlaveEffect] = []
+        self.effects: list[fx.SlaveEffect] = []
 
-    def perform(self, effects: list[SlaveEffect], now_ms: int) -> None:
+    def perform(self, effects: list[fx.SlaveEffect], now_ms: int) -> None:
         log = self.log
         for effect in effects:
             self.effects.append(effect)
             match effect:
-                case Dial():
+                case fx.Dial():
                     self.reader = MasterFrameReader()
-                case Hangup():
+                case fx.Hangup():
                     self.connected = False
-                case SendToMaster(data):
+                case fx.SendToMaster(data):
                     self.sent += data
-                case AppendLog(offset, data):
+                case fx.AppendLog(offset, data):
                     assert offset == log.end, "written elsewhere than at the end"
                     log.data += bytes(data)
-                case AppendEpoch(epoch, start):
+                case fx.AppendEpoch(epoch, start):
                     assert start <= log.end and (not log.history or epoch > log.history[-1][0])
                     log.entries = entries(*log.history, (epoch, start))
-                case AdoptEpochs(adopted):
+                case fx.AdoptEpochs(adopted):
                     log.entries = adopted
-                case BeginAt(offset):
+                case fx.BeginAt(offset):
                     log.data, log.first, log.entries, log.confirm = b"", offset, (), 0
-                case TruncateTo(_, offset, unclean):
+                case fx.TruncateTo(_, offset, unclean):
                     assert offset >= log.confirm or unclean, "R23"
                     log.confirm = min(log.confirm, offset)
                     log.cuts.append((log.end, offset))
                     log.data = log.data[: offset - log.first]
                     log.entries = entries(*(e for e in log.history if e[1] < offset))
                     self.perform(self.core.log_changed(log.facts(), now_ms), now_ms)
-                case ProveMaster(view) if self.proves:
+                case fx.ProveMaster(view) if self.proves:
                     assert self.core._peer is not None
                     answer = PeerIdentity(
                         view.cluster_name, view.broker_name, 0, self.core._peer.last_epoch
                     )
                     self.perform(self.core.peer_proved(answer, log.facts(), now_ms), now_ms)
-                case Confirm(offset):
+                case fx.Confirm(offset):
                     assert log.confirm <= offset <= log.end
                     log.confirm = offset
         self.core.check_invariants()

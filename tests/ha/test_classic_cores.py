@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from batonmq.ha import slave_effects as fx
 from batonmq.ha.classic.master_core import (
     SLAVES_MAX,
     Acknowledged,
@@ -17,29 +18,20 @@ from batonmq.ha.classic.master_core import (
 )
 from batonmq.ha.classic.slave_core import (
     AskLogEnd,
+    ClassicPhase,
     ClassicSlaveCore,
     MasterAddresses,
-    Stage,
 )
 from batonmq.ha.classic.wire import (
     BODY_SIZE_MAX,
+    ClassicFrameReader,
     FrameHead,
-    FrameReader,
     ReportReader,
     encode_head,
     encode_report,
 )
 from batonmq.ha.master_core import CloseConnection, SendLog
 from batonmq.ha.proof import STRANGERS_MAX
-from batonmq.ha.slave_effects import (
-    AppendLog,
-    BeginAt,
-    Dial,
-    Diverged,
-    FlushTo,
-    Hangup,
-    SendToMaster,
-)
 from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.protocol.errors import RemoteProtocolError
 
@@ -58,7 +50,7 @@ def java_bytes(direction: str) -> bytes:
 
 def java_frames() -> list[tuple[FrameHead, bytes]]:
     frames: list[tuple[FrameHead, bytes]] = []
-    for item in FrameReader().feed(memoryview(java_bytes("master"))):
+    for item in ClassicFrameReader().feed(memoryview(java_bytes("master"))):
         if isinstance(item, FrameHead):
             frames.append((item, b""))
         else:
@@ -73,7 +65,7 @@ def a_master(end: int = 0, begin: int = 0, **policy: int) -> ClassicMasterCore:
 def a_slave(log_end: int = 0, *, remoting: str = "", **policy: bool) -> ClassicSlaveCore:
     """Connected; without a remoting address it is in TRANSFER."""
     core = ClassicSlaveCore(SlavePolicy(**policy), SEGMENT, NOW)
-    assert core.follow(MasterAddresses("m:10912", remoting), NOW) == [Dial("m:10912")]
+    assert core.follow(MasterAddresses("m:10912", remoting), NOW) == [fx.Dial("m:10912")]
     core.connected(log_end, log_end, NOW)
     return core
 
@@ -108,7 +100,7 @@ def test_our_master_sends_the_java_slave_what_javas_sent() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_our_slave_takes_javas_stream_however_it_is_cut(seed: int) -> None:
-    core, reader, log = a_slave(), FrameReader(), b""
+    core, reader, log = a_slave(), ClassicFrameReader(), b""
     stream = java_bytes("master")
     cuts = sorted(random.Random(seed).sample(range(1, len(stream)), 30)) if seed else []
     reports = []
@@ -123,8 +115,8 @@ def test_our_slave_takes_javas_stream_however_it_is_cut(seed: int) -> None:
         reports += core.turn_ended(len(log), 0, NOW)
     assert len(log) == LOG_END
     assert log == b"".join(body for _, body in java_frames())
-    assert reports[-1] == SendToMaster(encode_report(LOG_END))
-    assert core.stage is Stage.TRANSFER
+    assert reports[-1] == fx.SendToMaster(encode_report(LOG_END))
+    assert core.stage is ClassicPhase.TRANSFER
 
 
 # -- frames
@@ -133,7 +125,7 @@ def test_our_slave_takes_javas_stream_however_it_is_cut(seed: int) -> None:
 @pytest.mark.parametrize("head", [(0, -1), (-1, 10), (0, BODY_SIZE_MAX + 1)])
 def test_a_frame_that_cannot_be_is_refused(head: tuple[int, int]) -> None:
     with pytest.raises(RemoteProtocolError, match="HA frame"):
-        list(FrameReader().feed(memoryview(encode_head(*head))))
+        list(ClassicFrameReader().feed(memoryview(encode_head(*head))))
 
 
 def test_a_negative_report_is_refused() -> None:
@@ -143,7 +135,7 @@ def test_a_negative_report_is_refused() -> None:
 
 def test_the_largest_frame_that_java_takes_is_taken() -> None:
     head = FrameHead(7, BODY_SIZE_MAX)
-    assert list(FrameReader().feed(memoryview(encode_head(*head)))) == [head]
+    assert list(ClassicFrameReader().feed(memoryview(encode_head(*head)))) == [head]
 
 
 def test_reports_are_read_however_they_are_cut() -> None:
@@ -289,11 +281,11 @@ def test_r58_slaves_that_nobody_names_are_limited_in_number_too() -> None:
 
 def test_a_slave_ahead_of_its_master_does_not_follow() -> None:
     core = a_slave(500, remoting="m:10911")
-    assert core.stage is Stage.PROVING
+    assert core.stage is ClassicPhase.PROVING
     _, diverged = core.log_end_told(499, 500, 500, NOW)
-    assert isinstance(diverged, Diverged)
+    assert isinstance(diverged, fx.Diverged)
     assert "above the end of its master's, 499" in diverged.reason
-    assert core.stage is Stage.WAIT
+    assert core.stage is ClassicPhase.WAIT
     assert core.wakeup_ms > NOW + 500, "it does not hammer"
 
 
@@ -301,7 +293,7 @@ def test_the_master_is_asked_before_the_first_report() -> None:
     core = ClassicSlaveCore(SlavePolicy(), SEGMENT, NOW)
     core.follow(MasterAddresses("m:10912", "m:10911"), NOW)
     assert core.connected(500, 500, NOW) == [AskLogEnd("m:10911")]
-    assert core.log_end_told(500, 500, 500, NOW) == [SendToMaster(encode_report(500))]
+    assert core.log_end_told(500, 500, 500, NOW) == [fx.SendToMaster(encode_report(500))]
 
 
 @pytest.mark.parametrize(("head", "log_end"), [((600, 10), 500), ((600, 0), 500), ((77, 5), 0)])
@@ -310,14 +302,14 @@ def test_a_frame_that_goes_on_elsewhere_ends_the_connection(
 ) -> None:
     core = a_slave(log_end)
     _, diverged = core.frame_received(FrameHead(*head), log_end, NOW)
-    assert isinstance(diverged, Diverged)
+    assert isinstance(diverged, fx.Diverged)
     assert f"goes on at {head[0]}" in diverged.reason
 
 
 def test_an_empty_log_begins_where_the_masters_segment_does() -> None:
     core = a_slave(0)
     begin, _ = core.frame_received(FrameHead(3 * SEGMENT, 10), 0, NOW)
-    assert isinstance(begin, BeginAt)
+    assert isinstance(begin, fx.BeginAt)
     assert begin.offset == 3 * SEGMENT
     assert core.body_received(memoryview(b"x" * 10)).offset == 3 * SEGMENT
 
@@ -325,21 +317,21 @@ def test_an_empty_log_begins_where_the_masters_segment_does() -> None:
 def test_reports_wait_for_the_disk_under_haSyncFlush() -> None:
     core = ClassicSlaveCore(SlavePolicy(sync_flush=True), SEGMENT, NOW)
     core.follow(MasterAddresses("m:10912"), NOW)
-    assert core.connected(100, 40, NOW) == [FlushTo(100)]
+    assert core.connected(100, 40, NOW) == [fx.FlushTo(100)]
     assert core.tick(core.wakeup_ms) == [], "a report of 0 would have the log sent anew"
-    assert core.turn_ended(100, 100, NOW) == [SendToMaster(encode_report(100))]
+    assert core.turn_ended(100, 100, NOW) == [fx.SendToMaster(encode_report(100))]
     core.frame_received(FrameHead(100, 20), 100, NOW)
-    assert isinstance(core.body_received(memoryview(b"x" * 20)), AppendLog)
-    assert core.turn_ended(120, 100, NOW) == [FlushTo(120)]
-    assert core.turn_ended(120, 120, NOW) == [SendToMaster(encode_report(120))]
+    assert isinstance(core.body_received(memoryview(b"x" * 20)), fx.AppendLog)
+    assert core.turn_ended(120, 100, NOW) == [fx.FlushTo(120)]
+    assert core.turn_ended(120, 120, NOW) == [fx.SendToMaster(encode_report(120))]
 
 
 def test_a_quiet_slave_reports_again_and_leaves_a_silent_master() -> None:
     core = a_slave(7)
     (report,) = core.tick(core.wakeup_ms)
-    assert report == SendToMaster(encode_report(7))
+    assert report == fx.SendToMaster(encode_report(7))
     (_,) = core.tick(NOW + SlavePolicy().housekeeping_ms)
-    assert core.stage is Stage.WAIT
+    assert core.stage is ClassicPhase.WAIT
 
 
 def test_a_new_address_counts_from_the_next_dial() -> None:
@@ -347,7 +339,7 @@ def test_a_new_address_counts_from_the_next_dial() -> None:
     core = a_slave(7)
     assert core.follow(MasterAddresses("n:10912"), NOW) == []
     core.disconnected(NOW)
-    assert core.tick(core.wakeup_ms) == [Dial("n:10912")]
+    assert core.tick(core.wakeup_ms) == [fx.Dial("n:10912")]
 
 
 def test_a_report_of_bytes_that_wait_for_the_window_acknowledges_nothing() -> None:
@@ -375,23 +367,23 @@ def test_only_connections_that_vouch_count_as_near() -> None:
 def test_a_frame_below_or_above_the_own_end_ends_the_connection(offset: int) -> None:
     core = a_slave(100)
     effects = core.frame_received(FrameHead(offset, 50), 100, NOW)
-    assert isinstance(effects[0], Hangup) and core.stage is Stage.WAIT
+    assert isinstance(effects[0], fx.Hangup) and core.stage is ClassicPhase.WAIT
 
 
 def test_each_connection_begins_with_a_report_though_nothing_is_new() -> None:
     """It says where the master goes on: without it nothing more comes."""
     core = a_slave(7)
     core.disconnected(NOW)
-    assert core.tick(core.wakeup_ms) == [Dial("m:10912")]
-    assert core.connected(7, 7, NOW) == [SendToMaster(encode_report(7))]
+    assert core.tick(core.wakeup_ms) == [fx.Dial("m:10912")]
+    assert core.connected(7, 7, NOW) == [fx.SendToMaster(encode_report(7))]
 
 
 def test_what_keeps_a_connection_up_reports_nothing_that_is_not_flushed() -> None:
     core = a_slave(100, sync_flush=True)
     core.frame_received(FrameHead(100, 20), 100, NOW)
     core.body_received(memoryview(b"x" * 20))
-    assert core.turn_ended(120, 100, NOW) == [FlushTo(120)]
-    assert core.tick(core.wakeup_ms) == [SendToMaster(encode_report(100))]
+    assert core.turn_ended(120, 100, NOW) == [fx.FlushTo(120)]
+    assert core.tick(core.wakeup_ms) == [fx.SendToMaster(encode_report(100))]
 
 
 def test_an_empty_slave_of_a_long_log_is_sent_its_last_segment() -> None:

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from batonmq.ha.java_peer import NO_EPOCH
 from batonmq.ha.master_core import (
-    NO_EPOCH,
     CloseConnection,
     MasterCore,
     MasterPolicy,
     SendBytes,
     SendLog,
 )
-from batonmq.ha.slave_core import Phase, SlaveCore
+from batonmq.ha.slave_core import SlaveCore, SlavePhase
 from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.ha.wire import (
     MasterFrameReader,
@@ -168,7 +168,7 @@ def test_our_slave_follows_the_java_master(stream, seed, memory_log, slave_host)
     cuts = sorted(random.Random(seed).sample(range(1, len(java)), 40)) if seed else []
     for at, until in zip([0, *cuts], [*cuts, len(java)], strict=True):
         host.receive(java[at:until], NOW)
-    assert core.phase is Phase.TRANSFER and not log.cuts
+    assert core.phase is SlavePhase.TRANSFER and not log.cuts
     assert log.data == stored[:end]
     assert log.history == [e for e in HISTORY if e[0] <= epoch]
     handshake, acks = SlaveFrameReader().feed(host.take_sent())

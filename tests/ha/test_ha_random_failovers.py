@@ -18,7 +18,7 @@ import pytest
 from batonmq.ha.follower import SyncPolicy
 from batonmq.ha.master_core import CloseConnection, MasterCore, MasterPolicy, SendBytes, SendLog
 from batonmq.ha.proof import Registrations
-from batonmq.ha.slave_core import Phase, SlaveCore
+from batonmq.ha.slave_core import SlaveCore, SlavePhase
 from batonmq.ha.slave_effects import Diverged
 from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.ha.sync_state import ConfirmAdvanced, ProposeSet, RecordedSet
@@ -332,7 +332,7 @@ class World:
         if host is not None:
             host.perform(host.core.tick(self.now), self.now)
             self.hung_up(replica)
-            if host.core.phase is Phase.CONNECTING and replica.link is None:
+            if host.core.phase is SlavePhase.CONNECTING and replica.link is None:
                 self.dial(replica)
 
     def step(self):
@@ -400,11 +400,11 @@ class World:
                 if link.number in self.links:
                     self.carry(link, whole=True)
             self.answer()
-            if self.is_level():
+            if self.is_caught_up():
                 return
         raise AssertionError("the replicas do not become level")
 
-    def is_level(self):
+    def is_caught_up(self):
         logs = [r.log for r in self.replicas.values()]
         return (
             len({log.data for log in logs}) == 1

@@ -23,6 +23,8 @@ from pathlib import Path
 
 import pytest
 
+from batonmq.ha import slave_effects as fx
+from batonmq.ha.java_peer import PeerIdentity
 from batonmq.ha.master_core import (
     CloseConnection,
     MasterCore,
@@ -31,21 +33,7 @@ from batonmq.ha.master_core import (
     SendLog,
     SlaveFollowing,
 )
-from batonmq.ha.proof import PeerIdentity
-from batonmq.ha.slave_core import Phase, SlaveCore
-from batonmq.ha.slave_effects import (
-    AdoptEpochs,
-    AppendEpoch,
-    AppendLog,
-    BeginAt,
-    Confirm,
-    Dial,
-    Diverged,
-    Following,
-    Hangup,
-    ProveMaster,
-    TruncateTo,
-)
+from batonmq.ha.slave_core import SlaveCore, SlavePhase
 from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.ha.sync_state import ConfirmAdvanced, ProposeSet, RecordedSet
 from batonmq.ha.wire import (
@@ -141,21 +129,21 @@ class Env:
         host = self.slaves[broker_id]
         for effect in effects:
             text = {
-                Dial: lambda e: f"dials {e.address}",
-                Hangup: lambda e: f"hangs up: {e.reason}",
-                ProveMaster: lambda e: "requests the master's identity",
-                TruncateTo: lambda e: f"cuts {e.from_offset} to {e.offset}",
-                BeginAt: lambda e: f"begins at {e.offset}: {e.reason}",
-                AdoptEpochs: lambda e: f"adopts epochs {self.brief(e.entries)}",
-                AppendEpoch: lambda e: f"enters epoch {e.epoch}@{e.start_offset}",
-                AppendLog: lambda e: f"writes [{e.offset},{e.offset + len(e.data)})",
-                Confirm: lambda e: f"shows {e.offset}",
-                Following: lambda e: f"follows from {e.offset}",
-                Diverged: lambda e: f"DIVERGED {e.reason}",
+                fx.Dial: lambda e: f"dials {e.address}",
+                fx.Hangup: lambda e: f"hangs up: {e.reason}",
+                fx.ProveMaster: lambda e: "requests the master's identity",
+                fx.TruncateTo: lambda e: f"cuts {e.from_offset} to {e.offset}",
+                fx.BeginAt: lambda e: f"begins at {e.offset}: {e.reason}",
+                fx.AdoptEpochs: lambda e: f"adopts epochs {self.brief(e.entries)}",
+                fx.AppendEpoch: lambda e: f"enters epoch {e.epoch}@{e.start_offset}",
+                fx.AppendLog: lambda e: f"writes [{e.offset},{e.offset + len(e.data)})",
+                fx.Confirm: lambda e: f"shows {e.offset}",
+                fx.Following: lambda e: f"follows from {e.offset}",
+                fx.Diverged: lambda e: f"DIVERGED {e.reason}",
             }.get(type(effect))
             if text is not None:
                 self.put(broker_id, text(effect))
-            if isinstance(effect, Hangup):
+            if isinstance(effect, fx.Hangup):
                 self.links.pop(broker_id, None)
         del host.effects[:]
 
@@ -296,7 +284,7 @@ class Env:
         for _ in range(200):
             moved = False
             for broker_id, host in self.slaves.items():
-                if host.core.phase is Phase.CONNECTING and self.core is not None:
+                if host.core.phase is SlavePhase.CONNECTING and self.core is not None:
                     self.open_link(broker_id)
                     host.connect(self.now)
                     self.on_slave(broker_id, list(host.effects))

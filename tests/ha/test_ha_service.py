@@ -14,8 +14,8 @@ from dataclasses import replace
 import pytest
 
 from batonmq.ha.config import HAConfig
+from batonmq.ha.java_peer import PeerIdentity
 from batonmq.ha.links import UNACKNOWLEDGED_MS
-from batonmq.ha.proof import PeerIdentity
 from batonmq.ha.wire import OwnState, SlaveHandshake, encode_ack, encode_slave_handshake
 from batonmq.protocol.errors import BatonError, FencedError
 from tests.ha.conftest import expire_first_segment
@@ -997,7 +997,7 @@ def test_a_new_master_shows_a_long_backlog_without_standing_still(run_group, wai
         group.commit(frozenset({1}))
         one.ha.adopt_view(group.view)
         await group.follow(two)
-        two.ha._slave.core.log._is_flooded = lambda now_ms: True
+        two.ha._slave.core.log._drains_backlog = lambda now_ms: True
         await wait_until(lambda: one.ha.required_set == {1, 2} and one.ha.in_sync_count == 2)
         assert two.readable == 0
         turns = 0
@@ -1037,7 +1037,7 @@ def test_runtime_info_names_slaves_and_master(run_group, wait_until):
 
 class ShortPatience(HAConfig, frozen=True, kw_only=True):
     def slave_policy(self, **kwargs):
-        return replace(super().slave_policy(**kwargs), brisk_ms=400)
+        return replace(super().slave_policy(**kwargs), silence_limit_ms=400)
 
 
 def test_both_ends_of_a_connection_give_up_what_no_kernel_acknowledges(run_group, wait_until):

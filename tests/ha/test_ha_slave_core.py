@@ -4,22 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from batonmq.ha.proof import PeerIdentity, proof_fault
+from batonmq.ha import slave_effects as fx
+from batonmq.ha.java_peer import PeerIdentity, proof_fault
 from batonmq.ha.received_log import BeginAnew, CutTo, LocalLog, ReceivedLog, Refuse, judge_log
-from batonmq.ha.slave_core import Phase, SlaveCore
-from batonmq.ha.slave_effects import (
-    AdoptEpochs,
-    AppendEpoch,
-    AppendLog,
-    BeginAt,
-    Dial,
-    Diverged,
-    FlushTo,
-    Hangup,
-    ProveMaster,
-    SendToMaster,
-    TruncateTo,
-)
+from batonmq.ha.slave_core import SlaveCore, SlavePhase
 from batonmq.ha.slave_policy import MasterSilence, Redial, SlavePolicy
 from batonmq.ha.wire import (
     MasterHandshake,
@@ -82,7 +70,7 @@ def beat(host, now, offset=100, epoch=1, confirm=0):
 def test_the_first_ack_comes_straight_after_the_handshake(slave):
     """Java waits for the next 5 s heartbeat, and its master streams nothing until then."""
     host = slave()
-    assert host.core.phase is Phase.TRANSFER
+    assert host.core.phase is SlavePhase.TRANSFER
     assert host.take_sent().endswith(encode_ack(100))
 
 
@@ -93,7 +81,7 @@ def test_r2_a_slave_follows_its_master_into_no_epoch_that_it_was_not_told_of(
     could be cut by the master of epoch 2, of whom we may yet hear. 3 told of epoch 3."""
     log = memory_log(b"1" * 100, (1, 0))
     peer = answer(200, 3, entries((1, 0), (3, 200)))
-    for epoch, phase in ((1, Phase.READY), (3, Phase.TRANSFER)):
+    for epoch, phase in ((1, SlavePhase.READY), (3, SlavePhase.TRANSFER)):
         core = SlaveCore(identity(2), view(epoch=epoch), log.facts(), SlavePolicy(), NOW)
         host = slave_host(core, log)
         host.perform(core.tick(NOW), NOW)
@@ -106,7 +94,7 @@ def test_each_heartbeat_is_acked(slave):
     """R14: that distinguishes a hung slave from an idle one."""
     host = slave()
     for ms in (100, 200, 300):
-        assert beat(host, NOW + ms) == [SendToMaster(encode_ack(100))]
+        assert beat(host, NOW + ms) == [fx.SendToMaster(encode_ack(100))]
 
 
 def test_r24_level_is_up_to_the_masters_confirm_offset_of_this_connection(slave):
@@ -117,11 +105,11 @@ def test_r24_level_is_up_to_the_masters_confirm_offset_of_this_connection(slave)
     3. 100 are confirmed and here: level.
     """
     host = slave()
-    assert not host.core.is_level
+    assert not host.core.is_caught_up
     beat(host, NOW + 10, confirm=150)
-    assert not host.core.is_level
+    assert not host.core.is_caught_up
     beat(host, NOW + 20, confirm=100)
-    assert host.core.is_level
+    assert host.core.is_caught_up
 
 
 def test_r24_a_lagging_confirm_offset_of_a_new_master_is_not_level(memory_log, slave_host, entries):
@@ -134,22 +122,22 @@ def test_r24_a_lagging_confirm_offset_of_a_new_master_is_not_level(memory_log, s
     host.connect(NOW)
     peer = answer(200, 2, entries((1, 0), (2, 200)))
     host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
-    assert core.phase is Phase.TRANSFER
+    assert core.phase is SlavePhase.TRANSFER
     beat(host, NOW + 10, confirm=50)
-    assert not core.is_level
+    assert not core.is_caught_up
 
 
 def test_a_frame_at_another_offset_ends_the_connection(slave):
     host = slave()
     beat(host, NOW)
     (hangup,) = host.core.frame_received(TransferHeader(10, 90, 1, 0, 0), NOW)
-    assert isinstance(hangup, Hangup) and "offset 90" in hangup.reason
+    assert isinstance(hangup, fx.Hangup) and "offset 90" in hangup.reason
 
 
 def test_r2_a_frame_of_an_older_epoch_is_neither_written_nor_acked(slave, memory_log):
     host = slave(log=memory_log(b"1" * 100, (1, 0), (2, 50)), history=((1, 0), (2, 50)))
     (hangup,) = host.core.frame_received(TransferHeader(10, 100, 1, 0, 0), NOW)
-    assert isinstance(hangup, Hangup) and "epoch 1" in hangup.reason
+    assert isinstance(hangup, fx.Hangup) and "epoch 1" in hangup.reason
     assert host.core.turn_ended(100, NOW) == []
 
 
@@ -157,26 +145,26 @@ def test_ha_sync_flush_first_ack_waits_for_the_disk(slave):
     """The first ack chooses where the master starts, so it is all or nothing; later ones cover
     what is flushed and no more."""
     host = slave(SlavePolicy(sync_flush=True))
-    assert host.core.turn_ended(60, NOW) == [FlushTo(100)]
+    assert host.core.turn_ended(60, NOW) == [fx.FlushTo(100)]
     assert host.core.turn_ended(60, NOW) == [], "requested once"
-    assert host.core.turn_ended(100, NOW) == [SendToMaster(encode_ack(100))]
+    assert host.core.turn_ended(100, NOW) == [fx.SendToMaster(encode_ack(100))]
     host.core.frame_received(TransferHeader(10, 100, 1, 0, 0), NOW)
     host.core.log.append(memoryview(b"1" * 10))
-    assert host.core.turn_ended(100, NOW) == [FlushTo(110), SendToMaster(encode_ack(100))]
-    assert host.core.turn_ended(110, NOW) == [SendToMaster(encode_ack(110))]
+    assert host.core.turn_ended(100, NOW) == [fx.FlushTo(110), fx.SendToMaster(encode_ack(100))]
+    assert host.core.turn_ended(110, NOW) == [fx.SendToMaster(encode_ack(110))]
 
 
 def test_a_failed_dial_is_repeated_after_20_ms_then_more_rarely(slave, memory_log, slave_host):
     """A failover waits for this: refused means that the new master is not there yet."""
     log = memory_log()
     core = SlaveCore(identity(2), view(), log.facts(), SlavePolicy(), NOW)
-    assert core.tick(NOW) == [Dial("master:1")]
+    assert core.tick(NOW) == [fx.Dial("master:1")]
     now, waits = NOW, []
     for _ in range(8):
         core.disconnected(now)
         waits.append(core.wakeup_ms - now)
         now = core.wakeup_ms
-        assert core.tick(now) == [Dial("master:1")]
+        assert core.tick(now) == [fx.Dial("master:1")]
     assert waits == [20, 40, 80, 160, 320, 640, 1_000, 1_000]
 
 
@@ -184,7 +172,7 @@ def test_a_new_view_dials_at_once(memory_log):
     core = SlaveCore(identity(2), view(), memory_log().facts(), SlavePolicy(), NOW)
     core.tick(NOW)
     core.disconnected(NOW)
-    assert core.follow(view(2, "other:1"), NOW + 1) == [Dial("other:1")]
+    assert core.follow(view(2, "other:1"), NOW + 1) == [fx.Dial("other:1")]
 
 
 def test_the_connection_to_the_same_process_stays(slave):
@@ -192,13 +180,13 @@ def test_the_connection_to_the_same_process_stays(slave):
     host = slave()
     assert host.core.follow(view(2), NOW) == []
     effects = host.core.follow(view(3, incarnation="i2"), NOW)
-    assert [type(e) for e in effects] == [Hangup, Dial]
+    assert [type(e) for e in effects] == [fx.Hangup, fx.Dial]
 
 
 def hung_up_after(core, times):
     """The first of the times after NOW at which a tick hangs up."""
     for ms in times:
-        if [e for e in core.tick(NOW + ms) if isinstance(e, Hangup)]:
+        if [e for e in core.tick(NOW + ms) if isinstance(e, fx.Hangup)]:
             return ms
     return None
 
@@ -224,7 +212,7 @@ def test_a_master_with_an_incarnation_is_given_2_s_from_the_first_byte(slave):
         end = host.log.end
         host.perform(host.core.frame_received(TransferHeader(10, end, 1, 0, 0), NOW + ms), NOW + ms)
         host.perform(host.core.log.append(memoryview(b"1" * 10)), NOW + ms)
-        assert not [e for e in host.core.tick(NOW + ms) if isinstance(e, Hangup)]
+        assert not [e for e in host.core.tick(NOW + ms) if isinstance(e, fx.Hangup)]
     assert hung_up_after(host.core, range(1_100, 4_000, 100)) == 3_000
 
 
@@ -233,7 +221,9 @@ def test_a_dial_that_nobody_answers_is_made_anew_after_1_s(memory_log):
     core = SlaveCore(identity(2), view(), memory_log().facts(), SlavePolicy(), NOW)
     core.tick(NOW)
     dialled = [
-        ms for ms in range(50, 4_100, 50) if [e for e in core.tick(NOW + ms) if isinstance(e, Dial)]
+        ms
+        for ms in range(50, 4_100, 50)
+        if [e for e in core.tick(NOW + ms) if isinstance(e, fx.Dial)]
     ]
     assert dialled == [1_050, 2_100, 3_150]
     assert core.wakeup_ms <= NOW + 4_200
@@ -244,7 +234,7 @@ def test_r8_a_stall_of_our_own_is_not_the_masters_silence(slave):
     for ms in (100, 200, 300):
         beat(host, NOW + ms)
         host.core.tick(NOW + ms)
-    assert not [e for e in host.core.tick(NOW + 30_000) if isinstance(e, Hangup)]
+    assert not [e for e in host.core.tick(NOW + 30_000) if isinstance(e, fx.Hangup)]
 
 
 def test_an_unanswered_handshake_is_given_3_s(memory_log, slave_host):
@@ -256,7 +246,7 @@ def test_an_unanswered_handshake_is_given_3_s(memory_log, slave_host):
     hung_up = [
         ms
         for ms in range(100, 3_100, 100)
-        if [e for e in core.tick(NOW + ms) if isinstance(e, Hangup)]
+        if [e for e in core.tick(NOW + ms) if isinstance(e, fx.Hangup)]
     ]
     assert hung_up == [3_000]
 
@@ -281,7 +271,7 @@ def test_diverged_is_said_once_per_reason_and_tried_ever_more_rarely(memory_log,
         core.connected(log.facts(), now)
         peer = answer(500, 9, entries((9, 0)))
         effects = core.handshake_received(peer, log.facts(), now)
-        reports += len([e for e in effects if isinstance(e, Diverged)])
+        reports += len([e for e in effects if isinstance(e, fx.Diverged)])
         waits.append(core.wakeup_ms - now)
         now = core.wakeup_ms
         core.tick(now)
@@ -314,8 +304,8 @@ def test_a_full_disk_is_said_once_and_tried_ever_more_rarely_until_bytes_were_ap
     for end in (100, 100, 100, 100, 140, 140):
         beat(host, now)
         effects = core.append_failed(end, end, "[Errno 28] No space left on device", now)
-        assert isinstance(effects[0], Hangup)
-        reports += len([e for e in effects if isinstance(e, Diverged)])
+        assert isinstance(effects[0], fx.Hangup)
+        reports += len([e for e in effects if isinstance(e, fx.Diverged)])
         waits.append(core.wakeup_ms - now)
         now = core.wakeup_ms
         core.tick(now)
@@ -347,7 +337,7 @@ def test_an_older_log_without_a_common_epoch_begins_anew(memory_log, entries):
     core.connected(log.facts(), NOW)
     peer = answer(900, 3, entries((3, 500)))
     effects = core.handshake_received(peer, log.facts(), NOW)
-    assert any(isinstance(e, BeginAt) and e.offset == 0 for e in effects)
+    assert any(isinstance(e, fx.BeginAt) and e.offset == 0 for e in effects)
     assert core.wakeup_ms == NOW
 
 
@@ -358,7 +348,7 @@ def test_log_bytes_before_our_ack_are_refused(memory_log):
     core.connected(log.facts(), NOW)
     assert core.frame_received(TransferHeader(0, -1, 1, 0, 0), NOW) == [], "Java's early beat"
     (hangup,) = core.frame_received(TransferHeader(10, 0, 1, 0, 0), NOW)
-    assert isinstance(hangup, Hangup)
+    assert isinstance(hangup, fx.Hangup)
 
 
 # -- R21: proof of the peer
@@ -384,11 +374,11 @@ def test_r21_each_connection_proves_before_a_byte_is_taken(memory_log, entries, 
     log = memory_log(data, *([(1, 0)] if data else []))
     core, log, peer = slave_of_java(memory_log, entries, log)
     for now in (NOW + 50, NOW + 200):
-        assert shake(core, log, peer, now) == [ProveMaster(core.view)]
+        assert shake(core, log, peer, now) == [fx.ProveMaster(core.view)]
         assert core.frame_received(TransferHeader(0, -1, 1, 0, 0), now) == []
         assert core.turn_ended(100, now) == [], "not an ack before the proof"
         core.peer_proved(PeerIdentity("C", "broker-a", 0, 1), log.facts(), now + 10)
-        assert core.phase is Phase.TRANSFER
+        assert core.phase is SlavePhase.TRANSFER
         core.disconnected(now + 20)
         core.tick(core.wakeup_ms)
 
@@ -398,7 +388,7 @@ def test_r21_who_proves_to_be_another_gets_nothing(memory_log, entries):
     shake(core, log, peer, NOW + 5_000)
     stranger = PeerIdentity("C", "broker-b", 1, 1)
     (hangup,) = core.peer_proved(stranger, log.facts(), NOW + 5_001)
-    assert isinstance(hangup, Hangup) and "broker-b" in hangup.reason
+    assert isinstance(hangup, fx.Hangup) and "broker-b" in hangup.reason
 
 
 @pytest.mark.parametrize("is_member", [False, True])
@@ -416,30 +406,32 @@ def test_bytes_under_an_epoch_of_two_java_masters_are_not_taken_for_equal(
     core.tick(NOW)
     peer = MasterHandshake(150, 5, entries((1, 0), (5, 100)))
     proof = PeerIdentity("C", "broker-a", 0, 5, 7)
-    assert shake(core, log, peer, NOW) == [ProveMaster(core.view)]
+    assert shake(core, log, peer, NOW) == [fx.ProveMaster(core.view)]
     effects = core.peer_proved(proof, log.facts(), NOW)
     if is_member:
-        (hangup,) = [e for e in effects if isinstance(e, Hangup)]
-        assert "lacks epoch 7" in hangup.reason and core.phase is Phase.READY
+        (hangup,) = [e for e in effects if isinstance(e, fx.Hangup)]
+        assert "lacks epoch 7" in hangup.reason and core.phase is SlavePhase.READY
         return
-    assert effects == [TruncateTo(120, 110, False)]
+    assert effects == [fx.TruncateTo(120, 110, False)]
     log.data = log.data[:110]
     core.log_changed(log.facts(), NOW)
-    assert core.phase is Phase.TRANSFER
+    assert core.phase is SlavePhase.TRANSFER
     log.data += b"7" * 30
     core.disconnected(NOW)
     core.tick(NOW + 10_000)
-    assert shake(core, log, peer, NOW + 10_000) == [ProveMaster(core.view)]
+    assert shake(core, log, peer, NOW + 10_000) == [fx.ProveMaster(core.view)]
     assert not [
-        e for e in core.peer_proved(proof, log.facts(), NOW + 10_000) if isinstance(e, TruncateTo)
+        e
+        for e in core.peer_proved(proof, log.facts(), NOW + 10_000)
+        if isinstance(e, fx.TruncateTo)
     ]
-    assert core.phase is Phase.TRANSFER
+    assert core.phase is SlavePhase.TRANSFER
     # Elected again: between its two masterships another one may have led, and we followed that.
     core.disconnected(NOW + 10_000)
     core.follow(replace(seen, master_epoch=8), NOW + 20_000)
     shake(core, log, peer, NOW + 20_000)
     proof = replace(proof, table_epoch=8)
-    assert core.peer_proved(proof, log.facts(), NOW + 20_000) == [TruncateTo(140, 110, False)]
+    assert core.peer_proved(proof, log.facts(), NOW + 20_000) == [fx.TruncateTo(140, 110, False)]
 
 
 @pytest.mark.parametrize(("table_epoch", "is_followed"), [(3, True), (2, False), (-1, False)])
@@ -453,15 +445,15 @@ def test_r2_a_java_master_proves_an_epoch_that_its_list_lacks(
     core = SlaveCore(identity(2), view(epoch=3, incarnation=""), log.facts(), SlavePolicy(), NOW)
     core.tick(NOW)
     peer = MasterHandshake(150, 1, entries((1, 0)))
-    assert shake(core, log, peer, NOW) == [ProveMaster(core.view)]
+    assert shake(core, log, peer, NOW) == [fx.ProveMaster(core.view)]
     proof = PeerIdentity("C", "broker-a", 0, 1, table_epoch)
     effects = core.peer_proved(proof, log.facts(), NOW)
-    assert (core.phase is Phase.TRANSFER) == is_followed
+    assert (core.phase is SlavePhase.TRANSFER) == is_followed
     if is_followed:
-        (adopted,) = [e.entries for e in effects if isinstance(e, AdoptEpochs)]
+        (adopted,) = [e.entries for e in effects if isinstance(e, fx.AdoptEpochs)]
         assert [(e.epoch, e.start_offset) for e in adopted] == [(1, 0)]
         core.frame_received(TransferHeader(0, 100, 1, 0, 100), NOW)
-        assert core.is_level
+        assert core.is_caught_up
 
 
 # -- R41: both ends name themselves
@@ -512,14 +504,14 @@ def test_r41_nothing_is_taken_from_another_than_the_elected_process(memory_log, 
         core, log = named_slave(memory_log)
         peer = MasterHandshake(end, 1, entries((1, 0)), who)
         (hangup,) = shake(core, log, peer, NOW)
-        assert isinstance(hangup, Hangup) and why in hangup.reason
-        assert core.phase is Phase.READY
+        assert isinstance(hangup, fx.Hangup) and why in hangup.reason
+        assert core.phase is SlavePhase.READY
 
 
 def test_r41_the_elected_process_is_followed_without_another_round_trip(memory_log, entries):
     core, log = named_slave(memory_log)
     effects = shake(core, log, answer(150, 1, entries((1, 0))), NOW)
-    assert core.phase is Phase.TRANSFER and SendToMaster(encode_ack(100)) in effects
+    assert core.phase is SlavePhase.TRANSFER and fx.SendToMaster(encode_ack(100)) in effects
 
 
 def test_r41_an_entered_epoch_is_marked_in_front_of_the_next_ack(slave):
@@ -529,21 +521,21 @@ def test_r41_an_entered_epoch_is_marked_in_front_of_the_next_ack(slave):
     frame = TransferHeader(0, 100, 2, 100, 0)
     effects = host.core.frame_received(frame, NOW) + host.core.turn_ended(100, NOW)
     assert effects == [
-        AppendEpoch(2, 100),
-        SendToMaster(encode_epoch_mark(2)),
-        SendToMaster(encode_ack(100)),
+        fx.AppendEpoch(2, 100),
+        fx.SendToMaster(encode_epoch_mark(2)),
+        fx.SendToMaster(encode_ack(100)),
     ]
 
 
 def test_r42_the_tables_are_marked_once_here_and_on_each_new_connection(slave):
     host = slave()
-    assert host.core.tables_followed(1) == [SendToMaster(encode_tables_mark(1))]
-    assert host.core.tables_followed(-1) == [SendToMaster(encode_tables_mark(-1))], "stale"
+    assert host.core.tables_followed(1) == [fx.SendToMaster(encode_tables_mark(1))]
+    assert host.core.tables_followed(-1) == [fx.SendToMaster(encode_tables_mark(-1))], "stale"
     host.core.disconnected(NOW + 10)
     assert host.core.tables_followed(1) == [], "no connection"
     host.core.tick(host.core.wakeup_ms)
     effects = shake(host.core, host.log, answer(100, 1, host.log.entries), NOW + 50)
-    assert SendToMaster(encode_tables_mark(1)) in effects
+    assert fx.SendToMaster(encode_tables_mark(1)) in effects
 
 
 # -- R23: below the own confirmOffset
@@ -589,7 +581,7 @@ def test_r23_after_an_unclean_cut_the_confirm_offset_is_the_logs(memory_log, sla
     host.connect(NOW)
     peer = answer(60, 2, entries((1, 0), (2, 60)))
     host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
-    assert core.phase is Phase.TRANSFER
+    assert core.phase is SlavePhase.TRANSFER
     assert core.log.confirm_offset == core.log.max_offset == 60
 
 
@@ -605,15 +597,15 @@ def test_r2_r25_the_next_epoch_is_stored_before_its_first_byte_and_not_before_th
         log = ReceivedLog(LocalLog(0, 0, 0, entries((1, 0))), SlavePolicy(), 0)
         log.begin_transfer(1, 100)
         done = list(log.frame_begins(2, begins, 0))
-        assert not log.is_level(2)
+        assert not log.is_caught_up(2)
         for piece in pieces:
             done += log.append(memoryview(piece))
         shown = [
             (effect.epoch, effect.start_offset)
-            if isinstance(effect, AppendEpoch)
+            if isinstance(effect, fx.AppendEpoch)
             else (effect.offset, len(effect.data))
             for effect in done
-            if isinstance(effect, AppendEpoch | AppendLog)
+            if isinstance(effect, fx.AppendEpoch | fx.AppendLog)
         ]
         assert shown == expected
         assert log.last_epoch == 2
@@ -651,9 +643,9 @@ def test_r24_what_an_earlier_connection_said_makes_no_log_level(entries):
     log = ReceivedLog(LocalLog(0, 100, 0, entries((1, 0))), SlavePolicy(), 0)
     log.begin_transfer(1, 100)
     log.frame_begins(1, 0, 80)
-    assert log.is_level(1)
+    assert log.is_caught_up(1)
     log.end_connection()
-    assert not log.is_level(1)
+    assert not log.is_caught_up(1)
     effects = []
     log.confirm(0, effects)
     assert effects == []
@@ -746,8 +738,8 @@ def test_r2_a_peer_that_ends_below_the_own_history_gets_no_ack(memory_log, slave
     host.connect(NOW)
     host.take_sent()
     (hangup,) = core.handshake_received(answer(50, 2, entries((1, 0), (2, 50))), log.facts(), NOW)
-    assert isinstance(hangup, Hangup) and "has accepted 3" in hangup.reason
-    assert not host.sent and core.phase is Phase.READY
+    assert isinstance(hangup, fx.Hangup) and "has accepted 3" in hangup.reason
+    assert not host.sent and core.phase is SlavePhase.READY
 
 
 def test_r23_what_was_damaged_and_dropped_is_not_confirmed_here_any_more(slave):
@@ -761,7 +753,7 @@ def test_r25_an_epoch_that_was_announced_on_a_lost_connection_is_not_entered(sla
     log = slave().core.log
     assert log.frame_begins(2, 110, 0) == []
     log.end_connection()
-    assert [type(effect) for effect in log.append(memoryview(b"1" * 20))] == [AppendLog]
+    assert [type(effect) for effect in log.append(memoryview(b"1" * 20))] == [fx.AppendLog]
 
 
 def test_ha_sync_flush_each_connection_asks_for_what_its_ack_waits_for(slave):
@@ -770,7 +762,7 @@ def test_ha_sync_flush_each_connection_asks_for_what_its_ack_waits_for(slave):
     for _ in range(2):
         effects = []
         log.acknowledge(60, NOW, effects)
-        assert effects == [FlushTo(100)]
+        assert effects == [fx.FlushTo(100)]
         log.end_connection()
 
 
@@ -781,8 +773,8 @@ def test_r27_a_member_drops_no_log_whatever_is_confirmed_of_it(slave, is_member)
     host = slave()
     host.core.follow(view(members=(1, 2) if is_member else (1,)), NOW)
     effects = host.core.frame_received(TransferHeader(0, 500, 1, 0, 500), NOW)
-    assert any(isinstance(effect, Diverged) for effect in effects) == is_member
-    assert any(isinstance(effect, BeginAt) for effect in effects) != is_member
+    assert any(isinstance(effect, fx.Diverged) for effect in effects) == is_member
+    assert any(isinstance(effect, fx.BeginAt) for effect in effects) != is_member
 
 
 def test_r23_what_was_never_confirmed_says_nothing_about_an_unclean_election(entries):
@@ -795,7 +787,7 @@ def test_r23_what_was_never_confirmed_says_nothing_about_an_unclean_election(ent
 def test_r25_epochs_that_expired_at_the_master_stay_with_their_bytes(slave, memory_log):
     log = memory_log(b"1" * 100, (1, 0), (2, 50))
     host = slave(log=log, history=((2, 50), (3, 80)))
-    assert host.core.phase is Phase.TRANSFER and log.cuts == [(100, 80)]
+    assert host.core.phase is SlavePhase.TRANSFER and log.cuts == [(100, 80)]
     assert log.history == [(1, 0), (2, 50), (3, 80)]
 
 
@@ -828,7 +820,7 @@ def test_ha_sync_flush_the_first_ack_of_each_connection_is_of_the_whole_log(slav
 def test_a_flood_of_old_bytes_is_shown_to_readers_before_they_are_far_behind(
     entries, behind, shown
 ):
-    policy = SlavePolicy(flood_lag_bytes=10)
+    policy = SlavePolicy(backlog_lag_bytes=10)
     log = ReceivedLog(LocalLog(0, 0, 0, entries((1, 0))), policy, NOW)
     log.begin_transfer(1, 100)
     log.frame_begins(1, 0, 100)
@@ -854,9 +846,9 @@ def test_r14_how_fast_a_master_beats_is_known_of_its_own_connection_only():
     silence = MasterSilence(policy, NOW)
     for ms in (0, 500, 1_000):
         silence.note_beat(NOW + ms)
-    assert silence.limit_ms(brisk=False) == policy.brisk_ms
+    assert silence.limit_ms(beats_regularly=False) == policy.silence_limit_ms
     silence.end_connection()
-    assert silence.limit_ms(brisk=False) == policy.housekeeping_ms
+    assert silence.limit_ms(beats_regularly=False) == policy.housekeeping_ms
 
 
 def test_r2_the_elected_process_gets_no_ack_before_it_is_in_the_epoch_of_the_view(
@@ -869,7 +861,7 @@ def test_r2_the_elected_process_gets_no_ack_before_it_is_in_the_epoch_of_the_vie
     core.connected(log.facts(), NOW)
     peer = answer(100, 2, entries((1, 0), (2, 100)))
     (hangup,) = core.handshake_received(peer, log.facts(), NOW)
-    assert isinstance(hangup, Hangup) and "last epoch is 2" in hangup.reason
+    assert isinstance(hangup, fx.Hangup) and "last epoch is 2" in hangup.reason
 
 
 def test_r41_after_a_master_of_ours_a_java_master_gets_javas_handshake(slave):
@@ -881,7 +873,7 @@ def test_r41_after_a_master_of_ours_a_java_master_gets_javas_handshake(slave):
     assert host.take_sent() == encode_slave_handshake(SlaveHandshake(2))
     assert core.handshake_received(
         MasterHandshake(100, 1, host.log.entries), host.log.facts(), NOW
-    ) == [ProveMaster(core.view)]
+    ) == [fx.ProveMaster(core.view)]
 
 
 def test_r27_only_the_first_frame_says_that_the_next_byte_is_gone(slave):
@@ -889,16 +881,16 @@ def test_r27_only_the_first_frame_says_that_the_next_byte_is_gone(slave):
     host = slave()
     beat(host, NOW)
     effects = host.core.frame_received(TransferHeader(0, 500, 1, 0, 0), NOW)
-    assert [type(effect) for effect in effects] == [Hangup]
+    assert [type(effect) for effect in effects] == [fx.Hangup]
 
 
 def test_a_java_master_that_proves_nothing_is_given_3_s(memory_log, entries):
     core, log, peer = slave_of_java(memory_log, entries)
-    assert shake(core, log, peer, NOW) == [ProveMaster(core.view)]
+    assert shake(core, log, peer, NOW) == [fx.ProveMaster(core.view)]
     for ms in range(100, 3_000, 100):
         assert core.tick(NOW + ms) == []
     (hangup,) = core.tick(NOW + 3_000)
-    assert isinstance(hangup, Hangup) and "3000 ms" in hangup.reason
+    assert isinstance(hangup, fx.Hangup) and "3000 ms" in hangup.reason
 
 
 def test_r23_what_a_frame_confirmed_is_not_cut_though_no_reader_has_seen_it(
@@ -919,5 +911,5 @@ def test_r23_what_a_frame_confirmed_is_not_cut_though_no_reader_has_seen_it(
     host.connect(NOW + 20)
     second = answer(200, 2, entries((1, 0), (2, 60)), identity(3))
     effects = core.handshake_received(second, log.facts(), NOW + 20)
-    assert [type(effect) for effect in effects] == [Hangup, Diverged]
+    assert [type(effect) for effect in effects] == [fx.Hangup, fx.Diverged]
     assert log.cuts == [] and log.end == 100

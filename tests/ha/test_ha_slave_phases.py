@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from batonmq.ha.received_log import LocalLog
-from batonmq.ha.slave_core import TRANSITIONS, InvalidTransition, Phase, SlaveCore, Step
+from batonmq.ha.slave_core import TRANSITIONS, InvalidTransition, SlaveCore, SlavePhase, SlaveStep
 from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.protocol.role_view import RoleView
 from tests.ha.cores import identity
@@ -19,7 +19,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def diagram() -> str:
     """The table as a Mermaid state diagram."""
-    lines = ["stateDiagram-v2", f"    [*] --> {Phase.READY.name}"]
+    lines = ["stateDiagram-v2", f"    [*] --> {SlavePhase.READY.name}"]
     for phase, steps in TRANSITIONS.items():
         lines += [f"    {phase.name} --> {to.name}: {step.value}" for step, to in steps.items()]
     return "\n".join(lines)
@@ -31,15 +31,15 @@ def core() -> SlaveCore:
 
 
 def test_each_phase_but_the_last_can_be_left_reached_and_stopped() -> None:
-    assert TRANSITIONS.keys() == set(Phase)
+    assert TRANSITIONS.keys() == set(SlavePhase)
     reached = {to for steps in TRANSITIONS.values() for to in steps.values()}
-    assert reached == set(Phase)
+    assert reached == set(SlavePhase)
     for phase, steps in TRANSITIONS.items():
-        if phase is Phase.STOPPED:
+        if phase is SlavePhase.STOPPED:
             assert not steps
         else:
-            assert steps[Step.STOP] is Phase.STOPPED
-            assert steps[Step.HANG_UP] is Phase.READY
+            assert steps[SlaveStep.STOP] is SlavePhase.STOPPED
+            assert steps[SlaveStep.HANG_UP] is SlavePhase.READY
 
 
 def test_a_step_that_the_table_does_not_have_shows_the_recent_events() -> None:

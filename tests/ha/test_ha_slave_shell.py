@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 from batonmq.ha.links import OpenLinks
 from batonmq.ha.received_log import LocalLog
-from batonmq.ha.slave_core import Phase, SlaveCore
+from batonmq.ha.slave_core import SlaveCore, SlavePhase
 from batonmq.ha.slave_effects import AppendEpoch, SendToMaster
 from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.ha.slave_shell import SlaveShell
@@ -55,11 +55,11 @@ def test_r2_a_connection_that_was_given_up_is_not_taken_for_the_new_masters() ->
         )
         first, second = Mock(spec=asyncio.Transport), Mock(spec=asyncio.Transport)
         dialled[0].connection_made(first)
-        assert core.phase is Phase.CONNECTING
+        assert core.phase is SlavePhase.CONNECTING
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         dialled[1].connection_made(second)
-        assert core.phase is Phase.HANDSHAKE
+        assert core.phase is SlavePhase.HANDSHAKE
         second.write.assert_called_once_with(
             encode_slave_handshake(SlaveHandshake(1, identity=identity(1)))
         )
@@ -86,7 +86,7 @@ def test_g8_a_bad_record_that_cannot_be_taken_back_ends_the_process() -> None:
         bad = Mock(feed=Mock(side_effect=CorruptLogError("file", 7, "the CRC does not fit")))
         shell.received(Mock(reader=bad), memoryview(b"x"))
         listener.on_fatal.assert_called_once_with(failure)
-        assert core.phase is Phase.STOPPED
+        assert core.phase is SlavePhase.STOPPED
 
     asyncio.run(play())
 
@@ -115,7 +115,7 @@ def test_r37_a_log_that_failed_acks_nothing_and_is_no_full_disk() -> None:
         reader = Mock(feed=Mock(side_effect=full))
         shell.received(Mock(reader=reader), memoryview(b"x"))
         listener.on_fatal.assert_called_once_with(full)
-        assert shell.core.phase is Phase.STOPPED
+        assert shell.core.phase is SlavePhase.STOPPED
 
     asyncio.run(play())
 
@@ -129,7 +129,7 @@ def test_r25_nothing_is_acked_behind_an_epoch_that_the_list_does_not_take() -> N
         shell, listener, transport = shell_of(store)
         shell._run([AppendEpoch(3, 10), SendToMaster(b"ack")])
         transport.write.assert_not_called()
-        assert shell._link is None and shell.core.phase is Phase.READY
+        assert shell._link is None and shell.core.phase is SlavePhase.READY
         listener.on_fatal.assert_not_called()
         shell.close()
 
@@ -144,7 +144,7 @@ def test_r24_a_disk_that_fails_when_a_slave_is_trusted_again_ends_the_process() 
         trust = Mock(clear_suspect=Mock(side_effect=failure), must_refetch=False)
         log = SimpleNamespace(flushed_offset=0, health=StoreHealth())
         shell, listener, _ = shell_of(SimpleNamespace(log=log, trust=trust))
-        shell.core = Mock(is_level=True, turn_ended=Mock(return_value=[]), wakeup_ms=1_000)
+        shell.core = Mock(is_caught_up=True, turn_ended=Mock(return_value=[]), wakeup_ms=1_000)
         shell.core.stop.return_value = []
         shell._end_turn()
         listener.on_fatal.assert_called_once_with(failure)
@@ -160,7 +160,7 @@ def test_r24_a_slave_that_is_level_over_a_bad_record_is_not_trusted() -> None:
         trust = Mock(must_refetch=True)
         log = SimpleNamespace(flushed_offset=0, health=StoreHealth())
         shell, _, _ = shell_of(SimpleNamespace(log=log, trust=trust))
-        shell.core = Mock(is_level=True, turn_ended=Mock(return_value=[]), wakeup_ms=1_000)
+        shell.core = Mock(is_caught_up=True, turn_ended=Mock(return_value=[]), wakeup_ms=1_000)
         shell._end_turn()
         trust.clear_suspect.assert_not_called()
 
@@ -173,11 +173,11 @@ def test_r21_a_question_to_a_java_master_that_failed_is_no_proof() -> None:
     async def play() -> None:
         store = SimpleNamespace(log=SimpleNamespace(health=StoreHealth()))
         shell, _, transport = shell_of(store)
-        shell.core.phase = Phase.PROVING
+        shell.core.phase = SlavePhase.PROVING
         shell._java_master = Mock(identity=Mock(side_effect=ValueError("no such reply")))
         await shell._prove(VIEW)
         transport.write.assert_not_called()
-        assert shell._link is None and shell.core.phase is Phase.READY
+        assert shell._link is None and shell.core.phase is SlavePhase.READY
         shell.close()
 
     asyncio.run(play())

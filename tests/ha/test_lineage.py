@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from batonmq.protocol.records.codec import NewMessage
+from batonmq.store.confirm_rules import ConfirmedByLog, ConfirmedBySet
 from batonmq.store.message_store import MessageStore
 from tests.ha.conftest import HOST, SEGMENT, TOPIC, Group, Node, expire_first_segment, until
 
@@ -29,7 +30,7 @@ async def old_volume(
     await earlier.level(one, two)
     await earlier.close()
     if end:
-        store = MessageStore(two.store_config, store_host=HOST, controller_mode=True)
+        store = MessageStore(two.store_config, store_host=HOST, confirm_rule=ConfirmedBySet())
         store.open()
         store.slave_log.truncate_to(end, keep_aside=False, unclean_epoch=True)
         store.close()
@@ -262,7 +263,7 @@ def test_r47_an_older_version_and_a_java_broker_are_followed_by_their_epochs(
 
 def classic_life(node: Node, count: int, body: bytes) -> None:
     """What a broker without controllers does to the folder."""
-    store = MessageStore(node.store_config, store_host=HOST, controller_mode=False)
+    store = MessageStore(node.store_config, store_host=HOST, confirm_rule=ConfirmedByLog())
     store.open()
     for n in range(count):
         message = NewMessage(

@@ -8,6 +8,7 @@ import pytest
 
 from batonmq.protocol.records.codec import NewMessage, decode_records
 from batonmq.store.config import StoreConfig
+from batonmq.store.confirm_rules import ConfirmedByLog
 from batonmq.store.message_store import MessageStore
 from lab.cluster import frames
 from lab.cluster.connection import Connection
@@ -24,7 +25,7 @@ COUNT = 300
 def classic_store(root: Path) -> int:
     """A store of classic mode with COUNT messages in more than one segment; the log's end."""
     config = StoreConfig(store_path_root_dir=str(root), mapped_file_size_commit_log=SEGMENT)
-    store = MessageStore(config, store_host=HOST, controller_mode=False)
+    store = MessageStore(config, store_host=HOST, confirm_rule=ConfirmedByLog())
     store.open()
     store.prepare_master()
     for number in range(COUNT):

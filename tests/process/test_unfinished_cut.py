@@ -13,6 +13,7 @@ import yaml
 from batonmq.epoch.entry import EpochEntry
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.store.config import StoreConfig
+from batonmq.store.confirm_rules import ConfirmedBySet
 from batonmq.store.message_store import MessageStore
 from lab.cluster.fault_points import fault_environment
 from lab.cluster.processes import ROOT, free_base_port, spawn, stop_all, tail, wait_for
@@ -31,7 +32,7 @@ def half_cut(root: Path, *, settled: bool) -> int:
     """A store of 20 messages, its cut behind the 10th begun and left; where that is. Its epoch file
     holds the whole list, or the last of it is in the redo file."""
     config = StoreConfig(store_path_root_dir=str(root), mapped_file_size_commit_log=SEGMENT)
-    store = MessageStore(config, store_host=HOST, controller_mode=True)
+    store = MessageStore(config, store_host=HOST, confirm_rule=ConfirmedBySet())
     store.open()
     store.epochs.append(EpochEntry(1, 0))
     store.prepare_master()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from batonmq.protocol.bodies import BrokerData, ResetOffsetBody, TopicConfig, TopicList
 from batonmq.protocol.errors import RemoteProtocolError
-from batonmq.protocol.fastjson import FastjsonError, _Reader, loads
+from batonmq.protocol.fastjson import FastjsonError, _JsonReader, loads
 from batonmq.protocol.json_body import encode_json, encode_queue_map
 from batonmq.protocol.message import MessageQueue
 
@@ -22,7 +22,7 @@ VALUES = st.recursive(
 @given(VALUES, st.booleans())
 def test_standard_json_reads_the_same_the_slow_way(value: object, ascii_only: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only)
-    assert _Reader(text).read_all() == json.loads(text)
+    assert _JsonReader(text).read_all() == json.loads(text)
 
 
 @given(VALUES, st.integers(0, 200))

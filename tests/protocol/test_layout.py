@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from batonmq.protocol import layout
-from batonmq.protocol.layout import Layout
+from batonmq.protocol.layout import RecordLayout
 
-LAYOUTS = {name: value for name, value in vars(layout).items() if isinstance(value, Layout)}
+LAYOUTS = {name: value for name, value in vars(layout).items() if isinstance(value, RecordLayout)}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

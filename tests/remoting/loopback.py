@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
-from batonmq.remoting.connection import Connection, Dispatcher, Processors, WriteTurn
+from batonmq.remoting.connection import Connection, Processors, RequestDispatcher, WriteTurn
 
 
 class Handle:
@@ -103,7 +103,7 @@ class Link:
         self.batches = 0
         loop = cast(asyncio.AbstractEventLoop, self.loop)
         self.turn = WriteTurn(loop)
-        self.dispatcher = Dispatcher(loop, processors or Processors())
+        self.dispatcher = RequestDispatcher(loop, processors or Processors())
         self.connection = Connection(
             loop,
             self.turn,

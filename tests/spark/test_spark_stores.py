@@ -17,6 +17,7 @@ from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from batonmq.spark.read.store_facts import StoreError
 from batonmq.store.config import StoreConfig
+from batonmq.store.confirm_rules import ConfirmedBySet
 from batonmq.store.message_store import MessageStore
 from tests.spark.log_files import START_MS, LogFiles, row_of
 
@@ -116,7 +117,7 @@ def ours(tmp_path):
     )
     clock = {"now": START_MS}
     store = MessageStore(
-        config, store_host=HOST, controller_mode=True, clock_ms=lambda: clock["now"]
+        config, store_host=HOST, confirm_rule=ConfirmedBySet(), clock_ms=lambda: clock["now"]
     )
     store.open()
     store.prepare_master()

@@ -12,11 +12,15 @@ from batonmq.protocol.records.codec import NewMessage, decode_records
 from batonmq.protocol.tags import tags_code
 from batonmq.store.appender import PutResult
 from batonmq.store.config import StoreConfig
+from batonmq.store.confirm_rules import ConfirmedBySet, ConfirmRule
 from batonmq.store.message_store import MessageStore
 from batonmq.store.upkeep import DiskUse
 
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
 START_MS = 1_700_000_000_000
+
+
+BY_SET = ConfirmedBySet()
 
 
 class StoreRig:
@@ -39,12 +43,12 @@ class StoreRig:
         self._lives = 0
         self._open: list[MessageStore] = []
 
-    def open(self, *, controller_mode: bool = True, **config: object) -> MessageStore:
+    def open(self, *, confirm_rule: ConfirmRule = BY_SET, **config: object) -> MessageStore:
         changed = msgspec.structs.replace(self.config, store_path_root_dir=str(self.root), **config)
         store = MessageStore(
             changed,
             store_host=HOST,
-            controller_mode=controller_mode,
+            confirm_rule=confirm_rule,
             clock_ms=lambda: self.now_ms,
             disk_use_of=lambda folders: DiskUse(self.disk_ratio),
         )

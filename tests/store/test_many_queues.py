@@ -8,6 +8,7 @@ import pytest
 
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.runtime import disk
+from batonmq.store.confirm_rules import ConfirmedByLog
 from batonmq.store.consume_queue import ConsumeQueue
 from batonmq.store.index_service import IndexService
 from tests.shared.power_cut import watching
@@ -76,7 +77,7 @@ def test_a_crash_between_two_slices_costs_nothing(rig):
         rig.kill(store)
 
     asyncio.run(run())
-    store = rig.open(controller_mode=False)
+    store = rig.open(confirm_rule=ConfirmedByLog())
     expected = [[b"%d" % number] * 2 for number in range(QUEUES)]
     assert bodies_of(rig, store) == expected
 
@@ -146,7 +147,7 @@ def test_r22_a_start_syncs_what_it_cuts_of_many_queues_at_once(rig, monkeypatch)
     for name in ("fsync", "fdatasync", "syncfs"):
         call = getattr(disk, name)
         monkeypatch.setattr(disk, name, lambda fd, call=call: syncs.append(fd) or call(fd))
-    store = rig.open(controller_mode=False)
+    store = rig.open(confirm_rule=ConfirmedByLog())
     assert bodies_of(rig, store) == [[b"%d" % number] * 2 for number in range(QUEUES)]
     assert 0 < len(syncs) < 10
 

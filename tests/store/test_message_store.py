@@ -17,6 +17,7 @@ from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC
 from batonmq.runtime import disk
 from batonmq.runtime.lock_file import FolderLockedError
+from batonmq.store.confirm_rules import ConfirmedByLog
 from batonmq.store.consume_queue import Boundary
 from batonmq.store.errors import (
     PutIllegal,
@@ -186,7 +187,7 @@ def test_long_topics_and_ipv6_hosts(rig):
     )
     store.advance_confirm_offset(store.end_turn())
     rig.kill(store)
-    store = rig.open(controller_mode=False)
+    store = rig.open(confirm_rule=ConfirmedByLog())
     assert rig.read_bodies(store, topic, 1) == [b"v2"]
     assert store.queries.message_store_timestamp(topic, 1, 0) == rig.now_ms
 
@@ -224,7 +225,7 @@ def test_r31_system_records_reach_their_handler_in_log_order_and_have_no_queue(r
     assert store.queries.queue_ids("SYS") == [] and store.queries.queue_ids("T") == [0]
     rig.kill(store)
     applied.clear()
-    rig.open(controller_mode=False)
+    rig.open(confirm_rule=ConfirmedByLog())
     assert applied == [(b"SYS", b"create"), (b"SYS", b"delete")]
 
 
@@ -236,7 +237,7 @@ def test_r31_a_replica_announces_queues_that_its_log_shows(rig):
     rig.before_open = lambda store: setattr(
         store, "on_unknown_topic", lambda topic, queue_id: shown.append((topic, queue_id))
     )
-    rig.open(controller_mode=False)
+    rig.open(confirm_rule=ConfirmedByLog())
     assert shown == [("New", 3)]
 
 
@@ -255,7 +256,7 @@ def test_r31_what_the_log_showed_is_made_durable_before_the_checkpoint_passes_it
     store = rig.open_master()
     rig.put_confirmed(store, b"x", topic="A")
     rig.kill(store)
-    store = rig.open(controller_mode=False)
+    store = rig.open(confirm_rule=ConfirmedByLog())
     assert (in_memory, on_disk) == ({"A"}, set())
     store.checkpoints.flush_derived()
     assert on_disk == {"A"}
@@ -271,7 +272,7 @@ def test_a_queue_on_disk_whose_topic_was_not_stored_is_announced_again(rig):
     rig.before_open = lambda store: setattr(
         store, "on_unknown_topic", lambda topic, queue_id: shown.append((topic, queue_id))
     )
-    rig.open(controller_mode=False)
+    rig.open(confirm_rule=ConfirmedByLog())
     assert shown == [("A", 0)]
 
 
@@ -297,7 +298,7 @@ def test_a_deleted_topic_numbers_alike_on_master_and_slave(rig):
     state = (store.queries.min_offset_in_queue("T", 0), store.queries.max_offset_in_queue("T", 0))
     assert rig.read_bodies(store) == [b"m1", b"m2"] and state == (1, 3)
     rig.kill(store)
-    replica = rig.open(controller_mode=False)
+    replica = rig.open(confirm_rule=ConfirmedByLog())
     assert rig.read_bodies(replica) == [b"m1", b"m2"]
 
 
@@ -396,7 +397,7 @@ def test_a_pull_from_disk_is_shorter_than_one_from_memory(rig):
     assert store.queries.get_message("T", 0, 0, 32).message_count == 10
     rig.kill(store)
     store = rig.open(
-        controller_mode=False,
+        confirm_rule=ConfirmedByLog(),
         max_transfer_count_on_message_in_disk=3,
         access_message_in_memory_max_ratio=0,
     )

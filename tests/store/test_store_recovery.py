@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.records.codec import decode_records
+from batonmq.store.confirm_rules import ConfirmedByLog
 from batonmq.store.errors import StoreStateError
 
 BODIES = [b"m%03d" % number + bytes(200) for number in range(60)]
@@ -75,7 +76,7 @@ def test_recovery_begins_at_its_own_point_not_at_the_start_of_the_segment(rig):
     rig.put_confirmed(store, *BODIES[5:9])
     rig.kill(store)
     rig.flip(rig.segment(), 100)
-    store = rig.open(controller_mode=False)
+    store = rig.open(confirm_rule=ConfirmedByLog())
     assert not store.trust.reason
     with pytest.raises(CorruptLogError) as damage:
         store.queries.get_message("T", 0, 0, 32)
@@ -240,7 +241,7 @@ def test_a_preallocated_segment_survives_a_restart_and_is_used(rig):
     store.log.preallocate_next()
     assert rig.segment(1).exists()
     rig.kill(store)
-    store = rig.open(controller_mode=False)
+    store = rig.open(confirm_rule=ConfirmedByLog())
     assert rig.put(store, bytes(5000)).physical_offset == 8192
     store.advance_confirm_offset(store.end_turn())
     assert [len(body) for body in rig.read_bodies(store)] == [5000, 5000]
@@ -431,7 +432,7 @@ def test_queues_and_index_that_are_ahead_of_the_log_are_cut(rig, ahead, clean):
     """New records come to the places of those that were lost: each is in its queue, and found by
     its key, once."""
     end = ahead(clean=clean)
-    store = rig.open(controller_mode=False)
+    store = rig.open(confirm_rule=ConfirmedByLog())
     assert store.max_phy_offset == end
     assert rig.read_bodies(store) == BODIES[:25]
     assert len(store.queries.query_message("T", "U", 64, 0, 2**62).parts) == 25
@@ -456,7 +457,7 @@ def test_a_unit_that_is_half_on_disk_above_the_checkpoint_is_built_again(rig):
     with path.open("r+b") as file:
         file.seek(14 * 20)
         file.write(bytes(20))
-    store = rig.open(controller_mode=False)
+    store = rig.open(confirm_rule=ConfirmedByLog())
     assert rig.read_bodies(store) == BODIES[:18]
 
 
@@ -475,7 +476,7 @@ def test_a_unit_of_which_a_sector_is_missing_above_the_checkpoint_is_built_again
     with path.open("r+b") as file:
         file.seek(14 * 20 + 12)
         file.write(bytes(8))
-    store = rig.open(controller_mode=False)
+    store = rig.open(confirm_rule=ConfirmedByLog())
     assert store.queries.raw_units("T", 0, 0, 18) == written
 
 
@@ -490,7 +491,7 @@ def test_a_queue_that_is_dropped_for_its_damage_is_built_again_from_the_logs_beg
         queue.write_back()
     rig.kill(store)
     rig.flip(rig.root / "consumequeue" / "T" / "0" / f"{0:020d}", 6 * 20 + 3)  # it points too far
-    store = rig.open(controller_mode=False)
+    store = rig.open(confirm_rule=ConfirmedByLog())
     assert rig.read_bodies(store) == BODIES[:12]
     assert rig.read_bodies(store, queue_id=1) == BODIES[:10]
 

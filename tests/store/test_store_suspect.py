@@ -9,6 +9,7 @@ import pytest
 from batonmq.epoch.entry import EpochEntry
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.runtime import disk
+from batonmq.store.confirm_rules import ConfirmedByLog
 from batonmq.store.errors import PutUnavailable, StoreStateError
 from batonmq.store.message_store import MessageStore
 from batonmq.store.suspicion import Suspicion
@@ -437,12 +438,12 @@ def test_r24_only_a_truncation_lowers_the_confirmed_end_of_the_checkpoint(rig):
 
 
 def test_a_broker_without_controllers_takes_writes_again_when_it_was_repaired(rig):
-    store = rig.open(controller_mode=False)
+    store = rig.open(confirm_rule=ConfirmedByLog())
     bad = rig.put(store, b"bad")
     rig.put_confirmed(store, b"behind")
     rig.kill(store)
     rig.flip(rig.segment(), bad.physical_offset + 90)
-    store = rig.open(controller_mode=False)
+    store = rig.open(confirm_rule=ConfirmedByLog())
     with pytest.raises(PutUnavailable, match="damaged"):
         rig.put(store, b"refused")
     store.repair(store.trust.reason)
@@ -488,7 +489,7 @@ def test_r48_a_reboot_is_noted_outside_controller_mode_too(rig):
     rig.put_confirmed(store, b"a")
     rig.kill(store)
     reboot(rig)
-    store = rig.open(controller_mode=False)
+    store = rig.open(confirm_rule=ConfirmedByLog())
     assert "another boot" in store.trust.reason
     store.close()
     assert "another boot" in rig.open().trust.reason
@@ -500,7 +501,7 @@ def test_r48_a_store_opened_outside_controller_mode_has_no_epochs_from_its_first
     rig.put_confirmed(store, b"a")
     store.close()
     rig.open().close()
-    store = rig.open(controller_mode=False)
+    store = rig.open(confirm_rule=ConfirmedByLog())
     assert store.epochs.entries == ()
     rig.put_confirmed(store, b"b")
     rig.kill(store)

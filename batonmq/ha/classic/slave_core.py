@@ -13,17 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from batonmq.ha import slave_effects as fx
 from batonmq.ha.classic.wire import FrameHead, encode_report
-from batonmq.ha.slave_effects import (
-    AppendLog,
-    BeginAt,
-    Dial,
-    Diverged,
-    FlushTo,
-    Following,
-    Hangup,
-    SendToMaster,
-)
 from batonmq.ha.slave_policy import Redial, SlavePolicy
 from batonmq.runtime.recent_events import RecentEvents, records_event
 
@@ -37,7 +28,15 @@ class AskLogEnd:
 
 
 ClassicSlaveEffect = (
-    AppendLog | AskLogEnd | BeginAt | Dial | Diverged | FlushTo | Following | Hangup | SendToMaster
+    fx.AppendLog
+    | AskLogEnd
+    | fx.BeginAt
+    | fx.Dial
+    | fx.Diverged
+    | fx.FlushTo
+    | fx.Following
+    | fx.Hangup
+    | fx.SendToMaster
 )
 
 
@@ -49,7 +48,7 @@ class MasterAddresses:
     remoting: str = ""
 
 
-class Stage(Enum):
+class ClassicPhase(Enum):
     IDLE = "idle"
     WAIT = "wait"
     DIALLING = "dialling"
@@ -67,7 +66,7 @@ class ClassicSlaveCore:
 
     def __init__(self, policy: SlavePolicy, segment_size: int, now_ms: int) -> None:
         self.policy = policy
-        self.stage = Stage.IDLE
+        self.stage = ClassicPhase.IDLE
         self.master = MasterAddresses()
         self.read_ms = now_ms
         self.sent_ms = now_ms
@@ -85,13 +84,13 @@ class ClassicSlaveCore:
     def wakeup_ms(self) -> int:
         """When `tick` is due."""
         match self.stage:
-            case Stage.IDLE | Stage.STOPPED:
+            case ClassicPhase.IDLE | ClassicPhase.STOPPED:
                 return self._since_ms + self.policy.housekeeping_ms
-            case Stage.WAIT:
+            case ClassicPhase.WAIT:
                 return self._redial.at_ms
-            case Stage.DIALLING | Stage.PROVING:
+            case ClassicPhase.DIALLING | ClassicPhase.PROVING:
                 return self._since_ms + self._stage_limit_ms
-            case Stage.TRANSFER:
+            case ClassicPhase.TRANSFER:
                 return min(
                     self.sent_ms + self.policy.keepalive_ms,
                     self.read_ms + self.policy.housekeeping_ms,
@@ -103,23 +102,23 @@ class ClassicSlaveCore:
     def follow(self, master: MasterAddresses, now_ms: int) -> list[ClassicSlaveEffect]:
         """The configuration or a name server says where the master is. A connection that works is
         left alone; the address counts from the next dial on."""
-        if self.stage is Stage.STOPPED or master == self.master:
+        if self.stage is ClassicPhase.STOPPED or master == self.master:
             return []
         self.master = master
-        if self.stage not in (Stage.IDLE, Stage.WAIT):
+        if self.stage not in (ClassicPhase.IDLE, ClassicPhase.WAIT):
             return []
-        self.stage = Stage.WAIT
+        self.stage = ClassicPhase.WAIT
         self._redial.progress()
         self._redial.at(now_ms)
         return self.tick(now_ms)
 
     @records_event
     def connected(self, log_end: int, flushed: int, now_ms: int) -> list[ClassicSlaveEffect]:
-        assert self.stage is Stage.DIALLING
+        assert self.stage is ClassicPhase.DIALLING
         self.read_ms = self.sent_ms = now_ms
         self._reported = -1
         if self.master.remoting:
-            self._enter(Stage.PROVING, now_ms)
+            self._enter(ClassicPhase.PROVING, now_ms)
             return [AskLogEnd(self.master.remoting)]
         return self._begin(log_end, flushed, now_ms)
 
@@ -128,7 +127,7 @@ class ClassicSlaveCore:
         self, master_end: int, log_end: int, flushed: int, now_ms: int
     ) -> list[ClassicSlaveEffect]:
         """The master's log ends at `master_end`."""
-        if self.stage is not Stage.PROVING:
+        if self.stage is not ClassicPhase.PROVING:
             return []
         if log_end <= master_end:
             return self._begin(log_end, flushed, now_ms)
@@ -143,77 +142,77 @@ class ClassicSlaveCore:
         self, head: FrameHead, log_end: int, now_ms: int
     ) -> list[ClassicSlaveEffect]:
         """The head of a frame; `log_end` counts what was written, `_next` what is under way."""
-        if self.stage is not Stage.TRANSFER:
+        if self.stage is not ClassicPhase.TRANSFER:
             return self._hang_up("a frame before the first report", now_ms)
         self._next = max(self._next, log_end)
         if head.offset == self._next:
             return [] if head.size == 0 else self._progressed()
         if self._next == 0 and head.size and head.offset % self._segment_size == 0:
             self._next = head.offset
-            return [BeginAt(head.offset, "the master begins there"), *self._progressed()]
+            return [fx.BeginAt(head.offset, "the master begins there"), *self._progressed()]
         if self._next == 0:
             what = "this empty log can begin where a segment begins only"
         else:
             what = f"this log ends at {self._next}"
         return self._give_up(f"the master goes on at {head.offset}, but {what}", now_ms)
 
-    def body_received(self, data: memoryview) -> AppendLog:
+    def body_received(self, data: memoryview) -> fx.AppendLog:
         """A piece of the body of the last head."""
-        append = AppendLog(self._next, data)
+        append = fx.AppendLog(self._next, data)
         self._next += len(data)
         self.bytes_received += len(data)
         return append
 
     def turn_ended(self, log_end: int, flushed: int, now_ms: int) -> list[ClassicSlaveEffect]:
         """All that was read is written: one report if the log has grown."""
-        if self.stage is not Stage.TRANSFER:
+        if self.stage is not ClassicPhase.TRANSFER:
             return []
         self._next = log_end
         reportable = min(log_end, flushed) if self.policy.sync_flush else log_end
         if self._reported < 0 and reportable < log_end:
-            return [FlushTo(log_end)]  # the first report says where to go on
+            return [fx.FlushTo(log_end)]  # the first report says where to go on
         effects: list[ClassicSlaveEffect] = []
         if reportable > self._reported:
             effects.append(self._report(reportable, now_ms))
         if reportable < log_end:
-            effects.append(FlushTo(log_end))
+            effects.append(fx.FlushTo(log_end))
         return effects
 
     @records_event
     def append_failed(self, offset: int, reason: str, now_ms: int) -> list[ClassicSlaveEffect]:
         """Nothing more can be written for now: a full disk, or a damaged record at `offset`."""
         is_new = self._redial.stuck(offset, reason, now_ms)
-        self._enter(Stage.WAIT, now_ms)
-        effects: list[ClassicSlaveEffect] = [Hangup(reason)]
-        return [Diverged(reason), *effects] if is_new else effects
+        self._enter(ClassicPhase.WAIT, now_ms)
+        effects: list[ClassicSlaveEffect] = [fx.Hangup(reason)]
+        return [fx.Diverged(reason), *effects] if is_new else effects
 
     @records_event
     def disconnected(self, now_ms: int) -> list[ClassicSlaveEffect]:
         """The connection ended, or was not made."""
-        if self.stage not in (Stage.IDLE, Stage.WAIT, Stage.STOPPED):
-            self._enter(Stage.WAIT, now_ms)
+        if self.stage not in (ClassicPhase.IDLE, ClassicPhase.WAIT, ClassicPhase.STOPPED):
+            self._enter(ClassicPhase.WAIT, now_ms)
             self._redial.later(now_ms)
         return []
 
     @records_event
     def stop(self, now_ms: int) -> list[ClassicSlaveEffect]:
-        self._enter(Stage.STOPPED, now_ms)
+        self._enter(ClassicPhase.STOPPED, now_ms)
         self._redial.never()
-        return [Hangup("the slave side ends")]
+        return [fx.Hangup("the slave side ends")]
 
     def tick(self, now_ms: int) -> list[ClassicSlaveEffect]:
         if now_ms < self.wakeup_ms:
             return []
         match self.stage:
-            case Stage.IDLE | Stage.STOPPED:
+            case ClassicPhase.IDLE | ClassicPhase.STOPPED:
                 self._since_ms = now_ms
                 return []
-            case Stage.WAIT:
-                self._enter(Stage.DIALLING, now_ms)
-                return [Dial(self.master.ha)]
-            case Stage.DIALLING | Stage.PROVING:
+            case ClassicPhase.WAIT:
+                self._enter(ClassicPhase.DIALLING, now_ms)
+                return [fx.Dial(self.master.ha)]
+            case ClassicPhase.DIALLING | ClassicPhase.PROVING:
                 return self._hang_up(f"no answer for {self._stage_limit_ms} ms", now_ms)
-            case Stage.TRANSFER:
+            case ClassicPhase.TRANSFER:
                 silent_ms = now_ms - self.read_ms
                 if silent_ms >= self.policy.housekeeping_ms:
                     return self._hang_up(f"nothing was read for {silent_ms} ms", now_ms)
@@ -224,38 +223,38 @@ class ClassicSlaveCore:
 
     @property
     def _stage_limit_ms(self) -> int:
-        dialling = self.stage is Stage.DIALLING
+        dialling = self.stage is ClassicPhase.DIALLING
         return self.policy.dial_ms if dialling else self.policy.connect_ms
 
-    def _enter(self, stage: Stage, now_ms: int) -> None:
+    def _enter(self, stage: ClassicPhase, now_ms: int) -> None:
         self.stage = stage
         self._since_ms = now_ms
 
     def _begin(self, log_end: int, flushed: int, now_ms: int) -> list[ClassicSlaveEffect]:
-        self._enter(Stage.TRANSFER, now_ms)
+        self._enter(ClassicPhase.TRANSFER, now_ms)
         self._is_new = True
         self._next = log_end
         return self.turn_ended(log_end, flushed, now_ms)
 
-    def _report(self, offset: int, now_ms: int) -> SendToMaster:
+    def _report(self, offset: int, now_ms: int) -> fx.SendToMaster:
         self._reported = offset
         self.sent_ms = now_ms
-        return SendToMaster(encode_report(offset))
+        return fx.SendToMaster(encode_report(offset))
 
     def _progressed(self) -> list[ClassicSlaveEffect]:
         self._redial.progress()
         if not self._is_new:
             return []
         self._is_new = False
-        return [Following(self._next)]
+        return [fx.Following(self._next)]
 
     def _hang_up(self, reason: str, now_ms: int) -> list[ClassicSlaveEffect]:
-        self._enter(Stage.WAIT, now_ms)
+        self._enter(ClassicPhase.WAIT, now_ms)
         self._redial.later(now_ms)
-        return [Hangup(reason)]
+        return [fx.Hangup(reason)]
 
     def _give_up(self, reason: str, now_ms: int) -> list[ClassicSlaveEffect]:
         """A reason that does not pass by itself: reported once, tried again after longer pauses."""
         is_new = self._redial.diverged(reason, now_ms)
-        self._enter(Stage.WAIT, now_ms)
-        return [Hangup(reason), *([Diverged(reason)] if is_new else [])]
+        self._enter(ClassicPhase.WAIT, now_ms)
+        return [fx.Hangup(reason), *([fx.Diverged(reason)] if is_new else [])]

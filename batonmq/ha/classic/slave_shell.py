@@ -9,37 +9,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
+from batonmq.ha import slave_effects as fx
 from batonmq.ha.classic.slave_core import (
     AskLogEnd,
+    ClassicPhase,
     ClassicSlaveCore,
     ClassicSlaveEffect,
     MasterAddresses,
-    Stage,
 )
-from batonmq.ha.classic.wire import FrameHead, FrameReader
+from batonmq.ha.classic.wire import ClassicFrameReader, FrameHead
 from batonmq.ha.links import MasterLink, OpenLinks
 from batonmq.ha.ports import ClassicListener, LogStore
 from batonmq.ha.shells import MasterFollower
-from batonmq.ha.slave_effects import (
-    AppendLog,
-    BeginAt,
-    Dial,
-    Diverged,
-    FlushTo,
-    Following,
-    Hangup,
-    SendToMaster,
-)
 from batonmq.protocol.bodies import HAClientRuntimeInfo
 from batonmq.protocol.errors import BatonError, CorruptLogError, RemoteProtocolError
 from batonmq.runtime import disk
 
 log = logging.getLogger(__name__)
 
-FrameLink = MasterLink[FrameReader]
+FrameLink = MasterLink[ClassicFrameReader]
 
 
-class ClassicSlaveShell(MasterFollower[FrameReader]):
+class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
     """Follows one master address after another, until `close`."""
 
     def __init__(
@@ -67,7 +58,7 @@ class ClassicSlaveShell(MasterFollower[FrameReader]):
     def dial_now(self) -> None:
         """What was in the way has passed."""
         master = self.core.master
-        if not self._closed and self.core.stage is Stage.WAIT:
+        if not self._closed and self.core.stage is ClassicPhase.WAIT:
             self.core.follow(MasterAddresses(), self._now_ms())
             self.follow(master)
 
@@ -148,24 +139,24 @@ class ClassicSlaveShell(MasterFollower[FrameReader]):
     def _perform(self, effects: Iterable[ClassicSlaveEffect]) -> None:
         for effect in effects:
             match effect:
-                case SendToMaster(data):
+                case fx.SendToMaster(data):
                     self._send(data)
-                case AppendLog():
+                case fx.AppendLog():
                     self._pieces.add(effect)
-                case Dial(address):
+                case fx.Dial(address):
                     self._tasks.spawn(self._dial(address))
                 case AskLogEnd(address):
                     self._tasks.spawn(self._ask_log_end(address))
-                case Hangup(reason):
+                case fx.Hangup(reason):
                     self._hang_up(reason)
-                case FlushTo():
+                case fx.FlushTo():
                     self._store.background.request_flush()
-                case BeginAt():
+                case fx.BeginAt():
                     self._begin_anew(effect)
-                case Following(offset):
+                case fx.Following(offset):
                     self.problem = ""
                     log.info("ha_following address=%s offset=%d", self.core.master.ha, offset)
-                case Diverged(reason):
+                case fx.Diverged(reason):
                     self.problem = reason
                     self._listener.on_diverged(reason)
 
@@ -196,7 +187,7 @@ class ClassicSlaveShell(MasterFollower[FrameReader]):
         self._run(self.core.disconnected(self._now_ms()))
 
     async def _dial(self, address: str) -> None:
-        if not await self._new_link(FrameReader()).dial(self._loop, address):
+        if not await self._new_link(ClassicFrameReader()).dial(self._loop, address):
             self._disconnected()
 
     async def _ask_log_end(self, address: str) -> None:

@@ -59,7 +59,7 @@ class ReportReader:
         return last
 
 
-class FrameReader:
+class ClassicFrameReader:
     """Reads what a master sends. After each FrameHead come as many pieces of its body
     (memoryview, never empty) as it takes to make its size."""
 

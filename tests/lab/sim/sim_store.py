@@ -15,6 +15,7 @@ from typing import Any
 from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.store.config import StoreConfig
+from batonmq.store.confirm_rules import ConfirmedBySet
 from batonmq.store.errors import StoreStateError, TruncationRefused
 from batonmq.store.health import StoreHealth
 from batonmq.store.message_store import MessageStore
@@ -249,7 +250,7 @@ class FileStore(MessageStore):
                 max_index_num=200,
             ),
             store_host=self._HOST,
-            controller_mode=True,
+            confirm_rule=ConfirmedBySet(),
             clock_ms=clock_ms,
             disk_use_of=lambda folders: DiskUse(0.1),
         )

@@ -16,6 +16,7 @@ from batonmq.spark.differences.scan import Scanned, ScanSettings, plan_tasks, sc
 from batonmq.spark.differences.standing import standing
 from batonmq.spark.steps.sql import DuckEngine
 from batonmq.store.config import StoreConfig
+from batonmq.store.confirm_rules import ConfirmedBySet
 from batonmq.store.message_store import MessageStore
 from tests.spark.log_files import HOST_V4, START_MS, LogFiles, message
 
@@ -171,7 +172,7 @@ def real_store(root, *, messages=60, identity="C#broker-q#1"):
             max_index_num=400,
         ),
         store_host=HOST_V4,
-        controller_mode=True,
+        confirm_rule=ConfirmedBySet(),
         clock_ms=lambda: START_MS,
     )
     store.open()
