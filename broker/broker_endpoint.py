@@ -42,7 +42,7 @@ from batonmq.remoting.connection import Connection, Processors, Response
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.laps import Laps
-from batonmq.runtime.start_room import StartRoom
+from batonmq.runtime.start_retry import StartRetry
 from batonmq.runtime.turns import in_slices, in_turns
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class BrokerEndpoint:
         self.server = RemotingServer(self.processors, name="broker")
         self._early: deque[Early] = deque()
         self._early_bytes = 0
-        self.start_room = StartRoom(config.store.root)
+        self.start_room = StartRetry(config.store.root)
         self._client = RemotingClient(name="broker-endpoint")
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -62,9 +62,9 @@ from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.turns import in_slices
-from batonmq.store.confirm_rules import ConfirmedByLog, ConfirmedBySet
 from batonmq.store.index_service import IndexService
 from batonmq.store.message_store import MessageStore
+from batonmq.store.recovery import ConfirmedByLog, ConfirmedBySet
 
 log = logging.getLogger(__name__)
 
@@ -94,10 +94,7 @@ class BrokerService:
         self._on_fatal, self._stop_reason = on_fatal, PLANNED_STOP
         self._clients_due = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        confirmed = ConfirmedBySet() if config.controller_mode else ConfirmedByLog()
-        self.store = MessageStore(
-            config.store, store_host=broker.store_host, confirm_rule=confirmed
-        )
+        self.store = _store(config)
         self.path = _write_path(config, self.store, self.endpoint)
         self.tables = _tables(config)
         self.topics = TopicService(
@@ -436,6 +433,11 @@ class BrokerService:
 
 def _mode(config: BrokerSections) -> type[ControllerReplication] | type[ClassicReplication]:
     return ControllerReplication if config.controller_mode else ClassicReplication
+
+
+def _store(config: BrokerSections) -> MessageStore:
+    rule = ConfirmedBySet() if config.controller_mode else ConfirmedByLog()
+    return MessageStore(config.store, store_host=config.broker.store_host, confirm_rule=rule)
 
 
 def _write_path(config: BrokerSections, store: MessageStore, endpoint: BrokerEndpoint) -> WritePath:

@@ -39,7 +39,7 @@ from batonmq.runtime import disk
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.durable_file import sync_directory
 from batonmq.runtime.lock_file import FolderLock
-from batonmq.runtime.start_room import StartRoom
+from batonmq.runtime.start_retry import StartRetry
 from batonmq.runtime.turns import for_each
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class ControllerService:
         self.requests = ControllerRequests(
             self._runtime, self._log, self.gate, core, self._problems
         )
-        self._room = StartRoom(Path(config.store_path))
+        self._room = StartRetry(Path(config.store_path))
         self.sessions = OpenSessions()
         self._notes = HistoryNotes(self.requests, own)
         self._lead = LeadOffers(self._log, core_config.unseen_timeout_ms)

@@ -37,7 +37,7 @@ from batonmq.replicas_manager.role_runner import EpochStore, RoleRunner, SwitchR
 from batonmq.replicas_manager.state import ReplicasState
 from batonmq.replicas_manager.switch import SwitchTask
 from batonmq.runtime.clock import boot_ms
-from batonmq.runtime.start_room import InOrder, StartRoom
+from batonmq.runtime.start_retry import InOrder, StartRetry
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class ReplicasManager:
         self._registered = asyncio.Event()
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
-        self.start_room = StartRoom(config.identity_path)
+        self.start_room = StartRetry(config.identity_path)
         self._effects = InOrder(self._perform, self.start_room, on_fatal or _raise)
         self._state: ReplicasState | None = None
         self._runner: RoleRunner | None = None

@@ -1,8 +1,5 @@
-"""The `ha:` section: keys spelled as RocketMQ spells them, our own beside them.
-
-Origin: the ha* keys of org.apache.rocketmq.store.config.MessageStoreConfig. What the store must
-know too (flushDiskType, haSyncFlush, minInSyncReplicas, haListenPort, segment size) is in `store:`.
-"""
+"""The `ha:` section: the ha* keys of Java's MessageStoreConfig, our own beside them. What the store
+must know too (flushDiskType, haSyncFlush, minInSyncReplicas, haListenPort) is in `store:`."""
 
 from __future__ import annotations
 
@@ -35,10 +32,10 @@ class HAConfig(Section, frozen=True, kw_only=True, rename="camel"):
     ha_max_time_slave_not_catchup: int = 15_000  # for slaves that do not answer heartbeats
     ha_flow_control_enable: bool = False
     max_ha_transfer_byte_in_second: int = 100 << 20
-    ha_master_address: str = ""  # outside controller mode; "": a name server knows it
+    ha_master_address: str = ""  # classic mode; "": ask a name server
     ha_max_gap_not_in_sync: int = 256 << 20
     ha_slave_fallbehind_max: int | None = None  # the same, as RocketMQ 4 called it
-    in_sync_replicas: int = 2  # SYNC_MASTER waits for one less; 1: for nobody
+    in_sync_replicas: int = 2  # SYNC_MASTER waits for one less; 1: no wait
     sync_from_last_file: bool = False
     async_learner: bool = False
 
@@ -59,7 +56,7 @@ class HAConfig(Section, frozen=True, kw_only=True, rename="camel"):
             raise ValueError("haTransferWindowSize must hold one haTransferBatchSize")
 
     def check(self, *, controller_mode: bool) -> None:
-        """What depends on the protocol. Raises ValueError."""
+        """Checks what depends on the mode. Raises ValueError."""
         heartbeat_ms = self.heartbeat_ms if controller_mode else self.classic_heartbeat_ms
         if controller_mode and self.ha_slave_silent_time < 3 * heartbeat_ms:
             raise ValueError(
@@ -75,26 +72,26 @@ class HAConfig(Section, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def heartbeat_ms(self) -> int:
-        """Slaves expect one by it."""
+        """How often a master with controllers sends a heartbeat."""
         given = self.ha_send_heartbeat_interval
         return 200 if given is None else given
 
     @property
     def classic_heartbeat_ms(self) -> int:
-        """Outside controller mode: RocketMQ's own value."""
+        """The same in classic mode, where RocketMQ's default is longer."""
         given = self.ha_send_heartbeat_interval
         return 5_000 if given is None else given
 
     @property
     def gap_bytes(self) -> int:
-        """A classic slave further behind counts for nothing."""
+        """A classic slave that is further behind does not count."""
         if self.ha_slave_fallbehind_max is not None:
             return self.ha_slave_fallbehind_max
         return self.ha_max_gap_not_in_sync
 
     @property
     def flow_bytes_per_s(self) -> int | None:
-        """How much may go to one slave in a second; None: as much as it takes."""
+        """The limit for one slave; None: no limit."""
         return self.max_ha_transfer_byte_in_second if self.ha_flow_control_enable else None
 
     def sync_policy(self, *, min_in_sync_replicas: int, sync_flush: bool) -> SyncPolicy:
@@ -108,7 +105,8 @@ class HAConfig(Section, frozen=True, kw_only=True, rename="camel"):
         )
 
     def master_policy(self, *, segment_size: int) -> MasterPolicy:
-        # Settings are read before a broker's endpoint listens; the core is loaded behind it.
+        # Settings are read before a broker listens, the core is loaded after it: keep it out of
+        # here.
         from batonmq.ha.master_core import MasterPolicy
 
         return MasterPolicy(

@@ -1,9 +1,7 @@
-"""What is different if the broker at the other end of an HA connection is Java's. Pure.
-
-A Java broker does not name itself on the connection. As a slave it counts by its registered id. As
-a master it is asked through its remoting address: where its HA port is (request 906), and who it is
-(1007). Its epoch list lacks an epoch that begins where the one before began.
-"""
+"""What is different if the broker at the other end of an HA connection is Java's. Pure. A Java
+broker does not name itself on the connection. As a slave it counts by its registered id. As a
+master it is asked through its remoting address: where its HA port is (request 906), and who it is
+(1007). Its epoch list lacks an epoch that begins where the one before began."""
 
 from __future__ import annotations
 
@@ -33,22 +31,19 @@ def heartbeat_epoch(entry: EpochEntry, next_offset: int) -> int:
 
 
 class JavaMaster(Protocol):
-    """Questions to the Java broker at a view's master_address: it names itself on no connection."""
+    """Asks the Java broker at a view's master_address."""
 
     async def ha_address(self, view: RoleView) -> str:
-        """Where it sends its log: Java's controllers do not know it. Raises BatonError."""
+        """Its HA address, which Java's controllers do not know. Raises BatonError."""
 
     async def identity(self, view: RoleView) -> PeerIdentity:
-        """The broker's identity (R21). Whatever this raises means that there is no proof."""
+        """Who it is (R21). Any exception means that there is no proof."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """A broker's reply to request 1007: who it is, and its last epoch.
-
-    `table_epoch`: the masterEpoch that it stamped into its topic table when it became master (21),
-    -1 if that was not asked. Java's list lacks an epoch that begins where the one before began.
-    """
+    """The reply to GET_EPOCH_CACHE (1007): who a broker is, and its last epoch. `table_epoch`: the
+    masterEpoch in its topic table (GET_ALL_TOPIC_CONFIG, 21), -1 if that was not asked."""
 
     cluster_name: str
     broker_name: str
@@ -58,10 +53,8 @@ class PeerIdentity:
 
 
 def proof_fault(identity: PeerIdentity, view: RoleView, handshake_epoch: int) -> str:
-    """Why that is no proof of a Java master; "" if it is. A Java master reports broker id 0.
-
-    `handshake_epoch`: the last epoch that the peer named on the HA connection.
-    """
+    """Why this does not prove that the peer is the master of `view`; "" if it does.
+    `handshake_epoch`: the last epoch that the peer named on the HA connection."""
     is_master = (
         identity.cluster_name == view.cluster_name
         and identity.broker_name == view.broker_name
@@ -79,12 +72,10 @@ def proof_fault(identity: PeerIdentity, view: RoleView, handshake_epoch: int) ->
 
 
 def shared_with_java(own: LocalLog, master: MasterHandshake) -> int:
-    """How far equal epochs prove equal bytes, if the list of a Java master lacks the epoch in which
-    it acts: exclusive end.
-
-    That list refused its own epoch, which began where the one before began. So the bytes of its
-    master are filed under that one, and there an epoch has two masters. It had none of that epoch's
-    own bytes, else its list had taken the next one: ours behind the start of it are foreign.
+    """How far equal epochs prove equal bytes if the master's list lacks the epoch it acts in;
+    exclusive. Java's list refused that epoch, which began where the one before began. So the bytes
+    of two masters are filed under one epoch. The acting master had none of that epoch's earlier
+    bytes, else its list had taken the next one: our bytes behind its start are from another master.
     """
     start = master.entries[-1].start_offset if master.entries else 0
     return min(own.max_offset, max(start, own.confirm_offset))

@@ -1,9 +1,4 @@
-"""What every HA connection needs, whatever its protocol.
-
-SlaveLink and MasterLink are its two ends; LinkTasks is what a slave awaits for one. OpenLinks
-lets a closing service wait for its last socket. WaitingLinks keeps slaves that connect before
-the mastership has begun. ByteRate measures throughput.
-"""
+"""HA connections in either mode: SlaveLink and MasterLink are the two ends."""
 
 from __future__ import annotations
 
@@ -19,15 +14,12 @@ from batonmq.runtime.sockets import limit_unacknowledged_of
 log = logging.getLogger(__name__)
 
 UNACKNOWLEDGED_MS: Final = 2_500
-"""TCP's limit for an HA connection: a living peer's kernel acknowledges within milliseconds."""
+"""TCP_USER_TIMEOUT of an HA connection: a living kernel acknowledges within milliseconds."""
 WAIT_S: Final = 0.5
 
 
 class OpenLinks:
-    """Counts connections from `connection_made` to `connection_lost`.
-
-    A transport needs the loop until it has closed.
-    """
+    """Counts connections that are not closed yet: a transport needs the loop until then."""
 
     def __init__(self) -> None:
         self._open = 0
@@ -44,12 +36,11 @@ class OpenLinks:
             self._none.set()
 
     async def wait_none(self) -> None:
-        """Returns when no connection is open."""
         await self._none.wait()
 
 
 class Link(Protocol):
-    """A connection that can be ended; `address` is its peer's host:port."""
+    """A connection that can be ended; `address` is the peer's host:port."""
 
     @property
     def address(self) -> str: ...
@@ -61,14 +52,10 @@ L = TypeVar("L", bound=Link)
 
 
 class WaitingLinks(Generic[L]):
-    """Connections of slaves to a replica that is not master yet, in the order of their arrival.
-
-    A role change reaches the winner and the others at the same moment, and the others often connect
-    before the winner has made its epoch durable. Their connections wait here without a reply until
-    the mastership begins, or are closed after half a second. A refused slave would connect again
-    20 ms later, which delays the first ack of the new master (R9). Nothing is sent to a waiting
-    slave, so none mistakes this replica for the master. At most STRANGERS_MAX wait (R58).
-    """
+    """Connections of slaves to a replica that is not yet master, oldest first. A role change
+    reaches all replicas at once, and slaves often connect before the winner's epoch is durable.
+    They wait here without an answer, at most half a second: a refused slave would come back 20 ms
+    later, which delays the first ack of the new master (R9). At most STRANGERS_MAX wait (R58)."""
 
     def __init__(self) -> None:
         self._places: Crowd[L] = Crowd(STRANGERS_MAX)
@@ -78,7 +65,6 @@ class WaitingLinks(Generic[L]):
         return len(self._timers)
 
     def add(self, link: L) -> None:
-        """Keeps `link` for half a second at most."""
         crowded_out = self._places.add(link, link.address)
         if crowded_out is not None:
             self._close(crowded_out)
@@ -86,14 +72,13 @@ class WaitingLinks(Generic[L]):
         self._timers[link] = loop.call_later(WAIT_S, self._close, link)
 
     def remove(self, link: L) -> None:
-        """The peer closed it. Does nothing for a link that does not wait."""
+        """Without effect for a link that does not wait."""
         self._places.remove(link)
         timer = self._timers.pop(link, None)
         if timer is not None:
             timer.cancel()
 
     def take_all(self) -> list[L]:
-        """Removes and returns all waiting links."""
         links = list(self._timers)
         for link in links:
             self.remove(link)
@@ -109,7 +94,7 @@ class WaitingLinks(Generic[L]):
 
 
 class ByteRate:
-    """Bytes of the last full second, from a growing total."""
+    """Bytes in the last full second, from a growing total."""
 
     def __init__(self) -> None:
         self._since_ms = 0
@@ -117,7 +102,7 @@ class ByteRate:
         self._per_second = 0
 
     def sample(self, total: int, now_ms: int) -> int:
-        """To be called now and then with the total so far; returns bytes per second."""
+        """Bytes per second; call it now and then with the total."""
         elapsed_ms = now_ms - self._since_ms
         if elapsed_ms >= 1_000:
             self._per_second = (total - self._total) * 1_000 // elapsed_ms
@@ -129,7 +114,7 @@ R = TypeVar("R")
 
 
 class MasterSide(Protocol[R]):
-    """What serves the slaves' connections: the shell of a mastership."""
+    """Serves slaves' connections: the shell of a mastership."""
 
     def attach(self, link: SlaveLink[R]) -> None: ...
 
@@ -139,7 +124,7 @@ class MasterSide(Protocol[R]):
 
 
 class SlaveSide(Protocol[R]):
-    """What follows a master: it gets the events of its connection."""
+    """Follows a master: gets the events of its connection."""
 
     def made(self, link: MasterLink[R]) -> None: ...
 
@@ -149,8 +134,8 @@ class SlaveSide(Protocol[R]):
 
 
 class SlaveLink(asyncio.Protocol, Generic[R]):
-    """One accepted HA connection. `attach` gives it to the acting master, or lets it wait for one
-    (`adopt`); bytes received meanwhile are kept."""
+    """One accepted HA connection. `attach` gives it to the master's shell, or lets it wait for one
+    (`adopt`); bytes that arrive meanwhile are kept."""
 
     def __init__(
         self,
@@ -185,7 +170,7 @@ class SlaveLink(asyncio.Protocol, Generic[R]):
         self._attach(self)
 
     def adopt(self, shell: MasterSide[R]) -> None:
-        """This replica is master now, or was already when the slave connected."""
+        """This replica is the master."""
         self._shell = shell
         shell.attach(self)
         early, self._early = self._early, b""
@@ -196,7 +181,7 @@ class SlaveLink(asyncio.Protocol, Generic[R]):
         if self._shell is not None:
             self._shell.received(self, data)
             return
-        # A slave sends its handshake and waits: more bytes than that are no handshake.
+        # A slave sends its handshake and then waits, so more bytes than that are no handshake.
         self._early += data
         if len(self._early) > self._early_max:
             self.end()
@@ -209,20 +194,20 @@ class SlaveLink(asyncio.Protocol, Generic[R]):
             shell.lost(self)
 
     def end(self) -> None:
-        """Closes the socket and releases all views of the log. No event of it follows."""
+        """Closes the socket and releases all views of the log. No further event comes."""
         transport, self.transport, self._shell = self.transport, None, None
         if transport is not None:
             transport.abort()
 
     def end_after_flush(self) -> None:
-        """Closes once the peer has received what was sent; `end` may still interrupt that."""
+        """Closes after what was sent is delivered; `end` may interrupt that."""
         self._shell = None
         if self.transport is not None:
             self.transport.close()
 
 
 class MasterLink(asyncio.BufferedProtocol, Generic[R]):
-    """The connection to the master. Everything received is consumed before the next read."""
+    """The connection to the master. Everything received is used up before the next read."""
 
     def __init__(
         self, shell: SlaveSide[R], buffer: memoryview, open_links: OpenLinks, reader: R
@@ -278,11 +263,8 @@ class MasterLink(asyncio.BufferedProtocol, Generic[R]):
         return True
 
     def _dial_cancelled(self) -> None:
-        """The dial was cancelled before it returned, perhaps after the connection was made.
-
-        uvloop then closes the transport without a `connection_lost`; what waits for the last
-        link must not wait for that.
-        """
+        """The dial was cancelled, perhaps after the connection was made. uvloop then closes the
+        transport without a `connection_lost`, which `OpenLinks` would wait for."""
         self.end()
         self._count_lost()
 
@@ -293,7 +275,7 @@ class MasterLink(asyncio.BufferedProtocol, Generic[R]):
 
 
 class LinkTasks:
-    """What a slave awaits for one connection: the dial, and answers about its master."""
+    """What a slave awaits for one connection: the dial and answers about its master."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -308,7 +290,7 @@ class LinkTasks:
         task.add_done_callback(self._tasks.discard)
 
     def cancel(self) -> None:
-        """The connection ends. The task that calls this goes on to its own end."""
+        """The connection ends. A task that calls this runs to its own end."""
         running = asyncio.current_task() if self._tasks else None
         for task in self._tasks:
             if task is not running:

@@ -1,4 +1,4 @@
-"""Samples of a store's log, for the comparison of two logs at a handshake (SAFETY R47)."""
+"""Samples of a store's log, to compare two logs at a handshake (R47)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from batonmq.ha.ports import LogStore
 
 
 class StoreSamples:
-    """Reads at most SAMPLE_BYTES for a sample. `segment_size`: no sample leaves its segment, since
-    logs that begin at different segments are compared, too."""
+    """`segment_size`: no sample leaves its segment, for logs may begin at different segments."""
 
     def __init__(self, store: LogStore, segment_size: int) -> None:
         self._store = store

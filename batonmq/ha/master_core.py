@@ -1,13 +1,12 @@
 """The master's end of all HA connections: what to send next, and which ack counts. Pure.
 
-A connection goes WAIT_HANDSHAKE -> WAIT_ACK -> TRANSFER, by way of WAIT_RECORD if it names a
-process that the controllers have not named yet. After the slave's first ack, log bytes are
-sent as long as less than a window of them is unacked; a frame never leaves its epoch nor its
-segment, and its header is made before moving on, so the last chunk of an epoch carries that epoch.
-Invariants: a connection's next offset lies in its transfer epoch; an ack counts only from the
-newest connection of its broker id (R18) that is the registered process's (R41), never above what
-was verified or sent there, and only once that connection has entered this mastership's epoch.
-Origin: Java AutoSwitchHAConnection.
+A connection goes WAIT_HANDSHAKE -> WAIT_ACK -> TRANSFER, or first to WAIT_RECORD if it names a
+process that the controllers have not named yet. After the first ack log bytes are sent while less
+than a window of them is unacked. A frame stays in one epoch and one segment.
+
+Invariants: an ack counts only on the newest connection of its broker id (R18), from the registered
+process (R41), up to what was verified or sent there, and only after that connection entered this
+mastership's epoch. Origin: Java AutoSwitchHAConnection.
 """
 
 from __future__ import annotations
@@ -39,19 +38,17 @@ pack_transfer_header = TRANSFER_HEADER.pack
 
 @dataclass(frozen=True, slots=True)
 class MasterPolicy:
-    """Times in ms, sizes in bytes. `segment_size` is the commit log's mapped file size."""
+    """Times in ms, sizes in bytes. `segment_size`: the commit log's mapped file size."""
 
     segment_size: int
     batch_bytes: int = 1 << 20
     window_bytes: int = 8 << 20
     heartbeat_ms: int = 100
     confirm_beat_ms: int = 20
-    """A risen confirmOffset with nothing else to carry it is sent on this late at most."""
+    """A new confirmOffset is sent after this time if no other frame carried it."""
     housekeeping_ms: int = 20_000
-    handshake_ms: int = 5_000
-    """From a connection to the whole handshake, which a slave sends at once (R58)."""
-    record_wait_ms: int = 500
-    """For the view that registers the process which a new connection names."""
+    handshake_ms: int = 5_000  # From the connection to its handshake (R58).
+    record_wait_ms: int = 500  # How long a new process waits for the view that registers it.
     flow_bytes_per_s: int | None = None
 
 
@@ -62,7 +59,7 @@ class SendBytes:
 
 
 class SendLog(NamedTuple):  # made once a turn and slave, as NamedTuple a third of the price
-    """Send `header`, then the log's bytes [offset, offset + size), in one segment."""
+    """Send `header`, then the log's bytes [offset, offset + size) of one segment."""
 
     connection_id: int
     header: bytes
@@ -72,7 +69,7 @@ class SendLog(NamedTuple):  # made once a turn and slave, as NamedTuple a third 
 
 @dataclass(frozen=True, slots=True)
 class CloseConnection:
-    """`flush`: deliver what was sent before; otherwise drop it."""
+    """`flush`: deliver first what was sent."""
 
     connection_id: int
     reason: str
@@ -81,7 +78,7 @@ class CloseConnection:
 
 @dataclass(frozen=True, slots=True)
 class SlaveFollowing:
-    """That slave has accepted our history and follows from `offset` on."""
+    """The slave has accepted our history and follows from `offset`."""
 
     broker_id: int
     offset: int
@@ -92,7 +89,7 @@ MasterEffect = SyncEffect | SendBytes | SendLog | CloseConnection | SlaveFollowi
 
 @dataclass(slots=True)
 class Flow:
-    """What one connection was sent in one second."""
+    """What one connection was sent in the current second."""
 
     second: int = -1
     sent: int = 0
@@ -128,14 +125,12 @@ class SlaveConnection:
     sent_ms: int
     stage: LinkStage = LinkStage.WAIT_HANDSHAKE
     handshake: SlaveHandshake | None = None
-    broker_id: int = -1
-    """-1 until the connection counts as that replica's."""
+    broker_id: int = -1  # -1 until the connection counts as that replica's.
     verified: int = 0
-    """The end of our log when the handshake went out: a first ack cannot be above it."""
-    epoch: int = -1
-    """The mastership that the slave has entered on this connection."""
+    """The end of our log when the handshake left: the first ack cannot be above it."""
+    epoch: int = -1  # The mastership that the slave has entered on this connection.
     earlier_end: int = 0
-    """Up to here an ack may have been sent before this mastership began; `_NO_ACK`: any."""
+    """An ack up to here may be from before this mastership; `_NO_ACK`: any ack may."""
     start_offset: int = 0
     next_offset: int = 0
     acked: int = -1
@@ -147,12 +142,13 @@ class SlaveConnection:
 
     @property
     def is_ours(self) -> bool:
-        """Whether a broker of ours is at the other end: it names itself."""
+        """Whether the peer is one of our brokers: it names itself."""
         return self.handshake is not None and self.handshake.identity is not None
 
 
 class MasterCore:
-    """All HA connections of one mastership. Connection ids are the shell's, never reused."""
+    """All HA connections of one mastership. Connection ids come from the shell and are never
+    reused."""
 
     def __init__(
         self,
@@ -183,7 +179,7 @@ class MasterCore:
 
     @records_event
     def appended(self, written: int, now_ms: int) -> list[MasterEffect]:
-        """This broker's log now ends at `written`, the end of a message."""
+        """This log now ends at `written`, the end of a message."""
         effects: list[MasterEffect] = list(self.sync.appended(written, now_ms))
         for connection in self._following.values():
             self._transfer(connection, now_ms, effects)
@@ -195,10 +191,8 @@ class MasterCore:
 
     @records_event
     def epochs_changed(self, entries: Sequence[EpochEntry], now_ms: int) -> list[MasterEffect]:
-        """An epoch was appended, or old ones dropped: every connection sees its new end at once.
-
-        Else an open connection would continue in an epoch that has ended (issues 9689, 6505).
-        """
+        """An epoch was appended, or old ones dropped. Every connection takes the new ends at once,
+        else it would continue in an epoch that has ended (RocketMQ issues 9689, 6505)."""
         self._entries = with_ends(entries)
         effects: list[MasterEffect] = []
         for connection in list(self._following.values()):
@@ -212,8 +206,8 @@ class MasterCore:
 
     @records_event
     def log_trimmed(self, min_offset: int, now_ms: int) -> list[MasterEffect]:
-        """The log begins at `min_offset`: older segments have expired. Slaves that need them are
-        sent that offset (R27)."""
+        """The log now begins at `min_offset`. Slaves that need older bytes are sent that offset
+        (R27)."""
         if min_offset <= self.min_offset:
             return []
         self.min_offset = min_offset
@@ -227,7 +221,7 @@ class MasterCore:
 
     @records_event
     def connection_opened(self, connection_id: int, address: str, ms: int) -> list[MasterEffect]:
-        """R58: where too many have not shown whose they are, one of them makes room."""
+        """If too many have not said who they are, one of them is closed (R58)."""
         extra = self._strangers.add(connection_id, address)
         effects = []
         if extra is not None:
@@ -239,7 +233,7 @@ class MasterCore:
     def handshake_received(
         self, connection_id: int, handshake: SlaveHandshake, now_ms: int
     ) -> list[MasterEffect]:
-        """Replies with our history to a process of this group (R41)."""
+        """Answers a process of this group with our history (R41)."""
         connection = self.connections[connection_id]
         assert connection.stage is LinkStage.WAIT_HANDSHAKE
         connection.handshake = handshake
@@ -249,7 +243,7 @@ class MasterCore:
     def _admit(
         self, connection: SlaveConnection, handshake: SlaveHandshake, now_ms: int
     ) -> list[MasterEffect]:
-        """An older connection of the same replica is closed (R18), but only for one that counts."""
+        """Closes an older connection of the same replica (R18), once the new one counts."""
         standing, reason = self._registrations.judge(handshake)
         if standing is Admission.REFUSED:
             return self._close(connection, reason, now_ms)
@@ -291,11 +285,8 @@ class MasterCore:
     def acks_received(
         self, connection_id: int, offsets: Sequence[int], now_ms: int
     ) -> list[MasterEffect]:
-        """Acks of one read, oldest first. One that goes back or was never sent ends the peer.
-
-        Offsets below 0 mean "nothing yet" and are ignored (issue 6728), as are late reads of a
-        connection that has been given up.
-        """
+        """Acks of one read, oldest first. An ack that goes back or was never sent ends the
+        connection. Offsets below 0 mean "nothing yet" (RocketMQ issue 6728)."""
         connection = self.connections.get(connection_id)
         if connection is None:
             return []
@@ -320,6 +311,7 @@ class MasterCore:
             connection.acked = offset
         connection.verified = 0
         if connection.epoch != self.sync.master_epoch and connection.acked > connection.earlier_end:
+            # It acked bytes sent since the election, so it has followed into this epoch.
             connection.epoch = self.sync.master_epoch  # bytes of this epoch: it followed into it
         if connection.epoch == self.sync.master_epoch:
             effects += self.sync.acked(
@@ -334,10 +326,8 @@ class MasterCore:
     def marks_received(
         self, connection_id: int, entered_epoch: int, tables_epoch: int, now_ms: int
     ) -> list[MasterEffect]:
-        """The slave has entered that epoch, and holds the tables of the other one; -1: of none.
-
-        To be fed before the acks of the same read, which came behind the epoch's mark.
-        """
+        """The slave has entered `entered_epoch`, and has the tables of `tables_epoch` (-1: none).
+        Feed it before the acks of the same read: they came behind the mark."""
         connection = self.connections.get(connection_id)
         if connection is None or connection.broker_id < 0:
             return []
@@ -348,7 +338,7 @@ class MasterCore:
 
     @records_event
     def connection_closed(self, connection_id: int, now_ms: int) -> list[MasterEffect]:
-        """The socket is closed, by whichever side. Unknown ids are ignored."""
+        """Whichever side closed it. Unknown ids are ignored."""
         connection = self.connections.pop(connection_id, None)
         if connection is None:
             return []
@@ -358,8 +348,9 @@ class MasterCore:
 
     @records_event
     def replicas_changed(self, replicas: Sequence[Replica], now_ms: int) -> list[MasterEffect]:
-        """R12, R41: what an earlier process of a replica acked may be lost with it, so only acks of
-        the registered one count. It may be connected already, before the view that registers it."""
+        """A newer view. Only acks of the registered process count (R41): what an earlier process
+        acked may be lost with it (R12). The process may connect before the view that registers it.
+        """
         self._registrations.renew(replicas)
         effects: list[MasterEffect] = []
         for connection in list(self.connections.values()):
@@ -375,7 +366,7 @@ class MasterCore:
 
     @records_event
     def set_adopted(self, recorded: RecordedSet, now_ms: int) -> list[MasterEffect]:
-        """The controllers recorded another set for this mastership (R20)."""
+        """The controllers recorded another set (R20)."""
         return self._confirming(list(self.sync.adopt(recorded, now_ms)), now_ms)
 
     @records_event
@@ -386,13 +377,10 @@ class MasterCore:
         entries: Sequence[EpochEntry],
         now_ms: int,
     ) -> list[MasterEffect]:
-        """This master was elected again. `entries` end with the new epoch, which is durable.
-
-        Connections stay, their acks do not: a slave may have followed another master meanwhile, cut
-        its log, and its end of the connection may be long gone. Each counts again once the slave
-        shows that it followed into this epoch: by its mark, or by an ack of bytes sent since. Where
-        an epoch lies between, only the mark counts: the slave may yet hear of that one's master.
-        """
+        """This master was elected again; `entries` end with the new, durable epoch. Connections
+        stay, their acks do not count: a slave may have followed another master meanwhile and cut
+        its log. An ack counts again after the slave's mark of this epoch, or for bytes sent since.
+        If an epoch lies between, only the mark counts: the slave may still hear of that master."""
         start, skips = entries[-1].start_offset, master_epoch > self.sync.master_epoch + 1
         for connection in self.connections.values():
             sent = max(connection.next_offset, connection.verified)
@@ -403,19 +391,19 @@ class MasterCore:
 
     @records_event
     def dead_changed(self, broker_ids: frozenset[int], now_ms: int) -> list[MasterEffect]:
-        """The ids that the controllers call dead right now (R14)."""
+        """The ids that the controllers now report dead (R14)."""
         return self._confirming(list(self.sync.set_dead(broker_ids, now_ms)), now_ms)
 
     @records_event
     def proposal_refused(self, code: int, now_ms: int) -> list[MasterEffect]:
-        """The controllers' reply to the open proposal. No reply is no event (R11)."""
+        """The controllers' answer to the open proposal. A missing answer is no event (R11)."""
         return self._confirming(list(self.sync.refused(code, now_ms)), now_ms)
 
     # -- time
 
     @records_event
     def tick(self, now_ms: int) -> list[MasterEffect]:
-        """Heartbeats, housekeeping, and the set's own deadlines. Due whenever `wakeup_ms` is."""
+        """Heartbeats, timeouts and the set's deadlines; due at `wakeup_ms`."""
         effects: list[MasterEffect] = list(self.sync.tick(now_ms))
         self.wakeup_ms = now_ms + self.sync.tick_ms
         policy = self.policy
@@ -443,7 +431,7 @@ class MasterCore:
     def _start_transfer(
         self, connection: SlaveConnection, ack: int, now_ms: int
     ) -> list[MasterEffect]:
-        """Chooses the first byte to send: the slave's own end, or for an empty slave our first."""
+        """The first byte to send: the slave's end; for an empty slave our first byte."""
         if ack > connection.verified:
             return self._close(
                 connection,
@@ -457,7 +445,8 @@ class MasterCore:
                 written = self.log.written
                 start = max(start, written - written % self.policy.segment_size)
         if start < self.min_offset:
-            # R27: at a heartbeat with our first byte a slave of ours begins anew from there.
+            # R27: this heartbeat shows our first byte, from which a slave of ours starts its log
+            # again.
             return self._refuse_gone(connection, start, now_ms)
         connection.next_offset = connection.start_offset = start
         connection.entry = entry_at(self._entries, start)
@@ -483,7 +472,7 @@ class MasterCore:
     def _transfer(
         self, connection: SlaveConnection, now_ms: int, effects: list[MasterEffect]
     ) -> None:
-        """Sends what the window allows, in order. Epochs that end on the way are announced."""
+        """Sends what the window allows, in order, and announces epochs that end on the way."""
         written = self.log.written
         if connection.next_offset == written and connection.entry is self._entries[-1]:
             if connection.announced_epoch < self._entries[-1].epoch:
@@ -497,7 +486,8 @@ class MasterCore:
                 following = entry_after(self._entries, entry.epoch)
                 assert following is not None, "an ended epoch without a next one"
                 if connection.announced_epoch < entry.epoch and connection.is_ours:
-                    # An empty epoch travels too: the slave's history must equal ours (R25).
+                    # The slave's history must equal ours, so an epoch without bytes is announced
+                    # too (R25).
                     self._announce(connection, now_ms, effects)
                 connection.entry = entry = following
                 continue
@@ -524,7 +514,7 @@ class MasterCore:
     def _announce(
         self, connection: SlaveConnection, now_ms: int, effects: list[MasterEffect]
     ) -> None:
-        """Sends a heartbeat: the next offset, its epoch, confirmOffset."""
+        """A heartbeat: the next offset, its epoch, confirmOffset."""
         if connection.entry is not None:
             self._emit(connection, connection.entry, 0, now_ms, effects)
 
@@ -552,7 +542,7 @@ class MasterCore:
         connection.bytes_sent += size
 
     def _confirming(self, effects: list[MasterEffect], now_ms: int) -> list[MasterEffect]:
-        """Sets the time by which a risen confirmOffset is sent, if no earlier frame carries it."""
+        """Sets when a new confirmOffset must be sent if no other frame carries it."""
         confirm = self.log.confirm_offset
         for connection in self._following.values():
             if connection.sent_confirm < confirm:
@@ -578,7 +568,7 @@ class MasterCore:
 
     @shows_events
     def check_invariants(self) -> None:
-        """For tests and the simulation, after each step."""
+        """After each step of tests and simulation."""
         self.sync.check_invariants()
         newest: set[int] = set()
         for connection in self.connections.values():

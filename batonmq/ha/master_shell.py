@@ -24,8 +24,7 @@ from batonmq.protocol.role_view import RoleView
 
 log = logging.getLogger(__name__)
 
-_FLUSH_S = 1.0
-"""How long a connection that we close may take to deliver what was sent on it before."""
+_FLUSH_S = 1.0  # For delivering what was sent before we close.
 
 
 AutoSwitchLink = SlaveLink[SlaveFrameReader]
@@ -85,14 +84,14 @@ class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
         self.perform(self.core.flushed(flushed, self._now_ms()))
 
     def adopt(self, view: RoleView) -> None:
-        """A newer set of this mastership; of another one, its role change is on its way."""
+        """A newer set of this mastership. A view of another one comes with its role change."""
         if view.master_epoch == self.core.sync.master_epoch:
             self.perform(self._poll_store(self._now_ms()))
             self.perform(self.core.replicas_changed(view.replicas, self._now_ms()))
             self.perform(self.core.set_adopted(RecordedSet.of(view), self._now_ms()))
 
     def begin_next_epoch(self, view: RoleView) -> int:
-        """Elected again: connections stay, the history grows. Returns the log's end."""
+        """Elected again. Returns the log's end."""
         epoch = view.master_epoch
         log_end = self._store.max_phy_offset
         self.appended(log_end)
@@ -141,10 +140,8 @@ class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
             self._arm()
 
     def _check_record(self, offset: int) -> None:
-        """A slave that received a bad record requests it again: the bad copy may be ours (R24).
-
-        Old bytes are sent as they are on the disk; their receiver checks them.
-        """
+        """A slave that received a bad record asks for it again: check whether our copy is bad
+        (R24). The receiver checks bytes, the sender does not."""
         fault = self._store.trust.fault_at(offset)
         if fault and fault != self._reported:
             self._reported = fault
@@ -161,7 +158,7 @@ class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
                 link.end()
 
     def _end_after_flush(self, link: AutoSwitchLink) -> None:
-        """The peer should receive our last frame (R27), within a second."""
+        """Within a second the peer should have our last frame (R27)."""
         self._leaving.add(link)
         link.end_after_flush()
         self._loop.call_later(_FLUSH_S, self._cut_off, link)
@@ -175,7 +172,7 @@ class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
         self.perform(self._poll_store(now_ms) + self.core.tick(now_ms))
 
     def _poll_store(self, now_ms: int) -> list[MasterEffect]:
-        """Segments may have expired, and epochs with them: no slave may be promised those."""
+        """Segments and their epochs may have expired: no slave may be promised those."""
         effects = self.core.log_trimmed(max(0, self._store.min_phy_offset), now_ms)
         if self._store.epochs.entries is not self._entries:
             self._entries = self._store.epochs.entries
@@ -200,6 +197,5 @@ class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
 
 
 def append_epoch(epochs: EpochList, epoch: int, start_offset: int) -> None:
-    """Durable when it returns."""
     appended = epochs.append(EpochEntry(epoch, start_offset))
     assert appended, f"epoch {epoch} does not fit {epochs.entries}"

@@ -1,8 +1,4 @@
-"""The seams of the HA service: the store that it replicates, the broker around it.
-
-`LogStore` is what is needed of `store.MessageStore`; the tests have a log in memory beside it.
-`HAListener` is the broker.
-"""
+"""What the HA service needs of the store (`LogStore`) and of the broker (`HAListener`)."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from batonmq.store.health import StoreHealth
 
 
 class EpochList(Protocol):
-    """An EpochFileCache: each change is durable before it returns."""
+    """EpochFileCache: each change is durable on return."""
 
     @property
     def entries(self) -> tuple[EpochEntry, ...]: ...
@@ -32,7 +28,7 @@ class EpochList(Protocol):
 
 
 class LogBytes(Protocol):
-    """`CommitLog`. `flushed_offset` is an exclusive end."""
+    """CommitLog. `flushed_offset` is exclusive."""
 
     @property
     def flushed_offset(self) -> int: ...
@@ -47,7 +43,7 @@ class LogBytes(Protocol):
 
 
 class ReplicaLog(Protocol):
-    """`SlaveLog`: what only a replica does to its log."""
+    """SlaveLog: what only a replica does to its log."""
 
     @property
     def whole_end(self) -> int: ...
@@ -64,7 +60,7 @@ class ReplicaLog(Protocol):
 
 
 class Trust(Protocol):
-    """`LogTrust`."""
+    """LogTrust."""
 
     @property
     def lost_epochs(self) -> bool: ...
@@ -82,13 +78,13 @@ class Trust(Protocol):
 
 
 class Flusher(Protocol):
-    """`Background`."""
+    """Background."""
 
     def request_flush(self) -> object: ...
 
 
 class LogStore(Protocol):
-    """Offsets are exclusive ends, but for `min_phy_offset`."""
+    """MessageStore. Offsets are exclusive ends, except `min_phy_offset`."""
 
     @property
     def log(self) -> LogBytes: ...
@@ -120,44 +116,44 @@ class LogStore(Protocol):
 
 
 class HAListener(Protocol):
-    """The events for the broker. All calls come on the loop; none may await or raise."""
+    """The broker. All calls come on the loop and may neither await nor raise."""
 
     def on_confirm_offset(self, offset: int) -> None:
-        """As master: all below `offset` is on every required member (G1)."""
+        """As master: every required member has all below `offset` (G1)."""
 
     def on_proposal(self, proposal: SetProposal) -> None:
-        """Propose this set to the controllers; adopt_view or proposal_refused ends it."""
+        """Propose this set; `adopt_view` or `proposal_refused` ends the proposal."""
 
     def on_slave_following(self, broker_id: int) -> None:
-        """As master: that slave has accepted our history and acked."""
+        """As master: that slave accepted our history and acked."""
 
     def on_truncated(self, from_offset: int, to_offset: int) -> None:
-        """As slave: our log was cut to follow the master."""
+        """As slave: the log was cut to follow the master."""
 
     def on_diverged(self, reason: str) -> None:
-        """As slave: cannot follow until an operator has acted."""
+        """As slave: an operator must act."""
 
     def on_damage(self, reason: str) -> None:
-        """As master: our own log is bad where a slave goes on (G8)."""
+        """As master: our log is damaged where a slave continues (G8)."""
 
     def on_fatal(self, exc: BaseException) -> None:
-        """The log or the epoch file can no longer be written: the process must stop."""
+        """The log or the epoch file cannot be written: the process must stop."""
 
 
 class ClassicListener(Protocol):
-    """The events for a broker outside controller mode, under the same rules."""
+    """The broker in classic mode, under the same conditions."""
 
     def on_acknowledged(self, offset: int) -> None:
-        """As master: as many slaves as are needed have all below `offset`."""
+        """As master: enough slaves have all below `offset`."""
 
     def on_slaves_missing(self, wanted: int, present: int) -> None:
         """As master: no write can be acknowledged now."""
 
     def on_diverged(self, reason: str) -> None:
-        """As slave: cannot follow until an operator has acted."""
+        """As slave: an operator must act."""
 
     def on_master_lost(self) -> None:
-        """As slave: the connection ended; the address may be another now."""
+        """As slave: the connection ended; the master's address may be another now."""
 
     def on_fatal(self, exc: BaseException) -> None:
-        """The log can no longer be written: the process must stop."""
+        """The log cannot be written: the process must stop."""

@@ -1,11 +1,7 @@
-"""Who is at the other end of an HA connection, and whether that process counts. Pure.
-
-Between two brokers of ours both ends name themselves on the connection (`wire`), and each compares
-the name with what the controllers recorded: group, id, incarnation and log of the slave, group, id
-and incarnation of the master. That costs no round trip. A Java broker names nobody. Its slave
-counts by its registered id, as in Java; as a master it is asked by request 1007 (SAFETY R21, R41).
-Connections that have not shown whose they are have few places (R58).
-"""
+"""Who is at the other end of an HA connection, and whether it counts (R21, R41). Pure. Two brokers
+of ours name themselves on the connection (`wire`), and each compares the name with what the
+controllers recorded. That costs no round trip. A Java slave counts by its registered id; for a Java
+master see `java_peer`."""
 
 from __future__ import annotations
 
@@ -20,23 +16,19 @@ from batonmq.ha.wire import HAIdentity, SlaveHandshake
 from batonmq.protocol.role_view import Replica, RoleView
 
 STRANGERS_MAX: Final = 64
-"""Connections to one HA port that have not shown yet which replica they are from."""
+"""Connections to one HA port that have not shown yet which replica they are (R58)."""
 
 
 class Admission(Enum):
-    """What a master makes of a slave's connection."""
-
-    COUNTS = "counts"
-    """It is the registered process, or of a registered Java broker."""
+    COUNTS = "counts"  # The registered process, or the slave of a registered Java broker.
     AWAITED = "awaited"
-    """It names a process of this group, or an id, that the controllers have not named to this
-    master. A new process is often faster than the view that shows it; an earlier one is never shown
-    again."""
+    """It names a process or an id that this master has not heard of. A new process is often faster
+    than the view that registers it."""
     REFUSED = "refused"
 
 
 class Registrations:
-    """The replicas of this group as the newest role view registers them."""
+    """The replicas that the newest role view registers."""
 
     def __init__(self, own: HAIdentity, replicas: Sequence[Replica] = ()) -> None:
         self.own = own
@@ -47,7 +39,7 @@ class Registrations:
         self._replicas = {replica.broker_id: replica for replica in replicas}
 
     def judge(self, handshake: SlaveHandshake) -> tuple[Admission, str]:
-        """What the connection with that handshake is, and why it does not count."""
+        """Whether a connection with that handshake counts; if not, why."""
         own, broker_id, identity = self.own, handshake.broker_id, handshake.identity
         if broker_id == own.broker_id:
             return Admission.REFUSED, f"slave claims to be broker {broker_id}, this master"
@@ -85,8 +77,8 @@ class Registrations:
 def master_introduced(
     own: HAIdentity, slave: HAIdentity, points: Sequence[int], samples: LogSamples | None
 ) -> HAIdentity:
-    """A master's answer to a slave that named itself: who it is, and the samples of its log that
-    the slave asks for (R47). `points`: the master's own."""
+    """A master's answer to a slave that named itself: its own name, and the samples that the slave
+    asked for (R47). `points`: the master's own."""
     if samples is None:
         return own
     taken = tuple(take_samples(samples, points, slave.points, slave.disputed))
@@ -94,7 +86,7 @@ def master_introduced(
 
 
 def master_fault(identity: HAIdentity | None, view: RoleView) -> str:
-    """Why the peer that answered our handshake is not the master of `view`; "" if it is."""
+    """Why the peer is not the master of `view`; "" if it is."""
     if identity is None:
         return f"{view.master_ha_address} does not name itself: nothing is taken from it"
     is_master = (

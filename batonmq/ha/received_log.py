@@ -1,15 +1,13 @@
-"""A slave's log: what becomes of it before it follows a master, and of its end while it does. Pure.
+"""A slave's log: what happens to it before it follows a master (`judge_log`) and while it does
+(`ReceivedLog`). Pure.
 
-Before: keep, cut, begin anew, refuse (`judge_log`). Nothing is cut without proof that the peer is
-the master that the controllers named (R21), never where no epoch vouches for the bytes, and below
-the own confirmOffset only where an unclean election took the confirmed bytes out of the group's
-history (R23). Java's AutoSwitchHAClient.doTruncate checks none of the three.
+Before: keep, cut, start again or refuse. A cut needs proof that the peer is the master that the
+controllers named (R21) and epochs that vouch for the bytes; below confirmOffset it also needs an
+unclean election that dropped them (R23). Java's doTruncate checks none of the three.
 
-While: what a frame appends, what is acked, what readers may see (`ReceivedLog`). An ack never
-exceeds the log (nor, under haSyncFlush, what is flushed); an epoch is in the epoch file before its
-first byte is in the log; what readers may see is confirmed and here. Effects are to be performed in
-order, each completely, before the next event is fed.
-Origin: Java AutoSwitchHAClient (doTruncate, dispatchReadRequest, reportSlaveOffset).
+While: an ack never exceeds the log, nor, with haSyncFlush, what is flushed. An epoch is in the
+epoch file before its first byte is in the log. Readers see only what is confirmed. Origin: Java
+AutoSwitchHAClient.
 """
 
 from __future__ import annotations
@@ -32,14 +30,14 @@ from batonmq.ha.wire import MasterHandshake, encode_ack, encode_epoch_mark
 
 @dataclass(frozen=True, slots=True)
 class LocalLog:
-    """This replica's log as it stands. Offsets are exclusive ends but for `min_offset`."""
+    """This replica's log now. Offsets are exclusive ends except `min_offset`."""
 
     min_offset: int
     max_offset: int
     confirm_offset: int
     entries: tuple[EpochEntry, ...]
     samples: LogSamples | None = field(default=None, repr=False, compare=False)
-    """Its bytes, where they can be compared."""
+    """Its bytes, if they can be compared."""
 
     @property
     def last_epoch(self) -> int:
@@ -53,14 +51,14 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class CutTo:
-    """`unclean`: confirmed bytes go too, because an unclean election dropped them (R23)."""
+    """`unclean`: an unclean election dropped confirmed bytes; they go too (R23)."""
 
     offset: int
     unclean: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class BeginAnew:
+class BeginAgain:
     """The master no longer has the bytes that follow ours (R27)."""
 
     reason: str
@@ -78,14 +76,14 @@ MOVE_ASIDE: Final = (
     "acknowledged messages) and start it: it joins with an empty store, as a new replica; `mqctl "
     "cleanBrokerMetadata` removes the old one"
 )
-"""What an operator does with a log that no master of this group can continue (R47)."""
+"""For a log that no master of this group can continue (R47)."""
 
-LogDecision = Keep | CutTo | BeginAnew | Refuse
+LogDecision = Keep | CutTo | BeginAgain | Refuse
 
 
 def difference_of(own: LocalLog, master: MasterHandshake) -> int | None:
-    """The lowest end at which the two logs are known to differ though their epochs are equal, or
-    ours has none (R47); None if none is known."""
+    """The lowest end at which the logs differ although their epochs are equal, or ours are missing
+    (R47); None if none is known."""
     samples = master.identity.samples if master.identity is not None else ()
     if own.samples is None or not samples:
         return None
@@ -99,7 +97,7 @@ def _point_by_epochs(own: LocalLog, master: MasterHandshake) -> int:
 
 
 def _is_known_prefix(own: LocalLog, master: MasterHandshake) -> bool:
-    """Whether a log that lost its epochs to classic mode (R48) is compared to be a prefix."""
+    """Whether samples prove that a log without epochs (R48) is a prefix of the master's."""
     if own.samples is None or not own.samples.lost_epochs or master.identity is None:
         return False
     return are_equal_at(own.samples, master.identity.samples, own.max_offset)
@@ -108,11 +106,9 @@ def _is_known_prefix(own: LocalLog, master: MasterHandshake) -> bool:
 def judge_log(
     own: LocalLog, master: MasterHandshake, *, member: bool, unclean_epoch: int = 0
 ) -> LogDecision:
-    """How `own` can become a prefix of the master's log.
-
-    `member`: this replica is in the recorded SyncStateSet, so its bytes may be acknowledged ones.
-    `unclean_epoch`: the last epoch that was won outside the set, 0 if none was (R7).
-    """
+    """How `own` can become a prefix of the master's log. `member`: this replica is in the recorded
+    SyncStateSet, so its bytes may be acknowledged. `unclean_epoch`: the last one won outside the
+    set (R7), 0: none."""
     if own.max_offset == 0:
         return Keep()
     difference = difference_of(own, master)
@@ -131,7 +127,7 @@ def judge_log(
     if point == NO_CONSISTENT_POINT:
         may_go = difference is None and not member
         if may_go and (gone := _why_gone(own, master, unclean_epoch)):
-            return BeginAnew(gone)
+            return BeginAgain(gone)
         return Refuse(
             f"our epochs {_brief(own.entries)} and the master's {_brief(master.entries)} have no "
             f"point in common{differs}; if the master is the right one, {MOVE_ASIDE}"
@@ -149,16 +145,16 @@ def judge_log(
     if point < own.min_offset:
         where = f"the master's log leaves ours at {point}, below our first byte {own.min_offset}"
         if unclean and not member:
-            return BeginAnew(f"{where}: the unclean election of {unclean_epoch} dropped all of it")
+            return BeginAgain(f"{where}: the unclean election of {unclean_epoch} dropped all of it")
         return Refuse(f"{where}; {MOVE_ASIDE}")
     return CutTo(point, unclean)
 
 
 def _of_another_history(mine: str, theirs: str, dropped_by: int) -> LogDecision:
-    """Of a log of another lineage, where the master has no bytes to compare. `dropped_by`: the
-    epoch of the unclean election that dropped all of it, 0 if none did."""
+    """A log of another lineage, where the master has no bytes to compare. `dropped_by`: the epoch
+    of the unclean election that dropped all of it, or 0."""
     if dropped_by:
-        return BeginAnew(_all_dropped(dropped_by))
+        return BeginAgain(_all_dropped(dropped_by))
     return Refuse(
         f"this log is of another history ({mine}, the master's is {theirs}), and the master has"
         f" no bytes to compare with; if the master is the right one, {MOVE_ASIDE}"
@@ -168,14 +164,13 @@ def _of_another_history(mine: str, theirs: str, dropped_by: int) -> LogDecision:
 def _common_end(own: LocalLog, master: MasterHandshake, difference: int | None) -> int:
     if difference is None:
         return _point_by_epochs(own, master)
-    # R47: an epoch number was given twice, or this log comes from another cluster.
+    # R47: two histories share an epoch number, or this log comes from another cluster.
     assert own.samples is not None and master.identity is not None
     return common_point(own.entries, own.samples, master.identity.samples, difference)
 
 
 def _why_gone(own: LocalLog, master: MasterHandshake, unclean_epoch: int) -> str:
-    """Why nothing of this log is left at the master, though it is of the same history; "" if that
-    is not known."""
+    """Why the master has nothing left of this log, which is of its history; "" if unknown."""
     if _is_before_history(own, master):
         return (
             f"our log ends at {own.max_offset}, confirmed up to {own.confirm_offset}, the "
@@ -193,8 +188,8 @@ def _all_dropped(unclean_epoch: int) -> str:
 def _unproven_lineages(
     own: LocalLog, master: MasterHandshake, difference: int | None
 ) -> tuple[str, str]:
-    """Our lineage and the master's, where nothing of the two logs is compared (R47); "" and "" if
-    something is, or the master, of another version, does not say."""
+    """Both lineages if no byte of the logs can be compared (R47); "" and "" if one can, or the
+    master does not say."""
     named = master.identity
     if difference is not None or own.samples is None or named is None or not named.lineage:
         return "", ""
@@ -204,11 +199,11 @@ def _unproven_lineages(
 
 
 def _keep_unnamed(own: LocalLog, *, member: bool) -> LogDecision:
-    """Of a log that an older version wrote, and of which the master no longer has a byte."""
+    """A log of an older version, of which the master no longer has a byte."""
     why = f"our log ends at {own.max_offset}, and the master has no byte before that to compare"
     if member:
         return Refuse(f"{why}, yet this replica is in the SyncStateSet; {MOVE_ASIDE}")
-    return BeginAnew(why)
+    return BeginAgain(why)
 
 
 def _judge_without_epochs(own: LocalLog, master: MasterHandshake, differs: str) -> LogDecision:
@@ -217,13 +212,13 @@ def _judge_without_epochs(own: LocalLog, master: MasterHandshake, differs: str) 
     return Refuse(
         f"the commit log holds {own.max_offset} bytes but no epoch file names their epochs; restore"
         " the epoch file, or (also after classic mode) move the store aside so that this replica"
-        f" fetches everything anew{differs}"
+        f" fetches everything again{differs}"
     )
 
 
 def _is_before_history(own: LocalLog, master: MasterHandshake) -> bool:
-    """Whether what the group confirmed of our log is expired at the master, with its epochs. Bytes
-    behind that, of an older epoch than any that it has, were never confirmed."""
+    """Whether the confirmed part of our log has expired at the master, with its epochs. Bytes
+    behind that were never confirmed if their epoch is older than the master's first."""
     if not master.entries:
         return False
     first = master.entries[0]
@@ -233,24 +228,18 @@ def _is_before_history(own: LocalLog, master: MasterHandshake) -> bool:
 
 
 def _dropped_by(unclean_epoch: int, own: LocalLog, master: MasterHandshake) -> bool:
-    """Whether that election may have dropped all of our confirmed bytes beyond the common part.
-
-    It came after the epoch in which the last of them was written, and the master acts in it or
-    after it: what it has then descends from the log that was chosen, even if that replica was never
-    heard of in that epoch.
-    """
+    """Whether that election may have dropped all our confirmed bytes beyond the common part: it
+    came after the epoch of the last of them, and the master acts in it or later. So the master's
+    log descends from the one that was chosen."""
     confirmed_in = [e.epoch for e in own.entries if e.start_offset < own.confirm_offset]
     last_epoch = max(confirmed_in, default=own.last_epoch)
     return last_epoch < unclean_epoch <= master.last_epoch
 
 
 def epochs_after(own: LocalLog, master: MasterHandshake) -> tuple[EpochEntry, ...]:
-    """The epoch list of our log once it is a prefix of the master's: the master's own, as far as
-    our bytes go, behind what it may have dropped with expired segments.
-
-    So an empty epoch of ours that nobody else knows goes (issue 9942), and one of its that carries
-    no bytes comes (R25).
-    """
+    """The epoch list of our log once it is a prefix of the master's: the master's entries as far as
+    our bytes go, after those that it dropped with expired segments. An empty epoch that only we
+    know goes (RocketMQ issue 9942), an empty one of the master comes (R25)."""
     theirs = within_log(master.entries, own.max_offset)
     if own.max_offset == 0:
         return theirs
@@ -265,33 +254,29 @@ def _brief(entries: tuple[EpochEntry, ...]) -> str:
 
 
 class ReceivedLog:
-    """Offsets are exclusive ends. `end_connection` drops all that only one connection knows."""
+    """Offsets are exclusive ends. `end_connection` drops what belongs to one connection."""
 
     def __init__(self, log: LocalLog, policy: SlavePolicy, now_ms: int) -> None:
         self.max_offset = log.max_offset
         self.last_epoch = log.last_epoch
         self.confirm_offset = log.confirm_offset
-        """Of what readers may see. The store may lag behind it, never lead."""
+        """What readers may see. The store may be behind it, never ahead."""
         self.bytes_received = 0
-        self.sent_ms = now_ms
-        """When the handshake or the newest ack was sent."""
+        self.sent_ms = now_ms  # When the handshake or the newest ack left.
         self.first_ack_sent = False
         self.ack_due = False
         self._policy = policy
         self._flush_requested = 0
-        self._master_confirm = -1
-        """confirmOffset by the newest frame; -1 before the first one."""
-        self._marks_epochs = False
-        """The master wants to see in which epoch an ack was made."""
+        self._master_confirm = -1  # confirmOffset of the newest frame; -1 before the first.
+        self._marks_epochs = False  # The master wants to see in which epoch an ack was made.
         self._pending_epoch: tuple[int, int] | None = None
         """(epoch, start) of a frame that begins before that start."""
-        self._backlog_end = 0
-        """Bytes below were in the master's log when we connected."""
+        self._backlog_end = 0  # The end of the master's log when we connected.
         self._filled_ms = -1 << 40
 
     @property
     def known_confirm(self) -> int:
-        """How far this log is confirmed by all frames, shown to readers or not."""
+        """The confirmed end by all frames, whether readers see it or not."""
         return max(self.confirm_offset, min(self._master_confirm, self.max_offset))
 
     def is_caught_up(self, master_epoch: int) -> bool:
@@ -303,7 +288,7 @@ class ReceivedLog:
         )
 
     def reload(self, log: LocalLog) -> None:
-        """The store's state, after a connection was made or the log was cut."""
+        """The store's state after a connect or a cut."""
         self.max_offset = log.max_offset
         self.last_epoch = log.last_epoch
         self.confirm_offset = max(self.confirm_offset, log.confirm_offset)
@@ -332,13 +317,13 @@ class ReceivedLog:
         return [fx.BeginAt(offset, "the master's log begins there"), fx.AdoptEpochs(entries)]
 
     def frame_begins(self, epoch: int, epoch_start: int, confirm: int) -> list[fx.SlaveEffect]:
-        """A frame at `max_offset`. Its epoch, not below ours, is durable before its first byte."""
+        """A frame at `max_offset`. A new epoch is durable before its first byte."""
         self.ack_due = True
         self._master_confirm = confirm
         if epoch == self.last_epoch:
             return []
         if epoch_start > self.max_offset:
-            # The last chunk of an epoch, which Java labels with the next one.
+            # Java labels the last chunk of an epoch with the next one.
             self._pending_epoch = (epoch, epoch_start)
             return []
         self._pending_epoch = None
@@ -372,7 +357,7 @@ class ReceivedLog:
         return effects
 
     def acknowledge(self, flushed_offset: int, now_ms: int, effects: list[fx.SlaveEffect]) -> None:
-        """Adds the ack of all that is here or, under haSyncFlush, of all that is flushed."""
+        """Adds the ack of all that is here or, with haSyncFlush, all that is flushed."""
         ack = self.max_offset
         if self._policy.sync_flush and flushed_offset < ack:
             if self._flush_requested < ack:
@@ -388,22 +373,20 @@ class ReceivedLog:
         effects.append(fx.SendToMaster(encode_ack(ack)))
 
     def confirm(self, now_ms: int, effects: list[fx.SlaveEffect]) -> None:
-        """Adds what readers may see from now on."""
+        """Adds what readers may see now."""
         visible = min(self._master_confirm, self.max_offset)
         if visible > self.confirm_offset and not self._drains_backlog(now_ms):
             self.confirm_offset = visible
             effects.append(fx.Confirm(visible))
 
     def read_filled(self, now_ms: int) -> None:
-        """A read filled its whole buffer: more is waiting."""
+        """The read filled the whole buffer, so more is waiting."""
         self._filled_ms = now_ms
 
     def _drains_backlog(self, now_ms: int) -> bool:
-        """Whether bytes that were old when we connected come in faster than they are handled.
-
-        Then being a copy comes first, and showing messages to readers, which costs more, follows.
-        It follows closely: an elected replica must show all of it before it opens.
-        """
+        """Whether old bytes arrive faster than they are handled. Then copying comes first, and
+        readers see messages later, though not much: an elected replica must show everything before
+        it opens."""
         if self.max_offset - self.confirm_offset > self._policy.backlog_lag_bytes:
             return False
         filled = now_ms - self._filled_ms < self._policy.backlog_window_ms

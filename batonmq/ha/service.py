@@ -1,11 +1,8 @@
-"""A broker's HA service: one listener, and the master side or the slave side as its role needs.
-
-Role changes are serialized by one lock and take effect in the order that SAFETY.md wants: the slave
-side has ended before this replica becomes master (R1), the log is whole and durable where it must
-be (R26), and the epoch file ends with the new epoch (R25) before the first connection is taken.
-The broker fails the acks of the old role before it calls (R4).
-Origin: Java AutoSwitchHAService.
-"""
+"""A broker's HA service with controllers: one listener, and the master or slave side by its role.
+One lock serializes role changes. The slave side ends before this replica becomes master (R1), the
+log is whole and durable (R26) and the epoch file ends with the new epoch (R25) before the first
+connection is taken. The broker fails the pending acks of the old role first (R4). Origin: Java
+AutoSwitchHAService."""
 
 from __future__ import annotations
 
@@ -37,12 +34,9 @@ log = logging.getLogger(__name__)
 
 
 class AutoSwitchHAService:
-    """Sends the log as master, follows it as slave, or does neither.
-
-    All methods are called on the loop. `identity_of` is called at each role change; the broker
-    must be registered by then. `java_master` asks a Java master who and where it is; a master of
-    ours names itself on the connection.
-    """
+    """Sends the log as master, follows it as slave, or does neither. All calls come on the loop.
+    `identity_of` is called at each role change, when the broker is registered. `java_master` asks a
+    Java master who and where it is."""
 
     def __init__(
         self,
@@ -77,7 +71,7 @@ class AutoSwitchHAService:
     # -- start and stop
 
     async def start(self, bind_host: str) -> int:
-        """Listens on haListenPort (0: any) and returns the port. Slaves wait for a role."""
+        """Listens on haListenPort (0: any free one) and returns the port."""
         loop = asyncio.get_running_loop()
         port = self._store_config.ha_listen_port
         with listening_as("HA", port):
@@ -99,11 +93,9 @@ class AutoSwitchHAService:
     # -- role
 
     async def change_to_master(self, view: RoleView) -> int:
-        """Takes mastership of `view.master_epoch`; returns the log's end, from where it writes.
-
-        Raises FencedError if the epoch file knows this epoch or a newer one (R3: a restarted
-        broker never goes on in its old epoch), and whatever the store raises if it is not fit.
-        """
+        """Becomes master of `view.master_epoch`; returns the log's end. Raises FencedError if the
+        epoch file has this epoch or a newer one (a restarted broker never continues its old epoch,
+        R3), and what the store raises."""
         async with self._lock:
             self._store.log.health.check_usable()
             epoch = view.master_epoch
@@ -118,17 +110,19 @@ class AutoSwitchHAService:
             confirmed = self._slave.core.log.known_confirm if self._slave is not None else 0
             self._end(slave=True)
             await self._show_confirmed(confirmed)
-            # R17: elected although suspect, by controllers or an operator that know it.
+            # R17: an election may have chosen a suspect log knowingly; then its damage is dropped.
             chosen_suspect = view.unclean_epoch == epoch
             log_end = self._store.prepare_master(discard_damage=chosen_suspect)
             self._store.epochs.drop_above(log_end)
             begins = log_end
             if not self._store.epochs.entries:
-                # A log of classic mode: its bytes are this epoch's, so that slaves can have them.
+                # Epochs are empty after classic mode: without one for the old bytes no slave could
+                # fetch them.
                 begins = self._store.min_phy_offset
             lineage = self._store.log.lineage
             if not lineage.name or log_end == 0:
-                # An empty log begins a history, whatever it may have been a part of before.
+                # Without a byte in common with an earlier history this log begins one of its own
+                # (R47).
                 lineage.enter(secrets.token_hex(16))
             append_epoch(self._store.epochs, epoch, begins)
             self._begin_mastership(view, log_end)
@@ -136,13 +130,10 @@ class AutoSwitchHAService:
             return log_end
 
     async def change_to_slave(self, view: RoleView) -> None:
-        """Follows `view.master_ha_address` at once. A connection to that very master stays, unless
-        this log turned out to be damaged: then it is cut there and fetched again (R24), but not
-        while this replica is a member, since members are elected for all that they acknowledged.
-
-        Raises FencedError if this log has already accepted a newer epoch (R2), and what the store
-        raises if it is not fit.
-        """
+        """Follows `view.master_ha_address`. A connection to that master stays, unless this log
+        turned out to be damaged: then it is cut there and fetched again (R24), but not on a member
+        of the set, which may be elected for those bytes. Raises FencedError if this log has a newer
+        epoch (R2), and what the store raises."""
         async with self._lock:
             self._store.log.health.check_usable()
             last_epoch = self._store.epochs.last_epoch
@@ -179,13 +170,13 @@ class AutoSwitchHAService:
             )
 
     async def stand_down(self, view: RoleView | None = None) -> None:
-        """No master is known: every HA connection ends, nothing is written, acked or confirmed."""
+        """No master is known: all HA connections end; nothing is written, acked or confirmed."""
         async with self._lock:
             self._end(slave=True, master=True)
 
     def fence(self, master_epoch: int) -> None:
-        """A view of that epoch was taken, and its role change waits for the disk: a slave
-        acknowledges nothing to the master of an older one from here on (R2)."""
+        """A view of that epoch was taken, and its role change waits for the disk. From now on a
+        slave acks nothing to the master of an older epoch (R2)."""
         if self._slave is not None:
             self._slave.core.fenced_epoch = master_epoch
 
@@ -197,19 +188,19 @@ class AutoSwitchHAService:
             self._slave.follow(view)
 
     def dial_now(self) -> None:
-        """As slave: connect without waiting for the time, for what was in the way has passed."""
+        """As slave: connect now, the obstacle is gone."""
         if self._slave is not None:
             self._slave.follow(self._slave.core.view)
 
     def tables_followed(self, master_epoch: int) -> None:
-        """As slave: the tables of the master of that epoch are here (R42), or -1: they are stale.
-        The master is told."""
+        """As slave: the tables of the master of that epoch are here (R42); -1: they are old.
+        Reports it to the master."""
         self._tables_epoch = master_epoch
         if self._slave is not None:
             self._slave.tables_followed(master_epoch)
 
     def set_dead(self, broker_ids: frozenset[int]) -> None:
-        """The members of the group that the controllers call dead right now (R14)."""
+        """The group members that the controllers now report dead (R14)."""
         self._dead = broker_ids
         if self._master is not None:
             self._master.dead_changed(broker_ids)
@@ -217,7 +208,7 @@ class AutoSwitchHAService:
     # -- master
 
     def notify_append(self, written_offset: int) -> None:
-        """The log ends at `written_offset` (a message end). Once per loop turn, as master."""
+        """As master, once per loop turn: the log ends at `written_offset`, a message end."""
         if self._master is not None:
             self._master.appended(written_offset)
 
@@ -229,38 +220,39 @@ class AutoSwitchHAService:
             self._slave.flushed()
 
     def proposal_refused(self, code: int, remark: str) -> None:
-        """The controller answered the proposal with `code`; it was not applied."""
+        """The controllers did not apply the proposal."""
         log.warning("sync_state_set_refused code=%d remark=%s", code, remark)
         if self._master is not None:
             self._master.proposal_refused(code)
 
     def proposal_unknown(self) -> None:
-        """No answer came. The members stay required (R11) until one of the above is called for
-        the same request, or a view with a higher syncStateSetEpoch arrives."""
+        """No answer came. The members stay required (R11) until the same request is answered or a
+        view with a higher syncStateSetEpoch arrives."""
         log.warning("sync_state_set_unknown")
 
     # -- reading
 
     @property
     def sync_state(self) -> SyncState | None:
-        """The acting mastership's set, None where this broker is not master."""
+        """The set of the acting mastership; None if not master."""
         return self._master.core.sync if self._master is not None else None
 
     @property
     def required_set(self) -> frozenset[int]:
-        """As master: whose acks a write waits for, this broker included (R1). Else empty."""
+        """As master: the members whose acks a write waits for, this broker included (R1). Else
+        empty."""
         sync = self.sync_state
         return frozenset() if sync is None else sync.required_set
 
     @property
     def required_set_whole(self) -> bool:
-        """As master: every required member is connected and following."""
+        """As master: whether all required members are connected and following."""
         sync = self.sync_state
         return sync is not None and sync.required_set_whole
 
     @property
     def following_problem(self) -> str:
-        """As slave: why this replica cannot follow its master; empty if it can."""
+        """As slave: why it cannot follow its master; "" if it can."""
         return self._slave.problem if self._slave is not None else ""
 
     @property
@@ -270,7 +262,7 @@ class AutoSwitchHAService:
         return 0 if sync is None else len(sync.recorded)
 
     def runtime_info(self) -> HARuntimeInfo:
-        """The reply to request 907. Times are wall clock."""
+        """The reply to GET_BROKER_HA_STATUS (907). Times are wall clock."""
         if self._master is not None:
             return self._master.runtime_info()
         slave = self._slave
@@ -302,7 +294,6 @@ class AutoSwitchHAService:
             self._waiting_links.add(link)
 
     def _end(self, *, slave: bool = False, master: bool = False) -> None:
-        """Ends all HA connections of that side."""
         if slave and self._slave is not None:
             ending, self._slave = self._slave, None
             ending.close()
@@ -311,11 +302,9 @@ class AutoSwitchHAService:
             deposed.close()
 
     async def _show_confirmed(self, confirmed: int) -> None:
-        """Lets the store show what is confirmed, in its own slices, before it counts the rest.
-
-        A replica that has just fetched a whole log may have seconds of it to show: the loop must
-        go on meanwhile, or the controllers take the new master for dead.
-        """
+        """Lets the store show what is confirmed, in slices. A replica that has just fetched a whole
+        log may need seconds for it; meanwhile the loop must run, or the controllers declare the new
+        master dead."""
         store = self._store
         store.advance_confirm_offset(confirmed)
         shown, idle_turns = store.confirm_offset, 0

@@ -1,4 +1,4 @@
-"""What the shells of both protocols share: connections, a timer, and store calls."""
+"""What the shells of both modes share: connections, a timer, and store calls."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from batonmq.runtime.clock import wall_ms
 log = logging.getLogger(__name__)
 
 BUFFER_SIZE = 1 << 20
-_JOIN_BELOW = 32 << 10
-"""Pieces smaller than this on average are joined into one write."""
+_JOIN_BELOW = 32 << 10  # Pieces smaller than this on average are joined into one write.
 
 _NEVER_MS = 1 << 62
 
@@ -29,14 +28,14 @@ E = TypeVar("E")
 
 
 class Core(Protocol):
-    """When it has something to do, whatever the protocol."""
+    """When the core has something to do."""
 
     @property
     def wakeup_ms(self) -> int: ...
 
 
 class MasterEnd(Core, Protocol[E]):
-    """The core of a mastership, which answers events with effects."""
+    """The core of a mastership."""
 
     def connection_opened(self, connection_id: int, address: str, now_ms: int) -> list[E]: ...
 
@@ -49,8 +48,7 @@ class Timed(ABC):
     """Runs `_tick` when the core is due, until `close`."""
 
     core: Core
-    least_ms: ClassVar[int] = 0
-    """The shortest wait."""
+    least_ms: ClassVar[int] = 0  # The shortest wait.
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
@@ -68,7 +66,7 @@ class Timed(ABC):
         self._tick()
 
     def _arm(self) -> None:
-        """To be called where the core may be due earlier than before."""
+        """Call this if the core may be due earlier than before."""
         wakeup_ms = self.core.wakeup_ms
         if self._closed or self._armed_ms <= wakeup_ms:
             return
@@ -83,10 +81,8 @@ class Timed(ABC):
 
 
 class MasterLinks(Timed, Generic[R, E]):
-    """The connections of one mastership. Log bytes go out as views of the store's read-only map, so
-    Python copies none of them; the transport holds a view that the kernel does not take yet, for no
-    more bytes than the window of unacked ones. Implements `batonmq.ha.links.MasterSide`.
-    """
+    """The connections of one mastership. Log bytes are sent as views of the store's read-only map,
+    without a copy; a transport holds at most a window of them. Implements `links.MasterSide`."""
 
     core: MasterEnd[E]
     least_ms = 1
@@ -153,7 +149,7 @@ def master_info(log_end: int, slaves: list[HAConnectionRuntimeInfo]) -> HARuntim
 
 
 class ReceivedPieces:
-    """What was received in a row and is not in the log yet; it goes there with one write."""
+    """Received pieces that are not in the log yet; they go there with one write."""
 
     def __init__(self, store: LogStore) -> None:
         self._store = store
@@ -172,8 +168,7 @@ class ReceivedPieces:
         self._parts.clear()
 
     def write(self) -> bool:
-        """Whether there was anything. Small pieces are joined first. Raises what
-        `append_replicated` raises."""
+        """Whether there was anything. Raises what `append_replicated` raises."""
         parts, self._parts = self._parts, []
         if not parts:
             return False
@@ -187,15 +182,14 @@ class ReceivedPieces:
 
 
 class MasterFollower(Timed, Generic[R]):
-    """The connection to the master of the moment: dialled, made, left. Implements
-    `batonmq.ha.links.SlaveSide`."""
+    """The connection to the current master. Implements `links.SlaveSide`."""
 
     def __init__(self, store: LogStore, now_ms: Callable[[], int], open_links: OpenLinks) -> None:
         super().__init__(now_ms)
         self.rate = ByteRate()
         self._store = store
         self._open_links = open_links
-        self._buffer = memoryview(mmap.mmap(-1, BUFFER_SIZE))  # a master touches no page of it
+        self._buffer = memoryview(mmap.mmap(-1, BUFFER_SIZE))  # unused pages take no memory
         self._link: MasterLink[R] | None = None
         self._dialled: MasterLink[R] | None = None
         self._tasks = LinkTasks(self._loop)
@@ -205,7 +199,7 @@ class MasterFollower(Timed, Generic[R]):
     @property
     @abstractmethod
     def address(self) -> str:
-        """The address of the HA port that was dialled last."""
+        """The HA address that was dialled last."""
 
     @abstractmethod
     def received(self, link: MasterLink[R], data: memoryview) -> None: ...
@@ -224,7 +218,7 @@ class MasterFollower(Timed, Generic[R]):
     def _end_turn(self) -> None: ...
 
     def close(self) -> None:
-        """Ends the connection; not a byte is written or acked after it (R1). Idempotent."""
+        """Ends the connection; nothing is written or acked after it (R1). May be repeated."""
         if not self._closed:
             self._closed = True
             self._stop()
@@ -236,7 +230,7 @@ class MasterFollower(Timed, Generic[R]):
             self._link = link
             self._connected()
         else:
-            link.end()  # cancelled while its connection was being made
+            link.end()  # cancelled while it connected
 
     def lost(self, link: MasterLink[R], reason: str) -> None:
         if link is self._link:
@@ -245,24 +239,24 @@ class MasterFollower(Timed, Generic[R]):
             self._disconnected()
 
     def _new_link(self, reader: R) -> MasterLink[R]:
-        """To be dialled; what an older one dials is not wanted any more."""
+        """A link to dial. What an older one still dials is closed when it connects."""
         self._dialled = MasterLink(self, self._buffer, self._open_links, reader)
         return self._dialled
 
     def _schedule_turn(self) -> None:
-        """`_end_turn` once, at the end of this turn of the loop."""
+        """Calls `_end_turn` once, at the end of this loop turn."""
         if not self._turn_scheduled:
             self._turn_scheduled = True
             self._loop.call_soon(self._end_turn)
 
     def _send(self, data: bytes) -> None:
-        """R37: a log that failed vouches for nothing, however far it seems to reach."""
+        """Sends unless the log failed: such a log proves nothing, whatever its length (R37)."""
         link, vouches = self._link, not self._store.log.health.has_failed
         if vouches and link is not None and link.transport is not None:
             link.transport.write(data)
 
-    def _begin_anew(self, effect: BeginAt) -> None:
-        log.warning("log_begins_anew offset=%d reason=%s", effect.offset, effect.reason)
+    def _begin_again(self, effect: BeginAt) -> None:
+        log.warning("log_begins_again offset=%d reason=%s", effect.offset, effect.reason)
         self._store.slave_log.reset_for_empty_start(effect.offset)
 
     def _hang_up(self, reason: str) -> None:

@@ -1,12 +1,11 @@
-"""The slave's end of its one HA connection: when to connect, what to cut, append and ack. Pure.
+"""The slave's end of its HA connection: when to connect, what to cut, append and ack. Pure.
 
-TRANSITIONS holds all phases and what leads from one to the next; a step that it does not have
-raises InvalidTransition, which shows the recent events. Invariants: nothing is acked to a peer
-whose history ends below the epoch that this replica has accepted (R2); nothing is cut, appended or
-acked before the peer proved to be the master (R21, R41): one of ours names itself in front of its
-handshake, a Java broker is asked. The invariants of the log's end are `received_log`'s.
-Effects are to be performed in order, each completely, before the next event is fed.
-Origin: Java AutoSwitchHAClient.
+TRANSITIONS is the table of phases; another step raises InvalidTransition, which shows the recent
+events. Invariants: nothing is acked to a peer whose history ends below the epoch that this replica
+has accepted (R2). Nothing is cut, appended or acked before the peer has proved to be the master
+(R21, R41): a broker of ours names itself before its handshake, a Java broker is asked. The end of
+the log is in `received_log`. Each effect must be complete before the next event. Origin: Java
+AutoSwitchHAClient.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from batonmq.ha.java_peer import PeerIdentity, is_java_master, proof_fault, shar
 from batonmq.ha.lineage import points_of
 from batonmq.ha.proof import master_fault
 from batonmq.ha.received_log import (
-    BeginAnew,
+    BeginAgain,
     CutTo,
     LocalLog,
     ReceivedLog,
@@ -45,20 +44,13 @@ from batonmq.runtime.recent_events import RecentEvents, records_event, shows_eve
 
 
 class SlavePhase(Enum):
-    READY = "ready"
-    """No connection. `Redial` has the time of the next one."""
+    READY = "ready"  # No connection; `Redial` has the time of the next one.
     CONNECTING = "connecting"
-    """The connection is being made."""
-    HANDSHAKE = "handshake"
-    """Our handshake is sent, the master's is awaited."""
-    PROVING = "proving"
-    """A Java master's identity is requested at its remoting address (1007)."""
-    CUTTING = "cutting"
-    """The store cuts the log to the consistent point."""
-    TRANSFER = "transfer"
-    """Our log is a prefix of the master's; its frames are appended and acked."""
-    STOPPED = "stopped"
-    """The slave side has ended (R1)."""
+    HANDSHAKE = "handshake"  # Our handshake is sent, the master's is awaited.
+    PROVING = "proving"  # A Java master is asked for its identity (GET_EPOCH_CACHE, 1007).
+    CUTTING = "cutting"  # The store cuts the log to the consistent point.
+    TRANSFER = "transfer"  # Our log is a prefix of the master's; its frames are appended and acked.
+    STOPPED = "stopped"  # The slave side has ended (R1).
 
 
 class SlaveStep(Enum):
@@ -113,10 +105,8 @@ class InvalidTransition(AssertionError):
 
 
 class SlaveCore:
-    """Follows the master of one role view. A LocalLog is the store's state at that moment.
-
-    The first `tick` dials at once: a failover waits for it.
-    """
+    """Follows the master of one role view. A LocalLog is the store's state at that moment. The
+    first `tick` dials, since a failover waits for it."""
 
     def __init__(
         self, own: HAIdentity, view: RoleView, log: LocalLog, policy: SlavePolicy, now_ms: int
@@ -132,18 +122,15 @@ class SlaveCore:
         self.silence = MasterSilence(policy, now_ms)
         self._redial = Redial(policy, now_ms)
         self._peer: MasterHandshake | None = None
-        self._named = False
-        """Whether this connection leads to a master of ours: both ends name themselves."""
+        self._named = False  # Whether the master is one of ours, so that both ends name themselves.
         self._followed = (-1, -1)
-        """Whose log this one is a prefix of: the master's id and masterEpoch."""
+        """The id and masterEpoch of the master whose log this one is a prefix of."""
         self._tables_epoch = -1
         self._first_frame = True
         self.fenced_epoch = -1
-        """A view of this masterEpoch was taken and is being stored: nothing is acknowledged to a
-        master of an older one (R2)."""
+        """A view of this masterEpoch is being stored: nothing is acked to an older master (R2)."""
         self._disputed: tuple[int, ...] = ()
-        """Ends at which the master's bytes differed from ours; it checks its own before it sends
-        them again (R47)."""
+        """Ends at which the master's bytes differed from ours; it checks its own first (R47)."""
 
     # -- connection
 
@@ -183,7 +170,7 @@ class SlaveCore:
 
     @records_event
     def disconnected(self, now_ms: int) -> list[fx.SlaveEffect]:
-        """The dial failed, the connection ended, or the shell could not go on with it."""
+        """The dial failed, the connection ended, or the shell gave it up."""
         if self.phase not in (SlavePhase.READY, SlavePhase.STOPPED):
             self._move(SlaveStep.HANG_UP)
             self._redial.later(now_ms)
@@ -191,7 +178,7 @@ class SlaveCore:
 
     @records_event
     def stop(self) -> list[fx.SlaveEffect]:
-        """Ends the slave side (R1: before this replica acts as master)."""
+        """Ends the slave side, before this replica acts as master (R1)."""
         connected = self.phase is not SlavePhase.READY
         self._move(SlaveStep.STOP)
         self._redial.never()
@@ -199,7 +186,6 @@ class SlaveCore:
 
     @property
     def wakeup_ms(self) -> int:
-        """When `tick` is due."""
         if self.phase in (SlavePhase.READY, SlavePhase.STOPPED):
             return self._redial.at_ms
         return self.silence.wakeup_ms
@@ -236,14 +222,15 @@ class SlaveCore:
     def handshake_received(
         self, peer: MasterHandshake, log: LocalLog, now_ms: int
     ) -> list[fx.SlaveEffect]:
-        """Compares histories. Nothing is cut or acked before the peer has the epoch for it."""
+        """Compares the histories. Nothing is cut or acked before the peer has shown its epoch."""
         assert self.phase is SlavePhase.HANDSHAKE
         self.silence.read_ms = now_ms
         self.log.reload(log)
         self._peer = peer
         if not self._named:
-            # R21: whoever answers at this address by now, its history may fit ours by chance.
-            # In which epoch it acts, its list may not say, the proof does (R2).
+            # R21: the history of any peer at this address may fit ours by chance, and a Java list
+            # may lack the epoch that its master acts in. So a Java peer is asked before it is
+            # compared.
             self._move(SlaveStep.PROOF_NEEDED)
             self.silence.read_ms = now_ms
             return [fx.ProveMaster(self.view)]
@@ -254,7 +241,7 @@ class SlaveCore:
                 now_ms,
             )
         if peer.last_epoch > self.view.master_epoch:
-            # What it counted would not bind this replica, which may yet hear of an epoch between.
+            # This replica may still hear of an epoch between, so it cannot be bound by that master.
             return self._hang_up(
                 f"the peer's last epoch is {peer.last_epoch}, the controllers have named"
                 f" {self.view.master_epoch} to this replica",
@@ -269,7 +256,7 @@ class SlaveCore:
     def peer_proved(
         self, identity: PeerIdentity, log: LocalLog, now_ms: int
     ) -> list[fx.SlaveEffect]:
-        """The reply to ProveMaster. One that comes after a hang-up is ignored."""
+        """The reply to ProveMaster. Ignored after a hang-up."""
         if self.phase is not SlavePhase.PROVING:
             return []
         assert self._peer is not None
@@ -280,13 +267,13 @@ class SlaveCore:
 
     @records_event
     def log_changed(self, log: LocalLog, now_ms: int) -> list[fx.SlaveEffect]:
-        """The cut of TruncateTo is done and durable."""
+        """The cut of TruncateTo is durable."""
         assert self.phase is SlavePhase.CUTTING
         return self._settle_history(log, now_ms)
 
     @records_event
     def cut_refused(self, reason: str, now_ms: int) -> list[fx.SlaveEffect]:
-        """The store would not cut there (R23, or no record ends at that offset)."""
+        """The store refused the cut (R23, or no record ends there)."""
         assert self.phase is SlavePhase.CUTTING
         reason = f"{reason}; compare both logs, or move this store aside"
         return self._diverge(reason, is_new=self._redial.diverged(reason, now_ms))
@@ -296,7 +283,7 @@ class SlaveCore:
         assert peer is not None
         self.log.reload(log)
         member = self.broker_id in self.view.sync_state_set
-        # What was confirmed counts, though the store may still be busy showing it to readers.
+        # The store may still be showing confirmed messages to readers: they count all the same.
         log = replace(log, confirm_offset=self.log.confirm_offset)
         difference = difference_of(log, peer)
         if difference is not None and difference not in self._disputed:
@@ -310,11 +297,11 @@ class SlaveCore:
         if isinstance(decision, Refuse):
             is_new = self._redial.diverged(decision.reason, now_ms)
             return self._diverge(decision.reason, is_new=is_new)
-        if isinstance(decision, BeginAnew):
-            return self._begin_anew(decision.reason, now_ms)
+        if isinstance(decision, BeginAgain):
+            return self._begin_again(decision.reason, now_ms)
         if isinstance(decision, CutTo):
             self._move(SlaveStep.CUT_NEEDED)
-            # Only towards an unclean epoch is this below what was confirmed.
+            # Only an unclean election cuts below the confirmed end (R23).
             self.log.confirm_offset = min(self.log.confirm_offset, decision.offset)
             return [fx.TruncateTo(log.max_offset, decision.offset, decision.unclean)]
         followed = (self.view.master_broker_id, self.view.master_epoch) == self._followed
@@ -356,14 +343,14 @@ class SlaveCore:
         if self._tables_epoch >= 0:
             effects += self._mark_tables()
         if not self.policy.sync_flush and self.fenced_epoch <= self.view.master_epoch:
-            # At once, even if it is 0: Java waits up to 5 s here, and the master waits for it.
+            # Even an ack of 0 goes out now: the master waits for it, Java up to 5 s.
             self.log.acknowledge(log.max_offset, now_ms, effects)
         return effects
 
     @records_event
     def tables_followed(self, master_epoch: int) -> list[fx.SlaveEffect]:
-        """Topics, groups and consumer offsets of the master of that epoch are here (R42); -1: not
-        as that master has them now."""
+        """Topics, groups and consumer offsets of the master of that epoch are here (R42); -1: they
+        are old."""
         self._tables_epoch = master_epoch
         return self._mark_tables() if self.phase is SlavePhase.TRANSFER else []
 
@@ -372,8 +359,8 @@ class SlaveCore:
             return []
         return [fx.SendToMaster(encode_tables_mark(self._tables_epoch))]
 
-    def _begin_anew(self, reason: str, now_ms: int) -> list[fx.SlaveEffect]:
-        """R27: the old log goes aside and the next handshake finds an empty one."""
+    def _begin_again(self, reason: str, now_ms: int) -> list[fx.SlaveEffect]:
+        """R27: the old log is set aside; the next handshake finds an empty one."""
         effects = self._hang_up(reason, now_ms)
         self._redial.at(now_ms)
         self.log.max_offset = self.log.confirm_offset = 0
@@ -395,11 +382,11 @@ class SlaveCore:
         if self.phase is not SlavePhase.TRANSFER:
             if body_size:
                 return self._hang_up("log bytes before our first ack", now_ms)
-            return []  # Java heartbeats from its handshake on
+            return []  # Java sends heartbeats from its handshake on
         if not body_size:
             self.silence.note_beat(now_ms)
             if offset < 0:
-                log.ack_due = True  # Java, before it has chosen where to start
+                log.ack_due = True  # Java has not chosen the start yet
                 return []
         effects: list[fx.SlaveEffect] = []
         if offset != log.max_offset:
@@ -428,23 +415,20 @@ class SlaveCore:
                 "or move this store aside and restart"
             )
             return self._diverge(reason, is_new=self._redial.diverged(reason, now_ms))
-        return self._begin_anew(reason, now_ms)
+        return self._begin_again(reason, now_ms)
 
     @records_event
     def append_failed(
         self, log_end: int, offset: int, reason: str, now_ms: int
     ) -> list[fx.SlaveEffect]:
-        """The record at `offset` is damaged or the disk is full; the log ends at `log_end`.
-
-        Either may pass: the bytes are requested again, ever more rarely as long as it is that same
-        offset.
-        """
+        """The record at `offset` is damaged or the disk is full; the log ends at `log_end`. Both
+        may pass: the bytes are requested again, less often while it is the same offset."""
         self.log.confirm_offset = min(self.log.confirm_offset, log_end)
         return self._diverge(reason, is_new=self._redial.stuck(offset, reason, now_ms))
 
     @records_event
     def turn_ended(self, flushed_offset: int, now_ms: int) -> list[fx.SlaveEffect]:
-        """After all that one read brought: one ack for all of it, then what readers may see."""
+        """After one read: one ack for all of it, then what readers may see."""
         if self.phase is not SlavePhase.TRANSFER:
             return []
         effects: list[fx.SlaveEffect] = []
@@ -455,16 +439,14 @@ class SlaveCore:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether this log holds all that was acknowledged to anybody before this moment.
-
-        The master's confirmOffset of this connection is here, and so is the start of its own
-        epoch: a new master's confirmOffset may still lag behind what its predecessor had
-        acknowledged, which lies below that start. What it acknowledges later and this replica
-        lacks, it acknowledged without this replica in the required set (R1).
-        """
+        """Whether this log has all that was acknowledged to anyone up to now. It has the
+        confirmOffset of this connection and the start of the master's epoch. A new master's
+        confirmOffset may lag behind what its predecessor acknowledged, but that is below this
+        start. What it acknowledges later without this replica does not need it in the required set
+        (R1)."""
         if self.phase is not SlavePhase.TRANSFER or self._peer is None:
             return False
-        # A Java master's list may lack the epoch in which it acts.
+        # A Java master's list may lack the epoch it acts in.
         epoch = self.view.master_epoch
         return self.log.is_caught_up(
             epoch if self._named else max(self._peer.last_epoch, self.log.last_epoch)
@@ -498,7 +480,7 @@ class SlaveCore:
 
     @shows_events
     def check_invariants(self) -> None:
-        """For tests and the simulation, after each step."""
+        """After each step of tests and simulation."""
         self.log.check_invariants()
         if self.phase is SlavePhase.TRANSFER:
             assert self._peer is not None

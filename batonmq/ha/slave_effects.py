@@ -1,7 +1,5 @@
-"""The effects of the slave core. Frozen values, to be performed in order.
-
-Those of every loop turn are NamedTuples, which cost a third of a frozen dataclass.
-"""
+"""Effects of the slave core, to perform in order. Those of every loop turn are NamedTuples, which
+cost a third of a frozen dataclass."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from batonmq.protocol.role_view import RoleView
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """`address` is "" for a Java master: it is asked for it first."""
+    """`address` is "" for a Java master; then ask it for the address."""
 
     address: str
 
@@ -30,15 +28,15 @@ class SendToMaster(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProveMaster:
-    """Request a Java master's identity at its remoting address (1007), then feed `peer_proved`, or
-    `disconnected` if there is no answer."""
+    """Ask the Java master who it is (GET_EPOCH_CACHE, 1007), then feed `peer_proved`, or
+    `disconnected` if it does not answer."""
 
     view: RoleView
 
 
 @dataclass(frozen=True, slots=True)
 class TruncateTo:
-    """Cut the log (R22), then feed `log_changed`. `unclean`: confirmed bytes, too (R23)."""
+    """Cut the log (R22), then feed `log_changed`. `unclean`: confirmed bytes too (R23)."""
 
     from_offset: int
     offset: int
@@ -47,7 +45,7 @@ class TruncateTo:
 
 @dataclass(frozen=True, slots=True)
 class BeginAt:
-    """Move the log aside and begin an empty one whose first byte will be `offset`."""
+    """Set the log aside and begin an empty one at `offset`."""
 
     offset: int
     reason: str
@@ -62,7 +60,7 @@ class AdoptEpochs:
 
 @dataclass(frozen=True, slots=True)
 class EnterLineage:
-    """The log is a part of the history of that name from now on (R47)."""
+    """The log belongs to the history of that name from now on (R47)."""
 
     name: str
 
@@ -74,7 +72,7 @@ class AppendEpoch:
 
 
 class AppendLog(NamedTuple):
-    """Write `data` at `offset`, which is the log's end. The view is valid until the next read."""
+    """Write `data` at the log's end, `offset`. The view is valid until the next read."""
 
     offset: int
     data: memoryview
@@ -82,27 +80,27 @@ class AppendLog(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FlushTo:
-    """Under haSyncFlush: make all below `offset` durable, then feed `turn_ended` again."""
+    """With haSyncFlush: make all below `offset` durable, then feed `turn_ended`."""
 
     offset: int
 
 
 class Confirm(NamedTuple):
-    """All below `offset` is confirmed and here: let readers see the whole messages in it."""
+    """Let readers see the whole messages below `offset`."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """The history is settled; the log follows from `offset`."""
+    """The histories fit; the log follows from `offset`."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class Diverged:
-    """This replica cannot follow until an operator has acted; reported once per reason."""
+    """An operator must act. Reported once per reason."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""The numbers behind the slave core's decisions, and the two timers that they set. Pure."""
+"""The numbers behind the slave core's decisions, and its two timers. Pure."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ class SlavePolicy:
     retry_ms_max: int = 1_000
     diverged_retry_ms: int = 1_000
     diverged_retry_ms_max: int = 60_000
-    dial_ms: int = 1_000
-    """For the connection. Longer would be TCP's own waiting, which doubles each time."""
-    connect_ms: int = 3_000
-    """For the answer to our handshake and for the proof, each."""
+    dial_ms: int = 1_000  # For the connection: TCP's own retries double each time.
+    connect_ms: int = 3_000  # For the handshake's answer, and for the proof.
     keepalive_ms: int = 1_000
     housekeeping_ms: int = 20_000
     silence_limit_ms: int = 2_000
-    """Instead of `housekeeping_ms` for a master with an incarnation, which sends something every
-    haSendHeartbeatInterval; for another one once it has shown that it heartbeats within 1 s."""
+    """The highest silence of a master that sends something every haSendHeartbeatInterval;
+    `housekeeping_ms` for others."""
     backlog_window_ms: int = 20
     backlog_lag_bytes: int = 2 << 20
-    """So much may be here, confirmed and not shown while old bytes pour in."""
+    """How far readers may lag behind the confirmed end while old bytes arrive."""
     tick_ms: int = 100
     stall_ms: int = 100
 
@@ -38,16 +36,12 @@ _NEVER = 1 << 62
 
 
 class Redial:
-    """When a slave connects again, and whether it has already reported why it cannot follow.
-
-    After a connection that was lost: soon, doubling up to a second. For a reason that does not
-    pass by itself (another history, a damaged record, a full disk): reported once, retried after a
-    second, doubling up to a minute, without end.
-    """
+    """When a slave connects again, and whether it has reported why it cannot follow. After a lost
+    connection: soon, then up to a second. For a reason that stays (another history, damage, a full
+    disk): reported once, retried after a second, then up to a minute, without end."""
 
     def __init__(self, policy: SlavePolicy, now_ms: int) -> None:
-        self.at_ms = now_ms
-        """When the next connection is due, while there is none."""
+        self.at_ms = now_ms  # When the next connection is due, if there is none.
         self._lost = Backoff(policy.retry_ms, policy.retry_ms_max)
         self._policy = policy
         self._diverged_times = 0
@@ -56,12 +50,11 @@ class Redial:
         self._reported = ""
 
     def progress(self) -> None:
-        """Frames of the master arrive, or another master was elected: pauses begin small again."""
+        """The master's frames arrive, or another was elected: the pauses begin small again."""
         self._lost.reset()
         self._diverged_times = 0
 
     def at(self, now_ms: int) -> None:
-        """At that time, whatever the pauses are."""
         self.at_ms = now_ms
 
     def never(self) -> None:
@@ -69,11 +62,11 @@ class Redial:
         self.at_ms = _NEVER
 
     def later(self, now_ms: int) -> None:
-        """After a connection that ended, or was not made."""
+        """After a connection ended or failed."""
         self.at_ms = now_ms + self._lost.next_ms()
 
     def diverged(self, reason: str, now_ms: int) -> bool:
-        """The slave cannot follow for `reason`. Returns whether that is to be reported."""
+        """The slave cannot follow. Returns whether `reason` must be reported."""
         self._diverged_times += 1
         first_ms, max_ms = self._policy.diverged_retry_ms, self._policy.diverged_retry_ms_max
         self.at_ms = now_ms + pause_ms(first_ms, max_ms, self._diverged_times)
@@ -94,7 +87,7 @@ class Redial:
 
 
 class MasterSilence:
-    """For how long nothing was read from the master, and how long it may be silent."""
+    """How long nothing was read from the master, and how long it may be silent."""
 
     def __init__(self, policy: SlavePolicy, now_ms: int) -> None:
         self.read_ms = now_ms
@@ -105,7 +98,6 @@ class MasterSilence:
 
     @property
     def wakeup_ms(self) -> int:
-        """When `tick` is due."""
         return self._ticked_ms + self._policy.tick_ms
 
     def begin(self, now_ms: int) -> None:
@@ -117,7 +109,7 @@ class MasterSilence:
         self._regular_beats = 0
 
     def tick(self, now_ms: int) -> int:
-        """Returns the silence in ms. Time in which this process did not run does not count (R8)."""
+        """The silence in ms. Time in which this process did not run does not count (R8)."""
         late_ms = now_ms - self._ticked_ms - self._policy.tick_ms
         self._ticked_ms = now_ms
         if late_ms > self._policy.stall_ms:
@@ -125,15 +117,14 @@ class MasterSilence:
         return now_ms - self.read_ms
 
     def note_beat(self, now_ms: int) -> None:
-        """A heartbeat was received."""
         if self._beat_ms is not None:
             is_soon = now_ms - self._beat_ms <= 1_000
             self._regular_beats = self._regular_beats + 1 if is_soon else 0
         self._beat_ms = now_ms
 
     def limit_ms(self, *, beats_regularly: bool) -> int:
-        """`beats_regularly`: the master is one of ours, which sends something every heartbeat.
-        A Java master counts as such after two heartbeats within a second each."""
+        """`beats_regularly`: it is one of ours. A Java master counts as such after two heartbeats
+        within a second each."""
         policy = self._policy
         if beats_regularly or self._regular_beats >= 2:
             return policy.silence_limit_ms

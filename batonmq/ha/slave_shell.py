@@ -1,9 +1,6 @@
-"""Socket, timer and store calls of the slave side. It performs the slave core's effects.
-
-Bytes are received into one buffer and written to the log straight from it: one `append_replicated`
-for a piece of a large frame, one for all small frames of a read. One ack per loop turn, written
-before the turn's dispatch, because the master waits for it and nobody waits for the queues.
-"""
+"""Socket, timer and store calls of the slave side; performs the slave core's effects. Bytes go to
+the log from the receive buffer: one write for a piece of a large frame, or for all small frames of
+a read. One ack leaves per loop turn, before dispatch, because the master waits for it."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def local_log(store: LogStore, samples: LogSamples | None = None) -> LocalLog:
-    """The store as the cores see it. Offsets of a log without a file count as 0."""
+    """The store as the cores see it. A log without a file has offsets 0."""
     return LocalLog(
         max(0, store.min_phy_offset),
         max(0, store.max_phy_offset),
@@ -64,7 +61,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
         self._address = core.view.master_ha_address
         self._may_be_suspect = True
         self._diverged = ""
-        self._cannot_append = ""  # connections come and go meanwhile
+        self._cannot_append = ""  # kept over reconnects
 
     @property
     def address(self) -> str:
@@ -72,7 +69,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
 
     @property
     def problem(self) -> str:
-        """Why this replica cannot follow its master; empty if it can, or nobody knows yet."""
+        """Why this replica cannot follow its master; "" if it can."""
         return self._cannot_append or self._diverged
 
     def _local_log(self) -> LocalLog:
@@ -103,7 +100,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
     def received(self, link: AutoSwitchLink, data: memoryview) -> None:
         core = self.core
         now_ms = self._now_ms()
-        core.silence.read_ms = now_ms  # a part of a frame counts, too
+        core.silence.read_ms = now_ms  # a part of a frame counts too
         try:
             for item in link.reader.feed(data):
                 if type(item) is memoryview:
@@ -136,7 +133,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
             self._schedule_turn()
 
     def flushed(self) -> None:
-        """More of the log is on disk; under haSyncFlush an ack may wait for it."""
+        """With haSyncFlush an ack may wait for the flush."""
         if self.core.policy.sync_flush:
             self._end_turn()
 
@@ -144,7 +141,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
         self._turn_scheduled = False
         self._run(self.core.turn_ended(self._store.log.flushed_offset, self._now_ms()))
         if self._may_be_suspect and self.core.is_caught_up and not self._store.trust.must_refetch:
-            # R24: what a damaged log lacked has been fetched again.
+            # R24: what the damaged log lacked is fetched, so the log is trusted again.
             try:
                 self._store.trust.clear_suspect()
             except OSError as error:
@@ -159,7 +156,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
     # -- effects
 
     def _run(self, effects: Iterable[fx.SlaveEffect]) -> None:
-        """Performs effects outside a read, and handles the errors of the store."""
+        """Performs effects outside a read."""
         try:
             self._perform(effects)
             self._write_pieces()
@@ -199,7 +196,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
             case fx.TruncateTo(from_offset, offset, unclean):
                 self._truncate(from_offset, offset, unclean=unclean)
             case fx.BeginAt():
-                self._begin_anew(effect)
+                self._begin_again(effect)
             case fx.FlushTo():
                 self._store.background.request_flush()
             case fx.ProveMaster(view):
@@ -231,7 +228,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
         self._perform(self.core.log_changed(self._local_log(), self._now_ms()))
 
     def _refuse_record(self, error: CorruptLogError) -> None:
-        """The master sent a damaged record (G8): no byte of it is acked or kept."""
+        """The master sent a damaged record: nothing of it is acked or kept (G8)."""
         try:
             self._store.slave_log.drop_unverified()
         except (OSError, BatonError) as failure:
@@ -246,8 +243,8 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
         self._perform(self.core.append_failed(log_end, offset, reason, self._now_ms()))
 
     def _store_failed(self, error: Exception) -> None:
-        """A full disk may get space again; any other failed write ends this side and the process
-        (G8), and so does a cut that was begun (R37), which is no OSError."""
+        """A full disk may pass. Any other failed write ends this side and the process (G8), and so
+        does a cut that cannot be finished (R37)."""
         is_short = isinstance(error, OSError) and disk.is_short(error)
         if is_short and not self._store.log.health.has_failed:
             reason = f"cannot follow the master, the disk is full: {error}"
@@ -270,7 +267,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
             self._disconnected()
 
     async def _address_of_java_master(self) -> str:
-        """ "" where it does not answer, or is no master yet."""
+        """ "" if it does not answer or is not yet master."""
         try:
             return await self._java_master.ha_address(self.core.view)
         except BatonError as error:
@@ -282,7 +279,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
         try:
             identity = await self._java_master.identity(view)
         except Exception as error:
-            # Whatever failed in the request or the reply: it is no proof.
+            # Whatever failed, there is no proof.
             if link is not None and link is self._link:
                 self._hang_up(f"no proof that the peer is the master: {error!r}")
                 self._disconnected()

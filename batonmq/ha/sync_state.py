@@ -1,14 +1,14 @@
 """Whose acks a write waits for, how far it is confirmed, and who should join or leave. Pure.
 
-The required set is the recorded SyncStateSet, together with the members of a proposal that has no
-certain outcome and with a slave that is joining. Invariants (SAFETY.md):
-- R1   it always contains the recorded set: it grows when an expand is proposed and shrinks only
-       when a shrink is committed, so every replica that may be elected is one we wait for.
-- R15  confirmOffset never falls, ends a message, counts the flushed offset under SYNC_FLUSH, and
-       stands while the recorded set is below minInSyncReplicas or a required member is absent.
-- R11  one proposal at a time; after an unknown outcome its members stay until that very request is
-       answered or a committed bump of the set's epoch overtakes it.
-- R18  one ack per broker id: that of its newest connection.
+The required set is the recorded SyncStateSet plus the members of a proposal with no certain outcome
+and a joining slave. Invariants:
+- R1: it contains the recorded set. It grows when an expand is proposed and shrinks only when a
+  shrink is committed, so every replica that may be elected has been waited for.
+- R15: confirmOffset never falls and ends a message; with SYNC_FLUSH it counts the flushed offset.
+  It stands while the set is below minInSyncReplicas or a required member is absent.
+- R11: one proposal at a time. After an unknown outcome its members stay until that request is
+  answered or a newer set epoch overtakes it.
+- R18: one ack per broker id, that of its newest connection.
 Origin: Java AutoSwitchHAService (computeConfirmOffset, maybeExpand/ShrinkSyncStateSet), RIP-44.
 """
 
@@ -30,7 +30,7 @@ _WRITES_MAX = 128
 
 @dataclass(frozen=True, slots=True)
 class SetProposal:
-    """A request to the controller: replace the set of (master_epoch, sync_state_set_epoch)."""
+    """A request to the controllers: replace the set of (master_epoch, sync_state_set_epoch)."""
 
     new_set: frozenset[int]
     add: frozenset[int]
@@ -57,10 +57,8 @@ SyncEffect = ConfirmAdvanced | ProposeSet
 
 @dataclass(frozen=True, slots=True)
 class RecordedSet:
-    """A SyncStateSet as the controllers recorded it. `epoch` is the syncStateSetEpoch.
-
-    `candidates`: the ids that may be members (registered, no learners, R12); None means any.
-    """
+    """A SyncStateSet as recorded; `epoch` is the syncStateSetEpoch. `candidates`: ids that may be
+    members (registered, no learners, R12); None: any."""
 
     members: frozenset[int]
     epoch: int
@@ -75,10 +73,8 @@ class RecordedSet:
 
 
 class WrittenLog:
-    """The end of a master's log. Offsets are exclusive ends.
-
-    `written` and `confirm_offset` end messages; below `flushed` all is on this broker's disk.
-    """
+    """The end of a master's log. Offsets are exclusive ends; `written` and `confirm_offset` end
+    messages. All below `flushed` is on this broker's disk."""
 
     def __init__(
         self, *, written: int, flushed: int, confirm_offset: int, now_ms: int, policy: SyncPolicy
@@ -87,7 +83,7 @@ class WrittenLog:
         self.flushed = flushed
         self.confirm_offset = confirm_offset
         self._ends: deque[int] = deque([written] if written > confirm_offset else [])
-        # When what was written: [time of the first byte, end], a grain of time each.
+        # [time of the first byte, end] for each grain of time, oldest first.
         self._writes: deque[list[int]] = deque([[now_ms, written]], maxlen=_WRITES_MAX)
         self._grain_ms = max(1, policy.slave_silent_ms * 4 // _WRITES_MAX)
 
@@ -95,7 +91,7 @@ class WrittenLog:
         self.written = written
         self._ends.append(written)
         if len(self._ends) > _ENDS_MAX:
-            # Coarser steps are still message ends; only confirmOffset's grain suffers.
+            # Every second end is dropped: still message ends, so only confirmOffset gets coarser.
             self._ends = deque(e for n, e in enumerate(self._ends) if n % 2 or e == written)
         last = self._writes[-1]
         if now_ms - last[0] < self._grain_ms:
@@ -104,7 +100,7 @@ class WrittenLog:
             self._writes.append([now_ms, written])
 
     def confirm(self, limit: int) -> bool:
-        """Raises confirmOffset to the last message end at or below `limit`; False if it stays."""
+        """Raises confirmOffset to the last message end up to `limit`; False if it stays."""
         ends = self._ends
         confirmed = self.confirm_offset
         while ends and ends[0] <= limit:
@@ -115,14 +111,14 @@ class WrittenLog:
         return True
 
     def written_ms(self, offset: int) -> int | None:
-        """When the byte at `offset` was written, or one soon before it; None at the log's end."""
+        """About when the byte at `offset` was written; None at the log's end."""
         for written_ms, end in self._writes:
             if end > offset:
                 return written_ms
         return None
 
     def postpone(self, stall_ms: int) -> None:
-        """R8: all that was written counts as so much younger."""
+        """R8: all writes count as this much younger."""
         for written in self._writes:
             written[0] += stall_ms
 
@@ -135,7 +131,7 @@ class WrittenLog:
 
 
 class SyncState:
-    """One mastership's view of its replicas. The MasterCore records its events."""
+    """One mastership's view of its replicas. MasterCore records its events."""
 
     def __init__(
         self,
@@ -156,7 +152,7 @@ class SyncState:
         self.log = log
         self.proposal: SetProposal | None = None
         self.joining: dict[int, int] = {}
-        """By broker id: until when it may hold confirmOffset."""
+        """By broker id: until when it may hold confirmOffset back."""
         self.dead: frozenset[int] = frozenset()
         self._candidates = recorded.candidates
         self._followers = {
@@ -168,8 +164,7 @@ class SyncState:
         self._retry_at_ms = now_ms
         self._retry = Backoff(policy.retry_ms, policy.retry_ms_max)
         self._ticked_ms = now_ms
-        self.tick_ms = policy.tick_ms
-        """How long after the last tick the next one is due."""
+        self.tick_ms = policy.tick_ms  # How long after the last tick the next one is due.
         self._renew_required()
 
     # -- reading
@@ -181,7 +176,6 @@ class SyncState:
 
     @property
     def required_set_whole(self) -> bool:
-        """Whether every required member is connected and following."""
         return all(
             (f := self._followers.get(i)) is not None and f.following for i in self._required_others
         )
@@ -192,7 +186,7 @@ class SyncState:
     # -- the log
 
     def appended(self, written: int, now_ms: int) -> list[SyncEffect]:
-        """The log now ends at `written`, which is the end of a message."""
+        """The log now ends at `written`, the end of a message."""
         if written <= self.log.written:
             return []
         self.log.append(written, now_ms)
@@ -217,8 +211,8 @@ class SyncState:
         whole: bool = True,
         tables_awaited: bool = False,
     ) -> None:
-        """A newer connection of that id: only its acks count from now on (R18). `tables_awaited`:
-        it will say when it holds the tables of this mastership (R42)."""
+        """A new connection of that id: only its acks count now (R18). `tables_awaited`: it will
+        report when it has the tables of this mastership (R42)."""
         if broker_id == self.broker_id:
             return
         follower = self._followers.setdefault(broker_id, Follower(broker_id, now_ms))
@@ -252,10 +246,8 @@ class SyncState:
     def acked(
         self, broker_id: int, connection_id: int, offset: int, now_ms: int
     ) -> list[SyncEffect]:
-        """That slave holds all below `offset`. The caller has checked that it was sent or verified.
-
-        An older connection's ack, and one below 0 (issue 6728), count for nothing.
-        """
+        """The slave has all below `offset`; the caller checked that this was sent. Acks of an older
+        connection, and below 0 (RocketMQ issue 6728), do not count."""
         follower = self._followers.get(broker_id)
         if follower is None or follower.connection_id != connection_id or offset < 0:
             return []
@@ -272,7 +264,7 @@ class SyncState:
         return self._advance()
 
     def set_whole(self, broker_id: int, connection_id: int, whole: bool) -> None:
-        """Whether that connection's slave holds all that this broker holds from its first byte."""
+        """Whether that connection's slave has everything from our first byte on."""
         follower = self._followers.get(broker_id)
         if follower is not None and follower.connection_id == connection_id:
             follower.whole = whole
@@ -280,8 +272,7 @@ class SyncState:
     def tables_held(
         self, broker_id: int, connection_id: int, epoch: int, now_ms: int
     ) -> list[SyncEffect]:
-        """That slave holds the tables of the master of `epoch`; -1: of none, or not as they are
-        now."""
+        """The slave has the tables of the master of `epoch`; -1: of none, or old ones."""
         follower = self._followers.get(broker_id)
         if follower is None or follower.connection_id != connection_id:
             return []
@@ -291,14 +282,15 @@ class SyncState:
         return self._settle(now_ms)
 
     def set_dead(self, broker_ids: Iterable[int], now_ms: int) -> list[SyncEffect]:
-        """The ids that the controllers call dead right now (R14)."""
+        """The ids that the controllers now report dead (R14)."""
         self.dead = frozenset(broker_ids) - {self.broker_id}
         return self._settle(now_ms)
 
     # -- the recorded set
 
     def adopt(self, recorded: RecordedSet, now_ms: int) -> list[SyncEffect]:
-        """Takes a committed set, if its epoch grows (R20). A bump ends an open proposal (R11)."""
+        """Takes a committed set with a higher epoch (R20). A newer epoch ends an open proposal
+        (R11)."""
         if recorded.candidates is not None:
             self._candidates = recorded.candidates
         if recorded.epoch > self.sync_state_set_epoch:
@@ -320,8 +312,9 @@ class SyncState:
     def begin_epoch(
         self, master_epoch: int, epoch_start_offset: int, recorded: RecordedSet, now_ms: int
     ) -> list[SyncEffect]:
-        """The same master goes on in a higher epoch. Connections stay; no ack and no table of the
-        earlier epoch counts in this one. Controllers that forgot number its sets from the start."""
+        """The same master was elected for a higher epoch. Connections stay; acks and tables of the
+        earlier epoch do not count. Controllers that lost their state count set epochs from the
+        start."""
         assert master_epoch > self.master_epoch
         for follower in self._followers.values():
             follower.epoch_begins(now_ms)
@@ -332,11 +325,9 @@ class SyncState:
         return self.adopt(recorded, now_ms)
 
     def refused(self, code: int, now_ms: int) -> list[SyncEffect]:
-        """The controller refused the open proposal. Without a reply its members stay required.
-
-        "Same set" (2013) proves nothing about an earlier copy of the request, nor that the set
-        which we hold recorded is the current one: the union stays until the bump arrives (R11).
-        """
+        """The controllers refused the open proposal. CONTROLLER_ALTER_SYNC_STATE_SET_FAILED (2013,
+        the same set) says nothing about an earlier copy of the request, nor whether our recorded
+        set is current. So the union stays required until a newer set arrives (R11)."""
         if self.proposal is None:
             return []
         if code == ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED:
@@ -347,7 +338,7 @@ class SyncState:
         return self._settle(now_ms)
 
     def tick(self, now_ms: int) -> list[SyncEffect]:
-        """To be called `tick_ms` after the last call, at the latest."""
+        """Call it at least every `tick_ms`."""
         late_ms = now_ms - self._ticked_ms - self.tick_ms
         self._ticked_ms = now_ms
         if late_ms > self.policy.stall_ms:
@@ -375,14 +366,15 @@ class SyncState:
     # -- decisions
 
     def _settle(self, now_ms: int) -> list[SyncEffect]:
-        """Confirms what can be confirmed, then proposes what should be proposed."""
+        """Confirms what can be confirmed, then proposes a change of the set if there is one."""
         effects = self._advance()
         if self.proposal is None and now_ms >= self._retry_at_ms:
             effects += self._propose(now_ms)
         return effects
 
     def _advance(self) -> list[SyncEffect]:
-        """R15. The lowest of the ends of this log and of the required acks, down to a message."""
+        """R15: confirmOffset is the lowest of the log's end and the required acks, at a message
+        end."""
         if len(self.recorded) < self.policy.min_in_sync_replicas:
             return []
         log = self.log
@@ -391,7 +383,7 @@ class SyncState:
         for broker_id in self._required_others:
             follower = followers.get(broker_id)
             if follower is None or follower.connection_id is None or follower.ack < 0:
-                return []  # frozen: a required member does not follow (issue 6662)
+                return []  # a required member does not follow (RocketMQ issue 6662)
             if follower.ack < limit:
                 limit = follower.ack
         return [ConfirmAdvanced(log.confirm_offset)] if log.confirm(limit) else []
@@ -404,7 +396,8 @@ class SyncState:
                 remove[broker_id] = reason
                 self._followers[broker_id].slow = slow
         if remove:
-            # All of them in one request: with one left behind, the controller refuses (issue 9897).
+            # All of them in one request: the controllers refuse a set with a dead member (RocketMQ
+            # issue 9897).
             why = ", ".join(f"{i} {reason}" for i, reason in remove.items())
             return [self._open_proposal(self.recorded - remove.keys(), why)]
         near = [f for f in self._followers.values() if self._may_join(f, now_ms)]
@@ -416,7 +409,7 @@ class SyncState:
         return []
 
     def _reason_to_remove(self, broker_id: int, now_ms: int) -> tuple[str, bool]:
-        """R14, R42, R50. Why a member should leave, "" if it should stay; whether it was slow."""
+        """Why a member should leave (R14, R42, R50), "" to stay; and whether it was slow."""
         policy = self.policy
         follower = self._followers[broker_id]
         acks = follower.following and now_ms - follower.ack_ms < policy.slave_silent_ms
@@ -439,8 +432,8 @@ class SyncState:
         return "", False
 
     def _may_join(self, follower: Follower, now_ms: int) -> bool:
-        """R13 and R42, but for confirmOffset: near, alive, of this epoch, complete with its tables,
-        no learner."""
+        """R13 and R42, apart from confirmOffset: near, alive, of this epoch, with its tables, no
+        learner."""
         broker_id = follower.broker_id
         return (
             follower.following
@@ -460,8 +453,8 @@ class SyncState:
         )
 
     def _start_joining(self, near: list[Follower], now_ms: int) -> None:
-        """R13: with the set {master} confirmOffset is the log's end, which no slave ever reaches
-        under load; so a near one holds it still, for a short while."""
+        """R13: with the set {master} confirmOffset is the log's end, which no slave reaches under
+        load. So a near slave holds it back for a short time."""
         before = len(self.joining)
         for follower in near:
             if follower.broker_id not in self.joining and now_ms >= follower.join_after_ms:
@@ -491,14 +484,14 @@ class SyncState:
         self._required_others = tuple(sorted(required - {self.broker_id}))
 
     def _postpone(self, stall_ms: int) -> None:
-        """R8: time in which we did not look is no evidence against anyone."""
+        """R8: time in which this process did not run is no evidence against a replica."""
         for follower in self._followers.values():
             follower.postpone(stall_ms)
         self.joining = {i: deadline + stall_ms for i, deadline in self.joining.items()}
         self.log.postpone(stall_ms)
 
     def check_invariants(self) -> None:
-        """For tests and the simulation, after each step."""
+        """After each step of tests and simulation."""
         required = self.required_set
         assert self.recorded <= required, "R1: a recorded member is not waited for"
         if self.proposal is not None:

@@ -1,20 +1,16 @@
-"""The frames of an AutoSwitchHA connection as RocketMQ lays them out, and their readers. Pure.
+"""The frames of an AutoSwitch HA connection and their readers. Pure.
 
-All integers are big-endian. Slave to master: one handshake, then acks. Master to slave: one
-handshake, then transfer frames; a transfer frame without a body is a heartbeat and carries the next
-offset that would be sent. Frames may cut messages anywhere.
+Integers are big-endian. Slave to master: a handshake, then acks. Master to slave: a handshake, then
+transfer frames; one without a body is a heartbeat with the next offset. Frames may cut messages
+anywhere.
 
-Two BatonMQ brokers send more, and send it to nobody else: a slave names itself in an identity frame
-in front of its handshake (SAFETY R41), the master answers with its own in front of its handshake,
-and the slave marks among its acks which epoch it has entered, and whose tables it holds (R42). A
-slave does this only where its role view shows that the master is one of ours, so Java brokers read
-and write what they always did.
+Two BatonMQ brokers send more: each names itself in an identity frame before its handshake (R41),
+and the slave marks which epoch it has entered and whose tables it has (R42). A slave sends these
+only to a master of ours, so Java brokers see what they always did.
 
-A reader takes bytes as they come, cut anywhere, and returns whole frames; the result is the same
-for every way of cutting the same stream. Log bytes are not collected: the slave's reader returns
-each piece of a body as a view of the receive buffer, so a frame of any size needs no memory of its
-own, and the view must be used before the next read.
-Origin: Java AutoSwitchHAClient, AutoSwitchHAConnection (RIP-44).
+A reader takes bytes cut anywhere and returns whole frames. Log bytes are not collected: each piece
+of a body is a view of the receive buffer, valid until the next read. Origin: Java
+AutoSwitchHAClient, AutoSwitchHAConnection (RIP-44).
 """
 
 from __future__ import annotations
@@ -32,7 +28,7 @@ from batonmq.protocol.errors import RemoteProtocolError
 
 
 class HAState(IntEnum):
-    """Java HAConnectionState; the first i32 of every frame."""
+    """Java's HAConnectionState, the first i32 of every frame."""
 
     READY = 0
     HANDSHAKE = 1
@@ -42,8 +38,8 @@ class HAState(IntEnum):
 
 
 class OwnState(IntEnum):
-    """The first i32 of the frames that only BatonMQ brokers exchange, as ASCII letters. A Java
-    broker closes a connection on which it finds a state that it does not know."""
+    """The same for frames between BatonMQ brokers, in ASCII. A Java broker closes a connection on
+    an unknown state."""
 
     IDENTITY = int.from_bytes(b"BATI")
     EPOCH_MARK = int.from_bytes(b"BATE")
@@ -89,32 +85,26 @@ TRANSFER_HEADER: Final = struct.Struct(
     "q"  # 28 confirmOffset
 )
 
-EPOCHS_MAX: Final = 1 << 20
-"""More entries than this in one handshake are refused (Java fails above 1,000)."""
-BODY_SIZE_MAX: Final = 1 << 30
-"""A body never leaves one segment, and a segment is 1 GiB."""
+EPOCHS_MAX: Final = 1 << 20  # A longer list is refused (Java fails above 1,000).
+BODY_SIZE_MAX: Final = 1 << 30  # A body stays in one segment, which has at most 1 GiB.
 IDENTITY_SIZE_MAX: Final = 4096
 SLAVE_OPENING_SIZE_MAX: Final = IDENTITY_HEAD.size + IDENTITY_SIZE_MAX + SLAVE_HANDSHAKE.size
-"""What a slave may send before the master has answered."""
+"""What a slave may send before the master answers."""
 
 
 class HAIdentity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Which process of which replica is at this end of a connection (R41), and what both compare of
-    their logs (R47, `lineage`). Older versions neither send nor read the fields with defaults."""
+    """Which process of which replica is at this end (R41), and what both compare of their logs
+    (R47). Older versions neither send nor read the fields with defaults."""
 
     cluster_name: str
     broker_name: str
     broker_id: int
     incarnation: str
     log_id: str
-    points: tuple[int, ...] = ()
-    """Of a slave: at which ends it wants samples of the master's log."""
-    disputed: tuple[int, ...] = ()
-    """Of a slave: at which of them the bytes differed before."""
-    samples: tuple[LogSample, ...] = ()
-    """Of a master: the answer to `points`, its own ends included."""
-    lineage: str = ""
-    """Of a master: the name of its log's history."""
+    points: tuple[int, ...] = ()  # Slave: at which ends it wants samples of the master's log.
+    disputed: tuple[int, ...] = ()  # Slave: at which of them the bytes differed before.
+    samples: tuple[LogSample, ...] = ()  # Master: the answer to `points`, its own ends included.
+    lineage: str = ""  # Master: the name of its log's history.
 
     def __str__(self) -> str:
         return (
@@ -124,7 +114,7 @@ class HAIdentity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
 
 class SlaveHandshake(NamedTuple):
-    """A slave's first frame. `identity` stands in a frame of its own before it; Java sends none."""
+    """A slave's first frame; `identity` is in a frame before it, which Java does not send."""
 
     broker_id: int
     sync_from_last_file: bool = False
@@ -133,8 +123,8 @@ class SlaveHandshake(NamedTuple):
 
 
 class MasterHandshake(NamedTuple):
-    """The master's history. `entries` ascend; ends are filled in, the last one is unbounded.
-    `identity` stands in a frame of its own before it, for a slave that named itself."""
+    """The master's history: `entries` ascend, with their ends; the last has none. `identity` is in
+    a frame before it, for a slave that named itself."""
 
     max_offset: int
     last_epoch: int
@@ -143,11 +133,8 @@ class MasterHandshake(NamedTuple):
 
 
 class TransferHeader(NamedTuple):
-    """The head of a transfer frame. `offset` is -1 where Java has not yet chosen a start.
-
-    `epoch_start_offset` may lie above `offset`: Java labels the final chunk of an epoch with the
-    next one. Ours never does.
-    """
+    """The head of a transfer frame. `offset` is -1 if Java has not chosen a start. Java may send
+    `epoch_start_offset` above `offset`: it labels the last chunk of an epoch with the next one."""
 
     body_size: int
     offset: int
@@ -162,10 +149,8 @@ def encode_identity(identity: HAIdentity) -> bytes:
 
 
 def identity_size(head: bytes | bytearray | memoryview) -> int:
-    """The size of the identity frame that begins with these 8 bytes, 0 if it is another frame.
-
-    Raises RemoteProtocolError on a size that no identity has.
-    """
+    """The size of the identity frame that begins with these 8 bytes; 0 if it is another frame.
+    Raises RemoteProtocolError on an impossible size."""
     size: int
     state, size = IDENTITY_HEAD.unpack_from(head)
     if state != OwnState.IDENTITY:
@@ -176,7 +161,7 @@ def identity_size(head: bytes | bytearray | memoryview) -> int:
 
 
 def decode_identity(frame: bytes | bytearray | memoryview) -> HAIdentity:
-    """Reads a whole frame. Raises RemoteProtocolError if it names no process."""
+    """Reads a whole frame. Raises RemoteProtocolError if it has no incarnation."""
     try:
         identity = msgspec.json.decode(bytes(frame[IDENTITY_HEAD.size :]), type=HAIdentity)
     except msgspec.MsgspecError as error:
@@ -197,7 +182,7 @@ def encode_slave_handshake(handshake: SlaveHandshake) -> bytes:
 
 
 def decode_slave_handshake(frame: bytes | bytearray | memoryview) -> SlaveHandshake:
-    """Reads 16 bytes. Raises RemoteProtocolError on another state or an id below 0."""
+    """Reads 16 bytes. Raises RemoteProtocolError on another state or a negative id."""
     state, last_file, learner, broker_id = SLAVE_HANDSHAKE.unpack_from(frame)
     if state != HAState.HANDSHAKE:
         raise RemoteProtocolError(f"HA frame of state {state} where a handshake was expected")
@@ -211,20 +196,19 @@ def encode_ack(max_offset: int) -> bytes:
 
 
 def encode_epoch_mark(epoch: int) -> bytes:
-    """The slave has entered `epoch` durably on this connection: the acks behind it count in it."""
+    """The slave has entered `epoch` durably: acks after this mark count in it."""
     return SLAVE_ACK.pack(OwnState.EPOCH_MARK, epoch)
 
 
 def encode_tables_mark(epoch: int) -> bytes:
-    """The slave holds topics, groups and consumer offsets of the master of `epoch` (R42); -1: of
-    none, or not as they are now."""
+    """The slave has the tables of the master of `epoch` (R42); -1: of none, or old ones."""
     return SLAVE_ACK.pack(OwnState.TABLES_MARK, epoch)
 
 
 def encode_master_handshake(
     max_offset: int, entries: Sequence[EpochEntry], identity: HAIdentity | None = None
 ) -> bytes:
-    """`max_offset` is the end of the master's log; `entries` ascend by epoch."""
+    """`max_offset`: the end of the master's log. `entries` ascend by epoch."""
     named = b"" if identity is None else encode_identity(identity)
     last_epoch = entries[-1].epoch if entries else -1
     head = MASTER_HANDSHAKE.pack(
@@ -234,11 +218,8 @@ def encode_master_handshake(
 
 
 def master_handshake_size(head: bytes | bytearray | memoryview) -> int:
-    """The size of the whole handshake frame, from its first 20 bytes.
-
-    Raises RemoteProtocolError on another state, or a size below 0, above EPOCHS_MAX entries, or no
-    multiple of 12.
-    """
+    """The size of the handshake frame, from its first 20 bytes. Raises RemoteProtocolError on
+    another state or an impossible size."""
     state: int
     body_size: int
     state, body_size, _, _ = MASTER_HANDSHAKE.unpack_from(head)
@@ -250,10 +231,8 @@ def master_handshake_size(head: bytes | bytearray | memoryview) -> int:
 
 
 def decode_master_handshake(frame: bytes | bytearray | memoryview) -> MasterHandshake:
-    """Reads a whole frame. Raises RemoteProtocolError if the epochs are out of order.
-
-    Equal starts are fine: an epoch in which nothing was written is still an epoch.
-    """
+    """Reads a whole frame. Raises RemoteProtocolError if epochs are out of order. Equal starts are
+    valid: nothing was written in that epoch."""
     size = master_handshake_size(frame)
     _, _, max_offset, last_epoch = MASTER_HANDSHAKE.unpack_from(frame)
     pairs = EPOCH_ENTRY.iter_unpack(frame[MASTER_HANDSHAKE.size : size])
@@ -290,24 +269,19 @@ _HEADER_SIZE: Final = TRANSFER_HEADER.size
 
 
 class SlaveFrameReader:
-    """Reads what a slave sends: its handshake once it is whole, then acks and marks."""
+    """Reads what a slave sends: its handshake, then acks and marks."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
         self._identity: HAIdentity | None = None
         self.handshake: SlaveHandshake | None = None
-        self.marked = False
-        """Whether the last read brought a mark."""
-        self.entered_epoch = -1
-        """The last epoch mark; the acks that `feed` returned with it came behind it."""
-        self.tables_epoch = -1
-        """The last tables mark."""
+        self.marked = False  # Whether the last read brought a mark.
+        self.entered_epoch = -1  # The last epoch mark; acks of the same `feed` came after it.
+        self.tables_epoch = -1  # The last tables mark.
 
     def feed(self, data: bytes | bytearray | memoryview) -> tuple[SlaveHandshake | None, list[int]]:
-        """The handshake, if `data` completed it, and the acked offsets in order.
-
-        Raises RemoteProtocolError on anything else; the reader is then of no more use.
-        """
+        """The handshake, once it is complete, and the acked offsets in order. Raises
+        RemoteProtocolError on anything else; then the reader must not be used any more."""
         pending = self._pending
         pending += data
         self.marked = False
@@ -327,7 +301,7 @@ class SlaveFrameReader:
         return arrived, acks
 
     def _handshake_in(self, pending: bytearray) -> SlaveHandshake | None:
-        """Removes identity and handshake from `pending` as they become whole."""
+        """Removes identity and handshake from `pending` once they are whole."""
         if self._identity is None and len(pending) >= IDENTITY_HEAD.size:
             size = identity_size(pending)
             if size > len(pending):
@@ -335,7 +309,7 @@ class SlaveFrameReader:
             if size:
                 self._identity = decode_identity(pending[:size])
                 del pending[:size]
-        # All 16 bytes: Java starts to read at 12 and misreads a frame cut there.
+        # Java reads from byte 12 on and misreads a frame that is cut there, so wait for all 16.
         if len(pending) < SLAVE_HANDSHAKE.size:
             return None
         handshake = decode_slave_handshake(pending)
@@ -354,11 +328,8 @@ class SlaveFrameReader:
 
 
 class MasterFrameReader:
-    """Reads what a master sends: its handshake, then transfer frames.
-
-    After each `feed` the caller iterates: MasterHandshake, then TransferHeaders, each followed by
-    as many pieces of its body (memoryview, never empty) as it takes to make `body_size`.
-    """
+    """Reads what a master sends: `feed` yields a MasterHandshake, then TransferHeaders, each
+    followed by the pieces of its body (memoryview, never empty)."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
@@ -369,14 +340,12 @@ class MasterFrameReader:
 
     @property
     def body_left(self) -> int:
-        """Bytes of the current body that have not come yet; 0 between frames."""
+        """Bytes of the current body that are still to come; 0 between frames."""
         return self._body_left
 
     def feed(self, data: memoryview) -> Iterator[MasterHandshake | TransferHeader | memoryview]:
-        """Yields what `data` completes. Raises RemoteProtocolError on a frame that cannot be.
-
-        The iterator must be run to its end before the next feed.
-        """
+        """Yields what `data` completes; exhaust it before the next feed. Raises RemoteProtocolError
+        on an impossible frame."""
         at = 0
         end = len(data)
         if self.handshake is None:

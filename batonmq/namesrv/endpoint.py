@@ -36,7 +36,7 @@ from batonmq.protocol.topic_name import TOPIC_LENGTH_MAX, first_problem, odd_top
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.runtime.runtime_settings import RuntimeSettings
-from batonmq.runtime.turns import go_on, in_turns, result_of
+from batonmq.runtime.turns import in_turns, result_of, run_in_turns
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class NamesrvEndpoint:
             self._tell_min_ids()
             return len(removed) == SCAN_SLICE
 
-        go_on(some)
+        run_in_turns(some)
 
     def register_broker(
         self, request: RemotingCommand, connection: Connection

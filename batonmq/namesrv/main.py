@@ -21,7 +21,7 @@ from batonmq.runtime.server_main import ServerMain, run_server, started
 async def serve(main: ServerMain) -> None:
     """Runs the name server until the process is to stop."""
     service = NamesrvService(main.sections["namesrv"], main.sections["controller"])
-    if not await started(service.start(main.serving), main.told_to_stop()):
+    if not await started(service.start(main.serving), main.stop_requested()):
         return
     try:
         await main.stopped()

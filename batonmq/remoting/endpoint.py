@@ -16,7 +16,7 @@ from batonmq.remoting.connection import Connection, Processors, RequestDispatche
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.service_manager import held_listener
 from batonmq.runtime.sockets import BACKLOG, listening_as
-from batonmq.runtime.turns import go_on, in_turns
+from batonmq.runtime.turns import in_turns, run_in_turns
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class Endpoint:
             del idle[-_CLOSED_AT_ONCE:]
             return bool(idle)
 
-        go_on(close_some)
+        run_in_turns(close_some)
 
     async def _close_connections(self, reason: str) -> None:
         """Closes all connections and waits until they are gone and their handlers have ended."""

@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from batonmq.remoting.command import RemotingCommand
-from batonmq.runtime.turns import go_on
+from batonmq.runtime.turns import run_in_turns
 
 _STALL_S: Final = 0.1
 _AT_ONCE: Final = 256
@@ -85,7 +85,7 @@ class PendingRequests:
                     entry.future.set_exception(error)
             return bool(waiting)
 
-        go_on(fail_some)
+        run_in_turns(fail_some)
 
     def _set_timer(self, deadline: float) -> None:
         if self._timer is not None:

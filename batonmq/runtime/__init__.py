@@ -1,1 +1,1 @@
-"""What a process needs of its machine: clocks, sockets, files, settings, a main for servers."""
+"""What a process needs of its machine: clocks, sockets, files, settings, a server's main."""

@@ -6,12 +6,11 @@ _DOUBLINGS_MAX: Final = 32
 
 
 def pause_ms(first_ms: int, max_ms: int, failures: int) -> int:
-    """The pause after `failures` >= 1 failed attempts in a row."""
     return min(first_ms << min(failures - 1, _DOUBLINGS_MAX), max_ms)
 
 
 class Backoff:
-    """Counts the attempts in a row that failed."""
+    """Counts failed attempts in a row."""
 
     __slots__ = ("_failures", "_first_ms", "_max_ms")
 
@@ -21,10 +20,10 @@ class Backoff:
         self._failures = 0
 
     def next_ms(self) -> int:
-        """The pause after one more failure: `first_ms`, then twice the last, at most `max_ms`."""
+        """The pause after one more failure: `first_ms`, then doubled, at most `max_ms`."""
         self._failures += 1
         return pause_ms(self._first_ms, self._max_ms, self._failures)
 
     def reset(self) -> None:
-        """An attempt succeeded: the next pause is `first_ms` again."""
+        """An attempt succeeded."""
         self._failures = 0

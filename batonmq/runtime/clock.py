@@ -1,8 +1,6 @@
-"""The two clocks of a process. Cores get their time passed in; shells read it here.
-
-`boot_ms` is for deadlines and pauses: CLOCK_BOOTTIME is never set back and goes on while the
-machine sleeps (SAFETY R8). `wall_ms` is only stored in messages and shown to people.
-"""
+"""The clocks of a process. Cores get their time passed in; shells read it here. `boot_ms` is for
+deadlines: CLOCK_BOOTTIME is never set back and counts while the machine sleeps (R8). `wall_ms` is
+only stored in messages and shown to people."""
 
 import time
 
@@ -12,7 +10,7 @@ def boot_ms() -> int:
 
 
 def boot_s() -> float:
-    """The same clock for who counts in seconds."""
+    """The same in seconds."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

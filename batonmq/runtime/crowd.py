@@ -1,7 +1,5 @@
-"""Who makes room where more come than there are places for (SAFETY R58). Pure.
-
-A flood pushes out its own: of the host that holds the most places, the oldest holder goes.
-"""
+"""Who loses a place if more come than there are places (R58). Pure. The oldest of the host with the
+most places goes, so a flood displaces itself."""
 
 from __future__ import annotations
 
@@ -9,12 +7,10 @@ import sys
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
-"""Hashable."""
 
 
 class Crowd(Generic[K]):
-    """Holders of places in the order of their arrival, by host; one may hold several. Not
-    thread-safe."""
+    """Holders of places, oldest first, by host; one may hold several. Not thread-safe."""
 
     def __init__(self, places: int = sys.maxsize) -> None:
         self.places = places
@@ -31,16 +27,15 @@ class Crowd(Generic[K]):
 
     @property
     def taken(self) -> int:
-        """Places."""
         return self._taken
 
     def add(self, holder: K, address: str) -> K | None:
-        """Takes a place for `holder` at `address`, which is host:port. Returns who lost his."""
+        """Gives `holder` at `address` (host:port) a place. Returns the holder that lost its own."""
         self.hold(holder, address, 1)
         return self.take_one() if self._taken > self.places else None
 
     def hold(self, holder: K, address: str, places: int) -> None:
-        """`holder` has so many from now on, and counts as from where it came first."""
+        """`holder` has this many places from now on, at the host where it came first."""
         host = self._host_of.setdefault(holder, address.rpartition(":")[0])
         holders = self._by_host.setdefault(host, {})
         more = places - holders.get(holder, 0)
@@ -49,7 +44,7 @@ class Crowd(Generic[K]):
         self._taken_by_host[host] = self._taken_by_host.get(host, 0) + more
 
     def remove(self, holder: K) -> None:
-        """Does nothing for one that holds none."""
+        """Without effect if it holds none."""
         host = self._host_of.pop(holder, None)
         if host is not None:
             places = self._by_host[host].pop(holder)
@@ -59,7 +54,7 @@ class Crowd(Generic[K]):
                 del self._by_host[host], self._taken_by_host[host]
 
     def take_one(self) -> K | None:
-        """Removes one holder and returns it; None if there are none."""
+        """Removes a holder and returns it; None if there is none."""
         if not self._host_of:
             return None
         crowded = max(self._taken_by_host, key=self._taken_by_host.__getitem__)

@@ -1,10 +1,7 @@
-"""Every call to a disk that the servers make, by these names and no others.
-
-The names are those of `os`, and so are shapes and errors: each call may raise OSError at any
-moment. They are looked up at each call (`disk.pwrite(...)`, never `from … import pwrite`), so a
-simulated or failing disk takes their place with `replace_calls`. Looking at a folder (`exists`,
-`stat`, `iterdir`) is not among them: it changes nothing and what it finds is checked when read.
-"""
+"""Every disk call of the servers, with the names, arguments and errors of `os`. Any call may raise
+OSError. Always write `disk.pwrite(...)`, never `from … import pwrite`: a simulated or failing disk
+takes the place of these names (`replace_calls`). Looking at a folder (`exists`, `stat`, `iterdir`)
+is not among them, since it changes nothing."""
 
 import errno
 import mmap
@@ -33,8 +30,8 @@ listdir = os.listdir
 
 
 def syncfs(fd: int) -> None:
-    """All that was written to the file system of `fd` so far is durable on return. Since Linux 5.8
-    it raises what a write-back there has met, be it of another process."""
+    """Makes all that was written to the file system of `fd` durable. Since Linux 5.8 it also raises
+    write-back errors of other processes there."""
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
@@ -43,22 +40,22 @@ def syncfs(fd: int) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A whole file."""
     return path.read_bytes()
 
 
 def makedirs(folder: str | Path) -> None:
-    """The folder and those above it; fine if they are there."""
+    """Creates the folder and its parents; fine if they exist."""
     os.makedirs(folder, exist_ok=True)
 
 
 def remove(path: Path) -> None:
-    """A file; fine if there is none."""
+    """Removes a file; fine if there is none."""
     path.unlink(missing_ok=True)
 
 
 def rmtree(folder: str | Path) -> None:
-    """A folder with all that is in it; fine if there is none. Raises OSError if something stays."""
+    """Removes a folder with its content; fine if there is none. Raises OSError if
+    something stays."""
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:
@@ -66,12 +63,12 @@ def rmtree(folder: str | Path) -> None:
 
 
 def map_read(fd: int, size: int) -> mmap.mmap:
-    """The first `size` bytes of a file, read-only; later writes to the file show in it."""
+    """The first `size` bytes of a file, read-only; later writes show in it."""
     return mmap.mmap(fd, size, prot=mmap.PROT_READ)
 
 
 def free_bytes(folder: Path) -> int:
-    """How much a process may still write to the file system of `folder`, or a bound above it."""
+    """How much may still be written to the file system of `folder`; too much if unknown."""
     try:
         space = os.statvfs(folder)
     except OSError:
@@ -80,8 +77,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def is_short(error: BaseException | None) -> bool:
-    """Whether a call failed only because disk space, quota or file descriptors ran out, so that
-    it may succeed later."""
+    """Whether disk space, quota or file descriptors ran out, so that the call may succeed later."""
     short = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
     return isinstance(error, OSError) and error.errno in short
 
@@ -112,10 +108,8 @@ CALLS = (
 
 
 def replace_calls(calls: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Puts `calls` in the place of those of the same names; returns what was there, to go back.
-
-    Raises KeyError for a name that is not in CALLS.
-    """
+    """Puts `calls` in place of those names; returns the former ones. Raises KeyError for a name
+    that is not in CALLS."""
     if strange := calls.keys() - set(CALLS):
         raise KeyError(f"{sorted(strange)}: not among {CALLS}")
     before = {name: globals()[name] for name in calls}

@@ -1,9 +1,6 @@
-"""Small files that are replaced as a whole.
-
-Invariant: after `replace_file` returned, the new content survives power loss; a crash before that
-leaves the old or the new content under the name, never a mixture and never nothing. (Java's
-`MixAll.string2File` and `CheckpointFile` overwrite in place.) `show_file` alone syncs nothing.
-"""
+"""Small files that are replaced as a whole. After `replace_file` returned, the new content survives
+power loss; a crash before that leaves the old or the new content, never a mixture. (Java's
+`MixAll.string2File` overwrites in place.) Only `show_file` does not sync."""
 
 import errno
 import os
@@ -28,12 +25,12 @@ _SYNCED_ONE_BY_ONE = 32
 
 
 def backup_path(path: Path) -> Path:
-    """The name of the second copy of `path`, as RocketMQ spells it."""
+    """The second copy of `path`, named as in RocketMQ."""
     return path.with_name(path.name + BACKUP_SUFFIX)
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview, position: int) -> None:
-    """`pwrite` that continues after a short write; a full disk raises OSError (ENOSPC)."""
+    """`pwrite` that continues after a short write. Raises OSError (ENOSPC on a full disk)."""
     written = disk.pwrite(fd, data, position)
     if written == len(data):
         return
@@ -46,12 +43,10 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, position: int) -> N
 
 
 def zero_range(fd: int, begin: int, end: int) -> bool:
-    """Zeroes bytes [begin, end) of a file where they are not zero; holes stay holes.
-
-    True if anything was written; the caller syncs.
-    """
+    """Zeroes bytes [begin, end) of a file; holes stay holes. True if anything was written. The
+    caller syncs."""
     changed = False
-    room = BLOCK_SIZE - begin % BLOCK_SIZE  # mostly a hole begins there
+    room = BLOCK_SIZE - begin % BLOCK_SIZE  # most often a hole begins there
     while begin < end:
         chunk = disk.pread(fd, min(room, end - begin), begin)
         room = _ZERO_BYTES
@@ -68,12 +63,12 @@ def zero_range(fd: int, begin: int, end: int) -> bool:
 
 
 def is_zero(data: bytes) -> bool:
-    """Whether all bytes are 0; at most 1 MiB at a time is quick."""
+    """Whether all bytes are 0. Fast up to about 1 MiB."""
     return data == _ZEROS[: len(data)] if len(data) <= len(_ZEROS) else not any(data)
 
 
 def next_data(fd: int, position: int) -> int | None:
-    """Where the first byte at or behind `position` is that is in no hole; None if none is."""
+    """The first byte at or behind `position` that is in no hole; None if there is none."""
     try:
         return os.lseek(fd, position, os.SEEK_DATA)
     except OSError as error:
@@ -83,7 +78,7 @@ def next_data(fd: int, position: int) -> int | None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make names created, renamed or removed in `directory` durable."""
+    """Makes names created, renamed or removed in `directory` durable."""
     fd = disk.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         disk.fsync(fd)
@@ -92,10 +87,8 @@ def sync_directory(directory: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """fdatasync a file or folder by name; any thread may call this.
-
-    A file that is gone needs no sync: the code that removed it syncs its folder.
-    """
+    """fdatasync of a file or folder by name, from any thread. A file that is gone needs none: its
+    folder is synced by the code that removed it."""
     try:
         fd = disk.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -107,10 +100,8 @@ def sync_file(path: Path) -> None:
 
 
 def sync_below(folder: Path, paths: Sequence[Path]) -> None:
-    """`sync_file` of each of `paths`, which lie in `folder`; any thread may call this.
-
-    Many cost one sync of their file system: a small one of each waits for the disk as often.
-    """
+    """`sync_file` of each of `paths`, which lie in `folder`, from any thread. Many paths cost one
+    sync of the file system, since each small sync waits for the disk as long."""
     if len(paths) <= _SYNCED_ONE_BY_ONE:
         for path in paths:
             sync_file(path)
@@ -130,12 +121,9 @@ def replace_file(
     shared: bool = False,
     mode: int = 0o644,
 ) -> None:
-    """Puts `data` under `path`, durably and at once; the parent folder is made if missing.
-
-    With `keep_previous` the previous content becomes `<path>.bak`; there is a file under the name
-    at all times. `shared`: other processes may replace the same file at the same time. Raises
-    OSError; then the old content stays.
-    """
+    """Puts `data` under `path`, durable on return; creates the parent folder. `keep_previous`: the
+    former content becomes `<path>.bak`. `shared`: other processes may replace the file at the same
+    time. Raises OSError; then the old content stays."""
     disk.makedirs(path.parent)
     owner = f".{os.getpid()}" if shared else ""
     temp = path.with_name(f"{path.name}{owner}{_TEMP_SUFFIX}")
@@ -152,15 +140,15 @@ def replace_file(
 
 
 class SnapshotOrder:
-    """Of the writes of one file none is done behind that of a later snapshot: it may wait in
-    another thread while the owner of the state writes a newer one itself."""
+    """Keeps writes of one file in order: an older snapshot that waits in another thread is dropped
+    once a newer one is written."""
 
     def __init__(self) -> None:
         self._taken = self._written = 0
         self._lock = threading.Lock()
 
     def ordered(self, write: Callable[[], None]) -> Callable[[], None]:
-        """`write`, which writes the newest snapshot so far, for any thread. It may be repeated
+        """A form of `write`, which writes the newest snapshot, for any thread. It may be repeated
         after an error."""
         self._taken += 1
         return partial(self._run, self._taken, write)
@@ -173,13 +161,10 @@ class SnapshotOrder:
 
 
 def replace_with_twin(path: Path, data: bytes) -> None:
-    """Put `data` under `path` and under `<path>.bak`, both durable on return.
-
-    For files whose previous content would be wrong, not just old: if one copy is lost later, the
-    other has the newest content. After a crash each copy is whole, the old or the new one. Both are
-    written before the first sync, and the folder is synced once: two commits of the file system's
-    journal instead of four, in every role change.
-    """
+    """Puts `data` under `path` and `<path>.bak`, both durable on return. For files whose former
+    content would be wrong, not just old. After a crash each copy is whole. Both are written before
+    the first sync, and the folder is synced once: two journal commits instead of four in each role
+    change."""
     disk.makedirs(path.parent)
     targets = (path, backup_path(path))
     temps = [target.with_name(target.name + _TEMP_SUFFIX) for target in targets]
@@ -199,21 +184,21 @@ def replace_with_twin(path: Path, data: bytes) -> None:
 
 
 def show_file(path: Path, text: str) -> None:
-    """Puts `text` under `path` by a rename: no reader sees half of it. Nothing is synced."""
+    """Puts `text` under `path` by a rename, so no reader sees a part of it. Nothing is synced."""
     temp = path.with_name(f"{path.name}.{os.getpid()}{_TEMP_SUFFIX}")
     temp.write_text(text)
     disk.replace(temp, path)
 
 
 def remove_file(path: Path) -> None:
-    """Remove `path` durably; a missing file is fine."""
+    """Removes `path` durably; fine if it is missing."""
     disk.remove(path)
     if path.parent.exists():
         sync_directory(path.parent)
 
 
 class UnreadableFileError(ValueError):
-    """Neither the file nor its `.bak` could be used; `reasons` names both with the cause."""
+    """Neither the file nor its `.bak` can be used; `reasons` has the cause for each."""
 
     def __init__(self, path: Path, reasons: tuple[str, ...]) -> None:
         super().__init__(f"{path}: " + "; ".join(reasons))
@@ -223,7 +208,7 @@ class UnreadableFileError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[T]):
-    """What `load_with_backup` found. `reason`: why the main file was not used, "" if it was."""
+    """`reason`: why the main file was not used; "" if it was."""
 
     value: T
     from_backup: bool
@@ -231,11 +216,8 @@ class Loaded(Generic[T]):
 
 
 def load_with_backup(path: Path, parse: Callable[[bytes], T]) -> Loaded[T] | None:
-    """Read `path`, or its `.bak` if it is missing, empty or refused by `parse` (ValueError).
-
-    None if neither file exists. Raises UnreadableFileError, which names each file and its reason,
-    if something is there but nothing of it can be used.
-    """
+    """Reads `path`, or `<path>.bak` if it is missing, empty or refused by `parse` (ValueError).
+    None if neither exists. Raises UnreadableFileError if none can be used."""
     reasons: list[str] = []
     found = False
     for candidate in (path, backup_path(path)):

@@ -1,17 +1,14 @@
-"""A process that has loaded the servers' code and forks one for each that is asked for.
+"""A process that has loaded the servers' code and forks servers on request.
 
 `python -P -m batonmq.runtime.fork_server MODULE…` reads requests from its standard input, a Unix
-socket of whole messages (SOCK_SEQPACKET): a JSON object each, with the listening sockets that the
-new process gets. The answer is its pid, 0 if the kernel refuses one. It ends when the other side
-closes. While nobody asks it imports the modules, in their order; a request waits until its module
-and those before it are there. Importing takes longer than anything else in the start of a server,
-so a cluster starts in a third of the time, and one that was killed is back at once. Name servers
-elect their controller while the brokers' code is still being read.
+socket of whole messages (SOCK_SEQPACKET): a JSON object each, with the listening sockets for the
+new process. The answer is its pid, 0 if the kernel refuses. It ends when the other side closes.
+Between requests it imports the modules in order, which is most of a server's start: a cluster
+starts in a third of the time.
 
-A new process is no child of this one: it is forked twice, so the kernel gives it to the nearest
-process above that takes orphans in (PR_SET_CHILD_SUBREAPER, see `take_orphans_in`), which is who
-asked. The end of this process is thus no server's end. The new process leads a session of its own,
-its command line is `argv`, and SIGTERM comes to it when its parent ends.
+A new process is forked twice, so its parent is the requester (PR_SET_CHILD_SUBREAPER), and this
+process may end before it. It leads its own session, its command line is `argv`, and it gets SIGTERM
+when its parent ends.
 """
 
 from __future__ import annotations
@@ -39,16 +36,15 @@ PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 MESSAGE_BYTES_MAX: Final = 1 << 20
 LISTENERS_MAX: Final = 16
-HIGH_FD: Final = 500
-"""Above every descriptor that this process has, below the usual limit of 1024."""
+HIGH_FD: Final = 500  # Above every descriptor of this process, below the usual limit of 1024.
 _ADOPTED_POLL_S: Final = 0.0005
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class Start(msgspec.Struct, frozen=True):
-    """A request. `module`: one of those that were loaded, with a `main()` that returns an exit code
-    and reads `sys.argv`. `argv`: the whole command line, as for a start by hand; what follows
-    `module` in it are the arguments. `log`: where output goes. `parent`: the asking process."""
+    """A request. `module` is one of those loaded; its `main()` reads `sys.argv` and returns an exit
+    code. `argv`: the whole command line, its arguments after `module`. `log`: where output goes.
+    `parent`: the requester's pid."""
 
     module: str
     argv: list[str]
@@ -58,7 +54,7 @@ class Start(msgspec.Struct, frozen=True):
 
 
 def take_orphans_in() -> None:
-    """From now on this process is the parent of whom its descendants leave behind."""
+    """Makes this process the parent of processes that its descendants leave behind."""
     if _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
@@ -69,8 +65,8 @@ def end_with_parent() -> None:
 
 
 def serve(channel: socket.socket, modules: Sequence[str]) -> Callable[[], int] | None:
-    """Imports `modules`, and forks for each request. Returns None when the other side closes; in
-    each new process, what is left to do there."""
+    """Imports `modules` and forks for each request. Returns None when the other side closes; in
+    each new process, what is left to run there."""
     to_load = list(reversed(modules))
     while True:
         if to_load and not select.select([channel], [], [], 0)[0]:
@@ -109,8 +105,7 @@ def _load(module: str) -> None:
 
 
 def _fork_again(writing: int) -> int:
-    """Forks as `os.fork` does; the parent writes the pid, or nothing if there can be no further
-    process."""
+    """As `os.fork`; the parent writes the pid, or nothing if no process can be made."""
     try:
         pid = os.fork()
     except OSError:
@@ -121,11 +116,11 @@ def _fork_again(writing: int) -> int:
 
 
 def _become(start: Start, listeners: Sequence[int]) -> Callable[[], int]:
-    """In the new process, which runs what this returns."""
+    """Makes a fork the new server; returns its main function."""
     os.setsid()
     while os.getppid() != start.parent:
         if os.getppid() == 1:
-            os._exit(1)  # who asked has ended
+            os._exit(1)  # the requester has ended
         time.sleep(_ADOPTED_POLL_S)
     end_with_parent()
     if os.getppid() != start.parent:
@@ -146,7 +141,7 @@ def _become(start: Start, listeners: Sequence[int]) -> Callable[[], int]:
 
 
 def main(modules: Sequence[str]) -> int:
-    """The exit code, of this process and of each that it forks."""
+    """The exit code, of this process and of each fork."""
     run = serve(socket.socket(fileno=0), modules)
     return 0 if run is None else run()
 

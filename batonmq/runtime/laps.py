@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Laps:
-    """`end` with the name of each step, one after the other; the first begins with `begin`."""
+    """Call `begin` once, then `end` with the name of each step."""
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
         self._clock_ms = clock_ms
@@ -17,7 +17,7 @@ class Laps:
         self._since_ms = self._clock_ms()
 
     def end(self, step: str) -> str:
-        """What passed since the last end belongs to this step: all steps so far, as STEP_ms=N."""
+        """Ends this step: all steps so far, as STEP_ms=N."""
         now_ms = self._clock_ms()
         self._took.append(f"{step}_ms={now_ms - self._since_ms}")
         self._since_ms = now_ms

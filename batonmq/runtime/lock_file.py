@@ -1,7 +1,5 @@
-"""The lock that keeps a second process off a folder.
-
-Byte-compatible with Java's `MessageStore` lock: a POSIX record lock on bytes 0-1 of `lock`,
-content `lock`. POSIX locks do not exclude the same process, so a set does that.
+"""The lock that keeps a second process off a folder, compatible with Java's `MessageStore` lock: a
+POSIX record lock on bytes 0-1 of `lock`. POSIX locks do not exclude the same process; a set does.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ _held_here: set[Path] = set()
 
 
 class FolderLockedError(BatonError):
-    """Another process uses this folder. `pid` is 0 if the system does not know it."""
+    """Another process uses this folder. `pid` is 0 if unknown."""
 
     def __init__(self, path: Path, pid: int) -> None:
         super().__init__(path, pid)
@@ -33,15 +31,13 @@ class FolderLockedError(BatonError):
 
 
 class FolderLock:
-    """An exclusive lock on one folder, held from `acquire` to `release`."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._key = path.resolve()
         self._fd = -1
 
     def acquire(self) -> None:
-        """Take the lock. Raises FolderLockedError, which names the process that has it."""
+        """Raises FolderLockedError, which names the process that has the lock."""
         if self._key in _held_here:
             raise FolderLockedError(self._path, os.getpid())
         fd = disk.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -68,7 +64,7 @@ class FolderLock:
 
 
 def _owner(fd: int) -> int:
-    """The process that holds the lock, 0 if unknown (another machine or namespace)."""
+    """The process that holds the lock; 0 if unknown (another machine or namespace)."""
     query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
     try:
         answer = fcntl.fcntl(fd, fcntl.F_GETLK, query)

@@ -1,9 +1,6 @@
-"""One line of the log for each record, whatever is in the names that clients and peers send.
-
-A name with a line break would write a line of its own, and one with an escape sequence would
-command the terminal that shows it. So every control character is shown as Python would write it.
-Lines of a traceback are indented: none of them begins as a record does.
-"""
+"""One line of the log for each record, whatever names clients and peers send. A line break in a
+name would forge a line, an escape sequence would command the terminal. So control characters are
+escaped as Python does, and lines of a traceback are indented."""
 
 import logging
 import re
@@ -14,7 +11,7 @@ _INDENT: Final = "    "
 
 
 def on_one_line(text: str) -> str:
-    """`text` with each control character, and each half of a surrogate pair, escaped."""
+    """`text` with control characters and lone surrogates escaped."""
     if text.isprintable():
         return text
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)

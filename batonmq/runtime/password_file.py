@@ -1,10 +1,7 @@
-"""The password of the Raft port: a file that only the node's user can read.
-
-With it a process may vote and write the log, so all nodes of a group have the same password and no
-other process has it. It is the key of every frame, together with a random number of each side that
-is new for each connection, so a recorded frame cannot be used again. It is used without stretching,
-so it must be long.
-"""
+"""The password of the Raft port: a file that only the node's user can read. A process that has it
+may vote and write the log, so all nodes of a group have the same one. It is used without
+stretching, so it must be long. Frames are authenticated with it and a random number of each side,
+so recorded frames cannot be used again."""
 
 import base64
 import os
@@ -37,7 +34,7 @@ class PasswordFileError(BatonError):
 
 
 def read_password(path: Path) -> bytes:
-    """The password, without white space around it. Raises PasswordFileError."""
+    """Without white space around it. Raises PasswordFileError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -60,12 +57,9 @@ def read_password(path: Path) -> bytes:
 
 
 def make_password(path: Path) -> None:
-    """Writes 32 random bytes as text, mode 0600: the whole file or none.
-
-    Raises FileExistsError, never overwrites.
-    """
+    """Writes 32 random bytes as text, mode 0600. Raises FileExistsError, never overwrites."""
     temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    disk.remove(temp)  # of a killed process with this id
+    disk.remove(temp)  # left by a killed process with this id
     fd = disk.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
     try:
         os.fchmod(fd, _MODE)

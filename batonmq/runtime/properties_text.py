@@ -1,6 +1,5 @@
-"""RocketMQ's property text: `key=value` lines, as in `.conf` files and in bodies of 25/26, 318/319,
-1009/1010. Origin: Java `java.util.Properties`, `MixAll.properties2String`.
-"""
+"""RocketMQ's property text: `key=value` lines, in `.conf` files and in the bodies of the requests
+that read and change settings. Origin: `java.util.Properties`, `MixAll.properties2String`."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -14,7 +13,7 @@ _WRITTEN_IN_KEYS = _WRITTEN | {ord(each): f"\\{each}" for each in "=:#! \t"}
 
 
 class SettingLine(NamedTuple):
-    """One setting and the number of the line that it begins on, from 1."""
+    """`number`: the line that the setting begins on, from 1."""
 
     key: str
     value: str
@@ -22,11 +21,8 @@ class SettingLine(NamedTuple):
 
 
 def parse_lines(text: str) -> list[SettingLine]:
-    """All settings of a property text in order, repeated keys included.
-
-    Comments begin with `#` or `!`, a trailing backslash continues a line, and `=`, `:` or blanks
-    separate key and value, as in Java.
-    """
+    """All settings in order, repeated keys included. As in Java, comments begin with `#` or `!`, a
+    trailing backslash continues a line, and `=`, `:` or blanks separate key and value."""
     found: list[SettingLine] = []
     logical = ""
     first = 0
@@ -48,12 +44,12 @@ def parse_lines(text: str) -> list[SettingLine]:
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """The settings of a property text; the last one of a repeated key counts."""
+    """The last one of a repeated key counts."""
     return {line.key: line.value for line in parse_lines(text)}
 
 
 def dump_properties(settings: msgspec.Struct) -> str:
-    """`key=value` lines of all fields, sorted, with the names that files use; None is left out."""
+    """`key=value` lines of all fields, sorted, with the names used in files; None is left out."""
     values = msgspec.to_builtins(settings)
     assert isinstance(values, dict)
     return property_text(
@@ -62,8 +58,8 @@ def dump_properties(settings: msgspec.Struct) -> str:
 
 
 def property_text(settings: Mapping[str, str]) -> str:
-    """`key=value` lines that `parse_properties` and Java read as these settings again, but for
-    blanks at the end of a value."""
+    """`key=value` lines that read as these settings again, except for blanks at the
+    end of a value."""
     return "".join(
         f"{key.translate(_WRITTEN_IN_KEYS)}={_escaped(value)}\n" for key, value in settings.items()
     )
@@ -74,7 +70,7 @@ def has_line_break(text: str) -> bool:
 
 
 def value_text(value: object) -> str:
-    """A value as Java prints it: booleans in lower case, lists joined by `;`."""
+    """As Java prints it: booleans in lower case, lists joined by `;`."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):

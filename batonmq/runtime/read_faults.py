@@ -1,11 +1,10 @@
-"""A page of a map that cannot be read ends the process; this leaves word which page it was.
+"""If a page of a map cannot be read the process ends; this notes which page it was.
 
-The kernel has no error for a load from a map: a bad sector, or a file that somebody shortened, is
-SIGBUS. Python's own handlers run later, in a thread that never gets past that load. So a handler
-of C's `sigaction` is set by ctypes: it is called in the faulting thread, with the address. It looks
-the address up in the list of maps, writes file and position into a note, and gives the signal back
-to the handler before it (faulthandler's, which shows where the code was), which ends the process.
-Nothing is paid for as long as every page can be read. Linux only; elsewhere there is no note.
+A bad sector, or a file that someone shortened, is SIGBUS. Python's handlers run later, in a thread
+that never gets past the load. So a C handler is set by ctypes: it runs in the faulting thread,
+finds the address in the list of maps, writes file and position into a note, and restores the
+handler before it (faulthandler's), which ends the process. Nothing is paid while every page can be
+read. Linux only.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class ReadFault:
 
     @classmethod
     def read(cls, note: Path) -> ReadFault | None:
-        """What the note says; None if there is none, or none that was written to its end."""
+        """What the note says; None if there is none or it is not complete."""
         try:
             return cls(**json.loads(disk.read_bytes(note)))
         except FileNotFoundError:
@@ -67,7 +66,7 @@ _kept: list[Any] = []  # C calls them for as long as the process lives
 
 
 def watch(note: Path) -> None:
-    """From now on a SIGBUS leaves its ReadFault in `note` before it ends the process."""
+    """From now on a SIGBUS leaves its ReadFault in `note` before the process ends."""
     if sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return
     libc = ctypes.CDLL(None)
@@ -79,7 +78,7 @@ def watch(note: Path) -> None:
         fault = _locate(address)
         if fault is not None:
             fault.write(note)
-        # The load is tried again on return, and faults again.
+        # The load is repeated on return and faults again, now with the former handler.
 
     handler = _Handler(on_fault)
     pointer = ctypes.cast(handler, ctypes.c_void_p)

@@ -1,12 +1,8 @@
-"""The last events of a pure core, shown when one of its assertions fails. Pure.
-
-A core has an attribute `recent_events` and puts `@records_event` before each method that takes an
-event; `@shows_events` goes before `check_invariants`. When such a method raises an error that only
-a bug can cause, the events are added to it as a note, oldest first, so they are in the traceback
-that reaches the log.
-Measured cost: 0.3 µs an event. Arguments are kept as they are and formatted only when shown.
-Origin: dask/distributed, `WorkerState.story` and `InvalidTransition`.
-"""
+"""The last events of a pure core, shown when one of its assertions fails. Pure. A core has
+`recent_events` and `@records_event` on each method that takes an event, `@shows_events` on
+`check_invariants`. An error that only a bug can cause gets the events as a note. Costs 0.3 µs an
+event; arguments are formatted only when shown. Origin: dask/distributed, `WorkerState.story` and
+`InvalidTransition`."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ R = TypeVar("R")
 
 
 class RecentEvents:
-    """The last 50 calls: parameter names, method name, positional and keyword arguments."""
+    """The last 50 calls: parameter names, method name, arguments."""
 
     __slots__ = ("calls",)
 
@@ -36,7 +32,7 @@ class RecentEvents:
         )
 
     def lines(self) -> list[str]:
-        """One line an event, oldest first: `now_ms=1200 acked(broker_id=2, offset=4096)`."""
+        """One line per event, oldest first: `now_ms=1200 acked(broker_id=2, offset=4096)`."""
         return [_line(*call) for call in self.calls]
 
     def add_to(self, error: BaseException) -> None:
@@ -77,7 +73,7 @@ def records_event(
 def shows_events(
     method: Callable[Concatenate[Core, P], R],
 ) -> Callable[Concatenate[Core, P], R]:
-    """For `check_invariants`, which is not an event itself."""
+    """For `check_invariants`, which is no event."""
 
     @wraps(method)
     def shown(self: Core, /, *args: P.args, **kwargs: P.kwargs) -> R:

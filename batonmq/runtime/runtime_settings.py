@@ -1,9 +1,6 @@
-"""Settings of a running process: read and changed by its admin requests, kept over a restart.
-
-Only keys that take effect while it runs may be changed: the sections are changed in place, so who
-holds one finds the new value at its next look. What was changed is kept as property text and laid
-over the file's values at the next start.
-"""
+"""Settings that admin requests read and change while a server runs, kept over a restart. Only keys
+that take effect at once may be changed: the sections are changed in place. Changes are kept as
+property text and override the file's values at the next start."""
 
 import asyncio
 import logging
@@ -29,15 +26,14 @@ log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=msgspec.Struct)
 
-TEXT_SIZE_MAX: Final = 32 * 1024
-"""Of one request; all settings of a server are a tenth of it."""
+TEXT_SIZE_MAX: Final = 32 * 1024  # Of one request; all settings of a server are a tenth of it.
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeRules:
-    """`keys` may be changed, `black_list` may not even be named; `remark` answers the latter, with
-    `{key}` for the first of them. `path`: where changes are kept, None keeps none. Unknown keys are
-    ignored, as in Java, unless `refuses_unknown`; those in `without_effect` are reported only."""
+    """`keys` may be changed; `black_list` may not be named, which `remark` answers, with `{key}`
+    for the first of them. `path`: where changes are kept; None: nowhere. Unknown keys are ignored,
+    as in Java, unless `refuses_unknown`; those in `without_effect` are reported."""
 
     keys: frozenset[str]
     black_list: frozenset[str]
@@ -49,8 +45,8 @@ class ChangeRules:
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """Checked and not in force yet: section -> its fields' new values, and what is kept then.
-    `without_effect`: keys of RocketMQ that were given and mean nothing here, sorted."""
+    """A checked change: section -> new values of its fields, and what is kept of it.
+    `without_effect`: keys of RocketMQ that mean nothing here, sorted."""
 
     values: list[tuple[msgspec.Struct, dict[str, Any]]]
     kept: dict[str, str]
@@ -64,8 +60,8 @@ class SettingChange:
 
 
 class RuntimeSettings(Generic[C]):
-    """`current` is what is in force, as are the other sections; `on_change(current)` is called
-    after each change."""
+    """`current` is in force, as are the other sections; `on_change(current)` follows
+    each change."""
 
     def __init__(self, config: C, rules: ChangeRules, *more: msgspec.Struct) -> None:
         self.current = config
@@ -76,7 +72,7 @@ class RuntimeSettings(Generic[C]):
         self._one_at_a_time = asyncio.Lock()
 
     def load(self) -> None:
-        """Lays kept changes over the file's values. Raises ValueError that names a bad file."""
+        """Applies kept changes over the file's values. Raises ValueError that names a bad file."""
         path = self._rules.path
         if path is None or not path.exists():
             return
@@ -91,13 +87,9 @@ class RuntimeSettings(Generic[C]):
         log.info("kept_settings_loaded path=%s keys=%s", path, ",".join(sorted(kept)))
 
     async def update(self, body: bytes) -> SettingChange:
-        """Takes the settings of a property text, all or none: they are in force once they are on
-        the disk. Returns what was changed.
-
-        Raises BrokerRefusal: NO_PERMISSION (16) for a key that may not be changed so,
-        INVALID_PARAMETER (29) for an unknown one, SYSTEM_ERROR (1) for a body that is no UTF-8
-        text or longer than TEXT_SIZE_MAX, for a wrong value, and for a failed write.
-        """
+        """Changes the settings of a property text, all or none, once they are on disk. Raises
+        BrokerRefusal: NO_PERMISSION for a key that may not be changed, INVALID_PARAMETER for an
+        unknown one, SYSTEM_ERROR for a bad body or value and for a failed write."""
         if len(body) > TEXT_SIZE_MAX:
             why = f"the settings have {len(body)} bytes, allowed are {TEXT_SIZE_MAX}"
             raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, why)
@@ -145,7 +137,7 @@ class RuntimeSettings(Generic[C]):
         return replace(self._planned(changed), without_effect=tuple(sorted(without_effect)))
 
     def apply(self, change: SettingChange) -> None:
-        """From now on it is in force."""
+        """Puts it in force."""
         for section, values in change.values:
             for name, value in values.items():
                 msgspec.structs.force_setattr(section, name, value)
@@ -156,7 +148,7 @@ class RuntimeSettings(Generic[C]):
             self.on_change(self.current)
 
     def keep(self, change: SettingChange) -> None:
-        """Makes it outlast a restart; may run in a thread. Raises OSError."""
+        """Makes it outlast a restart, from any thread. Raises OSError."""
         if self._rules.path is not None and change.kept:
             kept = self._kept | change.kept
             text = property_text(dict(sorted(kept.items())))

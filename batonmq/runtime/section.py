@@ -1,4 +1,4 @@
-"""A section of a configuration file: the ranges of its numbers, and its keys without effect."""
+"""A section of a configuration file: ranges of its numbers, keys without effect."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import ClassVar
 import msgspec
 
 Ranges = Mapping[str, tuple[int, int | None]]
-"""Field -> (least, most) that are allowed; None: there is no most."""
+"""Field -> (least, most) allowed; None: no upper limit."""
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """The base of each section. Raises ValueError for a number out of its range; the loader names
-    file and line."""
+    """The base of each section. Raises ValueError for a number out of range; the loader adds file
+    and line."""
 
     RANGES: ClassVar[Ranges] = {}
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset()
-    """Fields for keys of RocketMQ that are read, kept and shown, and change nothing here."""
-    NO_LONGER_USED: ClassVar[frozenset[str]] = frozenset()
-    """Keys of an earlier version; they are passed over."""
+    """Fields for keys of RocketMQ that are read, kept and shown but change nothing here."""
+    NO_LONGER_USED: ClassVar[frozenset[str]] = frozenset()  # Keys of an earlier version, ignored.
 
     def __post_init__(self) -> None:
         for name, (least, most) in self.RANGES.items():
@@ -31,5 +30,5 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def keys_of(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """Field -> the key that stands for it in a file."""
+    """Field -> its key in files."""
     return dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))

@@ -1,9 +1,6 @@
 """What every server process does around its service: arguments, settings, signals, exit code.
-
-`run_server("broker", SECTIONS, serve)` is the whole of a main module. Exit codes: 0 after SIGTERM
-or SIGINT, 1 if the service cannot run or had to stop (one line says why; after a failed assertion
-the log does), 2 for arguments or a configuration that cannot be used.
-"""
+`run_server("broker", SECTIONS, serve)` is all of a main module. Exit codes: 0 after SIGTERM or
+SIGINT, 1 if the service cannot run or had to stop, 2 for bad arguments or configuration."""
 
 from __future__ import annotations
 
@@ -36,11 +33,11 @@ log = logging.getLogger(__name__)
 LOG_FORMAT: Final = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s %(message)s"
 LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 START_HOOK: Final = "BATONMQ_START_HOOK"
-"""Names a module that a server loads first. Tests inject their faults this way."""
+"""A module that a server loads first. Tests inject faults this way."""
 
 
 class ServerMain:
-    """What a service gets: its settings by section, and the two ways in which it ends."""
+    """The settings of a service by section, and the two ways to end it."""
 
     def __init__(self, sections: Mapping[str, Any]) -> None:
         self.sections = sections
@@ -53,32 +50,32 @@ class ServerMain:
         loop.set_exception_handler(_ends_on_a_broken_invariant)
 
     def fail(self, exc: BaseException) -> None:
-        """Ends the process: it stops as on SIGTERM, and exits with 1."""
+        """Stops the process as on SIGTERM, with exit code 1."""
         if self.failure is None:
             self.failure = exc
         self._stop.set()
 
     def serving(self) -> None:
-        """The service manager learns that this process answers; its loop is watched from now on.
-        What the start has loaded stays until the end: the garbage collector need not scan it again,
-        which takes 20 ms with 10,000 queues."""
+        """The service manager learns that this process serves, and watches its loop from now on.
+        What the start loaded stays: the collector need not scan it again (20 ms with 10,000
+        queues)."""
         gc.freeze()
         self.manager.serving()
 
     async def stopped(self) -> None:
-        """Waits for a signal or a failure. Who calls it serves."""
+        """Serves until a signal or a failure."""
         self.serving()
-        await self.told_to_stop()
+        await self.stop_requested()
 
-    async def told_to_stop(self) -> None:
-        """The same of who does not serve yet."""
+    async def stop_requested(self) -> None:
+        """The same while the service does not serve yet."""
         await self._stop.wait()
         self.manager.stopping()
 
 
 async def started(start: Coroutine[Any, Any, None], stopped: Awaitable[object]) -> bool:
-    """Awaits `start`. False if the process is to stop before that is done: it may wait for room for
-    ever (R45)."""
+    """Awaits `start`. False if the process must stop first: a start may wait for disk space without
+    end (R45)."""
     starting, stopping = asyncio.ensure_future(start), asyncio.ensure_future(stopped)
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
     for task in (starting, stopping):
@@ -91,14 +88,13 @@ async def started(start: Coroutine[Any, Any, None], stopped: Awaitable[object]) 
 
 
 def _ends_on_a_broken_invariant(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What a callback raises reaches nobody; it is logged. A failed assertion ends the process, as
-    kill -9 would: the timer that it came from is not armed again, so this process would go on
-    without its heartbeats or deadlines, with a state that is known to be wrong. Others take over at
-    once, and the next start trusts only what is on the disk."""
+    """Ends the process after a failed assertion in a callback, as kill -9 would. asyncio only logs
+    it, and the timer it came from is not set again: the process would live on without heartbeats,
+    with a state known to be wrong. Others take over; the next start trusts only the disk."""
     loop.default_exception_handler(context)
     broken = context.get("exception")
     if isinstance(broken, AssertionError):
-        log.critical("process_ends why=%r", f"a rule of its own does not hold: {broken}")
+        log.critical("process_ends reason=%r", f"a rule of its own does not hold: {broken}")
         sys.stderr.flush()
         os._exit(1)
 
@@ -112,7 +108,8 @@ def run_server(
     serve: Serve,
     without_effect: Set[str] = frozenset(),
 ) -> int:
-    """Runs one service to its end; the exit code. `without_effect`: as for `load_settings`."""
+    """Runs one service to its end; returns the exit code. `without_effect`: as in
+    `load_settings`."""
     parser = argparse.ArgumentParser(prog=name)
     parser.add_argument("-c", "--config", required=True, type=Path, metavar="FILE")
     parser.add_argument("--pid-file", type=Path, help="where to write this process's id")
@@ -120,7 +117,7 @@ def run_server(
     parser.add_argument("--log-level", choices=LOG_LEVELS, default="INFO")
     arguments = parser.parse_args()
     faulthandler.enable()  # a signal such as SIGBUS says where the code was
-    # gRPC's C core writes to stderr for each closing connection; our own log has what matters.
+    # gRPC's C core writes a line to stderr for each closed connection.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     to_stderr = logging.StreamHandler(sys.stderr)
     to_stderr.setFormatter(LineFormatter(LOG_FORMAT, "%Y-%m-%dT%H:%M:%S"))
@@ -150,13 +147,13 @@ def run_server(
             if not disk.is_short(exc):
                 print(f"{name}: --pid-file {arguments.pid_file}: {exc.strerror}", file=sys.stderr)
                 return 1
-            # The start itself waits for room, and says so.
+            # The start itself waits for disk space, and logs that.
             log.error("pid_file_not_written path=%s error=%s", arguments.pid_file, exc.strerror)
     return uvloop.run(_run(name, loaded, serve))
 
 
 def _run_start_hook(environ: Mapping[str, str]) -> None:
-    """Calls `at_start(environ)` of the module that START_HOOK names, if it names one."""
+    """Calls `at_start(environ)` of the module that START_HOOK names, if any."""
     if module := environ.get(START_HOOK):
         importlib.import_module(module).at_start(environ)
 
@@ -182,13 +179,9 @@ COLLECTION_MAX_S: Final = 0.02
 
 
 class ShortCollections:
-    """A callback of the garbage collector: what survives a full collection that took longer than
-    COLLECTION_MAX_S is not scanned again.
-
-    The loop stands still in a collection, and its time grows with the tables: with 30,000 topics
-    that clients had created it was 160 ms. The survivors are mostly entries of tables. Counting of
-    references frees them as before; only reference cycles among them are not found any more.
-    """
+    """What survives a garbage collection of more than COLLECTION_MAX_S is not scanned again. The
+    loop stands still meanwhile, and the time grows with the tables: 160 ms with 30,000 topics. The
+    survivors are mostly table entries, which are still freed by reference counting."""
 
     def __init__(self) -> None:
         self._begin_s = 0.0
@@ -203,13 +196,12 @@ class ShortCollections:
 
 
 def keep_what_is_loaded() -> None:
-    """What the start made stays until the end: the garbage collector need not scan it again."""
     gc.collect()
     gc.freeze()
 
 
 def _reason(exc: BaseException) -> str:
-    """The text of an error, of a failed system call without Python's `[Errno 13]`."""
+    """The text of an error; of a failed system call without Python's `[Errno 13]`."""
     if not isinstance(exc, OSError) or not exc.strerror:
         return str(exc)
     return f"{exc.filename}: {exc.strerror}" if exc.filename else exc.strerror

@@ -1,14 +1,8 @@
-"""What a server tells its service manager: sd_notify, as systemd and `batonmq up` speak it.
-
-One datagram each to the socket that `NOTIFY_SOCKET` names: `READY=1` once it serves, `STOPPING=1`
-when it ends, and `WATCHDOG=1` several times within `WATCHDOG_USEC`. The last comes from the event
-loop, so a loop that stands still falls silent, and the manager ends the process. Without these
-variables nothing is sent. Nothing here ever fails or waits: a manager that is gone or does not read
-is its own affair.
-
-A manager may also hold the sockets on which a server listens (socket activation: `LISTEN_FDS`,
-`LISTEN_PID`). While the server is away, connections wait in their queues and are not refused.
-"""
+"""What a server reports to its service manager: sd_notify, as systemd and `batonmq up` use it.
+`READY=1` once it serves, `STOPPING=1` when it ends, `WATCHDOG=1` several times within
+WATCHDOG_USEC. The last comes from the loop: if the loop hangs, the manager ends the process.
+Nothing here fails or waits. A manager may also hold the listening sockets (LISTEN_FDS), so that
+connections wait in the queue while the server is away."""
 
 from __future__ import annotations
 
@@ -31,12 +25,11 @@ LISTEN_FDS_START: Final = 3
 READY: Final = b"READY=1"
 STOPPING: Final = b"STOPPING=1"
 WATCHDOG: Final = b"WATCHDOG=1"
-FEEDS: Final = 4
-"""How often it is fed within the time-out: a few may be late."""
+FEEDS: Final = 4  # How often it reports within the time-out: a few may be late.
 
 
 class ServiceManager:
-    """One process's way to its manager. `serving` and `stopping` on the loop, each once or more."""
+    """`serving` and `stopping` are called on the loop, once or more."""
 
     def __init__(self, environ: Mapping[str, str], pid: int) -> None:
         self.watchdog_s = _watchdog_s(environ, pid)
@@ -45,7 +38,7 @@ class ServiceManager:
         self._timer: asyncio.TimerHandle | None = None
 
     def serving(self) -> None:
-        """The process answers from now on; its loop is watched."""
+        """The process serves from now on; its loop is watched."""
         if not self._address or self._socket is not None:
             return
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
@@ -55,7 +48,7 @@ class ServiceManager:
             self._feed()
 
     def stopping(self) -> None:
-        """The process is ending; its watchdog is fed until then."""
+        """The process is ending; the watchdog is fed until then."""
         self._tell(STOPPING)
 
     def close(self) -> None:
@@ -80,7 +73,7 @@ class ServiceManager:
 
 
 def _watchdog_s(environ: Mapping[str, str], pid: int) -> float:
-    """0 where no watchdog is asked for, or for another process than this one."""
+    """0 without a watchdog for this process."""
     usec = environ.get(WATCHDOG_USEC, "")
     if environ.get(WATCHDOG_PID, str(pid)) != str(pid) or not usec:
         return 0.0
@@ -97,8 +90,8 @@ def manager_of_this_process() -> ServiceManager:
 def held_listener(
     port: int, environ: Mapping[str, str] = os.environ, pid: int | None = None
 ) -> socket.socket | None:
-    """The listening socket for a port, if the manager of this process holds one (sd_listen_fds).
-    The caller gets a descriptor of its own."""
+    """The listening socket of a port if the manager holds one (sd_listen_fds); a descriptor of the
+    caller's own."""
     count = environ.get(LISTEN_FDS, "")
     if environ.get(LISTEN_PID) != str(pid or os.getpid()) or not count.isdecimal():
         return None

@@ -1,10 +1,7 @@
 """Reads a configuration file into one typed struct per section, or names what is wrong in it.
-
-Order of precedence: defaults of the struct, the file, `BATONMQ_SECTION__KEY` of the environment.
-Names are RocketMQ's camelCase keys; the environment is matched without regard to case. Unknown keys
-are refused: a mistyped key is a setting that the operator believes to be in force. A key of an
-earlier version, which the struct lists as `NO_LONGER_USED`, is passed over with a warning.
-"""
+Order: defaults, the file, `BATONMQ_SECTION__KEY` of the environment. Keys are RocketMQ's, in
+camelCase; case does not matter in the environment. Unknown keys are refused: an operator would
+believe a mistyped key to be in force. Keys in NO_LONGER_USED get a warning."""
 
 import difflib
 import logging
@@ -45,13 +42,10 @@ def load_settings(
     environ: Mapping[str, str],
     without_effect: Set[str] = frozenset(),
 ) -> dict[str, msgspec.Struct]:
-    """One struct for each of `sections`, those that the file does not mention with their defaults.
-
-    `path` None: environment and defaults alone. A file named .yaml or .yml is YAML; any other is
-    RocketMQ's flat property text, in which a key belongs to every section that knows it; one of
-    `without_effect` that no section knows is accepted there with a warning.
-    Raises ConfigError, and OSError where the file cannot be read.
-    """
+    """A struct for each of `sections`. `path` None: environment and defaults only. A .yaml or .yml
+    file is YAML; any other is RocketMQ's property text, where a key belongs to every section that
+    has it, and those of `without_effect` get a warning. Raises ConfigError, and OSError if the file
+    cannot be read."""
     found: _Found = {section: {} for section in sections}
     if path is not None:
         file = Path(path)
@@ -79,7 +73,7 @@ def _warn_of_ignored(kind: type[msgspec.Struct], found: Mapping[str, _Setting]) 
 
 
 def build_section(section: str, kind: type[S], found: Mapping[str, tuple[Any, str]]) -> S:
-    """One struct out of `{key: (value, where)}`. Raises ConfigError."""
+    """One struct from `{key: (value, where)}`. Raises ConfigError."""
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     values: dict[str, Any] = {}
     for key, (value, where) in found.items():
@@ -105,7 +99,7 @@ def build_section(section: str, kind: type[S], found: Mapping[str, tuple[Any, st
 def _cross_field(
     section: str, found: Mapping[str, tuple[Any, str]], error: ValueError
 ) -> ConfigError:
-    """The error of `__post_init__`, with the place of the first setting that its text names."""
+    """The error of `__post_init__`, with the place of the first setting that it names."""
     text = str(error)
     named = [key for key in found if key in text]
     if not named:
@@ -165,7 +159,7 @@ def _read_section(
 
 
 def _yaml_value(node: yaml.Node, kind: Any, key: str, where: str) -> Any:
-    """The value of a node; text as it is written, so that `deleteWhen: 04` stays "04"."""
+    """The value of a node; text as written, so that `deleteWhen: 04` stays "04"."""
     if isinstance(node, yaml.ScalarNode) and _wants_text(kind) and node.tag != _YAML_NULL:
         return node.value
     constructor = yaml.SafeLoader("")
@@ -196,7 +190,7 @@ def _where(file: str, node: yaml.Node) -> str:
 
 def _refuse_duplicate(seen: dict[str, str], key: str, value: object, where: str) -> None:
     if key in seen:
-        raise ConfigError(key, value, where, f"stands already at {seen[key]}; once is allowed")
+        raise ConfigError(key, value, where, f"is already set at {seen[key]}; once is allowed")
     seen[key] = where
 
 
@@ -229,7 +223,7 @@ def _read_environment(environ: Mapping[str, str], sections: Sections, found: _Fo
         section_text, _, key_text = name.removeprefix(ENVIRONMENT_PREFIX).partition("__")
         section = by_name.get(section_text.lower())
         if section is None:
-            # Another process of the same machine may read that section.
+            # A section of another process on the same machine.
             continue
         keys = {key.lower(): key for key in _keys(sections[section])}
         key = keys.get(key_text.lower())
@@ -250,7 +244,7 @@ def _keys(kind: type[msgspec.Struct]) -> set[str]:
 
 
 def _is_no_longer_used(key: str, kind: type[msgspec.Struct], where: str) -> bool:
-    """Logs it if so; compares without regard to case, as the environment is."""
+    """Logs it if so. Case does not matter, as in the environment."""
     if key.lower() not in map(str.lower, getattr(kind, "NO_LONGER_USED", ())):
         return False
     log.warning("setting_no_longer_used key=%s where=%s", key, where)
@@ -283,7 +277,7 @@ def _nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def _shape(value: Any, kind: Any) -> Any:
-    """The value as msgspec takes it. In files and in the environment a list is split at `;`."""
+    """The value as msgspec takes it. Files and the environment separate lists by `;`."""
     info = msgspec.inspect.type_info(kind)
     wants_list = isinstance(info, msgspec.inspect.ListType | msgspec.inspect.VarTupleType)
     if wants_list and isinstance(value, str):
@@ -294,7 +288,7 @@ def _shape(value: Any, kind: Any) -> Any:
 
 
 def describe_kind(kind: Any) -> str:
-    """What values a setting of this type takes, in words."""
+    """Which values a setting of this type takes, in words."""
     info = msgspec.inspect.type_info(kind)
     return _describe_info(info)
 

@@ -1,16 +1,12 @@
-"""TCP sockets: their options, who listens on a port, which of a killed process are closed first.
+"""TCP sockets: options, who listens on a port, and the order in which a killed process closes.
 
-After a link is cut TCP retransmits at growing intervals for a quarter of an hour, and notices late
-that the link works again. With a limit for unacknowledged bytes the connection fails instead, and a
-new one can be made at once.
+After a cut link TCP retransmits at growing intervals for a quarter of an hour. With a limit for
+unacknowledged bytes the connection fails instead, and a new one can be made. /proc names the
+listeners of this machine, for people and for tools.
 
-/proc names the listeners of this machine: for people, and for tools that must not talk to a process
-that only happens to have the port.
-
-The kernel closes what a killed process had open one by one, the highest descriptor first (Linux
-runs such work last in, first out). With 9,000 connections of clients that takes a quarter of a
-second or more, and whoever waits for the end of a low one notices the death so much later. So the
-sockets by which others are to notice it are opened while something else has the low numbers.
+The kernel closes a killed process's descriptors one by one, the highest first. With 9,000
+connections that takes 250 ms or more, so a peer at a low descriptor notices the death late. So the
+sockets that report a death get high descriptors (`LowDescriptors`).
 """
 
 from __future__ import annotations
@@ -28,39 +24,37 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-BACKLOG: Final = 1024
-"""How many connections of clients wait until they are accepted."""
+BACKLOG: Final = 1024  # How many connections wait until they are accepted.
 
 _LISTEN: Final = "0A"
 _COMMAND_CHARS_MAX: Final = 120
 
 HELD_MAX: Final = 12_288
-_SHARE: Final = 1 / 2
-"""Of the descriptors that this process may have."""
+_SHARE: Final = 1 / 2  # Of the descriptors that this process may have.
 
 _IP = (socket.AF_INET, socket.AF_INET6)
 
 
 def limit_unacknowledged(sock: socket.socket, limit_ms: int) -> None:
-    """The connection fails once bytes that were sent are unacknowledged for `limit_ms`."""
+    """The connection fails once sent bytes are unacknowledged for `limit_ms`."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
 
 
 def limit_unacknowledged_of(transport: asyncio.BaseTransport, limit_ms: int) -> None:
-    """`limit_unacknowledged` for a transport; without effect if it has no TCP socket."""
+    """The same for a transport; without effect if it has no TCP socket."""
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family in _IP:
         limit_unacknowledged(sock, limit_ms)
 
 
 def descriptor_of(transport: asyncio.BaseTransport) -> int:
-    """Of its TCP socket, -1 if it has none."""
+    """-1 if it has no TCP socket."""
     sock = transport.get_extra_info("socket")
     return int(sock.fileno()) if sock is not None and sock.family in _IP else -1
 
 
 def keep_alive(sock: socket.socket, *, every_s: int, failures: int) -> None:
-    """An idle peer is probed every `every_s`; the connection fails after so many lost probes."""
+    """Probes an idle peer every `every_s`; the connection fails after so many lost probes."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, every_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every_s)
@@ -68,18 +62,17 @@ def keep_alive(sock: socket.socket, *, every_s: int, failures: int) -> None:
 
 
 def name_senders(sock: socket.socket) -> None:
-    """The kernel names the process that sent each datagram of a Unix socket (SCM_CREDENTIALS)."""
+    """The kernel names the sender of each datagram of a Unix socket (SCM_CREDENTIALS)."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 
 
 def descriptors_allowed() -> int:
-    """How many this process may have."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sys.maxsize if allowed == resource.RLIM_INFINITY else allowed
 
 
 def descriptors_in_use() -> int:
-    """About how many this process has: a new one gets the lowest number that is free."""
+    """About how many are in use: a new one gets the lowest free number."""
     try:
         descriptor = os.dup(sys.__stderr__.fileno() if sys.__stderr__ is not None else 0)
     except OSError:
@@ -99,8 +92,8 @@ def plain_address(host: str, port: str | int) -> str:
 
 
 def accepted_at(port: int) -> list[tuple[str, int]]:
-    """The peers' addresses and the descriptors of the connections that this process has at its own
-    port, oldest first. Takes 10 µs for each of its descriptors."""
+    """Peer addresses and descriptors of the connections at our port, oldest first. Takes 10 µs for
+    each descriptor."""
     found = []
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -111,7 +104,7 @@ def accepted_at(port: int) -> list[tuple[str, int]]:
 
 
 def _peer_at(descriptor: int, port: int) -> str:
-    """The peer of a connection at `port`, "" if the descriptor is anything else."""
+    """The peer of a connection at `port`; "" if the descriptor is anything else."""
     if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
         return ""
     sock = socket.socket(fileno=descriptor)
@@ -124,7 +117,8 @@ def _peer_at(descriptor: int, port: int) -> str:
 
 
 def hang_up(peer: str, descriptor: int) -> None:
-    """Ends a connection whose socket belongs to a library; nothing if it is another one by now."""
+    """Ends a connection whose socket a library owns; without effect if the descriptor
+    was reused."""
     with contextlib.suppress(OSError):
         held = os.dup(descriptor)  # from here on the number means the same socket
         sock = socket.socket(fileno=held)
@@ -144,7 +138,7 @@ def check_port_free(host: str, port: int) -> None:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that other processes may accept from (socket activation). Raises OSError."""
+    """A socket from which other processes may accept (socket activation). Raises OSError."""
     sock = socket.create_server((host, port), backlog=BACKLOG)
     sock.setblocking(False)
     return sock
@@ -159,7 +153,7 @@ def is_port_free(host: str, port: int) -> bool:
 
 
 class CannotListenError(OSError):
-    """A port on which this process cannot listen: what it is for, which, and who has it."""
+    """A port that this process cannot listen on: its purpose, and who has it."""
 
     def __init__(self, what: str, port: int, error: OSError) -> None:
         reason = error.strerror or str(error)
@@ -181,7 +175,7 @@ def listening_as(what: str, port: int) -> Iterator[None]:
 
 
 def holder_of(port: int) -> str:
-    """Which process listens on a port, in words; "" if nobody is seen to."""
+    """Which process listens on a port, in words; "" if none is seen."""
     inodes = _listening("thread-self", port)
     if not inodes:
         return ""
@@ -192,12 +186,12 @@ def holder_of(port: int) -> str:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether that process itself listens on that port, on any address of its network."""
+    """Whether that process itself listens on the port, on any address of its network."""
     return bool(_listening(str(pid), port) & _sockets(str(pid)))
 
 
 def _listening(process: str, port: int) -> set[str]:
-    """The inodes of the sockets that listen on a port, in the network of a process."""
+    """Inodes of the sockets that listen on a port, in the network of a process."""
     return {inode for number, inode in _listeners(process) if number == port}
 
 
@@ -214,7 +208,7 @@ def _listeners(process: str) -> Iterator[tuple[int, str]]:
 
 
 def _sockets(process: str) -> set[str]:
-    """The inodes of its open sockets; none of a process that is gone or not ours to see."""
+    """Inodes of its open sockets; none if the process is gone or not ours."""
     found = set()
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{process}/fd"):
@@ -235,8 +229,8 @@ def _command(folder: Path) -> str:
 
 
 class LowDescriptors:
-    """Holds all low descriptors that are free, until `free`: what is opened meanwhile gets higher
-    ones, and what comes later the low ones."""
+    """Holds all low free descriptors until `free`, so that sockets opened meanwhile get higher
+    ones."""
 
     def __init__(self) -> None:
         limit = min(HELD_MAX, int(descriptors_allowed() * _SHARE))
@@ -247,7 +241,7 @@ class LowDescriptors:
             while descriptor < limit:
                 descriptor = os.dup(descriptor)
                 self._held.append(descriptor)
-        except OSError:  # this is a help only, and whoever needs a descriptor comes first
+        except OSError:  # only a help: who needs a descriptor comes first
             self.free()
 
     def free(self) -> None:

@@ -1,9 +1,6 @@
-"""Long work, a slice in a turn of the loop.
-
-Nothing that grows with the number of queues, topics, groups or connections runs whole in one turn:
-heartbeats and acks of everyone wait behind it. What one call into C does for a whole table counts
-as one step. Whoever needs the pause of a timer between two slices has it in `store/background`.
-"""
+"""Long work, a slice in each turn of the loop: heartbeats and acks wait behind it. Nothing that
+grows with the number of queues, topics, groups or connections may run in one turn; one C call over
+a whole table counts as one step. `store/background` has slices with a pause between."""
 
 from __future__ import annotations
 
@@ -14,19 +11,18 @@ from typing import Any, Final, TypeVar, cast
 
 T = TypeVar("T")
 
-AT_ONCE: Final = 256
-"""Steps in a turn, of about 10 µs each."""
+AT_ONCE: Final = 256  # Steps per turn, of about 10 µs each.
 GATHERED_AT_ONCE: Final = 64
 
 
 class Pace:
-    """Counts the steps of one piece of work, however many loops it has."""
+    """Counts the steps of one piece of work, over any number of its loops."""
 
     def __init__(self, at_once: int = AT_ONCE) -> None:
         self._at_once = self._left = at_once
 
     async def step(self, count: int = 1) -> None:
-        """`count` steps are done: every `at_once` of them the loop gets a turn."""
+        """`count` steps are done; after every `at_once` of them the loop gets a turn."""
         self._left -= count
         if self._left <= 0:
             self._left = self._at_once
@@ -40,14 +36,14 @@ class Pace:
 
 
 def in_turns(items: Iterable[T], at_once: int = AT_ONCE) -> AsyncIterator[T]:
-    """The items, with a turn for the loop behind every `at_once`."""
+    """The items, with a turn for the loop after every `at_once`."""
     return Pace(at_once).through(items)
 
 
 async def gather_some(
     works: Iterable[Coroutine[Any, Any, T]], at_once: int = GATHERED_AT_ONCE
 ) -> list[T]:
-    """The results, in order; `at_once` of them run at the same time. Raises the first error."""
+    """The results in order; `at_once` run at a time. Raises the first error."""
     left = iter(works)
     results: list[T] = []
     while some := list(islice(left, at_once)):
@@ -56,8 +52,8 @@ async def gather_some(
 
 
 async def gather_apart(lots: Iterable[Iterable[Coroutine[Any, Any, T]]]) -> list[T]:
-    """The results, lot by lot. The lots run side by side, each as in `gather_some`, so that one
-    which waits holds up no other. Raises the first error, which ends them all."""
+    """The results, lot by lot. The lots run side by side, each as in `gather_some`, so one that
+    waits delays no other. Raises the first error, which ends all."""
     tasks = [asyncio.ensure_future(gather_some(lot)) for lot in lots]
     try:
         return [result for lot in await asyncio.gather(*tasks) for result in lot]
@@ -67,7 +63,7 @@ async def gather_apart(lots: Iterable[Iterable[Coroutine[Any, Any, T]]]) -> list
 
 
 async def result_of(work: Generator[object, None, T]) -> T:
-    """What `work` returns, a step of it in a turn."""
+    """What `work` returns, a step of it per turn."""
     while True:
         try:
             next(work)
@@ -77,14 +73,13 @@ async def result_of(work: Generator[object, None, T]) -> T:
 
 
 async def in_slices(step: Callable[[], bool]) -> None:
-    """Calls `step`, once a turn, until it says that there is no more."""
-    while step():  # noqa: ASYNC110  it does a slice of the work
+    """Calls `step` once a turn until it returns False."""
+    while step():  # noqa: ASYNC110  each call does a slice
         await asyncio.sleep(0)
 
 
 def for_each(items: Iterable[T], act: Callable[[T], object], at_once: int = AT_ONCE) -> None:
-    """Calls `act` with each item: `at_once` now, as many in each of the next turns of the running
-    loop."""
+    """Calls `act` with each item: `at_once` now, as many in each of the next turns."""
     left = iter(items)
 
     def some() -> bool:
@@ -94,10 +89,10 @@ def for_each(items: Iterable[T], act: Callable[[T], object], at_once: int = AT_O
             count += 1
         return count == at_once
 
-    go_on(some)
+    run_in_turns(some)
 
 
-def go_on(step: Callable[[], bool]) -> None:
-    """The same without a task: a slice now, the others in the next turns of the running loop."""
+def run_in_turns(step: Callable[[], bool]) -> None:
+    """Calls `step` now and once in each next turn, until it returns False. Needs no task."""
     if step():
-        asyncio.get_running_loop().call_soon(go_on, step)
+        asyncio.get_running_loop().call_soon(run_in_turns, step)

@@ -317,7 +317,7 @@ class Background:
             log.info("loop_closed_before_flush_report")
 
 
-class RoomWatch:
+class DiskSpaceWatch:
     """Two reasons to refuse puts: something found no room, or `diskSpaceWarningLevelRatio`."""
 
     def __init__(self, commit_log: CommitLog, appender: Appender, background: Background) -> None:

@@ -27,17 +27,16 @@ from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.durable_file import remove_file
 from batonmq.runtime.lock_file import FolderLock
 from batonmq.store.appender import Appender
-from batonmq.store.background import Background, RoomWatch
+from batonmq.store.background import Background, DiskSpaceWatch
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
-from batonmq.store.confirm_rules import ConfirmRule
 from batonmq.store.dispatch import ArrivalListener, LogDispatcher, RecentCommits
 from batonmq.store.health import StoreHealth
 from batonmq.store.log_scan import VerifiedLog
 from batonmq.store.position_rounds import PositionRounds
 from batonmq.store.queries import StoreQueries
 from batonmq.store.queue_table import QueueTable, SystemRecordHandler, remove_folders
-from batonmq.store.recovery import recover_store
+from batonmq.store.recovery import ConfirmRule, recover_store
 from batonmq.store.slave_log import LogTrust, SlaveLog
 from batonmq.store.store_files import StoreFiles, abort_path, load_files
 from batonmq.store.suspicion import RunMark, kernel_boot_id
@@ -74,7 +73,7 @@ class MessageStore:
     trust: LogTrust
     truncation: Truncation
     background: Background
-    room: RoomWatch
+    room: DiskSpaceWatch
     checkpoints: CheckpointWriter
     expirer: Expirer
     positions: PositionRounds
@@ -187,7 +186,7 @@ class MessageStore:
             config, files.log, self._queues, self.appender, self.deleting_topics
         )
         self.background = Background(files.log, self._fail)
-        self.room = RoomWatch(files.log, self.appender, self.background)
+        self.room = DiskSpaceWatch(files.log, self.appender, self.background)
         self.queries = StoreQueries(files, self._dispatcher, self.appender)
         self.truncation = Truncation(files)
         self.checkpoints = CheckpointWriter(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.layout import RECORD_HEAD
@@ -23,7 +23,6 @@ from batonmq.protocol.records.search import ends_in_property_crc
 from batonmq.protocol.sysflag import has_queue_unit
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.commit_log import CommitLog, Segment
-from batonmq.store.confirm_rules import ConfirmRule
 from batonmq.store.consume_queue import ConsumeQueue
 from batonmq.store.dispatch import LogDispatcher
 from batonmq.store.log_scan import (
@@ -43,6 +42,62 @@ _AGAIN_BYTES: Final = 1 << 20
 _SECTOR_SIZE: Final = 512
 _ZERO_SECTOR: Final = bytes(_SECTOR_SIZE)
 _RECORD_SIZE: Final = RECORD_HEAD.only("size")
+
+
+class ConfirmRule(Protocol):
+    """Offsets are exclusive ends. `visible`: the end of what the consume queues hold."""
+
+    @property
+    def writes_at_once(self) -> bool:
+        """Whether the store takes writes before the broker is given a role."""
+
+    def proven(self, visible: int) -> int:
+        """How far the queues alone prove that the log was confirmed."""
+
+    def confirmed(self, stored: int, visible: int, end: int) -> int:
+        """confirmOffset of a log that ends at `end`. `stored`: the checkpoint's."""
+
+    def settle_epochs(self, files: StoreFiles, end: int) -> None:
+        """After recovery: no epoch may begin behind `end`."""
+
+    def begin_run(self, files: StoreFiles) -> None:
+        """Before the first write of this run. Raises OSError."""
+
+
+class ConfirmedBySet:
+    """Controller mode."""
+
+    writes_at_once = False
+
+    def proven(self, visible: int) -> int:
+        return visible  # only confirmed records have units in a queue
+
+    def confirmed(self, stored: int, visible: int, end: int) -> int:
+        return min(max(stored, visible), end)
+
+    def settle_epochs(self, files: StoreFiles, end: int) -> None:
+        files.epochs.drop_above(end)
+
+    def begin_run(self, files: StoreFiles) -> None:
+        """The epochs stay: they say which master wrote what."""
+
+
+class ConfirmedByLog:
+    """Classic mode."""
+
+    writes_at_once = True
+
+    def proven(self, visible: int) -> int:
+        return 0  # a queue may be ahead of a log that lost its unflushed end
+
+    def confirmed(self, stored: int, visible: int, end: int) -> int:
+        return end
+
+    def settle_epochs(self, files: StoreFiles, end: int) -> None:
+        """Without effect: `begin_run` drops them all."""
+
+    def begin_run(self, files: StoreFiles) -> None:
+        files.drop_epochs()
 
 
 class Confirmed(NamedTuple):

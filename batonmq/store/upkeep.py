@@ -23,7 +23,7 @@ from typing import Final
 from batonmq.runtime import disk
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.durable_file import sync_below, sync_directory
-from batonmq.store.background import Background, RoomWatch
+from batonmq.store.background import Background, DiskSpaceWatch
 from batonmq.store.commit_log import Segment
 from batonmq.store.config import StoreConfig
 from batonmq.store.consume_queue import ConsumeQueue
@@ -181,7 +181,7 @@ class CheckpointWriter:
         dispatcher: LogDispatcher,
         before_checkpoint: Callable[[], Iterable[Callable[[], None]]] | None,
         background: Background,
-        room: RoomWatch,
+        room: DiskSpaceWatch,
     ) -> None:
         """`before_checkpoint`: see `MessageStore`."""
         self._room = room
@@ -351,7 +351,7 @@ class Expirer:
         clock_ms: Callable[[], int],
         disk_use_of: DiskUseOf,
         may_expire_below: Callable[[], int],
-        room: RoomWatch,
+        room: DiskSpaceWatch,
     ) -> None:
         """No segment that ends above `may_expire_below` goes, whatever the disk (R38)."""
         self.before_checkpoint: Callable[[], Iterable[Callable[[], None]]] | None = None

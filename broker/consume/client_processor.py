@@ -59,7 +59,7 @@ from batonmq.protocol.topic_name import is_file_name, retry_topic
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors, Response
 from batonmq.remoting.endpoint import RemotingClient
-from batonmq.runtime.turns import go_on, in_turns
+from batonmq.runtime.turns import in_turns, run_in_turns
 
 log = logging.getLogger(__name__)
 
@@ -240,7 +240,7 @@ class ClientProcessor:
             self.notify(changes)
             return self._clients.is_known(channel)
 
-        go_on(leave_some)
+        run_in_turns(leave_some)
 
     def expire(self, now_ms: int) -> bool:
         """Drops clients that went silent, a slice a call; whether there may be more."""

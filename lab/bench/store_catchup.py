@@ -21,9 +21,9 @@ from batonmq.protocol.properties import find_property
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.tags import tags_code
 from batonmq.store.config import StoreConfig
-from batonmq.store.confirm_rules import ConfirmedBySet
 from batonmq.store.index_service import IndexService
 from batonmq.store.message_store import MessageStore
+from batonmq.store.recovery import ConfirmedBySet
 
 HOST: Final = host_bytes("127.0.0.1", 10911)
 PIECE: Final = 1 << 20

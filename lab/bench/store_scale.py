@@ -15,8 +15,8 @@ from typing import Final, Self
 from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.store.config import StoreConfig
-from batonmq.store.confirm_rules import ConfirmedByLog
 from batonmq.store.message_store import MessageStore
+from batonmq.store.recovery import ConfirmedByLog
 
 HOST: Final = host_bytes("127.0.0.1", 10911)
 BODY: Final = b"x" * 1024

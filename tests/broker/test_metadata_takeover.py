@@ -10,8 +10,8 @@ from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.topic_name import METADATA_TOPIC
 from batonmq.store.config import StoreConfig
-from batonmq.store.confirm_rules import ConfirmedBySet
 from batonmq.store.message_store import MessageStore
+from batonmq.store.recovery import ConfirmedBySet
 
 HOST = host_bytes("127.0.0.1", 10911)
 

@@ -11,7 +11,7 @@ from batonmq.broker.broker_endpoint import STARTING
 from batonmq.broker.service import BrokerService
 from batonmq.protocol.codes import ResponseCode
 from batonmq.remoting.endpoint import RemotingClient
-from batonmq.runtime import start_room
+from batonmq.runtime import start_retry
 from batonmq.runtime.server_main import started
 from tests.broker.lone_broker import Rig, run_with_broker, sections_of, until
 from tests.shared.failing_disk import failing, walk_errors
@@ -35,7 +35,7 @@ def write_one(folder):
 @pytest.mark.parametrize("prepare", [lambda folder: None, write_one], ids=["first", "again"])
 def test_r45_a_start_goes_on_whatever_finds_no_room(tmp_path, monkeypatch, prepare):
     """The n-th call that needs room fails, for each n; nothing stays open of what was given up."""
-    monkeypatch.setattr(start_room, "ROOM_POLL_S", 0)
+    monkeypatch.setattr(start_retry, "SPACE_POLL_S", 0)
 
     def start(rule, number):
         folder = tmp_path / str(number)
@@ -72,7 +72,7 @@ def test_r45_it_says_what_is_missing_and_can_be_stopped(tmp_path, caplog):
     reply = asyncio.run(play())
     missing = f"{tmp_path / 'store'}: No space left on device"
     assert STARTING in reply.remark and missing in reply.remark, reply.remark
-    (told,) = [r.getMessage() for r in caplog.records if "start_waits_for_room" in r.message]
+    (told,) = [r.getMessage() for r in caplog.records if "start_waits_for_disk_space" in r.message]
     assert missing in told, "once, with the folder"
 
 

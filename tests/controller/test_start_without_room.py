@@ -18,7 +18,7 @@ from batonmq.controller.service import ControllerService
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.service import NamesrvService
 from batonmq.protocol.errors import NotLeaderError
-from batonmq.runtime import start_room
+from batonmq.runtime import start_retry
 from batonmq.runtime.server_main import started
 from tests.shared.failing_disk import failing, walk_errors
 from tests.shared.ports import free_ports
@@ -51,7 +51,7 @@ def test_r53_a_first_start_goes_on_whatever_finds_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The n-th call that needs room fails, for each n; nothing stays open of what was given up."""
-    monkeypatch.setattr(start_room, "ROOM_POLL_S", 0)
+    monkeypatch.setattr(start_retry, "SPACE_POLL_S", 0)
 
     def start(rule: str, number: int) -> bool:
         folder = tmp_path / str(number)

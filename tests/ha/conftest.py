@@ -26,8 +26,8 @@ from batonmq.ha.wire import HAIdentity
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.store.config import StoreConfig
-from batonmq.store.confirm_rules import ConfirmedBySet
 from batonmq.store.message_store import MessageStore
+from batonmq.store.recovery import ConfirmedBySet
 from tests.ha.cores import MemoryLog, SlaveHost, entries
 
 SEGMENT = 16 << 10

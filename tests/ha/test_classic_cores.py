@@ -282,7 +282,7 @@ def test_r58_slaves_that_nobody_names_are_limited_in_number_too() -> None:
 def test_a_slave_ahead_of_its_master_does_not_follow() -> None:
     core = a_slave(500, remoting="m:10911")
     assert core.stage is ClassicPhase.PROVING
-    _, diverged = core.log_end_told(499, 500, 500, NOW)
+    _, diverged = core.log_end_received(499, 500, 500, NOW)
     assert isinstance(diverged, fx.Diverged)
     assert "above the end of its master's, 499" in diverged.reason
     assert core.stage is ClassicPhase.WAIT
@@ -293,7 +293,7 @@ def test_the_master_is_asked_before_the_first_report() -> None:
     core = ClassicSlaveCore(SlavePolicy(), SEGMENT, NOW)
     core.follow(MasterAddresses("m:10912", "m:10911"), NOW)
     assert core.connected(500, 500, NOW) == [AskLogEnd("m:10911")]
-    assert core.log_end_told(500, 500, 500, NOW) == [fx.SendToMaster(encode_report(500))]
+    assert core.log_end_received(500, 500, 500, NOW) == [fx.SendToMaster(encode_report(500))]
 
 
 @pytest.mark.parametrize(("head", "log_end"), [((600, 10), 500), ((600, 0), 500), ((77, 5), 0)])

@@ -6,7 +6,7 @@ import pytest
 
 from batonmq.ha import slave_effects as fx
 from batonmq.ha.java_peer import PeerIdentity, proof_fault
-from batonmq.ha.received_log import BeginAnew, CutTo, LocalLog, ReceivedLog, Refuse, judge_log
+from batonmq.ha.received_log import BeginAgain, CutTo, LocalLog, ReceivedLog, Refuse, judge_log
 from batonmq.ha.slave_core import SlaveCore, SlavePhase
 from batonmq.ha.slave_policy import MasterSilence, Redial, SlavePolicy
 from batonmq.ha.wire import (
@@ -668,7 +668,7 @@ def test_r27_a_log_from_before_the_masters_history_begins_anew(
     log = memory_log(b"1" * own_end, (1, 0), confirm=confirm)
     master_log = MasterHandshake(200, 3, entries((3, begins)))
     decision = judge_log(log.facts(), master_log, member=member)
-    assert isinstance(decision, BeginAnew if anew else Refuse)
+    assert isinstance(decision, BeginAgain if anew else Refuse)
 
 
 @pytest.mark.parametrize(
@@ -681,7 +681,7 @@ def test_r27_a_log_of_which_an_unclean_election_dropped_all_begins_anew(
     own = replace(memory_log(b"1" * 100, (1, 0), confirm=100).facts(), min_offset=80)
     master_log = MasterHandshake(90, 3, entries((1, 0), (3, 60)))
     decision = judge_log(own, master_log, member=member, unclean_epoch=unclean)
-    assert isinstance(decision, BeginAnew if anew else Refuse)
+    assert isinstance(decision, BeginAgain if anew else Refuse)
 
 
 def test_r27_what_was_confirmed_of_the_old_log_says_nothing_of_the_new_one(
@@ -726,7 +726,7 @@ def test_r27_an_unclean_election_may_be_missing_in_the_masters_history(
     own = memory_log(b"1" * 100, (1, 0), confirm=95).facts()
     master_log = MasterHandshake(200, 5, entries((5, begins)))
     decision = judge_log(own, master_log, member=member, unclean_epoch=unclean)
-    assert isinstance(decision, BeginAnew if anew else Refuse)
+    assert isinstance(decision, BeginAgain if anew else Refuse)
 
 
 def test_r2_a_peer_that_ends_below_the_own_history_gets_no_ack(memory_log, slave_host, entries):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from batonmq.protocol.records.codec import NewMessage
-from batonmq.store.confirm_rules import ConfirmedByLog, ConfirmedBySet
 from batonmq.store.message_store import MessageStore
+from batonmq.store.recovery import ConfirmedByLog, ConfirmedBySet
 from tests.ha.conftest import HOST, SEGMENT, TOPIC, Group, Node, expire_first_segment, until
 
 RunGroup = Callable[[Callable[[Group], Awaitable[None]]], None]

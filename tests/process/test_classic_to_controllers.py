@@ -8,8 +8,8 @@ import pytest
 
 from batonmq.protocol.records.codec import NewMessage, decode_records
 from batonmq.store.config import StoreConfig
-from batonmq.store.confirm_rules import ConfirmedByLog
 from batonmq.store.message_store import MessageStore
+from batonmq.store.recovery import ConfirmedByLog
 from lab.cluster import frames
 from lab.cluster.connection import Connection
 from lab.cluster.mixed import SEGMENT, MixedGroup

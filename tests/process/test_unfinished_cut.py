@@ -13,8 +13,8 @@ import yaml
 from batonmq.epoch.entry import EpochEntry
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.store.config import StoreConfig
-from batonmq.store.confirm_rules import ConfirmedBySet
 from batonmq.store.message_store import MessageStore
+from batonmq.store.recovery import ConfirmedBySet
 from lab.cluster.fault_points import fault_environment
 from lab.cluster.processes import ROOT, free_base_port, spawn, stop_all, tail, wait_for
 
@@ -108,7 +108,7 @@ def test_r37_r45_a_broker_that_cannot_read_its_files_before_a_cut_waits_for_room
     command = command_in(tmp_path)
     broker = spawn(command, log, env=os.environ | fault_environment(disk=FULL))
     try:
-        wait_for("the reason", lambda: "start_waits_for_room" in log.read_text())
+        wait_for("the reason", lambda: "start_waits_for_disk_space" in log.read_text())
         assert f"{root}: No space left on device" in log.read_text()
         assert "broker_started" not in log.read_text() and (root / "truncation.intent").exists()
     finally:

@@ -28,7 +28,7 @@ from batonmq.replicas_manager.identity import (
 )
 from batonmq.replicas_manager.link import LogFacts
 from batonmq.replicas_manager.service import ReplicasManager
-from batonmq.runtime import start_room
+from batonmq.runtime import start_retry
 from batonmq.runtime.clock import boot_ms
 from tests.shared.failing_disk import failing
 
@@ -673,7 +673,7 @@ def test_r45_a_first_start_without_room_goes_on_and_leaks_no_id(
 ) -> None:
     """The n-th call that needs room fails, and all after it until the manager says so: then there
     is room, or it is killed, and the next process goes on."""
-    monkeypatch.setattr(start_room, "ROOM_POLL_S", 0)
+    monkeypatch.setattr(start_retry, "SPACE_POLL_S", 0)
 
     def start(number: int) -> bool:
         folder = tmp_path / str(number)

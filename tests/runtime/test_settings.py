@@ -149,8 +149,8 @@ def test_the_environment_overrides(tmp_path: Path) -> None:
         ("broker:\n  ratio: [1]\n", 2, "broker.ratio", [1], "a number"),
         ("broker:\n  autoCreateTopicEnable: 7\n", 2, "broker.autoCreateTopicEnable", 7, "true or"),
         ("store:\n  flushDiskType: X\n", 2, "store.flushDiskType", "X", "ASYNC_FLUSH, SYNC_FLUSH"),
-        ("broker:\n  ratio: 1\n  ratio: 2\n", 3, "broker.ratio", 2, "stands already at"),
-        ("broker: {}\nbroker: {}\n", 2, "broker", None, "stands already at"),
+        ("broker:\n  ratio: 1\n  ratio: 2\n", 3, "broker.ratio", 2, "is already set at"),
+        ("broker: {}\nbroker: {}\n", 2, "broker", None, "is already set at"),
         ("broker: 5\n", 1, "broker", "5", "a mapping"),
         ("broker:\n  ratio: !!python/x 1\n", 2, "broker.ratio", "1", "could not determine"),
     ],
@@ -178,7 +178,7 @@ def test_what_is_no_mapping_of_sections_is_refused(tmp_path: Path, text: str) ->
     [
         ("ratio=1\nbrokrName=x", 2, "brokrName", "did you mean brokerName?"),
         ("\n\nlistenPort = x", 3, "broker.listenPort", "whole number"),
-        ("ratio=1\nratio=2", 2, "ratio", "stands already at"),
+        ("ratio=1\nratio=2", 2, "ratio", "is already set at"),
     ],
 )
 def test_a_wrong_flat_setting_likewise(

@@ -17,8 +17,8 @@ from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from batonmq.spark.read.store_facts import StoreError
 from batonmq.store.config import StoreConfig
-from batonmq.store.confirm_rules import ConfirmedBySet
 from batonmq.store.message_store import MessageStore
+from batonmq.store.recovery import ConfirmedBySet
 from tests.spark.log_files import START_MS, LogFiles, row_of
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"

@@ -12,8 +12,8 @@ from batonmq.protocol.records.codec import NewMessage, decode_records
 from batonmq.protocol.tags import tags_code
 from batonmq.store.appender import PutResult
 from batonmq.store.config import StoreConfig
-from batonmq.store.confirm_rules import ConfirmedBySet, ConfirmRule
 from batonmq.store.message_store import MessageStore
+from batonmq.store.recovery import ConfirmedBySet, ConfirmRule
 from batonmq.store.upkeep import DiskUse
 
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"

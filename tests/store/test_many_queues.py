@@ -8,9 +8,9 @@ import pytest
 
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.runtime import disk
-from batonmq.store.confirm_rules import ConfirmedByLog
 from batonmq.store.consume_queue import ConsumeQueue
 from batonmq.store.index_service import IndexService
+from batonmq.store.recovery import ConfirmedByLog
 from tests.shared.power_cut import watching
 from tests.shared.turns import Turns, counted_turns
 

@@ -17,7 +17,6 @@ from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC
 from batonmq.runtime import disk
 from batonmq.runtime.lock_file import FolderLockedError
-from batonmq.store.confirm_rules import ConfirmedByLog
 from batonmq.store.consume_queue import Boundary
 from batonmq.store.errors import (
     PutIllegal,
@@ -27,6 +26,7 @@ from batonmq.store.errors import (
     StoreFormatError,
 )
 from batonmq.store.reader import GetMessageStatus
+from batonmq.store.recovery import ConfirmedByLog
 from batonmq.store.upkeep import byte_count
 
 FOREVER_MS = 2**62

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.records.codec import decode_records
-from batonmq.store.confirm_rules import ConfirmedByLog
 from batonmq.store.errors import StoreStateError
+from batonmq.store.recovery import ConfirmedByLog
 
 BODIES = [b"m%03d" % number + bytes(200) for number in range(60)]
 

@@ -9,9 +9,9 @@ import pytest
 from batonmq.epoch.entry import EpochEntry
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.runtime import disk
-from batonmq.store.confirm_rules import ConfirmedByLog
 from batonmq.store.errors import PutUnavailable, StoreStateError
 from batonmq.store.message_store import MessageStore
+from batonmq.store.recovery import ConfirmedByLog
 from batonmq.store.suspicion import Suspicion
 
 SAFE = {"flush_disk_type": "SYNC_FLUSH", "ha_sync_flush": True}

@@ -1,14 +1,12 @@
 """The master's end of all classic HA connections: what to send, and what is acknowledged. Pure.
 
-The first report of a connection says where it goes on: at its value, or at the start of the last
-segment if it is 0 (a new slave gets no older history). A slave that reports more than this log
-holds, or less than where it begins, is refused by name: its bytes belong to another history, or it
-would wait for ever. Each report acknowledges all below it.
+The first report of a connection says where to start: at its value, or for 0 at the start of the
+last segment (a new slave gets no older history). A slave whose report is outside this log is
+refused with the reason: its bytes belong to another history, or it would wait without end.
 
-How many slaves have a byte is counted by connection, as nothing on it names the slave. If a slave
-has left an old connection half open and dialled again, both come from its host: so a connection
-counts only if it is the newest of its host, or has reported since the newest one was made.
-Origin: Java DefaultHAConnection (ReadSocketService, WriteSocketService), GroupTransferService.
+Slaves are counted by connection, for nothing on it names the slave. One that left a connection half
+open dials again from the same host. So a connection counts if it is the newest of its host or has
+reported since that one was made. Origin: Java DefaultHAConnection, GroupTransferService.
 """
 
 from __future__ import annotations
@@ -23,19 +21,18 @@ from batonmq.runtime.crowd import Crowd
 from batonmq.runtime.recent_events import RecentEvents, records_event
 
 SLAVES_MAX: Final = 64
-"""Any peer that reports an offset counts as a slave, since classic HA has no names. Above this
-limit the host with the most slaves loses its oldest one (R58)."""
+"""Any peer that reports counts as a slave, since classic HA has no names. Above this limit the host
+with the most slaves loses its oldest one (R58)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassicPolicy:
-    """Times in ms, sizes in bytes. `segment_size` is the commit log's mapped file size."""
+    """Times in ms, sizes in bytes. `segment_size`: the commit log's mapped file size."""
 
     segment_size: int
     needed_slaves: int = 0
     """How many slaves must have a byte before it is acknowledged; 0 as ASYNC_MASTER."""
-    gap_bytes: int = 256 << 20
-    """haMaxGapNotInSync: a slave further behind counts for nothing."""
+    gap_bytes: int = 256 << 20  # haMaxGapNotInSync: a slave further behind counts for nothing.
     batch_bytes: int = 1 << 20
     window_bytes: int = 8 << 20
     heartbeat_ms: int = 5_000
@@ -47,14 +44,14 @@ class ClassicPolicy:
 
 
 class Acknowledged(NamedTuple):
-    """As many slaves as are needed have all below `offset`."""
+    """Enough slaves have all below `offset`."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class SlavesMissing:
-    """Fewer slaves than are needed are near enough: no write can be acknowledged now."""
+    """Too few slaves are near enough: no write can be acknowledged now."""
 
     wanted: int
     present: int
@@ -74,8 +71,7 @@ class ReportingSlave:
     start_offset: int = -1
     next_offset: int = -1
     acked: int = -1
-    vouches: bool = True
-    """Whether it counts beside a newer connection of its host."""
+    vouches: bool = True  # Whether it counts beside a newer connection of its host.
     bytes_sent: int = 0
     flow: Flow = field(default_factory=Flow)
 
@@ -85,7 +81,7 @@ class ReportingSlave:
 
 
 class ClassicMasterCore:
-    """Feed it events; perform the effects in order. `begin` and `end` are those of the own log."""
+    """Feed it events; perform the effects in order. `begin` and `end` are those of our log."""
 
     def __init__(self, policy: ClassicPolicy, begin: int, end: int, now_ms: int) -> None:
         self.policy = policy
@@ -104,7 +100,7 @@ class ClassicMasterCore:
     def connection_opened(
         self, connection_id: int, address: str, now_ms: int
     ) -> list[ClassicEffect]:
-        """R58: where too many have not reported, one of them makes room."""
+        """If too many have not reported, one of them is closed (R58)."""
         extra = self._strangers.add(connection_id, address)
         effects = [] if extra is None else self._close(extra, "too many report nothing")
         slave = ReportingSlave(connection_id, address, now_ms, now_ms)
@@ -121,7 +117,7 @@ class ClassicMasterCore:
 
     @records_event
     def reported(self, connection_id: int, log_end: int, now_ms: int) -> list[ClassicEffect]:
-        """The slave holds all below `log_end`."""
+        """The slave has all below `log_end`."""
         slave = self.connections.get(connection_id)
         if slave is None:
             return []
@@ -147,7 +143,7 @@ class ClassicMasterCore:
         return effects
 
     def appended(self, end: int, now_ms: int) -> list[ClassicEffect]:
-        """The own log ends at `end`."""
+        """Our log ends at `end`."""
         self.end = end
         effects: list[ClassicEffect] = []
         for slave in self.connections.values():
@@ -192,7 +188,7 @@ class ClassicMasterCore:
         return [slave for slave in self.connections.values() if slave.acked >= 0]
 
     def _begin(self, slave: ReportingSlave, log_end: int) -> str:
-        """Where the connection goes on; why it cannot, "" if it can."""
+        """Sets where the connection continues; returns why it cannot, "" if it can."""
         if log_end > self.end:
             return (
                 f"its log ends at {log_end}, above the end of this one, {self.end}: it holds"
@@ -211,7 +207,7 @@ class ClassicMasterCore:
         return ""
 
     def _send(self, slave: ReportingSlave, now_ms: int) -> list[ClassicEffect]:
-        """Frames up to the log's end, as far as window and flow control allow."""
+        """Frames up to the log's end, within window and flow control."""
         effects: list[ClassicEffect] = []
         policy = self.policy
         while 0 <= slave.next_offset < self.end:
@@ -244,7 +240,7 @@ class ClassicMasterCore:
         self._reporting.remove(connection_id)
 
     def _count(self) -> list[ClassicEffect]:
-        """What is acknowledged by enough slaves now, or that there are not enough."""
+        """What enough slaves have now, or that there are too few."""
         needed = self.policy.needed_slaves
         if needed == 0:
             return []
@@ -259,7 +255,7 @@ class ClassicMasterCore:
         return effects
 
     def _pause_ms(self, now_ms: int) -> int:
-        """Milliseconds until a heartbeat, the end of a silence or the next second's flow is due."""
+        """Milliseconds until a heartbeat, a timeout or the next second's flow is due."""
         due = [now_ms + self.policy.heartbeat_ms]
         for slave in self.connections.values():
             due.append(slave.read_ms + self.policy.housekeeping_ms)

@@ -25,8 +25,6 @@ ReportLink = SlaveLink[ReportReader]
 
 
 class ClassicMasterShell(MasterLinks[ReportReader, ClassicEffect]):
-    """The HA connections of a master."""
-
     def __init__(
         self,
         core: ClassicMasterCore,

@@ -1,9 +1,6 @@
-"""A broker's HA service outside controller mode: sends the log as master, follows it as slave.
-
-The configuration gives the role, for the life of the process. Both sides listen, so that a slave
-which dials another one is closed with a line in the log instead of a refused connection.
-Origin: Java DefaultHAService.
-"""
+"""A broker's HA service in classic mode. The configuration gives the role for the life of the
+process. Both roles listen, so a slave that dials the wrong one is closed with a line in the log.
+Origin: Java DefaultHAService."""
 
 from __future__ import annotations
 
@@ -29,11 +26,9 @@ log = logging.getLogger(__name__)
 
 
 class ClassicHAService:
-    """`needed_slaves`: how many slaves must have a write before it is acknowledged.
-
-    `log_end_of` asks the broker at a remoting address for the end of its log; it raises BatonError
-    or OSError. All methods are called on the loop.
-    """
+    """`needed_slaves`: how many slaves must have a write before it is acknowledged. `log_end_of`
+    asks the broker at a remoting address for the end of its log; it raises BatonError or OSError.
+    All calls come on the loop."""
 
     def __init__(
         self,
@@ -57,12 +52,12 @@ class ClassicHAService:
         self._master: ClassicMasterShell | None = None
         self._slave: ClassicSlaveShell | None = None
         self.master_flush_offset = 0
-        """As slave: the offset that 908 set. It is shown, and has no other use."""
+        """As slave: the offset that RESET_MASTER_FLUSH_OFFSET (908) set. It is only shown."""
         self._links_made = 0
         self._open_links = OpenLinks()
 
     async def start(self, bind_host: str) -> int:
-        """Listens on haListenPort (0: any) and returns the port."""
+        """Listens on haListenPort (0: any free one) and returns the port."""
         port = self._store_config.ha_listen_port
         with listening_as("HA", port):
             self._server = await asyncio.get_running_loop().create_server(
@@ -90,9 +85,9 @@ class ClassicHAService:
         self._master = ClassicMasterShell(core, store, self._listener, self._now_ms)
 
     def follow(self, master: MasterAddresses) -> None:
-        """This broker is a slave of `master`; its address may come later, and change."""
+        """This broker is a slave of `master`, whose address may be unknown yet and may change."""
         if self._slave is None:
-            # R24: what a damaged log holds behind the damage is fetched again.
+            # R24: what is behind the damage is fetched again.
             self._store.trust.discard_damaged_tail()
             policy = self._config.slave_policy(ha_sync_flush=self._store_config.ha_sync_flush)
             core = ClassicSlaveCore(
@@ -119,7 +114,7 @@ class ClassicHAService:
     # -- events of the broker
 
     def notify_append(self, written_offset: int) -> None:
-        """The log ends at `written_offset`. Once per loop turn, as master."""
+        """As master, once per loop turn: the log ends at `written_offset`."""
         if self._master is not None:
             self._master.appended(written_offset)
 
@@ -129,7 +124,7 @@ class ClassicHAService:
             self._slave.flushed()
 
     def dial_now(self) -> None:
-        """As slave: there is room on the disk again."""
+        """As slave: the disk has space again."""
         if self._slave is not None:
             self._slave.dial_now()
 
@@ -137,7 +132,7 @@ class ClassicHAService:
 
     @property
     def following_problem(self) -> str:
-        """As slave: why this replica cannot follow its master; empty if it can."""
+        """As slave: why it cannot follow its master; "" if it can."""
         return self._slave.problem if self._slave is not None else ""
 
     @property
@@ -150,7 +145,7 @@ class ClassicHAService:
         return self._master is not None and self._master.core.is_followed_from(host)
 
     def runtime_info(self) -> HARuntimeInfo:
-        """The reply to request 907. Times are wall clock."""
+        """The reply to GET_BROKER_HA_STATUS (907). Times are wall clock."""
         if self._master is not None:
             return self._master.runtime_info()
         slave = self._slave

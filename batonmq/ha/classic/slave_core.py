@@ -1,11 +1,9 @@
 """The slave's end of the classic HA connection: when to dial, what to take, what to report. Pure.
 
-IDLE (no address) -> WAIT -> DIALLING -> PROVING -> TRANSFER, and back to WAIT whenever the
-connection ends. PROVING asks the master for the end of its log, where its remoting address is
-known: on the HA connection a master that lacks a tail sends heartbeats for ever, and then, once it
-has grown past this log, bytes of another history at equal offsets. Such a master is not followed.
-A report says how far this log is written, or under haSyncFlush flushed.
-Origin: Java DefaultHAClient.
+IDLE (no address) -> WAIT -> DIALLING -> PROVING -> TRANSFER, and back to WAIT when the connection
+ends. PROVING asks the master for the end of its log if its remoting address is known. A master that
+lost its tail sends only heartbeats until it has grown past this log, and then bytes of another
+history at equal offsets; so it is not followed. Origin: Java DefaultHAClient.
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ from batonmq.runtime.recent_events import RecentEvents, records_event
 
 @dataclass(frozen=True, slots=True)
 class AskLogEnd:
-    """Ask the master at `address` for the end of its log (907); then feed `log_end_told`, or
-    `disconnected` if there is no answer."""
+    """Ask the master at `address` for the end of its log (GET_BROKER_HA_STATUS, 907); then feed
+    `log_end_received`, or `disconnected` if it does not answer."""
 
     address: str
 
@@ -42,7 +40,7 @@ ClassicSlaveEffect = (
 
 @dataclass(frozen=True, slots=True)
 class MasterAddresses:
-    """`ha` is dialled. `remoting` is "" where only haMasterAddress is known."""
+    """`ha` is dialled. `remoting` is "" if only haMasterAddress is known."""
 
     ha: str = ""
     remoting: str = ""
@@ -58,10 +56,8 @@ class ClassicPhase(Enum):
 
 
 class ClassicSlaveCore:
-    """Feed it events; perform the effects in order. Offsets are exclusive ends; times are ms.
-
-    `segment_size`: where the log of an empty replica may begin. `flushed` is given where a report
-    may wait for the disk.
+    """Feed it events; perform the effects in order. Offsets are exclusive ends, times are ms.
+    `segment_size`: where the log of an empty replica may begin. `flushed`: only with haSyncFlush.
     """
 
     def __init__(self, policy: SlavePolicy, segment_size: int, now_ms: int) -> None:
@@ -75,14 +71,12 @@ class ClassicSlaveCore:
         self._segment_size = segment_size
         self._redial = Redial(policy, now_ms)
         self._since_ms = now_ms
-        self._next = 0
-        """Where the next byte goes; ahead of the log's end while a read is taken apart."""
+        self._next = 0  # Where the next byte goes; ahead of the log's end during a read.
         self._reported = -1
         self._is_new = True
 
     @property
     def wakeup_ms(self) -> int:
-        """When `tick` is due."""
         match self.stage:
             case ClassicPhase.IDLE | ClassicPhase.STOPPED:
                 return self._since_ms + self.policy.housekeeping_ms
@@ -100,8 +94,8 @@ class ClassicSlaveCore:
 
     @records_event
     def follow(self, master: MasterAddresses, now_ms: int) -> list[ClassicSlaveEffect]:
-        """The configuration or a name server says where the master is. A connection that works is
-        left alone; the address counts from the next dial on."""
+        """The master's address. A working connection stays; the address counts from
+        the next dial."""
         if self.stage is ClassicPhase.STOPPED or master == self.master:
             return []
         self.master = master
@@ -123,7 +117,7 @@ class ClassicSlaveCore:
         return self._begin(log_end, flushed, now_ms)
 
     @records_event
-    def log_end_told(
+    def log_end_received(
         self, master_end: int, log_end: int, flushed: int, now_ms: int
     ) -> list[ClassicSlaveEffect]:
         """The master's log ends at `master_end`."""
@@ -141,7 +135,8 @@ class ClassicSlaveCore:
     def frame_received(
         self, head: FrameHead, log_end: int, now_ms: int
     ) -> list[ClassicSlaveEffect]:
-        """The head of a frame; `log_end` counts what was written, `_next` what is under way."""
+        """The head of a frame; `log_end` counts what was written, `_next` also what is being
+        written."""
         if self.stage is not ClassicPhase.TRANSFER:
             return self._hang_up("a frame before the first report", now_ms)
         self._next = max(self._next, log_end)
@@ -154,7 +149,7 @@ class ClassicSlaveCore:
             what = "this empty log can begin where a segment begins only"
         else:
             what = f"this log ends at {self._next}"
-        return self._give_up(f"the master goes on at {head.offset}, but {what}", now_ms)
+        return self._give_up(f"the master continues at {head.offset}, but {what}", now_ms)
 
     def body_received(self, data: memoryview) -> fx.AppendLog:
         """A piece of the body of the last head."""
@@ -170,7 +165,7 @@ class ClassicSlaveCore:
         self._next = log_end
         reportable = min(log_end, flushed) if self.policy.sync_flush else log_end
         if self._reported < 0 and reportable < log_end:
-            return [fx.FlushTo(log_end)]  # the first report says where to go on
+            return [fx.FlushTo(log_end)]  # the first report says where the master continues
         effects: list[ClassicSlaveEffect] = []
         if reportable > self._reported:
             effects.append(self._report(reportable, now_ms))
@@ -180,7 +175,7 @@ class ClassicSlaveCore:
 
     @records_event
     def append_failed(self, offset: int, reason: str, now_ms: int) -> list[ClassicSlaveEffect]:
-        """Nothing more can be written for now: a full disk, or a damaged record at `offset`."""
+        """Nothing can be written now: a full disk, or a damaged record at `offset`."""
         is_new = self._redial.stuck(offset, reason, now_ms)
         self._enter(ClassicPhase.WAIT, now_ms)
         effects: list[ClassicSlaveEffect] = [fx.Hangup(reason)]
@@ -188,7 +183,7 @@ class ClassicSlaveCore:
 
     @records_event
     def disconnected(self, now_ms: int) -> list[ClassicSlaveEffect]:
-        """The connection ended, or was not made."""
+        """The connection ended or was not made."""
         if self.stage not in (ClassicPhase.IDLE, ClassicPhase.WAIT, ClassicPhase.STOPPED):
             self._enter(ClassicPhase.WAIT, now_ms)
             self._redial.later(now_ms)
@@ -216,7 +211,7 @@ class ClassicSlaveCore:
                 silent_ms = now_ms - self.read_ms
                 if silent_ms >= self.policy.housekeeping_ms:
                     return self._hang_up(f"nothing was read for {silent_ms} ms", now_ms)
-                # Also what keeps the connection up where nothing is written.
+                # This report also keeps an idle connection alive.
                 return [self._report(self._reported, now_ms)] if self._reported >= 0 else []
 
     # -- inside
@@ -254,7 +249,7 @@ class ClassicSlaveCore:
         return [fx.Hangup(reason)]
 
     def _give_up(self, reason: str, now_ms: int) -> list[ClassicSlaveEffect]:
-        """A reason that does not pass by itself: reported once, tried again after longer pauses."""
+        """A reason that does not pass by itself: reported once, retried after longer pauses."""
         is_new = self._redial.diverged(reason, now_ms)
         self._enter(ClassicPhase.WAIT, now_ms)
         return [fx.Hangup(reason), *([fx.Diverged(reason)] if is_new else [])]

@@ -1,8 +1,6 @@
-"""Socket, timer and store calls of the classic slave side. It performs the core's effects.
-
-Bytes go from the receive buffer straight into the log. At the end of a loop turn what is whole
-becomes visible, since nothing is confirmed later here, and one report leaves before that.
-"""
+"""Socket, timer and store calls of the classic slave side; performs the core's effects. Bytes go
+from the receive buffer to the log. At the end of a loop turn one report leaves, then all whole
+messages become visible, since nothing is confirmed later in this mode."""
 
 from __future__ import annotations
 
@@ -46,8 +44,7 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
         self.core: ClassicSlaveCore = core
         self._listener = listener
         self._log_end_of = log_end_of
-        self.problem = ""
-        """Why this replica cannot follow its master; empty if it can, or nobody knows yet."""
+        self.problem = ""  # Why this replica cannot follow its master; "" if it can.
 
     # -- events
 
@@ -56,7 +53,7 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
             self._run(self.core.follow(master, self._now_ms()))
 
     def dial_now(self) -> None:
-        """What was in the way has passed."""
+        """The obstacle is gone."""
         master = self.core.master
         if not self._closed and self.core.stage is ClassicPhase.WAIT:
             self.core.follow(MasterAddresses(), self._now_ms())
@@ -70,7 +67,7 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
         self._run(self.core.stop(self._now_ms()))
 
     def flushed(self) -> None:
-        """More of the log is on disk; under haSyncFlush a report may wait for it."""
+        """With haSyncFlush a report may wait for the flush."""
         if self.core.policy.sync_flush and not self._closed:
             self._end_turn()
 
@@ -85,7 +82,7 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
 
     def received(self, link: FrameLink, data: memoryview) -> None:
         core, now_ms = self.core, self._now_ms()
-        core.read_ms = now_ms  # a part of a frame counts, too
+        core.read_ms = now_ms  # a part of a frame counts too
         try:
             for item in link.reader.feed(data):
                 if isinstance(item, FrameHead):
@@ -152,7 +149,7 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
                 case fx.FlushTo():
                     self._store.background.request_flush()
                 case fx.BeginAt():
-                    self._begin_anew(effect)
+                    self._begin_again(effect)
                 case fx.Following(offset):
                     self.problem = ""
                     log.info("ha_following address=%s offset=%d", self.core.master.ha, offset)
@@ -161,8 +158,8 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
                     self._listener.on_diverged(reason)
 
     def _store_failed(self, error: Exception) -> None:
-        """A damaged record is asked for again; a full disk may get room again; any other failed
-        write ends the process (G8)."""
+        """A damaged record is requested again, a full disk may pass; any other failed write ends
+        the process (G8)."""
         health = self._store.log.health
         if not health.has_failed:
             try:
@@ -196,12 +193,12 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
             master_end = await self._log_end_of(address)
         except (BatonError, OSError, ValueError) as error:
             if link is not None and link is self._link:
-                self._hang_up(f"the master did not tell where its log ends: {error!r}")
+                self._hang_up(f"the master did not say where its log ends: {error!r}")
                 self._disconnected()
             return
         if link is not None and link is self._link:
             self._run(
-                self.core.log_end_told(master_end, self._log_end, self._flushed, self._now_ms())
+                self.core.log_end_received(master_end, self._log_end, self._flushed, self._now_ms())
             )
 
     def runtime_info(self, master_flush_offset: int) -> HAClientRuntimeInfo:

@@ -1,10 +1,7 @@
-"""The bytes of a classic HA connection, and their readers. Pure.
-
-Slave to master: its own log end as i64, each time both request and acknowledgement. Master to
-slave: frames of i64 offset, i32 size and `size` bytes of the commit log; size 0 is a heartbeat, and
-carries the offset that comes next. Everything is big-endian, records are cut anywhere, and neither
-side names itself. Origin: Java DefaultHAConnection and DefaultHAClient.
-"""
+"""The bytes of a classic HA connection and their readers. Pure. Slave to master: the end of its log
+as i64, both request and ack. Master to slave: frames of i64 offset, i32 size and the log's bytes,
+which may cut records; size 0 is a heartbeat with the next offset. Big-endian; neither side names
+itself. Origin: Java DefaultHAConnection and DefaultHAClient."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ HEADER: Final = struct.Struct(
     "i"  # 8  size of the body; 0 is a heartbeat
 )
 BODY_SIZE_MAX: Final = (4 << 20) - HEADER.size
-"""A Java slave stalls for ever on a frame that its buffer of 4 MiB does not hold."""
+"""A Java slave hangs on a frame that does not fit its buffer of 4 MiB."""
 
 
 class FrameHead(NamedTuple):
-    """`size` bytes of the log follow; they begin at `offset`."""
+    """`size` bytes of the log follow, from `offset` on."""
 
     offset: int
     size: int
@@ -40,14 +37,13 @@ def encode_head(offset: int, size: int) -> bytes:
 
 
 class ReportReader:
-    """Reads what a slave sends. Only the last report of a read counts: they only grow."""
+    """Reads what a slave sends. Only the last report of a read counts, for they only grow."""
 
     def __init__(self) -> None:
         self._pending = b""
 
     def feed(self, data: bytes) -> int | None:
-        """The last whole report, None if none became whole. Raises RemoteProtocolError if it is
-        below 0."""
+        """The last whole report, or None. Raises RemoteProtocolError if it is negative."""
         pending = self._pending + data
         whole = len(pending) - len(pending) % REPORT.size
         self._pending = pending[whole:]
@@ -60,19 +56,15 @@ class ReportReader:
 
 
 class ClassicFrameReader:
-    """Reads what a master sends. After each FrameHead come as many pieces of its body
-    (memoryview, never empty) as it takes to make its size."""
+    """Reads what a master sends: each FrameHead, then its body in pieces (memoryview)."""
 
     def __init__(self) -> None:
         self._pending = b""
-        self.body_left = 0
-        """Bytes of the current body that have not come yet; 0 between frames."""
+        self.body_left = 0  # Bytes of the current body that are still to come; 0 between frames.
 
     def feed(self, data: memoryview) -> Iterator[FrameHead | memoryview]:
-        """Yields what `data` brings; run it to its end before the next `feed`.
-
-        Raises RemoteProtocolError for an offset or a size that cannot be.
-        """
+        """Yields what `data` brings; exhaust it before the next `feed`. Raises RemoteProtocolError
+        for an impossible offset or size."""
         at, end = 0, len(data)
         while at < end:
             if self.body_left:

@@ -953,11 +953,11 @@ def test_r57_a_group_that_begins_at_the_end_keeps_its_place_through_a_rebalance(
         for queue in range(4):
             cluster.groups["broker-a"].first_offset[TOPIC, queue] = 1000
         seen: set[bytes] = set()
-        busy, go_on = asyncio.Event(), asyncio.Event()
+        busy, run_in_turns = asyncio.Event(), asyncio.Event()
 
         async def slow(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
             busy.set()
-            await go_on.wait()
+            await run_in_turns.wait()
             seen.update(each.body for each in messages)
 
         async def quick(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
@@ -984,7 +984,7 @@ def test_r57_a_group_that_begins_at_the_end_keeps_its_place_through_a_rebalance(
             await busy.wait()
             async with members[1]:
                 await until(lambda: len(first.assigned_queues) == 2)
-                go_on.set()
+                run_in_turns.set()
                 await until(lambda: seen == sent)
 
     run(story)

@@ -15,10 +15,10 @@ from typing import Any
 from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.store.config import StoreConfig
-from batonmq.store.confirm_rules import ConfirmedBySet
 from batonmq.store.errors import StoreStateError, TruncationRefused
 from batonmq.store.health import StoreHealth
 from batonmq.store.message_store import MessageStore
+from batonmq.store.recovery import ConfirmedBySet
 from batonmq.store.upkeep import DiskUse
 from lab.sim.loop import Crash
 

@@ -16,8 +16,8 @@ from batonmq.spark.differences.scan import Scanned, ScanSettings, plan_tasks, sc
 from batonmq.spark.differences.standing import standing
 from batonmq.spark.steps.sql import DuckEngine
 from batonmq.store.config import StoreConfig
-from batonmq.store.confirm_rules import ConfirmedBySet
 from batonmq.store.message_store import MessageStore
+from batonmq.store.recovery import ConfirmedBySet
 from tests.spark.log_files import HOST_V4, START_MS, LogFiles, message
 
 FILE_SIZE = 8192

@@ -1,4 +1,4 @@
-"""A start on a full disk waits for room, and ends nothing (SAFETY R45)."""
+"""A start on a full disk waits for disk space and ends nothing (R45)."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ROOM_POLL_S: Final = 1.0
+SPACE_POLL_S: Final = 1.0
 
 
-class StartRoom:
-    """`missing`: what finds no room now, in words; empty if nothing. `where`: a path on the disk,
-    for errors that name none."""
+class StartRetry:
+    """`missing`: what found no disk space, in words; "" if nothing. `where`: for errors without a
+    path."""
 
     def __init__(self, where: Path) -> None:
         self.missing = ""
         self._where = where
 
     def note(self, error: OSError) -> bool:
-        """Whether something failed for want of room; the caller does it again then."""
+        """Whether `error` was a lack of disk space; then the caller repeats the step."""
         if not disk.is_short(error):
             return False
         missing = f"{error.filename or self._where}: {error.strerror}"
         if missing != self.missing:
             self.missing = missing
-            log.error("start_waits_for_room why=%r", missing)
+            log.error("start_waits_for_disk_space reason=%r", missing)
         return True
 
     async def wait(self, step: Callable[[], Awaitable[T]]) -> T:
-        """What `step` returns; while the disk is full it is done again, from its beginning. Raises
-        what it raises for other reasons."""
+        """The result of `step`, repeated from its beginning while the disk is full. Raises its
+        other errors."""
         while True:
             try:
                 result = await step()
@@ -47,15 +47,15 @@ class StartRoom:
             else:
                 self.missing = ""
                 return result
-            await asyncio.sleep(ROOM_POLL_S)
+            await asyncio.sleep(SPACE_POLL_S)
 
 
 class InOrder(Generic[T]):
-    """Does one thing after the other with `do`; what finds no room is tried again, and all behind
-    it waits. `failed` gets other errors of a disk: what was behind is dropped."""
+    """Does one thing after the other with `do`. What finds no disk space is tried again, and all
+    later things wait. Another disk error goes to `failed`, and the later things are dropped."""
 
     def __init__(
-        self, do: Callable[[T], None], room: StartRoom, failed: Callable[[OSError], None]
+        self, do: Callable[[T], None], room: StartRetry, failed: Callable[[OSError], None]
     ) -> None:
         self._do, self._room, self._failed = do, room, failed
         self._waiting: list[T] = []
@@ -72,7 +72,7 @@ class InOrder(Generic[T]):
                 if self._room.note(error):
                     self._waiting = [*things[number:]]
                     loop = asyncio.get_running_loop()
-                    self._timer = loop.call_later(ROOM_POLL_S, self._again)
+                    self._timer = loop.call_later(SPACE_POLL_S, self._again)
                 else:
                     self._failed(error)
                 return

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.runtime import start_room
-from batonmq.runtime.start_room import InOrder, StartRoom
+from batonmq.runtime import start_retry
+from batonmq.runtime.start_retry import InOrder, StartRetry
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "/data/lives")
 
 
 def test_r45_nothing_overtakes_what_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_room, "ROOM_POLL_S", 0.001)
+    monkeypatch.setattr(start_retry, "SPACE_POLL_S", 0.001)
 
     async def run() -> None:
-        room, done, failed = StartRoom(Path("/data")), [], []
+        room, done, failed = StartRetry(Path("/data")), [], []
         full, all_done = True, asyncio.Event()
 
         def do(thing: str) -> None:
@@ -50,7 +50,7 @@ def test_r40_another_error_of_the_disk_ends_it_and_drops_what_was_behind() -> No
                 raise broken
             done.append(thing)
 
-        InOrder(do, StartRoom(Path("/data")), failed.append).add(["a", "b", "c"])
+        InOrder(do, StartRetry(Path("/data")), failed.append).add(["a", "b", "c"])
         assert (done, failed) == (["a"], [broken])
 
     asyncio.run(run())
@@ -59,8 +59,8 @@ def test_r40_another_error_of_the_disk_ends_it_and_drops_what_was_behind() -> No
 def test_r45_a_step_of_a_start_is_done_again_until_it_finds_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(start_room, "ROOM_POLL_S", 0)
-    room, missing, fails = StartRoom(Path("/data")), [], [FULL, FULL]
+    monkeypatch.setattr(start_retry, "SPACE_POLL_S", 0)
+    room, missing, fails = StartRetry(Path("/data")), [], [FULL, FULL]
 
     async def step() -> str:
         missing.append(room.missing)
