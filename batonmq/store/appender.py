@@ -1,10 +1,7 @@
-"""The write path of a master: from message to record, one `pwrite` per loop turn.
-
-A put gives a record its queue offset and physical offset and keeps its bytes; `end_turn` writes
-all of them at once. What dispatching needs of the record is queued, so nothing is read back or
-parsed. A put either gets its place in the log or changes nothing. Origin: Java
-`CommitLog.asyncPutMessage(s)` and `DefaultAppendMessageCallback`.
-"""
+"""The write path of a master: from message to record, one `pwrite` per loop turn. A put assigns
+queue offset and physical offset and keeps the record's bytes; `end_turn` writes them. What dispatch
+needs is queued, so nothing is read back. A put changes nothing if it is refused. Origin: Java
+`CommitLog.asyncPutMessage(s)`, `DefaultAppendMessageCallback`."""
 
 from __future__ import annotations
 
@@ -29,11 +26,11 @@ from batonmq.store.dispatch import NO_UNIT, Pending
 from batonmq.store.errors import PutIllegal, PutPropertiesTooLong, PutRefused, PutUnavailable
 from batonmq.store.queue_table import Queue, QueueTable, may_have_folder
 
-_CRC_TAIL_MAX: Final = 21  # 20 bytes and perhaps a separator in front of them
+_CRC_TAIL_MAX: Final = 21  # 20 bytes, perhaps a separator before them
 
 
 class PutResult(NamedTuple):
-    """Where a message went. `end_offset` is exclusive; the bytes are written by `end_turn`."""
+    """Where a message went. `end_offset` is exclusive; `end_turn` writes the bytes."""
 
     physical_offset: int
     size: int
@@ -43,7 +40,7 @@ class PutResult(NamedTuple):
 
 
 class Appender:
-    """Assigns offsets and buffers the records of a turn. `refusal` is why puts are refused."""
+    """Assigns offsets and buffers the records of a turn. `refusal`: why puts are refused."""
 
     def __init__(
         self,
@@ -56,7 +53,7 @@ class Appender:
         clock_ms: Callable[[], int],
         on_disk_failure: Callable[[OSError], None],
     ) -> None:
-        """`on_disk_failure` is called when a write fails, be it in a put that leaves a segment."""
+        """`on_disk_failure` is called when a write fails, also in a put that leaves a segment."""
         self._log = log
         self._queues = queues
         self._table = queues.queues
@@ -72,29 +69,28 @@ class Appender:
         self._pieces: list[bytes] = []
         self._end = 0  # end of the log with the buffered records
         self._segment_end = 0  # of the segment that takes the next record; 0: not known yet
-        self._turn_ms = 0  # store timestamp of this turn, 0 before its first put
+        self._turn_ms = 0  # store timestamp of this turn; 0 before its first put
         self.refusal: str | None = "not prepared as master"
         self._on_disk_failure = on_disk_failure
-        self._pause = ""  # why puts are refused for want of room; empty while there is room
+        self._pause = ""  # why the disk counts as full; "" if it does not
         self.messages_total = 0
         self.bytes_total = 0
 
     # Opening and closing for writes.
 
     def open_for_writes(self) -> None:
-        """Take puts from the end of the log on."""
         assert not self._pieces
         self._end = self._log.max_offset
         self._segment_end = 0
         self.refusal = self._pause or None
 
     def refuse(self, why: str) -> None:
-        """Take no more puts. What was put before still goes out with `end_turn`."""
+        """Take no more puts. Earlier ones are still written by `end_turn`."""
         self.refusal = why
 
     def pause(self, why: str) -> None:
-        """Refuse puts for want of room (R45); empty: take them again. A replica that refuses them
-        for another reason keeps doing so."""
+        """Refuse puts because the disk is full (R45); "": take them again, unless they are refused
+        for another reason."""
         if why == self._pause:
             return
         is_masters, self._pause = self.is_masters, why
@@ -102,14 +98,14 @@ class Appender:
             self.refusal = why or None
 
     def drop_unwritten(self) -> bool:
-        """Forget what a full disk has kept from the log: this broker leaves its role, and none of
-        those records was acknowledged. Whether there was any. Raises OSError; then it can be done
-        again."""
+        """Forget records that a full disk kept from the log: this broker leaves its role, and none
+        of them was acknowledged. Whether there were any. Raises OSError; then it can be repeated.
+        """
         if not self._pieces:
             return False
         log, pending = self._log, self._pending
         end = log.max_offset
-        log.zero_from(end, self._end)  # the first of them may have been written
+        log.zero_from(end, self._end)  # a part may have been written
         self._pieces.clear()
         while pending and pending[-1].end_offset > end:
             record = pending.pop()
@@ -125,12 +121,12 @@ class Appender:
 
     @property
     def is_masters(self) -> bool:
-        """Whether puts are taken, or would be if there was room (R45)."""
+        """Whether puts are taken, or would be if the disk had space (R45)."""
         return self.refusal is None or (bool(self._pause) and self.refusal == self._pause)
 
     @property
     def end(self) -> int:
-        """End (exclusive) of the log with what this turn has put."""
+        """End (exclusive) of the log with the puts of this turn."""
         return self._end
 
     @property
@@ -140,10 +136,8 @@ class Appender:
     # Hot path.
 
     def put_message(self, message: NewMessage, *, stored: bool = False) -> PutResult:
-        """Give the message its place. Raises PutRefused, then nothing of it is in the log.
-
-        The result is valid once `end_turn` returned. `stored`: see `put_stored`.
-        """
+        """Gives the message its place; valid once `end_turn` returned. Raises PutRefused, then
+        nothing changed. `stored`: see `put_stored`."""
         if self.refusal is not None:
             raise PutUnavailable(self.refusal)
         if len(message.properties) > self._properties_max or (
@@ -179,13 +173,13 @@ class Appender:
         return self._keep(message, record, queue, queue_offset, has_unit)
 
     def put_stored(self, message: NewMessage) -> PutResult:
-        """The same for a message that the log took before: its body may be longer than a client's
-        may be by now (maxMessageSize)."""
+        """The same for a message that the log had before: its body may exceed today's
+        maxMessageSize."""
         return self.put_message(message, stored=True)
 
     def put_though_full(self, message: NewMessage) -> PutResult:
-        """The same for a record that expiry, and so the end of a full disk, waits for: it goes into
-        the room that is allocated already."""
+        """The same for a record that expiry needs while the disk is full: it uses
+        allocated space."""
         if not self._pause or self.refusal != self._pause:
             return self.put_message(message)
         self.refusal = None
@@ -195,11 +189,8 @@ class Appender:
             self.refusal = self.refusal or self._pause or None
 
     def put_batch(self, messages: Sequence[NewMessage]) -> list[PutResult]:
-        """Put messages of one queue with consecutive queue offsets, side by side in one segment.
-
-        All or none: raises PutRefused as `put_message` does, also for a batch that no segment
-        can hold.
-        """
+        """Puts messages of one queue with consecutive queue offsets in one segment, all or none.
+        Raises PutRefused, also if no segment can hold them."""
         if self.refusal is not None:
             raise PutUnavailable(self.refusal)
         for message in messages:
@@ -223,7 +214,7 @@ class Appender:
         ]
 
     def _refuse_bad_place(self, message: NewMessage) -> None:
-        """Raises PutIllegal where no queue can be (R46): no member would ever show the message."""
+        """Raises PutIllegal where no queue can be (R46): no member could show the message."""
         if not may_have_folder(message.topic, message.queue_id):
             raise PutIllegal(
                 f"topic {message.topic[:255]!r} queue {message.queue_id} can have no folder"
@@ -274,11 +265,8 @@ class Appender:
         return _new_result(PutResult, (offset, size, end, queue_offset, stored_at))
 
     def end_turn(self) -> int:
-        """Write everything put since the last call; the end of what is written.
-
-        Where there is no room the records stay here and are written by a later call (R45). Raises
-        OSError if the disk fails: the caller stops the broker.
-        """
+        """Writes all puts since the last call; the end of what is written. On a full disk they stay
+        here for a later call (R45). Raises OSError if the disk fails; then the broker must stop."""
         log = self._log
         if self._pieces and self._write_pieces():
             self._turn_ms = 0
@@ -286,7 +274,7 @@ class Appender:
         return log.max_offset
 
     def _write_pieces(self) -> bool:
-        """False if there was no room: all of them are still here."""
+        """False if the disk is full; then all pieces are still here."""
         pieces = self._pieces
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         try:
@@ -300,7 +288,7 @@ class Appender:
         return True
 
     def _not_written(self, error: OSError) -> None:
-        """Raises the error again unless it will pass."""
+        """Raises the error again unless it may pass."""
         if self._log.health.passes(error):
             return
         self._pieces.clear()
@@ -311,18 +299,15 @@ class Appender:
     # Leaving a segment.
 
     def _make_room(self, size: int) -> int:
-        """Go to the segment that can take `size` bytes; the offset where they go.
-
-        The next segment is allocated before the blank is written: a full disk refuses the put
-        and leaves the log as it is.
-        """
+        """Goes to the segment that can take `size` bytes; the offset for them. The next segment is
+        allocated before the blank is written, so a full disk leaves the log as it is."""
         if size > self._size_max:
             self._forget_turn_if_empty()
             raise PutIllegal(f"{size} bytes do not fit into a segment; it holds {self._size_max}")
         log = self._log
         at = self._end
         boundary = at - at % log.segment_size
-        if self._segment_end <= at:  # at a border, or the first put of all
+        if self._segment_end <= at:  # at a border, or at the first put
             self._ensure(boundary)
             self._segment_end = boundary + log.segment_size
             if at + size + END_FILE_MIN_BLANK <= self._segment_end:

@@ -1,17 +1,14 @@
 """What a running store does beside the loop: threads that wait for the disk, timers of upkeep.
 
-`FlushService`: every interval, and at once for SYNC_FLUSH requests, one fdatasync covers all bytes
-of the log written so far (group commit). `DiskJobs`: derived data and checkpoint, whose many small
-syncs must not delay a group commit. Nothing here holds the GIL while the disk works. After a failed
-sync the page cache cannot be trusted: the thread ends, and `fail` stops the broker; the other
-threads cannot sync the log any more either (`StoreHealth.log_failure`, R40). Before `start`
-and after `stop_threads`, jobs run at once in the caller, and nothing is synced. Origin: Java
-`FlushRealTimeService`, `GroupCommitService`, `FlushConsumeQueueService`.
+`FlushService`: one fdatasync covers all log bytes written so far (group commit), every interval and
+at once for SYNC_FLUSH. `DiskJobs`: derived data and checkpoint, whose syncs must not delay a group
+commit. After a failed sync the page cache cannot be trusted: `fail` stops the broker, and no thread
+syncs the log again (`StoreHealth.log_failure`, R40). Before `start` and after `stop_threads` jobs
+run at once in the caller. Origin: Java `FlushRealTimeService`, `GroupCommitService`,
+`FlushConsumeQueueService`.
 
-A full disk pauses a store and ends nothing (R45). What finds no room is kept in memory and noted
-(`StoreHealth.no_room`); puts are refused, so it stays little. Each round of upkeep then tries all
-of it again (`RoomWatch`): the records of the last turn, the next segment, tables, queues, index,
-checkpoint. When nothing of it fails any more, puts are taken.
+A full disk only pauses a store (R45): what cannot be written stays in memory, puts are refused, and
+each round of upkeep tries all of it again (`DiskSpaceWatch`).
 """
 
 from __future__ import annotations
@@ -62,7 +59,7 @@ class FlushService:
         self._thread.start()
 
     def request(self) -> None:
-        """Make what is written so far durable now; `on_flushed` is called then."""
+        """Make what is written so far durable now, then call `on_flushed`."""
         self._wake.set()
 
     def stop(self, *, flush: bool) -> None:
@@ -95,8 +92,8 @@ class FlushService:
 
 
 class DiskJobs:
-    """Runs jobs one after another in a thread of its own; one that raises is fatal. One that finds
-    no room is repeated every second, and those behind it wait (R45)."""
+    """Runs jobs one after another in its own thread. An error is fatal, but on a full disk the job
+    is repeated each second, and later ones wait (R45)."""
 
     def __init__(
         self,
@@ -122,8 +119,8 @@ class DiskJobs:
         self._jobs.put(job)
 
     def stop(self, *, finish: bool) -> None:
-        """End the thread; what was submitted before is done first, or dropped. What finds no room
-        then counts as a failure."""
+        """End the thread, after the submitted jobs (`finish`) or without them. A full disk then
+        counts as a failure."""
         self._is_dropping = not finish
         self._stopping.set()
         self._jobs.put(None)
@@ -140,7 +137,7 @@ class DiskJobs:
             _report(error, self._post, self._on_fatal)
 
     def _is_done(self, job: Callable[[], None]) -> bool:
-        """False if there was no room for what it writes."""
+        """False if the disk is too full for what it writes."""
         try:
             job()
         except OSError as error:
@@ -169,7 +166,7 @@ class Background:
         self._jobs: DiskJobs | None = None
         self._freeing: DiskJobs | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        #: Why a thread ended before `stop_threads`; known once that has returned.
+        #: Why a thread ended before `stop_threads`; known once that returned.
         self.failure: Exception | None = None
 
     def start(
@@ -178,7 +175,7 @@ class Background:
         flush_interval_ms: int,
         on_flushed: Callable[[int], None],
     ) -> None:
-        """Start the threads. `on_flushed(offset)` is called in the loop after each fdatasync."""
+        """Starts the threads. `on_flushed(offset)` is called in the loop after each fdatasync."""
         self._loop = loop
         self._flush = FlushService(
             self._log,
@@ -196,7 +193,7 @@ class Background:
         self._freeing.start()
 
     def repeat(self, name: str, period_s: float, work: Callable[[], object]) -> None:
-        """Do `work` in the loop every `period_s`, until `stop_timers`."""
+        """Does `work` in the loop every `period_s`, until `stop_timers`."""
         assert self._loop is not None
 
         def run() -> None:
@@ -210,7 +207,7 @@ class Background:
         self._timers[name] = self._loop.call_later(period_s, run)
 
     def _failed(self, error: OSError) -> bool:
-        """Whether it will pass; else the broker is stopped."""
+        """Whether the error may pass; else the broker is stopped."""
         if not self._health.passes(error):
             self._fail(error)
             return False
@@ -218,13 +215,12 @@ class Background:
         return True
 
     def is_slicing(self, name: str) -> bool:
-        """Whether the last work of `in_slices` under that name has not ended."""
+        """Whether the last `in_slices` of that name still runs."""
         return name in self._timers
 
     def in_slices(self, name: str, work: Iterator[None]) -> None:
-        """Go through `work`: now to its first step, then a step every 10 ms; all of it now before
-        `start` and after `stop_threads`. `stop_timers` ends it where it is. Errors count as in
-        `repeat`."""
+        """Runs `work` to its first step now, then a step every 10 ms; all of it at once before
+        `start` and after `stop_threads`. `stop_timers` ends it. Errors count as in `repeat`."""
         loop = self._loop
         if loop is None:
             for _ in work:
@@ -246,13 +242,12 @@ class Background:
 
     @property
     def has_threads(self) -> bool:
-        """Whether jobs run beside the caller."""
+        """Whether jobs run in a thread."""
         return self._jobs is not None
 
     def run_job(self, job: Callable[[], None]) -> None:
-        """Runs what waits for the disk: in the thread for that, in the order of the calls, and
-        done before `stop_threads` returns. If it raises there, `fail` is called. What finds no
-        room is done again later, and before those that follow."""
+        """Runs `job` in the disk's thread, in the order of calls, before `stop_threads` returns. If
+        it raises, `fail` is called; on a full disk it is repeated, and later jobs wait."""
         if self._jobs is not None:
             self._jobs.submit(job)
             return
@@ -260,15 +255,15 @@ class Background:
         self.retry_jobs()
 
     def free_room(self, job: Callable[[], None]) -> None:
-        """As `run_job`, for what gives room back and depends on no other job: it must not stand
-        behind one that waits for room (R45)."""
+        """As `run_job`, for what frees disk space and depends on no other job: it must not wait
+        behind one that needs space (R45)."""
         if self._freeing is not None:
             self._freeing.submit(job)
         else:
             job()
 
     def retry_jobs(self) -> None:
-        """Do again what found no room; the thread, where there is one, does so by itself."""
+        """Repeats what a full disk stopped; a thread does so by itself."""
         while self._held:
             job = self._held.popleft()
             try:
@@ -281,7 +276,7 @@ class Background:
                 return
 
     def in_loop(self, callback: Callable[[], None]) -> None:
-        """Call it in the loop; at once before `start` and after `stop_threads`."""
+        """Calls it in the loop; at once before `start` and after `stop_threads`."""
         if self._loop is None:
             callback()
         else:
@@ -298,8 +293,7 @@ class Background:
         self._timers.clear()
 
     def stop_threads(self, *, finish: bool = True) -> None:
-        """Returns when they have ended: after a last flush and all jobs, or (`finish` False)
-        without another sync or job."""
+        """Ends the threads, after a last flush and all jobs, or (`finish` False) without."""
         if self._flush is not None and self._jobs is not None and self._freeing is not None:
             self._flush.stop(flush=finish)
             self._freeing.stop(finish=finish)
@@ -318,7 +312,7 @@ class Background:
 
 
 class DiskSpaceWatch:
-    """Two reasons to refuse puts: something found no room, or `diskSpaceWarningLevelRatio`."""
+    """Refuses puts while a write found no disk space, or above diskSpaceWarningLevelRatio."""
 
     def __init__(self, commit_log: CommitLog, appender: Appender, background: Background) -> None:
         self._log = commit_log
@@ -327,17 +321,17 @@ class DiskSpaceWatch:
         self._background = background
         self._watermark = ""
         self._is_probing = False
-        #: Called in the loop when there is room again.
+        #: Called in the loop when the disk has space again.
         self.on_room: Callable[[], None] = lambda: None
         self._health.on_full = lambda: background.in_loop(self._judge)
 
     @property
     def reason(self) -> str:
-        """Why the disk counts as full; empty if it does not."""
+        """Why the disk counts as full; "" if it does not."""
         return self._health.full or self._watermark
 
     def set_watermark(self, reason: str) -> None:
-        """The file system is (`reason`) or is not ("") too full to take puts."""
+        """The file system is (`reason`) or is not ("") too full for puts."""
         self._watermark = reason
         self._judge()
 
@@ -346,7 +340,7 @@ class DiskSpaceWatch:
         self._appender.pause(f"{DISK_FULL}: {reason}" if reason else "")
 
     def begin_probe(self) -> int | None:
-        """Try again what waits, if something does; the argument for `end_probe`, or None."""
+        """Tries again what waits for disk space; returns the argument for `end_probe`, or None."""
         if not self._health.full or self._is_probing:
             return None
         self._is_probing = True
@@ -358,11 +352,12 @@ class DiskSpaceWatch:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the last round still waits for room."""
+        """Whether the last round still waits for disk space."""
         return self._is_probing
 
     def end_probe(self, count: int) -> None:
-        """A whole round is done, in any thread: if nothing failed in it, there is room again."""
+        """A whole round is done, in any thread: if nothing failed in it, the disk has
+        space again."""
         self._background.in_loop(lambda: self._probed(count))
 
     def _probed(self, count: int) -> None:

@@ -1,14 +1,10 @@
 """Dispatch of many common records at once, with numpy.
 
-`RecordColumns` has what dispatching needs of common records (`protocol.records.common`) of which
-UNIQ_KEY, KEYS and TAGS stand at most once and are not empty, and whose topic is ASCII. Other
-records are left out; the caller dispatches them one by one. No CRC is checked here.
-`dispatch_run` puts a run of them into queues and index.
-
-The topics and properties of all records are copied behind one another into one buffer, `chars`;
-places of values are positions in it, and all arithmetic is on whole columns.
-
-Imported only when there is enough to dispatch, so a start and an idle broker load no numpy.
+`RecordColumns` holds what dispatch needs of common records (`protocol.records.common`) with ASCII
+topics, in which UNIQ_KEY, KEYS and TAGS occur at most once and are not empty. The caller dispatches
+other records one by one. No CRC is checked. `dispatch_run` puts a run of them into queues and
+index. Topics and properties of all records are copied into one buffer, `chars`; values are
+positions in it. Imported only when there is enough to dispatch, so an idle broker loads no numpy.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ ROWS_MAX: Final = 1024
 _UNIT: Final = np.dtype(UNIT.dtype)
 _SPACE: Final = ord(" ")
 _HASH_SIGN: Final = np.uint32(ord("#"))
-# Room behind `chars`, so that eight bytes and one more can be read at each position.
+# Behind `chars`: then nine bytes can be read at each position.
 _PAD: Final = bytes(9)
 _EIGHT: Final = np.dtype(">u8")
 
@@ -60,12 +56,10 @@ class _Values(NamedTuple):
 
 
 class RecordColumns:
-    """Common records of one segment, in the order of the log; a row each.
-
-    `end` is where the records end that were looked at. Of each row: `begins` and `ends` in the log,
-    `queue_ids`, `queue_offsets`, `stored_at` (ms), `topic_numbers` (a place in `topics`), `units`
-    (packed for the consume queue). Of each index entry, in order: `entry_rows`, `entry_hashes`.
-    """
+    """Common records of one segment in log order, a row each. `end`: where the records end that
+    were read. By row: `begins` and `ends` in the log, `queue_ids`, `queue_offsets`, `stored_at`
+    (ms), `topic_numbers` (positions in `topics`), `units` (packed consume queue units). By index
+    entry, in order: `entry_rows`, `entry_hashes`."""
 
     begins: Int64s
     ends: Int64s
@@ -87,11 +81,8 @@ class RecordColumns:
         segment_end: int,
         excluded: Collection[bytes],
     ) -> None:
-        """Reads records that begin in [`offset`, `limit`), at most ROWS_MAX or BYTES_MAX.
-
-        `view` is the log from `start` on, as far as it may be read. Records of the `excluded`
-        topics are left out.
-        """
+        """Reads records that begin in [`offset`, `limit`), at most ROWS_MAX or BYTES_MAX. `view` is
+        the log from `start` on. Records of the `excluded` topics are left out."""
         starts, end = chain(view, offset - start, min(limit, offset + BYTES_MAX) - start, ROWS_MAX)
         records, good = locate(view, starts)
         self.end = start + (end if good == len(starts) else int(starts[good]))
@@ -141,7 +132,7 @@ class RecordColumns:
     def _number_topics(
         self, tails: _Tails, hashes: PieceHashes, topic_hashes: U32, excluded: Collection[bytes]
     ) -> None:
-        """Equal hash and length are not yet equal topics: all but the first one are left out."""
+        """Equal hash and length do not prove equal topics: only rows of the first topic stay."""
         begins, lengths = tails.topic_begins, tails.topic_ends - tails.topic_begins
         tails.good &= ~hashes.are_odd(begins, tails.topic_ends)
         _, firsts, numbers = np.unique(
@@ -175,7 +166,7 @@ class RecordColumns:
         self.units = units
 
     def _keep(self, good: Bools, entry_rows: Int64s) -> None:
-        """Leave the other rows out. Entries belong to good rows only."""
+        """Leaves the other rows out. Entries belong to good rows only."""
         if good.all():
             self.entry_rows = entry_rows
             return
@@ -187,10 +178,8 @@ class RecordColumns:
 
 
 class _Tails:
-    """What follows the body of each record: topic and properties with their lengths, joined.
-
-    `good` says of which rows all properties were found as they belong.
-    """
+    """What follows the body of each record, joined: topic and properties with their lengths.
+    `good`: rows of which all properties were found as expected."""
 
     def __init__(self, joined: bytearray, ends: Int64s, topic_lengths: Int64s) -> None:
         self.joined = joined
@@ -202,7 +191,7 @@ class _Tails:
         self._properties = self.topic_ends + 2
         self._crc_at = ends - CRC_TAIL_SIZE
         chars, begins = self.chars, self._begins
-        # From here on each property, the first one too, has a separator in front.
+        # Each property, also the first one, has a separator before it from here on.
         chars[begins] = 0
         chars[self._properties - 2] = 0
         chars[self._properties - 1] = 2
@@ -210,11 +199,8 @@ class _Tails:
         self._words = take_fields(joined, self._separators + 1, _EIGHT).astype(np.uint64)
 
     def values(self, needle: bytes) -> _Values:
-        """The values of the property that begins with `needle`, a name of at most 8 letters and
-        \\x01.
-
-        A record where it stands twice, or is empty, or has no end, is no longer good.
-        """
+        """The values of the property that begins with `needle`: a name of at most 8 letters and
+        \\x01. A record with the property twice, empty or unterminated is no longer good."""
         head = needle[: _EIGHT.itemsize]
         shift = np.uint64(8 * (_EIGHT.itemsize - len(head)))
         found = np.flatnonzero(self._words >> shift == int.from_bytes(head, "big"))
@@ -271,8 +257,8 @@ def dispatch_run(
     index: IndexService | None,
     touched: set[Queue],
 ) -> bool:
-    """Make the rows [first, behind) visible; False if they are to be taken one by one, then nothing
-    has changed. Raises OSError if the disk fails."""
+    """Makes the rows [first, behind) visible. False if they must be dispatched one by one; then
+    nothing changed. Raises OSError if the disk fails."""
     shares = _shares(columns, slice(first, behind), queues)
     if shares is None or not (index is None or _put_entries(columns, first, behind, index)):
         return False
@@ -284,7 +270,7 @@ def dispatch_run(
 
 
 def _shares(columns: RecordColumns, run: slice, queues: QueueTable) -> list[_Share] | None:
-    """By the first record of each queue; None if one of them does not just go on."""
+    """By the first record of each queue; None if a queue does not simply continue."""
     keys = columns.topic_numbers[run] << 32 | (columns.queue_ids[run] & 0xFFFFFFFF)
     order = np.argsort(keys, kind="stable")
     sorted_keys, offsets = keys[order], columns.queue_offsets[run][order]
@@ -303,7 +289,7 @@ def _shares(columns: RecordColumns, run: slice, queues: QueueTable) -> list[_Sha
     ):
         queue = queues.of_bytes(columns.topics[key >> 32], _signed(key & 0xFFFFFFFF))
         consume_queue = queue.consume_queue
-        if not queue.is_plain:  # of a name that no queue can have
+        if not queue.is_plain:  # for example a name that no queue can have
             return None
         if offset != consume_queue.max_offset or first_end <= consume_queue.last_physical_end:
             return None

@@ -1,11 +1,7 @@
-"""The `checkpoint` file: up to where the store's parts are known to be good.
-
-Java's fields are followed by ours (`protocol.layout`), which Java ignores, so the file serves both.
-The recovery offset is the end of the log that is durable together with what is derived from it.
-Where the CRC does not fit (a Java broker used the file, a torn write) there is none.
-
-Invariant: after `flush` the values set before it survive power loss. What is used of the file lies
-within one disk sector, which is overwritten in place.
+"""The `checkpoint` file: up to where the parts of the store are good. Java's fields are followed by
+ours (`protocol.layout`), which Java ignores. The recovery offset is the end of the log that is
+durable with all that is derived from it; it is None if the CRC does not match (a Java broker used
+the file, a torn write). After `flush` the values survive power loss: they lie in one disk sector.
 """
 
 import os
@@ -23,7 +19,7 @@ from batonmq.runtime import disk
 from batonmq.runtime.durable_file import sync_directory, write_all
 
 _CRC_AT = CHECKPOINT_OURS.at["crc"]
-# Java starts this far before the older of the two timestamps.
+# Java starts this long before the older of the two timestamps.
 _SAFETY_MS = 3000
 
 
@@ -33,11 +29,8 @@ def _checksum(data: bytes | bytearray) -> int:
 
 
 class StoreCheckpoint:
-    """Values in memory, written by `flush`. Timestamps are store timestamps in ms.
-
-    A file that is missing or of another length reads as all zero: recovery then starts at the
-    beginning of the log.
-    """
+    """Values in memory, written by `flush`; timestamps in ms. A file that is missing or of another
+    length reads as zeros: recovery then reads the whole log."""
 
     __slots__ = (
         "_fd",
@@ -59,7 +52,7 @@ class StoreCheckpoint:
         self.index_msg_timestamp = 0
         self.master_flushed_offset = 0
         self.confirm_phy_offset = 0
-        #: Offset in the log up to which recovery need not read, or None if it is not known.
+        #: The log offset up to which recovery need not read; None if unknown.
         self.recovery_offset: int | None = None
         try:
             data = disk.read_bytes(path)
@@ -82,7 +75,7 @@ class StoreCheckpoint:
             self.recovery_offset = offset
 
     def encode(self) -> bytes:
-        """The file's 4096 bytes for the values as they are now."""
+        """The file's 4096 bytes for the current values."""
         data = bytearray(CHECKPOINT_SIZE)
         CHECKPOINT.struct.pack_into(
             data,
@@ -101,21 +94,19 @@ class StoreCheckpoint:
         return bytes(data)
 
     def lower_recovery(self, offset: int) -> None:
-        """A start reads the log from `offset` on at the latest. In memory, until `flush`."""
+        """A start must read the log from `offset` on at the latest. In memory until `flush`."""
         if self.recovery_offset is not None:
             self.recovery_offset = min(self.recovery_offset, offset)
 
     @property
     def min_timestamp(self) -> int:
-        """Java's place to start from: min(physic, logics) - 3 s, not below 0."""
+        """Where Java would start: min(physic, logics) - 3 s, not below 0."""
         oldest = min(self.physic_msg_timestamp, self.logics_msg_timestamp)
         return max(0, oldest - _SAFETY_MS)
 
     def flush(self) -> bool:
-        """Write and fdatasync; False, and nothing done, if the file holds these values already.
-
-        Safe to call from a flush thread if no other thread calls it: the values are read once.
-        """
+        """Writes and syncs; False if the file has these values already. Only one thread at a time
+        may call it, but any: the values are read once."""
         data = self.encode()
         if data == self._written:
             return False
@@ -140,7 +131,7 @@ class StoreCheckpoint:
         self._fd = fd
 
     def close(self) -> None:
-        """Close the file; not flushed (see `flush`)."""
+        """Closes the file without a flush."""
         if self._fd >= 0:
             disk.close(self._fd)
             self._fd = -1

@@ -1,19 +1,14 @@
-"""The log: one endless byte string, kept in segments of equal length.
+"""The log: one endless byte string in segments of equal length. It knows offsets, segments and
+durability, nothing of records.
 
-Knows offsets, segments and durability, but nothing of records: what is a record boundary, what is
-confirmed and who may write is decided above. Invariants: segments are contiguous and begin at
-multiples of the segment size; bytes at and behind `max_offset` are zero (a torn tail and a cut
-are zeroed before anything new is written), so whatever is found there later is damage or a crash;
-a segment exists in full before a byte goes into it.
+Invariants: segments are contiguous and begin at multiples of the segment size. Bytes from
+`max_offset` on are zero, since a torn tail and a cut are zeroed before the next write: what is
+found there later is damage or a crash. A segment exists in full before its first byte.
 
-A `Segment` is a file of fixed length, written by `pwrite` and mapped for reading only. It has its
-full length, and its blocks belong to it, before the first byte of data goes in, so a full disk is
-an error at creation and never a signal or a half-written record. Stores through a writable map
-would make every fdatasync dear and the tail of latency long, and a killed process slow to lose its
-sockets; so the map is read-only.
-
-Origin: Java's `MappedFileQueue`, `AllocateMappedFileService` and `DefaultMappedFile`, which maps
-for writing.
+A `Segment` is a file of fixed length with all blocks allocated, so a full disk is an error at
+creation, never a signal or a half-written record. It is written by `pwrite` and mapped only for
+reading: with a writable map every fdatasync and the latency tail would cost more. Origin: Java's
+`MappedFileQueue`, `AllocateMappedFileService`, `DefaultMappedFile`.
 """
 
 from __future__ import annotations
@@ -39,14 +34,13 @@ _BLOCK_SIZE: Final = 1 << 20
 _ZERO_BLOCK: Final = bytes(_BLOCK_SIZE + 16)
 _ZERO_BLOCK_VIEW: Final = memoryview(_ZERO_BLOCK)
 
-# Java skips folders inside the log folder, and stops at any file whose name is no number.
+# Java skips folders in the log folder, and stops at a file whose name is no number.
 _PRIVATE_FOLDER: Final = ".baton"
 _LOG_ID_FILE: Final = "log_id"
 _LINEAGE_FILE: Final = "lineage"
 
 
 def segment_name(start_offset: int) -> str:
-    """The file name of the segment that begins at `start_offset`."""
     return f"{start_offset:0{NAME_DIGITS}d}"
 
 
@@ -64,8 +58,8 @@ def _check_format(path: Path, segment_size: int) -> None:
 
 
 def _take_back(path: Path, growing: Path) -> None:
-    """Remove what an attempt left that did not come to its end: `growing`, and `path` where it is
-    the same file. Raises OSError; then it can be tried again."""
+    """Removes what a failed attempt left: `growing`, and `path` if it is the same file. Raises
+    OSError; then it can be repeated."""
     if growing.exists():
         if path.exists() and path.samefile(growing):
             disk.remove(path)
@@ -80,7 +74,7 @@ class Segment:
     )  # fmt: skip
 
     def __init__(self, path: Path, size: int, health: StoreHealth) -> None:
-        """Open an existing file of exactly `size` bytes."""
+        """Opens a file of exactly `size` bytes."""
         self._health = health
         self.path = path
         self.size = size
@@ -95,16 +89,13 @@ class Segment:
     def create(
         cls, folder: Path, work_folder: Path, start_offset: int, size: int, health: StoreHealth
     ) -> Segment:
-        """Allocate a segment of zeros; durable in its folder on return.
-
-        It grows under another name in `work_folder` (same file system), so a crash or a full
-        disk leaves no segment of a wrong length. It keeps that name until it can be used: what has
-        both names belongs to an attempt that failed, whose file could not be removed either.
-        Raises OSError, FileExistsError if another segment is there; it can be tried again.
-        """
+        """Allocates a segment of zeros, durable on return. It grows under another name in
+        `work_folder` (same file system), so a crash or a full disk leaves no segment of a wrong
+        length. A file with both names belongs to a failed attempt. Raises OSError, FileExistsError
+        if there is a segment; it can be repeated."""
         path = folder / segment_name(start_offset)
         growing = work_folder / path.name
-        if disk.free_bytes(folder) < size:  # to find out by allocating may take long
+        if disk.free_bytes(folder) < size:  # allocating would find out much later
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         _take_back(path, growing)
         try:
@@ -114,7 +105,7 @@ class Segment:
                 disk.fsync(fd)
             finally:
                 disk.close(fd)
-            disk.link(growing, path)  # unlike a rename it never replaces a segment
+            disk.link(growing, path)  # unlike a rename, it replaces nothing
             sync_directory(folder)
             segment = cls(path, size, health)
             try:
@@ -140,16 +131,14 @@ class Segment:
         return self._view
 
     def write(self, position: int, data: bytes | memoryview) -> None:
-        """Write `data` at `position`; it must fit."""
+        """Writes `data` at `position`; it must fit."""
         assert position + len(data) <= self.size, "a write must not leave its segment"
         write_all(self._fd, data, position)
 
     def datasync(self) -> None:
-        """fdatasync; does nothing on a closed segment. Gives up the GIL. Raises OSError.
-
-        Once a sync of the log has failed, in any thread, none is tried (R40): the kernel reports a
-        write-back error once per descriptor, and the next call returns 0 over pages that are lost.
-        """
+        """fdatasync without the GIL; no effect on a closed segment. Raises OSError. After one
+        failed sync of the log, in any thread, none is tried (R40): the kernel reports a write-back
+        error once, the next call returns 0 although pages are lost."""
         with self._sync_lock:
             self._health.check_log()
             if self._closed:
@@ -161,10 +150,8 @@ class Segment:
                 raise
 
     def data_blocks(self, position: int, overlap: int = 0) -> Iterator[tuple[int, bytes]]:
-        """(position, bytes) of the blocks at or behind `position` that are not all zero.
-
-        At most 1 MiB each, and `overlap` (at most 16) bytes of what follows.
-        """
+        """(position, bytes) of the blocks from `position` on that are not all zero: at most 1 MiB
+        each, and `overlap` (at most 16) bytes of what follows."""
         for start, end in self._data_extents(position):
             for block in range(start, end, _BLOCK_SIZE):
                 length = min(_BLOCK_SIZE, end - block)
@@ -173,11 +160,8 @@ class Segment:
                     yield block, piece
 
     def _data_extents(self, position: int) -> list[tuple[int, int]]:
-        """The parts [start, end) at or behind `position` that are no holes.
-
-        Found before any is read: reading at an edge makes the kernel read ahead, and pages of
-        zeros in its cache count as data.
-        """
+        """The parts [start, end) from `position` on that are no holes. They are found before any is
+        read: read-ahead puts pages of zeros in the cache, which then count as data."""
         extents: list[tuple[int, int]] = []
         while position < self.size:
             try:
@@ -191,20 +175,19 @@ class Segment:
         return extents
 
     def data_end(self, position: int = 0) -> int:
-        """The end of the last byte other than zero at or behind `position`, else `position`."""
+        """The end of the last non-zero byte from `position` on; else `position`."""
         last = position
         for block, piece in self.data_blocks(position):
             last = block + len(piece.rstrip(b"\0"))
         return last
 
     def zero(self, start: int, end: int) -> None:
-        """Write zeros over [start, end)."""
         for position in range(start, end, _BLOCK_SIZE):
             length = min(_BLOCK_SIZE, end - position)
             self.write(position, _ZERO_BLOCK_VIEW[:length])
 
     def close(self) -> None:
-        """Close the file. Views handed out stay valid; the map goes when the last one does."""
+        """Views handed out stay valid; the map is freed with the last one."""
         with self._sync_lock:
             if self._closed:
                 return
@@ -214,12 +197,12 @@ class Segment:
             self._view.release()
             self._map.close()
         except BufferError:
-            return  # somebody still sends from it; the last reference closes the map
+            return  # still being sent; the last reference closes the map
 
 
 class Lineage:
-    """The random name of the history that a log is a part of (R47), in the file `path`: its first
-    master made it, and a replica takes its master's."""
+    """The name of the history that a log belongs to (R47), in the file `path`. The group's first
+    master creates it at random, a replica takes its master's."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -236,16 +219,14 @@ class Lineage:
         return self._name
 
     def enter(self, name: str) -> None:
-        """The log belongs to that one. Durable on return. Raises OSError."""
+        """The log belongs to that history. Durable on return. Raises OSError."""
         replace_file(self._path, name.encode("ascii"))
         self._name = name
 
 
 class CommitLog:
-    """Segments of `segment_size` bytes in `folder`; all offsets are those of the whole log.
-
-    One thread writes; `datasync_to` and `preallocate_next` may run in others.
-    """
+    """Segments of `segment_size` bytes in `folder`. Offsets are of the whole log. One thread
+    writes; `datasync_to` and `preallocate_next` may run in others."""
 
     def __init__(self, folder: Path, segment_size: int, health: StoreHealth | None = None) -> None:
         self.health = health or StoreHealth()
@@ -258,7 +239,7 @@ class CommitLog:
         self.segments: list[Segment] = []
         self._detached: list[Segment] = []  # behind the gap
         self._allocation_lock = threading.Lock()
-        #: Where the segment begins for which there was no room, until it is there.
+        #: Start of the segment that a full disk did not allow, until it exists.
         self.missing_segment: int | None = None
         self._is_closed = False
         self._flush_lock = threading.Lock()
@@ -270,15 +251,13 @@ class CommitLog:
     # Opening.
 
     def load(self) -> None:
-        """Open every segment; `max_offset` is then the end of the last one, until recovery sets it.
-
-        An empty last file is deleted. Raises StoreFormatError for a file of another length or
-        name. Behind a missing file nothing is opened for reading: `gap` names it.
-        """
+        """Opens every segment; `max_offset` is then the end of the last one until recovery sets it.
+        An empty last file is deleted. Behind a missing file nothing is opened (`gap`). Raises
+        StoreFormatError for a file of another length or name."""
         disk.makedirs(self._private)
         for leftover in self._private.iterdir():
             if leftover.name.isdigit():
-                disk.unlink(leftover)  # an allocation that a crash cut short
+                disk.unlink(leftover)  # an allocation that a crash interrupted
         paths = sorted(path for path in self.folder.iterdir() if path.is_file())
         if paths and paths[-1].stat().st_size == 0:
             log.warning("empty_last_segment_deleted file=%s", paths[-1])
@@ -296,10 +275,8 @@ class CommitLog:
 
     @property
     def log_id(self) -> str:
-        """The random id made with this log when it was empty; it dies with its folder.
-
-        Each heartbeat has it: it is read once.
-        """
+        """The random id of this log, made when it was empty; it goes with its folder. Each
+        heartbeat contains it, so it is read once."""
         if not self._log_id:
             path = self._private / _LOG_ID_FILE
             if path.exists():
@@ -320,7 +297,7 @@ class CommitLog:
         return tuple(segment.path for segment in self._detached)
 
     def set_end(self, offset: int, durable_offset: int | None = None) -> None:
-        """Declare [min_offset, offset) written, and durable up to `durable_offset` (None: all)."""
+        """Declares [min_offset, offset) written, and durable up to `durable_offset` (None: all)."""
         assert self.min_offset <= offset <= self.end_of_segments
         self.max_offset = offset
         self.flushed_offset = offset if durable_offset is None else min(durable_offset, offset)
@@ -328,14 +305,14 @@ class CommitLog:
     # Reading.
 
     def segment_at(self, offset: int) -> Segment | None:
-        """The segment that holds the byte at `offset`, written or not."""
+        """The segment of the byte at `offset`, written or not."""
         index = (offset - self.min_offset) // self.segment_size
         if 0 <= index < len(self.segments):
             return self.segments[index]
         return None
 
     def view(self, offset: int, size: int) -> memoryview:
-        """Written bytes from `offset`: at most `size`, at most to the end of their segment."""
+        """Written bytes from `offset`: at most `size`, at most to the end of the segment."""
         segment = self.segment_at(offset)
         if segment is None or offset >= self.max_offset:
             return memoryview(b"")
@@ -356,11 +333,8 @@ class CommitLog:
         return self.segment_size - self.max_offset % self.segment_size
 
     def append(self, data: bytes | memoryview) -> int:
-        """Write at `max_offset`, over as many segments as it takes; the new `max_offset`.
-
-        Raises OSError if a segment cannot be allocated (what was written before it stays
-        written, and `max_offset` tells).
-        """
+        """Writes at `max_offset`, into new segments if needed; the new `max_offset`. Raises OSError
+        if a segment cannot be allocated; what was written before it stays."""
         room = self.room
         if len(data) <= room:
             self._write(data)
@@ -373,7 +347,7 @@ class CommitLog:
         return self.max_offset
 
     def append_blank(self, blank: bytes) -> int:
-        """Write the mark that ends a segment, and go to its end; the new `max_offset`."""
+        """Writes the mark that ends a segment and goes to its end; the new `max_offset`."""
         end = self.max_offset + self.room
         self._write(blank)
         self.max_offset = end
@@ -394,7 +368,7 @@ class CommitLog:
         self.max_offset = offset + len(data)
 
     def ensure_segment(self, offset: int) -> Segment:
-        """The segment for `offset`, allocated now if need be. Raises OSError (disk full)."""
+        """The segment for `offset`, allocated if missing. Raises OSError (disk full)."""
         index = (offset - self.min_offset) // self.segment_size
         if index >= len(self.segments):
             with self._allocation_lock:
@@ -403,14 +377,14 @@ class CommitLog:
         return self.segments[index]
 
     def allocate_missing(self) -> None:
-        """Try again what `missing_segment` names, unless it is there, was cut, or has expired by
-        now. Raises OSError."""
+        """Tries again to allocate `missing_segment`, unless it exists, was cut or expired. Raises
+        OSError."""
         with self._allocation_lock:
             if not self._is_closed and self.missing_segment == self.end_of_segments:
                 self._allocate_next()
 
     def preallocate_when_due(self) -> None:
-        """Allocate the next segment in a thread if the last one is more than half full."""
+        """Allocates the next segment in a thread once the last one is more than half full."""
         if (
             self.end_of_segments - self.max_offset < self.segment_size // 2
             and self.missing_segment != self.end_of_segments
@@ -419,10 +393,8 @@ class CommitLog:
             threading.Thread(target=self.preallocate_next, name="log-alloc", daemon=True).start()
 
     def preallocate_next(self) -> None:
-        """Allocate the next segment, so that the roll does not wait. Runs in any thread.
-
-        A failure is noted: upkeep tries again, and so does the roll itself.
-        """
+        """Allocates the next segment, so that the roll does not wait; from any thread. A failure is
+        noted: upkeep and the roll try again."""
         with self._allocation_lock:
             if self._is_closed or (
                 self.segments and self.end_of_segments - self.max_offset >= self.segment_size
@@ -447,7 +419,7 @@ class CommitLog:
         self.missing_segment = None
 
     def begin_at(self, offset: int) -> None:
-        """Give a log without data its first offset: a multiple of the segment size."""
+        """Gives an empty log its first offset, a multiple of the segment size."""
         assert self.max_offset == self.min_offset and offset % self.segment_size == 0
         with self._allocation_lock:
             while self.segments:
@@ -458,18 +430,15 @@ class CommitLog:
     # Durability.
 
     def datasync_to(self, target: int) -> None:
-        """fdatasync everything below `target` that is not yet durable. Raises OSError,
-        StoreFailedError.
-
-        Any thread may call it while the writer goes on. After a failure, in whichever thread, it
-        raises and `flushed_offset` stands still (R40).
-        """
+        """fdatasync of everything below `target` that is not durable, from any thread, also while
+        the writer works. Raises OSError, StoreFailedError. After any failure it raises, and
+        `flushed_offset` stays (R40)."""
         with self._flush_lock:
             self.health.check_log()
             self.health.check_usable()
             cuts = self._cuts
             flushed = self.flushed_offset
-            target = min(target, self.max_offset)  # it may have been read before a cut
+            target = min(target, self.max_offset)  # the log may have been cut since
         for segment in tuple(self.segments):
             if segment.end_offset > flushed and segment.start_offset < target:
                 segment.datasync()
@@ -488,7 +457,7 @@ class CommitLog:
     # Shortening, for truncation and expiry.
 
     def drop_last_segment(self, aside: Path | None) -> None:
-        """Take the last segment off the log: moved into `aside`, or unlinked."""
+        """Takes the last segment off the log: moved into `aside`, or unlinked."""
         with self._allocation_lock:
             segment = self.segments.pop()
         self._lower_end(segment.start_offset)
@@ -496,14 +465,14 @@ class CommitLog:
         sync_directory(self.folder)
 
     def drop_detached(self, aside: Path | None) -> None:
-        """Take the files behind a gap away, from the top down."""
+        """Removes the files behind a gap, the last one first."""
         while self._detached:
             _take_away(self._detached.pop(), aside)
             sync_directory(self.folder)
         self.gap = None
 
     def zero_from(self, offset: int, end: int) -> None:
-        """Make [offset, end) of one segment zero and durable; the log ends at `offset` then."""
+        """Makes [offset, end) of one segment zero and durable; the log then ends at `offset`."""
         segment = self.segment_at(offset)
         if segment is not None and end > offset:
             segment.zero(offset - segment.start_offset, end - segment.start_offset)
@@ -511,7 +480,7 @@ class CommitLog:
         self._lower_end(offset)
 
     def take_first_segment(self) -> Segment:
-        """Take the oldest segment off the log; the caller closes and unlinks it."""
+        """Takes the oldest segment off the log; the caller closes and unlinks it."""
         assert len(self.segments) > 1
         segment = self.segments.pop(0)
         self.min_offset = segment.end_offset

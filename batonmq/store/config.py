@@ -1,13 +1,10 @@
-"""Settings of the store, spelled as RocketMQ spells them (Java: `MessageStoreConfig`).
+"""Settings of the store, named as in Java's `MessageStoreConfig`. Contradicting values are refused
+at start.
 
-One frozen struct; `settings.load_settings` fills it from YAML or `.properties`. Units are in the
-names or in the comments; values that contradict each other are refused at start.
-
-`DelayLevels` is the setting `messageDelayLevel`, read. It says what a unit of a consume queue
-carries beside its position: the hash of the message's TAGS, and in the queues of DUE_TOPICS when
-the message is due, in ms since the epoch, negative for one that recalls another: whoever waits for
-it reads units only. (Java has the hash in the timer's queue, and never reads it.)
-Origin: Java `ScheduleMessageService.parseDelayLevel`, `CommitLog.checkMessageAndReturnSize`.
+`DelayLevels` is the setting `messageDelayLevel`. It says what a consume queue unit carries beside
+its position: the hash of TAGS; in the queues of DUE_TOPICS the due time in ms since 1970, negative
+for a message that recalls another, so that its readers need only the units. Origin: Java
+`ScheduleMessageService.parseDelayLevel`, `CommitLog.checkMessageAndReturnSize`.
 """
 
 from __future__ import annotations
@@ -34,11 +31,11 @@ MESSAGE_SIZE_MIN = 16 * 1024
 
 
 class DelayLevels:
-    """Level n (from 1) of a list like `1s 5s 10m`; levels above the last count as the last."""
+    """Level n (from 1) of a list such as `1s 5s 10m`; higher levels count as the last."""
 
     def __init__(self, text: str) -> None:
-        """Raises ValueError for a list without a level, and for a word that is no number with s, m,
-        h or d behind it."""
+        """Raises ValueError for a list without a level, or a word that is no number with s, m, h or
+        d."""
         self._delays_ms = [_delay_ms(word) for word in text.split()]
         if not self._delays_ms:
             raise ValueError("messageDelayLevel holds no delay; allowed is a list such as 1s 5s 2h")
@@ -48,16 +45,15 @@ class DelayLevels:
         return len(self._delays_ms)
 
     def delay_ms(self, level: int) -> int:
-        """How long a message of this level waits."""
         level = min(level, len(self._delays_ms))
         return self._delays_ms[level - 1] if level > 0 else _UNKNOWN_LEVEL_MS
 
     def deliver_at(self, level: int, store_timestamp: int) -> int:
-        """The due time in ms since the epoch of a message stored at `store_timestamp`."""
+        """The due time, in ms since 1970, of a message stored at `store_timestamp`."""
         return store_timestamp + self.delay_ms(level)
 
     def tags_code(self, topic: str, properties: bytes, store_timestamp: int) -> int:
-        """What the unit of a record carries, from the record's topic, raw properties and time."""
+        """What the unit of a record carries, from its topic, raw properties and time."""
         if topic == SCHEDULE_TOPIC:
             level = find_property(properties, b"DELAY")
             number = whole_number(level or b"") or 0
@@ -87,7 +83,7 @@ def default_root() -> str:
 
 
 class StoreConfig(Section, frozen=True, kw_only=True, rename="camel"):
-    """What the commit log, its queues, its index and their upkeep are set to."""
+    """Of the commit log, its queues, its index and their upkeep."""
 
     RANGES: ClassVar[Ranges] = {
         "mapped_file_size_commit_log": (SEGMENT_SIZE_MIN, None),  # bytes
@@ -180,7 +176,7 @@ class StoreConfig(Section, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def consume_queue_file_size(self) -> int:
-        """Bytes of one consume queue file: whole units, as Java rounds it up."""
+        """Bytes of one consume queue file: whole units, rounded up as in Java."""
         return -(-self.mapped_file_size_consume_queue // UNIT_SIZE) * UNIT_SIZE
 
     @property

@@ -1,15 +1,12 @@
-"""One consume queue: where the messages of a (topic, queue) lie in the commit log.
+"""One consume queue: where the messages of a (topic, queue) lie in the commit log. It is an array
+of 20-byte units (`protocol.layout.UNIT`) in files of fixed size, named by the position of their
+first unit. Unit n is message n.
 
-A queue is an array of 20-byte units (`protocol.layout.UNIT`) in files of fixed size, each file
-named by the byte position of its first unit. Unit n is message n of the queue: position = n x 20.
-
-Origin: Java `ConsumeQueue`; the files are byte-compatible. The newest units live in a tail in
-memory and reach the file in one `pwrite` when the flush tick comes or the tail is large: a queue is
-derived from the log, so recovery rebuilds what a crash took from the tail.
-
-Invariant: units of one queue have growing commit-log offsets; only leading units (and gaps of a
-damaged log) may be filler, (0, 0x7FFFFFFF, 0). One thread owns a queue; only `sync_file` on the
-paths that `write_back` returned may run elsewhere.
+The newest units are in a tail in memory; they reach the file in one `pwrite` at the flush tick or
+when the tail is large. Recovery rebuilds the tail from the log. Commit-log offsets of units grow;
+only leading units, and gaps of a damaged log, may be filler, (0, 0x7FFFFFFF, 0). One thread owns a
+queue; only `sync_file` on the paths of `write_back` may run elsewhere. Origin: Java `ConsumeQueue`,
+byte-compatible.
 """
 
 import logging
@@ -30,7 +27,7 @@ _pack = UNIT.struct.pack
 _unpack_each = UNIT.struct.iter_unpack
 FILLER = _pack(0, FILLER_SIZE, 0)
 
-# Recovery reads at most this many files of a queue, as Java does.
+# As Java, recovery reads at most this many files of a queue.
 _RECOVERED_FILES_MAX = 3
 _TAIL_BYTES_MAX = 64 * 1024
 _FILLED_AT_ONCE = _TAIL_BYTES_MAX // UNIT_SIZE
@@ -39,7 +36,7 @@ _FIRST_SCAN_UNITS = 1 << 8
 
 
 class Boundary(StrEnum):
-    """Which unit a time selects, spelled as the `boundaryType` header field."""
+    """Which unit a time selects, as in the header field `boundaryType`."""
 
     LOWER = "lower"
     UPPER = "upper"
@@ -74,11 +71,9 @@ class ConsumeQueue:
         health: StoreHealth | None = None,
         dirty: dict["ConsumeQueue", None] | None = None,
     ) -> None:
-        """Nothing is created on disk before the first unit is written back.
-
-        `file_size` in bytes, rounded up to whole units. Call `load` if the folder may hold files.
-        The queue adds itself to `dirty` when it gets something for `write_back`.
-        """
+        """Creates nothing on disk before the first `write_back`. `file_size` in bytes, rounded up
+        to whole units. Call `load` if the folder may hold files. The queue adds itself to `dirty`
+        when `write_back` has something to do."""
         self.topic = topic
         self.queue_id = queue_id
         handles = FileHandles(8) if handles is None else handles
@@ -87,14 +82,14 @@ class ConsumeQueue:
         self._dirty: dict[ConsumeQueue, None] = {} if dirty is None else dirty
         self._tail = bytearray()
         self._tail_position = 0
-        # Up to where the filler in front of the tail is written, while it is being written.
+        # How far the filler before the tail is written, during that write.
         self._unfilled: int | None = None
         self._minimum = 0
-        # Where the record of unit `_minimum` begins, as far as known; else -1.
+        # Where the record of unit `_minimum` begins; -1 if unknown.
         self._minimum_phy = -1
-        #: End (exclusive) in the commit log of the last record built here; 0 if none.
+        #: End (exclusive) in the log of the last record built here; 0 if none.
         self.last_physical_end = 0
-        #: Units below it were found in the files; the others are this process's own.
+        #: Lower units were found in the files; the others were built by this process.
         self.loaded_end = 0
 
     @property
@@ -116,10 +111,8 @@ class ConsumeQueue:
     # Writing.
 
     def append_unit(self, phy_offset: int, size: int, tags_code: int) -> None:
-        """Add the next unit. The caller ensures the order; `put_unit_at` checks it.
-
-        On a full disk it stays in memory (R45). Raises OSError if the disk fails.
-        """
+        """Adds the next unit; `put_unit_at` checks the order. On a full disk it stays in memory
+        (R45). Raises OSError if the disk fails."""
         tail = self._tail
         if not tail:
             self._dirty[self] = None
@@ -136,11 +129,9 @@ class ConsumeQueue:
         self.append_unit(*UNIT.struct.unpack(units[-UNIT_SIZE:]))
 
     def put_unit_at(self, index: int, phy_offset: int, size: int, tags_code: int) -> bool:
-        """Add the unit of message `index`; False if it (or a later one) is already built.
-
-        An empty queue whose first unit is not 0 begins with filler up to `index` in its first
-        file, and `index` becomes its minimum. A gap inside a queue (the log between was lost) is
-        closed with filler too. Raises CorruptLogError as `begin_at` does.
+        """Adds the unit of message `index`; False if this or a later one exists. An empty queue
+        begins with filler up to `index` in its first file, and `index` becomes its minimum. A gap
+        inside a queue (lost log) is closed with filler. Raises CorruptLogError as `begin_at` does.
         """
         if phy_offset + size <= self.last_physical_end:
             return False
@@ -161,13 +152,11 @@ class ConsumeQueue:
         return True
 
     def begin_at(self, index: int, phy_offset: int) -> None:
-        """The next unit is `index`, above the queue's end: what would be below it is gone.
-
-        Without files and units this is in memory only: the first unit brings its file, with filler
-        below it. Raises CorruptLogError for a gap larger than a file behind messages that the log
-        still has. If it has none of them, the gap may be of any size: segments expired whose
-        units were in memory only, as after a full disk, and the process was killed.
-        """
+        """The next unit is `index`, above the queue's end; what would be below is gone. Without
+        files this is in memory only: the first unit creates its file, with filler. Raises
+        CorruptLogError for a gap larger than a file behind messages that the log still has. If it
+        has none of them the gap may be of any size: after a full disk and a kill, segments may have
+        expired whose units were only in memory."""
         if not self._files.starts and not self._tail:
             self._tail_position = index * UNIT_SIZE
             self._minimum = index
@@ -201,28 +190,26 @@ class ConsumeQueue:
 
     @property
     def folder(self) -> Path:
-        """The folder of its files; it may not be there yet."""
+        """The folder of its files; it may not exist yet."""
         return Path(self._files.directory)
 
     def write_back(self) -> list[Path]:
-        """Bring the tail into the files (page cache); the paths to sync since the last call.
-
-        Folders of new files are among them; `sync_file` takes them as well. Raises OSError (disk
-        full); then no path is taken, and the next call tries again.
-        """
+        """Writes the tail to the files (page cache); the paths to sync since the last call, folders
+        of new files included. Raises OSError (disk full); then nothing was taken and the next call
+        tries again."""
         self.write_tail()
         self._dirty.pop(self, None)
         return self._files.take_unsynced()
 
     @property
     def missing_file(self) -> str | None:
-        """The next file that `write_back` makes; None if it makes none."""
+        """The next file that `write_back` creates; None if none."""
         first, last = self._tail_position, self._tail_position + len(self._tail) - UNIT_SIZE
         return self._files.missing_at(first, last) if self._tail else None
 
     def write_tail(self) -> None:
-        """Bring the tail into the files (page cache). Raises OSError (disk full); then the tail is
-        whole, and the next call tries again."""
+        """Writes the tail to the files (page cache). Raises OSError (disk full); then the tail
+        stays whole for the next call."""
         if not self._tail:
             return
         first_of_file = self._tail_position - self._tail_position % self._files.file_size
@@ -234,7 +221,7 @@ class ConsumeQueue:
             self._unfilled += count * UNIT_SIZE
             if self._unfilled >= self._tail_position:
                 self._unfilled = None
-        # A copy: an exception that somebody keeps would keep a view of the tail from growing.
+        # A copy: an exception that is kept would keep a view, and the tail could not grow.
         self._files.write(self._tail_position, memoryview(bytes(self._tail)))
         self._tail_position += len(self._tail)
         self._tail.clear()
@@ -242,11 +229,9 @@ class ConsumeQueue:
     # Reading.
 
     def read_units(self, start_index: int, count: int) -> bytes:
-        """Up to `count` units from `start_index` on, packed; within one file per call.
-
-        Empty below the first file, at or above `max_offset`, or for count <= 0. Filler units are
-        handed out as they are: their size is FILLER_SIZE.
-        """
+        """Up to `count` units from `start_index` on, packed, from one file per call. Empty below
+        the first file, at or above `max_offset`, or for count <= 0. Filler units have size
+        FILLER_SIZE."""
         position = start_index * UNIT_SIZE
         tail_position = self._tail_position
         files = self._files
@@ -266,17 +251,17 @@ class ConsumeQueue:
         return units
 
     def place_of(self, index: int) -> tuple[str, int]:
-        """File and byte position in it of one unit."""
+        """File and byte position of a unit."""
         return self._files.place_of(index * UNIT_SIZE)
 
     def replace_unit(self, index: int, phy_offset: int, size: int, tags_code: int) -> None:
-        """Overwrite a unit that was damaged in its file; durable with the next flush."""
+        """Overwrites a damaged unit; durable with the next flush."""
         assert index * UNIT_SIZE < self._tail_position
         self._dirty[self] = None
         self._files.write(index * UNIT_SIZE, memoryview(_pack(phy_offset, size, tags_code)))
 
     def unit_at(self, index: int) -> tuple[int, int, int] | None:
-        """(phy_offset, size, tags_code) of one unit, or None outside the queue."""
+        """(phy_offset, size, tags_code) of one unit; None outside the queue."""
         units = self.read_units(index, 1)
         return UNIT.struct.unpack(units) if units else None
 
@@ -291,7 +276,7 @@ class ConsumeQueue:
     # Searching.
 
     def _first_index_at_or_above(self, phy_offset: int) -> int:
-        """The first unit (filler aside) whose record begins at or above `phy_offset`."""
+        """The first unit (no filler) whose record begins at or above `phy_offset`."""
         starts = self._files.starts
         low = (starts[0] if starts else self._tail_position) // UNIT_SIZE
         high = self.max_offset
@@ -308,13 +293,10 @@ class ConsumeQueue:
     def offset_by_time(
         self, timestamp_ms: int, boundary: Boundary, store_timestamp_of: Callable[[int, int], int]
     ) -> int:
-        """The unit that a time selects, by the records' own store timestamps.
-
-        LOWER: the first unit at or after the time; behind the end if all are older. UPPER: the
-        last unit at or before it; 0 if all are younger. An empty queue gives its min_offset.
-        `store_timestamp_of(phy_offset, size)` returns ms, or a negative number for a record that
-        is gone, which counts as older than any time.
-        """
+        """The unit that a time selects, by the records' store timestamps. LOWER: the first unit at
+        or after it, or the end. UPPER: the last unit at or before it, or 0. An empty queue gives
+        min_offset. `store_timestamp_of(phy_offset, size)` returns ms, negative for a record that is
+        gone, which counts as older than any time."""
         minimum, low, high = self._minimum, self._minimum, self.max_offset
         if low == high:
             return minimum
@@ -336,7 +318,7 @@ class ConsumeQueue:
     # Bounds against the log.
 
     def correct_min_offset(self, log_min_offset: int) -> None:
-        """Move min_offset to the first unit whose record begins at or above the log's minimum."""
+        """Moves min_offset to the first unit whose record begins at or above the log's minimum."""
         if log_min_offset <= self._minimum_phy:
             return
         self._minimum = max(self._minimum, self._first_index_at_or_above(log_min_offset))
@@ -345,12 +327,9 @@ class ConsumeQueue:
         self._minimum_phy = unit[0] if unit is not None and is_known else -1
 
     def truncate_dirty(self, phy_offset: int) -> list[Path] | None:
-        """Drop the units of records beginning at or above `phy_offset`; None if none was there.
-
-        The caller syncs the paths before anything is written to the log at or above `phy_offset`:
-        a unit that came back after a crash would point into newer bytes. The queue keeps its place:
-        the next unit gets the index of the first one dropped.
-        """
+        """Drops units of records at or above `phy_offset`; None if there are none. Sync the paths
+        before anything is written to the log there: a unit that returned after a crash would point
+        into newer bytes. The next unit gets the index of the first one dropped."""
         if _ends_at_or_below(self, phy_offset):
             return None
         index = self._first_index_at_or_above(phy_offset)
@@ -360,11 +339,9 @@ class ConsumeQueue:
         return self._files.take_unsynced()
 
     def check_cut(self, phy_offset: int, *, expects_none: bool) -> None:
-        """Whether `truncate_dirty(phy_offset)` would only cut what is to be cut.
-
-        Units grow with the log, so one that points too far, with lower ones behind it, is damage;
-        so is any, if the log is known to be whole (`expects_none`). Raises CorruptLogError.
-        """
+        """Whether `truncate_dirty(phy_offset)` would cut only what it should. Units grow with the
+        log, so one that points too far with lower ones behind it is damage; with `expects_none`
+        (the log is whole) any such unit is. Raises CorruptLogError."""
         if _ends_at_or_below(self, phy_offset):
             return
         index = self._first_index_at_or_above(phy_offset)
@@ -380,7 +357,7 @@ class ConsumeQueue:
             )
 
     def _cut_to(self, position: int) -> None:
-        """Make `position` (bytes) the end; what was behind it is removed or zeroed."""
+        """Makes `position` (bytes) the end; what follows is removed or zeroed."""
         written_end = self._tail_position
         if position >= written_end:
             del self._tail[position - written_end :]
@@ -398,11 +375,9 @@ class ConsumeQueue:
             self.last_physical_end = unit[0] + unit[1]
 
     def delete_expired(self, log_min_offset: int) -> int:
-        """Remove files all of whose records the log no longer has; never the last file.
-
-        Returns how many were removed, and corrects min_offset. The caller syncs the `folder`: a
-        file that came back after a crash would only be removed again.
-        """
+        """Removes files whose records are all gone from the log, never the last one; how many.
+        Corrects min_offset. The caller syncs `folder`; a file that returned after a crash would be
+        removed again."""
         files, removed = self._files, 0
         while len(files.starts) > 1:
             last_unit = self.unit_at(files.starts[1] // UNIT_SIZE - 1)
@@ -420,13 +395,13 @@ class ConsumeQueue:
     # Life.
 
     def load(self, safe_offset: int = 0) -> list[Path]:
-        """Find the files, and the end of what can be trusted in them; the paths to sync then.
+        """Finds the files and the end of what can be trusted; the paths to sync.
 
-        An empty last file is removed. Scans at most the last three files, up to the first unit
-        that no writer made (offset < 0 or size <= 0); what is behind it is cut off, as a crash
-        leaves holes there. Raises CorruptLogError if that would cut units of records below the log
-        offset `safe_offset`, which no crash can have hurt, for a file of another length or a
-        missing one: the caller may `destroy` the queue and build it anew from the log.
+        An empty last file is removed. At most the last three files are scanned, up to the first
+        unit that no writer made (offset < 0 or size <= 0); a crash leaves holes there, so the rest
+        is cut. Raises CorruptLogError if that would cut units of records below the log offset
+        `safe_offset`, which no crash can damage, or for a file that is missing or of another
+        length: then the caller may `destroy` the queue and rebuild it.
         """
         assert not self._tail
         files = self._files
@@ -455,12 +430,12 @@ class ConsumeQueue:
         return []
 
     def close(self) -> None:
-        """Write back and close descriptors; not synced (see `write_back`)."""
+        """Writes the tail and closes descriptors; not synced."""
         self.write_back()
         self._files.close()
 
     def forget_files(self) -> None:
-        """Start as an empty queue; whose files they are now is the caller's business."""
+        """Starts as an empty queue; the caller now owns the files."""
         self._files.forget()
         self._unfilled = None
         self._dirty.pop(self, None)
@@ -474,7 +449,8 @@ def whole_units(file_size: int) -> int:
 
 
 def _spill(queue: ConsumeQueue, health: StoreHealth) -> None:
-    """Writes its tail; without room it stays in memory (R45). Raises OSError if the disk fails."""
+    """Writes the tail; on a full disk it stays in memory (R45). Raises OSError if the
+    disk fails."""
     try:
         queue.write_tail()
     except OSError as error:
@@ -482,8 +458,7 @@ def _spill(queue: ConsumeQueue, health: StoreHealth) -> None:
 
 
 def _good_end(files: QueueFiles, position: int) -> tuple[int, bytes, bytes]:
-    """Where the good units from `position` on end, at the first that no writer made; the first
-    and the last of them, empty if there are none."""
+    """The end of the good units from `position` on, and the first and last of them ("" if none)."""
     chunk_units = _FIRST_SCAN_UNITS
     first = last = b""
     while position < files.end:
@@ -522,11 +497,9 @@ def _is_filler(unit: bytes) -> bool:
 
 
 def _good_units(units: bytes) -> int:
-    """How many leading units a writer may have made: offset >= 0, size > 0.
-
-    Byte columns in C instead of units in a loop: a size is bad if its four bytes are zero, a field
-    is negative if its first byte is no ASCII.
-    """
+    """How many leading units a writer may have made: offset >= 0, size > 0. Byte columns in C, no
+    loop: a size is bad if its four bytes are zero, a field is negative if its first byte is no
+    ASCII."""
     sizes = 0
     for column in range(8, 12):
         sizes |= int.from_bytes(units[column::UNIT_SIZE], "big")

@@ -1,15 +1,11 @@
 """Dispatch: what is confirmed becomes visible, in log order, exactly once.
 
-Confirmed means visible (G4): consume queues and index hold records up to `offset` and none above.
-A master queues what it knows of each record when it is put, so nothing is parsed again; a slave
-and a recovering store read the log instead. Its records were checked when they arrived or by
-recovery (`VerifiedLog`), else they are checked here. Dispatching again is harmless: units and
-index entries that exist are skipped.
-
-A run of common records goes into queues and index at once (`dispatch_run`).
-The outcome is that of `Dispatcher` record by record, byte for byte: whatever is not plain (a queue
-that does not just go on, entries that do not fit into the index file) is left to it.
-Origin: Java `ReputMessageService` with `CommitLogDispatcherBuildConsumeQueue`, `...Index`.
+Consume queues and index hold the records up to `offset` and none above (G4). A master queues what
+dispatch needs when a record is put, so nothing is parsed again; a slave and a recovering store read
+the log. Records not yet checked (`VerifiedLog`) are checked here. Repeating is harmless: existing
+units and entries are skipped. A run of common records is dispatched at once (`bulk_dispatch`), with
+the same bytes as record by record. Origin: Java `ReputMessageService`,
+`CommitLogDispatcherBuildConsumeQueue`, `...Index`.
 """
 
 from __future__ import annotations
@@ -38,16 +34,14 @@ from batonmq.store.queue_table import Queue, QueueTable
 
 ArrivalListener = Callable[[str, int, int], None]
 NO_UNIT: Final = -1
-# From so many records on, dispatch in bulk is quicker.
+# From this many records on, bulk dispatch is faster.
 _BULK_ROWS: Final = 32
 RECENT_COMMITS: Final = 4096
 
 
 class Pending(NamedTuple):
-    """A record in the log whose turn to become visible has not come.
-
-    `queue_offset` is NO_UNIT for a record that has no place in its queue.
-    """
+    """A record in the log that is not visible yet. `queue_offset` is NO_UNIT if it has no place in
+    a queue."""
 
     end_offset: int
     physical_offset: int
@@ -61,19 +55,19 @@ class Pending(NamedTuple):
 
 
 class RecentCommits:
-    """The last RECENT_COMMITS committed transactions that the log shows, by prepared offset."""
+    """The last RECENT_COMMITS committed transactions in the log, by prepared offset."""
 
     def __init__(self) -> None:
         self._commits: OrderedDict[int, int] = OrderedDict()  # to the commit's own offset
 
     def append(self, prepared_offset: int, offset: int) -> None:
-        """The commit of the half message at `prepared_offset` is at `offset`."""
+        """The half message at `prepared_offset` was committed at `offset`."""
         self._commits[prepared_offset] = offset
         if len(self._commits) > RECENT_COMMITS:
             self._commits.popitem(last=False)
 
     def cut(self, offset: int) -> None:
-        """The log ends at `offset`, or what lies behind it is to be dispatched."""
+        """The log ends at `offset`, or is dispatched again from there."""
         cut = [prepared for prepared, at in self._commits.items() if at >= offset]
         for prepared in cut:
             del self._commits[prepared]
@@ -83,10 +77,8 @@ class RecentCommits:
 
 
 class LogDispatcher:
-    """Feeds consume queues and index from the log up to the confirmed offset.
-
-    `offset` is the end of what is dispatched, a record boundary. `target` is how far it may go.
-    """
+    """Feeds consume queues and index up to the confirmed offset. `offset`: the end of what is
+    dispatched, a record boundary. `target`: how far it may go."""
 
     def __init__(
         self,
@@ -114,7 +106,7 @@ class LogDispatcher:
         self._commits = commits
 
     def restart_at(self, offset: int) -> None:
-        """Forget what is queued; the log is read from `offset`, a record boundary, on."""
+        """Drops what is queued; the log is read from `offset` on, a record boundary."""
         self.pending.clear()
         self._commits.cut(offset)
         self.offset = offset
@@ -122,12 +114,10 @@ class LogDispatcher:
         self.has_more = False
 
     def advance(self, target: int, scan_bytes_max: int | None = None) -> int:
-        """Make everything that ends at or below `target` visible; the new `offset`.
-
-        `target` never falls. `scan_bytes_max` bounds how much of the log is read for it, and what
-        is read ends behind the deletion of a topic, which goes to the disk; then `offset` stays
-        behind and the next call goes on. Raises CorruptLogError.
-        """
+        """Makes all that ends at or below `target`, which never falls, visible; the new `offset`.
+        `scan_bytes_max` bounds how much log is read; reading also ends behind the deletion of a
+        topic, which goes to disk. Then `offset` stays behind and the next call continues. Raises
+        CorruptLogError."""
         self.target = target = max(target, self.target)
         self.has_more = self._is_behind_deletion = False
         self._ends_at_deletion = scan_bytes_max is not None
@@ -165,11 +155,9 @@ class LogDispatcher:
             self.last_store_timestamp = stored_at
 
     def forget_topic(self, topic: str) -> None:
-        """The queues of `topic` were deleted: let what is queued for them go to new ones.
-
-        Such messages were put behind the deletion in the log, with offsets that went on counting.
-        A slave finds them there; so that both number the same, the new queue counts on, too.
-        """
+        """The queues of `topic` were deleted: what is queued for them goes to new ones. Such
+        messages follow the deletion in the log, with offsets that continued. A slave finds them
+        there, so the new queue continues to count too."""
         self._is_behind_deletion = self._ends_at_deletion
         moved = [self._move(record) for record in self.pending if record.queue.topic == topic]
         if not moved:
@@ -186,14 +174,13 @@ class LogDispatcher:
         return record._replace(queue=queue)
 
     def queue_undispatched(self) -> int:
-        """Queue every whole record above `offset` for dispatch, as a new master; where they end.
+        """Queues every whole record above `offset`, as a new master; returns where they end.
 
-        A slave holds bytes there that were never parsed; a master must know the queue offsets that
-        they took. Counts `next_offset` of their queues on. Raises CorruptLogError unless what
-        follows is the beginning of a record that never came to its end (R24): this process wrote
-        or checked each byte below the log's end, so nothing here can be torn. Origin: Java
-        `CommitLog.recoverTopicQueueTable`, and `AutoSwitchHAService.truncateInvalidMsg`, which
-        looks only below confirmOffset.
+        A slave never parsed these bytes, and a master must know the queue offsets in them:
+        `next_offset` of their queues is counted up. Raises CorruptLogError unless what follows is
+        an incomplete record (R24): this process wrote or checked every byte, so nothing here can be
+        torn. Origin: Java `CommitLog.recoverTopicQueueTable`,
+        `AutoSwitchHAService.truncateInvalidMsg` (which looks only below confirmOffset).
         """
         self.pending.clear()
         self.queues.reset_next_offsets()
@@ -201,7 +188,7 @@ class LogDispatcher:
         while (head := scanner.next()) is not None:
             queue = self.queues.of_bytes(head.topic, head.queue_id)
             if queue.handler is not None:
-                # Topics and groups as the old master changed them count for the first put (R31).
+                # The first put must find topics and groups as the old master changed them (R31).
                 queue.handler(head, scanner.body(head))
             record = self._describe(head, queue)
             self.pending.append(record)
@@ -243,8 +230,8 @@ class LogDispatcher:
             )
 
     def _dispatch_in_bulk(self, scanner: LogScanner, limit: int, touched: set[Queue]) -> None:
-        """Dispatch up to `limit` or the next bytes that are no record; many records at once where
-        they are common, which gives the same queues and index."""
+        """Dispatches up to `limit` or the first bytes that are no record, many common records at
+        once."""
         from batonmq.store.bulk_dispatch import RecordColumns, dispatch_run
 
         odd_topics = self.queues.topics_with_odd_queues()
@@ -257,7 +244,7 @@ class LogDispatcher:
                 begin, end = int(columns.begins[first]), int(columns.ends[behind - 1])
                 self._dispatch_each(scanner, begin, touched)
                 if scanner.offset != begin:
-                    return  # at bytes that are no record: nothing behind them is shown (R24)
+                    return  # no record here: nothing behind it is shown (R24)
                 if behind - first >= _BULK_ROWS and dispatch_run(
                     columns, first, behind, self.queues, self._index, touched
                 ):
@@ -274,8 +261,8 @@ class LogDispatcher:
     def _dispatch_each(
         self, scanner: LogScanner, limit: int, touched: set[Queue], check_crc: bool = False
     ) -> None:
-        """Dispatch the records that begin below `limit`, or up to the next bytes that are none, or
-        up to the end of the slice."""
+        """Dispatches the records that begin below `limit`, up to bytes that are no record, or to
+        the end of the slice."""
         while scanner.offset < limit and not self._is_behind_deletion:
             self._dispatch_common(scanner, limit, touched, check_crc)
             if scanner.offset >= limit or (head := scanner.next()) is None:
@@ -285,7 +272,7 @@ class LogDispatcher:
     def _dispatch_common(
         self, scanner: LogScanner, limit: int, touched: set[Queue], check_crc: bool
     ) -> None:
-        """Dispatch common records as long as nothing else comes; moves the scanner on."""
+        """Dispatches common records as long as nothing else comes; moves the scanner."""
         view, start = scanner.window()
         segment_end = start + self._log.segment_size
         queue_of, index_put = self.queues.of_bytes, self._index_put
@@ -330,7 +317,7 @@ class LogDispatcher:
         self.last_store_timestamp = record.store_timestamp
 
     def _describe(self, head: RecordHead, queue: Queue) -> Pending:
-        """What dispatching needs of a record that was read from the log."""
+        """What dispatch needs of a record read from the log."""
         properties = head.properties
         transaction = head.sys_flag & TRANSACTION_MASK
         is_indexed = transaction != TRANSACTION_ROLLBACK

@@ -1,7 +1,5 @@
-"""Why the store refuses: by what the caller must do next (Java: `PutMessageStatus`).
-
-Damage of the log itself is `protocol.errors.CorruptLogError`, which names the file and offset.
-"""
+"""Why the store refuses, by what the caller must do (Java: `PutMessageStatus`). Damage of the log
+is `protocol.errors.CorruptLogError`."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from batonmq.runtime import disk
 
 
 class PutStatus(enum.Enum):
-    """Outcomes of a put under RocketMQ's names; the store raises all but PUT_OK."""
+    """RocketMQ's names of a put's outcome; the store raises all but PUT_OK."""
 
     PUT_OK = "PUT_OK"
     SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"
@@ -24,7 +22,7 @@ class PutStatus(enum.Enum):
 
 
 class PutRefused(BatonError):
-    """A message was not stored; nothing of it is in the log. `status` is Java's name for it."""
+    """A message was not stored, and nothing of it is in the log. `status`: Java's name."""
 
     status = PutStatus.CREATE_MAPPED_FILE_FAILED
 
@@ -49,13 +47,11 @@ class PutIllegal(PutRefused):
 
 
 class PutPropertiesTooLong(PutIllegal):
-    """The property string is longer than a record can hold."""
-
     status = PutStatus.PROPERTIES_SIZE_EXCEEDED
 
 
 class StoreFormatError(BatonError):
-    """A file of the store does not fit the configuration: an operator must decide."""
+    """A file does not fit the configuration: an operator must decide."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(path, what)
@@ -67,7 +63,7 @@ class StoreFormatError(BatonError):
 
 
 class TruncationRefused(BatonError):
-    """The cut would take back confirmed bytes (R23) or is not at a record boundary."""
+    """The cut would drop confirmed bytes (R23) or is not at a record boundary."""
 
     def __init__(self, offset: int, confirm_offset: int, what: str) -> None:
         super().__init__(offset, confirm_offset, what)
@@ -83,18 +79,16 @@ class TruncationRefused(BatonError):
 
 
 class StoreStateError(BatonError):
-    """The call does not fit the state of the store: a bug or a suspect log."""
+    """The call does not fit the state of the store: a bug, or a suspect log."""
 
 
 class StoreFailedError(BatonError):
-    """The store failed and does nothing more; the process ends, and the next start recovers it."""
+    """The store has failed and does nothing more; the next start recovers it."""
 
 
 class CutUnfinishedError(StoreFailedError):
-    """A cut of the log has begun and could not be finished: the next start finishes it (R37).
-
-    `file` is where it failed, `intent` the file that keeps it pending.
-    """
+    """A cut of the log has begun and could not be finished; the next start does it (R37). `file`:
+    where it failed. `intent`: the file that keeps it pending."""
 
     def __init__(self, offset: int, file: Path, intent: Path, cause: Exception) -> None:
         super().__init__(offset, file, intent, cause)

@@ -1,13 +1,10 @@
-"""The many files of consume queues and indexes: a bounded set of descriptors, and new files.
+"""The many files of consume queues and indexes: at most `limit` open descriptors, and new files.
 
-Invariant: at most `limit` descriptors are open. A descriptor is borrowed for one system call and
-must not be kept: the next `fd` call may close it. One thread only.
-
-`NewFiles` are made by a thread before their queues write to them. A new name in a folder waits for
-the journal of the file system, for tenths of a second while a sync is under way: in a burst of new
-topics no loop can wait for that. It is a head start and no more: what the thread could not make,
-the loop makes when it writes. What was made and is not taken is a file of zeros, in which the next
-start finds no unit. One thread, but for `Making.run`.
+A descriptor is borrowed for one system call: the next `fd` call may close it. `NewFiles` are made
+by a thread ahead of time: a new name waits for the file system's journal, for tenths of a second
+during a sync, and in a burst of new topics the loop cannot wait that long. What the thread could
+not make, the loop makes. A file that is made and not used has only zeros, in which the next start
+finds no unit. One thread, except `Making.run`.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ def _folder_of(path: str) -> str:
 
 
 class Making:
-    """Some files, each of `size` bytes. `is_done`: `run` has ended."""
+    """Some files of `size` bytes each. `is_done`: `run` has ended."""
 
     def __init__(self, paths: Sequence[str], size: int) -> None:
         self.paths = paths
@@ -40,16 +37,16 @@ class Making:
         self.is_done = False
 
     def skip(self, folder: str) -> None:
-        """Nothing more is made in it when this returns: it may be taken away. From any thread;
-        waits only for a file that is being made in it."""
+        """Nothing more is made in `folder` after this returns, so it may be removed. From any
+        thread; waits for a file that is being made there."""
         self._skipped.add(folder)
         if self._folder == folder:
             with self._making:
                 pass
 
     def run(self) -> None:
-        """In any thread. A file that is there already is left alone, and does not count as made.
-        At the first error it ends: the loop will meet it, and deal with it (R45)."""
+        """In any thread. An existing file is left alone and does not count as made. Ends at the
+        first error: the loop will meet it and handle it (R45)."""
         try:
             for path in self.paths:
                 with self._making:
@@ -57,7 +54,7 @@ class Making:
                     if self._folder not in self._skipped:
                         self._make(path)
         except OSError as error:
-            log.info("files_left_to_the_loop count=%d why=%s", len(self.paths), error)
+            log.info("files_left_to_the_loop count=%d reason=%s", len(self.paths), error)
         finally:
             self._folder = ""
             self.is_done = True
@@ -76,7 +73,7 @@ class Making:
 
 
 class NewFiles:
-    """Which files were made, and wait to be taken."""
+    """Files that were made and wait to be taken."""
 
     def __init__(self) -> None:
         self._running: list[Making] = []
@@ -84,7 +81,7 @@ class NewFiles:
         self._files: dict[str, dict[str, bool]] = {}
 
     def make(self, paths: Sequence[str], size: int) -> Making:
-        """What is to run in a thread; then call `note`."""
+        """What to run in a thread; then call `note`."""
         for path in paths:
             self._files.setdefault(_folder_of(path), {})[path] = False
         making = Making(paths, size)
@@ -92,7 +89,7 @@ class NewFiles:
         return making
 
     def note(self, making: Making) -> None:
-        """A making has ended. What was dropped meanwhile is not there any more, or another's."""
+        """A making has ended. Dropped files are gone or belong to someone else."""
         self._running.remove(making)
         made = set(making.made)
         for path in making.paths:
@@ -102,7 +99,7 @@ class NewFiles:
                 files[path] = True
 
     def take(self, path: str) -> bool:
-        """Whether the file is there, as it was made; from now on it is the caller's."""
+        """Whether the file exists as it was made; from now on it is the caller's."""
         folder = _folder_of(path)
         files = self._files.get(folder, {})
         is_made = files.pop(path, False)
@@ -111,7 +108,8 @@ class NewFiles:
         return is_made
 
     def forget(self, folder: str) -> list[str]:
-        """Nothing in it is taken any more; what was made and is the caller's to remove."""
+        """Nothing in `folder` is taken any more; returns the files made there, for the caller to
+        remove."""
         for making in self._running:
             making.skip(folder)
         return [path for path, is_made in self._files.pop(folder, {}).items() if is_made]
@@ -124,11 +122,11 @@ class FileHandles:
         assert limit >= 1
         self._limit = limit
         self._fds: OrderedDict[str, int] = OrderedDict()
-        #: Of the same files: those that a thread makes.
+        #: New files of the same kind, made by a thread.
         self.new_files = NewFiles()
 
     def fd(self, path: str) -> int:
-        """A read-write descriptor of an existing file; FileNotFoundError if there is none."""
+        """A read-write descriptor of an existing file. Raises FileNotFoundError."""
         fd = self._fds.get(path)
         if fd is not None:
             self._fds.move_to_end(path)
@@ -141,13 +139,13 @@ class FileHandles:
         return fd
 
     def forget(self, path: str) -> None:
-        """Close the descriptor of a file that is about to be removed."""
+        """Closes the descriptor of a file that is about to be removed."""
         fd = self._fds.pop(path, None)
         if fd is not None:
             disk.close(fd)
 
     def close(self) -> None:
-        """Close all; the object can be used again afterwards."""
+        """Closes all; the object can be used again."""
         while self._fds:
             _, fd = self._fds.popitem()
             disk.close(fd)

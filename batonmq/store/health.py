@@ -1,9 +1,6 @@
-"""What the disk has done to a store: it is full for now (R45), or it has failed for good (R40).
-
-A store that failed takes, syncs, acks, confirms and leads nothing: what is on its disk is not what
-memory says, and only the next start finds out (R37). Any thread may note something here. Nothing is
-decided: who writes asks.
-"""
+"""What the disk has done to a store: full for now (R45), or failed for good (R40). A failed store
+takes, syncs, acks and confirms nothing: its disk differs from its memory, and only the next start
+finds out how (R37). Any thread may note; nothing is decided here."""
 
 from __future__ import annotations
 
@@ -21,32 +18,29 @@ BAD_NAMES_MAX: Final = 100
 
 
 class StoreHealth:
-    """`log_failure` is noted by the log itself; the store's owner gives up for any other reason.
-
-    `on_full` is called, in any thread, when something found no room.
-    """
+    """`log_failure` is noted by the log, `failure` by the store's owner. `on_full` is called, in
+    any thread, when the disk was too full for something."""
 
     def __init__(self) -> None:
-        #: The first write or sync of the log that failed. The kernel reports a write-back error
-        #: once and shows the lost pages as clean, so nothing is written or counts as flushed after.
+        #: The first failed write or sync of the log. The kernel reports a write-back error once and
+        #: then shows the lost pages as clean, so nothing more is written or counts as flushed.
         self.log_failure: OSError | None = None
-        #: Why this store may only be abandoned: its disk failed, a cut was not finished, or its
-        #: bytes are no records. The first reason stays.
+        #: Why this store can only be abandoned; the first reason stays.
         self.failure: BaseException | None = None
-        #: What found no room on the disk, in words; empty while there is room.
+        #: What the disk was too full for; "" while it has space.
         self.full = ""
-        #: Whether nothing may be written before there is room: what was written already waits.
+        #: Whether earlier writes wait for disk space, so that nothing else may be written.
         self.pauses = False
-        #: How often something found no room.
+        #: How often the disk was too full.
         self.full_count = 0
         self.on_full: Callable[[], None] = lambda: None
 
-        #: Records that cannot be shown, by the topic (as stored) and queue that they name, with the
-        #: offset of the first (R46); as many as are worth reading.
+        #: Records that cannot be shown, by topic (as stored) and queue, with the offset of the
+        #: first (R46); a limited number.
         self.bad_names: dict[tuple[bytes, int], int] = {}
 
     def skipped(self, topic: bytes, queue_id: int, offset: int) -> None:
-        """The record at `offset` of the log is for a queue that cannot be."""
+        """The record at `offset` names a queue that cannot exist."""
         if (topic, queue_id) in self.bad_names or len(self.bad_names) >= BAD_NAMES_MAX:
             return
         self.bad_names[topic, queue_id] = offset
@@ -59,7 +53,7 @@ class StoreHealth:
         return self.failure is not None
 
     def log_failed(self, error: OSError) -> None:
-        """A write or a sync of the log did not succeed, in whichever thread."""
+        """A write or sync of the log failed, in any thread."""
         if self.log_failure is None:
             self.log_failure = error
         self.give_up(error)
@@ -70,7 +64,7 @@ class StoreHealth:
             raise OSError(self.log_failure.errno, self.log_failure.strerror)
 
     def give_up(self, error: BaseException) -> None:
-        """The process must end, for whatever reason: no clean stop any more."""
+        """The process must end: no clean stop any more."""
         if self.failure is None:
             self.failure = error
 
@@ -82,13 +76,13 @@ class StoreHealth:
     # For now (R45).
 
     def passes(self, error: BaseException) -> bool:
-        """Whether what raised `error` may just be done again later. A sync of the log that found
-        no room may not: its pages are lost."""
+        """Whether what raised `error` may succeed later. Not a sync of the log on a full disk: its
+        pages are lost."""
         return disk.is_short(error) and self.log_failure is None
 
     def no_room(self, error: OSError, *, pauses: bool = True) -> None:
-        """Notes what could not be written. It is kept, and tried again; `pauses` unless what comes
-        next may find room where this did not."""
+        """Notes what could not be written; it stays and is tried again. `pauses`: the next write
+        must wait too."""
         if not self.full:
             log.warning("disk_full reason=%s", error)
         self.full = str(error)
@@ -97,13 +91,13 @@ class StoreHealth:
         self.on_full()
 
     def pause_or_raise(self, error: OSError) -> None:
-        """`no_room` if it passes, else raises it."""
+        """Notes a full disk; raises any other error."""
         if not self.passes(error):
             raise error
         self.no_room(error)
 
     def check_room(self) -> None:
-        """Raises OSError while what was written already waits for room."""
+        """Raises OSError while earlier writes wait for disk space."""
         if self.pauses:
             raise OSError(errno.ENOSPC, self.full)
 

@@ -1,12 +1,7 @@
-"""The index's arithmetic on many entries at once, and Java's string hash of many texts, with numpy.
-
-The hash of `chars[b:e]` is the sum of `chars[k] * 31 ** (e - 1 - k)`, modulo 2 ** 32. 31 has an
-inverse there, so one running sum of `chars[k] * 31 ** -k` gives every piece by a difference,
-whatever their lengths are. `protocol.tags.java_string_hash` is the same for one text.
-
-Imported only when a batch is large enough to pay for it (`index_file`), so an idle broker never
-loads numpy. Everything here gives the same bytes as the scalar way in `index_file`.
-"""
+"""The index's arithmetic on many entries at once, with numpy, same bytes as `index_file`. Java's
+hash of `chars[b:e]` is the sum of `chars[k] * 31 ** (e - 1 - k)` modulo 2 ** 32, where 31 has an
+inverse. So one running sum of `chars[k] * 31 ** -k` gives every piece by a difference. Imported
+only when a batch pays for it, so an idle broker loads no numpy."""
 
 import mmap
 import os
@@ -33,7 +28,7 @@ _MODULUS: Final = 1 << 32
 
 
 class _Powers:
-    """`base ** 0`, `base ** 1`, ... modulo 2 ** 32, as many as were ever asked for."""
+    """`base ** 0`, `base ** 1`, ... modulo 2 ** 32, as many as were ever needed."""
 
     def __init__(self, base: int) -> None:
         self._base = np.uint32(base)
@@ -67,12 +62,12 @@ class PieceHashes:
         self._not_ascii = np.flatnonzero(chars > 127)
 
     def of(self, begins: Int64s, ends: Int64s) -> U32:
-        """Modulo 2 ** 32, in order; 0 for an empty piece. Wrong where `are_odd`."""
+        """Modulo 2 ** 32, in order; 0 for an empty piece. Wrong for pieces that `are_odd`."""
         sums = self._sums
         return (sums[ends] - sums[begins]) * powers_of_31(np.maximum(ends - 1, 0))
 
     def are_odd(self, begins: Int64s, ends: Int64s) -> Bools:
-        """Which pieces have other characters than ASCII: Java hashes UTF-16 units."""
+        """Which pieces are not ASCII: Java hashes UTF-16 units."""
         high = self._not_ascii
         if not len(high):
             return np.zeros(len(begins), dtype=np.bool_)
@@ -80,8 +75,7 @@ class PieceHashes:
         return odd
 
     def behind(self, prefixes: U32, begins: Int64s, ends: Int64s) -> U32:
-        """The hashes of texts that begin with one of hash `prefixes` each, and go on with a piece
-        of any characters."""
+        """The hashes of texts that are a text of hash `prefixes` and a piece of any characters."""
         result = prefixes * powers_of_31(ends - begins) + self.of(begins, ends)
         for row in np.flatnonzero(self.are_odd(begins, ends)).tolist():
             piece = self._chars[int(begins[row]) : int(ends[row])].tobytes()
@@ -96,10 +90,8 @@ def _hash_behind(prefix: int, piece: bytes) -> int:
 
 
 def key_hashes(topic_hashes: U32, keys: Sequence[bytes]) -> Int64s:
-    """Index hashes (0 ... 2**31 - 1) of `topic#key`, in order.
-
-    `topic_hashes` are Java hashes of `topic#` modulo 2**32, one per key.
-    """
+    """Index hashes (0 ... 2**31 - 1) of `topic#key`, in order. `topic_hashes`: Java hashes of
+    `topic#` modulo 2**32, one per key."""
     lengths = np.fromiter(map(len, keys), dtype=np.int64, count=len(keys))
     ends = np.cumsum(lengths)
     if len(keys) > 1 and ends[-1] > _BYTES_MAX:  # keys may be long, and tables grow with them
@@ -125,9 +117,7 @@ def entry_columns(
     keys: Sequence[bytes],
 ) -> tuple[Int64s, Int64s, Int64s]:
     """(key hashes, offsets, timestamps) per key, from one value per record and all its keys.
-
-    `counts` says how many of `keys` each record has, in order.
-    """
+    `counts`: how many of `keys` each record has, in order."""
     per_record = np.array(counts, dtype=np.int64)
     prefixes = np.repeat(np.array(topic_hashes, dtype=np.uint32), per_record)
     return (
@@ -138,7 +128,7 @@ def entry_columns(
 
 
 class SlotTable:
-    """The slots of one index file in memory: the newest entry number of each, 0 if none."""
+    """The slots of one index file in memory: the newest entry number of each; 0 if none."""
 
     def __init__(self, slot_num: int) -> None:
         pages = mmap.mmap(-1, 4 * slot_num)
@@ -150,7 +140,7 @@ class SlotTable:
 
     @classmethod
     def read(cls, fd: int, position: int, slot_num: int) -> "SlotTable":
-        """Take over the slots at `position` of a file; holes cost neither time nor memory."""
+        """Takes over the slots at `position` of a file; holes cost neither time nor memory."""
         table = cls(slot_num)
         end = position + 4 * slot_num
         at = position
@@ -173,10 +163,8 @@ class SlotTable:
 
     @classmethod
     def of_entries(cls, hashes: Int32s, slot_num: int) -> "SlotTable":
-        """Rebuild the slots from the hashes of entries 1, 2, ...; every block counts as changed.
-
-        A later entry of the same slot wins.
-        """
+        """Rebuilds the slots from the hashes of entries 1, 2, ...; the last entry of a slot wins.
+        Every block counts as changed."""
         table = cls(slot_num)
         table._changed[:] = True
         slots = hashes % np.int32(slot_num)
@@ -184,7 +172,6 @@ class SlotTable:
         return table
 
     def used(self) -> int:
-        """How many slots are not empty."""
         return int(np.count_nonzero(self._slots))
 
     def get(self, slot: int) -> int:
@@ -195,11 +182,9 @@ class SlotTable:
         self._changed[slot // _BLOCK_SLOTS] = True
 
     def chain(self, hashes: Int64s, first_entry: int) -> tuple[Int32s, Int64s, Int64s]:
-        """Chain entries `first_entry`, ... to what their slots hold, and to each other.
-
-        Returns (previous entry of each, slots whose head changes, their new heads); nothing is
-        changed until `apply`, so that the entries can be written first.
-        """
+        """Chains entries `first_entry`, ... to what their slots hold, and to each other: (previous
+        entry of each, slots whose head changes, their new heads). Nothing changes until `apply`, so
+        that the entries can be written first."""
         slots = hashes % len(self._slots)
         order = np.argsort(slots, kind="stable")
         sorted_slots = slots[order]
@@ -214,7 +199,7 @@ class SlotTable:
         return previous, sorted_slots[is_last], numbers[is_last]
 
     def apply(self, slots: Int64s, heads: Int64s) -> int:
-        """Set new heads; how many of these slots were empty before."""
+        """Sets new heads; how many of these slots were empty."""
         were_empty = int(np.count_nonzero(self._slots[slots] == 0))
         self._slots[slots] = heads
         self._changed[slots // _BLOCK_SLOTS] = True

@@ -1,16 +1,13 @@
 """One file of the hash index: which records of the log have a key. Byte-compatible with Java.
 
-A header, the slots, the entries (`protocol.layout`); the file is sparse and has its full size from
-the start. Entries are numbered from 1, in the order of the log; a slot holds the number of its
-newest entry, 0 if none; the count is the number the next entry gets. Origin: Java `IndexFile`.
+Header, slots, entries (`protocol.layout`) in a sparse file of full size. Entries are numbered from
+1 in log order; a slot has the number of its newest entry, 0 if none; the header's count is the next
+number. A chain ends, since previous < own number; all entries of a record are in one file.
 
-Order of writes: entries, slots, header. What lies at or above the header's count is not there; a
-slot that points there is repaired from the entries. Once a batch has come, slots live in memory and
-reach the file at `write_slots`; after an unclean exit `verify` builds them anew from the entries,
-so nothing has to be read from the log again.
-
-Invariants: previous < own number, so a chain ends; offsets of entries never fall; the entries of
-one record are in one file.
+Entries are written first, then slots, then the header: what lies at or above the count does not
+exist, and slots that point there are repaired. After the first batch the slots live in memory until
+`write_slots`; after an unclean exit `verify` rebuilds them from the entries. Origin: Java
+`IndexFile`.
 """
 
 import os
@@ -34,24 +31,24 @@ _SLOT = INDEX_SLOT.struct
 SLOT_SIZE = _SLOT.size
 
 _DIFF_MAX = 2**31 - 1
-# From so many entries on, numpy is quicker than a loop.
+# From this many entries on, numpy is faster than a loop.
 _LARGE = 4096
 _VERIFY_ENTRIES = 1 << 16
 
 
 def key_hash(topic: str, key: str) -> int:
-    """The index's hash of a key of a topic: 0 ... 2**31 - 1."""
+    """The index's hash of a key: 0 ... 2**31 - 1."""
     value = abs(java_string_hash(f"{topic}#{key}"))
     return 0 if value == 1 << 31 else value
 
 
 def file_size(slot_num: int, index_num: int) -> int:
-    """Bytes of a file with so many slots and room for `index_num` entries (0 is never used)."""
+    """Bytes of a file with so many slots and entries; entry 0 is never used."""
     return HEADER.size + slot_num * SLOT_SIZE + index_num * ENTRY.size
 
 
 class IndexFile:
-    """One file; the newest may grow, all may be queried and cut. One thread only."""
+    """The newest file may grow; all may be queried and cut. One thread only."""
 
     __slots__ = (
         "_entries_at",
@@ -71,14 +68,14 @@ class IndexFile:
     )
 
     def __init__(self, path: Path, slot_num: int, index_num: int, handles: FileHandles) -> None:
-        """Open an existing file. Raises ValueError if it is none. See `create`."""
+        """Opens an existing file. Raises ValueError if it is not an index file."""
         self.path = path
         self._slot_num = slot_num
         self._index_num = index_num
         self._handles = handles
         self._entries_at = HEADER.size + slot_num * SLOT_SIZE
         self._table: SlotTable | None = None
-        # What a full disk kept from the file, though the entries are there (`write_late`).
+        # What a full disk kept out of the file although the entries are in it (`write_late`).
         self._late_heads: dict[int, int] = {}
         self._is_header_late = False
         self.begin_timestamp: int
@@ -117,7 +114,7 @@ class IndexFile:
         *,
         inherits: "IndexFile | None" = None,
     ) -> "IndexFile":
-        """Make an empty file; it shows the end of the one before it until it has an entry."""
+        """Makes an empty file; until its first entry it shows the end of the file before it."""
         disk.makedirs(path.parent)
         timestamp = inherits.end_timestamp if inherits else 0
         phy_offset = inherits.end_phy_offset if inherits else 0
@@ -140,7 +137,6 @@ class IndexFile:
 
     @property
     def room(self) -> int:
-        """How many entries still fit."""
         return self._index_num - self.count
 
     @property
@@ -152,11 +148,9 @@ class IndexFile:
     def put(
         self, hashes: Sequence[int], phy_offsets: Sequence[int], timestamps: Sequence[int]
     ) -> None:
-        """Add entries, at most `room`, offsets never falling; one per position of the sequences.
-
-        After an OSError (disk full) nothing was added. Once the entries are in the file they count,
-        though slots and header may come late.
-        """
+        """Adds entries, at most `room`, with offsets that never fall; one per position of the
+        sequences. After an OSError (disk full) nothing was added. Entries in the file count, even
+        if slots and header come late."""
         self._before_put(len(hashes), phy_offsets[0], timestamps[0])
         heads: dict[int, int] = {}
         used = 0
@@ -179,7 +173,7 @@ class IndexFile:
         self._after_put(len(hashes), phy_offsets[-1], timestamps[-1])
 
     def put_batch(self, hashes: "Int64s", phy_offsets: "Int64s", timestamps: "Int64s") -> None:
-        """`put` for many: the same bytes, but the slots stay in memory until `write_slots`."""
+        """`put` for many: the same bytes, but slots stay in memory until `write_slots`."""
         from batonmq.store.index_batch import SlotTable, pack_entries, seconds_since
 
         self._before_put(len(hashes), int(phy_offsets[0]), int(timestamps[0]))
@@ -212,7 +206,7 @@ class IndexFile:
                 raise
 
     def write_late(self) -> None:
-        """Bring slots and header into the file that a full disk kept from it. Raises OSError."""
+        """Writes slots and header that a full disk kept out of the file. Raises OSError."""
         while self._late_heads:
             slot, number = next(iter(self._late_heads.items()))
             self._set_head(slot, number)
@@ -252,7 +246,7 @@ class IndexFile:
         self._late_heads.pop(slot, None)
 
     def write_slots(self, *, release: bool = False) -> None:
-        """Bring the slots kept in memory into the file; with `release` drop them from memory."""
+        """Writes the slots from memory to the file; `release` then drops them from memory."""
         self.write_late()
         if self._table is None:
             return
@@ -279,11 +273,9 @@ class IndexFile:
     def select_phy_offsets(
         self, hash_: int, max_num: int, begin_ms: int, end_ms: int, found: list[int]
     ) -> None:
-        """Append to `found`, newest first and each once, until it holds `max_num`.
-
-        Times are kept in whole seconds: an entry matches if its second overlaps the window. The
-        walk ends at the first entry older than the window, as in Java.
-        """
+        """Appends to `found`, newest first, each once, until it holds `max_num`. Times are whole
+        seconds: an entry matches if its second overlaps the window. Stops at the first older entry,
+        as Java does."""
         number = self._head(hash_ % self._slot_num)
         above = self.count
         while 0 < number < above and len(found) < max_num:
@@ -309,12 +301,9 @@ class IndexFile:
         return low
 
     def truncate_to(self, phy_offset: int) -> bool:
-        """Drop the entries of records at or above `phy_offset`; True if there were any.
-
-        Durable on return. Slots step back along their chains first and are synced; only then the
-        count falls; a crash between leaves dropped entries out of reach, and doing it again is
-        harmless.
-        """
+        """Drops entries of records at or above `phy_offset`, durably; True if there were any. Slots
+        first step back along their chains and are synced, then the count falls. A crash in between
+        only makes dropped entries unreachable; repeating is harmless."""
         keep = self.first_entry_at_or_above(phy_offset)
         if keep == self.count:
             return False
@@ -338,16 +327,14 @@ class IndexFile:
             self.end_phy_offset, self.end_timestamp = self.begin_phy_offset, self.begin_timestamp
         self._write_header()
         sync_file(self.path)
-        # Old entries behind the count could pass for new ones that a power loss kept from disk.
+        # Old entries behind the count could pass for new ones that a power loss kept off the disk.
         if zero_range(self._fd, self._entry_at(keep), self._entry_at(keep + dropped)):
             sync_file(self.path)
 
     def verify(self) -> bool:
-        """After an unclean exit: keep what the entries prove, and build the slots from them.
-
-        False if something had to be dropped; then the caller cuts the last record off too, whose
-        entries may be among the lost ones.
-        """
+        """After an unclean exit: keeps what the entries prove and rebuilds the slots. False if
+        something was dropped; then the caller also cuts off the last record, which may have lost
+        entries."""
         good = self._count_good()
         whole = good == self.count
         if not whole:
@@ -388,12 +375,12 @@ class IndexFile:
         self._write_header()
 
     def close(self) -> None:
-        """Write the slots and close the file; not synced."""
+        """Writes the slots and closes the file; not synced."""
         self.write_slots(release=True)
         self._handles.forget(str(self.path))
 
     def destroy(self) -> None:
-        """Remove the file; the caller syncs the folder."""
+        """Removes the file; the caller syncs the folder."""
         self._table = None
         self._handles.forget(str(self.path))
         disk.remove(self.path)

@@ -1,13 +1,10 @@
-"""The hash index of a store: index files, filled by dispatch, queried by key.
+"""The hash index of a store: filled by dispatch, queried by key.
 
-Entries are deferred: `put` only notes a record, `drain` turns what was noted into entries, in one
-batch. Draining happens when enough is noted, on the owner's idle tick, and before a query.
-A crash loses what was noted and not drained; the log must be dispatched again from
-`end_phy_offset` as it is after `load`.
-
-Invariant: records enter in the order of the log, each once, all entries of a record in one file;
-a record at or below `end_phy_offset` is skipped. One thread owns the service; `sync_file` on the
-paths that `write_back` returned may run elsewhere. Origin: Java `IndexService`.
+`put` only notes a record; `drain` makes entries in one batch, when enough is noted, on an idle
+tick, and before a query. A crash loses what was only noted: dispatch the log again from
+`end_phy_offset` after `load`. Records enter in log order, each once; a record at or below
+`end_phy_offset` is skipped. One thread owns the service; only `sync_file` on the paths of
+`write_back` may run elsewhere. Origin: Java `IndexService`.
 """
 
 import logging
@@ -31,9 +28,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _DRAIN_RECORDS = 512
-# From so many entries on, numpy is quicker than a loop.
+# From this many entries on, numpy is faster than a loop.
 _BATCH_MIN = 64
-# To load it takes as long as to put so many one by one. A broker loads it in a thread.
+# Importing numpy costs as much as so many single puts. A broker imports it in a thread.
 _LOADING_PAYS = 10_000
 _TOPIC_HASHES_MAX = 4096
 _NAME_FORMAT = "%Y%m%d%H%M%S"
@@ -41,7 +38,7 @@ _NAME_DIGITS = 17
 
 
 class IndexAnswer(NamedTuple):
-    """Offsets of records whose key may match (hashes can collide), newest first."""
+    """Offsets of records whose key may match (hashes collide), newest first."""
 
     phy_offsets: list[int]
     last_update_timestamp: int
@@ -49,7 +46,7 @@ class IndexAnswer(NamedTuple):
 
 
 class IndexService:
-    """Index files oldest first; only the last one grows."""
+    """Index files, oldest first; only the last one grows."""
 
     _is_preloaded: ClassVar[bool] = False
 
@@ -62,8 +59,8 @@ class IndexService:
         clock_ms: Callable[[], int] = wall_ms,
         health: StoreHealth | None = None,
     ) -> None:
-        """`root` is the `index` folder; `slot_num` and `index_num` are maxHashSlotNum and
-        maxIndexNum. Wall time only names new files."""
+        """`root`: the `index` folder; `slot_num`, `index_num`: maxHashSlotNum, maxIndexNum. Wall
+        time only names files."""
         self.root = root
         self._health = health or StoreHealth()
         self._slot_num = slot_num
@@ -75,12 +72,12 @@ class IndexService:
         self._topic_hashes: dict[str, int] = {}
         # (topic, UNIQ_KEY or None, KEYS or None, commit-log offset, store timestamp)
         self._noted: list[tuple[str, bytes | None, bytes | None, int, int]] = []
-        #: Offset of the newest record that is indexed, -1 if none.
+        #: Offset of the newest indexed record; -1 if none.
         self.end_phy_offset = -1
-        #: Store timestamp of that record in ms, 0 if none.
+        #: Its store timestamp in ms; 0 if none.
         self.end_timestamp = 0
         self._put_before_numpy = 0
-        #: Whether `load` had to drop entries of damaged files.
+        #: Whether `load` dropped entries of damaged files.
         self.was_cut = False
 
     # Writing.
@@ -93,22 +90,17 @@ class IndexService:
         phy_offset: int,
         store_timestamp: int,
     ) -> None:
-        """Note a record. `keys` is the raw KEYS value (keys parted by spaces).
-
-        On a full disk it stays noted (R45). Raises OSError if the disk fails.
-        """
+        """Notes a record; `keys` is the raw KEYS value. On a full disk it stays noted (R45). Raises
+        OSError if the disk fails."""
         noted = self._noted
         noted.append((topic, uniq_key, keys, phy_offset, store_timestamp))
         if len(noted) >= _DRAIN_RECORDS and not self._health.pauses:
             self._drain_if_room()
 
     def put_entries(self, hashes: "Int64s", phy_offsets: "Int64s", timestamps: "Int64s") -> bool:
-        """All entries of many records at once, in order; `hashes` as `key_hash` has them.
-
-        False, and nothing has changed but what was noted before, where the records are to be `put`
-        one by one: a file ends between them, some are indexed already, or the disk is full. Raises
-        OSError if the disk fails.
-        """
+        """All entries of many records at once, in order; `hashes` as of `key_hash`. False if the
+        records must be `put` one by one (a file ends between them, some are indexed already, the
+        disk is full); then nothing changed. Raises OSError if the disk fails."""
         if self._health.pauses:
             return False
         self._drain_if_room()
@@ -138,13 +130,13 @@ class IndexService:
         return len(self._noted)
 
     def drain(self) -> None:
-        """Turn what was noted into entries. After an OSError (disk full) the rest stays noted."""
+        """Makes entries of what was noted. After an OSError (disk full) the rest stays noted."""
         while self._noted:
             taken = self._drain_into(self._file_with_room())
             del self._noted[:taken]
 
     def _drain_into(self, file: IndexFile) -> int:
-        """Index records from the front as far as `file` has room; how many."""
+        """Indexes records from the front while `file` has room; how many."""
         topics: list[str] = []
         counts: list[int] = []
         phy_offsets: list[int] = []
@@ -161,7 +153,7 @@ class IndexService:
                         keys += [piece for piece in raw_keys.split(b" ") if piece]
                     else:
                         keys.append(raw_keys)
-                # Only a file too small for one record's keys makes it lose some of them.
+                # Only a file that is too small for one record's keys loses some of them.
                 del keys[before + self._index_num - 1 :]
                 if len(keys) > room:
                     del keys[before:]
@@ -243,7 +235,7 @@ class IndexService:
         )
 
     def _next_name(self) -> str:
-        """Local time with milliseconds, as Java names it, and above the name before."""
+        """Local time with milliseconds, as in Java, and above the former name."""
         now_ms = self._clock_ms()
         name = f"{time.strftime(_NAME_FORMAT, time.localtime(now_ms // 1000))}{now_ms % 1000:03d}"
         if self._files:
@@ -253,7 +245,7 @@ class IndexService:
 
     @staticmethod
     def preload() -> None:
-        """Load numpy now, on any thread, so that the first large batch does not wait for it."""
+        """Imports numpy, on any thread, so that the first large batch does not wait for it."""
         import batonmq.store.index_batch  # noqa: F401
 
         IndexService._is_preloaded = True
@@ -263,10 +255,8 @@ class IndexService:
     def query(
         self, topic: str, key: str, max_num: int, begin_ms: int = 0, end_ms: int = LONG_MAX
     ) -> IndexAnswer:
-        """Records with `key` stored in [begin_ms, end_ms], at most `max_num`, newest first.
-
-        The caller compares the records' real keys: other keys may share the hash.
-        """
+        """Records with `key` stored in [begin_ms, end_ms], at most `max_num`, newest first. The
+        caller compares the real keys."""
         self._drain_if_room()
         found = self._still_noted(topic, key.encode(), max_num, begin_ms, end_ms)
         hash_ = key_hash(topic, key)
@@ -280,7 +270,7 @@ class IndexService:
     def _still_noted(
         self, topic: str, key: bytes, max_num: int, begin_ms: int, end_ms: int
     ) -> list[int]:
-        """Offsets of what a full disk keeps from the files, newest first."""
+        """Offsets of what a full disk keeps out of the files, newest first."""
         found: list[int] = []
         for noted_topic, uniq_key, keys, phy_offset, stored_ms in reversed(self._noted):
             if len(found) >= max_num or phy_offset <= self.end_phy_offset:
@@ -293,7 +283,7 @@ class IndexService:
     # Against the log.
 
     def truncate_to(self, phy_offset: int) -> bool:
-        """Drop what points at or above `phy_offset`, durably; True if anything did."""
+        """Drops what points at or above `phy_offset`, durably; True if anything did."""
         self._noted = [record for record in self._noted if record[3] < phy_offset]
         changed = False
         while self._files:
@@ -307,7 +297,7 @@ class IndexService:
         return changed
 
     def delete_expired(self, log_min_offset: int) -> int:
-        """Remove files all of whose records the log no longer has, never the last; how many."""
+        """Removes files whose records are all gone from the log, never the last; how many."""
         removed = 0
         while len(self._files) > 1 and self._files[0].end_phy_offset < log_min_offset:
             self._remove(self._files[0])
@@ -328,15 +318,13 @@ class IndexService:
     # Opening, flushing, closing.
 
     def load(self, *, clean: bool, safe_timestamp: int = 0, safe_offset: int = 0) -> None:
-        """Find the files. `was_cut`: records below `safe_offset` must be dispatched again.
+        """Finds the files. `was_cut`: records below `safe_offset` must be dispatched again; what is
+        above it, or behind `end_phy_offset` after a cut, must be anyway. Entries below
+        `safe_offset` were durable before the exit.
 
-        Entries of records below `safe_offset` were durable before the exit; what is above it, and
-        what is behind `end_phy_offset` if anything was cut, must be dispatched again.
-
-        After an unclean exit, files newer than `safe_timestamp` (the checkpoint's
-        indexMsgTimestamp) and the last one are verified entry by entry and their slots built anew;
-        Java deletes the former and loses their entries. A file that is damaged is cut or removed,
-        and those behind it are removed, to be built again from the log.
+        After an unclean exit, files newer than `safe_timestamp` (indexMsgTimestamp) and the last
+        one are verified and get new slots; Java deletes the former. A damaged file is cut or
+        removed, and later ones are removed, to be rebuilt from the log.
         """
         assert not self._files and not self._noted
         if not self.root.is_dir():
@@ -367,7 +355,7 @@ class IndexService:
             and not newest.is_empty
             and (self.was_cut or newest.end_phy_offset >= safe_offset)
         ):
-            # The newest record may have only some of its entries; it is dispatched again.
+            # The newest record may lack entries; it is dispatched again.
             newest.truncate_to(newest.end_phy_offset)
         self._find_end()
 
@@ -380,8 +368,8 @@ class IndexService:
             return None
 
     def write_back(self) -> list[Path]:
-        """Drain, and return the paths to sync since the last call; slots stay in memory. Raises
-        OSError (disk full); then no path is taken, and the next call tries again."""
+        """Drains; the paths to sync since the last call (slots stay in memory). Raises OSError
+        (disk full); then nothing was taken, and the next call tries again."""
         self.drain()
         for file in self._files[-1:]:
             file.write_late()
@@ -390,10 +378,8 @@ class IndexService:
         return paths
 
     def flush(self) -> int:
-        """Everything noted so far is durable on return, slots too; the newest store timestamp.
-
-        That timestamp is what the checkpoint's indexMsgTimestamp may be set to.
-        """
+        """All that was noted is durable on return, slots too; the newest store timestamp, for the
+        checkpoint's indexMsgTimestamp."""
         self.drain()
         if self._files:
             self._files[-1].write_slots()
@@ -402,14 +388,14 @@ class IndexService:
         return self.end_timestamp
 
     def destroy(self) -> None:
-        """Remove all files (an empty log has no index)."""
+        """Removes all files (an empty log has no index)."""
         self._noted.clear()
         for file in tuple(self._files):
             self._remove(file)
         self._find_end()
 
     def close(self, *, write_back: bool = True) -> None:
-        """Drain and write the slots, or drop both, and close; not synced (see `flush`)."""
+        """Drains and writes the slots, or drops both, and closes; not synced."""
         if write_back:
             self.drain()
             for file in self._files:

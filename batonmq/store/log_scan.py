@@ -1,15 +1,11 @@
 """Walks over the records of the log: where each begins, where whole records end, what is verified.
+What a good record is, `protocol.records` says. Origin: Java `CommitLog.checkMessageAndReturnSize`.
 
-What a good record is, `protocol.records` says; here it is looked for in the segments of the log,
-for dispatch, recovery and the check of what a master sent.
-Origin: Java `CommitLog.checkMessageAndReturnSize` and its loops.
-
-`VerifiedLog` is the part of the log that this process has written or checked itself (G8, R24). Each
-record's CRC is checked once: what comes from a master before it is acknowledged, what is found
-after a start when recovery reads it, everything older when it is first read (`reader`). A master
-sends its log's bytes as they lie on its disk, so a record whose CRC does not fit is named by file
-and offset at once. The ack of a slave then covers whole, good records and at most the beginning of
-one more, which no confirmOffset can reach.
+`VerifiedLog` is the part that this process has written or checked (G8, R24). Each CRC is checked
+once: of a master's bytes before they are acked, of what a start finds during recovery, of older
+records when they are first read. A master sends bytes as they are on its disk, so a bad record is
+reported with file and offset at once. A slave's ack covers whole, good records and at most the
+beginning of one more, which no confirmOffset can reach.
 """
 
 from __future__ import annotations
@@ -34,8 +30,8 @@ from batonmq.protocol.records.search import (
 from batonmq.store.commit_log import CommitLog, Segment
 
 _EMPTY: Final = memoryview(b"")
-# From so many bytes on numpy is quicker than a loop, and from so many also its import is paid. For
-# less, as a busy master sends in a turn, it costs up to half as much again.
+# From this many bytes on numpy is faster, and from so many its import pays. For less, as in a turn
+# of a busy master, it costs up to half more.
 BULK_DISPATCH_BYTES: Final = 160 << 10
 _BULK_CHECK_BYTES: Final = 640 << 10
 _CHECKED_BYTES: Final = 256 << 10
@@ -44,18 +40,15 @@ _BEFORE_BULK: Final = 8
 
 
 def bulk_pays(size: int, least: int) -> bool:
-    """Whether `size` bytes of the log are best read many records at a time, with numpy. `least`:
-    from how many on that is quicker once numpy is there."""
+    """Whether `size` bytes are best read many records at a time. `least`: from where on that is
+    faster once numpy is loaded."""
     return size >= least and ("numpy" in sys.modules or size >= _IMPORT_BYTES)
 
 
 class LogScanner:
-    """Records of [offset, end), in order; blanks are stepped over.
-
-    `offset` is always a record boundary: the end of the last record handed out. When `next`
-    returns None, `problem` says what is wrong with the bytes at `offset`, or is None if they just
-    do not reach far enough.
-    """
+    """Records of [offset, end), in order; blanks are skipped. `offset` is a record boundary: the
+    end of the last record. When `next` returns None, `problem` says what is wrong at `offset`;
+    None: the bytes only end too early."""
 
     __slots__ = ("_check_crc", "_log", "_start", "_view", "end", "offset", "problem", "record_at")
 
@@ -111,16 +104,16 @@ class LogScanner:
         return None
 
     def body(self, head: RecordHead) -> bytes:
-        """A copy of the body of the record that `next` has just returned."""
+        """A copy of the body of the record that `next` just returned."""
         return bytes(self.view[head.body_offset : head.body_offset + head.body_len])
 
     def skip_common(self) -> None:
-        """Step over common records, CRC-checked, as long as nothing else comes."""
+        """Skips common records, CRC-checked, as long as nothing else comes."""
         view, start = self.window()
         segment_end = start + self._log.segment_size
         offset = self.offset
         for number in itertools.count():
-            # Many at once only behind some that are common: of other logs nothing is read twice.
+            # Bulk only after some common records, so that other logs are not read twice.
             if number == _BEFORE_BULK and bulk_pays(
                 len(view) - (offset - start), _BULK_CHECK_BYTES
             ):
@@ -147,10 +140,8 @@ class LogScanner:
 
 
 def whole_records_end(log: CommitLog, offset: int, end: int) -> tuple[int, str | None]:
-    """Where the whole, CRC-checked records from `offset` on end, and what is wrong there.
-
-    The reason is None where the bytes up to `end` simply stop before a record does.
-    """
+    """Where the whole, CRC-checked records from `offset` on end, and what is wrong there; None if
+    the bytes only end too early."""
     scanner = LogScanner(log, offset, end, check_crc=True)
     scanner.skip_common()
     while scanner.next() is not None:
@@ -171,7 +162,7 @@ def check_record(log: CommitLog, offset: int) -> RecordHead:
 
 
 def _scan(log: CommitLog, offset: int, *, check_crc: bool) -> RecordHead | None:
-    """The record or blank at `offset`, None if it is not wholly there. Raises CorruptRecord."""
+    """The record or blank at `offset`; None if it is not whole. Raises CorruptRecord."""
     segment = log.segment_at(offset)
     if segment is None:
         return None
@@ -180,17 +171,14 @@ def _scan(log: CommitLog, offset: int, *, check_crc: bool) -> RecordHead | None:
 
 
 def fault_at(log: CommitLog, offset: int) -> CorruptLogError | None:
-    """What is wrong with the record that begins at `offset`; None if it is good or none begins.
-
-    A bad record still shows that it begins there: by its own offset, or by its magic and the
-    record behind it.
-    """
+    """What is wrong with the record at `offset`; None if it is good or none begins there. A bad
+    record is recognized by its own offset, or by its magic and the record behind it."""
     segment = log.segment_at(offset)
     if segment is None or offset + FIXED_SIZE_V1 > log.max_offset:
         return None
     position = offset - segment.start_offset
     if position + FIXED_SIZE_V1 > segment.size:
-        return None  # only a blank has room there
+        return None  # only a blank fits there
     size, own_offset = size_and_offset(segment.buffer, position)
     behind = offset + size
     follows = behind == log.max_offset or has_magic(log.view(behind, 2 * MAGIC_SIZE), 0)
@@ -203,8 +191,8 @@ def fault_at(log: CommitLog, offset: int) -> CorruptLogError | None:
 
 
 def fault_before(log: CommitLog, end: int) -> CorruptLogError | None:
-    """What is wrong with one of the last records that end at `end`; None if they are good, or if
-    none begins in the _CHECKED_BYTES before it."""
+    """What is wrong with one of the last records that end at `end`; None if they are good, or none
+    begins in the last _CHECKED_BYTES."""
     segment = log.segment_at(end - 1)
     if segment is None:
         return None
@@ -220,11 +208,8 @@ def fault_before(log: CommitLog, end: int) -> CorruptLogError | None:
 
 
 def is_record_boundary(commit_log: CommitLog, offset: int, dispatched_offset: int) -> bool:
-    """Whether the log can be cut at `offset`: a record or a blank begins there, or whole records
-    end there.
-
-    `dispatched_offset` is a known boundary at or below which nothing has to be read.
-    """
+    """Whether the log can be cut at `offset`: a record or blank begins there, or whole records end
+    there. `dispatched_offset` is a known boundary; below it nothing is read."""
     if offset == dispatched_offset or offset % commit_log.segment_size == 0:
         return True
     if offset > dispatched_offset:
@@ -239,7 +224,7 @@ def is_record_boundary(commit_log: CommitLog, offset: int, dispatched_offset: in
 
 
 def fault_behind(commit_log: CommitLog, scanner: LogScanner) -> str | None:
-    """Why the bytes between the scanner and the log's end are damage, None if just incomplete."""
+    """Why the bytes from the scanner to the log's end are damage; None if just incomplete."""
     if scanner.offset >= commit_log.max_offset:
         return None
     behind = find_valid_record(commit_log, scanner.offset)
@@ -277,12 +262,9 @@ def _find_in_segment(segment: Segment, position: int) -> int | None:
 
 
 class VerifiedLog:
-    """The records of [start, end) were written or CRC-checked by this process.
-
-    `end` is a record boundary. A record below `start` may have been written by an earlier process
-    and is checked when it is first read; above `end` there is nothing, or what `verify` is to
-    check.
-    """
+    """The records of [start, end) were written or CRC-checked by this process; `end` is a record
+    boundary. Records below `start` are checked when they are first read; bytes above `end` wait for
+    `verify`."""
 
     __slots__ = ("_log", "end", "start")
 
@@ -299,7 +281,7 @@ class VerifiedLog:
         self.end = min(offset, self.end)
 
     def verify(self) -> None:
-        """Check what was appended since. Raises CorruptLogError; `end` is then where the bad
+        """Checks what was appended since. Raises CorruptLogError; then `end` is where the bad
         record begins."""
         log = self._log
         self.end, problem = whole_records_end(log, self.end, log.max_offset)

@@ -1,13 +1,11 @@
-"""The store of one broker: the log, what is derived from it, and the rules for both roles.
+"""The store of one broker. `open` builds the parts, and callers use them directly: `appender`
+(puts), `queries` (reads), `slave_log` (a master's bytes, cuts), `trust` (R17, R24), `log`,
+`epochs`, `background`, `checkpoints`, `expirer`, `positions` (R38). Here is what needs several of
+them. Only the loop's thread calls them; other threads sync, allocate and unlink files.
 
-`open` builds the parts, and callers use them directly: `appender` (puts), `queries` (reads),
-`slave_log` (a master's bytes, cuts), `trust` (R17, R24), `log`, `epochs`, `background`,
-`checkpoints`, `expirer`, `positions` (R38). Here is what needs several of them. One thread, the
-loop's, calls everything; other threads only sync, allocate and unlink files.
-
-Invariants: `min_phy_offset <= confirm_offset <= max_phy_offset`; confirm_offset is a record
-boundary, never falls but by a truncation, and everything below it, and nothing above, can be read
-through queues, index and offsets. Origin: Java `DefaultMessageStore`, `CommitLog`.
+`min_phy_offset <= confirm_offset <= max_phy_offset`. confirm_offset is a record boundary and falls
+only by a truncation; all below it, and nothing above, can be read through queues and index. Origin:
+Java `DefaultMessageStore`, `CommitLog`.
 """
 
 from __future__ import annotations
@@ -62,9 +60,9 @@ def _raise(error: BaseException) -> None:
 
 
 class MessageStore:
-    """See the module. Set the hooks (`on_system_record`, `on_unknown_topic`) before `open`."""
+    """Set the hooks (`on_system_record`, `on_unknown_topic`) before `open`."""
 
-    # The parts; they are there once `open` has returned.
+    # Set by `open`.
     log: CommitLog
     epochs: EpochFileCache
     appender: Appender
@@ -92,26 +90,28 @@ class MessageStore:
         self.config = config
         self._confirm_rule = confirm_rule
         #: topic -> called with each confirmed record of it, in log order; such topics have no
-        #: consume queue. After an unclean stop records may come again: their effect is repeatable.
+        #: consume queue. After an unclean stop records may come again, so handlers must be
+        #: repeatable.
         self.on_system_record: dict[str, SystemRecordHandler] = {}
-        #: True while those handlers are shown what a new master takes over, not confirmed yet; each
-        #: such record is shown again when it is confirmed.
+        #: True while those handlers see what a new master takes over unconfirmed; each such record
+        #: comes again when it is confirmed.
         self.shows_unconfirmed = False
         #: Called with (topic, queue id) when the log shows a queue for the first time since `open`.
         self.on_unknown_topic: Callable[[str, int], None] | None = None
-        #: Called before the log begins anew, empty, where the master's does (R27); raises OSError.
+        #: Called before the log is replaced by an empty one (R27); raises OSError.
         self.on_new_beginning: Callable[[], None] = lambda: None
-        #: Called before each checkpoint: the jobs that make durable what the two hooks above have
-        #: changed, for after it their records are not shown again. Run before it, in order.
+        #: Called before each checkpoint: jobs that make durable what the two hooks above changed,
+        #: because afterwards their records do not come again. Run in order, before the checkpoint.
         self.before_checkpoint: Callable[[], Iterable[Callable[[], None]]] | None = None
         #: Called with (topic, queue id, max queue offset) once per queue and advance.
         self.arrival_listeners: list[ArrivalListener] = []
         self.on_dropped: list[Callable[[int], object]] = []  # with the log's end (R55)
-        #: Called in the loop with the flushed offset after each fdatasync that covered bytes.
+        #: Called in the loop with the flushed offset after each fdatasync that covered new bytes.
         self.flushed_listeners: list[Callable[[int], None]] = []
-        #: Topic -> how many of its deletions the log has and nobody carried out yet, from 1 on.
+        #: Topic -> deletions that are in the log and not yet carried out, from 1 on.
         self.deleting_topics: Counter[str] = Counter()
-        #: Places of the half messages committed last: their op may be missing at the log's end.
+        #: Prepared offsets of the last committed half messages: their op may be missing at the
+        #: log's end.
         self.recent_commits = RecentCommits()
         self._store_host = store_host
         self._clock_ms = clock_ms
@@ -128,12 +128,9 @@ class MessageStore:
     # Opening and closing.
 
     def open(self) -> None:
-        """Lock, load and recover the store; finishes an interrupted truncation first.
-
-        Raises FolderLockedError (names the process), StoreFormatError, CutUnfinishedError,
-        CorruptLogError (an epoch file without a good copy) and OSError. Damage in the log does not
-        raise: see `trust`.
-        """
+        """Locks, loads and recovers the store; first finishes an interrupted truncation. Raises
+        FolderLockedError, StoreFormatError, CutUnfinishedError, CorruptLogError (an epoch file
+        without a good copy), OSError. Damage of the log does not raise: see `trust`."""
         disk.makedirs(self.config.root)
         self._lock.acquire()
         try:
@@ -144,14 +141,14 @@ class MessageStore:
                 self._recover(boot_id)
                 self._mark_run(boot_id)
                 self._confirm_rule.begin_run(self._files)
-                _ = self.log.log_id  # it is on the disk before anybody learns it
+                _ = self.log.log_id  # durable before anyone sees it
             except BaseException:
                 self._files.close(write_back=False)
                 raise
         except BaseException as error:
             self._lock.release()
             if isinstance(error, OSError) and error.filename is None:
-                error.filename = str(self.config.root)  # whoever reads it knows which disk
+                error.filename = str(self.config.root)  # names the disk
             raise
         self._opened_at_ms = self._clock_ms()
         self._is_open = True
@@ -219,8 +216,8 @@ class MessageStore:
             self.positions.begin_mastership()
 
     def _mark_run(self, boot_id: str) -> None:
-        """From here on a stop is unclean. What a run before acknowledged unflushed is flushed
-        first, so that the mark of this run may say that all acknowledged bytes are (R17)."""
+        """From now on a stop is unclean. Bytes that an earlier run acked unflushed are flushed
+        first, so that this run's mark may say that all acked bytes are flushed (R17)."""
         acks_flushed = self.config.sync_flush and self.config.ha_sync_flush
         if acks_flushed and not self._files.was_clean:
             self.flush()
@@ -229,11 +226,8 @@ class MessageStore:
     def start(
         self, loop: asyncio.AbstractEventLoop, on_fatal: Callable[[BaseException], None]
     ) -> None:
-        """Start the threads that sync and the timers of upkeep on `loop`.
-
-        `on_fatal` is called in the loop when the disk failed or the bytes of the log are no
-        records: the process must end.
-        """
+        """Starts the sync threads and the upkeep timers on `loop`. `on_fatal` is called in the loop
+        when the disk failed or the log's bytes are no records: the process must end."""
         self._loop = loop
         self._on_fatal = on_fatal
         config, background = self.config, self.background
@@ -249,12 +243,10 @@ class MessageStore:
         self._schedule_slice()
 
     def close(self) -> None:
-        """Write and sync everything, remove the abort mark, unlock. Idempotent.
-
-        A store that has failed is abandoned instead (R40), and so is what a full disk has kept
-        from the files (R45): then the abort mark stays, and the next start recovers what is there.
-        Raises OSError, and what a job raised, with the same outcome.
-        """
+        """Writes and syncs everything, removes the abort mark, unlocks. May be repeated. A store
+        that failed (R40) or whose full disk kept something out of the files (R45) is abandoned: the
+        abort mark stays, and the next start recovers. Raises OSError, and what a job raised, with
+        the same outcome."""
         if not self._is_open:
             return
         self._stop_timers()
@@ -283,10 +275,8 @@ class MessageStore:
             self._abandon_files()
 
     def abandon(self) -> None:
-        """Close files and lock without writing or syncing anything; the abort mark stays.
-
-        For a broker whose disk failed: what is there is recovered at the next start.
-        """
+        """Closes files and lock without writing or syncing; the abort mark stays. For a broker
+        whose disk failed."""
         if not self._is_open:
             return
         self._stop_timers()
@@ -294,7 +284,7 @@ class MessageStore:
         self._abandon_files()
 
     def _abandon_files(self) -> None:
-        """Does nothing to what is closed already."""
+        """Without effect on what is already closed."""
         if self.health.log_failure is not None:
             self.trust.note_failure(self.health.log_failure)
         self.trust.keep_noted()
@@ -313,7 +303,7 @@ class MessageStore:
 
     def _fail(self, error: BaseException) -> None:
         """The process must end; the reason is kept for the next start (R17, R24, R40). Until then
-        nothing more is done with this store (R37), whoever asks for it."""
+        nothing more is done with this store (R37)."""
         self.appender.refuse(f"this broker has failed: {error}")
         self.health.give_up(error)
         self.trust.note_failure(error)
@@ -323,7 +313,7 @@ class MessageStore:
 
     @property
     def max_phy_offset(self) -> int:
-        """End (exclusive) of the written log; records of an unfinished turn are not in it."""
+        """End (exclusive) of the written log, without records of an unfinished turn."""
         return self.log.max_offset
 
     @property
@@ -338,15 +328,13 @@ class MessageStore:
     # Master.
 
     def prepare_master(self, *, discard_damage: bool = False) -> int:
-        """Get ready to take puts: the log's end, behind its last whole record.
+        """Gets ready to take puts; returns the log's end, behind the last whole record.
 
-        `discard_damage`: this replica was elected although it is suspect, so what cannot be trusted
-        is cut off first (kept aside) instead of keeping the group without a master.
-
-        Cuts an incomplete tail (kept aside), counts queue offsets to the end of the log, and under
-        SYNC_FLUSH makes the inherited bytes durable (R26). Raises CorruptLogError for damage, new
-        or known, OSError, and StoreFailedError for good. A suspect log without damage is taken: the
-        controllers chose it although they knew (R17), so it is the group's log now.
+        Cuts an incomplete tail (kept aside), counts queue offsets to the end, and with SYNC_FLUSH
+        makes inherited bytes durable (R26). Raises CorruptLogError for damage, OSError,
+        StoreFailedError. `discard_damage`: this suspect replica was elected knowingly, so its
+        damaged part is cut first (kept aside). A suspect log without damage is accepted: the
+        controllers chose it as the group's log (R17).
         """
         self.health.check_usable()
         trust = self.trust
@@ -382,7 +370,7 @@ class MessageStore:
             self.shows_unconfirmed = self._queues.shows_unconfirmed = False
 
     def stop_writes(self, why: str = _NOT_MASTER) -> int:
-        """Take no more puts (role change); what was put is written. The end of the log."""
+        """Takes no more puts (role change); earlier ones are written. The end of the log."""
         was_writable = self.appender.is_writable
         self.positions.end_mastership()
         self.appender.refuse(why)
@@ -393,27 +381,23 @@ class MessageStore:
             for forget in self.on_dropped:
                 forget(end)
         if was_writable:
-            self._verified.end = end  # all of it is our own
+            self._verified.end = end  # this process wrote all of it
         return end
 
     def end_turn(self) -> int:
-        """Write all records put since the last call in one `pwrite`; the written end.
-
-        A turn that put something also states queue positions, if that is due (R38). Calls
-        `on_fatal` and raises OSError if the disk fails.
-        """
+        """Writes all puts since the last call in one `pwrite`; the written end. A turn with puts
+        also states queue positions if due (R38). Calls `on_fatal` and raises OSError if the disk
+        fails."""
         appender = self.appender
         if appender.end >= self.positions.due_at and appender.has_buffered:
             self.positions.put_piece()
         return appender.end_turn()
 
     def advance_confirm_offset(self, offset: int) -> int:
-        """Everything that ends at or below `offset` is confirmed: make it visible.
-
-        The new confirm_offset, a record boundary; it never falls. Arrival listeners are called
-        once per queue. A slave far behind advances in slices of the loop. A store that failed
-        confirms nothing. Raises CorruptLogError if the bytes of a slave are no records.
-        """
+        """Makes visible all that ends at or below `offset`; the new confirm_offset, a record
+        boundary that never falls. Arrival listeners are called once per queue. A slave far behind
+        advances in slices. A failed store confirms nothing. Raises CorruptLogError if a slave's
+        bytes are no records."""
         dispatcher = self._dispatcher
         offset = min(offset, self.log.max_offset)
         if offset <= dispatcher.offset or self.health.has_failed:
@@ -451,7 +435,7 @@ class MessageStore:
     # Durability and upkeep.
 
     def repair(self, seen: str) -> str:
-        """An operator declares this log good; what was done about it. See `LogTrust.repair`."""
+        """An operator declares this log good; what was done. See `LogTrust.repair`."""
         was_cut = self.trust.repair(seen)
         if self._confirm_rule.writes_at_once:
             self.appender.open_for_writes()
@@ -462,13 +446,13 @@ class MessageStore:
         return f"trusted as it is, up to {end}"
 
     def _report_flushed(self, flushed_offset: int) -> None:
-        # The log may have been cut since the flush thread reported.
+        # The log may have been cut since the flush.
         flushed_offset = min(flushed_offset, self.log.flushed_offset)
         for listener in self.flushed_listeners:
             listener(flushed_offset)
 
     def flush(self) -> int:
-        """fdatasync the log here and now (blocks); the flushed offset. Raises OSError."""
+        """fdatasync of the log, here and now; the flushed offset. Raises OSError."""
         try:
             self.log.datasync_to(self.log.max_offset)
         except OSError as error:
@@ -477,11 +461,9 @@ class MessageStore:
         return self.log.flushed_offset
 
     def delete_topic(self, topic: str) -> int:
-        """Forget the queues of a topic; its messages stay in the log until they expire.
-
-        Raises OSError if their folder cannot be taken away. The process must end then: the next
-        one finds the record of the deletion again, as no checkpoint covers it.
-        """
+        """Drops the queues of a topic; its messages stay in the log until they expire. Raises
+        OSError if the folder cannot be taken away; then the process must end: the next one finds
+        the deletion's record again, which no checkpoint covers."""
         self.end_turn()
         count = self._queues.delete_topic(topic)
         self._dispatcher.forget_topic(topic)
@@ -491,7 +473,7 @@ class MessageStore:
         return count
 
     def runtime_info(self) -> dict[str, str]:
-        """What `brokerStatus` shows of the store, under Java's names where it has them."""
+        """What `brokerStatus` shows of the store, under Java's names if it has them."""
         commit_log, appender = self.log, self.appender
         use = self._disk_use_of((commit_log.folder,)).ratio
         return {

@@ -1,10 +1,7 @@
-"""A master's statements of queue positions, written piece by piece (R38).
-
-`queue_positions` says what they are for. A round begins when the log enters a new segment, but not
-before the log has grown by a multiple of the last round: where segments are tiny and queues many,
-statements must not feed on themselves. One call puts one piece, so no turn of the loop
-looks at more than a part of the queues.
-"""
+"""A master's statements of queue positions (R38, `queue_positions`), written piece by piece. A
+round begins with a new segment, but only after the log has grown by a multiple of the last round:
+with tiny segments and many queues, statements must not cause each other. One call puts one piece,
+so no loop turn looks at all queues."""
 
 from __future__ import annotations
 
@@ -22,15 +19,15 @@ from batonmq.store.queue_positions import POSITIONS_QUEUE, position_record
 from batonmq.store.queue_table import Queue, QueueTable
 
 _PIECE_BYTES_MAX: Final = 16 * 1024
-_QUEUE_BYTES: Final = 40  # of one entry beside the topic's name, at most
+_QUEUE_BYTES: Final = 40  # of one entry without the topic's name, at most
 _LOOKED_AT_MAX: Final = 1000
-_LOG_SHARE: Final = 8  # the log grows by so much more than a round before the next one
+_LOG_SHARE: Final = 8  # rounds are at most a ninth of the log
 _NEVER: Final = 1 << 63
 
 
 @dataclass(slots=True)
 class _PositionRound:
-    """`queues` as they were when it began; `at` is the index of the first not looked at."""
+    """`queues` at the begin of the round; `at`: the first one not yet looked at."""
 
     since: int
     queues: list[Queue]
@@ -39,7 +36,7 @@ class _PositionRound:
 
 
 class PositionRounds:
-    """`due_at` is the end of the log from which on `put_piece` has something to do."""
+    """`due_at`: the log end from which `put_piece` has something to do."""
 
     def __init__(
         self,
@@ -61,8 +58,8 @@ class PositionRounds:
         self.due_at = _NEVER
 
     def begin_mastership(self) -> None:
-        """From the log's end on this replica states positions: at once if the newest segment
-        lacks a round, for it may have been cut off with the master before."""
+        """This replica states positions from the log's end on, at once if the newest segment lacks
+        a round, which may have been cut off with the last master."""
         self._is_master = True
         self._round = None
         self._queues.positions.declare_known()
@@ -76,18 +73,16 @@ class PositionRounds:
         self.due_at = _NEVER
 
     def master_begins_at(self, offset: int | None) -> None:
-        """Where the log of the followed master begins; None: a Java master, which does not say."""
+        """Where the followed master's log begins; None: a Java master, which does not say."""
         self._master_begin = offset
         if offset is not None:
             self._queues.positions.group_begins_at(offset)
 
     @property
     def may_expire_below(self) -> int:
-        """No segment that ends above it may go yet: the log must go on holding all positions, and
-        a slave all that its master has, whatever its own disk (R27).
-
-        A slave waits for its master's rounds only while they come: a Java master writes none.
-        """
+        """No segment that ends above this may expire: the log must keep all positions, and a slave
+        all that its master has, whatever its own disk (R27). A slave waits for its master's rounds
+        only while they come: a Java master writes none."""
         stated = self._queues.positions.stated_from
         if self._is_master:
             return stated
@@ -97,19 +92,17 @@ class PositionRounds:
 
     @property
     def whole_from(self) -> int:
-        """From where on this replica has what its group has, log and positions: behind its log's
-        end while it does not know where every queue goes on. It must not join a group then.
-
-        What expired here had expired at a master, so a slave may lack it: only where its log began
-        anew counts, until a master is known that begins there or later.
-        """
+        """From where on this replica has the log and positions of its group: behind its log's end
+        while it lacks a queue's position, so it must not join. What expired here had expired at a
+        master; so only a log that was started again is incomplete, until a master begins there or
+        later."""
         if not self._queues.positions.are_known:
             return self._log.max_offset + 1
         return self._log.min_offset if self._is_master else self._queues.positions.began_at
 
     @property
     def why_not_whole(self) -> str:
-        """What a slave waits for that is no member yet, in words; empty if it waits for nothing."""
+        """What keeps a slave from joining, in words; "" if nothing."""
         if self._is_master:
             return ""
         if not self._queues.positions.are_known:
@@ -118,11 +111,11 @@ class PositionRounds:
         return f"its log was begun at {began}, and its master's begins before that" if began else ""
 
     def put_if_due(self) -> bool:
-        """`put_piece` for a master that has no other writes."""
+        """`put_piece` for a master without other writes."""
         return self._appender.end >= self.due_at and self.put_piece()
 
     def put_piece(self) -> bool:
-        """Put the next piece; whether anything was put. The caller ends the turn."""
+        """Puts the next piece; whether anything was put. The caller ends the turn."""
         current = self._round
         if current is None:
             current = self._round = _PositionRound(

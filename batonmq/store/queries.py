@@ -1,8 +1,6 @@
-"""Queries: messages of a queue, offsets by time, messages by key or physical offset.
-
-Every answer lies below the confirmed end (R28). Origin: Java `DefaultMessageStore`,
-`ConsumeQueueStore`, `IndexService`.
-"""
+"""Queries: messages of a queue, offsets by time, messages by key or physical offset. All answers
+lie below the confirmed end (R28). Origin: Java `DefaultMessageStore`, `ConsumeQueueStore`,
+`IndexService`."""
 
 from __future__ import annotations
 
@@ -32,8 +30,7 @@ from batonmq.store.store_files import StoreFiles
 log = logging.getLogger(__name__)
 
 _HEAD_MIN: Final = RECORD_V4.size
-ANSWER_BYTES_MAX: Final = 15 << 20
-"""Of records: a frame of 16 MiB has room for them and a header."""
+ANSWER_BYTES_MAX: Final = 15 << 20  # of records: with a header they fit into a frame of 16 MiB
 _read_sys_flag = RECORD_V4.only("sys_flag").unpack_from
 _read_store_ms = RECORD_V4.only("store_ms").unpack_from
 _read_store_ms_v6 = record_layout(HOST_V6_SIZE, HOST_V4_SIZE).only("store_ms").unpack_from
@@ -67,7 +64,6 @@ class StoreQueries:
         self._config = files.config
 
     def topics(self) -> set[str]:
-        """The topics that have queues here."""
         return self._files.consume_queues.topics()
 
     # One queue.
@@ -82,12 +78,9 @@ class StoreQueries:
         wanted: frozenset[int] | None = None,
         matches: Callable[[bytes], bool] | None = None,
     ) -> GetMessageResult:
-        """Messages of a queue from `offset` on, as `Wanted` describes them.
-
-        At most `max_num`, and from the second on at most `max_bytes` (None: the store's limits).
-        Raises CorruptLogError, with file and offset, if the record to be returned first fails its
-        CRC: it is never served.
-        """
+        """Messages of a queue from `offset` on that pass `wanted` and `matches` (see
+        `RecordFilter`): at most `max_num` and, from the second on, `max_bytes` (None: the store's
+        limits). Raises CorruptLogError if the first record fails its CRC: it is never served."""
         queue = self._queues.get(topic, queue_id)
         if queue is None or queue.handler is not None:
             return GetMessageResult(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
@@ -108,25 +101,24 @@ class StoreQueries:
         self, topic: str, queue_id: int, offset: int, count: int
     ) -> list[tuple[int, int, int]]:
         """(physical offset, size, tags code) of up to `count` visible messages from `offset` on;
-        none outside the queue, fewer at a border of its files. Raises CorruptLogError."""
+        none outside the queue, fewer at a file border. Raises CorruptLogError."""
         queue = self._queues.get(topic, queue_id)
         return self._reader.checked_units(queue, offset, count) if queue is not None else []
 
     def raw_units(self, topic: str, queue_id: int, offset: int, count: int) -> bytes:
-        """Up to `count` units from `offset` on as they are in the files; not checked."""
+        """Up to `count` unchecked units from `offset` on, as in the files."""
         queue = self._queues.get(topic, queue_id)
         return queue.consume_queue.read_units(offset, count) if queue is not None else b""
 
     def record_at(self, phy_offset: int, size: int) -> memoryview | None:
-        """The record of a unit that `units` gave; None if the log has it no more, or if the unit is
-        a filler."""
+        """The record of a unit from `units`; None if the log no longer has it, or for a filler."""
         if phy_offset < self._log.min_offset or size == FILLER_SIZE:
             return None
         return self._log.view(phy_offset, size)
 
     def begins_in_memory(self, topic: str, queue_id: int) -> bool:
-        """Whether the queue still has its first message ever, and that is not on the disk only, as
-        far as a broker can guess; so has a queue without any message."""
+        """Whether the queue still has its first message, probably in memory. True for a queue
+        without messages."""
         if self.min_offset_in_queue(topic, queue_id) > 0:
             return False
         first = self.units(topic, queue_id, 0, 1)
@@ -137,11 +129,9 @@ class StoreQueries:
     def _outside(
         self, offset: int, minimum: int, maximum: int, assigned: int
     ) -> tuple[GetMessageStatus, int]:
-        """Status and next offset for an offset outside [minimum, maximum).
-
-        A slave does not correct: its end may lag. Nor does a master between its visible end and
-        `assigned`, the end of its log in this queue: a client there is ahead of confirmOffset only.
-        """
+        """Status and next offset for an offset outside [minimum, maximum). A slave does not
+        correct: its end may lag. Nor does a master between its visible end and `assigned`, its
+        unconfirmed end of the queue."""
         is_slave = not self._appender.is_masters
         if maximum == 0 and offset <= assigned:
             return GetMessageStatus.NO_MESSAGE_IN_QUEUE, offset if is_slave else min(
@@ -177,7 +167,7 @@ class StoreQueries:
         return queue is not None and queue.next_offset > queue.consume_queue.min_offset
 
     def next_offset_in_queue(self, topic: str, queue_id: int) -> int:
-        """The offset of the next put: a master's end of the log in this queue, unconfirmed too."""
+        """The offset of the next put, unconfirmed messages included."""
         queue = self._queues.get(topic, queue_id)
         return queue.next_offset if queue is not None else 0
 
@@ -195,7 +185,7 @@ class StoreQueries:
         return queue.consume_queue.offset_by_time(timestamp_ms, boundary, self._store_timestamp)
 
     def message_store_timestamp(self, topic: str, queue_id: int, offset: int) -> int:
-        """Store time in ms of one message, -1 if there is none."""
+        """Store time in ms of one message; -1 if there is none."""
         queue = self._queues.get(topic, queue_id)
         unit = queue.consume_queue.unit_at(offset) if queue is not None else None
         if unit is None or unit[1] == FILLER_SIZE:
@@ -203,13 +193,13 @@ class StoreQueries:
         return self._store_timestamp(unit[0], unit[1])
 
     def earliest_message_time(self, topic: str, queue_id: int) -> int:
-        """Store time in ms of the oldest message of a queue, -1 if there is none."""
+        """Store time in ms of the oldest message of a queue; -1 if there is none."""
         return self.message_store_timestamp(
             topic, queue_id, self.min_offset_in_queue(topic, queue_id)
         )
 
     def _store_timestamp(self, phy_offset: int, size: int) -> int:
-        """The store time in ms of a record that a queue points to, -1 if the log has it no more."""
+        """The store time in ms of a unit's record; -1 if the log no longer has it."""
         if phy_offset < self._log.min_offset:
             return -1
         head = self._log.view(phy_offset, min(size, _HEAD_MIN))
@@ -235,11 +225,9 @@ class StoreQueries:
     def query_message(
         self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int
     ) -> QueryResult:
-        """Messages of `topic` with this UNIQ_KEY or key in KEYS, stored in [begin_ms, end_ms].
-
-        Newest first, at most `max_num` and 64, and no more than fit into an answer. Raises
-        CorruptLogError.
-        """
+        """Messages of `topic` with this UNIQ_KEY or key in KEYS, stored in [begin_ms, end_ms],
+        newest first: at most `max_num` and 64, and what fits into an answer. Raises
+        CorruptLogError."""
         wanted = min(max_num, self._config.max_msgs_num_batch)
         answer = self._index.query(topic, key, wanted, begin_ms, end_ms)
         parts: list[memoryview] = []
@@ -257,7 +245,7 @@ class StoreQueries:
 
 
 def _has_key(head: RecordHead, topic: str, key: str) -> bool:
-    """Whether the record really has the key: the index holds only hashes."""
+    """The index holds only hashes: whether the record really has the key."""
     if head.topic != topic.encode("utf-8"):
         return False
     raw = key.encode("utf-8")

@@ -1,9 +1,6 @@
-"""The bytes of one consume queue, in files of fixed size that continue each other.
-
-Each file is named by the position of its first byte. Positions count from the start of the queue.
-Units are not parsed here. One thread; only `sync_file` on the paths that `take_unsynced` returned
-may run elsewhere.
-"""
+"""The bytes of one consume queue, in contiguous files of fixed size, named by the position of their
+first byte. Units are not parsed here. One thread; only `sync_file` on the paths of `take_unsynced`
+may run elsewhere."""
 
 import os
 from pathlib import Path
@@ -23,7 +20,7 @@ _NAME_DIGITS = 20
 
 
 class QueueFiles:
-    """`starts` are the positions of the files' first bytes, ascending and without gaps."""
+    """`starts`: positions of the files' first bytes, ascending, without gaps."""
 
     __slots__ = ("_directory", "_handles", "_unsynced", "file_size", "starts")
 
@@ -32,9 +29,9 @@ class QueueFiles:
         self._directory = str(directory)
         self._handles = handles
         self.file_size = file_size
-        # Tuples of plain values: the garbage collector does not look at them in each queue.
+        # Tuples of plain values: the garbage collector skips them, in every queue.
         self.starts: tuple[int, ...] = ()
-        # Files and folders to sync: with a new file also the folders that lead to it.
+        # Files and folders to sync; for a new file also its parent folders.
         self._unsynced: tuple[str, ...] = ()
 
     @property
@@ -43,7 +40,7 @@ class QueueFiles:
 
     @property
     def end(self) -> int:
-        """The position behind the last file, 0 if there is none."""
+        """The position behind the last file; 0 if there is none."""
         return self.starts[-1] + self.file_size if self.starts else 0
 
     def place_of(self, position: int) -> tuple[str, int]:
@@ -55,8 +52,8 @@ class QueueFiles:
         return f"{self._directory}/{start:0{_NAME_DIGITS}d}"
 
     def load(self) -> None:
-        """Find the files. An empty last one is removed. Raises CorruptLogError for a file of
-        another length, a missing one, and a folder without any."""
+        """Finds the files; an empty last one is removed. Raises CorruptLogError for a file that is
+        missing or of another length, and for a folder without files."""
         self.starts = ()
         try:
             names = sorted(n for n in disk.listdir(self._directory) if n.isdigit())
@@ -91,8 +88,8 @@ class QueueFiles:
         return data
 
     def next_data(self, position: int) -> int | None:
-        """The first position from `position` on that was ever written, as far as the file system
-        knows (it may be earlier by a block); None if there is none."""
+        """The first position from `position` on that was ever written, or up to a block before it;
+        None if there is none."""
         while position < self.end:
             path, within = self.place_of(position)
             found = next_data(self._handles.fd(path), within)
@@ -102,7 +99,7 @@ class QueueFiles:
         return None
 
     def is_clear_behind(self, position: int) -> bool:
-        """Whether there is no file behind that of `position`, and only zeros behind it in that."""
+        """Whether behind `position` there are only zeros and no further file."""
         if position >= self.end:
             return True
         path, within = self.place_of(position)
@@ -113,14 +110,14 @@ class QueueFiles:
         return is_zero(block) and next_data(fd, within + len(block)) is None
 
     def missing_at(self, first: int, last: int) -> str | None:
-        """The next file, if one of those from position `first` to `last` is not there: `write`
-        makes it. Of an empty queue that is the first: its name says where the queue begins."""
+        """The next file that `write` must make for positions `first` to `last`, or None. An empty
+        queue needs the first one: its name says where the queue begins."""
         if last < self.end:
             return None
         return self._path(self.end if self.starts else first - first % self.file_size)
 
     def write(self, position: int, data: memoryview) -> None:
-        """Write over as many files as it takes. Raises OSError; then it can be done again."""
+        """Writes over as many files as needed. Raises OSError; then it can be repeated."""
         done = 0
         while done < len(data):
             path, within = self.place_of(position + done)
@@ -155,14 +152,14 @@ class QueueFiles:
 
     def _make_folder(self) -> None:
         try:
-            disk.mkdir(self._directory)  # mostly that of the topic is there
+            disk.mkdir(self._directory)  # the topic's folder usually exists
         except FileExistsError:
             pass
         except FileNotFoundError:
             disk.makedirs(self._directory)
 
     def _remove_untaken(self) -> None:
-        """What was made for another place: a hole between two files is damage."""
+        """Removes a file made ahead for another place: a hole between files is damage."""
         for path in self._handles.new_files.forget(self._directory):
             disk.unlink(path)
 
@@ -177,10 +174,8 @@ class QueueFiles:
         return paths
 
     def cut(self, position: int, written_end: int) -> None:
-        """Remove or zero what lies in [position, written_end); `take_unsynced` has what to sync.
-
-        The first file stays, even if emptied: its name keeps the queue's place.
-        """
+        """Removes or zeroes [position, written_end); `take_unsynced` has what to sync. The first
+        file stays, even empty: its name keeps the queue's place."""
         self._remove_untaken()
         while len(self.starts) > 1 and self.starts[-1] >= position:
             self._unlink(self.starts[-1])
@@ -193,7 +188,7 @@ class QueueFiles:
             self._note_unsynced(path)
 
     def drop_first(self) -> None:
-        """Remove the oldest file; the caller syncs the folder."""
+        """Removes the oldest file; the caller syncs the folder."""
         self._unlink(self.starts[0])
         self.starts = self.starts[1:]
 
@@ -204,12 +199,12 @@ class QueueFiles:
         self._unsynced = tuple(other for other in self._unsynced if other != path)
 
     def close(self) -> None:
-        """Close the descriptors; nothing is synced."""
+        """Closes the descriptors; nothing is synced."""
         for start in self.starts:
             self._handles.forget(self._path(start))
 
     def forget(self) -> None:
-        """Go on as if there were no files."""
+        """Continues as if there were no files."""
         self.close()
         self._handles.new_files.forget(self._directory)
         self.starts = ()

@@ -1,15 +1,14 @@
-"""Where queues go on counting, kept in the log itself (R38).
+"""Where the numbering of queues continues, kept in the log itself (R38).
 
-A queue's next offset follows from its newest message. Where that message is gone, because it
-expired or because the log of a replica begins behind it, the log must say it: the master states
-positions in records of the metadata topic, queue 1. A Java replica keeps them as ordinary messages.
+A queue's next offset follows from its newest message. If that has expired, or a replica's log
+begins behind it, the log must say it: the master states positions in records of the metadata topic,
+queue 1. A Java replica keeps them as ordinary messages.
 
-A *round* states every queue that has had a message, in pieces: `since` is the start of a segment,
-and the last piece, `whole`, says that each queue has a message or a statement between there and
-here. Queues with a newer message are left out. A round begins with each segment, so a log may
-begin at any of them; a master lets a segment expire only when a whole round lies behind it. Who
-begins a log in the middle, or rebuilds its queues, knows their positions once it has dispatched a
-round that began there or later, and is not joinable before.
+A *round* states every queue that has had a message, in pieces. `since` is the start of a segment;
+the last piece, `whole`, says that each queue has a message or a statement from there to here. Each
+segment begins a round, so a log may begin at any segment; a master lets a segment expire only below
+a whole round. A replica whose log begins in the middle, or that rebuilds its queues, may join once
+it has dispatched a round that began there or later.
 
 Body: JSON `{"v":1,"positions":{topic:{queueId:nextOffset}},"since":logOffset,"whole":bool}`.
 """
@@ -32,13 +31,13 @@ from batonmq.runtime.durable_file import SnapshotOrder, replace_file
 
 log = logging.getLogger(__name__)
 
-#: The queue of the metadata topic that holds these records; queue 0 has changes of topics.
+#: The queue of the metadata topic for these records; queue 0 has changes of topics.
 POSITIONS_QUEUE: Final = 1
 _VERSION: Final = 1
 
 
 class PositionRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One piece of a round. `positions`: topic -> queue id -> offset of its next message."""
+    """One piece of a round. `positions`: topic -> queue id -> next offset."""
 
     v: int
     positions: dict[str, dict[int, int]]
@@ -52,7 +51,7 @@ class PositionRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 def position_record(
     positions: dict[str, dict[int, int]], since: int, *, whole: bool
 ) -> PositionRecord:
-    """A piece in the format of today."""
+    """A piece in today's format."""
     return PositionRecord(v=_VERSION, positions=positions, since=since, whole=whole)
 
 
@@ -60,7 +59,7 @@ _decoder = msgspec.json.Decoder(PositionRecord)
 
 
 def decode_positions(body: bytes) -> PositionRecord | None:
-    """A record's body; None, and logged, for a version or shape that this broker does not read."""
+    """A record's body; None, and logged, for a version or shape that this broker cannot read."""
     try:
         return decode_system_record(_decoder, body, "position", _VERSION)
     except RemoteProtocolError as error:
@@ -80,7 +79,7 @@ class _Stored(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 def _decode_file(data: bytes) -> _Stored:
-    """Raises ValueError or DecodeError for what `writes_due` did not write."""
+    """Raises ValueError or DecodeError for anything that `writes_due` did not write."""
     crc, _, body = data.rstrip(b"\n").partition(b"\n")
     if crc != b"%08x" % crc32(body):
         raise ValueError("its CRC does not fit")
@@ -88,15 +87,13 @@ def _decode_file(data: bytes) -> _Stored:
 
 
 class QueuePositions:
-    """What this replica knows of positions beside its queue files, in the file `queuePositions`.
-
-    Queues that were given a position and had no message since have no file; they are here. The
-    file is written before each checkpoint, for behind it the records are not shown again.
-    """
+    """The positions that this replica knows beside its queue files, in the file `queuePositions`:
+    of queues that were given one and had no message since. The file is written before each
+    checkpoint, because afterwards the records do not come again."""
 
     def __init__(self, path: Path) -> None:
-        """A damaged file is named in the log; `was_damaged` tells that the queues are to be built
-        anew from the log, which holds the positions as well."""
+        """A damaged file is logged; `was_damaged` then says that the queues must be rebuilt from
+        the log."""
         self._path = path
         self._order = SnapshotOrder()
         self._is_stored = True
@@ -113,19 +110,19 @@ class QueuePositions:
 
     @property
     def are_known(self) -> bool:
-        """Whether every queue's next offset is known here."""
+        """Whether every queue's next offset is known."""
         return self._state.wanted < 0
 
     @property
     def stated_from(self) -> int:
-        """Where the newest whole round began, as far as dispatched; 0 if none was seen. A log that
-        begins there or earlier holds every position."""
+        """Where the newest dispatched whole round began; 0 if none. A log that begins there or
+        earlier holds every position."""
         return max(self._state.stated, 0)
 
     @property
     def began_at(self) -> int:
-        """Where the log began anew, while no master is known that begins there or later: a
-        replica may begin at its master's last segment. Else 0."""
+        """Where this log was started again (perhaps at its master's last segment), until a master
+        begins there or later; else 0."""
         return self._state.began
 
     @property
@@ -172,18 +169,18 @@ class QueuePositions:
             self._is_stored = False
 
     def begin_at(self, offset: int) -> None:
-        """The log begins anew, empty, at `offset`. Durable on return; raises OSError."""
+        """The log starts again, empty, at `offset`. Durable on return; raises OSError."""
         self._state = _Stored(began=offset, wanted=offset if offset else -1)
         self._store_now()
 
     def group_begins_at(self, offset: int) -> None:
-        """A master's log begins at `offset`: the group has let go of what lies before."""
+        """A master's log begins at `offset`: the group no longer has what lies before."""
         if 0 < self._state.began <= offset:
             self._state.began = 0
             self._is_stored = False
 
     def want_from(self, offset: int) -> None:
-        """Queues are rebuilt from a log that begins at `offset`: it must hold all positions.
+        """Queues are rebuilt from a log that begins at `offset`, which must hold all positions.
         Durable on return; raises OSError."""
         state = self._state
         state.stated = state.stated_end = -1
@@ -193,9 +190,9 @@ class QueuePositions:
         self._store_now()
 
     def log_ends_at(self, offset: int, log_begin: int) -> bool:
-        """The log was cut, or ends after a start, at `offset`. Whether positions came from behind
-        it: queues that hold no message must be forgotten then, for they may stand too high.
-        Durable on return; raises OSError."""
+        """The log ends at `offset`, after a cut or a start. Whether positions came from behind it;
+        then queues without messages must be forgotten, for their positions may be too high. Durable
+        on return; raises OSError."""
         state = self._state
         misplaced = offset < state.placing_end
         if not misplaced and offset >= state.stated_end:
@@ -210,7 +207,7 @@ class QueuePositions:
         return misplaced
 
     def declare_known(self) -> None:
-        """This replica leads: the group goes on, and numbers on, from what is here."""
+        """This replica leads: the group continues, and numbers on, from what is here."""
         self.group_begins_at(self._state.began)
         if not self.are_known:
             log.warning("queue_positions_unknown log_begin=%d", self._state.wanted)

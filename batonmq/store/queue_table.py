@@ -1,10 +1,7 @@
-"""The queues of a store: for each (topic, queue id) its consume queue and its next offset.
-
-`next_offset` covers the whole log, the consume queue only the confirmed part of it; the two meet
-when everything is confirmed. Queues of system-record topics have a handler in the place of a
-consume queue. Files are under `consumequeue/<topic>/<queueId>/`; they share a bounded set of
-descriptors. Origin: Java `QueueOffsetOperator`, `ConsumeQueueStore`.
-"""
+"""The queues of a store: for each (topic, queue id) its consume queue and next offset.
+`next_offset` covers the whole log, the consume queue its confirmed part. Queues of system-record
+topics have a handler instead. Files are in `consumequeue/<topic>/<queueId>/` and share a bounded
+set of descriptors. Origin: Java `QueueOffsetOperator`, `ConsumeQueueStore`."""
 
 from __future__ import annotations
 
@@ -28,8 +25,8 @@ log = logging.getLogger(__name__)
 
 
 def remove_folders(folders: list[Path]) -> None:
-    """Remove what was taken away; for any thread. What cannot be removed stays until the next
-    start tries again."""
+    """Removes what was taken away, in any thread. What cannot be removed stays for
+    the next start."""
     for folder in folders:
         try:
             disk.rmtree(folder)
@@ -38,23 +35,22 @@ def remove_folders(folders: list[Path]) -> None:
 
 
 class DeletedFolders:
-    """Folders of queues that are taken away by one rename, and removed later by another thread."""
+    """Queue folders that are taken away by one rename and removed later by another thread."""
 
     def __init__(self, place: Path) -> None:
-        """`place` is where they go."""
+        """`place`: where they go."""
         self._place = place
         self._waiting: list[Path] = []
         self._number = 0
 
     def remove_earlier(self) -> None:
-        """Remove what earlier starts have left."""
+        """Removes what earlier starts left."""
         if self._place.is_dir():
             remove_folders([self._place])
 
     def take_away(self, parent: Path, name: str) -> None:
-        """Takes the folder `name` of `parent` away durably: whatever happens later to its files,
-        none of them is found again under its name. What is no name of a child is not touched (R46).
-        Raises OSError."""
+        """Takes the folder `name` out of `parent` durably, so that none of its files is found under
+        that name again. A name that is no child's name is left alone (R46). Raises OSError."""
         if not is_file_name(name):
             log.error("folder_not_taken_away parent=%s name=%r", parent, name)
             return
@@ -65,14 +61,14 @@ class DeletedFolders:
             aside = self._new_place()
             disk.rename(folder, aside / folder.name)
             self._waiting.append(aside)
-        except OSError as error:  # perhaps a full disk, and to unlink takes no room
+        except OSError as error:  # perhaps a full disk: unlinking needs no space
             log.warning("queue_folder_not_renamed folder=%s error=%s", folder, error)
             disk.rmtree(folder)
         sync_directory(folder.parent)
 
     def _new_place(self) -> Path:
         disk.makedirs(self._place)
-        if not self._number:  # what earlier starts have left may still be there
+        if not self._number:  # earlier starts may have left some
             names = disk.listdir(self._place)
             self._number = max((int(name) for name in names if name.isdigit()), default=0)
         self._number += 1
@@ -87,12 +83,12 @@ class DeletedFolders:
 
 
 def may_have_folder(topic: str, queue_id: int) -> bool:
-    """Whether a queue's folder is a direct child of its topic's, and that of `consumequeue`."""
+    """Whether the queue's folder is a direct child of its topic's, and that of `consumequeue`."""
     return queue_id >= 0 and is_file_name(topic)
 
 
 class ConsumeQueueStore:
-    """(topic, queue id) -> ConsumeQueue, and what is done to all of them at once."""
+    """(topic, queue id) -> ConsumeQueue, and what is done to all of them."""
 
     def __init__(
         self,
@@ -103,11 +99,9 @@ class ConsumeQueueStore:
         health: StoreHealth | None = None,
         before_rebuild: Callable[[], None] = lambda: None,
     ) -> None:
-        """`root` is the `consumequeue` folder, `file_size` is mappedFileSizeConsumeQueue.
-
-        `before_rebuild` notes durably that the log is to be dispatched from its beginning. It is
-        called before a damaged queue is removed: without its files the next start would not know.
-        """
+        """`root`: the `consumequeue` folder; `file_size`: mappedFileSizeConsumeQueue.
+        `before_rebuild` notes durably that the log must be dispatched from its beginning; it is
+        called before a damaged queue is removed, because the next start would not see that."""
         self.root = root
         self.deleted = DeletedFolders(root.with_name(f"{root.name}.deleted"))
         self.health = health or StoreHealth()
@@ -119,13 +113,10 @@ class ConsumeQueueStore:
         self._ids: dict[str, set[int]] = {}
 
     def load(self, safe_offset: int = 0) -> list[CorruptLogError]:
-        """Find every queue on disk, each cut behind its last good unit.
-
-        `safe_offset`: units of records below it were synced before the last start's end. A queue
-        with damaged files is removed whole and its error returned: the caller builds it
-        anew by dispatching the log from its beginning. Raises OSError, before anything is removed
-        if that cannot be noted.
-        """
+        """Finds every queue on disk, each cut behind its last good unit. `safe_offset`: units of
+        lower records were synced. A queue with damaged files is removed and its error returned:
+        dispatch the log from its beginning to rebuild it. Raises OSError, before anything is
+        removed if that cannot be noted."""
         damaged: list[CorruptLogError] = []
         cut: list[Path] = []
         self.deleted.remove_earlier()
@@ -184,8 +175,8 @@ class ConsumeQueueStore:
         return self._queues.get((topic, queue_id))
 
     def find_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, new and empty if it was not known; nothing is written to disk yet. One that
-        can have no folder is not kept: nothing may be put there."""
+        """The queue, new and empty if unknown; nothing is written yet. One that can have no folder
+        is not kept: nothing may be put there."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             queue = self._new_queue(topic, queue_id)
@@ -200,7 +191,7 @@ class ConsumeQueueStore:
         return set(self._ids)
 
     def ids_of(self, topic: str) -> list[int]:
-        """The queues of a topic, ascending."""
+        """Queue ids of a topic, ascending."""
         return sorted(self._ids.get(topic, ()))
 
     def __len__(self) -> int:
@@ -210,12 +201,12 @@ class ConsumeQueueStore:
 
     @property
     def last_physical_end(self) -> int:
-        """End (exclusive) in the log of the newest record that any queue holds; 0 if none."""
+        """End (exclusive) in the log of the newest record in any queue; 0 if none."""
         return max((queue.last_physical_end for queue in self._queues.values()), default=0)
 
     def drop_rotten(self, phy_offset: int, *, expects_none: bool) -> bool:
-        """Removes the queues whose units above `phy_offset` can only be damage, to be rebuilt by
-        dispatching the log from its beginning. Whether there were any."""
+        """Removes queues whose units above `phy_offset` must be damage, to be rebuilt from the log;
+        whether there were any."""
         rotten = []
         for key, queue in self._queues.items():
             try:
@@ -227,14 +218,14 @@ class ConsumeQueueStore:
         return bool(rotten)
 
     def rebuild(self, queues: Sequence[ConsumeQueue]) -> None:
-        """Removes them: the caller builds them anew by dispatching the log from its beginning."""
+        """Removes them; the caller rebuilds them by dispatching the log from its beginning."""
         if queues:
             self._before_rebuild()
         for queue in queues:
             self._destroy(self._remove(queue.topic, queue.queue_id))
 
     def truncate_dirty(self, phy_offset: int) -> int:
-        """Drop units of records at or above `phy_offset`, durably; how many queues had some."""
+        """Drops units of records at or above `phy_offset`, durably; how many queues had some."""
         cuts = (queue.truncate_dirty(phy_offset) for queue in self._queues.values())
         cut = [paths for paths in cuts if paths is not None]
         self._sync([path for paths in cut for path in paths])
@@ -251,11 +242,11 @@ class ConsumeQueueStore:
     # Flushing and deletion.
 
     def dirty(self) -> list[ConsumeQueue]:
-        """The queues that have something for `ConsumeQueue.write_back` now."""
+        """Queues that now have something for `ConsumeQueue.write_back`."""
         return list(self._dirty)
 
     def missing_files(self, queues: Sequence[ConsumeQueue]) -> Making | None:
-        """What makes the files that these would make, in a thread; `note_made` when it has."""
+        """What makes the files that these queues need, in a thread; then call `note_made`."""
         paths = [path for queue in queues if (path := queue.missing_file) is not None]
         return self._handles.new_files.make(paths, self._file_size) if paths else None
 
@@ -263,19 +254,13 @@ class ConsumeQueueStore:
         self._handles.new_files.note(making)
 
     def write_back(self) -> list[Path]:
-        """Bring all tails into the page cache; the paths that `sync_file` then makes durable.
-
-        Call it on the owner's thread, and `sync_file` for each path on any thread. Raises OSError
-        (disk full).
-        """
+        """Writes all tails to the page cache; the paths for `sync_file`, which any thread may call.
+        Raises OSError (disk full)."""
         return [path for queue in self.dirty() for path in queue.write_back()]
 
     def delete_topic(self, topic: str) -> int:
-        """Remove all queues of a topic from table and disk; how many there were.
-
-        Raises OSError if the folder cannot be taken away; then the deletion is to be repeated
-        before anything else is put there.
-        """
+        """Removes all queues of a topic from table and disk; how many. Raises OSError if the folder
+        cannot be taken away; repeat the deletion before anything is put there."""
         ids = self._ids.pop(topic, set())
         for queue_id in ids:
             self._queues.pop((topic, queue_id)).forget_files()
@@ -283,7 +268,7 @@ class ConsumeQueueStore:
         return len(ids)
 
     def destroy_empty(self) -> list[tuple[str, int]]:
-        """Remove the queues that hold no message, with their place; which they were."""
+        """Removes queues without messages, with their position; which they were."""
         gone = [key for key, queue in self._queues.items() if not queue.last_physical_end]
         for key in gone:
             self._destroy(self._remove(*key))
@@ -294,19 +279,19 @@ class ConsumeQueueStore:
         self.deleted.take_away(self.root / queue.topic, str(queue.queue_id))
 
     def destroy_all(self) -> None:
-        """Remove every queue (an empty log has none)."""
+        """Removes every queue (an empty log has none)."""
         for topic in self.topics():
             self.delete_topic(topic)
 
     def close(self, *, write_back: bool = True) -> None:
-        """Write back the tails, or drop them, and close descriptors; nothing is synced."""
+        """Writes the tails, or drops them, and closes descriptors; nothing is synced."""
         if write_back:
             self.write_back()
         self._handles.close()
 
 
 class Queue:
-    """One (topic, queue id). `next_offset` is the offset of the next message put there."""
+    """One (topic, queue id). `next_offset`: of the next message put there."""
 
     __slots__ = (
         "consume_queue",
@@ -326,9 +311,9 @@ class Queue:
         self.consume_queue = consume_queue
         self.next_offset = consume_queue.max_offset
         self.handler: SystemRecordHandler | None = None
-        #: Whether its records just go to the consume queue, with the hash of TAGS.
+        #: Whether its records only go to the consume queue, with the hash of TAGS.
         self.is_plain = topic not in DUE_TOPICS
-        #: Whether each message is put at the offset behind the one before (not after a deletion).
+        #: Whether messages have consecutive offsets (not after a deletion).
         self.is_gapless = True
 
     def handled_by(self, handler: SystemRecordHandler | None) -> None:
@@ -338,10 +323,7 @@ class Queue:
 
 
 class QueueTable:
-    """All queues, those with messages above the confirmed end only included.
-
-    `positions` is where they go on counting beside their messages (R38).
-    """
+    """All queues, also those with unconfirmed messages only. `positions`: see R38."""
 
     def __init__(
         self,
@@ -355,7 +337,7 @@ class QueueTable:
         self.consume_queues = consume_queues
         self.positions = positions
         self.queues: dict[tuple[str, int], Queue] = {}
-        #: While a new master takes over records that are not confirmed.
+        #: While a new master takes over unconfirmed records.
         self.shows_unconfirmed = False
         self._by_bytes: dict[tuple[bytes, int], Queue] = {}
         self._on_system_record = on_system_record
@@ -363,7 +345,7 @@ class QueueTable:
         self._on_new_beginning = on_new_beginning
 
     def adopt_loaded(self) -> None:
-        """Take over what the consume queue store found on disk, and positions without files."""
+        """Takes over the queues found on disk, and positions without files."""
         for consume_queue in self.consume_queues.queues():
             self.find_or_create(consume_queue.topic, consume_queue.queue_id)
         for topic, positions in self.positions.placed.items():
@@ -374,11 +356,8 @@ class QueueTable:
                     queue.next_offset = position
 
     def of_bytes(self, topic: bytes, queue_id: int) -> Queue:
-        """The queue that a record of the log belongs to; announced at its first record.
-
-        A queue found on disk is announced, too: its topic may not have been stored yet when the
-        process before this one was killed.
-        """
+        """The queue of a record in the log; announced at its first record, even if found on disk:
+        an earlier process may have been killed before its topic was stored."""
         queue = self._by_bytes.get((topic, queue_id))
         if queue is None:
             name = topic.decode("utf-8", "replace")
@@ -388,12 +367,12 @@ class QueueTable:
         return queue
 
     def _skip(self, head: RecordHead, body: bytes) -> None:
-        """A record for a queue that can have no folder: it stays in the log, and no member shows it
+        """A record for a queue that can have no folder stays in the log, and no member shows it
         (R46)."""
         self.consume_queues.health.skipped(head.topic, head.queue_id, head.physical_offset)
 
     def topics_with_odd_queues(self) -> set[bytes]:
-        """The topics of which some queue is not `is_plain`."""
+        """Topics that have a queue that is not `is_plain`."""
         names = {METADATA_TOPIC, *DUE_TOPICS, *self._on_system_record}
         return {name.encode("utf-8") for name in names}
 
@@ -415,7 +394,7 @@ class QueueTable:
         return queue
 
     def _take_positions(self, head: RecordHead, body: bytes) -> None:
-        """A master's statement of positions, in its place in the log. Raises CorruptLogError."""
+        """A master's statement of positions, at its place in the log. Raises CorruptLogError."""
         record = decode_positions(body)
         if record is None:
             return
@@ -438,13 +417,13 @@ class QueueTable:
             self.positions.note_placed(queue.topic, queue.queue_id, position, record_end)
 
     def reset_next_offsets(self) -> None:
-        """Set every queue's next offset behind its last unit; the caller counts on from there."""
+        """Sets each queue's next offset behind its last unit; the caller counts on."""
         for queue in self.queues.values():
             queue.next_offset = queue.consume_queue.max_offset
 
     def log_ends_at(self, offset: int, log_begin: int) -> None:
-        """The log was cut at `offset`, or ends there after a start: so do the queues. Positions
-        that were stated behind it count no more. Raises OSError."""
+        """The log ends at `offset`, after a cut or a start: so do the queues, and positions stated
+        behind it do not count. Raises OSError."""
         if self.positions.log_ends_at(offset, log_begin):
             for key in self.consume_queues.destroy_empty():
                 self._forget(key)
@@ -456,8 +435,8 @@ class QueueTable:
             self._by_bytes.pop((queue.topic_bytes, queue.queue_id), None)
 
     def delete_topic(self, topic: str) -> int:
-        """Remove all queues of a topic, durably; how many there were. Raises OSError: then the
-        deletion is to be repeated."""
+        """Removes all queues of a topic, durably; how many. Raises OSError; then repeat the
+        deletion."""
         gone = self.consume_queues.ids_of(topic)
         for queue_id in gone:
             self._forget((topic, queue_id))
@@ -466,7 +445,7 @@ class QueueTable:
         return len(gone)
 
     def begin_at(self, offset: int) -> None:
-        """Forget every queue: the log begins anew, empty, at `offset`. Raises OSError."""
+        """Drops every queue: the log starts again, empty, at `offset`. Raises OSError."""
         self.positions.begin_at(offset)
         self._on_new_beginning()
         self.queues.clear()

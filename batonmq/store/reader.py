@@ -1,11 +1,8 @@
-"""Reading messages of a queue out of the log, within the limits of one pull.
-
-Nothing above the dispatched end is returned, and no record that this process has not written or
-checked (G8). A unit that an earlier process wrote, or whose record it wrote, is held against that
-record, CRC included, when it is first read. A bad unit is rebuilt from the log between its
-neighbours; with it, readers would get bytes that are no message, or miss one. Origin: Java
-`DefaultMessageStore.getMessage`.
-"""
+"""Reads messages of a queue from the log, within the limits of one pull. Nothing above the
+dispatched end is returned, and no record that this process has not written or checked (G8). A unit
+by an earlier process is compared with its record, CRC included, at its first read. A bad unit is
+rebuilt from the log, else readers would get bytes that are no message, or miss one. Origin: Java
+`DefaultMessageStore.getMessage`."""
 
 from __future__ import annotations
 
@@ -49,9 +46,7 @@ class GetMessageStatus(enum.Enum):
 @dataclass(slots=True)
 class GetMessageResult:
     """Queue offsets are of [min_offset, max_offset); `parts` joined are whole records in order.
-
-    The parts are views of the log: send them, do not keep them.
-    """
+    They are views of the log: send them, do not keep them."""
 
     status: GetMessageStatus
     next_begin_offset: int
@@ -61,14 +56,13 @@ class GetMessageResult:
     message_count: int = 0
     size: int = 0
     suggest_pulling_from_slave: bool = False
-    """What was read lies so far behind that it is on disk only."""
-    behind_bytes: int = 0
-    """From the last message that was looked at to the end of the log."""
+    """What was read is so far behind that it is only on disk."""
+    behind_bytes: int = 0  # From the last message that was looked at to the end of the log.
 
 
 class RecordFilter(NamedTuple):
-    """Which messages of a queue are read: those whose tag hash is in `codes` (None: all), and whose
-    properties, with a byte 2 on either side, pass `matches` (None: all)."""
+    """Which messages are read: those whose tag hash is in `codes` (None: all) and whose properties,
+    with a byte 2 on either side, pass `matches` (None: all)."""
 
     codes: frozenset[int] | None = None
     matches: Callable[[bytes], bool] | None = None
@@ -77,8 +71,8 @@ class RecordFilter(NamedTuple):
 def _test_of(
     log: CommitLog, matches: Callable[[bytes], bool] | None
 ) -> Callable[[int], bool] | None:
-    """Whether the record at a physical offset of the log passes. It runs for each record that a
-    filtered pull looks at, so it cuts no view of each."""
+    """Whether the record at a physical offset passes. It runs for each record of a filtered pull,
+    so it makes no view for each."""
     if matches is None:
         return None
     begin = end = 0
@@ -96,7 +90,7 @@ def _test_of(
 
 
 class _BadUnit(Exception):
-    """A unit of a queue, or the record that it rightly points to, is damaged."""
+    """A unit of a queue, or the record that it correctly points to, is damaged."""
 
     def __init__(self, index: int, error: CorruptLogError) -> None:
         super().__init__(index, error)
@@ -112,17 +106,16 @@ _SCAN_BYTES_MAX: Final = 64 << 20
 
 
 class UnitChecks:
-    """Which units, and the records that they point to, were found good since the start."""
+    """Which units and records were found good since the start."""
 
     def __init__(self, commit_log: CommitLog, delay_levels: DelayLevels) -> None:
         self._log = commit_log
         self._delay_levels = delay_levels
-        # One bit for each unit, in blocks, for each queue that was read.
+        # One bit per unit, in blocks, for each queue that was read.
         self._good: dict[tuple[ConsumeQueue, int], bytearray] = {}
 
     def ensure(self, queue: Queue, index: int, unit: tuple[int, int, int]) -> None:
-        """Raises CorruptLogError, with file and offset, unless `unit` is what the log makes it and
-        its record is good."""
+        """Raises CorruptLogError unless `unit` agrees with the log and its record is good."""
         key = queue.consume_queue, index // _BLOCK_UNITS
         bits = self._good.get(key)
         if bits is None:
@@ -135,7 +128,7 @@ class UnitChecks:
         bits[cell] |= bit
 
     def repair(self, queue: Queue, index: int) -> bool:
-        """Rebuild the unit from the log. False if its record is not found near by."""
+        """Rebuilds the unit from the log. False if its record is not found nearby."""
         begin = self._begin_of_search(queue, index)
         end = min(self._log.max_offset, begin + _SCAN_BYTES_MAX)
         scanner = LogScanner(self._log, begin, end, check_crc=True)
@@ -164,7 +157,7 @@ class UnitChecks:
             return False
 
     def _fault(self, queue: Queue, index: int, unit: tuple[int, int, int]) -> str:
-        """What is wrong with a unit; empty if nothing is."""
+        """What is wrong with a unit; "" if nothing is."""
         phy_offset, size, tags = unit
         if size == FILLER_SIZE:
             return ""
@@ -188,7 +181,7 @@ class UnitChecks:
         return self._delay_levels.tags_code(queue.topic, head.properties, head.store_timestamp)
 
     def _is_known_place(self, phy_offset: int, queue: Queue, index: int) -> bool:
-        """Whether a bad record of that queue offset lies there by its own head."""
+        """Whether a bad record of that queue offset lies there, by its own head."""
         head = self._log.view(phy_offset, _PLACE.size)
         place = (queue.queue_id, index, phy_offset)
         return len(head) == _PLACE.size and _PLACE.unpack(head) == place
@@ -204,7 +197,7 @@ def _is_message(head: RecordHead, queue: Queue, index: int) -> bool:
 
 
 class StoredQueueReader:
-    """`read` for one pull after another; holds the limits and the verification state."""
+    """Holds the limits and the verification state of pulls."""
 
     def __init__(self, log: CommitLog, config: StoreConfig, verified: VerifiedLog) -> None:
         self._log = log
@@ -221,12 +214,9 @@ class StoredQueueReader:
         max_bytes: int | None,
         wanted: RecordFilter,
     ) -> GetMessageResult:
-        """Messages from queue offset `offset`, which must lie within the queue, on.
-
-        At least one is returned if any matches, at most `max_num` and, from the second on,
-        `max_bytes`. Raises CorruptLogError for a damaged first record; a later one just ends the
-        result before it. A bad unit of the queue itself is mended from the log.
-        """
+        """Messages from queue offset `offset`, which must lie in the queue: at least one if any
+        matches, at most `max_num` and, from the second on, `max_bytes`. Raises CorruptLogError for
+        a damaged first record; a later one ends the result. A bad unit is mended from the log."""
         try:
             return self._read(queue, offset, max_num, max_bytes, wanted)
         except _BadUnit as bad:
@@ -235,8 +225,8 @@ class StoredQueueReader:
         return self._read(queue, offset, max_num, max_bytes, wanted)
 
     def checked_units(self, queue: Queue, offset: int, count: int) -> list[tuple[int, int, int]]:
-        """(physical offset, size, tags code) of up to `count` messages from queue offset `offset`
-        on; none outside the queue. Raises CorruptLogError, and mends bad units, as `read` does."""
+        """(physical offset, size, tags code) of up to `count` messages from `offset` on; none
+        outside the queue. Raises CorruptLogError, mends bad units."""
         units = list(_unpack_each(queue.consume_queue.read_units(offset, count)))
         good: list[tuple[int, int, int]] = []
         for index, unit in enumerate(units, offset):
@@ -326,16 +316,16 @@ class StoredQueueReader:
         result.behind_bytes = log_end - phy_offset
 
     def is_on_disk_only(self, behind_bytes: int, *, on_slave: bool) -> bool:
-        """Whether a message so far behind the log's end has left the memory, as far as a broker
-        can guess. A slave guesses a smaller share, as in Java."""
+        """Whether a message so far behind the log's end has probably left the memory. A slave
+        assumes a smaller share, as in Java."""
         ratio = self._config.access_message_in_memory_max_ratio
         if on_slave:
             ratio = max(0, ratio - SLAVE_RATIO_LESS)
         return behind_bytes > self._percent_bytes * ratio
 
     def _limits(self, log_end: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
-        """From where on the log counts as in memory; bytes and messages of a pull there, and of one
-        from the disk. They may be changed while running."""
+        """From where on the log counts as in memory; bytes and messages of a pull there, and from
+        disk. May change at run time."""
         config = self._config
         return (
             log_end - self._percent_bytes * config.access_message_in_memory_max_ratio,

@@ -1,13 +1,12 @@
-"""Where the log ends after a start, and whether what is there can be trusted.
+"""Where the log ends after a start, and whether it can be trusted.
 
-R24: only a torn tail is cut, which is a place where whole records end, at or above the stored
-confirmOffset and what consume queues show, where bytes are missing and no whole record lies behind.
-Everything else (a flipped byte, be it in the last record, a missing file, a log that ends below
-what it had confirmed) is damage: it is named, the bytes stay as they are, and the store opens only
-up to it.
+Only a torn tail is cut (R24): whole records end there, at or above the stored confirmOffset and
+what consume queues show, bytes are missing, and no whole record follows. Everything else is damage:
+a flipped byte, a missing file, a log that ends below what was confirmed. It is reported, the bytes
+stay, and the store opens up to it.
 
-Reading starts at our own recovery offset in the checkpoint; without it (a Java store) the place is
-found as Java finds it (`CommitLog.recoverNormally`, `recoverAbnormally`).
+Reading starts at our recovery offset in the checkpoint; without it (a Java store) where Java would
+start (`CommitLog.recoverNormally`, `recoverAbnormally`).
 """
 
 from __future__ import annotations
@@ -45,7 +44,8 @@ _RECORD_SIZE: Final = RECORD_HEAD.only("size")
 
 
 class ConfirmRule(Protocol):
-    """Offsets are exclusive ends. `visible`: the end of what the consume queues hold."""
+    """What counts as confirmed after a start, a type for each mode. Offsets are exclusive ends;
+    `visible`: the end of what the consume queues hold."""
 
     @property
     def writes_at_once(self) -> bool:
@@ -65,7 +65,7 @@ class ConfirmRule(Protocol):
 
 
 class ConfirmedBySet:
-    """Controller mode."""
+    """Controller mode: a record is confirmed once every member of the SyncStateSet has it."""
 
     writes_at_once = False
 
@@ -83,7 +83,7 @@ class ConfirmedBySet:
 
 
 class ConfirmedByLog:
-    """Classic mode."""
+    """Classic mode: every whole record counts."""
 
     writes_at_once = True
 
@@ -101,7 +101,7 @@ class ConfirmedByLog:
 
 
 class Confirmed(NamedTuple):
-    """Ends of what was confirmed before the stop: by the checkpoint, and by consume queues."""
+    """Ends of what was confirmed before the stop, by the checkpoint and by consume queues."""
 
     stored_offset: int
     visible_offset: int
@@ -109,7 +109,7 @@ class Confirmed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecoveredLog:
-    """The outcome: whole, verified records are in [start_offset, end_offset)."""
+    """Whole, verified records are in [start_offset, end_offset)."""
 
     start_offset: int
     end_offset: int
@@ -124,20 +124,18 @@ def recover_store(
     confirm_rule: ConfirmRule,
     boot_id: str,
 ) -> None:
-    """Find the end of the log, and build what derived data lacks up to the confirmed offset.
-
-    An interrupted truncation is finished first. Consume queues ahead of the log are cut.
-    Damage, and an unclean stop under another boot, are noted in `suspect_mark`, not raised.
-    """
+    """Finds the end of the log, and builds missing derived data up to the confirmed offset. First
+    finishes an interrupted truncation. Consume queues ahead of the log are cut. Damage, and an
+    unclean stop under another boot, are noted in `suspect_mark`, not raised."""
     truncation.resume()
     commit_log, consume_queues = files.log, files.consume_queues
     stored_confirm = files.checkpoint.confirm_phy_offset
     start = _begin_below(files.checkpoint, _start_offset(files))
     rotten = _drop_wrong_ends(files)
-    # Only confirmed records have units, so these may show a newer confirmed offset.
+    # Only confirmed records have units, so queues may show a newer confirmed offset.
     visible_end = consume_queues.last_physical_end
     is_rebuilt = _are_queues_lost(files)
-    # What was built above `start` may be half on disk; it is built again from the log.
+    # What was built above `start` may be half on disk; it is rebuilt from the log.
     if not files.was_clean:
         rotten = consume_queues.drop_rotten(start, expects_none=False) or rotten
         consume_queues.truncate_dirty(start)
@@ -166,9 +164,9 @@ def recover_store(
 
 
 def _begin_below(checkpoint: StoreCheckpoint, offset: int) -> int:
-    """Returns `offset`. Queues and index are cut to it, and what they get again is in memory for a
-    while: should this process be killed, the next start reads the log from there as well. Raises
-    OSError."""
+    """Returns `offset`. Queues and index are cut to it, and what they get next is only in memory
+    for a while: if this process is killed, the next start must read from there too. Raises OSError.
+    """
     if checkpoint.recovery_offset is not None and checkpoint.recovery_offset > offset:
         checkpoint.lower_recovery(offset)
         checkpoint.flush()
@@ -176,8 +174,8 @@ def _begin_below(checkpoint: StoreCheckpoint, offset: int) -> int:
 
 
 def _drop_wrong_ends(files: StoreFiles) -> bool:
-    """Removes the queues whose last unit is wrong, to be built anew; whether there were any. Such a
-    unit may lie behind the log's end, and is no sign that the log was longer (R24)."""
+    """Removes queues whose last unit is wrong, for rebuilding; whether there were any. Such a unit
+    may lie behind the log's end, and does not prove that the log was longer (R24)."""
     wrong = []
     queues = files.consume_queues.queues()
     for queue in sorted(queues, key=lambda one: one.last_physical_end, reverse=True):
@@ -189,9 +187,8 @@ def _drop_wrong_ends(files: StoreFiles) -> bool:
 
 
 def _has_wrong_end(commit_log: CommitLog, queue: ConsumeQueue) -> bool:
-    """Whether the log has the last message of a queue at another place, or of another size, than
-    its unit says, behind the message before it. Where it has it nowhere, the log may have lost it.
-    """
+    """Whether the last message of a queue lies elsewhere in the log, or has another size, than its
+    unit says. If the log has it nowhere, the log may have lost it."""
     index = queue.max_offset - 1
     unit, before = queue.unit_at(index), queue.unit_at(index - 1)
     if unit is None or before is None or _names_its_message(commit_log, queue, index, unit):
@@ -227,10 +224,8 @@ def _is_message(head: RecordHead, queue: ConsumeQueue, index: int) -> bool:
 
 
 def _write_again(files: StoreFiles, start: int) -> None:
-    """R40: after a failed write-back the page cache shows as clean what is on no disk.
-
-    Queues above `start` are rebuilt anyway; the log there is written once more, and the index.
-    """
+    """After a failed write-back the page cache shows as clean what is on no disk (R40). So the log
+    above `start` and the index are written again; queues are rebuilt anyway."""
     report = files.suspect_mark.report
     if report is None or report.kind != "fsync" or files.was_clean:
         return
@@ -248,18 +243,18 @@ def _write_again(files: StoreFiles, start: int) -> None:
 def _adopt_queues(
     files: StoreFiles, queues: QueueTable, log_end: int, *, are_rebuilt: bool
 ) -> None:
-    """Take over the queues as they were found, and positions that no file holds (R38)."""
+    """Takes over the queues as found, and positions that no file holds (R38)."""
     log_begin = files.log.min_offset
     if are_rebuilt:
         files.positions.want_from(log_begin)
     queues.log_ends_at(log_end, log_begin)
-    files.consume_queues.correct_min_offsets(log_begin)  # shows what has expired whole
+    files.consume_queues.correct_min_offsets(log_begin)  # drops what has expired
     queues.adopt_loaded()
 
 
 def _note_damage(files: StoreFiles, recovered: RecoveredLog, boot_id: str) -> None:
-    """R17: after a reboot, what was acknowledged from the page cache may be missing. Noted in every
-    mode: the controllers judge it, if not now then at a later start (R48)."""
+    """After a reboot, what was acked from the page cache may be missing (R17). Noted in either
+    mode: controllers may judge it at a later start (R48)."""
     end = recovered.end_offset
     rebooted = files.last_run is not None and not files.last_run.survived(boot_id)
     if recovered.damage is not None:
@@ -274,7 +269,7 @@ def _note_damage(files: StoreFiles, recovered: RecoveredLog, boot_id: str) -> No
 
 
 def _are_queues_lost(files: StoreFiles) -> bool:
-    """Whether queues, or positions of queues, must be built anew from the whole log."""
+    """Whether queues, or positions of queues, must be rebuilt from the whole log."""
     if files.has_damaged_queues or files.positions.was_damaged:
         return True
     return not len(files.consume_queues)
@@ -289,7 +284,7 @@ def _start_offset(files: StoreFiles) -> int:
         return commit_log.min_offset
     offset = checkpoint.recovery_offset
     if offset is not None and offset < commit_log.min_offset:
-        # Segments expired beyond it. Timestamps would find a later place if the clock went back.
+        # Segments expired beyond it. Timestamps would give a later place if the clock went back.
         return commit_log.min_offset
     if offset is None or offset > commit_log.end_of_segments:
         return java_start_offset(
@@ -306,12 +301,10 @@ def _start_offset(files: StoreFiles) -> int:
 def recover_log(
     commit_log: CommitLog, start_offset: int, confirmed: Confirmed, *, was_clean: bool
 ) -> RecoveredLog:
-    """Find the end of the log by reading it, CRCs checked, from `start_offset`, a record boundary.
-
-    A torn tail is zeroed and durable on return; at damage nothing is touched. Sets the log's end.
-    What was read after an unclean stop may be in the page cache only: it counts as flushed when it
-    was flushed by this process.
-    """
+    """Finds the end of the log by reading it, CRCs checked, from the record boundary
+    `start_offset`. A torn tail is zeroed, durably; damage is left alone. Sets the log's end. After
+    an unclean stop bytes may be in the page cache only: they count as flushed once this process
+    flushed them."""
     end, problem = whole_records_end(commit_log, start_offset, commit_log.end_of_segments)
     damage = _find_damage(commit_log, end, problem, confirmed)
     if damage is None:
@@ -353,13 +346,13 @@ def _find_damage(
 
 
 def is_complete_but_bad(log: CommitLog, offset: int) -> bool:
-    """Whether the bytes at `offset`, where no good record begins, were a whole one (R24).
+    """Whether the bytes at `offset`, where no good record begins, were once a whole record (R24).
 
-    A torn write misses something: a killed process leaves the beginning of a record and zeros
-    behind it; a lost page cache leaves any of its sectors, and zeros in place of the others. A
-    record of which nothing is missing, and whose CRC does not fit, was whole once: it may have been
-    acknowledged. The property CRC ends a record, so it shows also one whose length went bad. Where
-    a message holds a sector of zeros, a bad record passes for torn. False for all zeros.
+    A torn write lacks something: a killed process leaves the beginning of a record and zeros, a
+    lost page cache zeros in place of any sectors. A record that lacks nothing but fails its CRC was
+    whole once, and may have been acknowledged. The property CRC ends a record, so it also reveals
+    one with a bad length. A bad record whose message holds a sector of zeros passes for torn. False
+    for all zeros.
     """
     segment = log.segment_at(offset)
     if segment is None:
@@ -371,7 +364,7 @@ def is_complete_but_bad(log: CommitLog, offset: int) -> bool:
     view = segment.buffer
     (size,) = _RECORD_SIZE.unpack_from(view, start)
     end = start + size if FIXED_SIZE_V1 <= size <= segment.size - start else data_end
-    # Within the CRC's digits a write may be torn, too; the mark behind them may have been flipped.
+    # A write may be torn within the CRC's digits, too; the mark behind them may be flipped.
     has_digits = data_end == end - 1 and ends_in_property_crc(view, start, end)
     reaches_its_end = data_end >= end or has_digits
     if not reaches_its_end and not ends_in_property_crc(view, start, data_end):
@@ -396,7 +389,7 @@ def _end_of(commit_log: CommitLog) -> int:
 
 
 def cut_torn_tail(commit_log: CommitLog, end: int) -> None:
-    """Make everything behind `end` zero, durably: one empty segment ahead may stay."""
+    """Makes everything behind `end` zero, durably; one empty segment ahead may stay."""
     keep = commit_log.segment_at(end)  # None where the log ends with its last segment
     while commit_log.segments and commit_log.segments[-1].start_offset >= end:
         last = commit_log.segments[-1]
@@ -416,11 +409,9 @@ def cut_torn_tail(commit_log: CommitLog, end: int) -> None:
 def java_start_offset(
     commit_log: CommitLog, checkpoint: StoreCheckpoint, *, dispatched_end: int, clean: bool
 ) -> int:
-    """Where Java would begin to read the log: always the start of a segment.
-
-    After a clean stop the newest segment whose first record is good and lies within what the
-    consume queues have; else the newest whose first record is older than the checkpoint.
-    """
+    """Where Java would begin to read: the start of a segment. After a clean stop the newest segment
+    whose first record is good and within the consume queues; else the newest whose first record is
+    older than the checkpoint."""
     for segment in reversed(commit_log.segments):
         head = _first_record(commit_log, segment)
         if head is None:

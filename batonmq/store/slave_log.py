@@ -1,11 +1,7 @@
-"""What only a replica does to its log: append a master's bytes, cut, start anew, regain trust.
-
-Queues, index and all other derived data follow each cut.
-
-`LogTrust` says how far this log is to be trusted, and how it becomes trusted again (R17, R24).
-`suspicion` stores what is wrong; here is what is done about it: how much of a damaged log counts,
-what is cut off to be fetched again, and what ends a suspicion.
-"""
+"""What only a replica does to its log: append a master's bytes, cut, start again, regain trust.
+Queues, index and other derived data follow each cut. `suspicion` stores what is wrong with the log;
+`LogTrust` acts on it (R17, R24): how much of a damaged log counts, what is cut to be fetched again,
+and what ends a suspicion."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ from batonmq.store.upkeep import CheckpointWriter
 
 log = logging.getLogger(__name__)
 
-# How much a slave may hold confirmed and not yet dispatched: an elected one opens so much later.
+# How much a slave may hold confirmed and not dispatched: once elected, it opens that much later.
 _DISPATCH_LAG_MAX: Final = 1024 * 1024
 
 
@@ -60,13 +56,11 @@ class SlaveLog:
         self._fail = fail
 
     def append_replicated(self, offset: int, data: memoryview | bytes) -> int:
-        """Write the master's bytes at `offset`, which must be `max_phy_offset`; the new end.
-
-        Records may be cut anywhere; segments end where the master's do. Each record is checked as
-        soon as its last byte is here. Raises CorruptLogError for one that is not what was written,
-        call `drop_unverified` then; StoreStateError for another offset or a damaged log, OSError if
-        the disk is full, StoreFailedError.
-        """
+        """Writes the master's bytes at `offset`, which must be `max_phy_offset`; the new end.
+        Records may be cut anywhere; segments end where the master's do. Each record is checked once
+        it is whole. Raises CorruptLogError for a bad one (then call `drop_unverified`),
+        StoreStateError for another offset or a damaged log, OSError on a full disk,
+        StoreFailedError."""
         commit_log = self._log
         commit_log.health.check_usable()
         if self._appender.refusal is None or self._appender.has_buffered:
@@ -82,13 +76,13 @@ class SlaveLog:
         try:
             end = commit_log.append(data)
         finally:
-            self._verified.verify()  # of what was written before a disk was full, too
+            self._verified.verify()  # also what was written before the disk was full
         self._keep_up(len(data))
         commit_log.preallocate_when_due()
         return end
 
     def _keep_up(self, received: int) -> None:
-        """Back-pressure: where dispatching is far behind, dispatch as much as was received."""
+        """If dispatch is far behind, dispatch as much as was received."""
         dispatcher = self._dispatcher
         if dispatcher.target - dispatcher.offset <= _DISPATCH_LAG_MAX:
             return
@@ -99,12 +93,11 @@ class SlaveLog:
 
     @property
     def whole_end(self) -> int:
-        """Where the last whole record ends that was checked."""
+        """The end of the last whole record that was checked."""
         return self._verified.end
 
     def drop_unverified(self) -> int:
-        """Cut what was appended behind the last whole, good record; the log's new end. Raises
-        StoreFailedError."""
+        """Cuts what follows the last good record; the log's new end. Raises StoreFailedError."""
         self._log.health.check_usable()
         offset = self._verified.end
         if offset < self._log.max_offset:
@@ -114,14 +107,11 @@ class SlaveLog:
     def truncate_to(
         self, offset: int, *, keep_aside: bool = True, unclean_epoch: bool = False
     ) -> None:
-        """Cut the log at `offset`, a record boundary, with all that points behind it (R22).
-
-        Crash-safe: an interrupted cut is finished by the next `open`. Raises TruncationRefused for
-        a cut below the own confirmed offset, unless towards an `unclean_epoch` (R23), and for an
-        offset within a record; OSError where the cut bytes cannot be kept aside. In these cases
-        nothing has changed. Any other error is a StoreFailedError, and the end of this process
-        (R37).
-        """
+        """Cuts the log at `offset`, a record boundary, with all that points behind it (R22). An
+        interrupted cut is finished by the next `open`. Raises TruncationRefused for a cut below the
+        own confirmed offset, except towards an `unclean_epoch` (R23), or inside a record; OSError
+        if the cut bytes cannot be kept aside. Then nothing changed. Any other error is a
+        StoreFailedError and ends the process (R37)."""
         self._log.health.check_usable()
         self._stop_writes()
         if offset >= self._log.max_offset:
@@ -136,7 +126,7 @@ class SlaveLog:
         self.cut(offset, keep_aside=keep_aside)
 
     def _confirmed_end(self) -> int:
-        """The end of all whole records that are confirmed, shown already or not."""
+        """The end of all whole confirmed records, visible or not."""
         dispatcher = self._dispatcher
         target = min(dispatcher.target, self._log.max_offset)
         if target <= dispatcher.offset:
@@ -144,8 +134,8 @@ class SlaveLog:
         return whole_records_end(self._log, dispatcher.offset, target)[0]
 
     def cut(self, offset: int, *, keep_aside: bool, end_offset: int | None = None) -> None:
-        """Cut at `offset` without a check. `end_offset`: up to where bytes may
-        lie, if that is not the log's end. Raises as `truncate_to` does."""
+        """Cuts at `offset` without a check. `end_offset`: where bytes may end, if not at the log's
+        end. Raises as `truncate_to`."""
         self._log.health.check_usable()
         self._checkpoints.void_running()
         end = self._log.max_offset if end_offset is None else end_offset
@@ -158,17 +148,15 @@ class SlaveLog:
         self._verified.cut(offset)
         try:
             self._queues.log_ends_at(offset, self._log.min_offset)
-        except OSError as error:  # the next start does it, as the log ends there
+        except OSError as error:  # the next start repeats it at the log's end
             failed = StoreFailedError(f"queue positions could not be cut at {offset}: {error}")
             self._fail(failed)
             raise failed from error
 
     def reset_for_empty_start(self, offset: int) -> None:
-        """Start empty at `offset`, a segment start of the master; the old log is kept aside (R27).
-
-        Raises ValueError if `offset` is no multiple of the segment size, OSError where the old log
-        cannot be kept aside; then nothing has changed. Else StoreFailedError, as `truncate_to`.
-        """
+        """Starts empty at `offset`, a segment start of the master; the old log is kept aside (R27).
+        Raises ValueError if no segment begins there, OSError if the old log cannot be kept aside;
+        then nothing changed. Else StoreFailedError."""
         self._log.health.check_usable()
         if offset % self._log.segment_size:
             raise ValueError(f"a log cannot begin at {offset}, no segment begins there")
@@ -216,12 +204,12 @@ class LogTrust:
 
     @property
     def reason(self) -> str:
-        """`damage` in words; empty if there is none."""
+        """`damage` in words; "" if there is none."""
         return self._mark.reason
 
     @property
     def must_refetch(self) -> bool:
-        """Whether it holds bytes that are bad, or may be, and have to be fetched from a master."""
+        """Whether the log has bytes that are or may be bad and must be fetched from a master."""
         damage = self._mark.report
         return damage is not None and not damage.discarded and damage.kind != "reboot"
 
@@ -235,18 +223,16 @@ class LogTrust:
 
     @property
     def lost_epochs(self) -> bool:
-        """Whether this log has no epochs because it was opened outside controller mode (R48)."""
+        """Whether the log lost its epochs in classic mode (R48)."""
         return self._files.has_lost_epochs
 
     def note_damage(self, error: CorruptLogError) -> None:
-        """Damage was found; remembered for the next start."""
+        """Damage was found; the next start will know."""
         self._mark.note_damage(error, self._log.max_offset)
 
     def note_failure(self, error: BaseException) -> None:
-        """The process will end for `error`: note what of the log the next one may trust.
-
-        A full disk takes nothing away, but a failed write-back does, whatever its number (R40).
-        """
+        """The process will end for `error`: notes what of the log the next one may trust. A full
+        disk takes nothing away; a failed write-back does, whatever its error number (R40)."""
         if isinstance(error, CorruptLogError):
             self.note_damage(error)
             return
@@ -269,8 +255,8 @@ class LogTrust:
         self._mark.show()
 
     def fault_at(self, offset: int) -> str:
-        """What is wrong with the record at `offset`, a place where a slave's log ends; "" if it is
-        good, or if no record begins there. A fault is remembered: this log is suspect then."""
+        """What is wrong with the record at `offset`, where a slave's log ends; "" if it is good or
+        none begins there. A fault makes this log suspect."""
         return self._remembered(fault_at(self._log, offset))
 
     def fault_before(self, end: int) -> str:
@@ -285,13 +271,10 @@ class LogTrust:
         return str(error)
 
     def discard_damaged_tail(self) -> int:
-        """Cut a suspect log where it can no longer be trusted (cut bytes kept aside), to fetch the
-        rest again: at its damage, or where it was last synced before an fdatasync failed.
-
-        The new end of the log. The suspicion stays, with `damage.discarded`, until the log has been
-        confirmed beyond everything it may have held (or `clear_suspect`). Raises as
-        `SlaveLog.truncate_to` does.
-        """
+        """Cuts a suspect log at its damage, or where it was last synced before a failed fdatasync
+        (cut bytes kept aside), to fetch the rest again; the new end. The suspicion stays, with
+        `damage.discarded`, until the log is confirmed beyond all it may have held, or
+        `clear_suspect`. Raises as `SlaveLog.truncate_to`."""
         self._log.health.check_usable()
         damage, commit_log = self._mark.report, self._log
         if damage is None or not self.must_refetch:
@@ -303,7 +286,7 @@ class LogTrust:
         try:
             self._mark.set_discarded()
         except OSError as error:
-            # Else the next start would cut there again, when good bytes have come in their place.
+            # Else the next start would cut again, after good bytes have come.
             failed = StoreFailedError(f"the damaged tail is cut, but that is not stored: {error}")
             self._fail(failed)
             raise failed from error
@@ -311,8 +294,8 @@ class LogTrust:
         return commit_log.max_offset
 
     def clear_suspect(self) -> None:
-        """Trust the log again: it is level with its master, or an operator repaired it. Raises
-        OSError; then it can be done again."""
+        """Trusts the log again: it has caught up with its master, or an operator repaired it.
+        Raises OSError; then it can be repeated."""
         if self._mark.report is not None:
             log.info(
                 "suspicion_ended confirm_offset=%d reason=%s", self._dispatcher.offset, self.reason
@@ -328,12 +311,9 @@ class LogTrust:
             self.clear_suspect()
 
     def repair(self, seen: str) -> bool:
-        """An operator declares this log good. Whether it had to be cut for that.
-
-        `seen` is `reason` as the operator saw it. Where damage keeps the log from going on, it is
-        cut there, and the cut bytes are kept aside. Raises StoreStateError if nothing is wrong, or
-        something else than was seen.
-        """
+        """An operator declares this log good; whether it had to be cut. `seen`: `reason` as the
+        operator saw it. Damage that stops the log is cut off, the cut bytes kept aside. Raises
+        StoreStateError if nothing is wrong, or something other than `seen`."""
         damage = self._mark.report
         if damage is None:
             raise StoreStateError("this log is not suspect: there is nothing to repair")

@@ -26,10 +26,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoreFiles:
-    """What is on disk. `last_run` is None after a clean stop.
-
-    `has_damaged_queues`: a consume queue could not be read and was removed, to be built anew.
-    """
+    """What is on disk. `last_run`: None after a clean stop. `has_damaged_queues`: an unreadable
+    consume queue was removed and must be rebuilt."""
 
     config: StoreConfig
     last_run: RunMark | None
@@ -51,9 +49,8 @@ class StoreFiles:
         return not self.epochs.entries and _classic_note(self.config.root).exists()
 
     def drop_epochs(self) -> None:
-        """Outside controller mode, before the first write: what is written from here on belongs to
-        no epoch, and which bytes those are cannot be told later (R48). Durable on return; raises
-        OSError."""
+        """Classic mode, before the first write: later bytes belong to no epoch, and nobody could
+        say which those are (R48). Durable on return; raises OSError."""
         if self.epochs.entries:
             listed = ",".join(f"{e.epoch}-{e.start_offset}" for e in self.epochs.entries)
             replace_file(_classic_note(self.config.root), f"{listed}\n".encode())
@@ -61,8 +58,8 @@ class StoreFiles:
             self.epochs.replace_all(())
 
     def close(self, *, write_back: bool = True) -> None:
-        """Close all files; derived data goes to the page cache, or is dropped; nothing is synced.
-        May be called again. Raises OSError if derived data cannot be written."""
+        """Closes all files; derived data goes to the page cache or is dropped; nothing is synced.
+        May be repeated. Raises OSError if derived data cannot be written."""
         self.consume_queues.close(write_back=write_back)
         self.index.close(write_back=write_back)
         self.checkpoint.close()
@@ -70,21 +67,19 @@ class StoreFiles:
 
 
 def _classic_note(root: Path) -> Path:
-    """The epochs that the log had when it was last opened outside controller mode (R48)."""
+    """The epochs that the log had before it was opened in classic mode (R48)."""
     return root / "epochsBeforeClassic"
 
 
 def abort_path(root: Path) -> Path:
-    """The file that is there from start to clean stop."""
+    """The file that exists from start to clean stop."""
     return root / "abort"
 
 
 def load_files(config: StoreConfig, clock_ms: Callable[[], int], health: StoreHealth) -> StoreFiles:
-    """Open everything under the store's root; the log's end is not known yet.
-
-    Raises StoreFormatError, CorruptLogError (an epoch file without a good copy), OSError. Origin:
-    Java `DefaultMessageStore.load`.
-    """
+    """Opens everything under the store's root; the log's end is not known yet. Raises
+    StoreFormatError, CorruptLogError (an epoch file without a good copy), OSError. Origin: Java
+    `DefaultMessageStore.load`."""
     with ExitStack() as if_it_fails:
         files = _open_files(config, clock_ms, health, if_it_fails)
         if_it_fails.pop_all()
@@ -144,7 +139,7 @@ def _open_files(
 def _dispatch_all_again(
     commit_log: CommitLog, checkpoint: StoreCheckpoint, positions: QueuePositions
 ) -> None:
-    """Whatever start comes next reads the log from its beginning. Raises OSError."""
+    """The next start, whenever it comes, reads the log from its beginning. Raises OSError."""
     positions.want_from(commit_log.min_offset)
     checkpoint.recovery_offset = commit_log.min_offset
     checkpoint.flush()

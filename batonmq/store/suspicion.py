@@ -1,18 +1,15 @@
-"""Why this log may miss what it acknowledged (R17, R24), and the durable memory of it.
+"""Why this log may lack what it acknowledged (R17, R24), and the durable note of it.
 
-Three things make a log suspect: damage that was found in it, an fdatasync that failed, and an
-unclean stop under another boot of the kernel, which lost the page cache. The last one does
-not count for a run in which every ack followed an fdatasync (SYNC_FLUSH with haSyncFlush).
+Three things make a log suspect: damage found in it, a failed fdatasync, and an unclean stop under
+another boot of the kernel, which lost the page cache (not if every ack followed an fdatasync:
+SYNC_FLUSH with haSyncFlush). The file `abort` exists from start to clean stop, as in Java; its
+lines are ours. `suspect` exists until the log has caught up with its master again, or an operator
+repairs it.
 
-Two files in the store's folder hold this. `abort` exists from start to clean stop, as in Java,
-whose broker only checks that it exists; its lines are ours. `suspect` exists until the log is level
-with its master again, or an operator repairs it.
-
-A page of the log at which the run before ended, because the disk could not read it (R24), was noted
-by `process.read_faults`. `mend` reads it by `pread`, which gives an error and no signal. If it
-still cannot be read, the log is suspect from the record that the page cuts, and the page is
-overwritten with zeros: the disk then gives another sector for it, no process dies of it again, and
-that record is refused by its CRC like any other damage, named, and fetched from the master.
+If the last run ended at a page that the disk could not read, `runtime.read_faults` noted it. `mend`
+reads it by `pread`, which gives an error and no signal. If it still fails, the log is suspect from
+that record on, and the page is overwritten with zeros: the disk gives another sector, and the
+record fails its CRC like other damage and is fetched from the master.
 """
 
 from __future__ import annotations
@@ -46,7 +43,7 @@ _PAGES_LOOKED_AT: Final = 256  # bad sectors come in groups
 
 
 def kernel_boot_id() -> str:
-    """The random id of this boot of the kernel, empty where the system has none."""
+    """The random id of this boot of the kernel; "" if unknown."""
     try:
         return _BOOT_ID_PATH.read_text("ascii").strip()
     except OSError:
@@ -55,11 +52,8 @@ def kernel_boot_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunMark:
-    """What the `abort` file records of the run that left it.
-
-    `acks_flushed`: in that run nothing was acknowledged before it was on this disk. `boot_id` is
-    empty where it is not known, as in a folder that a Java broker used last.
-    """
+    """What the `abort` file says of the run that left it. `acks_flushed`: nothing was acked before
+    it was on this disk. `boot_id`: "" if unknown, as after a Java broker."""
 
     boot_id: str
     acks_flushed: bool
@@ -80,20 +74,16 @@ class RunMark:
         replace_file(path, f"{os.getpid()}\n{self.boot_id}\n{kind}\n".encode())
 
     def survived(self, boot_id: str) -> bool:
-        """Whether what that run acknowledged is still there, though it did not end in order."""
+        """Whether what that run acked is still there, although it did not end cleanly."""
         return self.acks_flushed or not self.boot_id or not boot_id or self.boot_id == boot_id
 
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """The log may miss bytes at or above `offset`, a record boundary.
-
-    `kind` "damage" is met at the log's end, where nothing more can be read or written; "rot" is a
-    bad record far below it, which keeps nobody from the rest.
-
-    `end_offset` is up to where it may once have vouched for bytes; `discarded`: what is
-    not to be trusted was cut off, to be fetched again from a master.
-    """
+    """The log may lack bytes at or above `offset`, a record boundary. `kind`: "damage" is at the
+    log's end, where nothing can follow; "rot" is a bad record far below it. `end_offset`: the
+    highest end that it may have vouched for. `discarded`: the untrusted part was cut, to be fetched
+    from a master."""
 
     file: str
     offset: int
@@ -102,8 +92,8 @@ class Suspicion:
     discarded: bool = False
     kind: Kind = "damage"
     until_level: bool = False
-    """Whether `end_offset` is only what can still be seen, so that nothing but being level with a
-    master ends the suspicion."""
+    """`end_offset` is only what can still be seen: only catching up with a master ends the
+    suspicion."""
 
     @property
     def blocks_writes(self) -> bool:
@@ -132,20 +122,20 @@ class SuspectMark:
         return "" if self.report is None else str(self.report)
 
     def set(self, report: Suspicion) -> None:
-        """Durable on return; kept in memory also where the disk refuses. Raises OSError."""
+        """Durable on return; kept in memory even if the disk refuses. Raises OSError."""
         self.report = report
         self._is_stored = False
         replace_file(self._path, _encoded(report))
         self._is_stored = True
 
     def add(self, damage: Suspicion) -> None:
-        """Damage was found at the log's end: what was bad below it is no better for that. Durable
-        on return. Raises OSError."""
+        """Damage was found at the log's end; what was bad below it stays bad. Durable on return.
+        Raises OSError."""
         before = self.report
         if before is None:
             self.set(damage)
             return
-        # Of a reboot no place is known; what was discarded is fetched again, or not there.
+        # A reboot has no place in the log; discarded bytes are fetched again, or missing.
         is_no_place = before.kind == "reboot" or before.discarded
         self.set(
             replace(
@@ -158,18 +148,18 @@ class SuspectMark:
         )
 
     def note_damage(self, error: CorruptLogError, end_offset: int, kind: Kind = "damage") -> None:
-        """Damage in a running store: remembered, so that what was there is fetched again (R24)."""
+        """Damage in a running store is remembered, so that it is fetched again (R24)."""
         self._note(Suspicion(error.file, error.offset, error.what, end_offset, kind=kind))
 
     def note_disk_failure(self, error: OSError, commit_log: CommitLog, synced_offset: int) -> None:
-        """A write or fdatasync failed. The kernel may show pages that it could not write as if
-        they were on the disk, so nothing above the last good sync is to be trusted any more.
-        Nothing in this process ends that suspicion (R40)."""
+        """A write or fdatasync failed. The kernel may show pages as clean that are on no disk, so
+        nothing above the last good sync can be trusted. Nothing in this process ends that suspicion
+        (R40)."""
         self._disk_failed = True
         what = f"the disk failed, what was written after its last good sync may be lost: {error}"
         before, offset, end = self.report, synced_offset, commit_log.max_offset
         if before is not None and before.blocks_writes:
-            return  # nothing was written since, and the earlier reason keeps more from being used
+            return  # the earlier reason covers more
         if before is not None and before.kind != "reboot":
             offset, end = min(offset, before.offset), max(end, before.end_offset)
         until_level = before is not None and (before.until_level or before.kind == "reboot")
@@ -185,8 +175,8 @@ class SuspectMark:
             self.show()
 
     def show(self) -> None:
-        """Put the suspicion where the next start finds it, synced or not, if it could not be made
-        durable. Without a reboot that is as good; after one, what was lost can be seen."""
+        """Puts the suspicion where the next start finds it, synced or not. Without a reboot that is
+        enough; after one, what was lost can be seen."""
         if self._is_stored or self.report is None:
             return
         try:
@@ -201,8 +191,8 @@ class SuspectMark:
             self.set(replace(self.report, discarded=True))
 
     def clear(self) -> None:
-        """The log is trusted again; not in a process whose disk failed. Raises OSError; then it is
-        as suspect as before, here and at the next start."""
+        """The log is trusted again, except after a disk failure of this process. Raises OSError;
+        then it stays suspect."""
         if self._disk_failed:
             return
         remove_file(self._path)
@@ -210,7 +200,7 @@ class SuspectMark:
 
 
 def _decoded(path: Path) -> Suspicion:
-    """What the file says. One that cannot be read was written while the disk failed."""
+    """What the file says. An unreadable one was written while the disk failed."""
     try:
         return Suspicion(**json.loads(disk.read_bytes(path)))
     except (ValueError, TypeError):
@@ -223,14 +213,13 @@ def _encoded(report: Suspicion) -> bytes:
 
 
 def fault_note(root: Path) -> Path:
-    """Where a process notes at which page it died."""
+    """Where a process notes the page at which it died."""
     return root / "read_fault"
 
 
 def mend(config: StoreConfig, mark: SuspectMark) -> int | None:
-    """Before the log is opened: the offset of the first byte that cannot be read, made readable as
-    zeros; None if there is none. Raises OSError, StoreFormatError if it cannot be written either.
-    """
+    """Before the log is opened: the offset of the first unreadable byte, made readable as zeros;
+    None if there is none. Raises OSError, StoreFormatError if it cannot be written either."""
     note = fault_note(config.root)
     if not note.exists():
         return None
@@ -259,7 +248,7 @@ def mend(config: StoreConfig, mark: SuspectMark) -> int | None:
 
 
 def _bad_pages(fd: int, first: int) -> list[int]:
-    """The positions of pages that cannot be read, from `first` on."""
+    """Positions of unreadable pages from `first` on."""
     bad = []
     size = os.fstat(fd).st_size
     for position in range(first, min(first + _PAGES_LOOKED_AT * _PAGE, size), _PAGE):
@@ -295,7 +284,7 @@ def _overwrite(fd: int, path: Path, bad: list[int], size: int) -> None:
 
 
 def narrow(commit_log: CommitLog, mark: SuspectMark, offset: int) -> None:
-    """The log is open: the suspicion begins at the record that the bad page cut, not before."""
+    """The log is open: the suspicion begins at the record that the bad page cut."""
     report, segment = mark.report, commit_log.segment_at(offset)
     if report is None or report.kind != "rot" or segment is None:
         return

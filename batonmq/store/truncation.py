@@ -1,12 +1,11 @@
-"""Cutting the log back to where it agrees with the master's, so that no crash brings bytes back.
+"""Cuts the log back to where it agrees with the master's, so that no crash brings bytes back.
 
-Before anything is changed, the bytes that will be zeroed are copied aside (R23). A disk that has
-no room for them refuses the cut, and the store is as it was. Then R22, in this order, each step
-durable before the next: intent; checkpoint; consume queues and index; log files from the top down;
-the rest of the last one zeroed; epoch file; intent removed. From the intent on there is no way
-back: an error leaves the intent as a crash does, nothing is done with the store any more (R37), and
-its next start repeats the whole before anything else is read or written. Every step can be
-repeated, and none needs more room than a few small files. A bounded number of cut tails is kept.
+First the bytes to be zeroed are copied aside (R23); a disk without space for them refuses the cut.
+Then R22, each step durable before the next: intent; checkpoint; consume queues and index; log files
+from the last down; the rest of the last one zeroed; epoch file; intent removed. After the intent
+there is no way back: after an error or a crash the store does nothing more (R37), and its next
+start repeats the cut first. Every step can be repeated and needs hardly any space. A limited number
+of cut tails is kept.
 """
 
 from __future__ import annotations
@@ -42,10 +41,8 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class TruncationIntent:
-    """Cut the log to `offset`. Nothing was ever written at or behind `end_offset`.
-
-    `aside` is the folder for the cut bytes, empty if they are not kept.
-    """
+    """Cut the log to `offset`; nothing was ever written from `end_offset` on. `aside`: the folder
+    for the cut bytes, "" if they are not kept."""
 
     offset: int
     end_offset: int
@@ -62,14 +59,12 @@ class Truncation:
         self._aside_root = root / "truncated"
         self._files = files
         self._log = files.log
-        self.after_step: Callable[[str], None] = lambda step: None  # where tests make it fail
+        self.after_step: Callable[[str], None] = lambda step: None  # a hook for tests
 
     def cut(self, offset: int, end_offset: int, *, keep_aside: bool) -> None:
-        """Cut the log, whose data ends at `end_offset`, back to `offset`, a record boundary.
-
-        Raises OSError if the bytes cannot be kept aside; then nothing has changed. Raises
-        CutUnfinishedError for any error behind that: the store must be opened anew.
-        """
+        """Cuts the log, whose data ends at `end_offset`, to `offset`, a record boundary. Raises
+        OSError if the bytes cannot be kept aside; then nothing changed. Raises CutUnfinishedError
+        for later errors: the store must be opened again."""
         aside = self._keep_aside(offset, end_offset) if keep_aside else ""
         intent = TruncationIntent(offset, end_offset, aside)
         try:
@@ -80,10 +75,8 @@ class Truncation:
         self._carry_out(intent)
 
     def resume(self) -> TruncationIntent | None:
-        """Finish the cut of an intent on disk, if there is one: the first step of a start.
-
-        Raises CutUnfinishedError if that fails again, CorruptLogError for an intent that is none.
-        """
+        """Finishes the cut of an intent on disk, if any: the first step of a start. Raises
+        CutUnfinishedError if that fails again, CorruptLogError for an unreadable intent."""
         if not self._intent_path.exists():
             return None
         try:
@@ -127,7 +120,7 @@ class Truncation:
             try:
                 step()
             except Exception as error:
-                # Whatever it was: a part of the store is cut, and another is not.
+                # Whatever the error is: one part of the store is cut, another is not.
                 raise CutUnfinishedError(offset, place, self._intent_path, error) from error
             self.after_step(name)
         if aside is not None:
@@ -135,7 +128,7 @@ class Truncation:
 
     def _drop_segments(self, offset: int, aside: Path | None) -> None:
         if aside is not None:
-            disk.makedirs(aside)  # an operator may have made room meanwhile
+            disk.makedirs(aside)  # an operator may have deleted it to free space
         self._log.drop_detached(aside)
         segments = self._log.segments
         while segments and segments[-1].start_offset >= offset:
@@ -152,8 +145,8 @@ class Truncation:
     # What is kept aside.
 
     def _keep_aside(self, offset: int, end_offset: int) -> str:
-        """A new folder for the cut bytes, by its name. What will be zeroed is copied into it,
-        durable on return; whole files are moved there later. Raises OSError, and leaves nothing."""
+        """A new folder for the cut bytes, by name. What will be zeroed is copied into it, durably;
+        whole files are moved there later. Raises OSError and leaves nothing."""
         disk.makedirs(self._aside_root)
         number = 1 + max(map(_number_of, self._aside_folders()), default=0)
         folder = self._aside_root / f"{number:06d}-{offset}-{end_offset}"
@@ -162,7 +155,7 @@ class Truncation:
             self._copy_tail(offset, end_offset, folder / f"{offset:020d}.tail")
             sync_directory(self._aside_root)
         except OSError:
-            with suppress(OSError):  # what stays is an aside folder like any other
+            with suppress(OSError):  # what stays is a normal aside folder
                 disk.rmtree(folder)
             raise
         log.warning(
@@ -173,7 +166,7 @@ class Truncation:
     def _copy_tail(self, offset: int, end_offset: int, path: Path) -> None:
         segment = self._log.segment_at(offset)
         if segment is None or offset == segment.start_offset:
-            return  # that whole file is moved
+            return  # the whole file is moved instead
         start, end = offset - segment.start_offset, end_offset - segment.start_offset
         with segment.buffer[start:end] as tail:
             if tail:
@@ -184,8 +177,8 @@ class Truncation:
         return sorted(folders, key=_number_of)
 
     def _prune_aside(self) -> None:
-        """Drop the oldest sets beyond the limits; the newest always stays. The cut is done: where
-        that fails, the next cut tries again."""
+        """Drops the oldest sets beyond the limits, never the newest. If that fails, the next cut
+        tries again."""
         try:
             self._drop_oldest_aside()
         except OSError as error:

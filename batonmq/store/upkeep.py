@@ -1,10 +1,10 @@
 """Regular work: derived data to disk, the checkpoint, expired segments.
 
-The checkpoint is written last: log, consume queues and index are synced before it, in the jobs
-thread. A truncation that comes in between voids the running round (`void_running`), so that no
-checkpoint covers bytes that were cut. Which segments expire is a pure decision (`decide_expiry`);
-the last segment never does, and none goes because of what only a clock says (`LogTime`). Origin:
-Java `FlushConsumeQueueService`, `CleanCommitLogService`, `CleanConsumeQueueService`.
+The jobs thread syncs log, consume queues and index, and writes the checkpoint last. A truncation in
+between voids the running round (`void_running`), so no checkpoint covers bytes that were cut.
+`decide_expiry` is pure; the last segment never expires, and no segment because of a clock alone
+(`LogTime`). Origin: Java `FlushConsumeQueueService`, `CleanCommitLogService`,
+`CleanConsumeQueueService`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from batonmq.store.store_files import StoreFiles
 
 log = logging.getLogger(__name__)
 
-# What a slice of a round may cost, in writes to a file of a queue (20 us each). There are at most a
-# hundred slices a second: upkeep never takes more than a tenth of the loop.
+# The cost of a slice, in writes to a queue file (20 us each). With at most a hundred slices a
+# second, upkeep takes at most a tenth of the loop.
 _SLICE_COST: Final = 48
 _FLUSH: Final = "flush-slices"
 _TRIM: Final = "trim-slices"
@@ -45,9 +45,8 @@ _UNITS: Final = "KMGTPE"
 
 
 def disk_use(folders: tuple[Path, ...]) -> DiskUse:
-    """How full the fullest file system of `folders` is, as `df` says it: what only root may use, or
-    a quota keeps back, is neither used nor free. Origin: UtilAll.getDiskPartitionSpaceUsedPercent.
-    """
+    """How full the fullest file system of `folders` is, as in `df`: reserved space and quotas count
+    neither as used nor as free. Origin: UtilAll.getDiskPartitionSpaceUsedPercent."""
     ratios = []
     for folder in folders:
         space = os.statvfs(folder)
@@ -57,7 +56,7 @@ def disk_use(folders: tuple[Path, ...]) -> DiskUse:
 
 
 def disk_capacity(folder: Path) -> str:
-    """The size and the unused part of a file system, in Java's words. Raises OSError."""
+    """Size and unused part of a file system, in Java's words. Raises OSError."""
     space = os.statvfs(folder)
     total, free = (
         byte_count(blocks * space.f_frsize) for blocks in (space.f_blocks, space.f_bfree)
@@ -66,7 +65,7 @@ def disk_capacity(folder: Path) -> str:
 
 
 def byte_count(count: int) -> str:
-    """A number of bytes as Java shows it: 512 B, 1.5 KiB. Origin: MixAll.humanReadableByteCount."""
+    """As Java shows bytes: 512 B, 1.5 KiB. Origin: MixAll.humanReadableByteCount."""
     if count < 1024:
         return f"{count} B"
     power = min((count.bit_length() - 1) // 10, len(_UNITS))
@@ -98,7 +97,7 @@ DiskUseOf = Callable[[tuple[Path, ...]], DiskUse]
 
 @dataclass(frozen=True, slots=True)
 class ExpiryDecision:
-    """Take the `count` oldest segments away; refuse puts while `disk_full`."""
+    """Remove the `count` oldest segments; refuse puts while `disk_full`."""
 
     count: int
     disk_full: bool
@@ -114,11 +113,8 @@ def decide_expiry(
     use: DiskUse,
     manual: bool = False,
 ) -> ExpiryDecision:
-    """What to delete now.
-
-    `modified_ms` holds the last write times of all segments but the last, oldest first; `hour` is
-    the local hour; `manual` is an operator's order (code 329).
-    """
+    """What to delete now. `modified_ms`: last write times of all segments but the last, oldest
+    first; `hour`: the local hour; `manual`: an operator's order (DELETE_EXPIRED_COMMITLOG, 329)."""
     percent = use.ratio * 100
     disk_full = percent > config.disk_space_warning_level_ratio
     forced = config.clean_file_forcibly_enable and (
@@ -138,7 +134,7 @@ def decide_expiry(
 
 
 def _expired(config: StoreConfig, modified_ms: Sequence[int], now_ms: int) -> int:
-    """How many of the oldest segments are past their time, up to the first that is not."""
+    """How many of the oldest segments are expired, up to the first that is not."""
     oldest_kept_ms = now_ms - config.file_reserved_time * _HOUR_MS
     count = 0
     for modified in modified_ms:
@@ -149,21 +145,18 @@ def _expired(config: StoreConfig, modified_ms: Sequence[int], now_ms: int) -> in
 
 
 class LogTime:
-    """What time it is as far as the log supports it: a wall clock that jumps deletes nothing.
-
-    That is the newest store timestamp, and the time that passed in this process since it was seen.
-    By itself expiry believes no clock that went on faster than this process ran, either: the first
-    message that is stored after a jump carries the jumped time.
-    """
+    """The time, as far as the log supports it: a clock that jumps deletes nothing. It is the newest
+    store timestamp plus the run time of this process since that was seen. Expiry believes no clock
+    that ran faster than this process: the first message after a jump carries the jumped time."""
 
     def __init__(self, wall_ms: int, ran_ms: int) -> None:
-        """`ran_ms` is that of `process.clock.boot_ms`, here and below."""
+        """`ran_ms`: `runtime.clock.boot_ms`, here and below."""
         self._wall_at_zero_ms = wall_ms - ran_ms
         self._newest_ms = 0
         self._seen_at_ms = ran_ms
 
     def now_ms(self, wall_ms: int, ran_ms: int, newest_stored_ms: int, *, manual: bool) -> int:
-        """`manual`: an operator asks, and has looked at the clock."""
+        """`manual`: an operator asks and has looked at the clock."""
         if newest_stored_ms > self._newest_ms:
             self._newest_ms, self._seen_at_ms = newest_stored_ms, ran_ms
         supported_ms = self._newest_ms + ran_ms - self._seen_at_ms
@@ -173,7 +166,7 @@ class LogTime:
 
 
 class CheckpointWriter:
-    """Brings derived data and checkpoint to disk, in the order that recovery relies on."""
+    """Writes derived data and checkpoint in the order that recovery relies on."""
 
     def __init__(
         self,
@@ -193,24 +186,21 @@ class CheckpointWriter:
         self._background = background
         self._lock = threading.Lock()
         self._generation = 0
-        # Written, and handed to no job yet; of the queues and of the index.
+        # Written and not yet given to a job, for queues and index.
         self._queue_paths: list[Path] = []
         self._index_paths: list[Path] = []
         self._is_running = False
 
     @property
     def covered_offset(self) -> int:
-        """The end of what a start after a crash need not read of the log, -1 if unknown."""
+        """The end of what a start after a crash need not read; -1 if unknown."""
         offset = self._checkpoint.recovery_offset
         return -1 if offset is None else offset
 
     def flush_derived(self) -> None:
-        """Bring consume queues, index and checkpoint to disk: in slices, and in a thread, while the
-        loop runs, else all of it now.
-
-        On a full disk nothing is lost, and the next call tries again what waits (R45). A store that
-        failed writes nothing more (R37).
-        """
+        """Brings consume queues, index and checkpoint to disk: in slices and a thread while the
+        loop runs, else at once. On a full disk nothing is lost, and the next call tries again
+        (R45). A failed store writes nothing (R37)."""
         if self._health.has_failed:
             return
         background, epochs = self._background, self._files.epochs
@@ -228,7 +218,7 @@ class CheckpointWriter:
         background.in_slices(_FLUSH, self._round(probe))
 
     def _round(self, probe: int | None) -> Iterator[None]:
-        """One round in the owner's thread, a slice a step. `probe`: of a disk that was full."""
+        """One round in the owner's thread, a slice per step. `probe`: of a disk that was full."""
         work = self.begin()
         if work is not None:
             try:
@@ -241,10 +231,8 @@ class CheckpointWriter:
             self._background.run_job(lambda: self._room.end_probe(probe))
 
     def begin(self) -> Round | None:
-        """What a round makes durable is what is dispatched now; queues may get more meanwhile.
-
-        None if the last round still runs, or there is no room for the index.
-        """
+        """A round makes durable what is dispatched now; queues may get more meanwhile. None if the
+        last round still runs, or the index has no disk space."""
         if self._is_running or self._health.has_failed:
             return None
         try:
@@ -260,8 +248,8 @@ class CheckpointWriter:
         )
 
     def _write_queues(self, work: Round) -> Iterator[None]:
-        """Bring every tail of the round into its file. Raises OSError; what was written by then is
-        synced by the next round."""
+        """Writes every tail of the round to its file. Raises OSError; then the next round syncs
+        what was written."""
         left = _SLICE_COST
         dirty = self._files.consume_queues.dirty()
         for start in range(0, len(dirty), _FILES_AT_ONCE):
@@ -275,7 +263,7 @@ class CheckpointWriter:
                     left = _SLICE_COST
 
     def _make_files(self, queues: Sequence[ConsumeQueue]) -> Iterator[None]:
-        """Those that they need and do not have, in the thread if there is one."""
+        """The files that they need and lack, in the thread if there is one."""
         if not self._background.has_threads:
             return
         making = self._files.consume_queues.missing_files(queues)
@@ -298,8 +286,8 @@ class CheckpointWriter:
         self._background.run_job(lambda: self.finish(work, queues, index))
 
     def finish(self, work: Round, queues: Sequence[Path], index: Sequence[Path]) -> None:
-        """Make durable what a round has written, and then say so; in any thread. Raises OSError; on
-        a full disk it can be done again."""
+        """Makes durable what a round has written, then says so; in any thread. Raises OSError; on a
+        full disk it can be repeated."""
         try:
             self._files.log.datasync_to(work.dispatched_offset)
             _sync_derived(self._files.consume_queues.root, queues)
@@ -308,14 +296,14 @@ class CheckpointWriter:
                 if work.generation == self._generation:
                     self._write(work)
         except OSError as error:
-            self._is_running = self._health.passes(error)  # then it comes again
+            self._is_running = self._health.passes(error)  # then it is repeated
             raise
         self._is_running = False
 
     def _write(self, work: Round) -> None:
-        self._files.log.health.check_usable()  # no checkpoint any more after that (R37, R40)
+        self._files.log.health.check_usable()  # a failed store gets no checkpoint (R37, R40)
         checkpoint = self._checkpoint
-        # A damaged log is dispatched less far than it was; only a truncation lowers this.
+        # A damaged log is dispatched less far than before; only a truncation lowers this.
         checkpoint.confirm_phy_offset = max(checkpoint.confirm_phy_offset, work.dispatched_offset)
         checkpoint.recovery_offset = work.dispatched_offset
         if work.log_timestamp:
@@ -327,13 +315,13 @@ class CheckpointWriter:
         checkpoint.flush()
 
     def void_running(self) -> None:
-        """Let a round that is under way in another thread end without writing the checkpoint."""
+        """Lets a round in another thread end without writing the checkpoint."""
         with self._lock:
             self._generation += 1
 
 
 def _sync_derived(folder: Path, paths: Sequence[Path]) -> None:
-    """Raises OSError; not as on a full disk, for what was lost in a write-back is lost (R40)."""
+    """Raises OSError, but not a full disk's: what a write-back lost is lost (R40)."""
     try:
         sync_below(folder, paths)
     except OSError as error:
@@ -341,7 +329,7 @@ def _sync_derived(folder: Path, paths: Sequence[Path]) -> None:
 
 
 class Expirer:
-    """Takes old segments off the log, with the units, entries and epochs that point into them."""
+    """Removes old segments, with the units, entries and epochs that point into them."""
 
     def __init__(
         self,
@@ -366,11 +354,9 @@ class Expirer:
         self._log_time = LogTime(clock_ms(), boot_ms())
 
     def clean_expired(self, *, manual: bool = False) -> int:
-        """Take expired segments off (`manual`: at any hour), refuse puts on a full disk.
-
-        How many were taken. Files are unlinked in a thread while the loop runs, and queues follow
-        in slices: until then they show units whose records are gone, as they may at any time.
-        """
+        """Removes expired segments (`manual`: at any hour), refuses puts on a full disk; how many
+        were removed. Files are unlinked in a thread, and queues follow in slices: until then they
+        show units whose records are gone."""
         if self._background.is_slicing(_TRIM):
             return 0
         decision = self._decide(self._clock_ms(), manual=manual)
@@ -392,7 +378,7 @@ class Expirer:
 
     def _unlink(self, segments: list[Segment]) -> None:
         """Oldest first. What a start would read again, above the checkpoint, is written first: its
-        records may be deletions of topics, and the log does not show them any more (R39)."""
+        records may be topic deletions that the log no longer shows (R39)."""
         covered = self._files.checkpoint.recovery_offset or 0
         free = [segment for segment in segments if segment.end_offset <= covered]
         if free:
@@ -408,14 +394,14 @@ class Expirer:
             self._background.in_loop(lambda: self._background.in_slices(_TRIM_EPOCHS, epochs))
 
     def _trim_epochs(self, gone_below: int) -> Iterator[None]:
-        """Behind the files (R25): a start that still finds one must find its epochs, or no slave
-        could be given its bytes."""
+        """After the files (R25): a start that still finds a segment needs its epochs to give its
+        bytes to slaves."""
         try:
             self._files.epochs.truncate_prefix_by_offset(gone_below)
         except OSError as error:
             if not disk.is_short(error):
                 raise
-            log.warning("epochs_not_trimmed reason=%s", error)  # the next segments take them along
+            log.warning("epochs_not_trimmed reason=%s", error)  # they go with the next segments
         yield
 
     def _decide(self, now_ms: int, *, manual: bool) -> ExpiryDecision:
@@ -452,8 +438,8 @@ class Expirer:
 
 
 def unlink_segments(segments: list[Segment]) -> int:
-    """Close and unlink, oldest first; slow for large files, so meant for a thread. Below what
-    offset, exclusive, all are durably gone; 0 if one could not be unlinked."""
+    """Closes and unlinks, oldest first, in a thread (large files are slow). The offset (exclusive)
+    below which all are durably gone; 0 if one could not be unlinked."""
     for segment in segments:
         segment.close()
         try:
