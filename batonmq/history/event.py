@@ -1,10 +1,7 @@
-"""An event of the failover history: its fields, kinds and JSON form. All others import them.
-
-An event is made while a command is applied, so every controller has the same ones in the same
-order. Its key is (log, raft_index, part): `log` is the random name that the replicated log got from
-its first leader, since a log that begins anew counts its indexes from 1 again; `part` numbers the
-events of one command. Times are wall clocks in ms, for people to read. Pure.
-"""
+"""An event of the failover history: its fields, kinds and JSON form. Pure. Events are made when a
+command is applied, so all controllers have the same ones in the same order. The key is (log,
+raft_index, part): `log` is the random name of the replicated log, since a log that starts again
+counts from 1; `part` numbers the events of one command. Times are wall clocks in ms."""
 
 import json
 from collections.abc import Mapping
@@ -14,19 +11,16 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-HISTORY_EVENTS_MAX: Final = 2_000
-"""Events kept in the replicated state; the files keep more."""
+HISTORY_EVENTS_MAX: Final = 2_000  # Events kept in the replicated state; the files keep more.
 REPORT_SIZE_MAX: Final = 2_048
-"""Characters of what a broker may add to a report, so that a full history stays small."""
+"""Characters that a broker may add to a report, so that a full history stays small."""
 REASON_SIZE_MAX: Final = 200
 
-EventKey = tuple[str, int, int]
-"""(log, raft index, part): no two events share it."""
+EventKey = tuple[str, int, int]  # (log, raft index, part): unique.
 
 
 class EventKind(StrEnum):
-    """REPORTED_KINDS are sent by brokers, NOTED_KINDS by controllers; the others follow from
-    commands."""
+    """Brokers send REPORTED_KINDS, controllers NOTED_KINDS; the others follow from commands."""
 
     BROKER_REGISTERED = "broker_registered"
     ELECTED = "elected"
@@ -68,10 +62,10 @@ ON_BROKER_CLOCK: Final = frozenset(
         EventKind.DRAINED,
     }
 )
-"""Kinds whose `time_ms` is of the broker that reports them."""
+"""Kinds whose `time_ms` is the reporting broker's."""
 REPORTED_KINDS: Final = ON_BROKER_CLOCK | {EventKind.SWITCH_FAILED}
-"""Kinds that a controller accepts as a broker's report. Brokers send the failure of a switch on
-their session instead, and a controller notes it on its own clock."""
+"""Kinds accepted as a broker's report. A failed switch comes on the session instead, and a
+controller notes it on its own clock."""
 
 
 class EventDetail(msgspec.Struct, frozen=True, rename="camel"):
@@ -112,18 +106,17 @@ class EventDetail(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of the history. Fields that do not apply keep their default and are left out.
+    """One line of the history; fields that do not apply keep their default and are left out.
 
     `kind` is an EventKind, or one of a newer controller. `time_ms` is the proposer's clock and
-    never goes back; for REPORTED_KINDS and NOTED_KINDS it is that of the sender. `broker_id` is the
-    broker that won, registered or reports, 0 for none. `set_before` and `sync_state_set` ascend.
-    `node` is the controller that proposed an election, noted the event, or leads from now on after
-    `node_before`. `detected_ms` is when the need for an election was seen, on the clock of `node`,
-    `reason` how, and `silent_ms` how long the master had sent nothing by then (-1 unknown);
-    `proposed_ms` is when that node proposed. `started_ms` is when the process of a new leading
-    controller was started, `leader_seen_ms` when it last had a leader, itself included (0: never
-    since its start). Offsets are bytes, -1 where unknown. `json` is the text of an EventDetail.
-    `gap` belongs to a file, not to the event: the file may lack events of its log before this one.
+    never goes back; for REPORTED_KINDS and NOTED_KINDS the sender's. `broker_id`: the broker that
+    won, registered or reports, 0: none. `set_before` and `sync_state_set` ascend. `node`: the
+    controller that proposed an election, noted the event, or leads now after `node_before`.
+    `detected_ms`: when the need for an election was seen, on the clock of `node`; `reason`: how;
+    `silent_ms`: how long the master had been silent (-1 unknown); `proposed_ms`: when that node
+    proposed. `started_ms`: start of a new leading controller; `leader_seen_ms`: when it last had a
+    leader, itself included (0: never since). Offsets are bytes, -1 unknown. `json` is an
+    EventDetail. `gap` belongs to a file: it may lack events of its log before this one.
     """
 
     log: str
@@ -161,7 +154,7 @@ class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def clock(self) -> str:
-        """Whose clock `time_ms` is of, for people."""
+        """Whose clock `time_ms` is, for people."""
         if self.kind in ON_BROKER_CLOCK:
             return f"broker {self.broker_id}"
         return f"controller {self.node}".rstrip()
@@ -177,12 +170,12 @@ class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             return _lenient(EventDetail, _object(self.json))
 
     def to_json(self) -> str:
-        """The event as one line of JSON, without the line end; the form in the file."""
+        """One line of JSON without the line end, as in the file."""
         return msgspec.json.encode(self, order="sorted").decode()
 
 
 TIMES: Final = ("time_ms", "detected_ms", "proposed_ms", "started_ms", "leader_seen_ms")
-"""Fields of HistoryEvent that are times; 0 where they do not apply."""
+"""Fields of HistoryEvent that are times; 0 if they do not apply."""
 REQUIRED: Final = tuple(
     field.name for field in msgspec.structs.fields(HistoryEvent) if field.required
 )
@@ -196,8 +189,8 @@ _ABSENT: Final = {"log": "", "raft_index": -1, "time_ms": 0, "kind": ""}
 
 
 def lenient_event(line: bytes | str) -> HistoryEvent | None:
-    """The event of a line of any version; a field that is missing or of the wrong type gets its
-    default, an index -1. None for what is no JSON object."""
+    """The event of a line of any version; a missing or wrong field gets its default, an index -1.
+    None if it is no JSON object."""
     try:
         return _decode_event(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

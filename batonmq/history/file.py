@@ -1,13 +1,9 @@
 """The failover history on disk: one event per line of JSON, appended, never rewritten.
 
-`history-n0.jsonl` grows. When it would grow above its size it becomes `history-n0.000001.jsonl` by
-one rename, the next one `history-n0.000002.jsonl`, and so on; the oldest numbered ones are removed.
-So a crash leaves either the old or the new names, and `history-*.jsonl` names all of them.
-
-Invariants: an event stands in the files once, though the replicated log is applied again from its
-start after each restart; a line that was torn by a crash is cut off before the next one is written.
-Lines go to the operating system at once and are not fsynced: the history explains, it decides
-nothing.
+`history-n0.jsonl` grows. At its size limit it is renamed to `history-n0.000001.jsonl`, the next one
+to `...000002...`; the oldest are removed. A crash leaves the old or the new names. Each event is in
+the files once, although the replicated log is applied again after each restart; a torn line is cut
+off before the next. Nothing is fsynced: the history explains and decides nothing.
 """
 
 import logging
@@ -39,7 +35,7 @@ def numbered(name: str, number: int) -> str:
 
 
 def controller_of(path: str) -> str | None:
-    """The controller whose history the file of that name holds; None for another name."""
+    """The controller whose history the file of that name holds; None for other names."""
     found = _NAME.fullmatch(path.rpartition("/")[2])
     return found[1] if found else None
 
@@ -52,7 +48,7 @@ def full_files(name: str, names: Iterable[str]) -> list[tuple[int, str]]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of a history, oldest first; `path`, the one that grows, is the last."""
+    """The files of a history, oldest first; the last is `path`, which grows."""
     full = full_files(path.name, disk.listdir(path.parent))
     return [*(path.parent / name for _, name in full), path]
 
@@ -78,12 +74,9 @@ def lines_newest_first(file: FileIO) -> Iterator[tuple[int, bytes]]:
 
 
 class HistoryFile:
-    """Opens `path`, creating it if need be, and reads its newest events and those of full files.
-
-    At most `files` files are kept, each of at most `size_max` bytes unless one batch is larger.
-    Raises OSError. `recent` holds the newest events, oldest first, those of earlier logs too;
-    `unreadable_lines` counts lines that are no events.
-    """
+    """Opens or creates `path`, and reads its newest events and those of full files. Keeps at most
+    `files` files of at most `size_max` bytes (more for a larger batch). Raises OSError. `recent`:
+    the newest events of all logs, oldest first; `unreadable_lines`: lines that are no events."""
 
     def __init__(
         self, path: Path, *, size_max: int = FILE_SIZE_DEFAULT, files: int = FILES_DEFAULT
@@ -103,13 +96,10 @@ class HistoryFile:
             raise
 
     def append(self, events: Iterable[HistoryEvent], *, cut: bool = False) -> int:
-        """Writes those events that the files lack. Returns how many these were.
-
-        Events of one log must come in its order. `cut`: older ones than these may have been lost;
-        where the file's log ends before the first of them, that one's line says so (`gap`). Raises
-        OSError; what could not be written is then taken off again, so that the next line begins on
-        a line of its own.
-        """
+        """Writes those events that the files lack; how many. Events of one log come in order.
+        `cut`: older ones may have been lost; then the first line behind the file's end says so
+        (`gap`). Raises OSError; then what was written is taken off again, so that the next line
+        begins at a line's start."""
         newest = dict(self._newest)
         if cut:
             events = self._with_gap(list(events))
@@ -140,10 +130,8 @@ class HistoryFile:
         return [msgspec.structs.replace(first, gap=True), *events[1:]]
 
     def newest(self, limit: int, bytes_max: int) -> list[HistoryEvent]:
-        """The newest events of all files, oldest first: at most `limit`, of `bytes_max` in all.
-
-        Reads the disk; may be called in another thread. Raises OSError.
-        """
+        """The newest events of all files, oldest first: at most `limit`, of `bytes_max` in all. May
+        be called in another thread. Raises OSError."""
         decoder = msgspec.json.Decoder(HistoryEvent)
         found: deque[HistoryEvent] = deque()
         keys: set[EventKey] = set()
@@ -156,13 +144,13 @@ class HistoryFile:
                     event = decoder.decode(line)
                 except (msgspec.MsgspecError, UnicodeDecodeError):
                     continue
-                if event.key not in keys:  # a file became a numbered one meanwhile
+                if event.key not in keys:  # the file was numbered meanwhile
                     keys.add(event.key)
                     found.appendleft(event)
         return list(found)
 
     def close(self) -> None:
-        """Makes the file durable and closes it. Harmless when repeated."""
+        """Makes the file durable and closes it. May be repeated."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             try:
@@ -171,10 +159,8 @@ class HistoryFile:
                 disk.close(descriptor)
 
     def _begin_next_file(self, size_bytes: int) -> int:
-        """The full file gets a number and an empty one its name. Returns the size to go on from.
-
-        If that fails the full one grows on: better too large than lost.
-        """
+        """Numbers the full file and begins an empty one; the size to continue from. If that fails
+        the full one grows on: better too large than lost."""
         folder, name = self._path.parent, self._path.name
         try:
             full_ones = full_files(name, disk.listdir(folder))
@@ -202,7 +188,7 @@ class HistoryFile:
                 log.warning("history_not_dropped name=%s error=%s", name, error)
 
     def _load(self) -> None:
-        """The newest file whole, and full ones only as long as `recent` has room."""
+        """The newest file whole, and full ones only while `recent` has space."""
         self._cut_torn_tail()
         for path in reversed(files_of(self._path)):
             events = self._events_in(path)
@@ -215,7 +201,7 @@ class HistoryFile:
             log.warning("history_unreadable path=%s lines=%d", self._path, self.unreadable_lines)
 
     def _events_in(self, path: Path) -> deque[HistoryEvent]:
-        """The newest events of one file; enters the newest position of each log there."""
+        """The newest events of one file; notes the newest position of each log there."""
         decoder = msgspec.json.Decoder(HistoryEvent)
         events: deque[HistoryEvent] = deque(maxlen=HISTORY_EVENTS_MAX)
         newest: dict[str, tuple[int, int]] = {}
@@ -251,7 +237,7 @@ def _open(path: Path) -> int:
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, newest first; none if its name is gone meanwhile."""
+    """The lines of a file, newest first; none if the file is gone."""
     try:
         file = open(path, "rb", buffering=0)  # noqa: SIM115 - see above
     except FileNotFoundError:
@@ -262,7 +248,7 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
 
 
 def _is_next(event: HistoryEvent, newest: dict[str, tuple[int, int]]) -> bool:
-    """Whether `event` is newer than the position of its log in `newest`; enters it there if so."""
+    """Whether `event` is newer than its log's position in `newest`; if so, enters it there."""
     position = (event.raft_index, event.part)
     if position <= newest.get(event.log, (-1, -1)):
         return False

@@ -37,8 +37,7 @@ from batonmq.history.story import Story
 
 
 def stories(events: Iterable[HistoryEvent]) -> list[Story]:
-    """All stories of `events` (in any order, repeated or with gaps), in the order in which they
-    began."""
+    """All stories of `events` (in any order, repeated or with gaps), by their begin."""
     fold = Fold()
     made = [story for event in in_order(events) for story in fold.apply(event)]
     made = [story for story in made + fold.finish() if story.steps]
@@ -51,22 +50,18 @@ def failovers(events: Iterable[HistoryEvent]) -> list[Story]:
 
 
 class Fold:
-    """The state of all groups that it has events of.
-
-    `patience`: how many stories may be finished and not yet returned; looking for them at each
-    event takes a third of the time.
-    """
+    """The state of all groups. `patience`: how many stories may be finished and not yet returned;
+    looking at each event would take a third of the time."""
 
     def __init__(self, patience: int = 0) -> None:
         self._patience = patience
         self._groups: dict[str, GroupTimeline] = {}
         self._led_since_ms = 0
         self._started_ms = 0
-        """When the controllers were started that lead now, without a leader before."""
+        """When the present leading controllers were started, if there was no leader before."""
 
     def apply(self, event: HistoryEvent, detail: EventDetail | None = None) -> list[Story]:
-        """Takes the next event; an unknown kind changes nothing. `detail`: that of the event, if
-        the caller has decoded it."""
+        """Takes the next event; unknown kinds change nothing. `detail`: the event's, if decoded."""
         if event.kind == "controller_leader_changed":
             return [self._leader_changed(event)]
         handler = _HANDLERS.get(event.kind)
@@ -98,7 +93,7 @@ class Fold:
         self._led_since_ms = leads_ms
         again = event.node == event.node_before
         if event.leader_seen_ms:
-            # An older time is of a leader before the one that was lost: it shows nothing.
+            # An older time is of a leader before the lost one and shows nothing.
             if event.leader_seen_ms >= led_since_ms:
                 text = f"controller {event.node} last heard of {event.node_before or 'a leader'}"
                 if again:
@@ -158,7 +153,7 @@ def _elected(group: GroupTimeline, event: HistoryEvent, _: EventDetail) -> None:
 
 
 def _follow_latest(group: GroupTimeline, story: Story, lost_ms: int) -> bool:
-    """Links the story to the election before it. Whether that one's outage goes on in this one."""
+    """Links the story to the election before it. Whether that one's outage continues here."""
     before = group.latest
     story.lost_since_ms = 0
     if before is None or before is story:
@@ -179,7 +174,7 @@ def _end_leases(group: GroupTimeline, event: HistoryEvent) -> None:
 
 
 def _begun_anew(group: GroupTimeline, story: Story, event: HistoryEvent) -> None:
-    """Marks the first election after all controllers were started: nobody watched before that."""
+    """Marks the first election after all controllers were started: none watched before."""
     started_ms, known_ms = group.controllers_started_ms, group.started_ms
     group.started_ms = started_ms
     began_ms = story.detected_ms or event.detected_ms
@@ -362,16 +357,15 @@ _HOW: Final = {
     "first_election": "the group never had a master",
     "planned switch": "the master has drained and asks for its successor",
 }
-"""Reason of an election -> how it was seen, as a sentence; `{who}` is the lost master."""
+"""Reason of an election -> how it was seen; `{who}` is the lost master."""
 
-_SOON_MS: Final = 30_000
-"""A controller has judged all its brokers so long after its start."""
+_SOON_MS: Final = 30_000  # After so long a new controller has judged all its brokers.
 _BY_HAND: Final = ("named ", "asked by remoting")
-"""How the reason of an election begins that somebody requested while there was a master."""
+"""How the reason of a requested election begins if there was a master."""
 
 
 def _how(event: HistoryEvent, master: int) -> str:
-    """How the need was seen, as a sentence; an unknown reason as it is."""
+    """How the need was seen, as a sentence; unknown reasons as they are."""
     reason, _, why = event.reason.partition(": ")
     how = _HOW.get(reason)
     if how is None:

@@ -1,8 +1,6 @@
-"""Events about the members of a broker group: who left, returned, restarted, truncated. Pure.
-
-The second half of `batonmq.history.fold`, with the state that both halves keep of a group. A
-handler takes the state, the event and its decoded detail.
-"""
+"""Events about members of a broker group: who left, returned, restarted, truncated. Pure. The
+second half of `history.fold`, with the state that both keep of a group. A handler takes the state,
+the event and its decoded detail."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from batonmq.history.event import EventDetail, HistoryEvent
 from batonmq.history.story import Story
 
 ELECTIONS_KEPT: Final = 16
-"""Elections of a group to which an event can still belong; older ones are finished."""
+"""Elections of a group to which an event may still belong; older ones are finished."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,8 +39,7 @@ class GroupTimeline:
     controllers_started_ms: int = 0
     started_ms: int = 0
     begun: int = 0
-    looks_at: int = 0
-    """How many stories may be open before the next look for finished ones."""
+    looks_at: int = 0  # How many stories may be open before the next look for finished ones.
 
     def begin(self, kind: str, event: HistoryEvent) -> Story:
         self.begun += 1
@@ -56,8 +53,8 @@ class GroupTimeline:
         self.open = [each for each in self.open if each is not story]
 
     def take_finished(self, patience: int) -> list[Story]:
-        """Removes stories that no event can continue, and returns them; not before there can be
-        more than `patience`."""
+        """Removes and returns stories that no event can continue, once there may be more than
+        `patience`."""
         if len(self.open) < self.looks_at:
             return []
         while len(self.elections) > ELECTIONS_KEPT:
@@ -97,7 +94,7 @@ def set_altered(group: GroupTimeline, event: HistoryEvent, _: EventDetail) -> No
 
 
 def members_left(story: Story, group: GroupTimeline, left: set[int]) -> None:
-    """From now on what these brokers do belongs to `story`, until they return."""
+    """What these brokers do belongs to `story` until they return."""
     story.missing |= left
     story.brokers |= left
     for broker_id in left:
@@ -108,7 +105,7 @@ def members_left(story: Story, group: GroupTimeline, left: set[int]) -> None:
 
 
 def members_returned(group: GroupTimeline, event: HistoryEvent) -> set[int]:
-    """Ends the absence of those in the event's new set; returns who they are."""
+    """Ends the absence of brokers in the event's new set; returns them."""
     returned = set(event.sync_state_set) & group.absent.keys()
     for broker_id in sorted(returned):
         story = group.absent.pop(broker_id)

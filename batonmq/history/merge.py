@@ -9,11 +9,8 @@ from batonmq.history.event import EventKey, HistoryEvent
 
 
 def in_order(events: Iterable[HistoryEvent]) -> list[HistoryEvent]:
-    """The events, each once, in the order in which they were applied.
-
-    Logs follow one another in the order of the earliest time in them; within a log the index
-    counts. Events without an index come first, in the order given.
-    """
+    """The events, each once, in the order in which they were applied: logs by the earliest time in
+    them, then by index. Events without an index come first, in the order given."""
     known: dict[object, HistoryEvent] = {}
     begins: dict[str, int] = {}
     for event in events:
@@ -28,7 +25,7 @@ def in_order(events: Iterable[HistoryEvent]) -> list[HistoryEvent]:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The events of several controllers. `problems` are sentences for people."""
+    """The events of several controllers. `problems` are sentences."""
 
     events: tuple[HistoryEvent, ...]
     problems: tuple[str, ...]
@@ -36,9 +33,7 @@ class Merged:
 
 def merged(sources: Mapping[str, Iterable[HistoryEvent]]) -> Merged:
     """All events of `sources` (by name), each once; where two differ the first one counts.
-
-    All controllers apply the same log, so a difference means damage, or two clusters.
-    """
+    Controllers apply the same log, so a difference means damage or two clusters."""
     events: list[HistoryEvent] = []
     first: dict[EventKey, tuple[str, HistoryEvent]] = {}
     differ: dict[tuple[str, str], list[EventKey]] = {}
@@ -61,5 +56,5 @@ def merged(sources: Mapping[str, Iterable[HistoryEvent]]) -> Merged:
 
 
 def _without_gap(event: HistoryEvent) -> HistoryEvent:
-    """`gap` is of one controller's file and not of the event."""
+    """`gap` is of one controller's file, not of the event."""
     return msgspec.structs.replace(event, gap=False) if event.gap else event

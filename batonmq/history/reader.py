@@ -18,12 +18,9 @@ _BLOCK_SIZE: Final = 128 << 10
 
 
 def read_histories(paths: Iterable[Path]) -> tuple[dict[str, list[HistoryEvent]], list[str]]:
-    """The events of each history, oldest first, by its path; and what was wrong, as sentences.
-
-    A file is read with the numbered ones that were full before it; a folder stands for every
-    history in it. A last line without its end was torn by a crash, and a line that is no JSON
-    object is damage: both are named and left out. Raises OSError for what cannot be read.
-    """
+    """The events of each history, oldest first, by its path; and what was wrong, as sentences. A
+    file is read with its numbered ones; a folder stands for all its histories. A torn last line and
+    a line that is no JSON object are reported and left out. Raises OSError."""
     sources: dict[str, list[HistoryEvent]] = {}
     problems: list[str] = []
     for path in paths:
@@ -38,7 +35,7 @@ def read_histories(paths: Iterable[Path]) -> tuple[dict[str, list[HistoryEvent]]
 
 
 def _histories_in(folder: Path) -> list[Path]:
-    """Those that grow; a numbered one belongs to them."""
+    """Those that grow; numbered ones belong to them."""
     files = sorted(path for path in folder.iterdir() if controller_of(path.name))
     full = {file for path in files for file in files_of(path)[:-1]}
     return [path for path in files if path not in full]
@@ -59,38 +56,30 @@ def _events_in(file: Path, problems: list[str]) -> Iterator[HistoryEvent]:
 
 
 class Page(NamedTuple):
-    """Events of one log, oldest first. `follows`: its log has no event between the place that was
-    asked for and the first of them; else this controller may lack some."""
+    """Events of one log, oldest first. `follows`: no event of the log lies between the requested
+    place and the first of them; else this controller may lack some."""
 
     events: list[HistoryEvent]
     follows: bool
 
 
 class HistoryReader:
-    """`path` is the file that grows. One caller at a time, in any thread.
-
-    A line without its end is being written: it is not there yet. The reader keeps its place, so
-    reading on costs only what is read; it looks for a place from the newest line backwards, since
-    that is mostly near the end.
-    """
+    """`path` is the file that grows. One caller at a time, in any thread. A line without its end is
+    still being written and does not count. The reader keeps its place, so reading on costs only
+    what is read; a place is searched from the newest line backwards."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: FileIO | None = None
-        self._place = 0
-        """Behind `_last`, which stands there in the file, its end included."""
+        self._place = 0  # Behind `_last`, which ends there in the file.
         self._last = b""
-        self._before: EventKey | None = None
-        """The event in front of the place, None if it is not known."""
+        self._before: EventKey | None = None  # The event before the place; None if unknown.
         self._behind: EventKey | None = None
 
     def page(self, after: EventKey | None, events_max: int, bytes_max: int) -> Page:
-        """The next events behind `after`, at least one if there is one.
-
-        None, or a log that the files lack: from the oldest event on. A page ends where another log
-        begins, and before events that the files lack; `follows` of the next page is then False.
-        Raises OSError; the same call may then be repeated.
-        """
+        """The next events behind `after`, at least one if there is one; None, or a log that the
+        files lack: from the oldest on. A page ends where another log begins, and before events that
+        the files lack (`follows` is then False). Raises OSError; the call may be repeated."""
         events: list[HistoryEvent] = []
         follows = True
         size = 0
@@ -110,7 +99,7 @@ class HistoryReader:
                 events.append(event)
                 size += length
         except BaseException:
-            self.close()  # nobody gets what was read: the place must not stay behind it
+            self.close()  # what was read is lost: forget the place behind it
             raise
         self._behind = events[-1].key if events else after
         return Page(events, follows)
@@ -121,7 +110,7 @@ class HistoryReader:
             self._file = None
 
     def _is_in_place(self) -> bool:
-        """Whether what was read last still stands there: a torn batch is cut off again."""
+        """Whether what was read last is still there: a torn batch is cut off again."""
         if self._file is None:
             return False
         length = len(self._last)
@@ -151,8 +140,8 @@ class HistoryReader:
         self._before = event.key if event is not None else None
 
     def _read_on(self) -> Iterator[tuple[HistoryEvent, int, EventKey | None]]:
-        """(event, bytes of its line, the event in front of it) from the present place on; the place
-        is behind each that was not the last."""
+        """(event, bytes of its line, the event before it) from the present place on; moves the
+        place."""
         while True:
             lines = self._whole_lines()
             if not lines and not self._next_file():
@@ -161,13 +150,13 @@ class HistoryReader:
                 event = _event(text)
                 if event is not None:
                     yield event, len(text) - 1, None if event.gap else self._before
-                # A line that cannot be read was an event, too.
+                # An unreadable line was an event, too.
                 self._before = event.key if event is not None else None
                 self._place += len(text)
                 self._last = text
 
     def _whole_lines(self) -> list[bytes]:
-        """Some of those behind the place, with their ends; none: there is none yet."""
+        """Some whole lines behind the place, with their ends; none yet: empty."""
         assert self._file is not None
         size = _BLOCK_SIZE
         while True:
@@ -179,29 +168,29 @@ class HistoryReader:
             size *= 2
 
     def _next_file(self) -> bool:
-        """Goes on with the file that followed this one, if it was divided since."""
+        """Continues with the file that followed this one, if it was numbered since."""
         assert self._file is not None
         own = os.fstat(self._file.fileno())
         if _is(self._path, own):
             return False
         files = files_of(self._path)
         at = next((at for at, path in enumerate(files) if _is(path, own)), -1)
-        # What was written between the look at its end and the division; nothing comes there now.
+        # What was written between the look at its end and the rename; nothing more comes there.
         if self._whole_lines():
             return True
         if at == len(files) - 1:
-            return False  # the division was taken back: it grows on
+            return False  # the rename was undone: the file grows on
         try:
             following = _open(files[at + 1])
         except FileNotFoundError:
             if files[at + 1] == self._path:
-                return False  # it is about to be made, and its first line will be news
+                return False  # it is about to be made
             raise
         if files_of(self._path) != files:
-            following.close()  # divided or dropped meanwhile: it may not be the next one
+            following.close()  # renamed or dropped: it may not be the next one
             return True
         if at < 0:
-            log.warning("history_read_gap path=%s why='a file was dropped unread'", self._path)
+            log.warning("history_read_gap path=%s reason='a file was dropped unread'", self._path)
             self._before = None
         self._file.close()
         self._file, self._place, self._last = following, 0, b""
@@ -218,7 +207,7 @@ def _event(text: bytes) -> HistoryEvent | None:
 
 
 def _follows(key: EventKey, before: EventKey | None, after: EventKey) -> bool:
-    """Whether nothing lies between `after` and the event `key`, which has `before` in front."""
+    """Whether nothing lies between `after` and the event `key`, which follows `before`."""
     if before is None:
         return key == (after[0], after[1], after[2] + 1)
     return before[0] == after[0] and before <= after

@@ -1,8 +1,6 @@
-"""One story of the history, for example a failover: its steps with their times and clocks. Pure.
-
-Times are wall clocks of several hosts. A step with a lower time than one before it is out of order:
-no duration is given for it, since it would only show how far the clocks differ.
-"""
+"""One story of the history, for example a failover: its steps with times and clocks. Pure. Times
+are wall clocks of several hosts: a step with a lower time than an earlier one is out of order and
+gets no duration, which would only show how far the clocks differ."""
 
 from __future__ import annotations
 
@@ -18,20 +16,19 @@ CHAIN: Final = (
     "requested", "drained", "detected", "proposed", "committed", "pushed", "role changed",
     "opened", "first ack",
 )  # fmt: skip
-"""Steps that a change of master has; each can be once in a story."""
+"""Steps of a change of master; each can occur once in a story."""
 _RANKS: Final = {name: rank for rank, name in enumerate(CHAIN)}
 _LEADERS: Final = ("committed", "pushed")
 CAUSAL: Final = tuple(name for name in CHAIN if name not in _LEADERS)
-"""Those that follow from one another. A broker may have received from another controller, a little
-earlier, what the leader commits and pushes."""
+"""Those that follow from one another. A broker may hear earlier from another controller what the
+leader commits and pushes."""
 _IS_CAUSAL: Final = frozenset(CAUSAL).__contains__
 _AFTER_PUSH: Final = ("role changed", "opened", "first ack")
 _MAY_COME_BEFORE: Final = ("restarted", "leader known", "started")
 _SERVED_MS: Final = 1_000
 """A master that was open for so long and acknowledged nothing received no write."""
 IDLE_AFTER_MS: Final = 100
-"""A client that waits for a master tries again sooner: `LAST_PAUSE_MS` of
-batonmq.client.instance.failover."""
+"""A client that waits for a master retries sooner: LAST_PAUSE_MS of `client.instance.failover`."""
 
 
 class StoryStep(msgspec.Struct, frozen=True):
@@ -46,18 +43,15 @@ class StoryStep(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class Story:
-    """From the first sign to the end as far as events of it are known.
-
-    `kind` is one of those in `batonmq.history.fold`. `sync_state_set` is the set right after the
-    election. Ids are 0 for none, offsets are bytes, -1 unknown; times are ms, 0 unknown.
-    """
+    """From the first sign to the end, as far as known. `kind`: see `history.fold`.
+    `sync_state_set`: right after the election. Ids: 0 none; offsets in bytes, -1 unknown; times in
+    ms, 0 unknown."""
 
     kind: str
     broker_name: str = ""
     master_epoch: int = 0
     first_event: EventKey = ("", -1, 0)
-    number: int = 0
-    """Ascends with the stories of a group: two may begin with the same event."""
+    number: int = 0  # Ascends with the stories of a group: two may begin with the same event.
     steps: list[StoryStep] = field(default_factory=list)
     master_before: int = 0
     winner: int = 0
@@ -73,38 +67,31 @@ class Story:
     """(broker id, log end before, log end after the cut, time ms)"""
     set_changes: list[tuple[int, tuple[int, ...], str]] = field(default_factory=list)
     """(time ms, new set, reason)"""
-    brokers: set[int] = field(default_factory=set)
-    """Brokers that left, came back or won."""
+    brokers: set[int] = field(default_factory=set)  # Brokers that left, came back or won.
     missing: set[int] = field(default_factory=set)
-    """Members that left in this story and are not back yet."""
-    lost_since_ms: int = 0
-    """When the master was lost, where that was in a story before this one."""
+    """Members that left in this story and are not back."""
+    lost_since_ms: int = 0  # When the master was lost, if in an earlier story.
     held_ms: int = -1
     drained_offset: int = -1
-    overtaken: bool = False
-    """Another election came before this one's master acknowledged anything."""
-    waited_ms: int = -1
-    """How long the first acknowledged write had waited, -1 unknown."""
+    overtaken: bool = False  # Another election came before this one's master acknowledged anything.
+    waited_ms: int = -1  # How long the first acknowledged write had waited; -1 unknown.
     blind_until_ms: int = 0
-    """Start of the controllers that detected it, where nobody watched before; else 0."""
-    waiting: bool = False
-    """A lease was lost and is not back yet."""
-    elected_by: EventKey | None = None
-    """The event of the election."""
-    opened_offset: int = -1
-    """The log's end when the new master opened."""
+    """Start of the controllers that detected it, if none watched before; else 0."""
+    waiting: bool = False  # A lease was lost and is not back.
+    elected_by: EventKey | None = None  # The event of the election.
+    opened_offset: int = -1  # The log's end when the new master opened.
     offsets_clamped: int = 0
-    """Offsets of groups that the new master set to the end of their queue (R44)."""
+    """Group offsets that the new master set to the end of their queue (R44)."""
     confirmed_offset: int = -1
-    """What the new master reported as confirmed when it opened and acknowledged first."""
+    """What the new master reported as confirmed when it opened and at its first ack."""
     at_work: bool = False
-    """The new master changed its set or drained: it served, though its reports may be missing."""
+    """The new master changed its set or drained, so it served, even if reports are missing."""
     next: Story | None = field(default=None, repr=False)
     """The next election of the group, or its loss of the master."""
     _times: dict[str, int] = field(default_factory=dict, repr=False)
 
     def add(self, name: str, time_ms: int, clock: str, text: str, broker_id: int = 0) -> None:
-        """A step that has a time; of a step of the chain the first one counts."""
+        """A step with a time; of a step of the chain the first one counts."""
         if time_ms <= 0 or (name in _RANKS and name in self._times):
             return
         self._take(StoryStep(name, time_ms, clock, text, broker_id))
@@ -119,7 +106,7 @@ class Story:
         self._times.setdefault(step.name, step.time_ms)
 
     def time_of(self, name: str) -> int:
-        """The time of that step, 0 if there is none."""
+        """0 if there is no such step."""
         return self._times.get(name, 0)
 
     @property
@@ -163,7 +150,7 @@ class Story:
         return not self.missing and self.kind not in ("master_lost", "election_blocked")
 
     def in_order(self) -> list[StoryStep]:
-        """The causal steps in their order, and the others where their times put them."""
+        """The causal steps in their order, the others by their times."""
         causal = [step for step in self.steps if _IS_CAUSAL(step.name)]
         beside = [step for step in self.steps if not _IS_CAUSAL(step.name)]
         causal.sort(key=lambda step: _RANKS[step.name])
@@ -178,7 +165,7 @@ class Story:
         return ordered + beside[next_beside:]
 
     def out_of_order(self) -> dict[int, str]:
-        """id() of each step whose clock cannot be right -> what is wrong, as a sentence."""
+        """id() of each step with an impossible clock -> what is wrong, as a sentence."""
         wrong: dict[int, str] = {}
         ordered = self.in_order()
         began = _beginning(ordered)
@@ -199,27 +186,22 @@ class Story:
         return wrong
 
     def after_ms(self, step: StoryStep, wrong: Mapping[int, str] | None = None) -> int | None:
-        """Since the story began; None for a step that is out of order or before the beginning.
-
-        `wrong`: the result of `out_of_order`, if the caller has it.
-        """
+        """Since the story began; None for a step out of order or before the beginning. `wrong`: the
+        result of `out_of_order`, if known."""
         if id(step) in (self.out_of_order() if wrong is None else wrong):
             return None
         distance = step.time_ms - self.began_ms
         return distance if distance >= 0 else None
 
     def duration_ms(self, name: str, wrong: Mapping[int, str] | None = None) -> int | None:
-        """From the beginning to that step; None as in `after_ms`, or if there is none."""
+        """From the beginning to that step; None as in `after_ms`, or if it is missing."""
         step = next((each for each in self.steps if each.name == name), None)
         return None if step is None else self.after_ms(step, wrong)
 
     @property
     def unavailable_ms(self) -> int | None:
-        """From `start_ms` to `served_ms`.
-
-        None while there is no end, or where steps are out of order. The silence of a hung master
-        before the first sign is `silent_ms`.
-        """
+        """From `start_ms` to `served_ms`; None without an end, or if steps are out of order. The
+        silence of a hung master before the first sign is `silent_ms`."""
         return self.outage_ms(self.out_of_order())
 
     def outage_ms(self, wrong: Mapping[int, str]) -> int | None:
@@ -240,8 +222,8 @@ class Story:
 
     @property
     def handover_ms(self) -> int | None:
-        """From the hold of sends to `served_ms`, by the clocks of the two brokers; None while the
-        new master acknowledged nothing, or if no sends were held."""
+        """From the hold of sends to `served_ms`, by the clocks of both brokers; None if nothing was
+        acknowledged or held."""
         drained_ms = self.time_of("drained")
         if self.held_ms < 0 or not drained_ms or not self.first_ack_ms:
             return None
@@ -249,14 +231,13 @@ class Story:
 
     @property
     def served_ms(self) -> int:
-        """When the new master acknowledged a write, or opened if no write waited: idleness is no
-        outage."""
+        """When the new master acknowledged a write, or opened if no write waited."""
         return self.opened_ms if self.is_idle else self.first_ack_ms
 
     @property
     def first_write_after_ms(self) -> int | None:
-        """From the opening to the arrival of the first acknowledged write, both on the new master's
-        clock; None if one of them is unknown."""
+        """From the opening to the first acknowledged write, on the new master's clock; None if
+        unknown."""
         if not self.opened_ms or not self.first_ack_ms or self.waited_ms < 0:
             return None
         return max(0, self.first_ack_ms - self.waited_ms - self.opened_ms)

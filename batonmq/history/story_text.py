@@ -13,7 +13,7 @@ _TIME_WIDTH: Final = 11
 
 
 def cost(story: Story) -> str:
-    """What the change of master cost, as one sentence; empty if the story is of no election."""
+    """What the change of master cost, in a sentence; "" if there was no election."""
     if not story.is_election:
         return ""
     if story.overtaken:
@@ -36,7 +36,7 @@ def _blind(story: Story) -> str:
         return ""
     ago_ms = max(0, story.detected_ms - story.blind_until_ms)
     return (
-        f"; the controllers themselves had started {ago_ms} ms before: how long nobody served"
+        f"; the controllers themselves had started {ago_ms} ms before: how long no broker served"
         " is not recorded"
     )
 
@@ -46,14 +46,12 @@ def _idle(story: Story) -> str:
         return ""
     if not story.first_ack_ms:
         return "; no write is acknowledged since"
-    return f"; nobody waited: the first write came {story.first_write_after_ms} ms later"
+    return f"; no client waited: the first write came {story.first_write_after_ms} ms later"
 
 
 def lines(story: Story, width: int = 0, only: Sequence[StoryStep] | None = None) -> list[str]:
-    """One step a line, folded at `width` columns (0: not folded), and the cost.
-
-    `only`: these steps, and the cost only if the first acknowledgement is one of them.
-    """
+    """One step a line, folded at `width` columns (0: not), and the cost. `only`: these steps; the
+    cost only with the first acknowledgement."""
     wrong = story.out_of_order()
     made: list[str] = []
     for step in story.in_order():

@@ -1,7 +1,4 @@
-"""The field's vocabulary, free of I/O: codes, errors, message and record codec, ids, JSON bodies.
-
-Everything here is a value or a function from bytes to values and back; no clock is read, no socket
-or file is opened, and no other package of the project is known.
-"""
+"""RocketMQ's vocabulary without I/O: codes, errors, message and record codec, ids, JSON bodies. It
+reads no clock, opens no socket or file, and imports no other package of the project."""
 
 __all__: list[str] = []

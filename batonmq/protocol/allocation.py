@@ -1,8 +1,6 @@
-"""How the queues of a topic are shared among the members of a group. Pure.
-
-Every member computes the same from the same lists, or a broker does it for them (400).
-Origin: Java `AllocateMessageQueueAveragely`, `AllocateMessageQueueAveragelyByCircle`.
-"""
+"""How the queues of a topic are shared among a group's members. Pure. Each member computes the same
+from the same lists, or a broker does it (QUERY_ASSIGNMENT, 400). Origin: Java
+`AllocateMessageQueueAveragely`, `AllocateMessageQueueAveragelyByCircle`."""
 
 from __future__ import annotations
 
@@ -13,12 +11,12 @@ from typing import Final
 from batonmq.protocol.message import MessageQueue
 
 Allocate = Callable[[Sequence[MessageQueue], Sequence[str], str], tuple[MessageQueue, ...]]
-"""Given sorted queues, sorted client ids, both without repetition, and the own id: its queues,
-empty if it is not a member."""
+"""Sorted queues, sorted client ids (each once) and the own id -> its queues; empty if it is no
+member."""
 
 
 def place_of(client_ids: Sequence[str], own_id: str) -> int | None:
-    """Where `own_id` stands among sorted ids; None if it does not."""
+    """The index of `own_id` among sorted ids; None if it is missing."""
     place = bisect_left(client_ids, own_id)
     return place if place < len(client_ids) and client_ids[place] == own_id else None
 
@@ -26,8 +24,7 @@ def place_of(client_ids: Sequence[str], own_id: str) -> int | None:
 def allocate_averagely(
     queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str
 ) -> tuple[MessageQueue, ...]:
-    """A consecutive share. With n queues and m members the first n mod m members get one queue more
-    than the others."""
+    """A consecutive share. With n queues and m members the first n mod m members get one more."""
     index = place_of(client_ids, own_id)
     if index is None:
         return ()

@@ -1,10 +1,8 @@
-"""Attributes of a topic: which there are, and how a change of them is worded.
-
-A change is `+key=value` or `-key`, several joined by commas (17), or a map of `+key` to value and
-`-key` to "" (18). The broker keeps attributes and shows them; they rule elsewhere: only RocketMQ's
-proxy compares messages with `message.type`, only its tiered storage reads `reserve.time`.
-Origin: TopicAttributes, AttributeParser, AttributeUtil in Java, which answers 1 where this is 29.
-"""
+"""Attributes of a topic, and how a change of them is written: `+key=value` or `-key`, joined by
+commas (UPDATE_AND_CREATE_TOPIC, 17), or a map of `+key` to value and `-key` to "" (18). The broker
+only keeps and shows them: RocketMQ's proxy reads `message.type`, its tiered storage `reserve.time`.
+Origin: Java TopicAttributes, AttributeParser, AttributeUtil; Java answers SYSTEM_ERROR (1) instead
+of INVALID_PARAMETER (29)."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ MIXED: Final = "MIXED"
 
 
 class Attribute(NamedTuple):
-    """`allowed` in words; `takes` judges a value. One that is not `changeable` is set when the
-    topic is made."""
+    """`allowed`: in words; `takes` checks a value. If not `changeable`, it is set at
+    creation only."""
 
     allowed: str
     takes: Callable[[str], bool]
@@ -42,7 +40,7 @@ TOPIC_ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     MESSAGE_TYPE: _one_of(
         "UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", MIXED, changeable=True
     ),
-    # Java's other values, BatchCQ and COMPACTION, are another way to store messages.
+    # Java's other values, BatchCQ and COMPACTION, need another way to store messages.
     "queue.type": _one_of("SimpleCQ", changeable=False, note=" (no other is built here)"),
     "cleanup.policy": _one_of("DELETE", changeable=False, note=" (no other is built here)"),
     "reserve.time": Attribute(f"-1 to {LONG_MAX}", _is_reserve_time, changeable=True),
@@ -50,14 +48,14 @@ TOPIC_ATTRIBUTES: Final[Mapping[str, Attribute]] = {
 
 
 def parse_attributes(text: str) -> dict[str, str]:
-    """`+a=b,-c` -> {"+a": "b", "-c": ""}. Raises BrokerRefusal 29."""
+    """`+a=b,-c` -> {"+a": "b", "-c": ""}. Raises BrokerRefusal(INVALID_PARAMETER)."""
     found: dict[str, str] = {}
     for part in filter(None, text.split(",")):
         key, equals, value = part.partition("=")
         if not key.startswith("+" if equals else "-"):
             raise _refused(part, "+key=value sets one and -key takes one away")
         if key in found:
-            raise _refused(part, f"{key} stands there twice")
+            raise _refused(part, f"{key} is given twice")
         found[key] = value
     return found
 
@@ -65,8 +63,8 @@ def parse_attributes(text: str) -> dict[str, str]:
 def altered(
     known: Mapping[str, str] | None, changes: Mapping[str, str], *, mixed: bool
 ) -> dict[str, str]:
-    """The attributes of a topic after `changes`; `known` None: it is made now. `mixed`: whether it
-    may have messages of several types. Raises BrokerRefusal 29 that says what is allowed."""
+    """A topic's attributes after `changes`; `known` None: a new topic. `mixed`: MIXED messages are
+    enabled. Raises BrokerRefusal(INVALID_PARAMETER) that says what is allowed."""
     after = dict(known or {})
     names: set[str] = set()
     for signed, value in changes.items():

@@ -1,9 +1,7 @@
-"""The body of a batch send (request 320): messages one behind another.
-
-Each: i32 total, i32 0 (magic), i32 0 (body CRC), i32 flag, i32 bodyLen, body, i16 propsLen, props.
-The broker expands it into records with consecutive queue offsets. Origin: Java
-`MessageDecoder.encodeMessages`, `CommitLog.asyncPutMessages`.
-"""
+"""The body of a batch send (SEND_BATCH_MESSAGE, 320). Each message: i32 total, i32 0 (magic), i32 0
+(body CRC), i32 flag, i32 bodyLen, body, i16 propsLen, props. The broker stores each as a record,
+with consecutive queue offsets. Origin: Java `MessageDecoder.encodeMessages`,
+`CommitLog.asyncPutMessages`."""
 
 import struct
 from collections.abc import Iterable
@@ -14,13 +12,13 @@ from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
 
 MESSAGES_MAX: Final = 20_000
-"""All of a batch are stored in one turn of the loop, by about 6 µs each (SAFETY R58)."""
+"""A batch is stored in one turn of the loop, at about 6 µs a message (R58)."""
 _HEAD: Final = struct.Struct(">iiiii")
 _I16: Final = struct.Struct(">h")
 
 
 class BatchItem(NamedTuple):
-    """One message of a batch: its body, raw property string and user flag."""
+    """Body, raw property string and user flag of one message."""
 
     body: bytes
     properties: bytes
@@ -28,7 +26,7 @@ class BatchItem(NamedTuple):
 
 
 def encode_batch(items: Iterable[BatchItem]) -> bytes:
-    """The body of a batch send. Raises ValueError for properties longer than 32767 bytes."""
+    """Raises ValueError for properties longer than 32767 bytes."""
     parts: list[bytes] = []
     for item in items:
         if len(item.properties) > PROPERTIES_SIZE_MAX:
@@ -42,10 +40,8 @@ def encode_batch(items: Iterable[BatchItem]) -> bytes:
 
 
 def split_batch(body: bytes) -> list[BatchItem]:
-    """The messages of a batch body, in order.
-
-    Raises BrokerRefusal MESSAGE_ILLEGAL where lengths disagree, nothing is in it, or too many are.
-    """
+    """The messages in order. Raises BrokerRefusal(MESSAGE_ILLEGAL) if lengths disagree, or for none
+    or too many messages."""
     items: list[BatchItem] = []
     pos = 0
     while pos < len(body):

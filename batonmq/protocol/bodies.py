@@ -1,8 +1,5 @@
-"""All typed JSON bodies of the remoting protocol; `json_body` writes and reads them.
-
-`register_body` has the compressed form of a registration. Origin: Java packages
-`remoting.protocol.route`, `.body`, `.heartbeat`, `.admin`, and `common.TopicConfig`.
-"""
+"""All typed JSON bodies of the remoting protocol; `json_body` writes and reads them. Origin: Java
+packages `remoting.protocol.route`, `.body`, `.heartbeat`, `.admin`, `common.TopicConfig`."""
 
 from typing import Any, ClassVar, Final
 
@@ -15,14 +12,14 @@ from batonmq.protocol.message import MessageQueue
 
 
 class DataVersion(msgspec.Struct, Json, frozen=True, rename="camel", kw_only=True):
-    """State of a table: equal only if all three are. `state_version` is the masterEpoch."""
+    """Versions are equal only if all three fields are. `state_version` is the masterEpoch."""
 
     counter: int = 0
     state_version: int = 0
     timestamp: int = 0
 
     def next(self, now_ms: int, state_version: int | None = None) -> "DataVersion":
-        """The version after one change; `state_version` None keeps the present one."""
+        """The version after one change; `state_version` None: unchanged."""
         return DataVersion(
             counter=self.counter + 1,
             state_version=self.state_version if state_version is None else state_version,
@@ -31,7 +28,7 @@ class DataVersion(msgspec.Struct, Json, frozen=True, rename="camel", kw_only=Tru
 
 
 class BrokerData(Body):
-    """One broker group: id 0 is the master's address, others are slaves'."""
+    """One broker group: id 0 is the master's address, the others are slaves'."""
 
     broker_addrs: dict[int, str] = msgspec.field(default_factory=dict)
     broker_name: str = ""
@@ -66,7 +63,7 @@ class TopicList(Body):
 
 
 PROBLEMS_KEY = "batonProblems"
-"""In a broker's status (28): what is wrong with it as far as it knows, a JSON list of texts."""
+"""In a broker's status (GET_BROKER_RUNTIME_INFO, 28): a JSON list of its problems, as texts."""
 
 
 class KVTable(Body):
@@ -110,7 +107,7 @@ class TopicConfig(Body):
 
 
 class TopicConfigList(Body):
-    """Request 18."""
+    """UPDATE_AND_CREATE_TOPIC_LIST (18)."""
 
     topic_config_list: list[TopicConfig] = msgspec.field(default_factory=list)
 
@@ -121,7 +118,7 @@ class TopicConfigSerializeWrapper(Body):
 
 
 class TopicConfigAndMappingSerializeWrapper(Body):
-    """Topics with the mappings of static topics; we have none of the latter, but pass them on."""
+    """Topics with the mappings of static topics, which we only pass on."""
 
     data_version: DataVersion = DataVersion()
     mapping_data_version: DataVersion = DataVersion()
@@ -156,7 +153,7 @@ class SubscriptionGroupConfig(Body):
 
 
 class GroupForbidden(Body):
-    """Whether a group may read a topic (353)."""
+    """Whether a group may read a topic (UPDATE_AND_GET_GROUP_FORBIDDEN, 353)."""
 
     group: str = ""
     readable: bool = True
@@ -164,7 +161,7 @@ class GroupForbidden(Body):
 
 
 class SubscriptionGroupList(Body):
-    """Body of 225."""
+    """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225)."""
 
     group_config_list: list[SubscriptionGroupConfig] = msgspec.field(default_factory=list)
 
@@ -192,7 +189,7 @@ class DelayOffsetSerializeWrapper(Body):
 
 
 class SetMessageRequestModeRequestBody(Body):
-    """How a group gets the messages of a topic: `mode` PULL or POP."""
+    """How a group gets the messages of a topic: `mode` is PULL or POP."""
 
     consumer_group: str = ""
     mode: str = "PULL"
@@ -201,7 +198,7 @@ class SetMessageRequestModeRequestBody(Body):
 
 
 class MessageRequestModeSerializeWrapper(Body):
-    """topic -> group -> how it gets them."""
+    """topic -> group -> mode."""
 
     message_request_mode_map: dict[str, dict[str, SetMessageRequestModeRequestBody]] = (
         msgspec.field(default_factory=dict)
@@ -214,7 +211,7 @@ class TimerMetricsSerializeWrapper(Body):
 
 
 class TopicOffset(Body):
-    """`max_offset` is that of the next message to come."""
+    """`max_offset`: of the next message."""
 
     last_update_timestamp: int = 0
     max_offset: int = 0
@@ -222,7 +219,7 @@ class TopicOffset(Body):
 
 
 class QueueTimeSpan(Body):
-    """Store times in ms, -1 for none; `delay_time`: how long the next message has waited."""
+    """Store times in ms; -1: none. `delay_time`: how long the next message has waited."""
 
     consume_time_stamp: int = 0
     delay_time: int = 0
@@ -232,7 +229,7 @@ class QueueTimeSpan(Body):
 
 
 class QueryConsumeTimeSpanBody(Body):
-    """Answer of 303."""
+    """Answer to QUERY_CONSUME_TIME_SPAN (303)."""
 
     consume_time_span_set: list[QueueTimeSpan] = msgspec.field(default_factory=list)
 
@@ -255,8 +252,8 @@ class ConsumeStats(QueueKeyedBody):
 
 
 class ConsumeStatsList(Body):
-    """Answer to 317. `consume_stats_list` holds one table for each group: its name and its stats,
-    one for each topic."""
+    """Answer to GET_BROKER_CONSUME_STATS (317). `consume_stats_list`: for each group a map of its
+    name to its stats, one per topic."""
 
     broker_addr: str = ""
     consume_stats_list: list[dict[str, list[msgspec.Raw]]] = msgspec.field(default_factory=list)
@@ -265,7 +262,7 @@ class ConsumeStatsList(Body):
 
 
 class BrokerStatsItem(Body):
-    """`sum` within the time, `tps` a second, `avgpt` a call."""
+    """`sum`: in the period; `tps`: a second; `avgpt`: a call."""
 
     avgpt: float = 0.0
     sum: int = 0
@@ -273,7 +270,7 @@ class BrokerStatsItem(Body):
 
 
 class BrokerStatsData(Body):
-    """Answer to 315."""
+    """Answer to VIEW_BROKER_STATS_DATA (315)."""
 
     stats_day: BrokerStatsItem = msgspec.field(default_factory=BrokerStatsItem)
     stats_hour: BrokerStatsItem = msgspec.field(default_factory=BrokerStatsItem)
@@ -285,7 +282,7 @@ class ResetOffsetBody(QueueKeyedBody):
 
 
 class GetConsumerStatusBody(QueueKeyedBody):
-    """Answer of a consumer to 221: the offsets that it has stored."""
+    """A consumer's answer to GET_CONSUMER_STATUS_FROM_CLIENT (221): its stored offsets."""
 
     QUEUE_MAP: ClassVar[str] = "messageQueueTable"
 
@@ -293,7 +290,7 @@ class GetConsumerStatusBody(QueueKeyedBody):
 
 
 class ConsumeMessageDirectlyResult(Body):
-    """Answer of a consumer to 309."""
+    """A consumer's answer to CONSUME_MESSAGE_DIRECTLY (309)."""
 
     auto_commit: bool = True
     consume_result: str = "CR_SUCCESS"
@@ -324,8 +321,8 @@ SQL92: Final = "SQL92"
 
 
 class SubscriptionData(Body):
-    """What of a topic is wanted. `sub_string` "*" with both lists empty means all of it;
-    `code_set` are Java hashes of `tags_set`; `sub_version` is the time it was made, ms."""
+    """What a consumer wants of a topic. `sub_string` "*" with both lists empty: everything.
+    `code_set`: Java hashes of `tags_set`; `sub_version`: when it was made, ms."""
 
     class_filter_mode: bool = False
     code_set: list[int] = msgspec.field(default_factory=list)
@@ -343,7 +340,8 @@ class QuerySubscriptionResponseBody(Body):
 
 
 class ConsumeQueueData(Body):
-    """One unit of a queue in the answer to 321; `eval` and `msg` are for filters' bit maps."""
+    """One unit in the answer to QUERY_CONSUME_QUEUE (321); `eval` and `msg` are for filters' bit
+    maps."""
 
     bit_map: str | None = None
     eval: bool = False
@@ -376,7 +374,7 @@ class ProducerData(Body):
 
 
 class HeartbeatData(Body):
-    """`without_sub`: subscriptions are left out because nothing changed (V2)."""
+    """`without_sub`: no subscriptions, because nothing changed (heartbeat V2)."""
 
     client_id: str = msgspec.field(name="clientID", default="")
     consumer_data_set: list[ConsumerData] = msgspec.field(default_factory=list)
@@ -407,7 +405,7 @@ class ProducerConnection(Body):
 
 
 class ProducerInfo(Body):
-    """One producer in the answer to 328. The time is wall clock in ms."""
+    """One producer in the answer to GET_ALL_PRODUCER_INFO (328). Wall clock in ms."""
 
     client_id: str = ""
     language: str = "JAVA"
@@ -425,8 +423,8 @@ class GetConsumerListByGroupResponseBody(Body):
 
 
 class ConsumerSightingsBody(Body):
-    """Ours: what one member of a broker group knows of some consumers of `group`. Client id -> ms
-    since its last heartbeat there; -> ms since it left there."""
+    """Ours: what one member of a broker group knows of consumers of `group`: client id -> ms since
+    its last heartbeat; -> ms since it left."""
 
     group: str
     seen: dict[str, int] = msgspec.field(default_factory=dict)
@@ -434,7 +432,7 @@ class ConsumerSightingsBody(Body):
 
 
 class LockBatchRequestBody(Body):
-    """Of 41 and of 42."""
+    """LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42)."""
 
     client_id: str = ""
     consumer_group: str = ""
@@ -472,8 +470,8 @@ class QueryAssignmentResponseBody(Body):
 
 
 class BatchAck(Body):
-    """Messages of one pop: `bit_set` has bit i for `start_offset` + i. `retry` names the topic as
-    the flag of a handle does (`protocol.pop`)."""
+    """Messages of one pop: `bit_set` has bit i for `start_offset` + i; `retry` is a handle's flag
+    (`protocol.pop`)."""
 
     bit_set: str = msgspec.field(default="", name="b")
     consumer_group: str = msgspec.field(default="", name="c")
@@ -499,7 +497,7 @@ OPEN_END: Final = 9_223_372_036_854_775_807
 
 
 class SyncStateSet(Body):
-    """`sync_state_set` ascending."""
+    """`sync_state_set` ascends."""
 
     sync_state_set: list[int] = msgspec.field(default_factory=list)
     sync_state_set_epoch: int = 0
@@ -542,8 +540,8 @@ class BrokerReplicasInfo(Body):
 
 
 class ElectMasterResponseBody(Body):
-    """Body of 1002. The members of the group are at the top level too, because `mqadmin`
-    reads the body as a bare BrokerMemberGroup."""
+    """Body of CONTROLLER_ELECT_MASTER (1002). The group's members are also at the top level,
+    because `mqadmin` reads the body as a bare BrokerMemberGroup."""
 
     broker_addrs: dict[int, str] | None = None
     broker_member_group: BrokerMemberGroup | None = None
@@ -555,7 +553,6 @@ class ElectMasterResponseBody(Body):
     def of(
         cls, group: BrokerMemberGroup | None, sync_state_set: list[int]
     ) -> "ElectMasterResponseBody":
-        """The body that satisfies both readers."""
         if group is None:
             return cls(sync_state_set=sync_state_set)
         return cls(
@@ -596,5 +593,5 @@ class HARuntimeInfo(Body):
 
 
 def encode_names(names: list[str]) -> bytes:
-    """Body of 1006: broker names as a JSON array."""
+    """CONTROLLER_GET_SYNC_STATE_DATA (1006): broker names as a JSON array."""
     return encode_json(names)

@@ -1,41 +1,36 @@
-"""The numbers of RocketMQ's remoting protocol: request and response codes, versions.
-
-Origin: `org.apache.rocketmq.remoting.protocol.RequestCode`, `ResponseCode`, `LanguageCode`
-(release 5.3.3). The members keep Java's names, so a log line here and one there can be compared.
-"""
+"""The numbers of RocketMQ's remoting protocol (release 5.3.3), under Java's names. Origin:
+`org.apache.rocketmq.remoting.protocol.RequestCode`, `ResponseCode`, `LanguageCode`."""
 
 from enum import IntEnum
 
-# Ordinal of V5_3_3 in Java's MQVersion. Clients cache it from heartbeat replies and switch
-# features by it, so every reply carries it.
+# Ordinal of V5_3_3 in Java's MQVersion. Every reply carries it: clients switch features by it.
 MQ_VERSION = 479
-# From this version on a peer reads routes as standard JSON (V4_9_4).
+# From this version on (V4_9_4) a peer reads routes as standard JSON.
 MQ_VERSION_STANDARD_JSON = 401
-# From this version on the compressed registration body carries queue mappings (V5_0_0).
+# From this version on (V5_0_0) the compressed registration body has queue mappings.
 MQ_VERSION_TOPIC_MAPPING = 413
-# Newer versions than this understand GO_AWAY (V5_3_1_SNAPSHOT's successor).
+# Newer versions (from V5_3_1_SNAPSHOT on) understand GO_AWAY.
 MQ_VERSION_GO_AWAY = 475
 
-# The id under which routes show a broker group's master (Java's MixAll.MASTER_ID).
+# The id of a group's master in routes (Java's MixAll.MASTER_ID).
 MASTER_ID = 0
-# Java's Long.MAX_VALUE. As a time or an offset: no upper end.
+# Java's Long.MAX_VALUE; as a time or an offset: no upper end.
 LONG_MAX = 2**63 - 1
 
-# extFields of a refused send: who is master instead, in which masterEpoch. Java's clients ignore
-# them, this project's go there at once.
+# extFields of a refused send: the master and its masterEpoch. Java's clients ignore them.
 MASTER_ADDRESS_HINT = "batonMasterAddress"
 MASTER_EPOCH_HINT = "batonMasterEpoch"
-# extField of a request that a member of the group passes on to its master: `EPOCH@HOST:PORT`, the
-# masterEpoch that the member knows and the client.
+# extField of a request that a member relays to its master, `EPOCH@HOST:PORT`: the masterEpoch that
+# the member knows, and the client.
 RELAY_FIELD = "batonRelay"
 TAKEN_FIELD = "batonTaken"
 
-# extField of a pull that this project's client sends to a slave on purpose, since the master
-# suggested it: the slave answers what it can and sends the rest back.
+# extField of a pull that our client sends to a slave because the master suggested it: the slave
+# answers what it can and then sends the client back.
 READ_REPLICA_FIELD = "batonReadReplica"
 
-# extFields of the answer to 1007: which process this is, the id of its log, where slaves dial. So
-# brokers of this project know each other under controllers that have no record of that.
+# extFields of the answer to GET_EPOCH_CACHE (1007): the process, its log's id, its HA address. So
+# our brokers recognize each other under controllers that do not record them.
 INCARNATION_FIELD = "batonIncarnation"
 LOG_ID_FIELD = "batonLogId"
 HA_ADDRESS_FIELD = "batonHaAddress"
@@ -143,16 +138,16 @@ class RequestCode(IntEnum):
     CONTROLLER_GET_REPLICA_INFO = 1004
     CONTROLLER_GET_METADATA_INFO = 1005
     CONTROLLER_GET_SYNC_STATE_DATA = 1006
-    # Ours, far from Java's: an operator trusts a suspect log again.
+    # Ours: an operator trusts a suspect log again.
     BATON_REPAIR_REPLICA = 60_001
-    # Ours: the queue locks of a master, for its slaves.
+    # Ours: a master's queue locks, for its slaves.
     BATON_GET_QUEUE_LOCKS = 60_002
-    # Ours: which consumers a member has seen, for one that was started again.
+    # Ours: the consumers that a member has seen, for a restarted one.
     BATON_GET_CONSUMER_SIGHTINGS = 60_003
-    # Ours: another broker has the same brokerId, and has found this one.
+    # Ours: another broker with the same brokerId has found this one.
     BATON_SAME_BROKER_ID = 60_004
-    # Ours, one-way. A member that passes requests on wants to know when this connection ends; the
-    # master says so with its last frame, and in TAKEN_FIELD how many frames it took from it.
+    # Ours, one-way: a relaying member asks for a last frame when this connection ends; TAKEN_FIELD
+    # then has how many of its frames the master took.
     BATON_CONNECTION_ENDS = 60_005
     GET_BROKER_EPOCH_CACHE = 1007
     NOTIFY_BROKER_ROLE_CHANGED = 1008
@@ -234,7 +229,7 @@ class ResponseCode(IntEnum):
 
 
 class LanguageCode(IntEnum):
-    """What a peer is written in; the ordinal travels in binary headers, the name in JSON ones."""
+    """A peer's language; the ordinal is in binary headers, the name in JSON ones."""
 
     JAVA = 0
     CPP = 1
@@ -253,7 +248,7 @@ class LanguageCode(IntEnum):
 
 
 def code_name(code: int) -> str:
-    """Name of a response code for people, or the number where Java has no name for it."""
+    """A response code's name for people; the number if Java has no name."""
     try:
         return ResponseCode(code).name
     except ValueError:

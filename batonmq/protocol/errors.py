@@ -1,17 +1,14 @@
-"""One root for the errors of this project, then a class for each thing a reader must do about it.
-
-`FencedError` step back; `NotLeaderError` ask elsewhere; `CorruptLogError` stop;
-`RemoteProtocolError` drop the peer; `ConfigError` fix the file. Each carries values, not prose, the
-`response_code` that it becomes on the wire, and whether the same request may succeed later
-(`retriable`).
-"""
+"""All errors derive from BatonError, one class for each reaction: `FencedError` step back;
+`NotLeaderError` ask elsewhere; `CorruptLogError` stop; `RemoteProtocolError` drop the peer;
+`ConfigError` fix the file. Each has a `response_code` and says whether the same request may succeed
+later (`retriable`)."""
 
 from typing import ClassVar
 
 from batonmq.protocol.codes import ResponseCode, code_name
 
 DISK_FULL = "the disk is full"
-"""How the remark begins with which a broker refuses a write for want of room."""
+"""The begin of the remark with which a broker with a full disk refuses a write."""
 
 
 class BatonError(Exception):
@@ -22,10 +19,8 @@ class BatonError(Exception):
 
 
 class FencedError(BatonError):
-    """The caller acts for an epoch that has passed: it must step back.
-
-    `what` names the thing fenced, `given` and `current` are the epochs.
-    """
+    """The caller acts for a past epoch and must step back. `what` is fenced; `given` and `current`
+    are epochs."""
 
     response_code = ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH
 
@@ -40,7 +35,7 @@ class FencedError(BatonError):
 
 
 class NotLeaderError(BatonError):
-    """Another node decides this. `leader` is its address, or None where it is not known."""
+    """Another node decides. `leader`: its address, None if unknown."""
 
     response_code = ResponseCode.CONTROLLER_NOT_LEADER
     retriable = True
@@ -67,15 +62,12 @@ class CorruptLogError(BatonError):
 
 
 class RemoteProtocolError(BatonError):
-    """The peer sent bytes that are no frame of the protocol: close its connection."""
+    """The peer sent bytes that are no frame of the protocol: close the connection."""
 
 
 class ConfigError(BatonError):
-    """A setting that stops the start.
-
-    `value` None: there is none. `where` is `file:line` or the environment variable; `allowed` is
-    what would be accepted.
-    """
+    """A setting that stops the start. `value` None: missing. `where`: `file:line` or the
+    environment variable; `allowed`: what would be accepted."""
 
     def __init__(self, key: str, value: object, where: str, allowed: str) -> None:
         super().__init__(key, value, where, allowed)
@@ -90,7 +82,7 @@ class ConfigError(BatonError):
 
 
 class BrokerRefusal(BatonError):
-    """Raised inside a processor: answer the request with this code and remark."""
+    """In a processor: answer the request with this code and remark."""
 
     def __init__(self, code: int, remark: str) -> None:
         super().__init__(code, remark)
@@ -102,7 +94,7 @@ class BrokerRefusal(BatonError):
 
 
 class ResponseError(BatonError):
-    """A reply that is not a success, raised at the requester."""
+    """A reply other than success, raised at the requester."""
 
     def __init__(self, code: int, remark: str | None, address: str) -> None:
         super().__init__(code, remark, address)
@@ -115,7 +107,7 @@ class ResponseError(BatonError):
 
 
 class RequestTimeoutError(BatonError):
-    """No answer within `timeout_ms`. Whether the request was carried out is not known."""
+    """No answer within `timeout_ms`; the request may have been carried out."""
 
     retriable = True
 
@@ -130,10 +122,8 @@ class RequestTimeoutError(BatonError):
 
 
 class ConnectError(BatonError):
-    """No connection, or the connection ended before the answer.
-
-    `sent` tells whether the request may have reached the peer: if False nothing was done.
-    """
+    """No connection, or it ended before the answer. `sent` False: the request never reached the
+    peer."""
 
     response_code = ResponseCode.SERVICE_NOT_AVAILABLE
     retriable = True

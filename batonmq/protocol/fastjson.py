@@ -1,11 +1,7 @@
-"""Reads the JSON that Java's fastjson writes, which is not always JSON.
-
-Beyond the standard: keys that are numbers (`{0:"a"}`), objects (`{{"topic":"T"}:1}`) or bare words,
-single quotes, and `{"$ref":"$.a.b"}` where an object instance is written a second time. Number,
-boolean and null keys become their text, as in standard JSON; an object key becomes an `ObjectKey`.
-
-Standard JSON without references, by far the most, takes the fast path.
-"""
+"""Reads the JSON that Java's fastjson writes: also keys that are numbers (`{0:"a"}`), objects
+(`{{"topic":"T"}:1}`) or bare words, single quotes, and `{"$ref":"$.a.b"}` for an object that was
+written before. Number, boolean and null keys become text, an object key an `ObjectKey`. Standard
+JSON without references takes a fast path."""
 
 import re
 from typing import Any, Final
@@ -23,20 +19,19 @@ _ESCAPES: Final = {
 _WORDS: Final = {"true": True, "false": False, "null": None, "undefined": None, "NaN": None}
 _DEPTH_MAX: Final = 200
 
-# Of the dialect in a request: it is read in Python, in one turn of the loop (SAFETY R58).
+# Of the dialect in a request: it is read by Python code, in one turn of the loop (R58).
 REQUEST_SIZE_MAX: Final = 32_768
-REQUEST_VALUES_MAX: Final = 4096
-"""Values in it, once references are replaced by what they refer to."""
+REQUEST_VALUES_MAX: Final = 4096  # Values in it, with references replaced.
 
 _decode: Final = msgspec.json.Decoder().decode
 
-# The members of an object that is used as a key, sorted by name.
+# The members of an object used as a key, sorted by name.
 ObjectKey = tuple[tuple[str, Any], ...]
 
 
 class FastjsonError(ValueError):
-    """The text is neither JSON nor fastjson's dialect, or too much; `position` counts characters
-    from 0, and is -1 for the whole."""
+    """Neither JSON nor fastjson's dialect, or too large; `position` counts characters from 0, -1:
+    the whole."""
 
     def __init__(self, what: str, position: int = -1) -> None:
         super().__init__(what, position)
@@ -49,7 +44,7 @@ class FastjsonError(ValueError):
 
 def loads(data: bytes | str, *, is_request: bool = False) -> Any:
     """The value of a text. Raises FastjsonError, also for more of the dialect than a request may
-    hold."""
+    have."""
     has_reference = ('"$ref"' in data) if isinstance(data, str) else (b'"$ref"' in data)
     if not has_reference:
         try:
@@ -72,7 +67,7 @@ def loads(data: bytes | str, *, is_request: bool = False) -> Any:
 
 
 def _check_values(value: Any) -> None:
-    """A few references to lists of references stand for any number of values."""
+    """References to lists of references could stand for any number of values."""
     left, values = REQUEST_VALUES_MAX, [value]
     while values:
         left -= 1
@@ -222,12 +217,12 @@ def _number(match: re.Match[str]) -> int | float:
     text = match.group().rstrip("LlFfDdSsBb")
     try:
         return float(text) if match.group(1) or match.group(2) else int(text)
-    except ValueError as error:  # thousands of digits
+    except ValueError as error:  # more than Python's limit of 4300 digits
         raise FastjsonError(str(error), match.start()) from None
 
 
 def object_key(value: Any) -> Any:
-    """A hashable form of an object that is used as a key."""
+    """A hashable form of an object used as a key."""
     if isinstance(value, dict):
         return tuple(sorted((str(name), object_key(member)) for name, member in value.items()))
     if isinstance(value, list):
@@ -236,7 +231,7 @@ def object_key(value: Any) -> Any:
 
 
 def _resolve(value: Any, root: Any, path: tuple[Any, ...]) -> Any:
-    """Replaces references in place. `path` holds the containers from the root to `value`."""
+    """Replaces references in place. `path`: the containers from the root to `value`."""
     if isinstance(value, dict):
         reference = value.get("$ref")
         if len(value) == 1 and isinstance(reference, str):
@@ -268,7 +263,7 @@ def _find(reference: str, root: Any, path: tuple[Any, ...]) -> Any:
 
 
 def _steps(path: str) -> list[str]:
-    """`.a.b[0]`, with a backslash before characters of a name that would mean something."""
+    """`.a.b[0]`, with a backslash before special characters of a name."""
     steps: list[str] = []
     current = ""
     at = 0

@@ -1,14 +1,10 @@
-"""The name of a broker process, its incarnation, the owner of its id, and the secrets that prove
-them.
+"""The name of a broker process (incarnation), the owner of its id, and the secrets that prove them.
 
-Views, routes and histories show incarnations, so everybody knows them. A request in the name of a
-process counts only with the secret whose hash the incarnation is (R59). The secret goes to the
-controllers that are configured, and nowhere else: they compare it and drop it. Incarnations of
-earlier versions are random; they have another form, and nothing proves them.
-
-An id belongs to the data folder to which it was given. Its owner is the hash of a secret that stays
-there over restarts, so the next process is known to be the same replica's, whatever controllers
-have heard of the one before.
+Everyone sees incarnations. A request in the name of a process counts only with the secret whose
+hash its incarnation is (R59). The secret goes only to the configured controllers, which compare and
+drop it. Incarnations of earlier versions are random, have another form and prove nothing. An id
+belongs to the data folder that it was given to: its owner is the hash of a secret that stays there
+over restarts.
 """
 
 import hashlib
@@ -23,11 +19,8 @@ _FORM: Final = re.compile(r"h1-[0-9a-f]{32}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ProcessName:
-    """`secret` is empty where `incarnation` has the form of earlier versions.
-
-    `requests` begins the ids of its requests. It is as secret: controllers answer a repeated id
-    with the outcome of the first one.
-    """
+    """`secret` is "" if `incarnation` has the earlier form. `requests` begins the ids of its
+    requests and is as secret: controllers answer a repeated id with the first outcome."""
 
     incarnation: str
     secret: str = field(default="", repr=False)
@@ -59,7 +52,7 @@ def is_hash(incarnation: str) -> bool:
 
 
 def is_proven(incarnation: str, secret: str) -> bool:
-    """Whether a request with this secret may act in the name of that process."""
+    """Whether a request with this secret may act for that process."""
     if not is_hash(incarnation):
         return True
     return hmac.compare_digest(incarnation_of(secret).encode(), incarnation.encode())

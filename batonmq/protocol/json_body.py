@@ -1,9 +1,7 @@
-"""How a typed JSON body is written and read; the bodies themselves are in `protocol.bodies`.
-
-Written: standard JSON, members in alphabetical order, nulls left out, except that a map keyed by
-message queues is written as fastjson does (`{{"brokerName":...}:1}`), because Java reads nothing
-else there. Read: fastjson's dialect, unknown members skipped, nulls taken as absent.
-"""
+"""How typed JSON bodies (`protocol.bodies`) are written and read. Written: standard JSON with
+sorted members and no nulls; but a map keyed by message queues is written as fastjson does
+(`{{"brokerName":...}:1}`), since Java reads nothing else. Read: fastjson's dialect; unknown members
+and nulls are skipped."""
 
 import re
 from collections.abc import Generator, Iterator, Mapping
@@ -27,16 +25,13 @@ _raw_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
 
-ENTRIES_AT_ONCE: Final = 256
-"""Of a table, in one piece."""
+ENTRIES_AT_ONCE: Final = 256  # Of a table, in one piece.
 
-# What one request may hold, as it is read in one turn of the loop (SAFETY R58).
+# What one request may hold, as it is read in one turn of the loop (R58).
 REQUEST_SIZE_MAX: Final = 4 << 20
 REQUEST_OBJECTS_MAX: Final = 32_768
-REQUEST_MEMBERS_MAX: Final = 262_144
-"""Of objects and lists together: commas."""
-LOOSE_MEMBERS_MAX: Final = 32_768
-"""Where there are nulls, or numbers in quotes: those are found in Python."""
+REQUEST_MEMBERS_MAX: Final = 262_144  # Of objects and lists together: commas.
+LOOSE_MEMBERS_MAX: Final = 32_768  # With nulls or quoted numbers, which are found by Python code.
 
 
 class _QueueKey(msgspec.Struct, rename="camel"):
@@ -53,18 +48,17 @@ class Json:
     __slots__ = ()
 
     def encode(self) -> bytes:
-        """JSON of this body."""
         return encode_json(self)
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Reads a body. Raises RemoteProtocolError that names the body and what is wrong."""
+        """Reads a body. Raises RemoteProtocolError with the body's name and the problem."""
         return cls._decode(data, is_request=False)
 
     @classmethod
     def decode_request(cls, data: bytes) -> Self:
-        """The same for what a stranger sends, whose cost is bounded: raises RemoteProtocolError for
-        more than that, too."""
+        """The same for a request of anyone, whose cost is limited; raises RemoteProtocolError
+        beyond that."""
         return cls._decode(data, is_request=True)
 
     @classmethod
@@ -79,7 +73,7 @@ B = TypeVar("B", bound="Body")
 
 
 class Body(msgspec.Struct, Json, rename="camel", kw_only=True):
-    """Base of all bodies. Attributes are snake_case, members of the JSON as RocketMQ names them."""
+    """Base of all bodies. Attributes are snake_case, JSON members have RocketMQ's names."""
 
 
 class QueueKeyedBody(Body):
@@ -126,16 +120,16 @@ def _fields_of(kind: type[Body]) -> tuple[tuple[str, str], ...]:
 
 @cache
 def _members_of(kind: type[Body]) -> tuple[tuple[str, str], ...]:
-    """The same, sorted by the latter."""
+    """The same, sorted by member name."""
     return tuple(sorted(_fields_of(kind), key=lambda names: names[1]))
 
 
 def encode_json(value: Any) -> bytes:
-    """JSON of a body or of plain values, null members left out."""
+    """JSON of a body or of plain values, without nulls."""
     text = _encode(value)
     if b":null" not in text:
         return text
-    # A quote in front of a letter and behind a comma or brace opens a string: these are members.
+    # A quote before a letter and after a comma or brace opens a string: these are members.
     text = _NULL_FIRST.sub(b"{", _NULL_MEMBER.sub(b"", text))
     if b":null" in text:
         text = _encode(without_nulls(msgspec.to_builtins(value)))
@@ -143,7 +137,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def check_size(data: bytes) -> None:
-    """Raises FastjsonError for a request that holds more than one may."""
+    """Raises FastjsonError for a request that holds more than allowed."""
     for what, count, count_max in (
         ("bytes", len(data), REQUEST_SIZE_MAX),
         ("objects", data.count(b"{"), REQUEST_OBJECTS_MAX),
@@ -154,11 +148,8 @@ def check_size(data: bytes) -> None:
 
 
 def decode_json(kind: type[T], data: bytes, *, is_request: bool = False) -> T:
-    """A value of `kind` from JSON or fastjson's dialect; less of what is slow in a request.
-
-    Raises FastjsonError for other text, and for a request that holds more than one may;
-    msgspec.ValidationError where the shape is not that of `kind`.
-    """
+    """A value of `kind` from JSON or fastjson's dialect. Raises FastjsonError for other text, and
+    for a request that holds more than allowed; msgspec.ValidationError if it has another shape."""
     if is_request:
         check_size(data)
     decoder = _decoders.get(kind)
@@ -167,7 +158,7 @@ def decode_json(kind: type[T], data: bytes, *, is_request: bool = False) -> T:
     try:
         return cast(T, decoder.decode(data))
     except (msgspec.DecodeError, UnicodeDecodeError):
-        # Not standard JSON, or a null or a number in quotes where Java would not mind.
+        # Not standard JSON, or a null or a quoted number, which Java accepts.
         if is_request and (members := data.count(b",")) > LOOSE_MEMBERS_MAX:
             raise FastjsonError(
                 f"{members} members in one request: with nulls, or values of other types than"
@@ -178,11 +169,8 @@ def decode_json(kind: type[T], data: bytes, *, is_request: bool = False) -> T:
 
 
 def encoded_parts(body: Body) -> Iterator[tuple[str, bytes, bool]]:
-    """The members of a body, each as (name, JSON, whether more of it follows).
-
-    A table of more than `ENTRIES_AT_ONCE` entries comes in parts of so many, each an object of its
-    own. The tables must stay as they are meanwhile.
-    """
+    """The members of a body as (name, JSON, whether more of it follows). A table of more than
+    `ENTRIES_AT_ONCE` entries comes in several objects; tables must not change meanwhile."""
     for name, member in _fields_of(type(body)):
         value = getattr(body, name)
         if value is None:
@@ -197,7 +185,7 @@ def encoded_parts(body: Body) -> Iterator[tuple[str, bytes, bool]]:
 
 
 def encoded_pieces(body: Body) -> Iterator[bytes]:
-    """What `body.encode()` gives, in the pieces of `encoded_parts`."""
+    """The pieces of `body.encode()`, divided as `encoded_parts`."""
     before, goes_on = b"{", False
     for member, text, more in encoded_parts(body):
         begin = b"," if goes_on else b'%b"%b":{' % (before, member.encode())
@@ -210,7 +198,7 @@ def encoded_pieces(body: Body) -> Iterator[bytes]:
 
 
 def decoded_in_steps(kind: type[B], data: bytes) -> Generator[None, None, B]:
-    """`kind.decode(data)`, `ENTRIES_AT_ONCE` entries of each table in a step. Raises as that."""
+    """`kind.decode(data)` with `ENTRIES_AT_ONCE` table entries a step; raises the same."""
     try:
         members = _raw_members.decode(data)
         fields = {}
@@ -235,7 +223,7 @@ def decoded_in_steps(kind: type[B], data: bytes) -> Generator[None, None, B]:
 
 def encode_queue_map(table: Mapping[MessageQueue, Any]) -> bytes:
     """A map keyed by message queues, in fastjson's form."""
-    # By calls into C: a topic may have 10,000 queues.
+    # Only C calls: a topic may have 10,000 queues.
     keys = _encode_lines([_QueueKey(q.broker_name, q.queue_id, q.topic) for q in table])
     values = _encode_lines(table.values())
     if b":null" in values:
@@ -245,7 +233,7 @@ def encode_queue_map(table: Mapping[MessageQueue, Any]) -> bytes:
 
 
 def without_nulls(value: Any) -> Any:
-    """The same value without members that are null, at any depth."""
+    """The same value without null members, at any depth."""
     if isinstance(value, dict):
         return {key: without_nulls(member) for key, member in value.items() if member is not None}
     if isinstance(value, list):

@@ -1,12 +1,7 @@
-"""The fixed parts of the store's files: each layout, once.
-
-A `Layout` gives the same fields as a `struct.Struct` and as the description that `numpy.dtype`
-takes, so the store, the client and Spark read one table. All numbers are big endian. numpy itself
-is not imported: the client is installed without it.
-
-Origin: Java `MessageExtEncoder` and `CommitLog` (record), `ConsumeQueue` (unit), `IndexHeader` and
-`IndexFile` (index), `StoreCheckpoint` (checkpoint), release 5.3.3.
-"""
+"""The fixed parts of the store's files, each layout once. A `RecordLayout` gives the same fields as
+a `struct.Struct` and for `numpy.dtype`, so store, client and Spark share one table; numpy itself is
+not imported. Big-endian. Origin, release 5.3.3: Java `MessageExtEncoder` and `CommitLog` (record),
+`ConsumeQueue` (unit), `IndexHeader` and `IndexFile` (index), `StoreCheckpoint`."""
 
 import struct
 from typing import Final
@@ -15,10 +10,8 @@ _CODES: Final = {">u4": "I", ">i4": "i", ">i8": "q"}
 
 
 class RecordLayout:
-    """Fields behind one another, without padding: (name, numpy type) each.
-
-    `at` maps a name to its offset in bytes; `size` is the sum of all fields.
-    """
+    """Fields without padding, (name, numpy type) each. `at`: name -> offset in bytes; `size`: of
+    all."""
 
     __slots__ = ("at", "dtype", "size", "struct")
 
@@ -33,10 +26,8 @@ class RecordLayout:
             offset += struct.calcsize(">" + _code(kind))
 
     def only(self, *names: str) -> struct.Struct:
-        """A struct that reads these fields, in the order of the layout, and skips the others.
-
-        It ends with the last of them.
-        """
+        """A struct that reads these fields, in the order of the layout, and ends with the last of
+        them."""
         assert list(names) == sorted(names, key=self.at.__getitem__), "in the order of the layout"
         codes, end = [">"], 0
         for name, kind in self.dtype:
@@ -54,7 +45,7 @@ def _code(kind: str) -> str:
 
 # The record of the commit log.
 
-# Offsets hold for two IPv4 hosts. An IPv6 host takes 20 bytes and moves what follows by 12.
+# Offsets are for two IPv4 hosts; an IPv6 host has 20 bytes and moves the rest by 12.
 HOST_V4_SIZE: Final = 8
 HOST_V6_SIZE: Final = 20
 
@@ -81,7 +72,7 @@ RECORD_TAIL: Final = RecordLayout(
 
 
 def record_layout(born_host_size: int, store_host_size: int) -> RecordLayout:
-    """Everything in front of the body, for hosts of these sizes (8 or 20 bytes)."""
+    """Everything before the body, for hosts of 8 or 20 bytes."""
     return RecordLayout(
         *RECORD_HEAD.dtype,
         ("born_host", f"V{born_host_size}"),
@@ -94,7 +85,7 @@ def record_layout(born_host_size: int, store_host_size: int) -> RecordLayout:
 RECORD_V4: Final = record_layout(HOST_V4_SIZE, HOST_V4_SIZE)
 assert RECORD_V4.size == 88
 
-# The end of a segment that no record fits into; what follows these 8 bytes is not read.
+# The end of a segment that no record fits into; after these 8 bytes nothing is read.
 BLANK: Final = RecordLayout(
     ("size", ">u4"),  # 0: bytes to the end of the segment, these 8 included
     ("magic", ">u4"),  # 4
@@ -141,7 +132,7 @@ CHECKPOINT: Final = RecordLayout(
     ("master_flushed_offset", ">i8"),  # 24
     ("confirm_phy_offset", ">i8"),  # 32
 )
-# What Java's broker does not read, at 64. The CRC-32 covers both parts without itself.
+# At 64, where Java's broker does not read. The CRC-32 covers both parts without itself.
 CHECKPOINT_OURS_AT: Final = 64
 CHECKPOINT_OURS: Final = RecordLayout(
     ("magic", "V8"),  # 64

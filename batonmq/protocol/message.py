@@ -1,7 +1,5 @@
-"""A message as a user makes it, as the store holds it, and its queue.
-
-Origin: Java `Message`, `MessageExt`, `MessageQueue`.
-"""
+"""A message as a user makes it and as the store holds it, and its queue. Origin: Java `Message`,
+`MessageExt`, `MessageQueue`."""
 
 import zlib
 from collections.abc import Iterable
@@ -19,7 +17,7 @@ from batonmq.protocol.sysflag import (
 
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True, rename="camel"):
-    """One queue of a topic on one broker group. Ordered by topic, broker name, number, as Java."""
+    """One queue of a topic on one broker group, in Java's order: topic, broker name, number."""
 
     topic: str
     broker_name: str
@@ -31,7 +29,7 @@ class MessageQueue(msgspec.Struct, frozen=True, order=True, rename="camel"):
 
 @dataclass(slots=True)
 class Message:
-    """What a producer sends. `properties` hold the broker's own names and the user's."""
+    """What a producer sends. `properties` hold the broker's names and the user's."""
 
     topic: str
     body: bytes = b""
@@ -42,9 +40,8 @@ class Message:
     def of(
         cls, topic: str, body: bytes | str, *, tags: str = "", keys: str | Iterable[str] = ""
     ) -> Self:
-        """A message with the two properties that nearly every user sets. `keys`: one, several
-        separated by single spaces, or a list of them. Raises TypeError and ValueError by the name
-        of the parameter."""
+        """`keys`: one, several separated by single spaces, or a list. Raises TypeError and
+        ValueError that name the parameter."""
         for name, value in (("topic", topic), ("tags", tags)):
             if not isinstance(value, str):
                 raise TypeError(f"{name} is {value!r}, a text is allowed")
@@ -76,7 +73,7 @@ class Message:
 
     @property
     def delay_level(self) -> int:
-        """1 to 18, or 0 for none."""
+        """1 to 18; 0: none."""
         return _int_or_zero(self.properties.get(names.DELAY))
 
     @delay_level.setter
@@ -85,12 +82,12 @@ class Message:
 
     @property
     def uniq_key(self) -> str:
-        """The id that the producer gave the message, or empty."""
+        """The id that the producer gave the message; "" if none."""
         return self.properties.get(names.UNIQ_KEY, "")
 
 
 def _joined(keys: Iterable[str]) -> str:
-    """Raises TypeError, and ValueError for a key that would not be found as it is."""
+    """Raises TypeError, and ValueError for a key that could not be found."""
     if not isinstance(keys, Iterable):
         raise TypeError(f"keys is {keys!r}, a text or a list of texts is allowed")
     found = list(keys)
@@ -102,12 +99,9 @@ def _joined(keys: Iterable[str]) -> str:
 
 @dataclass(slots=True)
 class MessageExt:
-    """A stored message with all fields of its record.
-
-    `body` is as stored, so it may be compressed: `uncompressed_body()` undoes that. Offsets are
-    bytes of the commit log (`physical_offset`) or positions in the queue (`queue_offset`); hosts
-    are "ip:port". `msg_id` is the offset id; the producer's own id is `uniq_key`.
-    """
+    """A stored message with all fields of its record. `body` is as stored, perhaps compressed: see
+    `uncompressed_body()`. `physical_offset` counts bytes of the commit log, `queue_offset`
+    messages; hosts are "ip:port". `msg_id` is the offset id, `uniq_key` the producer's id."""
 
     topic: str
     queue_id: int
@@ -142,7 +136,7 @@ class MessageExt:
 
     @property
     def uniq_key(self) -> str:
-        """The producer's id, or the offset id where it gave none."""
+        """The producer's id, or the offset id if it gave none."""
         return self.properties.get(names.UNIQ_KEY) or self.msg_id
 
     @property
@@ -151,17 +145,13 @@ class MessageExt:
         return self.physical_offset + self.store_size
 
     def uncompressed_body(self) -> bytes:
-        """The body that the producer gave.
-
-        Raises ValueError naming the codec where it is not zlib (lz4 and zstd need libraries that
-        this project does not carry), ValueError for a body beyond INFLATED_BODY_SIZE_MAX, and
-        zlib.error where the bytes are no zlib stream.
-        """
+        """The body that the producer gave. Raises ValueError for another codec than zlib and for
+        more than INFLATED_BODY_SIZE_MAX, zlib.error for bad bytes."""
         return uncompress(self.body, self.sys_flag)
 
 
-#: A stream of 64 KiB may inflate to 64 MiB. Java's default for `maxMessageSize` is 4 MiB, and its
-#: producers compress what they have checked against that.
+#: 64 KiB may inflate to 64 MiB. Java's default for `maxMessageSize` is 4 MiB, which its producers
+#: check before they compress.
 INFLATED_BODY_SIZE_MAX = 128 * 1024 * 1024
 
 

@@ -1,12 +1,7 @@
-"""The two ids of a message, and the hosts that they name.
-
-The broker's is its place, the producer's its sender and time: upper-case hex of big endian bytes.
-
-offset id   ip(4|16) port(i32) physicalOffset(i64)                             32 | 56 characters
-uniq key    ip(4|16) pid(u16) hash(i32) ms-since-month-start(i32) counter(u16)
-
-Origin: Java `MessageDecoder`, `MessageClientIDSetter`.
-"""
+"""The two ids of a message: the broker's is its place, the producer's its sender and time.
+Upper-case hex of big-endian bytes. Origin: Java `MessageDecoder`, `MessageClientIDSetter`. offset
+id ip(4|16) port(i32) physicalOffset(i64) 32 | 56 characters uniq key ip(4|16) pid(u16) hash(i32)
+ms-since-month-start(i32) counter(u16)."""
 
 import ipaddress
 import struct
@@ -17,19 +12,19 @@ from typing import Final
 
 _PORT: Final = struct.Struct(">i")
 _OFFSET: Final = struct.Struct(">q")
-# A month of 31 days has more milliseconds than fit an i32: Java's cast wraps, as unsigned does.
+# A month of 31 days has more ms than fit an i32: Java's cast wraps, as unsigned does.
 _TIME_AND_COUNTER: Final = struct.Struct(">IH")
 
 
 @lru_cache(maxsize=4096)
 def host_bytes(ip: str, port: int) -> bytes:
-    """ip (4 or 16 bytes) and port (i32), as records hold it. Raises ValueError for a host name."""
+    """ip (4 or 16 bytes) and port (i32), as in records. Raises ValueError for a host name."""
     return ipaddress.ip_address(ip).packed + _PORT.pack(port)
 
 
 @lru_cache(maxsize=4096)
 def host_text(host: bytes) -> str:
-    """ "ip:port" of 8 or 20 bytes; an IPv6 address is in brackets."""
+    """ "ip:port" of 8 or 20 bytes, an IPv6 address in brackets."""
     if len(host) not in (8, 20):
         raise ValueError(f"a host is 8 or 20 bytes long, not {len(host)}")
     ip = ipaddress.ip_address(host[:-4])
@@ -46,12 +41,12 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def encode_offset_msg_id(host: bytes, offset: int) -> str:
-    """The id of the record at `offset` of the broker whose store host this is."""
+    """The id of the record at `offset` of the broker with this store host."""
     return (host + _OFFSET.pack(offset)).hex().upper()
 
 
 def decode_offset_msg_id(msg_id: str) -> tuple[str, int]:
-    """("ip:port", physical offset). Raises ValueError unless the id is 32 or 56 hex digits."""
+    """("ip:port", physical offset). Raises ValueError unless the id has 32 or 56 hex digits."""
     if len(msg_id) not in (32, 56):
         raise ValueError(f"an offset message id has 32 or 56 characters, not {len(msg_id)}")
     raw = bytes.fromhex(msg_id)
@@ -61,11 +56,8 @@ def decode_offset_msg_id(msg_id: str) -> tuple[str, int]:
 
 
 class UniqIdGenerator:
-    """Makes ids that no other producer makes, nor this one twice.
-
-    `instance_hash` (Java: hash of the class loader) tells two generators of one process apart.
-    The time part counts from the start of the current month, in local time.
-    """
+    """Makes unique ids. `instance_hash` (Java: hash of the class loader) distinguishes generators
+    of one process. The time part counts from the start of the local month."""
 
     def __init__(
         self, ip: bytes, pid: int, clock_ms: Callable[[], int], *, instance_hash: int = 0
@@ -91,7 +83,7 @@ class UniqIdGenerator:
 
 
 def _month_around(now_ms: int) -> tuple[int, int]:
-    """Start of the local month of `now_ms` and of the next one."""
+    """The start of the local month of `now_ms`, and of the next one."""
     now = time.localtime(now_ms / 1000)
     start = time.mktime((now.tm_year, now.tm_mon, 1, 0, 0, 0, 0, 0, -1))
     year, month = (now.tm_year, now.tm_mon + 1) if now.tm_mon < 12 else (now.tm_year + 1, 1)

@@ -1,8 +1,6 @@
-"""Whole numbers in texts of clients and of records, within Java's limits. Pure.
-
-Python reads any number of digits, raises ValueError beyond 4300 of them, and takes `1_000` and the
-digits of other scripts. A number beyond 64 bits fits no field of a record, frame or JSON file.
-"""
+"""Whole numbers in texts of clients and records, within Java's limits. Pure. Python's int() accepts
+any number of digits up to 4300, `1_000` and digits of other scripts, but beyond 64 bits a number
+fits no field."""
 
 from __future__ import annotations
 
@@ -14,7 +12,8 @@ _LENGTH_MAX: Final = 64
 
 
 def whole_number(text: str | bytes, most: int = LONG_MAX) -> int | None:
-    """The number, from -`most` - 1 to `most`; None for any other text, and beyond 64 characters."""
+    """The number, from -`most` - 1 to `most`; None for any other text, or more than
+    64 characters."""
     digits = text[1:] if text[:1] in ("-", "+", b"-", b"+") else text
     if len(text) > _LENGTH_MAX or not (digits.isascii() and digits.isdigit()):
         return None

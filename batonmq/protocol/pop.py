@@ -1,10 +1,7 @@
-"""What POP clients and brokers write into each other's header fields. Pure.
-
-A popped message is named by a handle, the property POP_CK: it goes back as `extraInfo` with an ack
-or with another invisible time. The answer of a POP names queues and offsets in lists `flag queueId
-...;...` instead, from which clients make the handles. The flag says which topic is meant.
-Origin: Java `ExtraInfoUtil`, `KeyBuilder`.
-"""
+"""What POP clients and brokers write into header fields. Pure. A popped message has a handle, the
+property POP_CK, which an ack or a change of the invisible time sends back as `extraInfo`. A POP's
+answer lists queues and offsets as `flag queueId ...;...`, from which clients make handles. The flag
+says which topic is meant. Origin: Java `ExtraInfoUtil`, `KeyBuilder`."""
 
 from __future__ import annotations
 
@@ -19,16 +16,15 @@ NORMAL: Final = "0"
 RETRY_V1: Final = "1"
 RETRY_V2: Final = "2"
 FLAGS: Final = (NORMAL, RETRY_V1, RETRY_V2)
-ORDER_QUEUE: Final = 999
-"""The reviveQid of messages that are popped in order."""
+ORDER_QUEUE: Final = 999  # The reviveQid of messages that are popped in order.
 ANY_QUEUE: Final = -1
 _FIELDS: Final = 8
 _INT_MAX: Final = 2**31 - 1
 
 
 def real_topic(flag: str, topic: str, group: str) -> str:
-    """The topic that `flag` means: the one that a consumer subscribed, or where POP keeps its
-    failed messages. The stock client names that one itself, and leaves the flag in the handle."""
+    """The topic that `flag` means: the one that a consumer subscribed, or POP's retry topic. The
+    stock client names the latter itself and leaves the flag in the handle."""
     if flag == NORMAL or topic.startswith(RETRY_PREFIX):
         return topic
     v2, v1 = pop_retry_topics(group, topic)
@@ -36,7 +32,7 @@ def real_topic(flag: str, topic: str, group: str) -> str:
 
 
 class PopHandle(NamedTuple):
-    """One popped message. Times are ms, `pop_time` of the broker's wall clock."""
+    """One popped message. Times are ms, `pop_time` by the broker's wall clock."""
 
     start_offset: int
     pop_time: int
@@ -72,7 +68,7 @@ def _is_long(text: str) -> bool:
 
 
 class PoppedQueue(NamedTuple):
-    """What a POP gave of one queue; `counts` is how often each offset was given before (orderly)"""
+    """What a POP gave of one queue. `counts`: how often each offset was given before (orderly)."""
 
     flag: str
     queue_id: int
@@ -91,7 +87,7 @@ def msg_offset_info(queues: Iterable[PoppedQueue]) -> str:
 
 
 def order_count_info(queues: Iterable[PoppedQueue]) -> str:
-    """Per offset what is above 0, and per queue the least of all its offsets."""
+    """The counts above 0 by offset, and the least one of each queue."""
     parts = []
     for flag, queue_id, offsets, counts in queues:
         parts += [
@@ -104,7 +100,7 @@ def order_count_info(queues: Iterable[PoppedQueue]) -> str:
 
 
 def parse_offset_info(text: str) -> dict[tuple[str, int], list[int]]:
-    """(flag, queue id) -> offsets, of either list of a POP's answer. Raises RemoteProtocolError."""
+    """(flag, queue id) -> offsets, of either list in a POP's answer. Raises RemoteProtocolError."""
     found: dict[tuple[str, int], list[int]] = {}
     for part in text.split(";") if text else ():
         flag, _, rest = part.partition(" ")

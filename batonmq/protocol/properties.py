@@ -1,10 +1,7 @@
-"""The property string of a message: `key \\x01 value \\x02`, repeated.
-
-Origin: Java `MessageDecoder.messageProperties2String`, `string2messageProperties`, `MessageConst`.
-A reader skips pairs with an empty key or value and takes a missing last separator; where a key
-stands twice the later one counts. A stored string is kept verbatim: order and repeats matter to
-nobody but the bytes' owner, and changing them would change the record.
-"""
+"""The property string of a message: `key \\x01 value \\x02`, repeated. A reader skips pairs with an
+empty key or value and accepts a missing last separator; the last one of a repeated key counts. A
+stored string is kept as it is. Origin: Java `MessageDecoder.messageProperties2String`,
+`string2messageProperties`, `MessageConst`."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -59,10 +56,10 @@ DUP_INFO: Final = "DUP_INFO"
 KEY_SEPARATOR: Final = " "
 PROPERTIES_SIZE_MAX: Final = 32767
 PROPERTIES_ROOM: Final = 2048
-"""Of that kept free in a message that a broker takes: for what it adds when the message waits, is
-given back, popped or checked. Three names of 255 bytes and a dozen numbers."""
+"""Bytes that stay free in a client's message, for what the broker adds later (delay, POP,
+transactions): three names of 255 bytes and a dozen numbers."""
 
-# Names that a client may not use for properties of its own (Java `MessageConst.STRING_HASH_SET`).
+# Names that a client may not use for its own properties (Java `MessageConst.STRING_HASH_SET`).
 RESERVED: Final = frozenset(
     {
         KEYS, TAGS, WAIT, DELAY, UNIQ_KEY, RETRY_TOPIC, REAL_TOPIC, REAL_QID, RECONSUME_TIME,
@@ -78,7 +75,7 @@ RESERVED: Final = frozenset(
 
 
 def decode_properties(raw: str | bytes) -> dict[str, str]:
-    """Reads a property string. Pairs without key or value are skipped, the last of a key wins."""
+    """Reads a property string; pairs without key or value are skipped, the last of a key wins."""
     text = raw if isinstance(raw, str) else bytes(raw).decode("utf-8", "replace")
     properties: dict[str, str] = {}
     for pair in text.split(PROPERTY_SEPARATOR):
@@ -89,10 +86,8 @@ def decode_properties(raw: str | bytes) -> dict[str, str]:
 
 
 def encode_properties(properties: Mapping[str, str]) -> str:
-    """Writes a property string with a separator behind every pair; empty values are left out.
-
-    Neither name nor value may hold a separator: `name_value_problem` tells beforehand.
-    """
+    """A property string with a separator after each pair; empty values are left out. Check names
+    and values with `name_value_problem` first."""
     return "".join(
         f"{name}{NAME_VALUE_SEPARATOR}{value}{PROPERTY_SEPARATOR}"
         for name, value in properties.items()
@@ -101,7 +96,7 @@ def encode_properties(properties: Mapping[str, str]) -> str:
 
 
 def name_value_problem(name: str, value: str) -> str | None:
-    """Why this pair cannot be stored as it is, or None."""
+    """Why this pair cannot be stored, or None."""
     for what, text in (("name", name), ("value", value)):
         if not text:
             return f"the property {what} is empty"
@@ -111,10 +106,8 @@ def name_value_problem(name: str, value: str) -> str | None:
 
 
 def find_property(raw: bytes, key: bytes) -> bytes | None:
-    """The value of one key without reading the others, or None if it is absent or empty.
-
-    The last one of a repeated key counts, as in `decode_properties`.
-    """
+    """The value of one key, without reading the others; None if absent or empty. The last one of a
+    repeated key counts."""
     needle = key + b"\x01"
     end = len(raw)
     while True:
@@ -127,12 +120,12 @@ def find_property(raw: bytes, key: bytes) -> bytes | None:
             value = raw[start:] if stop < 0 else raw[start:stop]
             if value:
                 return value
-        # Part of a longer key or of a value, or nothing behind it: search before it.
+        # Part of a longer key or of a value, or without a value: search before it.
         end = at + len(needle) - 1
 
 
 def with_properties(raw: bytes, values: Mapping[bytes, bytes]) -> bytes:
-    """`raw` with these pairs behind its others, in place of those of the same names."""
+    """`raw` with these pairs at its end, in place of those of the same names."""
     raw = without_properties(raw, values)
     if raw and raw[-1] != 2:
         raw += b"\x02"

@@ -1,8 +1,6 @@
-"""The handle by which a producer recalls a timed message: URL-safe base64 of five words.
-
-`v1 TOPIC BROKER_NAME TIME UNIQ_KEY`, TIME being the ms at which the message is due, plus one. Pure.
-Origin: Java `RecallMessageHandle.HandleV1`.
-"""
+"""The handle by which a producer recalls a timed message: URL-safe base64 of `v1 TOPIC BROKER_NAME
+TIME UNIQ_KEY`, with TIME one ms after the due time. Pure. Origin: Java
+`RecallMessageHandle.HandleV1`."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ _LONG_DIGITS_MAX: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class RecallHandle:
-    """`time_ms` is one more than when the message is due."""
+    """`time_ms`: one more than the due time."""
 
     topic: str
     broker_name: str
@@ -33,7 +31,7 @@ class RecallHandle:
 
 
 def decode_handle(text: str) -> RecallHandle:
-    """Raises ValueError, which says what is wrong, for anything that no broker gave."""
+    """Raises ValueError that says what is wrong."""
     try:
         words = base64.b64decode(text.encode(), altchars=b"-_", validate=True).decode().split(" ")
     except (binascii.Error, ValueError):
@@ -51,5 +49,5 @@ def _is_long(text: str) -> bool:
 
 
 def recall_key(topic: bytes, unique_key: bytes) -> bytes:
-    """What names a timed message in the property TIMER_DEL_UNIQKEY."""
+    """The name of a timed message in the property TIMER_DEL_UNIQKEY."""
     return b"%b+%b" % (topic, unique_key)

@@ -1,11 +1,10 @@
-"""What a broker registers with a name server (request 103), plain or compressed.
+"""What a broker registers with a name server (REGISTER_BROKER, 103), plain or compressed. Origin:
+Java `RegisterBrokerBody`.
 
-The compressed form is one zlib stream of: i32 + DataVersion JSON; i32 topics; per topic i32 + text
-`name readNums writeNums perm filterType attributesJson`; i32 + filter server JSON array; and from
-version 413 on i32 mappings, each i32 + JSON. It has no topicSysFlag and no order flag. A Java
-broker sends `compressed=false` even when it compressed, so the body itself decides.
-
-Origin: Java `RegisterBrokerBody`.
+Compressed: one zlib stream of i32 + DataVersion JSON; i32 topics; per topic i32 + text `name
+readNums writeNums perm filterType attributesJson`; i32 + filter server JSON array; from version 413
+on i32 mappings, each i32 + JSON. A Java broker sends `compressed=false` even with a compressed
+body, so the body decides.
 """
 
 import struct
@@ -24,7 +23,7 @@ from batonmq.protocol.json_body import Body
 _I32: Final = struct.Struct(">i")
 _ZLIB_FIRST_BYTE: Final = b"\x78"
 INFLATED_SIZE_MAX: Final = 16 << 20
-"""What a frame holds without compression. A stream that inflates to more is refused (R58)."""
+"""What a frame holds uncompressed. A stream that inflates to more is refused (R58)."""
 _INFLATED_AT_ONCE: Final = 256 << 10
 _TOPICS_AT_ONCE: Final = 256
 
@@ -51,7 +50,7 @@ class RegisterBrokerBody(Body):
     def decode_steps(
         cls, data: bytes, version: int = MQ_VERSION
     ) -> Generator[None, None, "RegisterBrokerBody"]:
-        """The same in steps: a compressed body of 16 kB may be 16 MiB of topics (R58)."""
+        """The same in steps: a compressed body of 16 kB may hold 16 MiB of topics (R58)."""
         if not is_compressed(data):
             return cls.decode(data) if data else cls()
         return (yield from _decode_compressed(data, version))
@@ -62,7 +61,7 @@ def is_compressed(data: bytes) -> bool:
 
 
 def crc32_of(body: bytes) -> int:
-    """The header field `bodyCrc32`: never negative, and 0 means unchecked."""
+    """The header field `bodyCrc32`: never negative; 0: unchecked."""
     return zlib.crc32(body) & 0x7FFFFFFF
 
 

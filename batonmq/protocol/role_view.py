@@ -1,16 +1,13 @@
-"""What a controller has applied about one broker group, and the roles that it gives out.
-
-Mirrors `RoleView` and `Replica` of `baton.controller.v1`, so that the HA service and the broker
-do not depend on gRPC. A view is taken only if its `key` grows (R20); its set is the committed one,
-never a proposal.
-"""
+"""What a controller has applied about one broker group, and its roles. Mirrors `RoleView` and
+`Replica` of `baton.controller.v1` without gRPC. A view is accepted only if its `key` grows (R20);
+its set is the committed one."""
 
 import enum
 from dataclasses import dataclass
 
 
 class Role(enum.Enum):
-    """What a broker is in its group. FENCED: it has no role that it may act in."""
+    """A broker's role in its group. FENCED: no role that it may act in."""
 
     MASTER = "MASTER"
     SLAVE = "SLAVE"
@@ -19,7 +16,7 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One replica as the controller knows it; `alive` is first-hand knowledge of that node."""
+    """One replica as the controllers know it; `alive` is first-hand knowledge of that node."""
 
     broker_id: int
     address: str = ""
@@ -32,11 +29,9 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class RoleView:
-    """`master_broker_id` is None while the group has no master; its address is then empty.
-
-    `unclean_epoch` is the last masterEpoch won outside the set, 0 if none was (R7): only towards
-    such an epoch may a replica cut below its own confirmOffset (R23).
-    """
+    """`master_broker_id` is None without a master; then its address is "". `unclean_epoch`: the
+    last masterEpoch won outside the set (R7), 0: none. Only towards it may a replica cut below its
+    confirmOffset (R23)."""
 
     cluster_name: str
     broker_name: str

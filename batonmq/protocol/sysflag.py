@@ -1,7 +1,5 @@
-"""Bits of `sysFlag`: one set in every message, another in pull requests.
-
-Origin: Java `MessageSysFlag`, `PullSysFlag`, `CompressionType`.
-"""
+"""Bits of `sysFlag` in messages and in pull requests. Origin: Java `MessageSysFlag`, `PullSysFlag`,
+`CompressionType`."""
 
 from typing import Final
 
@@ -31,5 +29,5 @@ PULL_LITE: Final = 0x10
 
 
 def has_queue_unit(sys_flag: int) -> bool:
-    """Whether a record of this flag gets a place in its consume queue (prepared, rollback: no)."""
+    """Whether such a record gets a place in its consume queue (prepared and rollback do not)."""
     return sys_flag & TRANSACTION_MASK in (TRANSACTION_NOT_TYPE, TRANSACTION_COMMIT)

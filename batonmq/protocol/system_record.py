@@ -1,7 +1,4 @@
-"""Records of a master's own in the log: JSON with a version, as `v`, which their reader knows.
-
-Pure.
-"""
+"""A master's own records in the log: JSON with a version, `v`. Pure."""
 
 from __future__ import annotations
 
@@ -23,8 +20,8 @@ R = TypeVar("R", bound=_Versioned)
 def decode_system_record(
     decoder: msgspec.json.Decoder[R], body: bytes, name: str, version: int
 ) -> R:
-    """Reads the body of a record of kind `name`. Raises RemoteProtocolError for one of a shape that
-    `decoder` does not take, or of another version than `version`."""
+    """Reads the body of a record of kind `name`. Raises RemoteProtocolError for another shape or
+    version."""
     try:
         record = decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:

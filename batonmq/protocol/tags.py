@@ -1,8 +1,5 @@
-"""The hash that Java gives a string, which consume queues and index files hold.
-
-`tags_code` is asked once per message for one of few tags, so it is cached; the cache is emptied
-when full rather than grown, because tags come from clients.
-"""
+"""Java's string hash, which consume queues and index files hold. `tags_code` is cached, since tags
+repeat; the cache is emptied when full, because tags come from clients."""
 
 from typing import Final
 
@@ -32,5 +29,5 @@ _codes: Final = _TagsCodes()
 
 
 def tags_code(tag: str | bytes | None) -> int:
-    """The tagsCode of a consume queue unit: sign-extended hash of TAGS, 0 if there is none."""
+    """The tagsCode of a consume queue unit: the sign-extended hash of TAGS; 0 without tags."""
     return _codes[tag] if tag else 0

@@ -1,7 +1,5 @@
-"""Which names a topic or a group may have, and which topics belong to the broker itself.
-
-Origin: Java `TopicValidator`, `MixAll`, `NamespaceUtil`.
-"""
+"""Which names topics and groups may have, and which topics are the broker's own. Origin: Java
+`TopicValidator`, `MixAll`, `NamespaceUtil`."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,8 +18,8 @@ GROUP_LENGTH_MAX: Final = 255
 CLIENT_ID_LENGTH_MAX: Final = 1024
 TOPIC_QUEUES_MAX: Final = 65536
 NAME_BYTES_MAX: Final = 255
-"""Of every topic, also of one that is made from a group: in a record its length is one byte, and on
-the disk its name is that of a folder."""
+"""Of every topic, also one made from a group: its length in a record has one byte, and it names a
+folder."""
 _PLAIN_NAME: Final = re.compile(r"[%|0-9A-Za-z_-]{1,63}")
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
@@ -30,8 +28,7 @@ BENCHMARK_TOPIC: Final = "BenchmarkTest"
 TRANS_HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 TRANS_OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
-TRANS_GROUP: Final = "CID_RMQ_SYS_TRANS"
-"""How far a master has read both."""
+TRANS_GROUP: Final = "CID_RMQ_SYS_TRANS"  # the group that reads both
 TRANS_CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
@@ -39,15 +36,15 @@ OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 OLD_SYSTEM_TOPIC_PREFIX: Final = "RMQ_SYS_"
-"""Of the topics of transactions and traces; `is_system_topic` has those by name."""
+"""Of the topics of transactions and traces, which `is_system_topic` has by name."""
 REPLY_TOPIC_POSTFIX: Final = "REPLY_TOPIC"
 REVIVE_TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 SYNC_BROKER_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
-# Ours: topic and group changes travel in the log as records of this topic (R31). No consume queue.
+# Ours: topic and group changes as log records (R31). No consume queue.
 METADATA_TOPIC: Final = "rmq_sys_BATON_METADATA"
-# Ours: how far the broker has delivered what waits, as records of the log. No consume queue.
+# Ours: how far waiting messages were delivered, as log records. No consume queue.
 PROGRESS_TOPIC: Final = "rmq_sys_BATON_PROGRESS"
-# Ours: what POP has given to whom, as records of one queue.
+# Ours: what POP gave to whom, as records of one queue.
 POP_TOPIC: Final = "rmq_sys_BATON_POP"
 
 SYSTEM_TOPICS: Final = frozenset(
@@ -63,9 +60,9 @@ SYSTEM_TOPICS: Final = frozenset(
         OFFSET_MOVED_TOPIC,
     }
 )
-# Their consume queues hold when each message is due instead of its tags.
+# Their consume queue units hold due times instead of tags.
 DUE_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
-# What a client may not send to, though the topic exists.
+# Existing topics that clients may not send to.
 NOT_ALLOWED_SEND_TOPICS: Final = frozenset(
     {
         SCHEDULE_TOPIC,
@@ -82,22 +79,22 @@ NOT_ALLOWED_SEND_TOPICS: Final = frozenset(
 )
 
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
-# With what POP writes between group and topic, which no name of a client may hold.
+# With what POP writes between group and topic; client names cannot contain it.
 _LEGAL_STORED: Final = re.compile(r"[%|a-zA-Z0-9_+-]+")
 
 
 def retry_topic(group: str) -> str:
-    """The topic from which a group gets its failed messages again."""
+    """The topic from which a group gets failed messages again."""
     return RETRY_PREFIX + group
 
 
 def dlq_topic(group: str) -> str:
-    """The topic that holds what a group failed on too often."""
+    """The topic of messages that a group failed on too often."""
     return DLQ_PREFIX + group
 
 
 def reply_topic(cluster_name: str) -> str:
-    """The topic of request-reply answers in a cluster."""
+    """The topic of a cluster's request-reply answers."""
     return f"{cluster_name}_{REPLY_TOPIC_POSTFIX}"
 
 
@@ -107,7 +104,7 @@ def pop_retry_topics(group: str, topic: str) -> tuple[str, str]:
 
 
 def pop_topic_pairs(retry_topic_v1: str) -> Iterator[tuple[str, str]]:
-    """Each (group, topic) for which POP may have made this retry topic in the first spelling."""
+    """Each (group, topic) for which POP may have made this retry topic, in the first spelling."""
     name = retry_topic_v1.removeprefix(RETRY_PREFIX)
     for at, char in enumerate(name):
         if char == "_":
@@ -126,20 +123,19 @@ def _is_odd_file_name(name: str) -> bool:
         return True
     try:
         return len(name.encode("utf-8")) <= NAME_BYTES_MAX
-    except UnicodeEncodeError:  # half of a surrogate pair
+    except UnicodeEncodeError:  # a lone surrogate
         return False
 
 
 def odd_topics(names: Iterable[str]) -> list[str]:
-    """Those of `names` that no topic of any broker has: a folder, a record or a line of a log could
-    not hold them. Of 10,000 plain names each costs a call into C."""
+    """Those of `names` that no broker's topic can have, because a folder, record or log line could
+    not hold them. One C call for each name."""
     odd = filterfalse(_PLAIN_NAME.fullmatch, names)
     return [name for name in odd if not (name.isprintable() and is_file_name(name))]
 
 
 def text_problem(text: str, size_max: int = NAME_BYTES_MAX) -> str | None:
-    """Why this is no name, address or other short text to show, or None if it is one. A path may
-    not be made of it."""
+    """Why this is no name, address or other short text to show; None if it is. Not for paths."""
     if not text or text.isspace():
         return "it is blank"
     if not text.isprintable():
@@ -150,8 +146,8 @@ def text_problem(text: str, size_max: int = NAME_BYTES_MAX) -> str | None:
 
 
 def first_problem(names: Mapping[str, str], texts: Mapping[str, str]) -> str:
-    """What is wrong with the first of these that is illegal, "" if none is. Names of brokers and
-    clusters, and other short texts, each under what it is."""
+    """What is wrong with the first illegal one; "" if none is. Names of brokers and clusters, and
+    other short texts, by what they are."""
     found = [(what, name, server_name_problem(name)) for what, name in names.items()]
     found += [(what, text, text_problem(text)) for what, text in texts.items()]
     bad = next((each for each in found if each[2]), None)
@@ -169,7 +165,7 @@ def is_retry_or_dlq(topic: str) -> bool:
 
 
 def topic_problem(topic: str) -> str | None:
-    """Why this is no legal topic name, or None if it is one."""
+    """Why this is no legal topic name, or None."""
     if not topic or topic.isspace():
         return "The specified topic is blank."
     if _LEGAL.fullmatch(topic) is None:
@@ -184,7 +180,7 @@ def topic_problem(topic: str) -> str | None:
 
 
 def group_problem(group: str) -> str | None:
-    """Why this is no legal group name, or None if it is one."""
+    """Why this is no legal group name, or None."""
     if not group or group.isspace():
         return "The specified group is blank."
     if len(group) > GROUP_LENGTH_MAX:
@@ -198,7 +194,7 @@ def group_problem(group: str) -> str | None:
 
 
 def server_name_problem(name: str) -> str | None:
-    """Why this is no name of a broker or a cluster, or None if it is one. Topics are made of it."""
+    """Why this is no name of a broker or cluster, or None. Topics are named after it."""
     if not name or "#" in name:
         return "it must be non-empty and hold no '#'"
     if not (name.isprintable() and is_file_name(name)):
@@ -209,15 +205,15 @@ def server_name_problem(name: str) -> str | None:
 
 
 def check_group(group: str) -> None:
-    """Raises BrokerRefusal INVALID_PARAMETER (29) for an illegal name."""
+    """Raises BrokerRefusal(INVALID_PARAMETER) for an illegal name."""
     problem = group_problem(group)
     if problem is not None:
         raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, f"group: {problem}")
 
 
 def check_made_topic(topic: str) -> None:
-    """The same for a topic whose name the broker made from legal ones, or that exists already: it
-    may be a retry topic of POP, and it must fit into a record and a folder."""
+    """The same for a topic that the broker named, or that exists: it may be a retry topic of POP,
+    and must fit into a record and a folder."""
     size = len(topic.encode("utf-8", "surrogatepass"))
     if size > NAME_BYTES_MAX:
         raise BrokerRefusal(
@@ -234,8 +230,8 @@ def check_made_topic(topic: str) -> None:
 
 
 def check_pop_names(group: str, topic: str) -> None:
-    """Raises BrokerRefusal INVALID_PARAMETER (29) for a pair whose failed messages POP could keep
-    nowhere: `%RETRY%`, group, one character and topic are one topic's name."""
+    """Raises BrokerRefusal(INVALID_PARAMETER) if the name of POP's retry topic (`%RETRY%`, group,
+    one character, topic) would be too long."""
     size = len(pop_retry_topics(group, topic)[0].encode("utf-8", "surrogatepass"))
     if not topic.startswith(RETRY_PREFIX) and size > NAME_BYTES_MAX:
         raise BrokerRefusal(
@@ -246,14 +242,14 @@ def check_pop_names(group: str, topic: str) -> None:
 
 
 def check_topic(topic: str) -> None:
-    """Raises BrokerRefusal INVALID_PARAMETER (29) for an illegal name."""
+    """Raises BrokerRefusal(INVALID_PARAMETER) for an illegal name."""
     problem = topic_problem(topic)
     if problem is not None:
         raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, problem)
 
 
 def check_send_allowed(topic: str) -> None:
-    """Raises BrokerRefusal NO_PERMISSION (16) for a topic that clients must not write."""
+    """Raises BrokerRefusal(NO_PERMISSION) for a topic that clients must not write to."""
     if topic in NOT_ALLOWED_SEND_TOPICS:
         raise BrokerRefusal(
             ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden."

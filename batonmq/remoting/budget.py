@@ -1,10 +1,6 @@
-"""What the peers of one endpoint may cost: time in a turn of the loop, memory, and connections
-(SAFETY R58).
-
-A peer is a stranger until it has shown what it is, so neither the number of its requests nor the
-size that a frame announces is believed. What does not fit into a turn waits for one of the next;
-what does not fit into memory is not read until there is room.
-"""
+"""What the peers of an endpoint may cost: time in a loop turn, memory, connections (R58). Neither
+the number of a stranger's requests nor the announced size of a frame is trusted: what exceeds a
+turn waits for a later one, what exceeds the memory is not read until there is some."""
 
 from __future__ import annotations
 
@@ -22,33 +18,27 @@ from batonmq.runtime.sockets import descriptors_allowed
 
 log = logging.getLogger(__name__)
 
-SLICE_S: Final = 0.002
-"""For the frames of one connection, before others have their turn."""
+SLICE_S: Final = 0.002  # For the frames of one connection, before others have their turn.
 TURN_S: Final = 0.005
-"""For all connections of an endpoint. Heartbeats, acks and leases wait no longer than that."""
+"""For all connections of an endpoint: heartbeats, acks and leases wait no longer."""
 WOKEN_AT_ONCE: Final = 2
-"""Handlers that waited and continue in one turn: what they will take is not known yet."""
+"""Waiting handlers that continue in one turn; what they will take is unknown."""
 
 MEMORY_MAX: Final = 256 * 1024 * 1024
-PEER_MEMORY_MAX: Final = 128 * 1024 * 1024
-"""Of one host, so that one host cannot take the room of all."""
-CONNECTIONS_MAX: Final = 16_384
-"""Of one endpoint."""
+PEER_MEMORY_MAX: Final = 128 * 1024 * 1024  # Of one host, so that it cannot take all.
+CONNECTIONS_MAX: Final = 16_384  # Of one endpoint.
 _SHARE: Final = 5 / 8
-"""Of the descriptors: gRPC may take a quarter, and files and other ports need theirs."""
+"""Of the descriptors: gRPC may take a quarter, files and other ports need theirs."""
 _PASSED_OVER_MAX: Final = 16
-_SHORT_S: Final = 60.0
-"""How long there are fewer places once descriptors were short."""
-_REPORT_S: Final = 10.0
-"""Between two lines in the log about connections that made room."""
-STALE_S: Final = 10.0
-"""If others wait for memory, a frame that has not come whole by then costs its connection."""
+_SHORT_S: Final = 60.0  # How long there are fewer places after descriptors ran short.
+_REPORT_S: Final = 10.0  # Between two log lines about connections that were closed for new ones.
+STALE_S: Final = 10.0  # While others wait for memory, a frame must be complete within this time.
 _CHECK_S: Final = 0.05
 
 
 class TurnBudget:
-    """Counts the time that requests take in this turn; what is over it waits in order of arrival.
-    The time of a simulation stands still in a turn, so nothing waits there."""
+    """Counts the time of requests in this turn; what exceeds it waits in order of arrival.
+    Simulated time stands still in a turn, so nothing waits there."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -63,7 +53,7 @@ class TurnBudget:
 
     def spend(self, seconds: float) -> None:
         self.spent_s += seconds
-        # What earlier turns took counts as well, up to a fifth: cheap turns need no callback.
+        # Earlier turns count up to a fifth, so cheap turns need no callback.
         if self.spent_s > TURN_S / 5 and not self._is_counting:
             self._is_counting = True
             self._loop.call_soon(self._turn_ended)
@@ -89,7 +79,7 @@ class TurnBudget:
             self._loop.call_soon(self._next)
 
     def _next(self) -> None:
-        """Half a turn for those that wait: the other half is for who comes new."""
+        """Half a turn for those that wait, half for newcomers."""
         until_s, woken = boot_s() + TURN_S / 2, 0
         for _ in range(len(self._waiting)):
             waiter = self._waiting.popleft()
@@ -106,10 +96,8 @@ class TurnBudget:
 
 
 class Paced:
-    """A handler's coroutine, each of whose steps counts, and waits for a turn if this one is spent.
-
-    Use: `await Paced(budget, work)`, which gives what `work` returns, or raises what it raises.
-    """
+    """A handler's coroutine whose steps count and wait for a turn. `await Paced(budget, work)` has
+    the result of `work`."""
 
     def __init__(self, budget: TurnBudget, work: Coroutine[Any, Any, Any]) -> None:
         self._budget = budget
@@ -122,7 +110,7 @@ class Paced:
             try:
                 if budget.is_spent:
                     yield from budget.turn().__await__()
-            except BaseException as error:  # a cancellation belongs to the work
+            except BaseException as error:  # a cancellation is passed to the work
                 step = partial(work.throw, error)
             begin_s = boot_s()
             try:
@@ -139,7 +127,7 @@ class Paced:
 
 
 class Accepted(Protocol):
-    """A connection that was accepted; `descriptor` is -1 where it has none."""
+    """An accepted connection; `descriptor` is -1 if it has none."""
 
     @property
     def peer(self) -> str: ...
@@ -151,12 +139,12 @@ class Accepted(Protocol):
 
 
 class Places:
-    """The connections of a server. If there are too many, or descriptors run out, one of a peer
-    that has not shown what it is makes room for each new one, and a member only if there is no
-    other. `Crowd` says which, but who sent something since it was last looked at is passed over.
+    """The connections of a server. If there are too many, or descriptors run short, each new one
+    takes the place of a peer that has not shown what it is, of a member only if there is no other.
+    `Crowd` chooses; a peer that sent something since the last look is skipped.
 
-    A new descriptor is the lowest that is free: a high one tells that few are left. Then the server
-    of this process that has the most strangers has fewer places for a while.
+    New descriptors are the lowest free ones, so a high one shows that few are left. Then the server
+    of this process with most strangers has fewer places for a while.
     """
 
     _of_process: ClassVar[WeakSet[Places]] = WeakSet()
@@ -168,7 +156,7 @@ class Places:
         self._reported_s = 0.0
         self._strangers: Crowd[Accepted] = Crowd()
         self._looked_at_ms: dict[Accepted, int] = {}
-        """Of each stranger: when it had sent something then."""
+        """Of each stranger: when it had sent something."""
         self._members: Crowd[Accepted] = Crowd()
         self._of_process.add(self)
 
@@ -176,7 +164,7 @@ class Places:
         return len(self._strangers) + len(self._members)
 
     def take(self, connection: Accepted) -> None:
-        """Takes a place. Others lose theirs for it, or this one ends at once."""
+        """Takes a place; another connection loses its own, or this one ends."""
         if connection.descriptor >= int(descriptors_allowed() * _SHARE):
             fullest = max(self._of_process, key=lambda places: len(places._strangers))
             if not fullest._strangers:
@@ -218,7 +206,7 @@ class Places:
             log.warning("connections_crowded_out open=%d ended=%d", len(self), self._lost)
 
     def keep(self, connection: Accepted) -> None:
-        """The peer has shown that it is a member: a client of a group, or a broker."""
+        """The peer is a member: a client of a group, or a broker."""
         if connection in self._strangers:
             self._strangers.remove(connection)
             self._looked_at_ms.pop(connection, None)
@@ -231,7 +219,7 @@ class Places:
 
 
 class Holder(Protocol):
-    """A connection that holds bytes of a frame that has not come whole."""
+    """A connection that holds bytes of an incomplete frame."""
 
     @property
     def peer_host(self) -> str: ...
@@ -240,11 +228,9 @@ class Holder(Protocol):
 
 
 class MemoryBudget:
-    """Bytes that connections of an endpoint hold for what is not complete.
-
-    Over the budget, only the frame that began first goes on, so all come whole, one after the
-    other. If it is stuck, its connection ends.
-    """
+    """Bytes that an endpoint's connections hold for incomplete frames. Beyond the budget only the
+    oldest frame continues, so frames complete one after the other. If it is stuck, its connection
+    ends."""
 
     def __init__(
         self,
@@ -256,7 +242,7 @@ class MemoryBudget:
         self._loop = loop
         self._bytes_max = bytes_max
         self._peer_bytes_max = peer_bytes_max
-        # (bytes, since when), the one that began first comes first.
+        # (bytes, since when), oldest first.
         self._holders: dict[Holder, tuple[int, float]] = {}
         self._by_host: Counter[str] = Counter()
         self._waiting: dict[Holder, None] = {}
@@ -265,7 +251,7 @@ class MemoryBudget:
     def hold(self, holder: Holder, size: int) -> bool:
         """`holder` holds `size` bytes from now on. False: it may not read before `room_came`."""
         before, since_s = self._holders.get(holder, (0, boot_s()))
-        if size < before:  # a frame came whole: what is held is of another one
+        if size < before:  # its frame is complete: these bytes are another's
             del self._holders[holder]
             since_s = boot_s()
         if size:
@@ -296,7 +282,7 @@ class MemoryBudget:
         for holder, (size, since_s) in list(self._holders.items()):
             if since_s > stale_s:
                 break
-            # Only who takes room that somebody waits for.
+            # Only a holder of memory that others wait for.
             if any(self._competes(holder, other) for other in self._waiting):
                 holder.abort(
                     f"a frame of which {size} bytes came in {STALE_S:.0f} s: memory is short"

@@ -1,16 +1,11 @@
-"""One request or response, and its frame: bytes in, commands out, and back. Pure.
+"""One request or response and its frame: bytes in, commands out, and back. Pure. A command has
+code, string fields, remark and body; `opaque` pairs a response with its request.
 
-A command has a code, string fields, a remark and a body. `opaque` pairs a response with its
-request; the connection that sends a request sets it.
-
-A frame is `i32 length`, `u8 header type`, `u24 header length`, header, body. A JSON header has its
-keys in alphabetical order, absent rather than null. A binary one ("ROCKETMQ") is code i16, language
-u8, version i16, opaque i32, flag i32, remark (i32 + utf8), fields (i32 bytes in all, then key i16 +
-bytes, value i32 + bytes). A binary code is cut to 16 bits, so POP codes arrive modulo 65536:
-`decode_frame` gives the whole code back.
-
-Origin: Java `RemotingCommand`, `NettyDecoder` (LengthFieldBasedFrameDecoder of 16777216 bytes),
-`RemotingSerializable`, `RocketMQSerializable`.
+A frame is `i32 length`, `u8 header type`, `u24 header length`, header, body. A JSON header has
+sorted keys, absent rather than null. A binary one ("ROCKETMQ") is code i16, language u8, version
+i16, opaque i32, flag i32, remark (i32 + utf8), fields (i32 size, then key i16 + bytes, value i32 +
+bytes). Its code is cut to 16 bits; `decode_frame` restores POP codes. Origin: Java
+`RemotingCommand`, `NettyDecoder`, `RemotingSerializable`, `RocketMQSerializable`.
 """
 
 import re
@@ -28,12 +23,11 @@ FLAG_ONEWAY: Final = 2
 TYPE_JSON: Final = 0
 TYPE_BINARY: Final = 1
 
-# Length field included, as Java counts.
+# With the length field, as Java counts.
 FRAME_SIZE_MAX: Final = 16_777_216
 HEADER_SIZE_MAX: Final = 160 * 1024
-"""Of a request (SAFETY R58). Properties of a message, the largest field, have at most 32 KiB; the
-fields of a header are decoded in one step, which takes up to 0.1 µs a byte. JSON escapes take up to
-four times as much there."""
+"""Of a request (R58). Its largest field, properties, has at most 32 KiB, up to four times as much
+in JSON escapes. A header is decoded in one step, at up to 0.1 µs a byte."""
 BUFFER_SIZE: Final = 65_536
 _FRAME: Final = struct.Struct(">II")
 _unpack: Final = _FRAME.unpack_from
@@ -41,8 +35,8 @@ _I32: Final = struct.Struct(">i")
 
 
 class RemotingCommand(msgspec.Struct, eq=False):
-    """`ext` are the header fields of this code. `has_ext` False: the sender wrote no map of fields,
-    not even an empty one, and none is written when the command is encoded."""
+    """`ext`: the header fields of this code. `has_ext` False: the sender wrote no map of fields,
+    and none is written when the command is encoded."""
 
     code: int
     flag: int = 0
@@ -57,14 +51,14 @@ class RemotingCommand(msgspec.Struct, eq=False):
 
     @property
     def size(self) -> int:
-        """Bytes of its body and fields, for those that keep it."""
+        """Bytes of body and fields, for those that keep it."""
         return len(self.body) + sum(map(len, self.ext)) + sum(map(len, self.ext.values()))
 
     @classmethod
     def request(
         cls, code: int, ext: Mapping[str, str | int | bool | None] | None = None, body: bytes = b""
     ) -> Self:
-        """A request. Field values may be numbers and booleans; None leaves a field out."""
+        """Field values may be numbers and booleans; None leaves a field out."""
         return cls(code, ext=text_fields(ext), body=body)
 
     @classmethod
@@ -76,7 +70,7 @@ class RemotingCommand(msgspec.Struct, eq=False):
         ext: Mapping[str, str | int | bool | None] | None = None,
         body: bytes = b"",
     ) -> Self:
-        """The answer to `request`. Always with a JSON header, as a Java server answers too."""
+        """The answer to `request`, with a JSON header as a Java server answers."""
         return cls(
             code,
             flag=FLAG_RESPONSE,
@@ -95,23 +89,23 @@ class RemotingCommand(msgspec.Struct, eq=False):
         return bool(self.flag & FLAG_ONEWAY)
 
     def require(self, name: str) -> str:
-        """A mandatory field. Raises BrokerRefusal SYSTEM_ERROR that names it, as Java does."""
+        """A mandatory field. Raises BrokerRefusal(SYSTEM_ERROR) that names it, as Java does."""
         value = self.ext.get(name)
         if value is None:
             raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is null")
         return value
 
     def require_int(self, name: str) -> int:
-        """A mandatory whole number. Raises BrokerRefusal SYSTEM_ERROR that names the field."""
+        """A mandatory whole number. Raises BrokerRefusal(SYSTEM_ERROR) that names the field."""
         return _to_int(name, self.require(name))
 
     def get_int(self, name: str, default: int) -> int:
-        """A whole number, `default` where the field is absent. Raises as `require_int`."""
+        """A whole number; `default` if absent. Raises as `require_int`."""
         value = self.ext.get(name)
         return default if value is None or value == "" else _to_int(name, value)
 
     def get_bool(self, name: str, default: bool = False) -> bool:
-        """A boolean as Java parses it: "true" in any case is true, everything else false."""
+        """As Java parses it: "true" in any case is true, everything else false."""
         value = self.ext.get(name)
         return default if value is None or value == "" else value.lower() == "true"
 
@@ -136,7 +130,7 @@ def _to_text(value: str | int | bool) -> str:
         return "true"
     if value is False:
         return "false"
-    # An IntEnum prints as its number only through int.
+    # An IntEnum prints its number only through int.
     return value if isinstance(value, str) else str(int(value))
 
 
@@ -155,20 +149,17 @@ def receive_buffer() -> memoryview:
 
 
 class FrameReader:
-    """Use: read into `get_buffer()`, then iterate over `received(n)` to its end.
-
-    All connections of a loop read into one buffer, so an idle one has none; between two reads a
-    connection keeps only the beginning of a frame that is not complete. Header and body are copied
-    out, because the next read overwrites the buffer. Invariant: `get_buffer()` is never empty, but
-    where frames were put by. A frame that does not fit into the shared buffer gets one of its own.
-    It grows with what has arrived: anybody can announce a frame of 16 MiB (SAFETY R58).
-    """
+    """Read into `get_buffer()`, then exhaust `received(n)`. All connections of a loop read into one
+    buffer; between reads a connection keeps only the beginning of an incomplete frame. Header and
+    body are copied out. `get_buffer()` is never empty, except after `put_by`. A frame that does not
+    fit into the shared buffer gets its own, which grows with what has arrived: anyone can announce
+    16 MiB (R58)."""
 
     __slots__ = ("_kept", "_large", "_large_end", "_large_size", "_shared")
 
     def __init__(self, shared: memoryview) -> None:
-        """`shared` is from `receive_buffer`; nobody else may write to it between `get_buffer` and
-        `received`, but between two reads anybody."""
+        """`shared`: from `receive_buffer`. Nobody else may write to it between `get_buffer` and
+        `received`."""
         self._shared = shared
         self._kept = b""
         self._large: memoryview | None = None
@@ -176,17 +167,17 @@ class FrameReader:
 
     @property
     def waiting(self) -> int:
-        """Bytes of a frame that is not complete yet."""
+        """Bytes of an incomplete frame."""
         return len(self._kept) if self._large is None else self._large_end
 
     @property
     def held(self) -> int:
-        """Bytes of memory for it."""
+        """Memory that it takes."""
         return len(self._kept) if self._large is None else len(self._large)
 
     def put_by(self, n: int) -> None:
-        """`n` more bytes came, whose frames are wanted later: then call `get_buffer` and
-        `received(0)`, before more is read."""
+        """`n` more bytes came, whose frames are wanted later: call `get_buffer` and `received(0)`
+        before the next read."""
         if self._large is None:
             self._kept = self._shared[: len(self._kept) + n].tobytes()
         else:
@@ -205,12 +196,9 @@ class FrameReader:
         return self._shared
 
     def received(self, n: int) -> Generator[tuple[int, bytes, bytes], None, None]:
-        """(header type, header, body) of each frame that is complete after `n` more bytes. Who
-        closes the iterator early gets the rest by `get_buffer()` and `received(0)`.
-
-        Raises RemoteProtocolError at a malformed frame, after those before it; the connection
-        cannot be used any more.
-        """
+        """(header type, header, body) of each frame that is complete after `n` more bytes. After an
+        early close the rest comes by `get_buffer()` and `received(0)`. Raises RemoteProtocolError
+        at a malformed frame, after the frames before it; then the connection is unusable."""
         large = self._large
         view = self._shared if large is None else large
         end = self.waiting + n
@@ -259,7 +247,7 @@ class FrameReader:
         self._grow(rest)
 
     def _grow(self, large: memoryview) -> None:
-        """At most as much again as has arrived, and at most the frame's size."""
+        """At most doubles what has arrived, and at most to the frame's size."""
         grown = memoryview(bytearray(min(self._large_size, 2 * len(large))))
         grown[: len(large)] = large
         self._large = grown
@@ -304,7 +292,7 @@ class _JsonIn(msgspec.Struct, gc=False):
 
 
 class _JsonLoose(msgspec.Struct, gc=False):
-    """What peers in other languages write: numbers and booleans as field values."""
+    """From peers in other languages: numbers and booleans as field values."""
 
     code: int
     extFields: dict[str, str | int | float | bool | None] | None = None
@@ -324,7 +312,8 @@ _LANGUAGES: Final = {language.name: language for language in LanguageCode}
 _ALIASES: Final = {int(code) & 0xFFFF: int(code) for code in RequestCode if code > 0xFFFF}
 _BINARY_HEAD: Final = struct.Struct(">HBhiii")
 _FLAG_AT: Final = 9
-# `{"code":310,`: the beginning of a header has its code, up to three digits; peers send few.
+# `{"code":310,`: a header begins with its code of up to three digits; peers send few different
+# ones.
 _CODE_PREFIX: Final = 12
 _CODES_MAX: Final = 1024
 _OPAQUE: Final = re.compile(rb'"opaque":(-?\d{1,10})\b')
@@ -333,10 +322,8 @@ _codes: Final[dict[bytes, int]] = {}
 
 
 def encode_frame(cmd: RemotingCommand) -> bytes:
-    """The whole frame of a command, its length included, with a header of its `serialize_type`.
-
-    Raises RemoteProtocolError for a frame that is larger than any peer would read.
-    """
+    """The whole frame with a header of its `serialize_type`. Raises RemoteProtocolError if it is
+    too large for any peer."""
     header = encode_header(cmd)
     body = cmd.body
     length = 4 + len(header) + len(body)
@@ -373,10 +360,8 @@ def decode_frame(header: bytes, body: bytes, serialize_type: int) -> RemotingCom
 
 
 def peek_code(serialize_type: int, header: bytes) -> int:
-    """The code of a frame without decoding the rest.
-
-    Raises RemoteProtocolError for what is no header; other errors appear when it is decoded.
-    """
+    """The code of a frame without decoding the rest. Raises RemoteProtocolError if it is no header;
+    other errors appear on decoding."""
     if serialize_type == TYPE_BINARY:
         if len(header) < _BINARY_HEAD.size:
             raise RemoteProtocolError(f"binary header of {len(header)} bytes is cut off")
@@ -398,8 +383,8 @@ def _find_code(header: bytes) -> int:
 
 
 def peek_head(serialize_type: int, header: bytes) -> RemotingCommand:
-    """The code and the opaque of a request, without its fields. Raises RemoteProtocolError for what
-    has none where peers write it."""
+    """Code and opaque of a request, without its fields. Raises RemoteProtocolError if they are not
+    where peers write them."""
     code = peek_code(serialize_type, header)
     if serialize_type == TYPE_BINARY:
         opaque = _BINARY_HEAD.unpack_from(header)[3]
@@ -416,14 +401,11 @@ def peek_head(serialize_type: int, header: bytes) -> RemotingCommand:
 
 
 def peek_is_response(serialize_type: int, header: bytes) -> bool:
-    """Whether a frame answers one of ours.
-
-    Inside the strings of a JSON header every quote is escaped, so the bytes looked for can only
-    be the key itself.
-    """
+    """Whether a frame answers one of our requests. In JSON strings every quote is escaped, so these
+    bytes can only be the key itself."""
     if serialize_type == TYPE_BINARY:
         return bool(header[_FLAG_AT + 3] & 1)
-    # From the end: the key is there, behind a long property string.
+    # From the end: the key is there, after a long property string.
     if header.rfind(b'"flag":0') >= 0:
         return False
     return decode_frame(header, b"", serialize_type).is_response
@@ -522,10 +504,8 @@ def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def decode_binary_fields(header: bytes, at: int) -> dict[str, str]:
-    """The field map of a binary header, whose i32 size is at `at`. Empty values count as absent.
-
-    Raises RemoteProtocolError for lengths that do not fit, UnicodeDecodeError for other than UTF-8.
-    """
+    """The field map of a binary header whose i32 size is at `at`. Empty values count as absent.
+    Raises RemoteProtocolError for lengths that do not fit, UnicodeDecodeError."""
     (size,) = _I32.unpack_from(header, at)
     at += 4
     end = at + size
@@ -555,11 +535,11 @@ def binary_opaque_and_flag(header: bytes) -> tuple[int, int]:
 
 
 def binary_language(header: bytes) -> int:
-    """The number of the sender's LanguageCode in a binary header that `peek_code` accepted."""
+    """The sender's LanguageCode in a binary header that `peek_code` accepted."""
     language: int = _BINARY_HEAD.unpack_from(header, 0)[1]
     return language
 
 
 def binary_fields(header: bytes) -> dict[str, str]:
-    """The field map of a binary header alone. Raises RemoteProtocolError."""
+    """The field map of a binary header. Raises RemoteProtocolError."""
     return _decode_binary(header, b"").ext

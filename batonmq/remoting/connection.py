@@ -1,13 +1,10 @@
 """One remoting connection, the same at both ends, and the handlers of its requests.
 
-All frames of one turn of the loop are written with one `transport.write` at its end (`WriteTurn`).
-Frames for a peer that does not read wait here, limited in bytes and time. A malformed frame ends
-its connection only, with one log line.
-
-`Processors` has a handler for each request code. It takes a request and its connection and returns
-the response, or a coroutine of it, or None if it replies later or not at all. A raw handler gets
-the frame undecoded: it is for the few codes of the hot path, which need no task, future or command.
-
+All frames of a loop turn leave in one `transport.write` (`WriteTurn`). Frames for a peer that does
+not read wait here, limited in bytes and time. A malformed frame ends only its connection.
+`Processors` has a handler for each request code: it takes a request and its connection and returns
+the response, a coroutine of it, or None if it replies later or never. A raw handler gets the
+undecoded frame: the hot path needs no task, future or command.
 """
 
 import asyncio
@@ -44,16 +41,14 @@ from batonmq.runtime.sockets import descriptor_of, limit_unacknowledged_of
 
 log = logging.getLogger(__name__)
 
-# What may wait for a peer that does not read: bytes (four frames of the largest size) and time.
+# For a peer that does not read: bytes (four frames of the largest size) and time.
 BACKLOG_BYTES_MAX: Final = 4 * 16_777_216
 WRITE_STALL_S: Final = 30.0
 OPAQUE_MAX: Final = 0x7FFFFFFF
-LINGER_S: Final = 1.0
-"""How long the peer may take to end its side after a farewell."""
-_UNTIMED: Final = 8
-"""Frames of the hot path between two looks at the clock."""
+LINGER_S: Final = 1.0  # How long the peer may take to close after a farewell.
+_UNTIMED: Final = 8  # Frames of the hot path between two looks at the clock.
 UNANSWERED_MS: Final = 10_000
-"""If a peer acknowledges nothing for this time, its host is cut off or has another address now."""
+"""If a peer acknowledges nothing for so long, its host is cut off or has moved."""
 
 Response: TypeAlias = RemotingCommand | None
 Handler: TypeAlias = "Callable[[RemotingCommand, Connection], Response | Awaitable[Response]]"
@@ -62,7 +57,7 @@ RawHandler: TypeAlias = "Callable[[Connection, int, bytes, bytes], None]"
 
 
 class Processors:
-    """Handlers by request code; the default one, for all other codes, replies 3."""
+    """Handlers by request code; the default one answers REQUEST_CODE_NOT_SUPPORTED (3)."""
 
     def __init__(self) -> None:
         self.handlers: dict[int, Handler] = {}
@@ -84,7 +79,7 @@ class Processors:
         self.default_handler = handler
 
     def replace(self, other: "Processors") -> None:
-        """The handlers of `other` take the place of all, on open connections, too."""
+        """Replaces all handlers by those of `other`, on open connections too."""
         for mine, theirs in (
             (self.handlers, other.handlers),
             (self.raw_handlers, other.raw_handlers),
@@ -108,11 +103,9 @@ def answer_not_supported(request: RemotingCommand, connection: "Connection") -> 
 
 
 class RequestDispatcher:
-    """Gives the requests of all connections of an endpoint to their handlers.
-
-    `tasks` are the handlers that still run; they may outlive the connection of their request.
-    `turn`, `memory` and `places` bound what all peers of the endpoint cost (SAFETY R58).
-    """
+    """Gives the requests of an endpoint's connections to their handlers. `tasks`: handlers that
+    still run; they may outlive their connection. `turn`, `memory` and `places` limit what peers
+    cost (R58)."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, processors: Processors) -> None:
         self.raw_handlers = processors.raw_handlers
@@ -164,7 +157,7 @@ class RequestDispatcher:
         self.tasks.discard(task)
         connection.intake.handler_ended()
         if task.cancelled() and asyncio.iscoroutine(result):
-            # Cancelled before its first step: the handler's coroutine was never awaited.
+            # Cancelled before its first step: nobody awaited the handler's coroutine.
             result.close()
 
 
@@ -193,7 +186,7 @@ def _answer_error(connection: "Connection", cmd: RemotingCommand, error: Excepti
 
 
 class WriteTurn:
-    """Collects the connections that have something to write until the end of the loop's turn."""
+    """Collects the connections that have something to write until the turn ends."""
 
     __slots__ = ("_dirty", "_loop")
 
@@ -207,20 +200,17 @@ class WriteTurn:
         self._dirty.append(connection)
 
     def flush(self) -> None:
-        """Writes now what all connections hold; what is written later waits for the next turn."""
+        """Writes what all connections hold now; later frames wait for the next turn."""
         dirty, self._dirty = self._dirty, []
         for connection in dirty:
             connection.flush()
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Made by a server or a client, never by hand.
-
-    `peer` and `local` are "ip:port"; `attachments` belong to the handlers; `last_active_ms` is
-    `boot_ms` of the last bytes received. `on_close` callbacks are called once, with the connection,
-    when it is closed for good. `taken` frames of the peer were handed out, each once it was whole.
-    `farewell(taken)`, where it is set, makes the one-way request that `close` sends as last frame.
-    """
+    """Made by a server or a client. `peer` and `local` are "ip:port"; `attachments` belong to the
+    handlers; `last_active_ms` is `boot_ms` of the last received bytes. `on_close` callbacks get the
+    connection once. `taken`: whole frames of the peer that were handed out. `farewell(taken)` makes
+    the one-way request that `close` sends last."""
 
     def __init__(
         self,
@@ -272,11 +262,11 @@ class Connection(asyncio.BufferedProtocol):
         return f"<Connection {self.local} - {self.peer}{' closed' if self.closed else ''}>"
 
     def keep(self) -> None:
-        """The peer is a member: its connection is not the one that makes room for others."""
+        """The peer is a member: this connection is not closed for new ones."""
         self._dispatcher.places.keep(self)
 
     def write(self, frame: bytes) -> None:
-        """Queues a whole frame until the end of this turn. Does nothing when closed."""
+        """Queues a frame until the end of this turn. Without effect when closed."""
         if self.closed:
             return
         self._out.append(frame)
@@ -293,7 +283,7 @@ class Connection(asyncio.BufferedProtocol):
         self._turn.add(self)
 
     def flush(self) -> None:
-        """Gives the transport everything queued, joined into one piece."""
+        """Gives the transport all that is queued, joined."""
         self._dirty = False
         out = self._out
         if not out or self._transport is None:
@@ -310,7 +300,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.write(first)
 
     def reply(self, request: RemotingCommand, response: RemotingCommand) -> None:
-        """Queues the response to a request, unless that was oneway."""
+        """Queues the response to a request, unless that was one-way."""
         if request.flag & FLAG_ONEWAY:
             return
         response.opaque = request.opaque
@@ -331,10 +321,8 @@ class Connection(asyncio.BufferedProtocol):
         self.reply(request, RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, why))
 
     async def invoke(self, cmd: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
-        """Sends a request and waits for its response, whatever its code.
-
-        Raises RequestTimeoutError, or ConnectError when the connection ends first.
-        """
+        """Sends a request and waits for its response, whatever its code. Raises
+        RequestTimeoutError, or ConnectError if the connection ends first."""
         future = self.request(cmd, timeout_ms)
         try:
             return await future
@@ -352,7 +340,7 @@ class Connection(asyncio.BufferedProtocol):
         return future
 
     def oneway(self, cmd: RemotingCommand) -> None:
-        """Sends a request without a response. Raises ConnectError when closed."""
+        """Sends a request without response. Raises ConnectError when closed."""
         if self.closed:
             raise ConnectError(self.peer, f"connection is closed: {self.close_reason}")
         cmd.opaque = self._next_opaque()
@@ -367,11 +355,8 @@ class Connection(asyncio.BufferedProtocol):
         return RequestTimeoutError(self.peer, timeout_ms, code)
 
     def close(self, reason: str) -> None:
-        """Ends the connection after what is queued has been handed to the kernel.
-
-        After a farewell the peer ends it: a socket that is closed with bytes unread is reset, and
-        the peer may lose what it has not read either.
-        """
+        """Ends the connection after the queued frames. After a farewell the peer ends it: closing a
+        socket with unread bytes resets it, and the peer could lose what it has not read."""
         if self.closed:
             return
         if self.farewell is not None:
@@ -389,7 +374,7 @@ class Connection(asyncio.BufferedProtocol):
         self._mark_closed(reason)
 
     def abort(self, reason: str) -> None:
-        """Ends the connection at once; what is queued is lost."""
+        """Ends the connection at once; queued frames are lost."""
         if self.closed:
             return
         log.warning("connection_dropped peer=%s local=%s reason=%r", self.peer, self.local, reason)
@@ -439,7 +424,7 @@ class Connection(asyncio.BufferedProtocol):
             self._take_frames(nbytes, now_s)
 
     def _take_frames(self, nbytes: int, begin_s: float) -> None:
-        """Hands out the frames that are complete, as many as fit into a slice."""
+        """Hands out complete frames, as many as fit into a slice."""
         raw_handlers = self._raw_handlers
         untimed = 0
         frames = self.intake.reader.received(nbytes)
@@ -475,7 +460,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.intake.reader.waiting and not self.closed:
             self.abort(f"malformed frame: cut off after {self.intake.reader.waiting} bytes")
         elif not self._server_side and not self.closed:
-            # At once: a request written after this would be lost, and nobody could tell.
+            # At once: a request that is written after this would be lost unnoticed.
             self._mark_closed("closed by the peer")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -493,7 +478,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         stalled = f"peer has not read for {WRITE_STALL_S:.0f} s"
         self._stall_timer = self._loop.call_later(WRITE_STALL_S, lambda: self.abort(stalled))
-        # A client goes on reading: if both ends stopped, neither would start again.
+        # A client continues to read: if both ends stopped, neither would start again.
         self.intake.block(self._server_side)
 
     def resume_writing(self) -> None:
@@ -508,13 +493,13 @@ class Connection(asyncio.BufferedProtocol):
             self._mark_dirty()
 
     def handle(self, request: RemotingCommand) -> None:
-        """Calls the handler of a request that another one kept, as if it had just been received."""
+        """Calls the handler of a request that was kept, as if it had just arrived."""
         self._dispatcher.request(self, request)
 
     def handle_again(
         self, raw: RawHandler, serialize_type: int, header: bytes, body: bytes
     ) -> None:
-        """Calls `raw` with a request that a raw handler kept, as if it had just been received."""
+        """Calls `raw` with a request that was kept, as if it had just arrived."""
         try:
             self._dispatcher.raw(self, raw, serialize_type, header, body)
         except RemoteProtocolError as error:

@@ -1,7 +1,5 @@
-"""Both ends of remoting: a server listens, a client dials, and what they share is `Endpoint`.
-
-Origin: Java `NettyRemotingServer` and `NettyRemotingClient`.
-"""
+"""Both ends of remoting: a server listens, a client dials. Origin: Java `NettyRemotingServer`,
+`NettyRemotingClient`."""
 
 import asyncio
 import logging
@@ -25,7 +23,7 @@ _CLOSED_AT_ONCE: Final = 128
 
 
 class Endpoint:
-    """`connections` are the open ones. `on_connect` and `on_disconnect` are called with each."""
+    """`connections`: the open ones. `on_connect` and `on_disconnect` are called with each."""
 
     _server_side = True
 
@@ -53,7 +51,7 @@ class Endpoint:
 
     @property
     def memory(self) -> MemoryBudget:
-        """What connections hold for frames that are not complete. Needs a running loop."""
+        """What connections hold for incomplete frames. Needs a running loop."""
         self._bind()
         assert self._dispatcher is not None
         return self._dispatcher.memory
@@ -105,13 +103,13 @@ class Endpoint:
 
     def _idle_check(self) -> None:
         now_ms = boot_ms()
-        # After a stall all seem idle: first read what they sent meanwhile (R8).
+        # After a stall all seem idle: first read what they sent (R8).
         if now_ms - self._next_idle_check_ms <= 100:
             self.close_idle(now_ms)
         self._schedule_idle_check()
 
     def close_idle(self, now_ms: int) -> None:
-        """Closes the connections that were silent for the idle timeout, a slice in a turn."""
+        """Closes connections that were silent for the idle timeout, a slice per turn."""
         oldest_ms = now_ms - int(self._idle_timeout_s * 1000)
         idle = [c for c in self.connections if c.last_active_ms <= oldest_ms]
 
@@ -126,11 +124,11 @@ class Endpoint:
         run_in_turns(close_some)
 
     async def _close_connections(self, reason: str) -> None:
-        """Closes all connections and waits until they are gone and their handlers have ended."""
+        """Closes all connections and waits until they and their handlers have ended."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
-        # A handler may be the one that closes us.
+        # One of the handlers may be closing us.
         running = self._dispatcher.tasks if self._dispatcher is not None else set()
         tasks = {task for task in running if task is not asyncio.current_task()}
         for task in tasks:
@@ -152,11 +150,8 @@ class Endpoint:
 
 
 class RemotingServer(Endpoint):
-    """Listens on any number of addresses: a broker on its port and on port-2.
-
-    `on_batch_end` is called once after each buffer's frames of one connection were handed out;
-    set the hooks before `listen`.
-    """
+    """Listens on any number of addresses: a broker on its port and on port-2. `on_batch_end` is
+    called after each buffer's frames of one connection. Set the hooks before `listen`."""
 
     _server_side = True
 
@@ -167,11 +162,8 @@ class RemotingServer(Endpoint):
         self._listeners: list[asyncio.Server] = []
 
     async def listen(self, host: str, port: int) -> int:
-        """Listens on one more address and returns the port bound (`port` 0: any free one). Where
-        the service manager holds a socket for that port, it is used.
-
-        Raises CannotListenError, for example where the port is taken.
-        """
+        """Listens on one more address; returns the port (`port` 0: any free one). Uses the service
+        manager's socket for that port, if any. Raises CannotListenError."""
         loop = self._bind()
         where: dict[str, Any] = {"host": host, "port": port}
         if (held := held_listener(port)) is not None:
@@ -184,7 +176,7 @@ class RemotingServer(Endpoint):
         return bound
 
     async def close(self) -> None:
-        """Stops listening, closes all connections, cancels the handlers that still run."""
+        """Stops listening, closes all connections, cancels running handlers."""
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             listener.close()
@@ -194,10 +186,8 @@ class RemotingServer(Endpoint):
 
 
 class RemotingClient(Endpoint):
-    """One connection for each address "host:port", made at its first use and shared.
-
-    A lost one is dialled again at its next use. Requests of the other side go to `processors`.
-    """
+    """One shared connection for each address "host:port", made at its first use, and again after a
+    loss. Requests of the other side go to `processors`."""
 
     _server_side = False
 
@@ -218,10 +208,8 @@ class RemotingClient(Endpoint):
     async def invoke(
         self, address: str, cmd: RemotingCommand, timeout_ms: int = 3000
     ) -> RemotingCommand:
-        """Sends a request and waits for its response, whatever its code.
-
-        The time for dialling counts. Raises ConnectError or RequestTimeoutError.
-        """
+        """Sends a request and waits for its response, whatever its code; dialling counts. Raises
+        ConnectError or RequestTimeoutError."""
         loop = self._bind()
         started = loop.time()
         connection = self.live_connection(address)
@@ -233,26 +221,24 @@ class RemotingClient(Endpoint):
     async def call(
         self, address: str, cmd: RemotingCommand, timeout_ms: int = 3000
     ) -> RemotingCommand:
-        """As `invoke`, but raises ResponseError for any code but 0."""
+        """As `invoke`, but raises ResponseError for any code other than SUCCESS (0)."""
         response = await self.invoke(address, cmd, timeout_ms)
         if response.code != 0:
             raise ResponseError(response.code, response.remark, address)
         return response
 
     async def oneway(self, address: str, cmd: RemotingCommand) -> None:
-        """Sends a request without a response. Raises ConnectError."""
+        """Sends a request without response. Raises ConnectError."""
         (self.live_connection(address) or await self.connection(address)).oneway(cmd)
 
     def live_connection(self, address: str) -> Connection | None:
-        """The open connection to an address, if there is one."""
+        """The open connection to an address, if any."""
         connection = self._by_address.get(address)
         return None if connection is None or connection.closed else connection
 
     async def connection(self, address: str, *, timeout_ms: int | None = None) -> Connection:
-        """The connection to an address, dialled if necessary; all callers share one dial.
-
-        Raises ConnectError.
-        """
+        """The connection to an address, dialled if needed; all callers share one dial. Raises
+        ConnectError."""
         connection = self.live_connection(address)
         if connection is not None:
             return connection
@@ -303,7 +289,7 @@ class RemotingClient(Endpoint):
             del self._by_address[address]
 
     def close_connection(self, address: str, reason: str = "no longer needed") -> None:
-        """Closes the connection to an address, if there is one."""
+        """Closes the connection to an address, if any."""
         connection = self._by_address.pop(address, None)
         if connection is not None:
             connection.close(reason)

@@ -1,15 +1,13 @@
-"""The two hot requests, decoded from the header's bytes at once, and the frames of their replies.
+"""The two hot requests, decoded from the header's bytes, and the frames of their replies. Pure.
 
-Sends (310, 320, and 10 with its long names) and pulls (11, 361) come ten thousand times a second.
-To make a `RemotingCommand`, and numbers of its strings afterwards, costs twice as much. Binary
-headers are decoded through a dict.
+Sends (SEND_MESSAGE 10, SEND_MESSAGE_V2 310, SEND_BATCH_MESSAGE 320) and pulls (PULL_MESSAGE 11,
+LITE_PULL_MESSAGE 361) come ten thousand times a second; a `RemotingCommand` would cost twice as
+much. `decode_*` raises BrokerRefusal(SYSTEM_ERROR) that names a bad field, and RemoteProtocolError
+for bytes that are no header.
 
-Every `decode_*` raises BrokerRefusal SYSTEM_ERROR that names a field which is missing or no number
-(Java replies 1, too), and RemoteProtocolError for bytes that are no header.
-
-A reply is `u32 length, u32 (type << 24 | header length), header, body`, made from bytes templates.
-Its header is JSON whatever the request used, as a Java server answers by default. Nothing that goes
-into a template needs JSON escaping: numbers, hex ids, and unique keys, which are checked. Pure.
+A reply is `u32 length, u32 (type << 24 | header length), header, body`, made from templates, with a
+JSON header as a Java server answers. Nothing in it needs JSON escaping: numbers, hex ids, checked
+unique keys.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ _PULL: Final = (
 
 
 class SendFields(msgspec.Struct, gc=False):
-    """SendMessageRequestHeaderV2. `properties` is the raw property string."""
+    """SendMessageRequestHeaderV2. `properties`: the raw property string."""
 
     producer_group: str = msgspec.field(name="a")
     topic: str = msgspec.field(name="b")
@@ -78,7 +76,7 @@ class SendFields(msgspec.Struct, gc=False):
 
 
 class PullFields(msgspec.Struct, rename="camel", gc=False):
-    """PullMessageRequestHeader. `sys_flag` bits are in `batonmq.protocol.sysflag` (PULL_...)."""
+    """PullMessageRequestHeader. `sys_flag` bits: PULL_... in `protocol.sysflag`."""
 
     consumer_group: str
     topic: str
@@ -110,7 +108,7 @@ class SendFrame(msgspec.Struct, gc=False):
 
 
 class PullFrame(msgspec.Struct, gc=False):
-    """A pull request's header. `language`: the name or number of a LanguageCode."""
+    """A pull request's header. `language`: name or number of a LanguageCode."""
 
     code: int
     opaque: int
@@ -120,7 +118,7 @@ class PullFrame(msgspec.Struct, gc=False):
 
     @property
     def is_ours(self) -> bool:
-        """This project's client asks: it goes to a new master by itself."""
+        """Whether our own client asks: it finds a new master by itself."""
         return self.language in (LanguageCode.PYTHON.name, LanguageCode.PYTHON)
 
     @property
@@ -129,7 +127,7 @@ class PullFrame(msgspec.Struct, gc=False):
 
 
 class _SendFieldsV1(msgspec.Struct, rename="camel", gc=False):
-    """SendMessageRequestHeader: the fields of `SendFields`, in its order, under long names."""
+    """SendMessageRequestHeader: the fields of `SendFields`, in its order, with long names."""
 
     producer_group: str
     topic: str
@@ -194,14 +192,15 @@ def decode_send_v1(serialize_type: int, header: bytes) -> SendFrame:
 
 
 def decode_send(serialize_type: int, header: bytes) -> SendFrame:
-    """The header of any send: by its code, long names or one-letter names."""
+    """The header of any send: by its code, long or one-letter names."""
     if peek_code(serialize_type, header) == RequestCode.SEND_MESSAGE:
         return decode_send_v1(serialize_type, header)
     return decode_send_v2(serialize_type, header)
 
 
 def send_fields(code: int, ext: dict[str, str]) -> SendFields:
-    """The same of a request that is decoded already: 324 has long names, 325 has short ones."""
+    """The same for a decoded request: REPLY_MESSAGE (324) has long names, its V2
+    (325) short ones."""
     if code == RequestCode.SEND_REPLY_MESSAGE:
         return _as_v2(_convert(ext, _SendFieldsV1, {}))
     return _convert(ext, SendFields, _LONG_NAMES)
@@ -266,7 +265,7 @@ class SendReplies:
     """Templates of a send's reply; the region is fixed per broker."""
 
     def __init__(self, region_id: str) -> None:
-        # A region with a percent sign must not be taken for a place to fill in.
+        # A percent sign in the region must not become a placeholder.
         region = json_encode(region_id).replace(b"%", b"%%")
         self._template = (
             b'{"code":0,"extFields":{"MSG_REGION":' + region + b',"TRACE_ON":"true",'
@@ -283,7 +282,8 @@ class SendReplies:
         unique_key: bytes,
         recall_handle: bytes = b"",
     ) -> bytes:
-        """The frame with code 0. `unique_key` must be free of quotes, backslashes, controls."""
+        """The frame of SUCCESS (0). `unique_key`: without quotes, backslashes,
+        control characters."""
         if recall_handle:
             unique_key += b'","recallHandle":"' + recall_handle
         header = self._template % (msg_id, queue_id, queue_offset, unique_key, opaque)
@@ -292,11 +292,9 @@ class SendReplies:
 
 
 def recode(reply: bytes, code: int, remark: str) -> bytes:
-    """The same reply with another code and a remark: what a client needs of the header stays.
-
-    Codes 10 and 12 mean "stored, but not as safely as required"; a Java client reads their
-    extFields like those of code 0.
-    """
+    """The same reply with another code and a remark, for FLUSH_DISK_TIMEOUT (10) and
+    FLUSH_SLAVE_TIMEOUT (12): stored, but not as safely as required. A Java client reads the same
+    extFields."""
     header = reply[8:]
     assert header.startswith(_OK_PREFIX), "only a reply with code 0 waits for its confirmation"
     return frame(
@@ -305,10 +303,8 @@ def recode(reply: bytes, code: int, remark: str) -> bytes:
 
 
 def refusal(opaque: int, code: int, remark: str, fields: Mapping[str, str] = NO_FIELDS) -> bytes:
-    """A reply without a stored message. extFields are there, since clients dereference them.
-
-    `fields`: what clients and members of this project read in them; Java's do not.
-    """
+    """A reply without a stored message. It has extFields, since clients dereference them. `fields`:
+    for clients and members of ours."""
     return frame(
         b'{"code":%d,"extFields":%s,"flag":1,"remark":%s,'
         % (code, json_encode(fields), json_encode(remark))
@@ -324,8 +320,7 @@ def refusal_of(opaque: int, error: BatonError, fields: Mapping[str, str] = NO_FI
 
 
 class PullFlags(NamedTuple):
-    """What a pull's reply says beside its messages: from which broker id to read next, and the
-    sysFlags of group and topic."""
+    """The broker id to read from next, and the sysFlags of group and topic."""
 
     suggested_id: int = 0
     group_sys_flag: int = 0
@@ -333,7 +328,7 @@ class PullFlags(NamedTuple):
 
 
 class PullOffsets(NamedTuple):
-    """Offsets in a pull's reply: where to go on, and the visible range [min, max)."""
+    """Offsets in a pull's reply: where to continue, and the visible range [min, max)."""
 
     next_begin: int
     minimum: int

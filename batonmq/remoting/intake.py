@@ -1,8 +1,5 @@
-"""When a connection reads, and when its frames are handed out (SAFETY R58).
-
-It does not read while frames that came already wait for a turn of the loop, for a handler to end or
-for a peer that does not read its answers, or while memory is short.
-"""
+"""When a connection reads and hands out frames (R58). It does not read while earlier frames wait
+for a turn, for a handler or for a peer that does not read its answers, or while memory is short."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,14 +10,14 @@ from batonmq.remoting.command import FrameReader
 from batonmq.runtime.clock import boot_s
 
 SLICE_BYTES: Final = 4 * 1024 * 1024
-"""Of answers. Behind them, the frames of a connection wait for the next turn."""
+"""Of answers; after that, the connection's frames wait for the next turn."""
 RUNNING_MAX: Final = 64
-"""Handlers of one connection that run at the same time: its next request waits for an end."""
+"""Handlers of one connection at a time: its next request waits for one to end."""
 
 
 class Intake:
-    """`reader` has what was read. `take(nbytes, begin_s)` hands out frames, until `must_wait`, and
-    calls `slice_ended`. `running` handlers have not answered yet."""
+    """`reader` has what was read. `take(nbytes, begin_s)` hands out frames until `must_wait`, then
+    calls `slice_ended`. `running` handlers have not answered."""
 
     def __init__(
         self,
@@ -49,7 +46,7 @@ class Intake:
         self.peer_host = peer_host
 
     def read_on(self) -> None:
-        """Reads until the peer ends the connection. `close` comes next: nothing is handed out."""
+        """Reads until the peer ends the connection, but hands out nothing. `close` follows."""
         if self._transport is not None and not self._is_reading:
             self._transport.resume_reading()
 
@@ -60,12 +57,12 @@ class Intake:
         self._memory.hold(self, 0)
 
     def put_by(self, nbytes: int) -> None:
-        """`nbytes` came when the turn was spent already."""
+        """`nbytes` came after the turn was used up."""
         self.reader.put_by(nbytes)
         self._wait_for_turn()
 
     def must_wait(self, begin_s: float, out_bytes: int) -> bool:
-        """Whether the frames behind the last one wait; `out_bytes` of answers are not written."""
+        """Whether further frames must wait; `out_bytes` of answers are not written."""
         self._has_frames = (
             boot_s() - begin_s > SLICE_S or self.running >= RUNNING_MAX or out_bytes > SLICE_BYTES
         )
@@ -106,7 +103,7 @@ class Intake:
         self._read_or_not()
 
     def hold(self, out_bytes: int) -> bool:
-        """Counts what is held for this connection, `out_bytes` of them answers. False: too much."""
+        """Counts what is held for this connection, `out_bytes` of it answers. False: too much."""
         if self._transport is None:
             return True
         self._held_bytes = self.reader.held

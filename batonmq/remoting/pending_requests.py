@@ -1,8 +1,6 @@
-"""Requests of one connection that wait for their responses.
-
-One timer per connection is set to the earliest deadline. After a stall of the process it fires
-again a millisecond later: first the sockets are read, because the responses may be in them (R8).
-Any number may wait: deadlines are a heap, and those that end together end in slices.
+"""Requests of one connection that wait for responses. One timer is set to the earliest deadline.
+After a stall of the process it is set again for a millisecond later, so that sockets are read
+first: the responses may be there (R8). Deadlines are a heap; those that end together end in slices.
 """
 
 import asyncio
@@ -17,7 +15,7 @@ from batonmq.runtime.turns import run_in_turns
 _STALL_S: Final = 0.1
 _AT_ONCE: Final = 256
 _ANSWERED_MAX: Final = 1024
-"""So many deadlines of answered requests may be in the heap, or as many as requests wait."""
+"""The heap may hold this many deadlines of answered requests, or as many as requests wait."""
 
 
 class _Waiting(NamedTuple):
@@ -59,7 +57,7 @@ class PendingRequests:
         return future
 
     def resolve(self, response: RemotingCommand) -> bool:
-        """Ends the wait of its request. False if none waits (any more)."""
+        """Ends the wait of its request. False if none waits."""
         waiting = self._waiting.pop(response.opaque, None)
         if waiting is None or waiting.future.done():
             return False
@@ -67,11 +65,10 @@ class PendingRequests:
         return True
 
     def drop(self, opaque: int) -> None:
-        """Removes a request that is not awaited any more."""
+        """Removes a request that nobody awaits."""
         self._waiting.pop(opaque, None)
 
     def fail_all(self, error: Exception) -> None:
-        """Ends all waits with `error`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

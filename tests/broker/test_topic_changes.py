@@ -92,7 +92,7 @@ def test_attributes_are_checked_kept_and_shown(tmp_path: Path) -> None:
             ("message.type=FIFO", "+key=value sets one and -key takes one away"),
             ("+message.type", "+key=value sets one and -key takes one away"),
             ("-message.type", "the topic has no such attribute"),
-            ("+message.type=FIFO,+message.type=DELAY", "stands there twice"),
+            ("+message.type=FIFO,+message.type=DELAY", "is given twice"),
             ("+message.type=FIFO,-message.type", "changed twice in one request"),
         ):
             code, remark = await change(rig, wrong)

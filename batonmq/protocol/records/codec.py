@@ -1,16 +1,10 @@
 """The record of the commit log: one message, byte for byte as RocketMQ stores it.
 
-The fields in front of the body are in `protocol.layout`; then come the body, the topic with its
-length, the properties with theirs (i16). Under magic V1 the topic's length has one byte, under V2,
-which is chosen for a topic longer than 127, two. With the property CRC the
-properties end in `__CRC32#` \\x01 ten digits \\x02, the decimal CRC of all bytes before these 20,
-least significant digit first. All CRCs have their top bit cleared.
-
-The end of a file that no record fits into is a blank: i32 remaining bytes, magic, anything.
-
-What is wrong with bytes that are no whole record is said by `faults`. Other readers of records must
-agree with `scan_record`.
-
+The fields of `protocol.layout`, then body, topic, properties, each with its length. The topic's
+length has one byte under magic V1, two under V2 (topics longer than 127). With the property CRC the
+properties end in `__CRC32#` \\x01 ten digits \\x02: the decimal CRC of all bytes before these 20,
+least significant digit first. All CRCs have their top bit cleared. A file ends in a blank if no
+record fits: i32 remaining bytes, magic, anything. Other readers must agree with `scan_record`.
 Origin: Java `MessageExtEncoder`, `CommitLog.checkMessageAndReturnSize`, `MessageDecoder`.
 """
 
@@ -31,12 +25,12 @@ from batonmq.protocol.tags import tags_code
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
 MAGIC_BLANK: Final = 0xCBD43194
-# Room that must stay behind a record in its file, so that a blank can be written there.
+# Must stay free behind a record in its file, for a blank.
 END_FILE_MIN_BLANK: Final = 8
 TOPIC_LENGTH_MAX_V1: Final = 127
 CRC_TAIL_SIZE: Final = 20
 CRC_PROPERTY: Final = b"__CRC32#\x01"
-# Record without body, topic, properties, both hosts IPv4, magic V1 (V2: one more).
+# A record without body, topic, properties; IPv4 hosts, magic V1 (V2: one more).
 FIXED_SIZE_V1: Final = 91
 SIZE_MIN_WITH_CRC: Final = FIXED_SIZE_V1 + CRC_TAIL_SIZE
 Buffer = bytes | bytearray | memoryview
@@ -50,7 +44,7 @@ _HEAD_ANY: Final = {
     for store in (HOST_V4_SIZE, HOST_V6_SIZE)
 }
 _TOPIC_HEADS: Final = [bytes((length,)) for length in range(TOPIC_LENGTH_MAX_V1 + 1)]
-# Record without hosts, topic with its length, body, properties.
+# A record without hosts, topic with its length, body, properties.
 _FIXED_SIZE: Final = FIXED_SIZE_V1 - 2 * HOST_V4_SIZE - 1
 _HOST_BITS: Final = BORN_HOST_V6 | STORE_HOST_V6
 _U16: Final = struct.Struct(">H")
@@ -62,12 +56,9 @@ _unpack_measures = RECORD_V4.only("size", "magic", "sys_flag", "body_length").un
 
 
 class RecordHead(NamedTuple):
-    """What dispatching needs of a record, read without making a message of it.
-
-    `size` covers the whole record (a blank: all that is left of its file). `body_offset` is a
-    position in the scanned buffer. `properties` are the raw bytes, the CRC tail included. For a
-    blank only `size` and `kind` mean anything.
-    """
+    """What dispatch needs of a record. `size`: of the whole record (a blank: all that is left of
+    its file). `body_offset`: in the scanned buffer. `properties`: raw, with the CRC tail. For a
+    blank only `size` and `kind` count."""
 
     size: int
     kind: Kind
@@ -86,12 +77,9 @@ class RecordHead(NamedTuple):
 
 
 class NewMessage(msgspec.Struct, gc=False):
-    """A message to be stored, before it has a place (Java: `MessageExtBrokerInner`).
-
-    `properties` is the raw property string without CRC tail; `tags_code` is the hash of its TAGS,
-    `keys` and `uniq_key` are its raw KEYS and UNIQ_KEY, for queue and index. `born_host` is ip and
-    port, 8 or 20 bytes.
-    """
+    """A message to store (Java: `MessageExtBrokerInner`). `properties`: the raw string without CRC
+    tail; `tags_code`: the hash of its TAGS; `keys` and `uniq_key`: its raw KEYS and UNIQ_KEY.
+    `born_host`: ip and port, 8 or 20 bytes."""
 
     topic: str
     queue_id: int
@@ -117,12 +105,10 @@ def encode_record(
     store_host: bytes,
     append_prop_crc: bool,
 ) -> bytes:
-    """The bytes of one record; `topic` is the message's, encoded.
-
-    The host bits of `sys_flag` are set from the lengths of the hosts. With `append_prop_crc` a
-    missing last separator of `properties` is added, and they must not hold a `__CRC32#` of their
-    own. Raises struct.error for a number that does not fit its field; the caller checks sizes.
-    """
+    """The bytes of one record; `topic` is the encoded topic. The host bits of `sys_flag` follow
+    from the hosts' lengths. With `append_prop_crc` a missing last separator is added; `properties`
+    must not hold `__CRC32#`. Raises struct.error for a number that does not fit; the caller checks
+    sizes."""
     body, properties, born_host = message.body, message.properties, message.born_host
     if append_prop_crc and properties and properties[-1] != 2:
         properties += b"\x02"
@@ -170,17 +156,15 @@ def crc_tail(crc: int) -> bytes:
 
 
 def encode_blank(remaining: int) -> bytes:
-    """The 8 bytes that end a file early. `remaining` counts them too."""
+    """The 8 bytes that end a file early. `remaining` includes them."""
     return _FIRST.pack(remaining, MAGIC_BLANK)
 
 
 def scan_record(buf: Buffer, pos: int = 0, *, check_crc: bool = False) -> RecordHead | None:
-    """Reads the record that begins at `pos`, or None if the buffer ends before the record does.
-
-    `check_crc` verifies the property CRC where the record has one, else the body CRC. A blank is
-    returned as soon as its 8 bytes are there, whatever follows. Raises CorruptRecord for bytes
-    that are no record: a wrong magic (unwritten zeros too), sizes that disagree, a wrong CRC.
-    """
+    """Reads the record at `pos`; None if the buffer ends before it. `check_crc`: the property CRC,
+    or the body CRC without one. A blank is returned once its 8 bytes are there. Raises
+    CorruptRecord for bytes that are no record: wrong magic (also zeros), sizes that disagree, a
+    wrong CRC."""
     available = len(buf) - pos
     if available < 8:
         return None
@@ -222,13 +206,10 @@ def scan_record(buf: Buffer, pos: int = 0, *, check_crc: bool = False) -> Record
 def scan_in_file(
     buf: Buffer, pos: int, offset: int, file_end: int, *, check_crc: bool = False
 ) -> RecordHead | None:
-    """As `scan_record`, of the record or blank at log offset `offset` of a file that ends at log
-    offset `file_end`: it must name that offset, and must fit into its file.
-
-    Returns None if the record continues after `buf`, in the same file. `check_crc` also finds
-    properties that were torn before their end, in a record without a property CRC: the body CRC
-    does not see that, and no writer of property strings makes a NUL. Raises CorruptRecord.
-    """
+    """As `scan_record`, for the record or blank at log offset `offset` of a file that ends at
+    `file_end`: it must name that offset and fit into the file. None if it continues after `buf`.
+    `check_crc` also finds torn properties of a record without property CRC: the body CRC does not
+    cover them, and no writer puts a NUL there. Raises CorruptRecord."""
     head = scan_record(buf, pos, check_crc=check_crc)
     if head is None:
         if file_end - offset <= len(buf) - pos:
@@ -242,7 +223,7 @@ def scan_in_file(
         raise CorruptRecord(Fault.MISPLACED, offset=head.physical_offset)
     elif offset + size + END_FILE_MIN_BLANK > file_end:
         raise CorruptRecord(Fault.NO_ROOM_BEHIND)
-    # A property CRC, which was checked, does not end in a NUL.
+    # A property CRC was checked and does not end in a NUL.
     elif check_crc and head.properties.endswith(b"\0"):
         raise CorruptRecord(Fault.TORN_PROPERTIES)
     return head
@@ -251,10 +232,8 @@ def scan_in_file(
 def decode_record(
     buf: Buffer, pos: int = 0, *, read_body: bool = True, check_crc: bool = False
 ) -> MessageExt:
-    """The message whose record begins at `pos`; `read_body` False leaves the body empty.
-
-    Raises CorruptRecord also for a blank and for a record that the buffer cuts off.
-    """
+    """The message of the record at `pos`; `read_body` False leaves the body empty. Raises
+    CorruptRecord also for a blank and for a record that the buffer cuts off."""
     size, magic = _read_first(buf, pos)
     head, body_at, topic_at, topic_end, properties_at = _locate(buf, pos, size, magic)
     end = pos + size
@@ -269,16 +248,14 @@ def decode_record(
 
 
 def raw_properties(buf: Buffer, pos: int = 0) -> bytes:
-    """The property bytes, the CRC tail included, of the whole record at `pos`, checked before.
-
-    Raises CorruptRecord.
-    """
+    """The property bytes, with CRC tail, of a whole record that was checked before. Raises
+    CorruptRecord."""
     if len(buf) - pos >= FIXED_SIZE_V1:
         size, magic, flag, body_length = _unpack_measures(buf, pos)
         end = pos + size
         is_usual = magic == MAGIC_V1 and not flag & _HOST_BITS and end <= len(buf)
         if is_usual and 0 <= body_length <= size - FIXED_SIZE_V1:
-            # As nearly all records are. The rest of the head is not unpacked: filters read many.
+            # Nearly all records. Filters read many, so the rest of the head is not unpacked.
             at = pos + _HEAD_V4.size + body_length
             at += 1 + buf[at]
             if at + 2 <= end and at + 2 + _I16.unpack_from(buf, at)[0] == end:
@@ -288,8 +265,8 @@ def raw_properties(buf: Buffer, pos: int = 0) -> bytes:
 
 
 def message_to_store(buf: Buffer, pos: int = 0) -> NewMessage:
-    """The message of the record that begins at `pos`, to be stored again: body, properties and all
-    that is its own; not its place. Raises CorruptRecord as `decode_record` does."""
+    """The message of the record at `pos` to store again: all that is its own, without its place.
+    Raises CorruptRecord as `decode_record`."""
     size, magic = _read_first(buf, pos)
     head, body_at, topic_at, topic_end, properties_at = _locate(buf, pos, size, magic)
     properties = bytes(buf[properties_at : pos + size])
@@ -336,17 +313,15 @@ def _message(head: _Head, body: bytes, topic: bytes, properties: bytes) -> Messa
 
 
 def msg_id_of(record: Buffer) -> str:
-    """The id by store host and physical offset of a whole record. Raises CorruptRecord."""
+    """The id of a whole record, by store host and physical offset. Raises CorruptRecord."""
     size, magic = _read_first(record, 0)
     head = _locate(record, 0, size, magic)[0]
     return encode_offset_msg_id(head[11], head[6])
 
 
 def decode_records(buf: Buffer) -> list[MessageExt]:
-    """All messages of a pull reply's body, body CRCs checked, in order.
-
-    Raises CorruptRecord where the bytes are not whole records to the end.
-    """
+    """All messages of a pull reply's body in order, body CRCs checked. Raises CorruptRecord if the
+    bytes are not whole records to the end."""
     messages: list[MessageExt] = []
     pos = 0
     while pos < len(buf):
@@ -374,7 +349,8 @@ def _read_first(buf: Buffer, pos: int) -> tuple[int, int]:
 
 
 def _locate(buf: Buffer, pos: int, size: int, magic: int) -> tuple[_Head, int, int, int, int]:
-    """(unpacked head, body_at, topic_at, topic_end, properties_at) of a record wholly in `buf`."""
+    """(unpacked head, body_at, topic_at, topic_end, properties_at) of a record that is whole in
+    `buf`."""
     if size < FIXED_SIZE_V1:
         raise CorruptRecord(Fault.SIZE_TOO_SMALL, size=size)
     head = _HEAD_V4.unpack_from(buf, pos)
@@ -418,7 +394,7 @@ def _check_crc(buf: Buffer, pos: int, end: int, body_crc: int, body_at: int, bod
         if tail != crc_tail(_crc32(view[pos:tail_at]) & 0x7FFFFFFF):
             raise CorruptRecord(Fault.PROPERTY_CRC)
         return
-    # Right digits behind a wrong name: the name itself was hit, or the flip would pass unseen.
+    # Good digits behind a bad name: the name itself was damaged; else the flip would go unseen.
     digits = tail[len(CRC_PROPERTY) :]
     if digits[:-1].isdigit() and crc_tail(_crc32(view[pos:tail_at]) & 0x7FFFFFFF).endswith(digits):
         raise CorruptRecord(Fault.PROPERTY_CRC_NAME)

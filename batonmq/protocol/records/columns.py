@@ -1,9 +1,6 @@
-"""Many records at once, with numpy: where they begin, their fields, and whether they are good.
-
-The checks are those of `codec`, done for all records together, and both agree. Where one fails
-`codec.scan_in_file` gives the reason. Nothing here makes a Python object of a message: the fields
-of all records of a window are fetched with one numpy take each, wherever they lie.
-"""
+"""Many records at once, with numpy: where they begin, their fields, and whether they are good. The
+checks agree with those of `codec`; `codec.scan_in_file` gives the reason for a bad one. No Python
+object is made per message: each field of a window's records is one numpy take."""
 
 import sys
 import zlib
@@ -39,10 +36,9 @@ Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
 
-BYTES_MAX: Final = 1 << 20
-"""Of a window, where its reader wants tables that fit into the processor's cache."""
+BYTES_MAX: Final = 1 << 20  # Of a window whose tables should fit into the processor's cache.
 _CHECKED_FIRST: Final = 32 << 10
-"""What `checked_end` reads at first; twice as much each time while all of it is good."""
+"""What `checked_end` reads first; doubled each time while all of it is good."""
 
 # The parts between the hosts have fixed layouts; where they begin depends on the hosts' lengths.
 _HEAD: Final = np.dtype(RECORD_HEAD.dtype)
@@ -55,7 +51,7 @@ _HEAD_COLUMNS: Final = (
 _U8: Final = np.dtype("u1")
 _U16: Final = np.dtype(">u2")
 _I16: Final = np.dtype(">i2")
-# Parts of a record without hosts, body, topic and properties, and with a topic length of one byte.
+# Of a record without hosts, body, topic, properties; one byte for the topic's length.
 _REST: Final = FIXED_SIZE_V1 - 2 * HOST_V4_SIZE
 _DIGITS: Final = CRC_TAIL_SIZE - len(CRC_PROPERTY) - 1
 _POWERS: Final = 10 ** np.arange(_DIGITS, dtype=np.int64)
@@ -68,13 +64,10 @@ _crc32 = zlib.crc32
 
 
 def chain(window: Buffer, position: int, stop: int, most: int = sys.maxsize) -> tuple[Int64s, int]:
-    """(starts, next): whole records one behind the other from `position` on, at most so many.
-
-    Only those that start below `stop` (a position in the window, exclusive) and lie wholly in it.
-    Only sizes are read, so the bytes at a start may still turn out to be no record. `next` is
-    where the chain ended: at or behind `stop`, at what the window cuts off, or at something that
-    cannot be a size.
-    """
+    """(starts, next): at most `most` contiguous whole records from `position` on that start below
+    `stop` (a window position, exclusive). Only sizes are read, so a start may still be no record.
+    `next`: where the chain ended: at or behind `stop`, at what the window cuts off, or at an
+    impossible size."""
     starts: list[int] = []
     add = starts.append
     length = len(window)
@@ -92,10 +85,8 @@ def chain(window: Buffer, position: int, stop: int, most: int = sys.maxsize) -> 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Columns over the records of one window; `..._at` are positions in it, times are ms.
-
-    `start` ascends, and a record's parts do not overlap with those of the next.
-    """
+    """Columns over the records of one window; `..._at` are positions in it, times are ms. `start`
+    ascends, and records do not overlap."""
 
     start: Int64s
     size: Int64s
@@ -124,12 +115,12 @@ class Records:
         return len(self.start)
 
     def keep(self, wanted: "Bools | slice") -> "Records":
-        """The same columns over the records that are wanted."""
+        """The same columns over the wanted records."""
         return Records(*(getattr(self, field.name)[wanted] for field in fields(self)))
 
 
 def take_fields(data: Bytes | Buffer, at: Int64s, layout: np.dtype[Any]) -> npt.NDArray[Any]:
-    """One item of `layout` from each position; all of them must lie in `data` wholly."""
+    """One item of `layout` from each position; all must lie in `data`."""
     if not len(at):
         return np.empty(0, layout)
     width = layout.itemsize
@@ -146,12 +137,9 @@ def _integers(items: npt.NDArray[Any], names: tuple[str, ...]) -> dict[str, Int6
 
 
 def locate(window: Buffer, starts: Int64s) -> tuple[Records, int]:
-    """(records, good): the records at `starts`, up to the first whose parts do not fit together.
-
-    Each start must have the whole bytes of what its size says in the window, and a size of at least
-    FIXED_SIZE_V1, as `chain` finds them. `good` is how many there are; at `starts[good]`, if that
-    exists, lies no record. CRCs and offsets are not checked: see `suspects`.
-    """
+    """(records, good): the records at `starts` up to the first whose parts do not fit. Starts are
+    as `chain` finds them: whole, of at least FIXED_SIZE_V1. `good`: how many; at `starts[good]`
+    lies no record. CRCs and offsets are not checked (`suspects`)."""
     data = np.frombuffer(window, np.uint8)
     head = take_fields(data, starts, _V4)
     size = head["size"].astype(np.int64)
@@ -166,7 +154,7 @@ def locate(window: Buffer, starts: Int64s) -> tuple[Records, int]:
     tail_at = store_host_at + store_length
     times, tail = head, head
     if (sys_flag & (BORN_HOST_V6 | STORE_HOST_V6)).any():
-        # What does not fit is read at its start, so that nothing is read outside the window.
+        # What does not fit is read at its start, to stay inside the window.
         times = take_fields(data, np.where(fits, store_time_at, starts), _STORE_TIME)
         tail = take_fields(data, np.where(fits, tail_at, starts), _TAIL)
     body_length = tail["body_length"].astype(np.int64)
@@ -201,10 +189,8 @@ def _variable_parts(
     rest: Int64s,
     is_v2: Bools,
 ) -> tuple[Bools, dict[str, Int64s]]:
-    """(fits, columns): where body, topic and properties lie, by the names of `Records`.
-
-    `rest`: how many bytes the three must have together, else the record does not fit.
-    """
+    """(fits, columns): where body, topic and properties lie, by the names of `Records`. `rest`: how
+    many bytes the three must have together."""
     fits = fits & (body_length >= 0) & (body_length <= rest)
     topic_length_at = body_at + body_length
     safe = np.where(fits, topic_length_at, starts)
@@ -228,10 +214,8 @@ def _variable_parts(
 
 
 def suspects(window: Buffer, records: Records, base: int, file_end: int) -> Bools:
-    """Which records `codec.scan_in_file` refuses, CRCs checked; of those of `wrong_crc`, not all.
-
-    `base`, `file_end`: the log offsets of the window's first byte and of the end of its file.
-    """
+    """Which records `codec.scan_in_file` refuses, CRCs checked, and perhaps more (`wrong_crc`).
+    `base`, `file_end`: log offsets of the window's first byte and of the file's end."""
     ends = records.start + records.size
     is_misplaced = records.physical_offset != records.start + base
     has_no_room = ends + (base + END_FILE_MIN_BLANK) > file_end
@@ -239,10 +223,8 @@ def suspects(window: Buffer, records: Records, base: int, file_end: int) -> Bool
 
 
 def are_common(window: Buffer, records: Records, base: int, file_end: int) -> Bools:
-    """Which records `common.quick_record` takes, its check of the CRC apart.
-
-    `base`, `file_end`: the log offsets of the window's first byte and of the end of its file.
-    """
+    """Which records `common.quick_record` takes, apart from its CRC check. `base`, `file_end`: log
+    offsets of the window's first byte and of the file's end."""
     ends = records.start + records.size
     tails = take_fields(window, ends - CRC_TAIL_SIZE, _CRC_TAIL)
     common: Bools = (
@@ -257,12 +239,9 @@ def are_common(window: Buffer, records: Records, base: int, file_end: int) -> Bo
 
 
 def wrong_crc(window: Buffer, records: Records) -> Bools:
-    """Which records are not as they were written, by the property CRC, else by the body CRC.
-
-    A record without the first whose properties end in zeros was torn within them. A record whose
-    properties end in digits behind something else than the CRC's name is left to `codec`: it is
-    marked here, and may be whole.
-    """
+    """Which records fail the property CRC, or the body CRC without one. A record without the former
+    whose properties end in zeros was torn. One whose properties end in digits after another name
+    than the CRC's is marked too, but may be good: ask `codec`."""
     ends = records.start + records.size
     # Every record is longer than the CRC's tail.
     named, is_number, in_properties = _property_crcs(window, ends)
@@ -277,10 +256,8 @@ def wrong_crc(window: Buffer, records: Records) -> Bools:
 
 
 def checked_end(view: memoryview, start: int, offset: int, file_end: int) -> int:
-    """Where the records that `common.quick_size` takes end, from `offset` on, CRCs checked.
-
-    `view` is the log from `start` on. It may stop earlier, at any of them.
-    """
+    """The end of the records that `common.quick_size` accepts from `offset` on, CRCs checked; it
+    may stop earlier. `view` is the log from `start` on."""
     window = _CHECKED_FIRST
     while True:
         starts, stopped = chain(view, offset - start, offset - start + window)
@@ -294,7 +271,7 @@ def checked_end(view: memoryview, start: int, offset: int, file_end: int) -> int
 
 
 def _count_checked(view: memoryview, base: int, starts: Int64s, ends: Int64s, file_end: int) -> int:
-    """How many records, from the first on, `common.quick_size` takes."""
+    """How many records, from the first on, `common.quick_size` accepts."""
     heads = take_fields(view, starts, _HEAD)
     named, is_number, written = _property_crcs(view, ends)
     good = (
@@ -304,7 +281,7 @@ def _count_checked(view: memoryview, base: int, starts: Int64s, ends: Int64s, fi
         & (ends + (base + END_FILE_MIN_BLANK) <= file_end)
         & (named & is_number)
     )
-    count = _leading(good)  # of others no byte is read: some logs have no such records
+    count = _leading(good)  # stop at the first other one: some logs have no such records
     return _leading(_crcs(view, starts[:count], ends[:count] - CRC_TAIL_SIZE) == written[:count])
 
 
@@ -314,10 +291,8 @@ def _leading(good: Bools) -> int:
 
 
 def _property_crcs(window: Buffer, ends: Int64s) -> tuple[Bools, Bools, Int64s]:
-    """(named, is_number, crc) of the last bytes of records, which need not be a property CRC.
-
-    `named`: they begin as one. `is_number`: they end as one, in ten digits, which are `crc`.
-    """
+    """(named, is_number, crc) of the last bytes of records: `named`: they begin as a property CRC;
+    `is_number`: they end in ten digits, which are `crc`."""
     tails = take_fields(window, ends - CRC_TAIL_SIZE, _CRC_TAIL)
     digits = tails["digits"].astype(np.int64) - ord("0")
     is_number = ((digits >= 0) & (digits <= 9)).all(axis=1) & (tails["separator"] == 2)

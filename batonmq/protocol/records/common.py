@@ -1,9 +1,6 @@
-"""The common record, read in one go: magic V1, IPv4 hosts, a property CRC, no transaction.
-
-A slave reads every record that its master wrote, and nearly all are of this kind. For anything else
-(another record, a blank, bytes cut short, also a wrong CRC) nothing is found here, and
-`codec.scan_record` looks closely. `columns` has the same for many at once.
-"""
+"""The common record, read in one go: magic V1, IPv4 hosts, a property CRC, no transaction. A slave
+reads every record of its master, and nearly all are of this kind. For anything else, also a wrong
+CRC, the answer is None and `codec.scan_record` decides. `columns` has the same for many at once."""
 
 from __future__ import annotations
 
@@ -39,11 +36,9 @@ _crc32 = zlib.crc32
 def quick_record(
     view: memoryview, position: int, room: int, offset: int, check_crc: bool = True
 ) -> QuickRecord | None:
-    """The CRC-checked record at `position` of `view`, or None for one that is not the common case.
-
-    `offset` is its place in the log, `room` the bytes from there to the end of its segment.
-    `check_crc` is False for what this process has checked before.
-    """
+    """The CRC-checked record at `position` of `view`; None if it is not common. `offset`: its place
+    in the log; `room`: bytes from there to the segment's end. `check_crc` False: this process
+    checked it before."""
     checked = _check(view, position, room, offset, check_crc)
     if checked is None:
         return None
@@ -62,10 +57,8 @@ def quick_record(
 
 
 def quick_size(view: memoryview, position: int, room: int, offset: int) -> int:
-    """The size of the CRC-checked record at `position`, 0 for anything that is not common.
-
-    The CRC covers all fields, so only those are read that are needed to find it.
-    """
+    """The size of the CRC-checked record at `position`; 0 if it is not common. The CRC covers all
+    fields, so only those needed to find it are read."""
     available = len(view) - position
     if available < SIZE_MIN_WITH_CRC:
         return 0

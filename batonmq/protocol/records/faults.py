@@ -1,4 +1,4 @@
-"""What may be wrong with the bytes of a record: each fault once, with the text that people read."""
+"""What can be wrong with the bytes of a record: each fault once, with its text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Fault(Enum):
 
 
 class CorruptRecord(Exception):
-    """These bytes are no whole record. `what` is the reason; the caller adds file and offset."""
+    """These bytes are no whole record. `what`: the reason; the caller adds file and offset."""
 
     def __init__(self, fault: Fault, **numbers: int) -> None:
         self.fault = fault

@@ -1,8 +1,5 @@
-"""Records where no boundary is known: behind damage, where a file is split, and at a log's end.
-
-A record is found by its magic and must name its own offset, so a copy of one, or old bytes that
-only look like one, do not count.
-"""
+"""Finds records where no boundary is known: behind damage, where a file is split, at a log's end. A
+record is found by its magic and must name its own offset, so a copy or old bytes do not count."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from batonmq.protocol.records.codec import (
 from batonmq.protocol.records.faults import CorruptRecord, Fault
 from batonmq.protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
 
-# Bytes from a record's start to the end of its physical offset.
+# From a record's start to the end of its physical offset.
 OFFSET_END: Final = RECORD_HEAD.only("physical_offset").size
 MAGIC_SIZE: Final = 4
 _MAGICS: Final = tuple(magic.to_bytes(MAGIC_SIZE, "big") for magic in (MAGIC_V1, MAGIC_V2))
@@ -38,8 +35,8 @@ _I16: Final = struct.Struct(">h")
 
 
 def magics(data: bytes) -> Iterator[int]:
-    """Places where a record would begin whose magic lies in `data`, ascending; the first ones may
-    be before `data`, down to -4."""
+    """Where a record would begin whose magic lies in `data`, ascending; perhaps before `data`, down
+    to -4."""
     next_of = [data.find(magic) for magic in _MAGICS]
     while found := [at for at in next_of if at >= 0]:
         at = min(found)
@@ -49,11 +46,9 @@ def magics(data: bytes) -> Iterator[int]:
 
 
 def candidates(window: bytes, base: int) -> Iterator[int]:
-    """Places in the window, ascending, with a record's magic and its own log offset behind it.
-
-    `base` is the log offset of the window's first byte. `is_record` checks whether a whole record
-    lies there. Places nearer than OFFSET_END to the window's end are not searched.
-    """
+    """Places in the window, ascending, with a record's magic and then its own log offset. `base`:
+    the log offset of the window's first byte. Check them with `is_record`. The last OFFSET_END
+    bytes are not searched."""
     last = len(window) - OFFSET_END
     for at in magics(window):
         if at > last:
@@ -72,22 +67,20 @@ def is_record(buf: Buffer, pos: int, offset: int) -> bool:
 
 
 def has_magic(buf: Buffer, pos: int) -> bool:
-    """Whether the magic of a record is where one that begins at `pos` has it."""
+    """Whether a record that begins at `pos` would have its magic here."""
     return bytes(buf[pos + _MAGIC_AT : pos + _MAGIC_AT + MAGIC_SIZE]) in _MAGICS
 
 
 def size_and_offset(buf: Buffer, pos: int) -> tuple[int, int]:
-    """What the bytes at `pos` say of a record's size and its own log offset, unchecked."""
+    """The size and own log offset that the bytes at `pos` give, unchecked."""
     size, offset = _read_place(buf, pos)
     return size, offset
 
 
 def wrong_size(part: Buffer) -> str | None:
     """What is wrong with the size of a record of which `part` is here; None as far as can be seen.
-
-    A size that is too large would let the records behind it pass for more of the same one. Where
-    the lengths within it are here, they say what it must be.
-    """
+    With too large a size, later records would pass for a part of this one; the lengths inside show
+    what it must be."""
     if len(part) < _BODY_LENGTH_AT + _BODY_LENGTH.size + 2 * _V6_EXTRA:
         return None
     size, magic, flag = _read_flags(part)
@@ -107,6 +100,6 @@ def wrong_size(part: Buffer) -> str | None:
 
 
 def ends_in_property_crc(buf: Buffer, start: int, end: int) -> bool:
-    """Whether the 20 bytes before `end` begin as the property CRC of a record does."""
+    """Whether the 20 bytes before `end` begin like the property CRC of a record."""
     at = end - CRC_TAIL_SIZE
     return at >= start and bytes(buf[at : at + len(CRC_PROPERTY)]) == CRC_PROPERTY
