@@ -230,7 +230,7 @@ class BrokerService:
                 self.pop.arrived,
                 self.waiting.arrived,
             ]
-            self.store.room.on_room = self.replication.service.dial_now
+            self.store.disk_space.on_space = self.replication.service.dial_now
             self.consumer_lists.started()
             await self.endpoint.open(self._processors)
             ticks = [

@@ -194,7 +194,7 @@ class BrokerStatus:
         refusal = gate.refusal.remark if gate.refusal is not None else store.appender.refusal
         found = {
             "refuses writes": refusal if gate.is_master else "",
-            "its disk is full": store.room.reason,
+            "its disk is full": store.disk_space.reason,
             "has set messages aside": path.aside.problem,
             "its log is suspect": store.trust.reason,
             "its log holds records for queues that cannot be": _bad_names(store.health),

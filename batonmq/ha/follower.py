@@ -90,7 +90,7 @@ class Follower:
         if self.following:
             self.absent_since_ms = now_ms
         self.ack = -1
-        self.ack_ms = self.tables_since_ms = now_ms
+        self.ack_ms = self.tables_since_ms = now_ms  # R8: the new epoch starts all its clocks
         self.pongs = 0
         self.rate = 0.0
 
@@ -104,6 +104,7 @@ class Follower:
     def acks_flow(self, policy: SyncPolicy, written: int, now_ms: int) -> bool:
         """Whether its newest ack is fresh, or covers everything (a Java slave answers no
         heartbeats)."""
+        # Java acks an idle log only every 5 s: a full ack is as good as a fresh one.
         if self.pongs < 2 and self.ack >= written:
             return True
         return now_ms - self.ack_ms <= policy.join_fresh_ms
@@ -111,6 +112,7 @@ class Follower:
     def is_near(self, policy: SyncPolicy, written: int) -> bool:
         """Whether it reaches confirmOffset within the time for which that may be held back."""
         lag = written - self.ack
+        # At its rate it can catch up this much while confirmOffset is held back.
         within_reach = max(policy.join_near_bytes, self.rate * policy.join_ms / 1000)
         return lag <= min(within_reach, policy.join_lag_bytes_max)
 
@@ -136,10 +138,11 @@ class Follower:
     def left(self, policy: SyncPolicy, now_ms: int) -> None:
         """It left the set. A replica that is slow repeatedly delays all writes each time (R14), so
         it waits longer before each new join."""
+        # leaving for another reason costs no writes
         if not self.slow:
             return
         self.slow = False
-        calm = now_ms - self.joined_ms >= policy.calm_ms
+        calm = now_ms - self.joined_ms >= policy.calm_ms  # slow once in a long time is no habit
         self.times_slow = 1 if calm else self.times_slow + 1
         if self.times_slow > 1:
             self.barred_until_ms = now_ms + _pause_ms(policy, self.times_slow - 1)

@@ -258,6 +258,8 @@ class MasterCore:
         connection.stage = LinkStage.WAIT_ACK
         connection.broker_id = handshake.broker_id
         connection.read_ms = connection.sent_ms = now_ms
+        # The slave compares against this end, so its first ack may reach it although nothing was
+        # sent.
         connection.verified = self.log.written
         connection.epoch = self.sync.master_epoch
         is_named = handshake.identity is not None
@@ -276,6 +278,7 @@ class MasterCore:
                 points_of(self._entries, self.log.written),
                 self._samples,
             )
+        # Java misreads an epoch without bytes (`java_peer`), so it does not get the empty ones.
         history = self._entries if is_named else with_bytes(self._entries, self.log.written)
         reply = encode_master_handshake(self.log.written, history, own)
         effects.append(SendBytes(connection.connection_id, reply))
@@ -298,7 +301,7 @@ class MasterCore:
         first = connection.stage is LinkStage.WAIT_ACK
         if first:
             effects += self._start_transfer(connection, offsets[0], now_ms)
-        if connection.stage is not LinkStage.TRANSFER:
+        if connection.stage is not LinkStage.TRANSFER:  # refused, or a late read
             return effects
         for offset in offsets:
             if not connection.acked <= offset <= max(connection.next_offset, connection.verified):
@@ -309,6 +312,7 @@ class MasterCore:
                     now_ms,
                 )
             connection.acked = offset
+        # from the first ack on, only sent bytes count
         connection.verified = 0
         if connection.epoch != self.sync.master_epoch and connection.acked > connection.earlier_end:
             # It acked bytes sent since the election, so it has followed into this epoch.
@@ -385,6 +389,7 @@ class MasterCore:
         for connection in self.connections.values():
             sent = max(connection.next_offset, connection.verified)
             connection.earlier_end = _NO_ACK if skips and connection.is_ours else sent
+        # R9: before anything is sent in the new epoch, no old ack counts.
         settled = self.sync.begin_epoch(master_epoch, start, recorded, now_ms)
         effects = self.epochs_changed(entries, now_ms)
         return self._confirming(effects + list(settled), now_ms)
@@ -454,6 +459,7 @@ class MasterCore:
             return self._close(connection, f"no epoch covers offset {start}", now_ms)
         connection.stage = LinkStage.TRANSFER
         self._following[connection.connection_id] = connection
+        # R13: without our first bytes it never joins
         if start > self.min_offset and ack == 0:
             self.sync.set_whole(connection.broker_id, connection.connection_id, False)
         return []
@@ -495,15 +501,15 @@ class MasterCore:
                 if connection.announced_epoch < entry.epoch:
                     self._announce(connection, now_ms, effects)
                 return
-            room = policy.window_bytes - (offset - max(connection.acked, connection.start_offset))
+            space = policy.window_bytes - (offset - max(connection.acked, connection.start_offset))
             size = min(
                 written - offset,
                 entry.end_offset - offset,
                 policy.batch_bytes,
-                room,
+                space,
                 policy.segment_size - offset % policy.segment_size,
             )
-            if size <= 0 or (size == room and room < min(policy.batch_bytes, self._half_window)):
+            if size <= 0 or (size == space and space < min(policy.batch_bytes, self._half_window)):
                 return  # small frames for a full window's last bytes would cost a wake-up each
             if policy.flow_bytes_per_s is not None:
                 size = connection.flow.within(policy.flow_bytes_per_s, size, now_ms)

@@ -47,7 +47,7 @@ class Registrations:
         if identity is None:
             if registered is None:
                 return Admission.AWAITED, f"broker {broker_id} is not registered"
-            if not registered.incarnation:
+            if not registered.incarnation:  # a Java broker: nothing to compare
                 return Admission.COUNTS, ""
             return (
                 Admission.REFUSED,
@@ -63,6 +63,7 @@ class Registrations:
         if registered is None:
             return Admission.AWAITED, f"{identity} is not registered"
         is_registered = identity.incarnation == registered.incarnation and (
+            # controllers of an earlier version record none
             not registered.log_id or identity.log_id == registered.log_id
         )
         if is_registered:
@@ -79,6 +80,7 @@ def master_introduced(
 ) -> HAIdentity:
     """A master's answer to a slave that named itself: its own name, and the samples that the slave
     asked for (R47). `points`: the master's own."""
+    # a store without samples compares by epochs
     if samples is None:
         return own
     taken = tuple(take_samples(samples, points, slave.points, slave.disputed))

@@ -125,6 +125,7 @@ def judge_log(
         return _of_another_history(mine, theirs, unclean_epoch if is_dropped else 0)
     point = _common_end(own, master, difference)
     if point == NO_CONSISTENT_POINT:
+        # A member may hold acknowledged bytes, and differing bytes need an operator: keep both.
         may_go = difference is None and not member
         if may_go and (gone := _why_gone(own, master, unclean_epoch)):
             return BeginAgain(gone)
@@ -132,8 +133,9 @@ def judge_log(
             f"our epochs {_brief(own.entries)} and the master's {_brief(master.entries)} have no "
             f"point in common{differs}; if the master is the right one, {MOVE_ASIDE}"
         )
-    if point >= own.max_offset:
+    if point >= own.max_offset:  # all of it is in the master's log
         return _keep_unnamed(own, member=member) if theirs and not mine else Keep()
+    # R23: only an unclean election may take confirmed bytes away.
     unclean = point < own.confirm_offset
     if unclean and not _dropped_by(unclean_epoch, own, master):
         return Refuse(
@@ -142,6 +144,7 @@ def judge_log(
             f"{unclean_epoch}): acknowledged bytes would be cut; compare both logs, then elect the "
             "right one by hand or move this store aside"
         )
+    # there is nothing of this log left to cut to
     if point < own.min_offset:
         where = f"the master's log leaves ours at {point}, below our first byte {own.min_offset}"
         if unclean and not member:
@@ -193,6 +196,7 @@ def _unproven_lineages(
     named = master.identity
     if difference is not None or own.samples is None or named is None or not named.lineage:
         return "", ""
+    # equal bytes prove more than names do
     if is_compared(own.samples, named.samples, _point_by_epochs(own, master)):
         return "", ""
     return own.samples.lineage, named.lineage
@@ -232,6 +236,7 @@ def _dropped_by(unclean_epoch: int, own: LocalLog, master: MasterHandshake) -> b
     came after the epoch of the last of them, and the master acts in it or later. So the master's
     log descends from the one that was chosen."""
     confirmed_in = [e.epoch for e in own.entries if e.start_offset < own.confirm_offset]
+    # Unconfirmed bytes are allowed to go at any election; only confirmed ones need this reason.
     last_epoch = max(confirmed_in, default=own.last_epoch)
     return last_epoch < unclean_epoch <= master.last_epoch
 
@@ -291,6 +296,7 @@ class ReceivedLog:
         """The store's state after a connect or a cut."""
         self.max_offset = log.max_offset
         self.last_epoch = log.last_epoch
+        # The store may still be showing what this object knows to be confirmed.
         self.confirm_offset = max(self.confirm_offset, log.confirm_offset)
 
     def begin_transfer(
@@ -320,7 +326,7 @@ class ReceivedLog:
         """A frame at `max_offset`. A new epoch is durable before its first byte."""
         self.ack_due = True
         self._master_confirm = confirm
-        if epoch == self.last_epoch:
+        if epoch == self.last_epoch:  # nearly every frame
             return []
         if epoch_start > self.max_offset:
             # Java labels the last chunk of an epoch with the next one.
@@ -343,6 +349,7 @@ class ReceivedLog:
         if self.max_offset < start:
             return [fx.AppendLog(offset, data)]
         self._pending_epoch = None
+        # R25: the epoch must be durable before its first byte, so the piece is split at its start.
         effects: list[fx.SlaveEffect] = [fx.AppendLog(offset, data[: start - offset])]
         effects += self._enter(epoch, start)
         if self.max_offset > start:
@@ -360,7 +367,7 @@ class ReceivedLog:
         """Adds the ack of all that is here or, with haSyncFlush, all that is flushed."""
         ack = self.max_offset
         if self._policy.sync_flush and flushed_offset < ack:
-            if self._flush_requested < ack:
+            if self._flush_requested < ack:  # one request per end
                 self._flush_requested = ack
                 effects.append(fx.FlushTo(ack))
             if not self.first_ack_sent:

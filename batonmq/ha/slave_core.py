@@ -144,7 +144,7 @@ class SlaveCore:
             view.master_ha_address,
             view.master_incarnation,
         )
-        if same and self.phase is not SlavePhase.READY:
+        if same and self.phase is not SlavePhase.READY:  # R20: only the set changed
             return []
         effects: list[fx.SlaveEffect] = []
         if self.phase is not SlavePhase.READY:
@@ -158,6 +158,7 @@ class SlaveCore:
         self.log.reload(log)
         self.silence.read_ms = self.log.sent_ms = now_ms
         self._named = not is_java_master(self.view)
+        # R47: the master answers with samples at these ends, in the handshake that comes anyway.
         points = points_of(log.entries, log.max_offset) if log.samples is not None else ()
         introduced = structs.replace(self.own, points=points, disputed=self._disputed)
         handshake = SlaveHandshake(
@@ -205,7 +206,7 @@ class SlaveCore:
         if silent_ms >= limit_ms:
             was_dialling = self.phase is SlavePhase.CONNECTING
             effects = self._hang_up(f"nothing read for {silent_ms} ms", now_ms)
-            if was_dialling:
+            if was_dialling:  # The dial itself was the pause.
                 self._redial.at(now_ms)
             return effects
         if (
@@ -234,6 +235,7 @@ class SlaveCore:
             self._move(SlaveStep.PROOF_NEEDED)
             self.silence.read_ms = now_ms
             return [fx.ProveMaster(self.view)]
+        # R2: this replica may have accepted an epoch that its view does not show yet.
         needed = max(self.view.master_epoch, log.last_epoch)
         if peer.last_epoch < needed:
             return self._hang_up(
@@ -286,6 +288,8 @@ class SlaveCore:
         # The store may still be showing confirmed messages to readers: they count all the same.
         log = replace(log, confirm_offset=self.log.confirm_offset)
         difference = difference_of(log, peer)
+        # G8: one of the two copies is damaged. The master checks its own before this log is cut for
+        # it.
         if difference is not None and difference not in self._disputed:
             self._disputed = (*self._disputed, difference)[-8:]
             effects = self._hang_up(
@@ -305,6 +309,7 @@ class SlaveCore:
             self.log.confirm_offset = min(self.log.confirm_offset, decision.offset)
             return [fx.TruncateTo(log.max_offset, decision.offset, decision.unclean)]
         followed = (self.view.master_broker_id, self.view.master_epoch) == self._followed
+        # Java's list refuses an epoch that begins where the one before began (`java_peer`).
         lacks_epoch = not self._named and peer.last_epoch < self.view.master_epoch
         shared = shared_with_java(log, peer)
         if lacks_epoch and not followed and shared < log.max_offset:
@@ -323,7 +328,7 @@ class SlaveCore:
         self, log: LocalLog, peer: MasterHandshake, now_ms: int
     ) -> list[fx.SlaveEffect]:
         self._move(SlaveStep.HISTORY_FITS)
-        self._disputed = ()
+        self._disputed = ()  # both copies were compared and fit
         assert self.view.master_broker_id is not None
         self._followed = (self.view.master_broker_id, self.view.master_epoch)
         self._first_frame = True
@@ -340,6 +345,7 @@ class SlaveCore:
         self.log.begin_transfer(
             entries[-1].epoch if entries else -1, peer.max_offset, marks_epochs=self._named
         )
+        # The tables may have come before the connection (R42).
         if self._tables_epoch >= 0:
             effects += self._mark_tables()
         if not self.policy.sync_flush and self.fenced_epoch <= self.view.master_epoch:
@@ -363,6 +369,7 @@ class SlaveCore:
         """R27: the old log is set aside; the next handshake finds an empty one."""
         effects = self._hang_up(reason, now_ms)
         self._redial.at(now_ms)
+        # before BeginAt is done: the next handshake must not claim these bytes
         self.log.max_offset = self.log.confirm_offset = 0
         return [fx.BeginAt(0, reason), fx.AdoptEpochs(()), *effects]
 
@@ -393,15 +400,17 @@ class SlaveCore:
             if log.max_offset == 0:
                 assert self._peer is not None
                 effects += log.begin_at(offset, self._peer)
+            # R27: this heartbeat says that our next byte has expired at the master.
             elif self._first_frame and not body_size and offset > log.max_offset:
                 return self._next_byte_gone(offset, now_ms)
             else:
                 return self._hang_up(
                     f"a frame at offset {offset}, our log ends at {log.max_offset}", now_ms
                 )
-        if self._first_frame:
+        if self._first_frame:  # only now the peer has proved to serve us
             self._first_frame = False
             self._redial.progress()
+        # R2: a deposed master may still send what it has.
         if epoch < log.last_epoch:
             reason = f"a frame of epoch {epoch}, this replica has accepted {log.last_epoch}"
             return effects + self._hang_up(reason, now_ms)

@@ -113,6 +113,7 @@ class MasterSilence:
         late_ms = now_ms - self._ticked_ms - self._policy.tick_ms
         self._ticked_ms = now_ms
         if late_ms > self._policy.stall_ms:
+            # R8: this process was stopped, not the master
             self.read_ms += late_ms
         return now_ms - self.read_ms
 

@@ -82,9 +82,12 @@ class WrittenLog:
         self.written = written
         self.flushed = flushed
         self.confirm_offset = confirm_offset
+        # Of the inherited bytes only the end is known to end a message; they are confirmed
+        # together.
         self._ends: deque[int] = deque([written] if written > confirm_offset else [])
         # [time of the first byte, end] for each grain of time, oldest first.
         self._writes: deque[list[int]] = deque([[now_ms, written]], maxlen=_WRITES_MAX)
+        # The times of _WRITES_MAX grains must reach back beyond slave_silent_ms.
         self._grain_ms = max(1, policy.slave_silent_ms * 4 // _WRITES_MAX)
 
     def append(self, written: int, now_ms: int) -> None:
@@ -94,7 +97,7 @@ class WrittenLog:
             # Every second end is dropped: still message ends, so only confirmOffset gets coarser.
             self._ends = deque(e for n, e in enumerate(self._ends) if n % 2 or e == written)
         last = self._writes[-1]
-        if now_ms - last[0] < self._grain_ms:
+        if now_ms - last[0] < self._grain_ms:  # one entry per grain, not per write
             last[1] = written
         else:
             self._writes.append([now_ms, written])
@@ -218,6 +221,7 @@ class SyncState:
         follower = self._followers.setdefault(broker_id, Follower(broker_id, now_ms))
         if follower.following:
             follower.absent_since_ms = now_ms
+        # A new connection must report its tables again: the time without them starts here.
         if follower.holds_tables(self.master_epoch):
             follower.tables_since_ms = now_ms
         follower.tables_epoch = -1 if tables_awaited else None
@@ -238,6 +242,7 @@ class SyncState:
             follower.absent_since_ms = now_ms
         follower.connection_id = None
         follower.ack = -1
+        # It no longer holds writes back, so it need not be waited for.
         if self.joining.pop(broker_id, None) is not None:
             follower.joined_in_vain(self.policy, now_ms)
             self._renew_required()
@@ -251,6 +256,8 @@ class SyncState:
         follower = self._followers.get(broker_id)
         if follower is None or follower.connection_id != connection_id or offset < 0:
             return []
+        # The same offset again, soon: this slave answers heartbeats, so its silence means
+        # something.
         if offset == follower.ack and now_ms - follower.ack_ms <= 1_000:
             follower.pongs += 1
         follower.ack_ms = now_ms
@@ -259,6 +266,8 @@ class SyncState:
             follower.ack = follower.held = offset
             if first or now_ms - follower.rate_ms >= RATE_WINDOW_MS:
                 follower.measure_rate(first, now_ms)
+        # Only these acks can change the set; all others just move confirmOffset, which is the hot
+        # path.
         if first or broker_id not in self.recorded:
             return self._settle(now_ms)
         return self._advance()
@@ -300,7 +309,7 @@ class SyncState:
                 self._followers.setdefault(broker_id, Follower(broker_id, now_ms))
                 self.joining.pop(broker_id, None)
             for broker_id in self.recorded - before - {self.broker_id}:
-                self._followers[broker_id].joined(now_ms)
+                self._followers[broker_id].joined(now_ms)  # R14 judges it from here on
             for broker_id in before - self.recorded - {self.broker_id}:
                 self._followers[broker_id].left(self.policy, now_ms)
             if self.proposal is not None:
@@ -318,10 +327,11 @@ class SyncState:
         assert master_epoch > self.master_epoch
         for follower in self._followers.values():
             follower.epoch_begins(now_ms)
+        # R9: no joining slave may delay the new epoch's first ack
         self.joining.clear()
         self.master_epoch = master_epoch
         self.epoch_start_offset = epoch_start_offset
-        self.sync_state_set_epoch = -1
+        self.sync_state_set_epoch = -1  # any set of the new epoch is newer
         return self.adopt(recorded, now_ms)
 
     def refused(self, code: int, now_ms: int) -> list[SyncEffect]:
@@ -375,6 +385,7 @@ class SyncState:
     def _advance(self) -> list[SyncEffect]:
         """R15: confirmOffset is the lowest of the log's end and the required acks, at a message
         end."""
+        # too few copies: confirmOffset stands
         if len(self.recorded) < self.policy.min_in_sync_replicas:
             return []
         log = self.log
@@ -412,6 +423,8 @@ class SyncState:
         """Why a member should leave (R14, R42, R50), "" to stay; and whether it was slow."""
         policy = self.policy
         follower = self._followers[broker_id]
+        # A dead session proves nothing while the replica acks here: it may only be cut off from
+        # them.
         acks = follower.following and now_ms - follower.ack_ms < policy.slave_silent_ms
         if broker_id in self.dead and not acks:
             return "is dead to the controllers", False
@@ -419,9 +432,11 @@ class SyncState:
             return "is not connected", False
         written_ms = self.log.written_ms(follower.held)  # of the oldest byte that it has not acked
         if written_ms is not None:
+            # Bytes from before it joined were not its task yet.
             behind_ms = now_ms - max(written_ms, follower.judged_from_ms)
             if behind_ms >= policy.slave_silent_ms:
                 return f"is behind for {behind_ms} ms", True
+        # A slave that does not answer heartbeats acks only every few seconds when idle.
         patience_ms = policy.slave_silent_ms if follower.pongs >= 2 else policy.quiet_slave_ms
         silent_ms = now_ms - follower.ack_ms
         if follower.following and silent_ms >= patience_ms:
@@ -443,7 +458,7 @@ class SyncState:
             and follower.whole
             and follower.holds_tables(self.master_epoch)
             and (self._candidates is None or broker_id in self._candidates)
-            and follower.ack >= self.epoch_start_offset
+            and follower.ack >= self.epoch_start_offset  # below it its log may leave ours
             and now_ms >= follower.barred_until_ms
             and follower.acks_flow(self.policy, self.log.written, now_ms)
             and (

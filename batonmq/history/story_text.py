@@ -22,7 +22,7 @@ def cost(story: Story) -> str:
         return "no write is acknowledged yet, or none was sent"
     span_ms = story.unavailable_ms
     if span_ms is None:
-        return "how long no master acknowledged cannot be told from these clocks"
+        return "how long no master acknowledged does not follow from these clocks"
     until = "it was open for writes" if story.is_idle else "a write was acknowledged"
     was_silent = story.silent_ms > 0 and story.reason.partition(": ")[0].endswith("_silent")
     silence = f", and {story.silent_ms} ms of silence before that" if was_silent else ""

@@ -172,16 +172,16 @@ class Places:
                 return
             fullest._fewer_since_s = boot_s()
             fullest._places = min(fullest._places, len(fullest)) - 1
-            fullest._make_room(fullest._places)
+            fullest._free_places(fullest._places)
         elif boot_s() - self._fewer_since_s > _SHORT_S:
             self._places = self._connections_max
-        self._make_room(self._places - 1)
+        self._free_places(self._places - 1)
         if len(self) >= self._connections_max and (loser := self._members.take_one()) is not None:
             self._end(loser)
         self._strangers.add(connection, connection.peer)
         self._looked_at_ms[connection] = connection.last_active_ms
 
-    def _make_room(self, stay: int) -> None:
+    def _free_places(self, stay: int) -> None:
         while len(self) > stay and (loser := self._stranger_to_go()) is not None:
             self._end(loser)
 
@@ -223,7 +223,7 @@ class Holder(Protocol):
 
     @property
     def peer_host(self) -> str: ...
-    def room_came(self) -> None: ...
+    def memory_came(self) -> None: ...
     def abort(self, reason: str) -> None: ...
 
 
@@ -291,7 +291,7 @@ class MemoryBudget:
         for holder in list(self._waiting):
             if self._may_read(holder):
                 del self._waiting[holder]
-                holder.room_came()
+                holder.memory_came()
         if self._waiting and self._timer is None:
             self._timer = self._loop.call_later(_CHECK_S, self._check)
 

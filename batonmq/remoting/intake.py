@@ -36,7 +36,7 @@ class Intake:
         self.abort = abort
         self._transport: asyncio.Transport | None = None
         self._has_frames = False
-        self._has_room = True
+        self._has_memory = True
         self._is_blocked = False
         self._is_reading = True
         self._held_bytes = 0
@@ -107,17 +107,17 @@ class Intake:
         if self._transport is None:
             return True
         self._held_bytes = self.reader.held
-        self._has_room = self._memory.hold(self, self._held_bytes + out_bytes)
+        self._has_memory = self._memory.hold(self, self._held_bytes + out_bytes)
         self._read_or_not()
-        return self._has_room
+        return self._has_memory
 
-    def room_came(self) -> None:
+    def memory_came(self) -> None:
         """There is memory for the rest of a frame."""
-        self._has_room = True
+        self._has_memory = True
         self._read_or_not()
 
     def _read_or_not(self) -> None:
-        reads = not self._has_frames and self._has_room and not self._is_blocked
+        reads = not self._has_frames and self._has_memory and not self._is_blocked
         if reads is self._is_reading or self._transport is None:
             return
         self._is_reading = reads

@@ -46,10 +46,10 @@ def zero_range(fd: int, begin: int, end: int) -> bool:
     """Zeroes bytes [begin, end) of a file; holes stay holes. True if anything was written. The
     caller syncs."""
     changed = False
-    room = BLOCK_SIZE - begin % BLOCK_SIZE  # most often a hole begins there
+    space = BLOCK_SIZE - begin % BLOCK_SIZE  # most often a hole begins there
     while begin < end:
-        chunk = disk.pread(fd, min(room, end - begin), begin)
-        room = _ZERO_BYTES
+        chunk = disk.pread(fd, min(space, end - begin), begin)
+        space = _ZERO_BYTES
         if not chunk:
             break
         if not is_zero(chunk):

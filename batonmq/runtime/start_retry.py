@@ -55,9 +55,9 @@ class InOrder(Generic[T]):
     later things wait. Another disk error goes to `failed`, and the later things are dropped."""
 
     def __init__(
-        self, do: Callable[[T], None], room: StartRetry, failed: Callable[[OSError], None]
+        self, do: Callable[[T], None], space: StartRetry, failed: Callable[[OSError], None]
     ) -> None:
-        self._do, self._room, self._failed = do, room, failed
+        self._do, self._space, self._failed = do, space, failed
         self._waiting: list[T] = []
         self._timer: asyncio.TimerHandle | None = None
 
@@ -69,7 +69,7 @@ class InOrder(Generic[T]):
             try:
                 self._do(thing)
             except OSError as error:
-                if self._room.note(error):
+                if self._space.note(error):
                     self._waiting = [*things[number:]]
                     loop = asyncio.get_running_loop()
                     self._timer = loop.call_later(SPACE_POLL_S, self._again)
@@ -81,7 +81,7 @@ class InOrder(Generic[T]):
         things, self._waiting = self._waiting, []
         self.add(things)
         if not self._waiting:
-            self._room.missing = ""
+            self._space.missing = ""
 
     def close(self) -> None:
         """Nothing is tried again."""

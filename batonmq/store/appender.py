@@ -91,6 +91,7 @@ class Appender:
     def pause(self, why: str) -> None:
         """Refuse puts because the disk is full (R45); "": take them again, unless they are refused
         for another reason."""
+        # Called each round of upkeep; another reason to refuse must stay.
         if why == self._pause:
             return
         is_masters, self._pause = self.is_masters, why
@@ -107,6 +108,7 @@ class Appender:
         end = log.max_offset
         log.zero_from(end, self._end)  # a part may have been written
         self._pieces.clear()
+        # Their queue offsets are given again, as if they had never been put.
         while pending and pending[-1].end_offset > end:
             record = pending.pop()
             if record.queue_offset != NO_UNIT:
@@ -158,8 +160,10 @@ class Appender:
                 message.tags_code = self._delay_levels.tags_code(
                     queue.topic, message.properties, stored_at
                 )
+            # R46: plain queues were checked when they were created.
             self._refuse_bad_place(message)
             has_unit = queue.handler is None and has_queue_unit(message.sys_flag)
+            # a half message has no place in its queue yet
             queue_offset = queue_offset if has_unit else 0
             if message.sys_flag & TRANSACTION_MASK == TRANSACTION_ROLLBACK:
                 message.keys = message.uniq_key = None
@@ -167,8 +171,9 @@ class Appender:
         host, crc = self._store_host, self._append_prop_crc
         topic = queue.topic_bytes
         record = encode_record(message, topic, queue_offset, offset, stored_at, host, crc)
+        # A record never crosses a segment. Its own offset is in it, so it is encoded again.
         while offset + len(record) + END_FILE_MIN_BLANK > self._segment_end:
-            offset = self._make_room(len(record))
+            offset = self._go_to_segment(len(record))
             record = encode_record(message, topic, queue_offset, offset, stored_at, host, crc)
         return self._keep(message, record, queue, queue_offset, has_unit)
 
@@ -207,7 +212,7 @@ class Appender:
         records = self._encode_batch(messages, queue, self._end)
         size = sum(map(len, records))
         while self._end + size + END_FILE_MIN_BLANK > self._segment_end:
-            records = self._encode_batch(messages, queue, self._make_room(size))
+            records = self._encode_batch(messages, queue, self._go_to_segment(size))
         return [
             self._keep(message, record, queue, queue.next_offset, True)
             for message, record in zip(messages, records, strict=True)
@@ -298,7 +303,7 @@ class Appender:
 
     # Leaving a segment.
 
-    def _make_room(self, size: int) -> int:
+    def _go_to_segment(self, size: int) -> int:
         """Goes to the segment that can take `size` bytes; the offset for them. The next segment is
         allocated before the blank is written, so a full disk leaves the log as it is."""
         if size > self._size_max:
@@ -314,12 +319,12 @@ class Appender:
                 return at
         self._ensure(self._segment_end)
         if self._pieces and not self._write_pieces():
-            raise _no_room(log.health.full)
+            raise _full(log.health.full)
         try:
             log.append_blank(encode_blank(self._segment_end - at))
         except OSError as error:
             self._not_written(error)
-            raise _no_room(error) from error
+            raise _full(error) from error
         self._end = self._segment_end
         self._segment_end += log.segment_size
         return self._end
@@ -330,7 +335,7 @@ class Appender:
         except OSError as error:
             self._forget_turn_if_empty()
             if disk.is_short(error):
-                raise _no_room(error) from error
+                raise _full(error) from error
             raise PutRefused(f"no new log segment at {offset}: {error}") from error
 
     def _forget_turn_if_empty(self) -> None:
@@ -347,7 +352,7 @@ class Appender:
         return PutIllegal(f"a body of {len(message.body)} bytes; maxMessageSize is {most}")
 
 
-def _no_room(why: object) -> PutUnavailable:
+def _full(why: object) -> PutUnavailable:
     return PutUnavailable(f"{DISK_FULL}: {why}")
 
 

@@ -211,7 +211,7 @@ class Background:
         if not self._health.passes(error):
             self._fail(error)
             return False
-        self._health.no_room(error)
+        self._health.note_full(error)
         return True
 
     def is_slicing(self, name: str) -> bool:
@@ -254,7 +254,7 @@ class Background:
         self._held.append(job)
         self.retry_jobs()
 
-    def free_room(self, job: Callable[[], None]) -> None:
+    def free_space(self, job: Callable[[], None]) -> None:
         """As `run_job`, for what frees disk space and depends on no other job: it must not wait
         behind one that needs space (R45)."""
         if self._freeing is not None:
@@ -272,7 +272,7 @@ class Background:
                 if not self._health.passes(error):
                     raise
                 self._held.appendleft(job)
-                self._health.no_room(error)
+                self._health.note_full(error)
                 return
 
     def in_loop(self, callback: Callable[[], None]) -> None:
@@ -322,7 +322,7 @@ class DiskSpaceWatch:
         self._watermark = ""
         self._is_probing = False
         #: Called in the loop when the disk has space again.
-        self.on_room: Callable[[], None] = lambda: None
+        self.on_space: Callable[[], None] = lambda: None
         self._health.on_full = lambda: background.in_loop(self._judge)
 
     @property
@@ -363,5 +363,5 @@ class DiskSpaceWatch:
     def _probed(self, count: int) -> None:
         self._is_probing = False
         if self._health.full_count == count and not self._appender.has_buffered:
-            self._health.room_again()
-            self.on_room()
+            self._health.space_again()
+            self.on_space()

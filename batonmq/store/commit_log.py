@@ -328,27 +328,27 @@ class CommitLog:
     # Writing.
 
     @property
-    def room(self) -> int:
+    def space(self) -> int:
         """Bytes from `max_offset` to the end of its segment; a whole segment at a border."""
         return self.segment_size - self.max_offset % self.segment_size
 
     def append(self, data: bytes | memoryview) -> int:
         """Writes at `max_offset`, into new segments if needed; the new `max_offset`. Raises OSError
         if a segment cannot be allocated; what was written before it stays."""
-        room = self.room
-        if len(data) <= room:
+        space = self.space
+        if len(data) <= space:
             self._write(data)
             return self.max_offset
         rest = memoryview(data)
         while rest:
-            room = self.room
-            self._write(rest[:room])
-            rest = rest[room:]
+            space = self.space
+            self._write(rest[:space])
+            rest = rest[space:]
         return self.max_offset
 
     def append_blank(self, blank: bytes) -> int:
         """Writes the mark that ends a segment and goes to its end; the new `max_offset`."""
-        end = self.max_offset + self.room
+        end = self.max_offset + self.space
         self._write(blank)
         self.max_offset = end
         return end
@@ -361,7 +361,7 @@ class CommitLog:
             segment.write(offset - segment.start_offset, data)
         except OSError as error:
             if disk.is_short(error):
-                self.health.no_room(error)
+                self.health.note_full(error)
             else:
                 self.health.log_failed(error)
             raise
@@ -413,7 +413,7 @@ class CommitLog:
             )
         except OSError as error:
             self.missing_segment = start
-            self.health.no_room(error, pauses=False)
+            self.health.note_full(error, pauses=False)
             raise
         self.segments.append(segment)
         self.missing_segment = None

@@ -462,8 +462,8 @@ def _good_end(files: QueueFiles, position: int) -> tuple[int, bytes, bytes]:
     chunk_units = _FIRST_SCAN_UNITS
     first = last = b""
     while position < files.end:
-        room = files.file_size - position % files.file_size
-        units = files.read(position, position + min(chunk_units * UNIT_SIZE, room))
+        space = files.file_size - position % files.file_size
+        units = files.read(position, position + min(chunk_units * UNIT_SIZE, space))
         good = _good_units(units) * UNIT_SIZE
         if good:
             first = first or units[:UNIT_SIZE]
@@ -481,8 +481,8 @@ def _has_safe_unit(files: QueueFiles, position: int, safe_offset: int) -> bool:
     written = files.next_data(position + UNIT_SIZE)
     while written is not None:
         position = written - written % UNIT_SIZE
-        room = files.file_size - position % files.file_size
-        units = files.read(position, position + min(chunk_units * UNIT_SIZE, room))
+        space = files.file_size - position % files.file_size
+        units = files.read(position, position + min(chunk_units * UNIT_SIZE, space))
         if not is_zero(units):
             for phy_offset, size, _ in _unpack_each(units):
                 if 0 <= phy_offset < safe_offset and 0 < size < FILLER_SIZE:

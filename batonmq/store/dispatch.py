@@ -110,6 +110,7 @@ class LogDispatcher:
         self.pending.clear()
         self._commits.cut(offset)
         self.offset = offset
+        # after a cut, bytes that come back may be other ones
         self.target = min(self.target, offset)
         self.has_more = False
 
@@ -120,6 +121,7 @@ class LogDispatcher:
         CorruptLogError."""
         self.target = target = max(target, self.target)
         self.has_more = self._is_behind_deletion = False
+        # Only slices end there: a caller without a limit wants all of it now.
         self._ends_at_deletion = scan_bytes_max is not None
         touched: set[Queue] = set()
         try:
@@ -143,6 +145,7 @@ class LogDispatcher:
                 self._dispatch_system_record(queue, phy_offset, end)
             else:
                 if queue_offset != NO_UNIT:
+                    # The master numbered these records itself, so the order needs no check.
                     if queue.is_gapless:
                         queue.consume_queue.append_unit(phy_offset, size, tags)
                     else:
@@ -163,6 +166,7 @@ class LogDispatcher:
         if not moved:
             return
         others = {record.end_offset: record for record in moved}
+        # In place: listeners and the appender hold this deque.
         kept = [others.get(record.end_offset, record) for record in self.pending]
         self.pending.clear()
         self.pending.extend(kept)
@@ -193,7 +197,7 @@ class LogDispatcher:
             record = self._describe(head, queue)
             self.pending.append(record)
             if record.queue_offset != NO_UNIT:
-                if head.queue_offset != queue.next_offset:
+                if head.queue_offset != queue.next_offset:  # offsets jump after a deletion
                     queue.is_gapless = False
                 queue.next_offset = max(queue.next_offset, head.queue_offset + 1)
         fault = fault_behind(self._log, scanner)
@@ -209,6 +213,7 @@ class LogDispatcher:
 
     def _dispatch_log(self, target: int, limit: int, touched: set[Queue]) -> None:
         end = min(target, self._log.max_offset)
+        # two parts: what this process has checked already, and the rest
         check_crc = self.verified.end < end
         if self.offset < (checked_end := min(self.verified.end, end)):
             self._dispatch_part(checked_end, limit, touched, check_crc=False)
@@ -242,6 +247,7 @@ class LogDispatcher:
             columns = RecordColumns(view, start, before, limit, start + segment_size, odd_topics)
             for first, behind in columns.runs():
                 begin, end = int(columns.begins[first]), int(columns.ends[behind - 1])
+                # The records before this run are not common ones; they come first in the log.
                 self._dispatch_each(scanner, begin, touched)
                 if scanner.offset != begin:
                     return  # no record here: nothing behind it is shown (R24)
@@ -254,6 +260,7 @@ class LogDispatcher:
                     self._dispatch_each(scanner, end, touched)
                     if scanner.offset != end:
                         return
+            # At least one record, or a window without common ones would be read again and again.
             self._dispatch_each(scanner, max(columns.end, before + 1), touched)
             if scanner.offset == before or scanner.problem or self._is_behind_deletion:
                 return
@@ -283,6 +290,7 @@ class LogDispatcher:
                 return
             size, queue_id, queue_offset, stored_at, topic, tags, keys, uniq_key = record
             queue = queue_of(topic, queue_id)
+            # due times and handlers need the whole head
             if not queue.is_plain:
                 return
             if queue.consume_queue.put_unit_at(queue_offset, offset, size, tags_code(tags)):
@@ -321,6 +329,7 @@ class LogDispatcher:
         properties = head.properties
         transaction = head.sys_flag & TRANSACTION_MASK
         is_indexed = transaction != TRANSACTION_ROLLBACK
+        # R56: its op may be missing at the log's end
         if transaction == TRANSACTION_COMMIT:
             self._commits.append(head.prepared_transaction_offset, head.physical_offset)
         return Pending(

@@ -80,7 +80,7 @@ class StoreHealth:
         pages are lost."""
         return disk.is_short(error) and self.log_failure is None
 
-    def no_room(self, error: OSError, *, pauses: bool = True) -> None:
+    def note_full(self, error: OSError, *, pauses: bool = True) -> None:
         """Notes what could not be written; it stays and is tried again. `pauses`: the next write
         must wait too."""
         if not self.full:
@@ -94,15 +94,15 @@ class StoreHealth:
         """Notes a full disk; raises any other error."""
         if not self.passes(error):
             raise error
-        self.no_room(error)
+        self.note_full(error)
 
-    def check_room(self) -> None:
+    def check_space(self) -> None:
         """Raises OSError while earlier writes wait for disk space."""
         if self.pauses:
             raise OSError(errno.ENOSPC, self.full)
 
-    def room_again(self) -> None:
+    def space_again(self) -> None:
         """All that waited is written."""
-        log.info("disk_has_room reason=%s", self.full)
+        log.info("disk_has_space reason=%s", self.full)
         self.full, self.pauses = "", False
         self.on_full()

@@ -136,7 +136,7 @@ class IndexFile:
         return self._handles.fd(str(self.path))
 
     @property
-    def room(self) -> int:
+    def space(self) -> int:
         return self._index_num - self.count
 
     @property
@@ -189,7 +189,7 @@ class IndexFile:
         self._after_put(len(hashes), int(phy_offsets[-1]), int(timestamps[-1]))
 
     def _before_put(self, count: int, phy_offset: int, timestamp: int) -> None:
-        assert count <= self.room
+        assert count <= self.space
         if self.is_empty:
             self.begin_timestamp = timestamp
             self.begin_phy_offset = phy_offset

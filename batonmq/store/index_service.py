@@ -95,7 +95,7 @@ class IndexService:
         noted = self._noted
         noted.append((topic, uniq_key, keys, phy_offset, store_timestamp))
         if len(noted) >= _DRAIN_RECORDS and not self._health.pauses:
-            self._drain_if_room()
+            self._drain_unless_full()
 
     def put_entries(self, hashes: "Int64s", phy_offsets: "Int64s", timestamps: "Int64s") -> bool:
         """All entries of many records at once, in order; `hashes` as of `key_hash`. False if the
@@ -103,12 +103,12 @@ class IndexService:
         disk is full); then nothing changed. Raises OSError if the disk fails."""
         if self._health.pauses:
             return False
-        self._drain_if_room()
+        self._drain_unless_full()
         try:
             if self._noted or int(phy_offsets[0]) <= self.end_phy_offset:
                 return False
-            file = self._file_with_room()
-            if file.room < len(hashes):
+            file = self._file_with_space()
+            if file.space < len(hashes):
                 return False
             file.put_batch(hashes, phy_offsets, timestamps)
         except OSError as error:
@@ -118,7 +118,7 @@ class IndexService:
         self.end_phy_offset, self.end_timestamp = file.end_phy_offset, file.end_timestamp
         return True
 
-    def _drain_if_room(self) -> None:
+    def _drain_unless_full(self) -> None:
         try:
             self.drain()
         except OSError as error:
@@ -132,7 +132,7 @@ class IndexService:
     def drain(self) -> None:
         """Makes entries of what was noted. After an OSError (disk full) the rest stays noted."""
         while self._noted:
-            taken = self._drain_into(self._file_with_room())
+            taken = self._drain_into(self._file_with_space())
             del self._noted[:taken]
 
     def _drain_into(self, file: IndexFile) -> int:
@@ -142,7 +142,7 @@ class IndexService:
         phy_offsets: list[int] = []
         timestamps: list[int] = []
         keys: list[bytes] = []
-        room, taken, newest = file.room, 0, self.end_phy_offset
+        space, taken, newest = file.space, 0, self.end_phy_offset
         for topic, uniq_key, raw_keys, phy_offset, timestamp in self._noted:
             if phy_offset > newest:
                 before = len(keys)
@@ -155,7 +155,7 @@ class IndexService:
                         keys.append(raw_keys)
                 # Only a file that is too small for one record's keys loses some of them.
                 del keys[before + self._index_num - 1 :]
-                if len(keys) > room:
+                if len(keys) > space:
                     del keys[before:]
                     break
                 newest = phy_offset
@@ -214,8 +214,8 @@ class IndexService:
             value = cache[topic] = java_string_hash(topic + "#") & 0xFFFFFFFF
         return value
 
-    def _file_with_room(self) -> IndexFile:
-        if not self._files or self._files[-1].room <= 0:
+    def _file_with_space(self) -> IndexFile:
+        if not self._files or self._files[-1].space <= 0:
             self._roll()
         return self._files[-1]
 
@@ -257,7 +257,7 @@ class IndexService:
     ) -> IndexAnswer:
         """Records with `key` stored in [begin_ms, end_ms], at most `max_num`, newest first. The
         caller compares the real keys."""
-        self._drain_if_room()
+        self._drain_unless_full()
         found = self._still_noted(topic, key.encode(), max_num, begin_ms, end_ms)
         hash_ = key_hash(topic, key)
         for file in reversed(self._files):

@@ -71,7 +71,7 @@ class MessageStore:
     trust: LogTrust
     truncation: Truncation
     background: Background
-    room: DiskSpaceWatch
+    disk_space: DiskSpaceWatch
     checkpoints: CheckpointWriter
     expirer: Expirer
     positions: PositionRounds
@@ -183,15 +183,15 @@ class MessageStore:
             config, files.log, self._queues, self.appender, self.deleting_topics
         )
         self.background = Background(files.log, self._fail)
-        self.room = DiskSpaceWatch(files.log, self.appender, self.background)
+        self.disk_space = DiskSpaceWatch(files.log, self.appender, self.background)
         self.queries = StoreQueries(files, self._dispatcher, self.appender)
         self.truncation = Truncation(files)
         self.checkpoints = CheckpointWriter(
-            files, self._dispatcher, self.before_checkpoint, self.background, self.room
+            files, self._dispatcher, self.before_checkpoint, self.background, self.disk_space
         )
         self.expirer = Expirer(
             files, self._dispatcher, self.background, self._clock_ms, self._disk_use_of,
-            lambda: self.positions.may_expire_below, self.room,
+            lambda: self.positions.may_expire_below, self.disk_space,
         )  # fmt: skip
         self.expirer.before_checkpoint = self.before_checkpoint
         self.slave_log = SlaveLog(
@@ -467,7 +467,7 @@ class MessageStore:
         self.end_turn()
         count = self._queues.delete_topic(topic)
         self._dispatcher.forget_topic(topic)
-        self.background.free_room(
+        self.background.free_space(
             partial(remove_folders, self._files.consume_queues.deleted.taken())
         )
         return count

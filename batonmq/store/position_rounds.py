@@ -106,7 +106,7 @@ class PositionRounds:
         if self._is_master:
             return ""
         if not self._queues.positions.are_known:
-            return "it waits until the log has stated where every queue goes on"
+            return "it waits until the log has stated the next offset of every queue"
         began = self._queues.positions.began_at
         return f"its log was begun at {began}, and its master's begins before that" if began else ""
 
@@ -146,13 +146,13 @@ class PositionRounds:
         positions: dict[str, dict[int, int]] = {}
         at = current.at
         body_max = self._config.max_message_size
-        room = min(_PIECE_BYTES_MAX, self._log.segment_size // 4, body_max)
+        space = min(_PIECE_BYTES_MAX, self._log.segment_size // 4, body_max)
         stop = min(len(current.queues), at + _LOOKED_AT_MAX)
         while at < stop:
             queue = current.queues[at]
             if self._needs_statement(queue, current.since):
-                room -= len(queue.topic_bytes) + _QUEUE_BYTES
-                if room < 0 and positions:
+                space -= len(queue.topic_bytes) + _QUEUE_BYTES
+                if space < 0 and positions:
                     break
                 positions.setdefault(queue.topic, {})[queue.queue_id] = queue.next_offset
             at += 1

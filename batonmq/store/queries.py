@@ -231,14 +231,14 @@ class StoreQueries:
         wanted = min(max_num, self._config.max_msgs_num_batch)
         answer = self._index.query(topic, key, wanted, begin_ms, end_ms)
         parts: list[memoryview] = []
-        room = ANSWER_BYTES_MAX
+        space = ANSWER_BYTES_MAX
         for phy_offset in answer.phy_offsets:
             if not self._log.min_offset <= phy_offset < self._dispatcher.offset:
                 continue
             head = check_record(self._log, phy_offset)
             if _has_key(head, topic, key):
-                room -= head.size
-                if room < 0 and parts:
+                space -= head.size
+                if space < 0 and parts:
                     break
                 parts.append(self._log.view(phy_offset, head.size))
         return QueryResult(parts, answer.last_update_timestamp, answer.last_update_phy_offset)

@@ -204,18 +204,18 @@ class ConsumeQueueStore:
         """End (exclusive) in the log of the newest record in any queue; 0 if none."""
         return max((queue.last_physical_end for queue in self._queues.values()), default=0)
 
-    def drop_rotten(self, phy_offset: int, *, expects_none: bool) -> bool:
+    def drop_damaged(self, phy_offset: int, *, expects_none: bool) -> bool:
         """Removes queues whose units above `phy_offset` must be damage, to be rebuilt from the log;
         whether there were any."""
-        rotten = []
+        damaged = []
         for key, queue in self._queues.items():
             try:
                 queue.check_cut(phy_offset, expects_none=expects_none)
             except CorruptLogError as error:
                 log.error("consume_queue_damaged topic=%s queue_id=%d what=%s", *key, error)
-                rotten.append(queue)
-        self.rebuild(rotten)
-        return bool(rotten)
+                damaged.append(queue)
+        self.rebuild(damaged)
+        return bool(damaged)
 
     def rebuild(self, queues: Sequence[ConsumeQueue]) -> None:
         """Removes them; the caller rebuilds them by dispatching the log from its beginning."""

@@ -131,13 +131,13 @@ def recover_store(
     commit_log, consume_queues = files.log, files.consume_queues
     stored_confirm = files.checkpoint.confirm_phy_offset
     start = _begin_below(files.checkpoint, _start_offset(files))
-    rotten = _drop_wrong_ends(files)
+    damaged = _drop_wrong_ends(files)
     # Only confirmed records have units, so queues may show a newer confirmed offset.
     visible_end = consume_queues.last_physical_end
     is_rebuilt = _are_queues_lost(files)
     # What was built above `start` may be half on disk; it is rebuilt from the log.
     if not files.was_clean:
-        rotten = consume_queues.drop_rotten(start, expects_none=False) or rotten
+        damaged = consume_queues.drop_damaged(start, expects_none=False) or damaged
         consume_queues.truncate_dirty(start)
     confirmed = Confirmed(stored_confirm, confirm_rule.proven(visible_end))
     recovered = recover_log(commit_log, start, confirmed, was_clean=files.was_clean)
@@ -149,13 +149,13 @@ def recover_store(
     if end == commit_log.min_offset:
         consume_queues.destroy_all()
     is_whole = files.was_clean and recovered.damage is None
-    rotten = consume_queues.drop_rotten(end, expects_none=is_whole) or rotten
+    damaged = consume_queues.drop_damaged(end, expects_none=is_whole) or damaged
     consume_queues.truncate_dirty(end)
     files.index.truncate_to(end)
     confirm_rule.settle_epochs(files, end)
-    _adopt_queues(files, dispatcher.queues, end, are_rebuilt=is_rebuilt or rotten)
+    _adopt_queues(files, dispatcher.queues, end, are_rebuilt=is_rebuilt or damaged)
     dispatcher.verified.restart(start, end)
-    dispatcher.restart_at(commit_log.min_offset if rotten else start)
+    dispatcher.restart_at(commit_log.min_offset if damaged else start)
     dispatcher.advance(confirm_rule.confirmed(stored_confirm, visible_end, end))
     log.info(
         "store_recovered clean=%s from_offset=%d end_offset=%d confirm_offset=%d",
@@ -179,6 +179,7 @@ def _drop_wrong_ends(files: StoreFiles) -> bool:
     wrong = []
     queues = files.consume_queues.queues()
     for queue in sorted(queues, key=lambda one: one.last_physical_end, reverse=True):
+        # Ends are sorted: below a good one no unit can be beyond the log.
         if not _has_wrong_end(files.log, queue):
             break
         wrong.append(queue)
@@ -191,6 +192,7 @@ def _has_wrong_end(commit_log: CommitLog, queue: ConsumeQueue) -> bool:
     unit says. If the log has it nowhere, the log may have lost it."""
     index = queue.max_offset - 1
     unit, before = queue.unit_at(index), queue.unit_at(index - 1)
+    # The neighbour before shows where the search may begin.
     if unit is None or before is None or _names_its_message(commit_log, queue, index, unit):
         return False
     if not _names_its_message(commit_log, queue, index - 1, before):
@@ -227,6 +229,7 @@ def _write_again(files: StoreFiles, start: int) -> None:
     """After a failed write-back the page cache shows as clean what is on no disk (R40). So the log
     above `start` and the index are written again; queues are rebuilt anyway."""
     report = files.suspect_mark.report
+    # Only a failed sync makes clean pages doubtful.
     if report is None or report.kind != "fsync" or files.was_clean:
         return
     commit_log = files.log
@@ -261,7 +264,7 @@ def _note_damage(files: StoreFiles, recovered: RecoveredLog, boot_id: str) -> No
         files.suspect_mark.add(replace(recovered.damage, until_level=rebooted))
     if recovered.damage is not None or not rebooted:
         return
-    if files.suspect_mark.report is not None:
+    if files.suspect_mark.report is not None:  # an earlier, more exact reason stays
         return
     what = "stopped uncleanly under another boot of this machine: acknowledged bytes may be missing"
     log.warning("log_suspect reason=%r log_end=%d", what, end)
@@ -280,6 +283,7 @@ def _start_offset(files: StoreFiles) -> int:
     commit_log, checkpoint, index = files.log, files.checkpoint, files.index
     if _are_queues_lost(files):
         return commit_log.min_offset
+    # The index files are gone: only the whole log gives them back.
     if checkpoint.index_msg_timestamp and index.end_phy_offset < 0:
         return commit_log.min_offset
     offset = checkpoint.recovery_offset
@@ -307,10 +311,12 @@ def recover_log(
     flushed them."""
     end, problem = whole_records_end(commit_log, start_offset, commit_log.end_of_segments)
     damage = _find_damage(commit_log, end, problem, confirmed)
+    # R24: a torn tail was never acknowledged; damage may have been.
     if damage is None:
         cut_torn_tail(commit_log, end)
     else:
         log.error("commit_log_damaged file=%s offset=%d what=%s", *_fields(damage))
+    # What was read after an unclean stop may be in the page cache only.
     commit_log.set_end(end, None if was_clean else start_offset)
     return RecoveredLog(start_offset, end, damage)
 
@@ -328,6 +334,7 @@ def _find_damage(
             str(path), offset, "the file is missing, later ones are there", _end_of(commit_log)
         )
     what = problem or "the log ends"
+    # A torn write ends the log. If records follow, something in the middle went bad.
     behind = find_valid_record(commit_log, end)
     if behind is None and commit_log.gap is not None:
         behind = commit_log.gap[1] + commit_log.segment_size

@@ -72,10 +72,11 @@ class SlaveLog:
         damage = self._suspect_mark.report
         if damage is not None and damage.blocks_writes:
             raise StoreStateError(f"discard the damaged tail first: {damage}")
-        commit_log.health.check_room()
+        commit_log.health.check_space()
         try:
             end = commit_log.append(data)
         finally:
+            # G8: no byte is acked before its record's CRC was checked.
             self._verified.verify()  # also what was written before the disk was full
         self._keep_up(len(data))
         commit_log.preallocate_when_due()
@@ -84,9 +85,12 @@ class SlaveLog:
     def _keep_up(self, received: int) -> None:
         """If dispatch is far behind, dispatch as much as was received."""
         dispatcher = self._dispatcher
+        # Dispatch may lag behind copying, but an elected replica must show everything before it
+        # opens.
         if dispatcher.target - dispatcher.offset <= _DISPATCH_LAG_MAX:
             return
         try:
+            # 0: the target stays, only the work on it goes on.
             dispatcher.advance(0, received)
         except (CorruptLogError, OSError) as error:
             self._fail(error)
@@ -119,6 +123,7 @@ class SlaveLog:
         confirmed = self._confirmed_end()
         if offset < self._log.min_offset:
             raise TruncationRefused(offset, confirmed, "the log begins above it")
+        # R23: no acknowledged message is ever cut but for an operator's unclean election.
         if offset < confirmed and not unclean_epoch:
             raise TruncationRefused(offset, confirmed, "it would take back confirmed bytes")
         if not is_record_boundary(self._log, offset, self._dispatcher.offset):
@@ -128,6 +133,7 @@ class SlaveLog:
     def _confirmed_end(self) -> int:
         """The end of all whole confirmed records, visible or not."""
         dispatcher = self._dispatcher
+        # Confirmed counts, not what readers have seen: dispatch may lag.
         target = min(dispatcher.target, self._log.max_offset)
         if target <= dispatcher.offset:
             return dispatcher.offset
@@ -170,7 +176,7 @@ class SlaveLog:
             self._queues.begin_at(offset)
             self._log.begin_at(offset)
         except OSError as error:
-            failed = StoreFailedError(f"the log could not begin anew at {offset}: {error}")
+            failed = StoreFailedError(f"the log could not start again at {offset}: {error}")
             self._fail(failed)
             raise failed from error
         self._dispatcher.restart_at(offset)

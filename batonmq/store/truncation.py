@@ -68,6 +68,7 @@ class Truncation:
         aside = self._keep_aside(offset, end_offset) if keep_aside else ""
         intent = TruncationIntent(offset, end_offset, aside)
         try:
+            # From here on only forward: it cannot be known what reached the disk.
             replace_file(self._intent_path, json.dumps(asdict(intent)).encode())
         except OSError as error:
             raise CutUnfinishedError(offset, self._intent_path, self._intent_path, error) from error
@@ -93,6 +94,7 @@ class Truncation:
         """Nothing behind `offset` counts as confirmed or recovered any more. Durable on return;
         raises OSError."""
         checkpoint = self._files.checkpoint
+        # R22: first, so that a crash leaves no checkpoint that covers bytes which are being cut.
         checkpoint.confirm_phy_offset = min(checkpoint.confirm_phy_offset, offset)
         checkpoint.lower_recovery(offset)
         checkpoint.flush()
@@ -129,9 +131,10 @@ class Truncation:
     def _drop_segments(self, offset: int, aside: Path | None) -> None:
         if aside is not None:
             disk.makedirs(aside)  # an operator may have deleted it to free space
-        self._log.drop_detached(aside)
+        self._log.drop_detached(aside)  # files behind a gap are beyond any cut
         segments = self._log.segments
         while segments and segments[-1].start_offset >= offset:
+            # an empty segment made ahead is not worth keeping
             has_data = segments[-1].data_end() > 0
             self._log.drop_last_segment(aside if has_data else None)
         if aside is not None:
@@ -188,6 +191,7 @@ class Truncation:
         folders = self._aside_folders()
         sizes = [sum(file.stat().st_size for file in folder.iterdir()) for folder in folders]
         config = self._files.config
+        # The newest stays at any size: it may hold the only copy of acknowledged bytes.
         while len(folders) > 1 and (
             len(folders) > config.truncated_log_max_sets
             or sum(sizes) > config.truncated_log_max_bytes

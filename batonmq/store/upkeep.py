@@ -174,10 +174,10 @@ class CheckpointWriter:
         dispatcher: LogDispatcher,
         before_checkpoint: Callable[[], Iterable[Callable[[], None]]] | None,
         background: Background,
-        room: DiskSpaceWatch,
+        space: DiskSpaceWatch,
     ) -> None:
         """`before_checkpoint`: see `MessageStore`."""
-        self._room = room
+        self._space = space
         self._health = files.log.health
         self._files = files
         self._checkpoint = files.checkpoint
@@ -205,9 +205,9 @@ class CheckpointWriter:
             return
         background, epochs = self._background, self._files.epochs
         background.retry_jobs()
-        if self._room.is_waiting or background.is_slicing(_FLUSH):
+        if self._space.is_waiting or background.is_slicing(_FLUSH):
             return
-        probe = self._room.begin_probe()
+        probe = self._space.begin_probe()
         if self._before_checkpoint is not None:
             for job in self._before_checkpoint():
                 background.run_job(job)
@@ -228,7 +228,7 @@ class CheckpointWriter:
             else:
                 self._hand_over(work)
         if probe is not None:
-            self._background.run_job(lambda: self._room.end_probe(probe))
+            self._background.run_job(lambda: self._space.end_probe(probe))
 
     def begin(self) -> Round | None:
         """A round makes durable what is dispatched now; queues may get more meanwhile. None if the
@@ -276,9 +276,9 @@ class CheckpointWriter:
     def _hand_over(self, work: Round) -> None:
         """The rest of a round waits for the disk, so it is a job; none if nothing is new."""
         checkpoint = self._checkpoint
-        is_level = checkpoint.recovery_offset == work.dispatched_offset
-        is_level = is_level and checkpoint.confirm_phy_offset == work.dispatched_offset
-        if is_level and not self._queue_paths and not self._index_paths:
+        is_covered = checkpoint.recovery_offset == work.dispatched_offset
+        is_covered = is_covered and checkpoint.confirm_phy_offset == work.dispatched_offset
+        if is_covered and not self._queue_paths and not self._index_paths:
             return
         queues, index = self._queue_paths, self._index_paths
         self._queue_paths, self._index_paths = [], []
@@ -339,7 +339,7 @@ class Expirer:
         clock_ms: Callable[[], int],
         disk_use_of: DiskUseOf,
         may_expire_below: Callable[[], int],
-        room: DiskSpaceWatch,
+        space: DiskSpaceWatch,
     ) -> None:
         """No segment that ends above `may_expire_below` goes, whatever the disk (R38)."""
         self.before_checkpoint: Callable[[], Iterable[Callable[[], None]]] | None = None
@@ -347,7 +347,7 @@ class Expirer:
         self._files = files
         self._dispatcher = dispatcher
         self._may_expire_below = may_expire_below
-        self._room = room
+        self._space = space
         self._background = background
         self._clock_ms = clock_ms
         self._disk_use_of = disk_use_of
@@ -368,7 +368,7 @@ class Expirer:
                 "segments_expired count=%d reason=%s min_offset=%d",
                 len(removed), decision.reason, commit_log.min_offset,
             )  # fmt: skip
-        self._room.set_watermark(
+        self._space.set_watermark(
             f"more than {self._files.config.disk_space_warning_level_ratio} % of it is used"
             if decision.disk_full
             else ""
@@ -382,11 +382,11 @@ class Expirer:
         covered = self._files.checkpoint.recovery_offset or 0
         free = [segment for segment in segments if segment.end_offset <= covered]
         if free:
-            self._background.free_room(lambda: self._free(free))
+            self._background.free_space(lambda: self._free(free))
         if rest := segments[len(free) :]:
             for job in self.before_checkpoint() if self.before_checkpoint is not None else ():
                 self._background.run_job(job)
-            self._background.run_job(lambda: self._background.free_room(lambda: self._free(rest)))
+            self._background.run_job(lambda: self._background.free_space(lambda: self._free(rest)))
 
     def _free(self, segments: list[Segment]) -> None:
         if gone_below := unlink_segments(segments):

@@ -134,7 +134,7 @@ class ControllerReplication(Replication):
     def tick(self, now_ms: int) -> None:
         """Lease, required set and disk space may have changed with time."""
         path = self._path
-        full = path.store.room.reason if path.gate.is_master else ""
+        full = path.store.disk_space.reason if path.gate.is_master else ""
         if self._full_disk.due(full, now_ms):
             log.warning("master_with_full_disk_hands_over reason=%s", full)
             self._spawn(self._hand_over_full_disk(full), "not_handed_over")

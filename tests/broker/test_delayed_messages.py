@@ -151,7 +151,7 @@ def test_r30_r45_progress_of_a_level_that_found_no_room_is_noted_when_there_is_r
     async def play(rig: Rig) -> None:
         await rig.send("T", DELAY="1")
         assert (await rig.ask(215, {"topic": "T"})).code == 0
-        schedule, room = rig.service.waiting.schedule, rig.service.store.room
+        schedule, room = rig.service.waiting.schedule, rig.service.store.disk_space
         room.set_watermark("it is full")
         clock.ahead_ms = 2_000
         await until(lambda: schedule._queues.offset_of(0) == 1)

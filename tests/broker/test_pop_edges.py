@@ -281,7 +281,7 @@ def test_r45_a_master_without_room_is_no_slave_to_its_readers(tmp_path: Path) ->
             await rig.send("T", b"%d" % number)
         expire_all_but_last(rig, "T")
         below, above = await rig.pull("T", offset=0), await rig.pull("T", offset=100)
-        rig.service.store.room.set_watermark("more than 90 % of it is used")
+        rig.service.store.disk_space.set_watermark("more than 90 % of it is used")
         for offset, before in ((0, below), (100, above)):
             full = await rig.pull("T", offset=offset)
             assert (full.code, full.ext["nextBeginOffset"]) == (

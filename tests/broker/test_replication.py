@@ -68,7 +68,7 @@ def test_r45_a_hand_over_that_failed_is_tried_again_soon_and_one_that_did_not_is
 ) -> None:
     async def play(rig: Rig) -> None:
         with managed(rig) as (manager, replication):
-            rig.service.store.room.set_watermark(FULL)
+            rig.service.store.disk_space.set_watermark(FULL)
             manager.hand_over.side_effect = [False, True, True]
             assert await handed(rig, replication, NOW_MS) == 0
             first = NOW_MS + FULL_MS
@@ -80,7 +80,7 @@ def test_r45_a_hand_over_that_failed_is_tried_again_soon_and_one_that_did_not_is
                 "it was handed"
             )
             assert await handed(rig, replication, again + HAND_OVER_AGAIN_MS) == 3
-            rig.service.store.room.set_watermark("")
+            rig.service.store.disk_space.set_watermark("")
 
     run_with_broker(tmp_path, play)
 
@@ -91,7 +91,7 @@ def test_only_a_master_hands_over(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         with managed(rig) as (manager, replication):
             rig.service.path.gate.follow(1, "127.0.0.1:1")
-            rig.service.store.room.set_watermark(FULL)
+            rig.service.store.disk_space.set_watermark(FULL)
             for now_ms in (NOW_MS, NOW_MS + FULL_MS, NOW_MS + 2 * FULL_MS):
                 assert await handed(rig, replication, now_ms) == 0
             await replication.hand_over()
@@ -99,7 +99,7 @@ def test_only_a_master_hands_over(tmp_path: Path) -> None:
             rig.service.path.gate.open()
             await replication.hand_over()
             assert manager.hand_over.await_count == 1
-            rig.service.store.room.set_watermark("")
+            rig.service.store.disk_space.set_watermark("")
 
     run_with_broker(tmp_path, play)
 

@@ -293,10 +293,10 @@ def test_r45_progress_that_finds_no_room_stops_no_timer(tmp_path: Path, clock: C
         assert (await recall(rig, recalled)).code == 0
         await rig.send("T", b"later", TIMER_DELAY_SEC="40", UNIQ_KEY="K2")
         await until(lambda: len(timers) == 3)
-        store.room.set_watermark("it is full")
+        store.disk_space.set_watermark("it is full")
         clock.ahead_ms = 30_000
         await until(lambda: len(timers) == 1)
-        store.room.set_watermark("")
+        store.disk_space.set_watermark("")
         clock.ahead_ms = 50_000
         await until(lambda: end_of(rig, "T") == 1)
 
@@ -313,11 +313,11 @@ def test_r30_r45_progress_that_found_no_room_is_noted_when_there_is_room(
         recalled = await rig.send("T", b"recalled", TIMER_DELAY_SEC="20", UNIQ_KEY="K1")
         assert (await recall(rig, recalled)).code == 0
         await until(lambda: len(timers) == 2)
-        store.room.set_watermark("it is full")
+        store.disk_space.set_watermark("it is full")
         clock.ahead_ms = 60_000
         await until(lambda: len(timers) == 0)
         assert timers.delivered_until_ms() == 0
-        store.room.set_watermark("")
+        store.disk_space.set_watermark("")
         await until(lambda: timers.delivered_until_ms() > 0)
         assert rig.service.tables.delays.timer.next_offset == 2
 

@@ -52,7 +52,7 @@ async def leave_and_lead_again(rig: Rig, write: object, monkeypatch: pytest.Monk
     store.stop_writes()
     service.role_left()
     monkeypatch.setattr(CommitLog, "_write", write)
-    store.health.room_again()
+    store.health.space_again()
     store.prepare_master()
     service.master_opened()
 

@@ -184,7 +184,7 @@ class Peer:
         self.rooms = 0
         self.memory: MemoryBudget
 
-    def room_came(self) -> None:
+    def memory_came(self) -> None:
         self.rooms += 1
 
     def abort(self, reason: str) -> None:

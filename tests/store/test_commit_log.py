@@ -52,7 +52,7 @@ def test_r45_a_segment_that_cannot_be_made_ahead_refuses_no_put(rig, monkeypatch
     monkeypatch.setattr(Segment, "create", full)
     store.log.preallocate_next()
     assert store.health.full
-    store.room._judge()
+    store.disk_space._judge()
     rig.put_confirmed(store, b"goes on")
 
 

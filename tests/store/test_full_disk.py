@@ -57,7 +57,7 @@ class FullDisk:
     def full_after(self, number, writes=1 << 60):
         self.writes, self.full_from, self.full_to = 0, number, number + writes
 
-    def room_again(self):
+    def space_again(self):
         self.full_from = None
 
 
@@ -135,20 +135,20 @@ def test_r45_wherever_the_disk_is_full_all_goes_on_when_there_is_room(rig, full)
     total = writes_of_a_life(rig, full)
     assert total > 100
     for number in range(total):
-        full.room_again()
+        full.space_again()
         rig.root = rig.folder / f"life-{number}"
         life = Life(rig)
         full.full_after(number)
         life.work(32)
         if number < total - 40:
             assert life.refused, number
-            assert life.store.health.full and "No space left" in life.store.room.reason
+            assert life.store.health.full and "No space left" in life.store.disk_space.reason
         life.check()
-        full.room_again()
+        full.space_again()
         life.store.checkpoints.flush_derived()
         life.store.checkpoints.flush_derived()
         life.end_turn()
-        assert not life.store.room.reason and not life.waiting
+        assert not life.store.disk_space.reason and not life.waiting
         before = life.refused
         life.work(8)
         assert life.refused == before, "puts are taken again"
@@ -166,13 +166,13 @@ def test_r45_kill_minus_9_on_a_full_disk_loses_nothing_either(rig, full):
     """The same, and the process is killed while the disk is full; there is room at the start."""
     total = writes_of_a_life(rig, full)
     for number in range(0, total, 3):
-        full.room_again()
+        full.space_again()
         rig.root = rig.folder / f"killed-{number}"
         life = Life(rig)
         full.full_after(number)
         life.work(32)
         rig.kill(life.store)
-        full.room_again()
+        full.space_again()
         life.store = rig.open()
         assert not life.store.trust.reason
         assert life.store.prepare_master() >= 0
@@ -195,7 +195,7 @@ def test_r45_closing_on_a_full_disk_is_no_clean_stop_and_no_error(rig, full):
     life.work(10)
     life.store.close()
     assert (rig.root / "abort").exists()
-    full.room_again()
+    full.space_again()
     life.store = rig.open()
     assert not life.store.trust.reason
     life.store.prepare_master()
@@ -217,7 +217,7 @@ def test_r45_a_running_store_takes_puts_again_by_itself(rig, full):
             life.put()
             await asyncio.sleep(0)
         refused, acked = life.refused, len(life.acked)
-        full.room_again()
+        full.space_again()
         while len(life.acked) < acked + 10:
             life.put()
             await asyncio.sleep(0.001)
@@ -261,13 +261,13 @@ def test_r45_a_slave_takes_nothing_more_while_its_queues_find_no_room(rig, full)
     slave.slave_log.append_replicated(0, log_bytes[:half])
     slave.advance_confirm_offset(half)
     rooms = []
-    slave.room.on_room = lambda: rooms.append(slave.room.reason)
+    slave.disk_space.on_space = lambda: rooms.append(slave.disk_space.reason)
     full.full_after(0)
     slave.checkpoints.flush_derived()
     with pytest.raises(OSError, match="No space left") as info:
         slave.slave_log.append_replicated(half, log_bytes[half:])
     assert disk.is_short(info.value) and slave.max_phy_offset == half
-    full.room_again()
+    full.space_again()
     slave.checkpoints.flush_derived()
     assert rooms == [""], "time to dial"
     slave.slave_log.append_replicated(half, log_bytes[half:])
@@ -285,7 +285,7 @@ def test_r45_a_tail_can_grow_though_somebody_keeps_the_exception(rig, full):
     with pytest.raises(OSError, match="No space left") as kept:
         queue.write_tail()
     queue.append_unit(life.store.max_phy_offset + 100, 100, 0)
-    full.room_again()
+    full.space_again()
     queue.write_tail()
     assert queue.max_offset == 5 and kept.value.errno == errno.ENOSPC
 
@@ -353,23 +353,23 @@ def test_r45_room_again_opens_no_replica_that_refuses_for_another_reason(rig):
 
 def test_r45_a_slave_takes_no_bytes_while_earlier_ones_wait_for_room(rig):
     store = rig.open()
-    store.health.no_room(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    store.health.note_full(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     with pytest.raises(OSError, match="No space"):
         store.slave_log.append_replicated(0, b"some")
     assert store.max_phy_offset == 0
 
 
-def no_room():
+def note_full():
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_r45_there_is_room_again_when_a_whole_round_met_none(rig):
     """Not if something found no room meanwhile, and not while records of a turn wait."""
     store = rig.open_master()
-    room, health = store.room, store.health
-    health.no_room(no_room())
+    room, health = store.disk_space, store.health
+    health.note_full(note_full())
     probe = room.begin_probe()
-    health.no_room(no_room())
+    health.note_full(note_full())
     room._probed(probe)
     assert health.full, "the second one was in this round"
     probe = room.begin_probe()
@@ -390,7 +390,7 @@ def test_r45_what_found_no_room_keeps_its_place_before_what_came_later(rig):
     def first():
         if refused:
             refused.pop()
-            raise no_room()
+            raise note_full()
         done.append(1)
 
     store.background.run_job(first)
@@ -404,7 +404,7 @@ def test_r45_a_stop_is_not_clean_while_something_waits_for_room(rig):
     rig.put_confirmed(store, b"a")
 
     def never():
-        raise no_room()
+        raise note_full()
 
     store.background.run_job(never)
     store.close()
@@ -424,7 +424,7 @@ def test_r45_one_round_at_a_time_waits_for_the_disk(rig, monkeypatch):
     store.checkpoints.flush_derived()
     assert len(jobs) == handed
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr(StoreCheckpoint, "flush", failing(no_room))
+        patch.setattr(StoreCheckpoint, "flush", failing(note_full))
         finish()
     store.checkpoints.flush_derived()
     assert len(jobs) == handed
@@ -446,7 +446,7 @@ def test_r45_what_a_round_wrote_before_it_found_no_room_is_synced_by_the_next(ri
     store, synced = rig.open_master(), []
     rig.put_confirmed(store, b"a", keys=b"k")
     with monkeypatch.context() as patch:
-        patch.setattr(ConsumeQueue, "write_back", failing(no_room))
+        patch.setattr(ConsumeQueue, "write_back", failing(note_full))
         store.checkpoints.flush_derived()
     monkeypatch.setattr(upkeep, "sync_below", lambda folder, paths: synced.extend(paths))
     store.checkpoints.flush_derived()

@@ -116,7 +116,7 @@ def test_r25_epochs_stay_until_the_files_of_their_bytes_are_gone(rig, monkeypatc
         rig.put_confirmed(store, *(bytes(1000) for _ in range(12)))
     age(rig, 2)
     freeing = []
-    monkeypatch.setattr(store.expirer._background, "free_room", freeing.append)
+    monkeypatch.setattr(store.expirer._background, "free_space", freeing.append)
     assert store.expirer.clean_expired(manual=True) == 2
     assert [entry.epoch for entry in store.epochs.entries] == [1, 2]
     for job in freeing:

@@ -169,6 +169,7 @@ class ClassicSlaveCore:
         effects: list[ClassicSlaveEffect] = []
         if reportable > self._reported:
             effects.append(self._report(reportable, now_ms))
+        # Under haSyncFlush the report waits; the flush calls `turn_ended` again.
         if reportable < log_end:
             effects.append(fx.FlushTo(log_end))
         return effects
@@ -184,6 +185,7 @@ class ClassicSlaveCore:
     @records_event
     def disconnected(self, now_ms: int) -> list[ClassicSlaveEffect]:
         """The connection ended or was not made."""
+        # a hang-up of ours has set the next attempt already
         if self.stage not in (ClassicPhase.IDLE, ClassicPhase.WAIT, ClassicPhase.STOPPED):
             self._enter(ClassicPhase.WAIT, now_ms)
             self._redial.later(now_ms)

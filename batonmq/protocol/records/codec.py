@@ -222,7 +222,7 @@ def scan_in_file(
     elif head.physical_offset != offset:
         raise CorruptRecord(Fault.MISPLACED, offset=head.physical_offset)
     elif offset + size + END_FILE_MIN_BLANK > file_end:
-        raise CorruptRecord(Fault.NO_ROOM_BEHIND)
+        raise CorruptRecord(Fault.NO_SPACE_BEHIND)
     # A property CRC was checked and does not end in a NUL.
     elif check_crc and head.properties.endswith(b"\0"):
         raise CorruptRecord(Fault.TORN_PROPERTIES)

@@ -34,12 +34,12 @@ _crc32 = zlib.crc32
 
 
 def quick_record(
-    view: memoryview, position: int, room: int, offset: int, check_crc: bool = True
+    view: memoryview, position: int, space: int, offset: int, check_crc: bool = True
 ) -> QuickRecord | None:
     """The CRC-checked record at `position` of `view`; None if it is not common. `offset`: its place
     in the log; `room`: bytes from there to the segment's end. `check_crc` False: this process
     checked it before."""
-    checked = _check(view, position, room, offset, check_crc)
+    checked = _check(view, position, space, offset, check_crc)
     if checked is None:
         return None
     size, queue_id, queue_offset, stored_at, topic_end, tail = checked
@@ -56,7 +56,7 @@ def quick_record(
     )
 
 
-def quick_size(view: memoryview, position: int, room: int, offset: int) -> int:
+def quick_size(view: memoryview, position: int, space: int, offset: int) -> int:
     """The size of the CRC-checked record at `position`; 0 if it is not common. The CRC covers all
     fields, so only those needed to find it are read."""
     available = len(view) - position
@@ -67,7 +67,7 @@ def quick_size(view: memoryview, position: int, room: int, offset: int) -> int:
         magic != MAGIC_V1
         or physical_offset != offset
         or not SIZE_MIN_WITH_CRC <= size <= available
-        or size + END_FILE_MIN_BLANK > room
+        or size + END_FILE_MIN_BLANK > space
     ):
         return 0
     crc_at = position + size - CRC_TAIL_SIZE
@@ -76,7 +76,7 @@ def quick_size(view: memoryview, position: int, room: int, offset: int) -> int:
 
 
 def _check(
-    view: memoryview, position: int, room: int, offset: int, check_crc: bool
+    view: memoryview, position: int, space: int, offset: int, check_crc: bool
 ) -> tuple[int, int, int, int, int, bytes] | None:
     """(size, queue id, queue offset, store time, end of topic, bytes behind the body)."""
     if len(view) - position < SIZE_MIN_WITH_CRC:
@@ -89,7 +89,7 @@ def _check(
         magic != MAGIC_V1
         or sys_flag & UNCOMMON_FLAGS
         or physical_offset != offset
-        or size + END_FILE_MIN_BLANK > room
+        or size + END_FILE_MIN_BLANK > space
         or not 0 <= body_len <= size - SIZE_MIN_WITH_CRC
         or end > len(view)
     ):

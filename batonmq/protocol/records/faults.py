@@ -26,7 +26,7 @@ class Fault(Enum):
     # Of bytes at their place in a file of the log.
     MISPLACED = "a record that says it belongs at {offset}"
     LEAVES_FILE = "a record that leaves its file"
-    NO_ROOM_BEHIND = "a record that leaves no room for the end of its file"
+    NO_SPACE_BEHIND = "a record that leaves no space for the end of its file"
     BLANK_WITHIN_FILE = "a blank of {size} bytes that does not end its file"
     TORN_PROPERTIES = "properties that were never written to their end"
     # Where the last bytes of the log do not reach to the end of a record.

@@ -96,7 +96,7 @@ class MemoryStore:
         self._flush_later = flush_later
         self._flush_asked = False
         self._turn: list[bytes] = []
-        self.room = SimpleNamespace(on_room=None, reason="")  # a disk that is never full
+        self.disk_space = SimpleNamespace(on_space=None, reason="")  # a disk that is never full
         self.queries = SimpleNamespace(  # it has no queues
             next_offset_in_queue=lambda topic, queue_id: 0,
             max_offset_in_queue=lambda topic, queue_id: 0,

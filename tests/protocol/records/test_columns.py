@@ -235,7 +235,7 @@ SHOWN = {
     Fault.BODY_CRC: (replaced(88, b"B", **NO_CRC), 100),
     Fault.MISPLACED: (damaged({}, ("physical_offset", 0), signed=True), 100),
     Fault.LEAVES_FILE: (damaged({}, ("size", 1000)), 0),
-    Fault.NO_ROOM_BEHIND: (damaged({}), 7),
+    Fault.NO_SPACE_BEHIND: (damaged({}), 7),
     Fault.BLANK_WITHIN_FILE: (lambda: encode_blank(300).ljust(300, b"\0"), 9),
     Fault.TORN_PROPERTIES: (replaced(-1, b"\0", **NO_CRC), 100),
 }
