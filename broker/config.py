@@ -278,7 +278,8 @@ class BrokerSections:
         return f"{self.broker.ha_ip}:{self.store.ha_listen_port}"
 
     def __post_init__(self) -> None:
-        self.ha.check(controller_mode=self.controller_mode)
+        check = self.ha.check_with_controllers if self.controller_mode else self.ha.check_classic
+        check()
         if self.is_classic_slave and self.broker.broker_id < 1:
             raise ValueError(
                 f"brokerId is {self.broker.broker_id}: a broker with brokerRole SLAVE needs one"

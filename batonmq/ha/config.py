@@ -55,15 +55,22 @@ class HAConfig(Section, frozen=True, kw_only=True, rename="camel"):
         if self.ha_transfer_window_size < self.ha_transfer_batch_size:
             raise ValueError("haTransferWindowSize must hold one haTransferBatchSize")
 
-    def check(self, *, controller_mode: bool) -> None:
-        """Checks what depends on the mode. Raises ValueError."""
-        heartbeat_ms = self.heartbeat_ms if controller_mode else self.classic_heartbeat_ms
-        if controller_mode and self.ha_slave_silent_time < 3 * heartbeat_ms:
+    def check_with_controllers(self) -> None:
+        """Raises ValueError for times that do not fit each other."""
+        heartbeat_ms = self.heartbeat_ms
+        if self.ha_slave_silent_time < 3 * heartbeat_ms:
             raise ValueError(
                 f"haSlaveSilentTime is {self.ha_slave_silent_time} ms: it must be at least three"
                 f" times haSendHeartbeatInterval, which is {heartbeat_ms} ms: a slave answers each"
                 " heartbeat, and one may be late"
             )
+        self._check_housekeeping(heartbeat_ms)
+
+    def check_classic(self) -> None:
+        """Raises ValueError for times that do not fit each other."""
+        self._check_housekeeping(self.classic_heartbeat_ms)
+
+    def _check_housekeeping(self, heartbeat_ms: int) -> None:
         if self.ha_housekeeping_interval <= 2 * heartbeat_ms:
             raise ValueError(
                 f"haHousekeepingInterval is {self.ha_housekeeping_interval} ms: it must exceed two"

@@ -107,7 +107,7 @@ class Fold:
         how = " again" if again else before
         text = f"controller {event.node} decides{how}, controller epoch {event.controller_epoch}"
         if event.node_before and not story.steps:
-            text += "; since when nobody did is not recorded"
+            text += "; since when none decided is not recorded"
         story.add("leads", leads_ms, clock, text)
         return story
 
@@ -207,7 +207,7 @@ def _election_failed(group: GroupTimeline, event: HistoryEvent, _: EventDetail) 
     story.brokers |= {event.master_before} - {0}
     group.elections[event.master_epoch] = story
     why = event.reason.partition(": ")[2] or event.reason or "no candidate"
-    text = f"broker {event.master_before} is deposed, nobody may follow: {why}"
+    text = f"broker {event.master_before} is deposed, no replica may follow: {why}"
     story.add("failed", event.proposed_ms or event.time_ms, event.clock, text)
 
 

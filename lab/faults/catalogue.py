@@ -41,7 +41,7 @@ FAULTS: Final[tuple[type[Fault], ...]] = (
     kills.TwoKills,
     disks.WipedSlave,
     disks.OldBackup,
-    disks.OnlyTheSpoiledRuns,
+    disks.WipedSlaveAlone,
     failing.FullDiskMaster,
     failing.FullDiskSlave,
     failing.ErrorAtSyncMaster,

@@ -116,7 +116,7 @@ class OldBackup(SpoiledSlave):
         put_back(lab.cluster.data_dir(index), self._backups[index])
 
 
-class OnlyTheSpoiledRuns(Fault):
+class WipedSlaveAlone(Fault):
     """Both complete ones die: no one is elected, nothing is acked until one of them restarts."""
 
     name = "wiped-slave-alone"

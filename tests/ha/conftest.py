@@ -252,7 +252,7 @@ class Group:
             master.ha.adopt_view(self.view)
 
     def next_view(self, master: Node, *members: int) -> RoleView:
-        """A committed election that nobody has heard of."""
+        """A committed election that no one has heard of."""
         incarnation = self.incarnation_of(master.broker_id)
         self.view = replace(
             self.view,

@@ -255,7 +255,7 @@ def test_flow_control_counts_bodies() -> None:
 
 
 def test_r58_connections_that_never_report_leave_room_for_a_slave() -> None:
-    """They name nobody, so the host with the most of them loses its oldest."""
+    """They name no one, so the host with the most of them loses its oldest."""
     core = a_master(end=100, needed_slaves=1)
     core.connection_opened(1, "slave:1", NOW)
     effects: list[object] = []
@@ -303,7 +303,7 @@ def test_a_frame_that_goes_on_elsewhere_ends_the_connection(
     core = a_slave(log_end)
     _, diverged = core.frame_received(FrameHead(*head), log_end, NOW)
     assert isinstance(diverged, fx.Diverged)
-    assert f"goes on at {head[0]}" in diverged.reason
+    assert f"continues at {head[0]}" in diverged.reason
 
 
 def test_an_empty_log_begins_where_the_masters_segment_does() -> None:
@@ -318,7 +318,7 @@ def test_reports_wait_for_the_disk_under_haSyncFlush() -> None:
     core = ClassicSlaveCore(SlavePolicy(sync_flush=True), SEGMENT, NOW)
     core.follow(MasterAddresses("m:10912"), NOW)
     assert core.connected(100, 40, NOW) == [fx.FlushTo(100)]
-    assert core.tick(core.wakeup_ms) == [], "a report of 0 would have the log sent anew"
+    assert core.tick(core.wakeup_ms) == [], "a report of 0 would have the log sent again"
     assert core.turn_ended(100, 100, NOW) == [fx.SendToMaster(encode_report(100))]
     core.frame_received(FrameHead(100, 20), 100, NOW)
     assert isinstance(core.body_received(memoryview(b"x" * 20)), fx.AppendLog)
@@ -343,7 +343,7 @@ def test_a_new_address_counts_from_the_next_dial() -> None:
 
 
 def test_a_report_of_bytes_that_wait_for_the_window_acknowledges_nothing() -> None:
-    """Its own log may hold such an end; nobody has sent those bytes to this slave yet."""
+    """Its own log may hold such an end; no one has sent those bytes to this slave yet."""
     core = a_master(end=1_000, needed_slaves=1, window_bytes=100, batch_bytes=100)
     core.connection_opened(1, "a:1", NOW)
     core.reported(1, 500, NOW)
@@ -371,7 +371,7 @@ def test_a_frame_below_or_above_the_own_end_ends_the_connection(offset: int) -> 
 
 
 def test_each_connection_begins_with_a_report_though_nothing_is_new() -> None:
-    """It says where the master goes on: without it nothing more comes."""
+    """It says where the master continues: without it nothing more comes."""
     core = a_slave(7)
     core.disconnected(NOW)
     assert core.tick(core.wakeup_ms) == [fx.Dial("m:10912")]

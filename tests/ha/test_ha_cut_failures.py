@@ -34,7 +34,7 @@ async def crash(node):
 
 
 async def diverged_pair(group, tail, until):
-    """1 led epoch 1 and has `tail` messages that nobody confirmed; 2 has not heard of them."""
+    """1 led epoch 1 and has `tail` messages that no one confirmed; 2 has not heard of them."""
     one, two = await group.add(1), await group.add(2)
     await group.elect(one, 1, 2)
     one.put(3)
@@ -46,7 +46,7 @@ async def diverged_pair(group, tail, until):
 
 
 def test_r37_a_full_disk_refuses_the_cut_before_anything_is_changed(run_group, wait_until):
-    """1. 2 leads; 1 cannot keep its tail aside, the disk is full: it follows nobody. 2. 2 dies, 1
+    """1. 2 leads; 1 cannot keep its tail aside, the disk is full: it follows no one. 2. 2 dies, 1
     is elected, a member with all that is confirmed, its tail included. 3. 400 messages are
     confirmed. 4. 1 is killed and started: they are all there."""
 
@@ -159,7 +159,7 @@ class Actions:
         await durable
 
 
-TOLD = "cannot follow the master, the disk is full: [Errno 28] No space left on device"
+REPORTED = "cannot follow the master, the disk is full: [Errno 28] No space left on device"
 
 
 @pytest.mark.parametrize("n", range(0, 63, 3))
@@ -196,6 +196,6 @@ def test_r27_a_new_beginning_that_fails_anywhere_is_made_good(run_group, wait_un
         await group.level(one, two)
         await group.restart(two)
         assert two.store.min_phy_offset == 4096
-        assert set(two.diverged) <= {TOLD}
+        assert set(two.diverged) <= {REPORTED}
 
     run_group(play)

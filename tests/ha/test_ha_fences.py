@@ -157,7 +157,7 @@ def test_r14_r42_a_new_role_knows_what_the_last_one_was_told(
 
 
 def test_r2_while_a_newer_epoch_is_stored_the_older_master_gets_no_ack(run_group, wait_until):
-    """1. 2 took a newer view, and its disk is slow. 2. 1 goes on writing: nothing is confirmed.
+    """1. 2 took a newer view, and its disk is slow. 2. 1 continues writing: nothing is confirmed.
     3. The same master was elected again: the connection stays, and all is acknowledged."""
 
     async def scenario(group):

@@ -31,7 +31,7 @@ class HangsUpAtOnce(SlaveCore):
 def test_a_dial_cancelled_after_its_connection_was_made_is_counted_as_closed():
     """1. The connection is made; the core hangs up before `create_connection` has returned.
     2. The dial is cancelled, and uvloop closes the transport without a `connection_lost`.
-    3. Whoever waits for the last open link goes on: a broker once could not stop here.
+    3. Whoever waits for the last open link continues: a broker once could not stop here.
     """
 
     async def scenario() -> None:

@@ -20,7 +20,7 @@ from batonmq.protocol.bodies import HAConnectionRuntimeInfo
 
 
 def waiting_link(early_max: int) -> tuple[SlaveLink[None], Mock]:
-    """A connection that nobody has adopted, and its transport."""
+    """A connection that no one has adopted, and its transport."""
     link = SlaveLink(1, Mock(), Mock(), OpenLinks(), None, early_max)
     transport = Mock(spec=asyncio.Transport)
     transport.get_extra_info.return_value = None

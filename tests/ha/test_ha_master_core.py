@@ -33,7 +33,7 @@ def sent(effects):
 
 
 def test_a_risen_confirm_offset_travels_within_20_ms(entries):
-    """Slaves show messages to nobody, but a new master does what its slaves know: so when nothing
+    """Slaves show messages to no one, but a new master does what its slaves know: so when nothing
     else carries it, confirmOffset goes out on its own, at most every 20 ms."""
     core = master(entries)
     following(core)
@@ -96,7 +96,7 @@ def test_a_non_empty_slave_goes_on_at_its_end_whatever_it_asks(entries):
 
 
 def test_an_offset_that_no_epoch_covers_is_refused(entries):
-    """Java computes a negative size here and sends heartbeats for ever."""
+    """Java computes a negative size here and sends heartbeats forever."""
     core = master(entries, written=1_000)
     core.epochs_changed(entries((3, 500)), NOW)
     (close,) = [e for e in following(core, ack=100) if isinstance(e, CloseConnection)]

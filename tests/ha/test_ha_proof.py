@@ -71,8 +71,8 @@ STRANGERS = {
 
 @pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS)
 def test_r41_a_stranger_displaces_nobody_and_never_counts(entries, stranger):
-    """1 member 2 follows. 2 somebody claims to be 2: not a byte is sent there, 2 goes on, and what
-    the stranger acks confirms nothing. 3 within half a second its connection is closed."""
+    """1 member 2 follows. 2 somebody claims to be 2: not a byte is sent there, 2 continues, and
+    what the stranger acks confirms nothing. 3 within half a second its connection is closed."""
     core = master(entries)
     follow(core)
     core.appended(100, NOW)
@@ -175,9 +175,9 @@ def test_r41_a_slave_that_follows_into_the_next_epoch_counts_on_the_same_connect
 
 
 def test_r2_where_an_epoch_was_skipped_a_slave_counts_by_its_mark_alone(entries):
-    """1 in epoch 1. 2 epoch 2 is another master's, of which neither we nor the slave have heard.
-    3 we are elected for epoch 3. The slave acks bytes of epoch 1 sent since, and could still
-    follow the master of epoch 2, and cut them: they are not confirmed by that."""
+    """1 in epoch 1. 2 epoch 2 is another master's, of which neither we nor the slave have heard. 3
+    we are elected for epoch 3. The slave acks bytes of epoch 1 sent since, and could still follow
+    the master of epoch 2, and cut them: they are not confirmed by that."""
     core = master(entries)
     follow(core)
     core.appended(150, NOW)
@@ -241,8 +241,8 @@ def test_r42_tables_belong_to_one_connection(entries):
 
 
 def test_r42_a_member_that_gets_no_tables_of_a_new_epoch_leaves(entries):
-    """It stays through the election (R9): what it has is as new as what the winner has. But not
-    for long: consumer offsets that nobody renews would come back with the next failover."""
+    """It stays through the election (R9): what it has is as new as what the winner has. But not for
+    long: consumer offsets that no one renews would come back with the next failover."""
     policy = SyncPolicy(tables_ms=5_000)
     core = master(entries, policy=policy)
     follow(core, tables=None)

@@ -1,7 +1,7 @@
 """Three replicas, one controller, and a seeded world that kills, cuts, delays and elects.
 
 The cores run as they are; bytes travel in random pieces, views and answers come late or never, and
-a deposed master goes on until the view reaches it. A slave that hangs up is sometimes not heard:
+a deposed master continues until the view reaches it. A slave that hangs up is sometimes not heard:
 its master keeps the connection, perhaps over an epoch of another master. Checked after every step:
 - G1  whoever is elected holds every byte that any master ever confirmed;
 - G3  any two logs are equal up to the smaller confirmOffset;

@@ -165,8 +165,8 @@ def test_truncate_epoch_log_and_add_broker(run_group, wait_until):
 
 
 def test_truncate_epoch_log_and_change_master(run_group, wait_until):
-    """Java testTruncateEpochLogAndChangeMaster: then 2 leads epoch 3, 3 reads what is left, and
-    the old master rejoins complete."""
+    """Java testTruncateEpochLogAndChangeMaster: then 2 leads epoch 3, 3 reads what is left, and the
+    old master rejoins complete."""
 
     async def scenario(group):
         group.segment_size = 4096
@@ -261,7 +261,7 @@ def test_g8_r24_a_bad_record_of_the_master_is_never_acked_and_named_on_both_side
     """A byte flips on 1's disk, in a record that 2 lacks.
 
     1. 2 keeps and acks what lies before it, names file and offset, and tries ever more rarely.
-    2. 2 requests that record again: 1 checks it, is suspect from then on, reports it, and goes on.
+    2. 2 requests that record again: 1 checks it, is suspect from then on, and reports it.
     3. The byte is what it was: 2 becomes level.
     """
 
@@ -309,8 +309,8 @@ def test_g8_r24_a_bad_record_of_the_master_is_never_acked_and_named_on_both_side
 def test_a_slave_with_a_full_disk_says_so_once_and_goes_on_when_there_is_room(
     run_group, wait_until, monkeypatch
 ):
-    """1. 2 cannot write: nothing is acked, the set stays {1}, writes go on. 2. It dials again and
-    again: still one report. 3. There is room: it becomes level."""
+    """1. 2 cannot write: nothing is acked, the set stays {1}, writes continue. 2. It dials again
+    and again: still one report. 3. There is room: it becomes level."""
 
     async def scenario(group):
         one = await group.add(1)
@@ -391,7 +391,7 @@ def test_failover_without_a_write_keeps_empty_epochs_and_lets_the_old_master_rej
 
 def test_an_unshared_empty_epoch_is_replaced(run_group, wait_until):
     """Issue 9942: 1 leads epoch 2 alone and writes nothing; 2 leads epoch 3; 1 drops its epoch 2,
-    which nobody else knows, and follows without a cut."""
+    which no one else knows, and follows without a cut."""
 
     async def scenario(group):
         one, two = await pair_in_set(group, wait_until)
@@ -498,8 +498,8 @@ def test_r21_bytes_without_an_epoch_file_are_never_cut(run_group, wait_until):
     ],
 )
 def test_r21_nothing_is_cut_without_proof(run_group, wait_until, identity):
-    """R21: 1 has a tail that 2's log does not share. The peer at 2's address must prove who
-    it is first; while that is not the named master of the epoch, not a byte goes."""
+    """R21: 1 has a tail that 2's log does not share. The peer at 2's address must prove who it is
+    first; while that is not the named master of the epoch, not a byte goes."""
 
     async def scenario(group):
         proofs = []
@@ -596,7 +596,7 @@ def test_r23_towards_an_unclean_epoch_confirmed_bytes_go_and_are_kept_aside(
 
 def test_r23_a_cut_that_the_store_refuses_is_reported_and_changes_nothing(run_group, wait_until):
     """R23: 1 and 2 wrote records of other sizes in an epoch of one number, so 2's epoch list leaves
-    1's log within a record. 1 says so, and follows nobody."""
+    1's log within a record. 1 says so, and follows no one."""
 
     async def scenario(group):
         group.auto = False
@@ -651,8 +651,8 @@ def test_r24_damage_that_a_slave_finds_while_it_follows_is_fetched_again(
     run_group, wait_until, found
 ):
     """1. A byte of 2's log changes, in a record that ends an epoch. 2. 2 finds it while it follows:
-    it is level, and suspect all the same. 3. Nothing is cut while 2 is in the set. 4. Once it has
-    left it, it drops what lies behind the damage, fetches that again, and is whole."""
+    it has caught up, and suspect all the same. 3. Nothing is cut while 2 is in the set. 4. Once it
+    has left it, it drops what lies behind the damage, fetches that again, and is whole."""
 
     async def scenario(group):
         one, two = await pair_in_set(group, wait_until)
@@ -873,7 +873,7 @@ def test_r20_a_slave_takes_another_mastership_from_its_role_change_only(run_grou
 
 
 def test_a_peer_of_nonsense_costs_only_its_own_connection(run_group, wait_until):
-    """Garbage on the HA port: that connection ends, the pair goes on."""
+    """Garbage on the HA port: that connection ends, the pair continues."""
 
     async def scenario(group):
         one, two = await pair_in_set(group, wait_until)
@@ -889,8 +889,8 @@ def test_a_peer_of_nonsense_costs_only_its_own_connection(run_group, wait_until)
 
 
 def test_r12_acks_of_a_slaves_earlier_life_count_no_more(run_group, wait_until):
-    """1 2's machine loses power and restarts; its old connection is half open, nobody closed it.
-    2 the view shows another incarnation: 1 counts the new process's acks only."""
+    """1 2's machine loses power and restarts; its old connection is half open, no one closed it. 2
+    the view shows another incarnation: 1 counts the new process's acks only."""
 
     async def scenario(group):
         one, two = await pair_in_set(group, wait_until)
@@ -912,7 +912,7 @@ def test_r12_acks_of_a_slaves_earlier_life_count_no_more(run_group, wait_until):
 
 
 def test_r18_a_second_connection_of_a_java_slave_replaces_the_first(run_group, wait_until):
-    """R18: a Java broker names nobody, so as in Java its id is all that is known. Never do two
+    """R18: a Java broker names no one, so as in Java its id is all that is known. Never do two
     connections count for one member."""
 
     async def scenario(group):
@@ -956,8 +956,8 @@ def test_large_batches_reach_a_slave_that_is_behind(run_group, wait_until):
 
 
 def test_a_slave_that_catches_up_shows_what_it_holds_close_behind(run_group, wait_until):
-    """16 MB are fetched at once. What is not shown yet when the log is level is what an election
-    in that moment would wait for: it is bounded, however much there was."""
+    """16 MB are fetched at once. What is not shown yet when the log has caught up is what an
+    election in that moment would wait for: it is bounded, however much there was."""
 
     async def scenario(group):
         group.segment_size = 4 << 20
@@ -985,7 +985,7 @@ def test_a_slave_that_catches_up_shows_what_it_holds_close_behind(run_group, wai
 
 def test_a_new_master_shows_a_long_backlog_without_standing_still(run_group, wait_until):
     """2 has fetched a whole log and shown none of it to readers when it is elected. It shows all
-    before it opens, and its loop goes on meanwhile: else the controllers would call it dead."""
+    before it opens, and its loop continues meanwhile: else the controllers would call it dead."""
 
     async def scenario(group):
         group.segment_size = 1 << 20
@@ -1054,7 +1054,7 @@ def test_both_ends_of_a_connection_give_up_what_no_kernel_acknowledges(run_group
 def test_after_a_silent_cut_under_load_the_slave_dials_anew(run_group, wait_until):
     """1. Everything passes a relay, and the master writes all the time, so that no heartbeat was
     ever seen. 2. The relay goes silent: both sockets stay open, nothing comes. 3. The slave dials
-    again without waiting for the old connection, and is level."""
+    again without waiting for the old connection, and has caught up."""
 
     async def scenario(group):
         one = await group.add(1)

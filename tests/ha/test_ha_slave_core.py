@@ -50,8 +50,8 @@ def slave(memory_log, slave_host, entries):
 
     def make(policy=None, log=None, peer_end=100, history=((1, 0),), incarnation="i1"):
         log = log or memory_log(b"1" * 100, (1, 0))
-        told = view(history[-1][0], incarnation=incarnation)
-        core = SlaveCore(identity(2), told, log.facts(), policy or SlavePolicy(), NOW)
+        named = view(history[-1][0], incarnation=incarnation)
+        core = SlaveCore(identity(2), named, log.facts(), policy or SlavePolicy(), NOW)
         host = slave_host(core, log)
         host.perform(core.tick(NOW), NOW)
         host.connect(NOW)
@@ -77,8 +77,8 @@ def test_the_first_ack_comes_straight_after_the_handshake(slave):
 def test_r2_a_slave_follows_its_master_into_no_epoch_that_it_was_not_told_of(
     memory_log, slave_host, entries
 ):
-    """1 told of epoch 1. 2 its master was elected again, for epoch 3: what it confirms on our acks
-    could be cut by the master of epoch 2, of whom we may yet hear. 3 told of epoch 3."""
+    """1 hears of epoch 1. 2 its master was elected again, for epoch 3: what it confirms on our acks
+    could be cut by the master of epoch 2, of whom we may yet hear. 3 hears of epoch 3."""
     log = memory_log(b"1" * 100, (1, 0))
     peer = answer(200, 3, entries((1, 0), (3, 200)))
     for epoch, phase in ((1, SlavePhase.READY), (3, SlavePhase.TRANSFER)):
@@ -395,7 +395,7 @@ def test_r21_who_proves_to_be_another_gets_nothing(memory_log, entries):
 def test_bytes_under_an_epoch_of_two_java_masters_are_not_taken_for_equal(
     memory_log, entries, is_member
 ):
-    """1 led epoch 5 from 100 on, and we got 20 bytes that nobody else has. Another Java master with
+    """1 led epoch 5 from 100 on, and we got 20 bytes that no one else has. Another Java master with
     nothing of them, in epoch 7, files its own bytes under 5. We cut the 20, and with them what is
     not confirmed; a member waits until it is none, for it may have acknowledged them (R9). What
     came in this mastership stays at the next connection."""
@@ -652,7 +652,7 @@ def test_r24_what_an_earlier_connection_said_makes_no_log_level(entries):
 
 
 @pytest.mark.parametrize(
-    "own_end, confirm, begins, member, anew",
+    "own_end, confirm, begins, member, again",
     [
         (100, 60, 100, False, True),  # our end is where its history begins: that is expired, too
         (100, 60, 90, False, True),  # the bytes behind that are of an epoch that ended before
@@ -662,26 +662,26 @@ def test_r24_what_an_earlier_connection_said_makes_no_log_level(entries):
     ],
 )
 def test_r27_a_log_from_before_the_masters_history_begins_anew(
-    memory_log, entries, own_end, confirm, begins, member, anew
+    memory_log, entries, own_end, confirm, begins, member, again
 ):
     """The master's first segments are expired, and with them the epochs that both had."""
     log = memory_log(b"1" * own_end, (1, 0), confirm=confirm)
     master_log = MasterHandshake(200, 3, entries((3, begins)))
     decision = judge_log(log.facts(), master_log, member=member)
-    assert isinstance(decision, BeginAgain if anew else Refuse)
+    assert isinstance(decision, BeginAgain if again else Refuse)
 
 
 @pytest.mark.parametrize(
-    "unclean, member, anew", [(3, False, True), (3, True, False), (0, False, False)]
+    "unclean, member, again", [(3, False, True), (3, True, False), (0, False, False)]
 )
 def test_r27_a_log_of_which_an_unclean_election_dropped_all_begins_anew(
-    memory_log, entries, unclean, member, anew
+    memory_log, entries, unclean, member, again
 ):
     """The old master let its first segments expire; the new master's log leaves it below them."""
     own = replace(memory_log(b"1" * 100, (1, 0), confirm=100).facts(), min_offset=80)
     master_log = MasterHandshake(90, 3, entries((1, 0), (3, 60)))
     decision = judge_log(own, master_log, member=member, unclean_epoch=unclean)
-    assert isinstance(decision, BeginAgain if anew else Refuse)
+    assert isinstance(decision, BeginAgain if again else Refuse)
 
 
 def test_r27_what_was_confirmed_of_the_old_log_says_nothing_of_the_new_one(
@@ -708,7 +708,7 @@ def test_r27_what_was_confirmed_of_the_old_log_says_nothing_of_the_new_one(
 
 
 @pytest.mark.parametrize(
-    "unclean, member, begins, anew",
+    "unclean, member, begins, again",
     [
         (3, False, 90, True),
         (3, True, 90, False),
@@ -719,14 +719,14 @@ def test_r27_what_was_confirmed_of_the_old_log_says_nothing_of_the_new_one(
     ],
 )
 def test_r27_an_unclean_election_may_be_missing_in_the_masters_history(
-    memory_log, entries, unclean, member, begins, anew
+    memory_log, entries, unclean, member, begins, again
 ):
     """1. A replica that is away has 95 confirmed bytes of epoch 1. 2. The unclean election of epoch
     3 drops some of them; 5 begins at 90. 3. All before that expires at the master."""
     own = memory_log(b"1" * 100, (1, 0), confirm=95).facts()
     master_log = MasterHandshake(200, 5, entries((5, begins)))
     decision = judge_log(own, master_log, member=member, unclean_epoch=unclean)
-    assert isinstance(decision, BeginAgain if anew else Refuse)
+    assert isinstance(decision, BeginAgain if again else Refuse)
 
 
 def test_r2_a_peer_that_ends_below_the_own_history_gets_no_ack(memory_log, slave_host, entries):
@@ -778,7 +778,7 @@ def test_r27_a_member_drops_no_log_whatever_is_confirmed_of_it(slave, is_member)
 
 
 def test_r23_what_was_never_confirmed_says_nothing_about_an_unclean_election(entries):
-    """Its confirmed bytes are of epoch 1. Those of epoch 3 are nobody's, and may go unasked."""
+    """Its confirmed bytes are of epoch 1. Those of epoch 3 are no one's, and may go unasked."""
     own = LocalLog(0, 100, 80, entries((1, 0), (3, 90)))
     master = answer(70, 4, entries((1, 0), (2, 50), (4, 70)))
     assert judge_log(own, master, member=False, unclean_epoch=2) == CutTo(50, unclean=True)
@@ -798,7 +798,7 @@ def test_r28_readers_see_nothing_that_is_not_here(slave):
 
 
 def test_ha_sync_flush_the_first_ack_of_each_connection_is_of_the_whole_log(slave):
-    """It says where the master goes on: bytes that are here unflushed would be sent twice."""
+    """It says where the master continues: bytes that are here unflushed would be sent twice."""
     host = slave(SlavePolicy(sync_flush=True))
     host.perform(host.core.turn_ended(100, NOW), NOW)
     assert host.take_sent().endswith(encode_ack(100))

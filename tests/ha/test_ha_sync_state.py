@@ -77,7 +77,7 @@ def test_issue_6728_an_ack_of_minus_one_counts_for_nothing():
 
 
 def test_r15_however_many_messages_wait_the_newest_end_is_kept(monkeypatch):
-    """Else nobody's ack could ever confirm the last one."""
+    """Else no one's ack could ever confirm the last one."""
     monkeypatch.setattr("batonmq.ha.sync_state._ENDS_MAX", 4)
     sync = state((1, 2))
     follow(sync, 2, 0)
@@ -115,7 +115,7 @@ def test_r18_only_the_newest_connection_of_an_id_counts():
     assert confirmed(follow(sync, 3, 100)) == []
     assert confirmed(sync.acked(2, 21, 100, NOW)) == [100]
     sync.disconnected(2, 20, NOW)
-    assert sync.required_set_whole, "a late close of the older socket is nobody's loss"
+    assert sync.required_set_whole, "a late close of the older socket is no one's loss"
 
 
 def test_the_master_itself_is_never_judged():
@@ -234,8 +234,8 @@ def test_r13_expand_needs_ack_at_the_start_of_the_last_epoch():
 
 
 def test_r13_under_load_a_near_slave_joins_first():
-    """With the set {1} confirmOffset is the log's end, which 2 never reaches while writes go on. So
-    2 is waited for, 200 ms at most, until its ack has reached confirmOffset."""
+    """With the set {1} confirmOffset is the log's end, which 2 never reaches while writes continue.
+    So 2 is waited for, 200 ms at most, until its ack has reached confirmOffset."""
     sync = state((1,), written=1_000, confirm=1_000)
     follow(sync, 2, 900)
     assert sync.required_set == {1, 2} and sync.proposal is None
@@ -285,8 +285,8 @@ def test_r13_a_slave_whose_acks_do_not_flow_does_not_join():
 
 @pytest.mark.parametrize("write_every", [100, 2_000, 100_000])
 def test_r13_a_cut_off_slave_is_shrunk_away_once_and_back_with_its_first_ack(write_every):
-    """Its socket stays open, and while nothing is written it lacks nothing: it is not taken back
-    in for that, and not barred for having been "slow" ever again."""
+    """Its socket stays open, and while nothing is written it lacks nothing: it is not taken back in
+    for that, and not barred for having been "slow" ever again."""
     sync = state((1, 2), written=1_000, confirm=1_000)
     follow(sync, 2, 1_000)
     changes, key = [], 5
@@ -479,8 +479,8 @@ def test_r8_a_joining_slave_does_not_lose_its_time_while_we_stood_still():
 
 
 def test_r18_a_new_connection_inherits_no_ack():
-    """1. The slave is level. 2. Its id comes on a new connection, before the old one is known to
-    have ended: until that one acks, nothing is confirmed by it, and the set is not whole."""
+    """1. The slave has caught up. 2. Its id comes on a new connection, before the old one is known
+    to have ended: until that one acks, nothing is confirmed by it, and the set is not whole."""
     sync = state((1, 2))
     follow(sync, 2, 100)
     assert confirmed(sync.appended(100, NOW)) == [100]
@@ -694,7 +694,7 @@ def test_reconnecting_for_ever_is_not_following():
 
 
 def test_r8_a_stall_of_our_own_is_no_evidence():
-    """The loop stood still for 5 s: everybody looks silent, and nobody is."""
+    """The loop stood still for 5 s: everybody looks silent, and no one is."""
     sync = state((1, 2))
     follow(sync, 2, 0)
     for ms in (50, 100, 150):
@@ -717,7 +717,7 @@ def test_r1_r11_r13_r15_confirm_offset_never_exceeds_any_possible_set(seed):
     recorded = frozenset({1, *rng.sample((2, 3), rng.randint(0, 2))})
     sync = state(recorded, policy=SyncPolicy(min_in_sync_replicas=rng.choice((1, 1, 2))))
     committed, set_epoch = recorded, 5
-    disk = dict.fromkeys((2, 3), 0)  # what each slave really holds, for ever
+    disk = dict.fromkeys((2, 3), 0)  # what each slave really holds, forever
     written, now, connections = 0, NOW, {}
     in_flight = None  # a proposal at the controller, not yet applied or refused
     lost = False  # whether its answer was lost
@@ -975,9 +975,9 @@ def test_r14_only_who_left_for_slowness_is_barred_for_it():
 
 
 def test_r14_a_slave_may_be_late_with_one_answer_to_a_heartbeat():
-    HAConfig(ha_slave_silent_time=600).check(controller_mode=True)
+    HAConfig(ha_slave_silent_time=600).check_with_controllers()
     with pytest.raises(ValueError, match="haSlaveSilentTime is 599 ms"):
-        HAConfig(ha_slave_silent_time=599).check(controller_mode=True)
+        HAConfig(ha_slave_silent_time=599).check_with_controllers()
 
 
 def test_r14_a_master_may_be_late_with_some_of_its_heartbeats():

@@ -165,7 +165,7 @@ def test_r47_a_foreign_log_below_the_masters_first_byte_is_neither_taken_nor_dro
         assert two.store.max_phy_offset == 4096 or "below" in volume
         assert two.epochs == one.epochs == [(1, 0)]
         await group.follow(two)
-        if "unnamed" in volume:  # begins anew, as it does where its next byte is gone (R27)
+        if "unnamed" in volume:  # starts again, as it does where its next byte is gone (R27)
             await group.level(one, two)
             aside = [p for p in (two.root / "truncated").rglob("*") if p.is_file()]
             assert any(before in p.read_bytes() for p in aside)

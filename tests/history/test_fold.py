@@ -61,12 +61,12 @@ def read(events: Iterable[dict[str, Any]]) -> list[HistoryEvent]:
 REAL = read(RAW)
 
 
-def told(*events: dict[str, Any]) -> list[Story]:
+def stories_of(*events: dict[str, Any]) -> list[Story]:
     return stories(read(events))
 
 
 def only(*events: dict[str, Any]) -> Story:
-    (story,) = told(*events)
+    (story,) = stories_of(*events)
     return story
 
 
@@ -178,7 +178,7 @@ def handed_over(*later: dict[str, Any]) -> Story:
     detail = {"target": 2, "heldMs": 5, "drainedOffset": 900}
     return next(
         story
-        for story in told(
+        for story in stories_of(
             elected(1, 7, 1, master_before=2, time_ms=10, detected_ms=9, proposed_ms=10),
             elected(2, 8, 2, master_before=1, time_ms=1_008, detected_ms=0, proposed_ms=0),
             reported(3, "drained", 7, 1, 1_000, **detail),
@@ -214,7 +214,7 @@ def test_a_handover_needs_only_the_clocks_of_the_two_brokers():
 
 
 def test_a_hold_that_led_to_nothing_is_not_of_a_later_election():
-    _, later = told(
+    _, later = stories_of(
         reported(1, "drained", 7, 1, 1_000, target=2, heldMs=5, drainedOffset=900),
         elected(2, 8, 2, master_before=1),
         elected(3, 9, 3, master_before=2, detected_ms=5_000, proposed_ms=5_000),
@@ -334,7 +334,7 @@ def test_another_leading_controller_is_told_with_the_time_that_it_knew_of_none()
 
 
 def test_what_an_operator_made_forgotten_is_missed_no_more():
-    lost, cleaned = told(
+    lost, cleaned = stories_of(
         event(1, "set_altered", broker_id=1, master_epoch=1, set_before=[1, 2],
               sync_state_set=[1], reason="2 is silent"),
         event(2, "broker_cleaned", set_before=[1], sync_state_set=[1], reason="broker 2"),
@@ -442,7 +442,7 @@ def test_a_switch_of_an_idle_cluster_costs_its_hold_and_no_idleness():
 
 
 def test_a_master_that_nobody_wrote_to_was_no_outage_for_the_next_one():
-    first, second = told(
+    first, second = stories_of(
         elected(10, 2, 2, master_before=1),
         reported(11, "opened", 2, 2, 1_020),
         elected(12, 3, 3, master_before=2, detected_ms=60_000, proposed_ms=60_001),
@@ -472,13 +472,13 @@ def test_an_election_right_after_the_controllers_started_says_that_nobody_looked
     opened = [reported(3, "opened", 9, 2, 1_050), reported(4, "first_ack", 9, 2, 1_060, waitedMs=9)]
     started = controller | {"raft_index": 1, "time_ms": 900, "node": "n1", "node_before": "n0",
                             "started_ms": 300, "proposed_ms": 900}  # fmt: skip
-    _, story = told(started, elected(2, 9, 2, master_before=1, detected_ms=1_000), *opened)
+    _, story = stories_of(started, elected(2, 9, 2, master_before=1, detected_ms=1_000), *opened)
     assert (
         "60 ms until a write was acknowledged; the controllers themselves had started 700 ms"
         in (cost(story))
     )
     # Another controller that lived throughout looked all the time.
-    _, story = told(
+    _, story = stories_of(
         started | {"leader_seen_ms": 880},
         elected(2, 9, 2, master_before=1, detected_ms=1_000),
         *opened,
@@ -512,9 +512,10 @@ def test_a_lost_lease_is_told_until_it_comes_back_and_what_became_of_writes():
 
 
 def test_a_lost_lease_ends_with_the_election_of_another_master():
-    lost, _ = told(reported(1, "lease_lost", 3, 2, 900), elected(10, 4, 1, master_before=2))
+    lost, _ = stories_of(reported(1, "lease_lost", 3, 2, 900), elected(10, 4, 1, master_before=2))
     assert (steps(lost), lost.complete) == (["lease lost", "replaced"], True)
-    _, late = told(elected(10, 4, 1, master_before=2), reported(11, "lease_lost", 3, 2, 3_000))
+    events = elected(10, 4, 1, master_before=2), reported(11, "lease_lost", 3, 2, 3_000)
+    _, late = stories_of(*events)
     assert late.complete
 
 
@@ -527,7 +528,7 @@ def controllers_changed(index: int, time_ms: int, node: str, before: str, seen_m
 
 def test_another_leading_controller_is_told_from_the_loss_of_the_last_one():
     """n2 heard last of n0 at 1 000 and leads since; what it says of that later is stale."""
-    first, stale, regained = told(
+    first, stale, regained = stories_of(
         controllers_changed(4, 1_600, "n2", "n0", 1_000),
         controllers_changed(5, 31_000, "n2", "n2", 1_000),
         controllers_changed(6, 58_300, "n2", "n2", 57_000),
@@ -535,14 +536,14 @@ def test_another_leading_controller_is_told_from_the_loss_of_the_last_one():
     assert [story.began_ms for story in (first, stale, regained)] == [1_000, 31_000, 57_000]
     assert "controller n2 last heard of n0" in lines(first)[0]
     assert steps(stale) == ["leads"]
-    assert "since when nobody did is not recorded" in lines(stale)[0]
+    assert "since when none decided is not recorded" in lines(stale)[0]
     assert "controller n2, which led, was last answered by a majority" in lines(regained)[0]
     assert "+1300 ms" in lines(regained)[1] and "decides again" in lines(regained)[1]
 
 
 def test_stories_come_in_the_order_in_which_they_began():
     """The set changed while the controllers were without a leader, and is told before them."""
-    found = told(
+    found = stories_of(
         event(3, "set_altered", 1_500, broker_id=1, master_epoch=1, set_before=[1, 2],
               sync_state_set=[1], reason="2 is silent"),
         controllers_changed(4, 1_600, "n2", "n0", 1_000),
@@ -576,7 +577,7 @@ def test_a_restart_belongs_to_the_election_that_follows_it_and_to_no_later_one()
     again = event(5, "broker_registered", broker_id=2, incarnation="second")
     at_once = only(*first, again, elected(9, 2, 1, master_before=2))
     assert steps(at_once) == ["restarted", "detected", "proposed"]
-    restarted, *_, last = told(
+    restarted, *_, last = stories_of(
         *first, again, elected(10, 2, 2, master_before=1), elected(20, 3, 1, master_before=2)
     )
     assert (restarted.kind, steps(restarted)) == ("broker_restarted", ["restarted"])
@@ -586,14 +587,14 @@ def test_a_restart_belongs_to_the_election_that_follows_it_and_to_no_later_one()
 def test_a_restart_is_not_why_an_operator_elected_uncleanly():
     first = [event(n, "broker_registered", broker_id=n, incarnation="first") for n in (1, 2)]
     again = event(5, "broker_registered", broker_id=2, incarnation="second")
-    restarted, unclean = told(*first, again, elected(9, 2, 3, master_before=2, unclean=True))
+    restarted, unclean = stories_of(*first, again, elected(9, 2, 3, master_before=2, unclean=True))
     assert (restarted.kind, steps(restarted)) == ("broker_restarted", ["restarted"])
     assert (unclean.kind, steps(unclean)) == ("unclean_election", ["detected", "proposed"])
 
 
 def test_an_election_of_another_than_the_one_named_is_not_the_switch():
     requested = event(1, "switch_requested", broker_id=2, master_epoch=3, json={"master": 1})
-    switch, failover = told(requested, elected(5, 4, 3, master_before=1))
+    switch, failover = stories_of(requested, elected(5, 4, 3, master_before=1))
     assert (switch.kind, steps(switch)) == ("planned_switch", ["requested"])
     assert (failover.kind, steps(failover)) == ("failover", ["detected", "proposed"])
     assert failover.winner == 3

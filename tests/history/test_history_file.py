@@ -162,33 +162,33 @@ def in_files(path):
 def test_a_full_file_becomes_a_numbered_one_and_the_oldest_goes(path):
     files = divided(path, 40)
     assert len(files) == 3
-    told = [index for file in files for index in file]
-    assert told == list(range(told[0], 41))
-    assert told[0] > 1
+    seen = [index for file in files for index in file]
+    assert seen == list(range(seen[0], 41))
+    assert seen[0] > 1
     names = sorted(file.name for file in path.parent.iterdir())
     assert names[-1] == "history.jsonl"
     assert all(file.stat().st_size <= 400 for file in path.parent.iterdir())
-    assert names[0] > "history.000001.jsonl"  # numbers go on
+    assert names[0] > "history.000001.jsonl"  # numbers continue
 
 
 def test_what_stands_in_a_numbered_file_is_not_written_again(path):
     """A restart applies the log again from its start; the newest file holds the last line only."""
-    told = [index for file in divided(path, 12, files=9) for index in file]
+    seen = [index for file in divided(path, 12, files=9) for index in file]
     history = HistoryFile(path, size_max=400, files=9)
-    assert [each.raft_index for each in history.recent] == told
+    assert [each.raft_index for each in history.recent] == seen
     assert history.append([event(index) for index in range(1, 14)]) == 1
     history.close()
-    assert [index for file in in_files(path) for index in file] == [*told, 13]
+    assert [index for file in in_files(path) for index in file] == [*seen, 13]
 
 
 def test_a_crash_right_after_the_renaming_loses_nothing(path):
     """kill -9 between the rename and the new file: the name is free, the events are not gone."""
-    told = [index for file in divided(path, 12, files=9) for index in file]
+    seen = [index for file in divided(path, 12, files=9) for index in file]
     os.rename(path, path.with_name("history.000099.jsonl"))
     history = HistoryFile(path, size_max=400, files=9)
     assert history.append([event(index) for index in range(1, 14)]) == 1
     history.close()
-    assert [index for file in in_files(path) for index in file] == [*told, 13]
+    assert [index for file in in_files(path) for index in file] == [*seen, 13]
     assert (path.parent / "history.000099.jsonl").exists()
 
 
@@ -210,12 +210,12 @@ def no_descriptor_left(path):
 
 
 def test_the_newest_events_are_read_over_all_files(path):
-    told = [index for file in divided(path, 30, files=20) for index in file]
+    seen = [index for file in divided(path, 30, files=20) for index in file]
     with open(path, "ab") as file:
         file.write(b"nonsense\n")
     history = HistoryFile(path, size_max=400, files=20)
-    assert [each.raft_index for each in history.newest(1_000, 1 << 20)] == told
-    assert [each.raft_index for each in history.newest(7, 1 << 20)] == told[-7:]
+    assert [each.raft_index for each in history.newest(1_000, 1 << 20)] == seen
+    assert [each.raft_index for each in history.newest(7, 1 << 20)] == seen[-7:]
     assert 0 < len(history.newest(1_000, 500)) < 10
     history.close()
 

@@ -134,7 +134,7 @@ def test_a_file_dropped_unread_is_a_gap_that_is_told(path, reader, file, caplog)
 
 
 def test_what_was_read_before_an_error_comes_again(path, reader, monkeypatch):
-    """Else those events would be left out for good: they were given to nobody."""
+    """Else those events would be left out for good: they were given to no one."""
     file = HistoryFile(path)
     file.append([event(1), event(2), event(3)])
     assert indexes(behind(reader, None, 9, MUCH)) == [1, 2, 3]

@@ -82,7 +82,7 @@ def test_other_texts_are_no_offset_id(bad: str) -> None:
 
 
 def test_uniq_keys_differ_and_begin_anew_with_the_month() -> None:
-    """The clock passes midnight of New Year: the time part starts again, the counter goes on."""
+    """The clock passes midnight of New Year: the time part starts again, the counter continues."""
     midnight_ms = int(time.mktime(datetime(2026, 1, 1).timetuple())) * 1000
     now_ms = [midnight_ms - 1]
     generator = UniqIdGenerator(bytes([10, 0, 0, 1]), 70000, lambda: now_ms[0], instance_hash=-2)

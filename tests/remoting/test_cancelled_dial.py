@@ -14,7 +14,7 @@ from batonmq.remoting.endpoint import RemotingClient
 def test_a_cancellation_that_meets_the_end_of_the_dial_is_not_swallowed(
     monkeypatch: pytest.MonkeyPatch, turns: int
 ) -> None:
-    """Whoever swallows it goes on, and who cancelled waits for ever (`batonmq up` did)."""
+    """Whoever swallows it continues, and who cancelled waits forever (`batonmq up` did)."""
 
     async def run() -> None:
         client = RemotingClient(name="test")

@@ -361,7 +361,7 @@ def test_what_was_queued_when_the_peer_stopped_reading_goes_first_when_it_reads_
 
 
 def test_a_client_writes_nothing_more_to_a_peer_that_has_ended() -> None:
-    """It would be lost, and nobody could tell; unsent, it may go to another one."""
+    """It would be lost, and no one could tell; unsent, it may go to another one."""
     link = Link(server_side=False)
     link.connection.eof_received()
     with pytest.raises(ConnectError) as refused:

@@ -35,12 +35,12 @@ def settings(path: Path | None = None) -> RuntimeSettings[Config]:
 
 def test_changes_of_different_days_outlast_a_restart_together(tmp_path: Path) -> None:
     path = tmp_path / "kept.properties"
-    told: list[int] = []
+    seen: list[int] = []
     for text in ("sendLimit=20\n", "holdMs=700\n"):
         made = settings(path)
-        made.on_change = lambda config: told.append(config.hold_ms)
+        made.on_change = lambda config: seen.append(config.hold_ms)
         asyncio.run(made.update(text.encode()))
-    assert told == [500, 700]
+    assert seen == [500, 700]
     again = settings(path).current
     assert (again.send_limit, again.hold_ms) == (20, 700)
     path.write_text("holdMs=9000\nlistenPort=7\n")

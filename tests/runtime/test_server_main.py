@@ -71,7 +71,7 @@ def test_a_failed_assertion_ends_the_process_wherever_it_fails(
     how: str, code: int, tmp_path: Path
 ) -> None:
     """A timer whose callback fails is not armed again: without it the process would only seem to
-    live. Another error of a callback is logged; what it belongs to may go on."""
+    live. Another error of a callback is logged; what it belongs to may continue."""
     config = tmp_path / "lift.yaml"
     config.write_text("{}\n")
     script = SERVER.replace("{HOW!r}", repr(how))

@@ -38,8 +38,8 @@ def test_it_is_fed_several_times_within_its_time(
         process.stopping()
         process.close()
         manager.setblocking(False)
-        told = [manager.recv(100) for _ in range(3)]
+        seen = [manager.recv(100) for _ in range(3)]
         with pytest.raises(BlockingIOError):
             manager.recv(100)
-    assert told == [READY, WATCHDOG, STOPPING]
+    assert seen == [READY, WATCHDOG, STOPPING]
     assert timers == [3.0 / FEEDS] and FEEDS >= 2

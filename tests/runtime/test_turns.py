@@ -32,7 +32,7 @@ def test_behind_every_slice_the_loop_has_a_turn() -> None:
 
 
 def test_what_fails_in_one_lot_ends_the_others() -> None:
-    """Nobody waits for them any more: they would go on beside what is done next."""
+    """No one waits for them any more: they would continue beside what is done next."""
 
     async def run() -> None:
         ended = []

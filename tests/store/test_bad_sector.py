@@ -91,7 +91,7 @@ def die_at(rig, position, number=0):
 
 def test_r24_a_page_that_cannot_be_read_is_named_and_makes_the_log_suspect(rig, monkeypatch):
     """1 the process died at a page. 2 the next start cannot read it either. 3 what it held is
-    refused by its CRC, nobody dies of it again; a replica fetches it from its master."""
+    refused by its CRC, no one dies of it again; a replica fetches it from its master."""
     first, end = filled(rig)
     die_at(rig, PAGE + 100)
     page = BadPage(monkeypatch, rig.segment(), PAGE)
@@ -106,7 +106,7 @@ def test_r24_a_page_that_cannot_be_read_is_named_and_makes_the_log_suspect(rig, 
     cut = store.trust.discard_damaged_tail()
     assert cut == damage.offset
     store.slave_log.append_replicated(cut, first[cut:])
-    assert store.trust.reason, "until it is level with a master"
+    assert store.trust.reason, "until it has caught up with a master"
     store.trust.clear_suspect()
     assert bytes(store.log.view(0, 8192)) == first
 

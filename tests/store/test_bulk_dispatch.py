@@ -344,7 +344,7 @@ def test_r24_damage_between_two_runs_is_not_stepped_over(rig):
 
 
 def test_a_slice_that_ends_with_a_record_is_not_the_end(rig):
-    """The next one goes on, though nothing more arrives."""
+    """The next one continues, though nothing more arrives."""
     log = log_of(rig, [message("T", 0, bytes(10), b"")] * 20)
     size = len(log) // 20
     _, built = both_ways(rig, log, [len(log)], slice_bytes=4 * size)

@@ -1,4 +1,4 @@
-"""Segments that are made ahead, left over, or begin anew."""
+"""Segments that are made ahead, left over, or start again."""
 
 import errno
 import os

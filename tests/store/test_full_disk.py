@@ -204,7 +204,7 @@ def test_r45_closing_on_a_full_disk_is_no_clean_stop_and_no_error(rig, full):
 
 
 def test_r45_a_running_store_takes_puts_again_by_itself(rig, full):
-    """With its threads and timers, as in a broker: nobody calls anything but put."""
+    """With its threads and timers, as in a broker: no one calls anything but put."""
 
     async def play():
         fatal = []

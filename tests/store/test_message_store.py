@@ -42,7 +42,7 @@ def put_batch(rig, store, *bodies):
 
 
 def test_a_put_is_in_the_log_after_its_turn_and_visible_once_confirmed(rig):
-    """G4: a record is written at the end of the turn, and nobody sees it before it is confirmed."""
+    """G4: a record is written at the end of the turn, and no one sees it before it is confirmed."""
     store = rig.open_master()
     first = rig.put(store, b"one")
     second = rig.put(store, b"two")
@@ -197,12 +197,12 @@ def test_long_topics_and_ipv6_hosts(rig):
 
 def test_arrival_is_told_once_per_queue_and_advance(rig):
     store = rig.open_master()
-    told = []
-    store.arrival_listeners.append(lambda *arrival: told.append(arrival))
+    seen = []
+    store.arrival_listeners.append(lambda *arrival: seen.append(arrival))
     for queue_id in (0, 1, 0):
         rig.put(store, queue_id=queue_id)
     store.advance_confirm_offset(store.end_turn())
-    assert sorted(told) == [("T", 0, 2), ("T", 1, 1)]
+    assert sorted(seen) == [("T", 0, 2), ("T", 1, 1)]
 
 
 def test_r31_system_records_reach_their_handler_in_log_order_and_have_no_queue(rig):

@@ -1,5 +1,5 @@
 """Files that a thread makes for queues: nothing is taken that is not there, and none shows a unit
-that nobody wrote."""
+that no one wrote."""
 
 from __future__ import annotations
 

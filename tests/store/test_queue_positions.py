@@ -57,7 +57,7 @@ def fill(rig, store, segments, *, topic="U"):
 
 
 def replica_of(rig, master, name, offset=None):
-    """A new replica whose log begins at `offset`, level with its master."""
+    """A new replica whose log begins at `offset`, caught up with its master."""
     start = master.min_phy_offset if offset is None else offset
     rig.root = rig.folder / name
     replica = rig.open()

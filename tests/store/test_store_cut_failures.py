@@ -26,7 +26,7 @@ from batonmq.store.truncation import STEPS
 from lab.cluster.up import rounds
 
 RULES = ["changes * ENOSPC", "* * EIO"]
-KINDS = ["clean", "unclean", "unverified", "master", "damaged", "anew"]
+KINDS = ["clean", "unclean", "unverified", "master", "damaged", "again"]
 SEGMENT = 8192
 RECORDS = 24
 STRIDE = rounds(5, 1)
@@ -142,7 +142,7 @@ def cases(rig) -> dict[str, Case]:
             damaged, spoiled(whole, at), point, ends[6], new[point:],
             lambda store: store.trust.discard_damaged_tail(), [1],
         ),
-        "anew": Case(
+        "again": Case(
             few, whole, 0, ends[6], new,
             lambda store: store.slave_log.reset_for_empty_start(0), [],
         ),

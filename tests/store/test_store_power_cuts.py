@@ -151,13 +151,13 @@ def test_r24_no_checkpoint_tells_of_bytes_that_a_power_cut_takes(rig):
     confirmed = set()
     for what, left, returned in every_power_cut(root, act, rig.folder / "left"):
         stored = StoreCheckpoint(left / "checkpoint")
-        told = max(stored.confirm_phy_offset, stored.recovery_offset or 0)
-        assert log_bytes(left, told) == log_bytes(used(left), told) and told, what
+        promised = max(stored.confirm_phy_offset, stored.recovery_offset or 0)
+        assert log_bytes(left, promised) == log_bytes(used(left), promised) and promised, what
         confirmed.add(stored.confirm_phy_offset)
         store = opened_after_the_cut(rig, left)
         damage = store.trust.damage
         assert damage is None or damage.kind == "reboot", (what, damage)
-        assert store.confirm_offset >= told, what
+        assert store.confirm_offset >= promised, what
         bodies = [body[:2] for body in rig.read_bodies(store)]
         assert bodies == [b"%02d" % n for n in range(len(bodies))] and len(bodies) >= 9, what
         assert len(bodies) == 30 or not returned, what

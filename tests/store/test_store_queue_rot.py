@@ -1,4 +1,4 @@
-"""Bytes of a consume queue that went bad on the disk: noticed, named, made anew from the log."""
+"""Bytes of a consume queue that went bad on the disk: noticed, named, rebuilt from the log."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ def test_r24_whatever_happens_to_the_tail(store_in, sizes, confirmed, checkpoint
     The model knows the records and the first byte that changed. Everything before the record that
     holds it must be there. If that record was confirmed in the checkpoint, whole ones stand behind
     it, or nothing of it is missing, the store must be suspect; else the tail is cut and the store
-    goes on.
+    continues.
     """
     with store_in() as (rig, store):
         puts = []

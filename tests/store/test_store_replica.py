@@ -156,8 +156,8 @@ def test_r26_what_a_killed_process_left_in_the_page_cache_is_not_durable(rig, mo
 
 
 def test_r26_a_flush_asked_for_before_a_cut_says_nothing_of_bytes_after_it(rig):
-    """1. The flush thread reads the log's end. 2. The log is cut, before the thread goes on. 3. New
-    bytes come to the same offsets: they are not flushed yet, and neither is a late report."""
+    """1. The flush thread reads the log's end. 2. The log is cut, before the thread continues. 3.
+    New bytes come to the same offsets: they are not flushed yet, and neither is a late report."""
     master, puts = master_with(rig, 10)
     rig.root = rig.folder / "slave"
     slave = rig.open(flush_disk_type="SYNC_FLUSH")
@@ -198,7 +198,7 @@ def test_r27_an_empty_start_at_the_masters_first_offset(rig):
 @pytest.mark.parametrize("comes_again", [0, 4000])
 def test_r27_what_was_confirmed_of_the_old_log_is_not_of_the_new_one(rig, comes_again):
     """1. The first segments of a slave's log expired; an unclean election dropped all the rest.
-    2. It begins anew below that, gets some bytes that nobody confirmed to it, and is killed."""
+    2. It starts again below that, gets some bytes that no one confirmed to it, and is killed."""
     master, _ = master_with(rig, 60)
     data = log_of(master)
     assert len(data) > 3 * 8192
@@ -501,7 +501,7 @@ def test_what_was_confirmed_is_shown_before_a_new_master_opens(rig):
 
 
 def test_g8_bytes_that_are_no_records_end_the_process_also_between_reads(rig, monkeypatch):
-    """The slices that follow a confirmation meet them first; again and again would help nobody."""
+    """The slices that follow a confirmation meet them first; again and again would help no one."""
     store = rig.open()
     failed = []
     store._on_fatal = failed.append

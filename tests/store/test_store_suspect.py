@@ -30,7 +30,8 @@ def test_r17_a_kill_under_the_same_boot_leaves_no_suspicion(rig):
 
 
 def test_r17_an_unclean_stop_under_another_boot_is_remembered_until_it_is_cleared(rig):
-    """1 the machine loses power. 2 every later life says so. 3 the log is level with its master."""
+    """1 the machine loses power. 2 every later life says so. 3 the log has caught up with its
+    master."""
     store = rig.open_master()
     rig.put_confirmed(store, b"a")
     rig.kill(store)
@@ -112,7 +113,7 @@ def test_r17_a_suspect_log_that_is_chosen_all_the_same_is_the_groups_log(rig):
 
 def test_r17_r24_after_a_reboot_nobody_knows_how_far_a_damaged_log_reached(rig):
     """1 the power goes, and takes a sector from the middle and all of the end. 2 what can be seen
-    is fetched again: only being level with the master ends the suspicion."""
+    is fetched again: only having caught up with the master ends the suspicion."""
     store = rig.open_master()
     puts = [rig.put(store, os.urandom(600)) for _ in range(5)]
     end = store.end_turn()

@@ -31,7 +31,7 @@ def store_with_two_epochs(rig):
 
 
 def check_cut(rig, store, puts, kept):
-    """Nothing of the cut part is left anywhere, and the store goes on from the cut."""
+    """Nothing of the cut part is left anywhere, and the store continues from the cut."""
     cut = puts[kept].physical_offset
     assert store.max_phy_offset == cut and not store.trust.reason
     segments = sorted((rig.root / "commitlog").glob("0*"))
@@ -430,13 +430,13 @@ def test_r27_no_checkpoint_speaks_of_a_log_that_began_anew_since(rig):
 def test_r26_a_flush_that_a_cut_overtook_is_told_up_to_the_cut(rig):
     """Its thread had noted more; under haSyncFlush acks go by what is told."""
     store, puts = store_with_two_epochs(rig)
-    told = []
-    store.flushed_listeners.append(told.append)
+    seen = []
+    store.flushed_listeners.append(seen.append)
     store.flush()
     flushed = store.log.flushed_offset
     store.slave_log.truncate_to(puts[9].physical_offset)
     store._report_flushed(flushed)
-    assert told == [puts[9].physical_offset]
+    assert seen == [puts[9].physical_offset]
 
 
 def test_r23_the_newest_cut_bytes_are_kept_whatever_their_size(rig):

@@ -149,7 +149,7 @@ def test_r40_the_second_thread_does_not_take_lost_pages_for_synced(rig, monkeypa
 @pytest.mark.parametrize("is_loop_busy", [False, True])
 def test_r40_both_threads_wait_for_the_device_that_gives_up(rig, monkeypatch, is_loop_busy):
     """1 the flush thread's sync hangs. 2 the round of the checkpoint waits for the same segment.
-    3 the device gives up: one of the two is told, both must not go on."""
+    3 the device gives up: one of the two is told, both must not continue."""
     hangs, may_fail, second_done = threading.Event(), threading.Event(), threading.Event()
     threads = []
 
@@ -238,7 +238,7 @@ def test_r40_a_suspicion_that_is_not_durable_outlives_a_kill(rig, monkeypatch):
 def test_r24_r40_damage_that_a_full_disk_did_not_let_note_is_noted_when_the_store_is_left(
     rig, monkeypatch
 ):
-    """The log itself did not fail: nobody else notes the suspicion again."""
+    """The log itself did not fail: no one else notes the suspicion again."""
     store = rig.open_master()
     end = rig.put_confirmed(store, b"a", b"b")
 
@@ -323,7 +323,7 @@ def test_r40_all_above_the_checkpoint_is_written_again_once(rig, monkeypatch):
     assert all(before[1] == after[0] for before, after in itertools.pairwise(written))
     written.clear()
     store.close()
-    assert rig.open().trust.reason, "it ends level with a master"
+    assert rig.open().trust.reason, "it ends caught up with a master"
     assert written == []
 
 
