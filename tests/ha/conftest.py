@@ -303,7 +303,7 @@ class Group:
             return
         node.ha.adopt_view(self.commit(proposal.new_set))
 
-    async def level(self, *nodes: Node) -> None:
+    async def caught_up(self, *nodes: Node) -> None:
         """Waits until all logs are the same and all of them is readable everywhere."""
         first = nodes[0]
         await until(

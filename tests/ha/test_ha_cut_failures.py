@@ -38,7 +38,7 @@ async def diverged_pair(group, tail, until):
     one, two = await group.add(1), await group.add(2)
     await group.elect(one, 1, 2)
     one.put(3)
-    await group.level(one, two)
+    await group.caught_up(one, two)
     await two.ha.stand_down()
     end = one.put(tail)
     await until(lambda: one.store.log.flushed_offset == end)  # or the thread meets the full disk
@@ -119,7 +119,7 @@ def test_r37_becoming_master_is_not_tried_again_over_an_unfinished_cut(run_group
         two, one = await group.add(2), await group.add(1)
         await group.elect(two, 1, 2)
         two.put(4)
-        await group.level(two, one)
+        await group.caught_up(two, one)
         half = two.store.max_phy_offset
         await one.ha.stand_down()
         end = two.put(1)
@@ -165,7 +165,7 @@ REPORTED = "cannot follow the master, the disk is full: [Errno 28] No space left
 @pytest.mark.parametrize("n", range(0, 63, 3))
 def test_r27_a_new_beginning_that_fails_anywhere_is_made_good(run_group, wait_until, n):
     """1. 2 was away until its place in the log expired. 2. Its new beginning fails at the n-th
-    change of its disk. 3. It tries again, or its process ends and starts: it becomes level."""
+    change of its disk. 3. It tries again, or its process ends and starts: it catches up."""
 
     async def play(group):
         group.segment_size = 4096
@@ -173,7 +173,7 @@ def test_r27_a_new_beginning_that_fails_anywhere_is_made_good(run_group, wait_un
         await group.elect(one, 1)
         await group.follow(two)
         one.put(5)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         await two.stop()
         one.ha.set_dead(frozenset({2}))
         await wait_until(lambda: one.ha.required_set == {1})
@@ -193,7 +193,7 @@ def test_r27_a_new_beginning_that_fails_anywhere_is_made_good(run_group, wait_un
             await crash(two)
             await two.start()
             await group.follow(two)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         await group.restart(two)
         assert two.store.min_phy_offset == 4096
         assert set(two.diverged) <= {REPORTED}

@@ -1,5 +1,5 @@
 """R41: an ack counts only for the process that it is from; R42: and only with its tables; R58: who
-shows nothing takes no room for long."""
+shows nothing takes no space for long."""
 
 import asyncio
 import contextlib
@@ -329,7 +329,7 @@ def test_r58_strangers_that_say_little_or_nothing_keep_no_slave_out(run_group, w
                 assert await reader.read() == b""
         await group.follow(two)
         one.put(3)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         assert one.ha.in_sync_count == 2
         for _, writer in opened:
             writer.close()
@@ -348,7 +348,7 @@ def test_r41_a_slave_of_another_group_at_a_reused_address(run_group, wait_until,
         group.auto = False
         await group.elect(one, 1, 2)
         one.put(3)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         held = one.confirm_offset
         await two.ha.stand_down()
         other = type(group)(tmp_path / "B")
@@ -374,7 +374,7 @@ def test_r41_a_slave_of_another_group_at_a_reused_address(run_group, wait_until,
         assert not one.ha.required_set_whole
         await group.follow(two)
         await wait_until(lambda: one.confirm_offset == end)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         await stranger.stop()
 
     run_group(play)
@@ -395,7 +395,7 @@ def test_r41_a_thousand_strangers_leave_the_member_its_connection(run_group, wai
             writer.close()
         assert list(one.ha._master.core.connections) == [before]
         one.put(3)
-        await group.level(one, two)
+        await group.caught_up(one, two)
 
     run_group(play)
 

@@ -33,7 +33,7 @@ def test_r38_queue_offsets_go_on_over_failovers(run_group, wait_until):
         assert a.store.expirer.clean_expired(manual=True) == 2
         await group.follow(b)
         await wait_until(lambda: 2 in group.view.sync_state_set)
-        await group.level(a, b)
+        await group.caught_up(a, b)
         assert b.store.min_phy_offset == a.store.min_phy_offset > 0
         assert b.store.positions.whole_from == b.store.min_phy_offset
 
@@ -48,7 +48,7 @@ def test_r38_queue_offsets_go_on_over_failovers(run_group, wait_until):
         await group.elect(a, 1, 2)
         await wait_until(lambda: a.ha.required_set_whole)
         assert put(a, "Rare", b"newer").queue_offset == 6
-        await group.level(a, b)
+        await group.caught_up(a, b)
         assert a.store.queries.max_offset_in_queue("Rare", 0) == 7
         assert b.store.queries.max_offset_in_queue("Rare", 0) == 7
 

@@ -402,7 +402,7 @@ class World:
             self.answer()
             if self.is_caught_up():
                 return
-        raise AssertionError("the replicas do not become level")
+        raise AssertionError("the replicas do not catch up")
 
     def is_caught_up(self):
         logs = [r.log for r in self.replicas.values()]

@@ -38,7 +38,7 @@ def test_confirm_offset(run_group, wait_until):
     async def scenario(group):
         one, two = await pair_in_set(group, wait_until)
         one.put(10)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         group.auto = False
         confirmed = one.confirm_offset
         acked = one.log_bytes()
@@ -54,7 +54,7 @@ def test_confirm_offset(run_group, wait_until):
         two.put(10)
         await one.start()
         await group.follow(one)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         assert one.truncated == [(confirmed + len(acked) // 10, confirmed)]
         assert one.log_bytes()[:confirmed] == acked, "a confirmed byte was cut"
         assert one.readable == two.readable == 20
@@ -71,7 +71,7 @@ def test_async_learner(run_group, wait_until):
         two = await group.add(2, HAConfig(async_learner=True))
         await group.elect(one)
         one.put(10)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         assert two.readable == 10
         assert one.ha.required_set == {1} and not one.proposals
 
@@ -85,7 +85,7 @@ def test_all_ack_in_sync_state_set(run_group, wait_until):
     async def scenario(group):
         one, two = await pair_in_set(group, wait_until)
         one.put(10)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         group.auto = False
         confirmed = one.confirm_offset
         await two.stop()
@@ -109,7 +109,7 @@ def test_change_role_many_times(run_group, wait_until):
             await group.elect(master, 1, 2)
             await wait_until(lambda m=master: m.ha.required_set_whole)
             master.put(10)
-            await group.level(master, slave)
+            await group.caught_up(master, slave)
         assert one.readable == two.readable == 30
         assert one.epochs == two.epochs
         assert [epoch for epoch, _ in one.epochs] == [1, 2, 3]
@@ -129,7 +129,7 @@ def test_add_broker(run_group, wait_until):
         one.ha.adopt_view(group.view)
         await group.follow(three)
         await wait_until(lambda: one.ha.required_set == {1, 2, 3})
-        await group.level(one, two, three)
+        await group.caught_up(one, two, three)
         assert three.readable == 10
 
     run_group(scenario)
@@ -155,7 +155,7 @@ def test_truncate_epoch_log_and_add_broker(run_group, wait_until):
         group.commit(frozenset({1}))
         one.ha.adopt_view(group.view)
         await group.follow(two)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         assert two.store.min_phy_offset == 4096
         assert two.readable == before + 5
         assert two.epochs == one.epochs and [e for e, _ in two.epochs] == [2]
@@ -176,7 +176,7 @@ def test_truncate_epoch_log_and_change_master(run_group, wait_until):
         while one.store.max_phy_offset <= 4096:
             one.put(1)
         one.put(5)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         expire_first_segment(one)
         expire_first_segment(two)
         await group.elect(two, 1, 2)
@@ -186,7 +186,7 @@ def test_truncate_epoch_log_and_change_master(run_group, wait_until):
         two.ha.adopt_view(group.view)
         await group.follow(three)
         await wait_until(lambda: two.ha.required_set == {1, 2, 3})
-        await group.level(one, two, three)
+        await group.caught_up(one, two, three)
         assert three.store.min_phy_offset == 4096
         assert one.epochs == two.epochs == three.epochs
         assert [e for e, _ in three.epochs] == [2, 3]
@@ -209,7 +209,7 @@ def test_add_broker_and_sync_from_last_file(run_group, wait_until):
         group.commit(frozenset({1}))
         one.ha.adopt_view(group.view)
         await group.follow(two)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         assert two.store.min_phy_offset == 8192
         assert one.ha.required_set == {1} and not one.proposals
 
@@ -240,7 +240,7 @@ def test_build_consume_queue_not_exceed_confirm_offset(run_group, wait_until):
     async def scenario(group):
         one, two = await pair_in_set(group, wait_until)
         one.put(10)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         group.auto = False
         await two.stop()
         one.put(5)
@@ -262,7 +262,7 @@ def test_g8_r24_a_bad_record_of_the_master_is_never_acked_and_named_on_both_side
 
     1. 2 keeps and acks what lies before it, names file and offset, and tries ever more rarely.
     2. 2 requests that record again: 1 checks it, is suspect from then on, and reports it.
-    3. The byte is what it was: 2 becomes level.
+    3. The byte is what it was: 2 catches up.
     """
 
     async def scenario(group):
@@ -301,7 +301,7 @@ def test_g8_r24_a_bad_record_of_the_master_is_never_acked_and_named_on_both_side
 
         flip()
         two.ha.adopt_view(group.commit(frozenset({1})))
-        await group.level(one, two)
+        await group.caught_up(one, two)
 
     run_group(scenario)
 
@@ -310,7 +310,7 @@ def test_a_slave_with_a_full_disk_says_so_once_and_goes_on_when_there_is_room(
     run_group, wait_until, monkeypatch
 ):
     """1. 2 cannot write: nothing is acked, the set stays {1}, writes continue. 2. It dials again
-    and again: still one report. 3. There is room: it becomes level."""
+    and again: still one report. 3. There is space: it catches up."""
 
     async def scenario(group):
         one = await group.add(1)
@@ -338,7 +338,7 @@ def test_a_slave_with_a_full_disk_says_so_once_and_goes_on_when_there_is_room(
 
         monkeypatch.setattr(two.store.slave_log, "append_replicated", append)
         two.ha.dial_now()
-        await group.level(one, two)
+        await group.caught_up(one, two)
         assert two.ha.following_problem == ""
 
     run_group(scenario)
@@ -381,7 +381,7 @@ def test_failover_without_a_write_keeps_empty_epochs_and_lets_the_old_master_rej
             await group.elect(master, 1, 2, 3)
             await wait_until(lambda m=master: m.ha.required_set_whole)
         nodes[1].put(3)
-        await group.level(*nodes)
+        await group.caught_up(*nodes)
         await wait_until(lambda: len({tuple(n.epochs) for n in nodes}) == 1)
         expected = [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0)]
         assert [n.epochs for n in nodes] == [expected] * 3
@@ -396,7 +396,7 @@ def test_an_unshared_empty_epoch_is_replaced(run_group, wait_until):
     async def scenario(group):
         one, two = await pair_in_set(group, wait_until)
         one.put(4)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         end = one.store.max_phy_offset
         await two.stop()
         await group.elect(one, 1, 2)
@@ -404,7 +404,7 @@ def test_an_unshared_empty_epoch_is_replaced(run_group, wait_until):
         await two.start()
         await group.elect(two, 1, 2)
         await wait_until(lambda: one.epochs == two.epochs)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         assert one.epochs == [(1, 0), (3, end)]
         assert not one.truncated
 
@@ -422,7 +422,7 @@ def test_issue_9689_an_epoch_bump_reaches_live_connections(run_group, wait_until
         connections = list(one.ha._master.core.connections)
         await group.elect(one, 1, 2)
         one.put(5)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         await wait_until(lambda: two.epochs == one.epochs)
         assert list(one.ha._master.core.connections) == connections
         assert two.epochs == one.epochs == [(1, 0), (2, first_end)]
@@ -471,7 +471,7 @@ def test_r21_bytes_without_an_epoch_file_are_never_cut(run_group, wait_until):
     async def scenario(group):
         one, two = await pair_in_set(group, wait_until)
         one.put(10)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         group.auto = False
         await two.stop()
         for name in ("epochFileCheckpoint", "epochFileCheckpoint.bak"):
@@ -514,7 +514,7 @@ def test_r21_nothing_is_cut_without_proof(run_group, wait_until, identity):
         group.answer_of_peer = identity
         one, two = await pair_in_set(group, wait_until)
         one.put(10)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         group.auto = False
         await two.ha.stand_down()
         one.put(3)
@@ -527,7 +527,7 @@ def test_r21_nothing_is_cut_without_proof(run_group, wait_until, identity):
         assert one.log_bytes() == kept and not one.truncated
         group.answer_of_peer = PeerIdentity("C", "broker-a", 0, 2)  # Java's master calls itself 0
         await wait_until(lambda: one.truncated)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         assert proofs[-1] == "remoting-2"
 
     run_group(scenario)
@@ -558,7 +558,7 @@ def test_r23_towards_an_unclean_epoch_confirmed_bytes_go_and_are_kept_aside(
     run_group, wait_until, held
 ):
     """R23: 1 confirmed ten messages alone; the operator makes 2, which has `held` of them, master
-    by an unclean election. 1 cuts what 2 lacks, keeps it aside, and becomes level."""
+    by an unclean election. 1 cuts what 2 lacks, keeps it aside, and catches up."""
 
     async def scenario(group):
         group.auto = False
@@ -626,7 +626,7 @@ def test_r17_r24_a_suspect_slave_is_trusted_once_it_is_level_and_not_before(run_
     async def scenario(group):
         one, two = await pair_in_set(group, wait_until)
         one.put(4)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         await two.stop()
         one.ha.set_dead(frozenset({2}))
         await wait_until(lambda: one.ha.required_set == {1})
@@ -641,7 +641,7 @@ def test_r17_r24_a_suspect_slave_is_trusted_once_it_is_level_and_not_before(run_
         await group.follow(two)
         await wait_until(lambda: not trust.reason)
         assert trusted_at[0] == one.store.max_phy_offset
-        await group.level(one, two)
+        await group.caught_up(one, two)
 
     run_group(scenario)
 
@@ -658,10 +658,10 @@ def test_r24_damage_that_a_slave_finds_while_it_follows_is_fetched_again(
         one, two = await pair_in_set(group, wait_until)
         before = one.put(2)
         one.put(1)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         await group.elect(one, 1, 2)
         one.put(3)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         good, trust = two.log_bytes(), two.store.trust
         with (two.root / "commitlog" / f"{0:020d}").open("r+b") as file:
             file.seek(before + 100)
@@ -685,7 +685,7 @@ def test_r24_damage_that_a_slave_finds_while_it_follows_is_fetched_again(
         group.auto = True
         await group.follow(two)
         await wait_until(lambda: not trust.reason)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         assert two.log_bytes() == one.log_bytes() and two.log_bytes().startswith(good)
         await wait_until(lambda: one.ha.required_set == {1, 2})
 
@@ -694,13 +694,13 @@ def test_r24_damage_that_a_slave_finds_while_it_follows_is_fetched_again(
 
 def test_r27_a_slave_whose_next_byte_is_gone_begins_anew(run_group, wait_until):
     """R27: 2 was away until its place in the log expired. It gets that reply, keeps its old log
-    aside, begins at the master's first byte and becomes level."""
+    aside, begins at the master's first byte and catches up."""
 
     async def scenario(group):
         group.segment_size = 4096
         one, two = await pair_in_set(group, wait_until)
         one.put(5)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         old = two.log_bytes()
         await two.stop()
         one.ha.set_dead(frozenset({2}))
@@ -711,7 +711,7 @@ def test_r27_a_slave_whose_next_byte_is_gone_begins_anew(run_group, wait_until):
         one.ha.set_dead(frozenset())
         await two.start()
         await group.follow(two)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         assert two.store.min_phy_offset == 4096
         aside = [p for p in (two.root / "truncated").rglob("*") if p.is_file()]
         assert any(old in p.read_bytes() for p in aside)
@@ -767,7 +767,7 @@ def test_r27_a_member_of_the_set_never_drops_its_log(run_group, wait_until):
         group.segment_size = 4096
         one, two = await pair_in_set(group, wait_until)
         one.put(5)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         await two.stop()
         one.ha.set_dead(frozenset({2}))
         await wait_until(lambda: one.ha.required_set == {1})
@@ -817,7 +817,7 @@ def test_ha_sync_flush_acks_flushed_bytes_only(run_group, wait_until):
             end = one.put(3)
             await wait_until(lambda e=end: one.confirm_offset == e)
         assert acked and all(offset <= flushed for offset, flushed in acked)
-        await group.level(one, two)
+        await group.caught_up(one, two)
 
     run_group(scenario, flush_disk_type="SYNC_FLUSH", ha_sync_flush=True)
 
@@ -867,7 +867,7 @@ def test_r20_a_slave_takes_another_mastership_from_its_role_change_only(run_grou
         two.ha.adopt_view(replace(current, master_epoch=current.master_epoch - 1))
         assert two.ha._slave.core.view.master_epoch == current.master_epoch
         one.put(3)
-        await group.level(one, two)
+        await group.caught_up(one, two)
 
     run_group(scenario)
 
@@ -883,7 +883,7 @@ def test_a_peer_of_nonsense_costs_only_its_own_connection(run_group, wait_until)
             await reader.readexactly(1)
         writer.close()
         one.put(3)
-        await group.level(one, two)
+        await group.caught_up(one, two)
 
     run_group(scenario)
 
@@ -895,7 +895,7 @@ def test_r12_acks_of_a_slaves_earlier_life_count_no_more(run_group, wait_until):
     async def scenario(group):
         one, two = await pair_in_set(group, wait_until)
         one.put(10)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         following = len(one.following)
         group.incarnations[2] = "second start"
         group.register()
@@ -906,7 +906,7 @@ def test_r12_acks_of_a_slaves_earlier_life_count_no_more(run_group, wait_until):
         await two.ha.stand_down()
         await group.follow(two)
         await wait_until(lambda: len(one.following) > following)
-        await group.level(one, two)
+        await group.caught_up(one, two)
 
     run_group(scenario)
 
@@ -949,7 +949,7 @@ def test_large_batches_reach_a_slave_that_is_behind(run_group, wait_until):
         group.commit(frozenset({1}))
         one.ha.adopt_view(group.view)
         await group.follow(two)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         await wait_until(lambda: one.ha.required_set == {1, 2})
 
     run_group(scenario)
@@ -977,7 +977,7 @@ def test_a_slave_that_catches_up_shows_what_it_holds_close_behind(run_group, wai
         two.store.slave_log.append_replicated = appended
         one.ha.adopt_view(group.commit(frozenset({1})))
         await group.follow(two)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         assert max(lags) <= 6 << 20, "two bounds, 2 and 1 MiB, and a read for each"
 
     run_group(scenario)
@@ -1023,7 +1023,7 @@ def test_runtime_info_names_slaves_and_master(run_group, wait_until):
     async def scenario(group):
         one, two = await pair_in_set(group, wait_until)
         one.put(3)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         info = one.ha.runtime_info()
         assert info.master and info.in_sync_slave_nums == 1
         (slave,) = info.ha_connection_info
@@ -1089,7 +1089,7 @@ def test_after_a_silent_cut_under_load_the_slave_dials_anew(run_group, wait_unti
         silent.set()
         one.put(5)
         await wait_until(lambda: len(pumps) == 4)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         relay.close()
         for task in pumps:
             task.cancel()

@@ -100,9 +100,9 @@ def test_each_heartbeat_is_acked(slave):
 def test_r24_level_is_up_to_the_masters_confirm_offset_of_this_connection(slave):
     """A slave that fetched its damaged part again is trusted when it holds all that is confirmed.
 
-    1. After the handshake nothing is known of the master's confirmOffset: not level.
-    2. A heartbeat confirms 150 bytes, 100 are here: not level.
-    3. 100 are confirmed and here: level.
+    1. After the handshake nothing is known of the master's confirmOffset: not caught up.
+    2. A heartbeat confirms 150 bytes, 100 are here: not caught up.
+    3. 100 are confirmed and here: caught up.
     """
     host = slave()
     assert not host.core.is_caught_up

@@ -641,7 +641,7 @@ def test_r13_joins_in_vain_become_rarer():
 
 
 def test_r14_a_slave_that_keeps_up_under_load_stays():
-    """It is never level at any instant, but no single byte waits long."""
+    """It has never caught up at any instant, but no single byte waits long."""
     sync = state((1, 2))
     follow(sync, 2, 0)
     end, now = 0, NOW

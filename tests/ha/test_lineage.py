@@ -27,7 +27,7 @@ async def old_volume(
     await earlier.elect(one)
     await until(lambda: one.ha.in_sync_count == 2)
     one.put(count, body=body)
-    await earlier.level(one, two)
+    await earlier.caught_up(one, two)
     await earlier.close()
     if end:
         store = MessageStore(two.store_config, store_host=HOST, confirm_rule=ConfirmedBySet())
@@ -72,7 +72,7 @@ def test_r47_the_volume_of_an_earlier_cluster_is_no_common_prefix(
         await two.start()
         await group.follow(two)
         await until(lambda: one.ha.in_sync_count == 2)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         assert two.log_bytes() == one.log_bytes()
         kept_log = b"".join(each.read_bytes() for each in sorted((aside / "commitlog").glob("0*")))
         assert kept_log.startswith(before[:4096])
@@ -88,7 +88,7 @@ def test_r47_an_epoch_that_was_given_twice_ends_the_common_part_where_it_begins(
         await group.elect(one)
         await until(lambda: one.ha.in_sync_count == 3)
         one.put(4, body=b"common ")
-        await group.level(one, two, three)
+        await group.caught_up(one, two, three)
         common = one.store.max_phy_offset
         await group.elect(three, 3, others=False)
         three.put(3, body=b"line A ")
@@ -101,7 +101,7 @@ def test_r47_an_epoch_that_was_given_twice_ends_the_common_part_where_it_begins(
         await group.follow(two)
         await until(lambda: one.ha.required_set_whole)
         one.put(6, body=b"line B ")
-        await group.level(one, two)
+        await group.caught_up(one, two)
         await three.start()
         assert three.epochs == one.epochs
         await group.follow(three)
@@ -119,7 +119,7 @@ def test_r47_unconfirmed_bytes_of_an_epoch_given_twice_are_cut(run_group: RunGro
         await group.elect(one)
         await until(lambda: one.ha.in_sync_count == 2)
         one.put(4, body=b"common ")
-        await group.level(one, two)
+        await group.caught_up(one, two)
         common = one.store.max_phy_offset
         await two.stop()
         two.up = False
@@ -134,7 +134,7 @@ def test_r47_unconfirmed_bytes_of_an_epoch_given_twice_are_cut(run_group: RunGro
         assert two.confirm_offset == common and two.epochs == one.epochs
         await group.follow(two)
         await until(lambda: one.ha.in_sync_count == 2)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         assert two.truncated[0][1] == common and holds(two, b"line B ") == 6
 
     run_group(scenario)
@@ -166,7 +166,7 @@ def test_r47_a_foreign_log_below_the_masters_first_byte_is_neither_taken_nor_dro
         assert two.epochs == one.epochs == [(1, 0)]
         await group.follow(two)
         if "unnamed" in volume:  # starts again, as it does where its next byte is gone (R27)
-            await group.level(one, two)
+            await group.caught_up(one, two)
             aside = [p for p in (two.root / "truncated").rglob("*") if p.is_file()]
             assert any(before in p.read_bytes() for p in aside)
             assert holds(two, b"old cluster ") == 0
@@ -190,11 +190,11 @@ def test_r47_a_replica_that_was_away_until_its_bytes_expired_is_known_again(
         await group.elect(one)
         await until(lambda: one.ha.in_sync_count == 3)
         one.put(3)
-        await group.level(one, two, three)
+        await group.caught_up(one, two, three)
         await two.stop()
         await group.elect(three, 1, 3)
         three.put(1)
-        await group.level(one, three)
+        await group.caught_up(one, three)
         await one.stop()
         three.ha.set_dead(frozenset({1, 2}))
         await until(lambda: three.ha.required_set == {3})
@@ -204,7 +204,7 @@ def test_r47_a_replica_that_was_away_until_its_bytes_expired_is_known_again(
         three.ha.set_dead(frozenset())
         await two.start()
         await group.follow(two)
-        await group.level(three, two)
+        await group.caught_up(three, two)
         assert two.store.min_phy_offset == 4096 and not two.diverged
 
     run_group(scenario)
@@ -228,7 +228,7 @@ def test_r47_a_rotten_byte_is_no_other_history(run_group: RunGroup, rotten: str)
         await until(lambda: one.ha.in_sync_count == 2)
         first = one.put(1)
         second = one.put(1)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         host = one if rotten == "master" else two
         await host.stop()
         flip(host, (first + second) // 2)
@@ -256,7 +256,7 @@ def test_r47_an_older_version_and_a_java_broker_are_followed_by_their_epochs(
         monkeypatch.setattr(two.ha, "_samples", None)  # asks for none
         await group.follow(two)
         await until(lambda: one.ha.in_sync_count == 2)
-        await group.level(one, two)
+        await group.caught_up(one, two)
 
     run_group(scenario)
 
@@ -283,7 +283,7 @@ def test_r48_bytes_of_a_classic_life_belong_to_no_epoch(
         await group.elect(one)
         await until(lambda: one.ha.in_sync_count == 2)
         one.put(4)
-        await group.level(one, two)
+        await group.caught_up(one, two)
         await one.stop()
         await two.stop()
         classic_life(one, written[0], b"classic 1 ")
@@ -300,7 +300,7 @@ def test_r48_bytes_of_a_classic_life_belong_to_no_epoch(
         else:  # compared, and found to be a prefix
             await until(lambda: two.ha.required_set_whole)
             two.put(2)
-            await group.level(one, two)
+            await group.caught_up(one, two)
             assert one.epochs == two.epochs == [(2, 0)]
 
     run_group(scenario)

@@ -1,4 +1,4 @@
-"""R58: who makes room where more come than there are places for."""
+"""R58: who makes space where more come than there are places for."""
 
 from batonmq.runtime.crowd import Crowd
 

@@ -1,4 +1,4 @@
-"""R45: what finds no room waits, in its order, and says so until it has it."""
+"""R45: what finds no space waits, in its order, and says so until it has it."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def test_a_queue_that_goes_back_to_a_check_point_is_not_built_twice(rig):
 
 
 def test_r45_a_full_disk_in_the_midst_loses_nothing(rig, monkeypatch):
-    """Index entries and large tails stay in memory, and come to the files when there is room."""
+    """Index entries and large tails stay in memory, and come to the files when there is space."""
     log = log_of(rig, common(260), **LARGE)
     monkeypatch.setattr("batonmq.store.consume_queue._TAIL_BYTES_MAX", 200)
     with bulk(always=False):

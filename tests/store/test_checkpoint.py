@@ -98,8 +98,8 @@ def test_r45_what_found_no_room_is_written_by_the_next_flush(
     checkpoint.flush()
     checkpoint.confirm_phy_offset = 1234
     with monkeypatch.context() as full:
-        full.setattr(disk, "pwrite", Mock(side_effect=OSError(28, "no room")))
-        with pytest.raises(OSError, match="no room"):
+        full.setattr(disk, "pwrite", Mock(side_effect=OSError(28, "no space")))
+        with pytest.raises(OSError, match="no space"):
             checkpoint.flush()
     assert checkpoint.flush()
     checkpoint.close()

@@ -42,7 +42,7 @@ def test_one_segment_is_made_ahead_and_none_of_a_log_that_is_closed(rig):
 
 
 def test_r45_a_segment_that_cannot_be_made_ahead_refuses_no_put(rig, monkeypatch):
-    """There is room in the one that is written, and there may be some when the next one is due."""
+    """There is space in the one that is written, and there may be some when the next one is due."""
     store = rig.open_master()
     rig.put_confirmed(store, b"a")
 

@@ -219,7 +219,7 @@ def test_offset_by_time(tmp_path: Path, time: int, lower: int, upper: int) -> No
 def test_filler_is_written_in_slices_also_where_the_disk_is_full_in_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
-    """20 bytes for each of 20,000 messages that are gone; while there is room no write has more
+    """20 bytes for each of 20,000 messages that are gone; while there is space no write has more
     than a slice of it."""
     sizes: list[int] = []
     monkeypatch.setattr(

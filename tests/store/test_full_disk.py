@@ -22,7 +22,7 @@ FOREVER_MS = 2**62
 
 
 class FullDisk:
-    """The write number `full_from` and all later ones find no room, until `room_again`.
+    """The write number `full_from` and all later ones find no space, until `room_again`.
 
     A `pwrite` writes half of it first. Opening a new file is a write, too.
     """
@@ -131,7 +131,7 @@ def full(monkeypatch):
 
 
 def test_r45_wherever_the_disk_is_full_all_goes_on_when_there_is_room(rig, full):
-    """For every n: the n-th and later writes find no room, for some time; then there is room."""
+    """For every n: the n-th and later writes find no space, for some time; then there is space."""
     total = writes_of_a_life(rig, full)
     assert total > 100
     for number in range(total):
@@ -163,7 +163,7 @@ def test_r45_wherever_the_disk_is_full_all_goes_on_when_there_is_room(rig, full)
 
 
 def test_r45_kill_minus_9_on_a_full_disk_loses_nothing_either(rig, full):
-    """The same, and the process is killed while the disk is full; there is room at the start."""
+    """The same, and the process is killed while the disk is full; there is space at the start."""
     total = writes_of_a_life(rig, full)
     for number in range(0, total, 3):
         full.space_again()
@@ -229,7 +229,7 @@ def test_r45_a_running_store_takes_puts_again_by_itself(rig, full):
 
 
 def test_r45_a_master_that_leaves_its_role_forgets_what_it_could_not_write(rig, full):
-    """1 records wait for room. 2 another master is elected. 3 its bytes come to their offsets."""
+    """1 records wait for space. 2 another master is elected. 3 its bytes come to their offsets."""
     life = Life(rig)
     life.work(3)
     end = life.store.max_phy_offset
@@ -291,7 +291,7 @@ def test_r45_a_tail_can_grow_though_somebody_keeps_the_exception(rig, full):
 
 
 def test_r45_expired_segments_go_though_the_epoch_list_finds_no_room(rig, full):
-    """They are what makes room."""
+    """They are what makes space."""
     life = Life(rig)
     life.store.epochs.append(EpochEntry(1, 0))
     life.work(15)
@@ -334,7 +334,7 @@ def test_too_little_room_for_a_segment_is_known_without_allocating_it(rig, monke
 
 
 def test_r45_room_again_opens_no_replica_that_refuses_for_another_reason(rig):
-    """1 a slave's disk is full. 2 there is room: it is a slave still, and becomes master later."""
+    """1 a slave's disk is full. 2 there is space: it is a slave still, and becomes master later."""
     store = rig.open_master()
     store.stop_writes()
     refusal = store.appender.refusal
@@ -364,21 +364,21 @@ def note_full():
 
 
 def test_r45_there_is_room_again_when_a_whole_round_met_none(rig):
-    """Not if something found no room meanwhile, and not while records of a turn wait."""
+    """Not if something found no space meanwhile, and not while records of a turn wait."""
     store = rig.open_master()
-    room, health = store.disk_space, store.health
+    space, health = store.disk_space, store.health
     health.note_full(note_full())
-    probe = room.begin_probe()
+    probe = space.begin_probe()
     health.note_full(note_full())
-    room._probed(probe)
+    space._probed(probe)
     assert health.full, "the second one was in this round"
-    probe = room.begin_probe()
+    probe = space.begin_probe()
     store.appender.pause("")
     rig.put(store, b"waits")
-    room._probed(probe)
+    space._probed(probe)
     assert health.full, "a record waits"
     store.end_turn()
-    room._probed(room.begin_probe())
+    space._probed(space.begin_probe())
     assert not health.full and store.appender.is_writable
 
 
@@ -413,7 +413,7 @@ def test_r45_a_stop_is_not_clean_while_something_waits_for_room(rig):
 
 
 def test_r45_one_round_at_a_time_waits_for_the_disk(rig, monkeypatch):
-    """One that found no room comes again by itself; a second one behind it would only pile up."""
+    """One that found no space comes again by itself; a second one behind it would only pile up."""
     store = rig.open_master()
     rig.put_confirmed(store, b"a")
     jobs = []

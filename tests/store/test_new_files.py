@@ -109,7 +109,7 @@ def test_r45_what_finds_no_room_is_left_to_the_loop(
     with monkeypatch.context() as full:
 
         def refuse(*_: object) -> None:
-            raise OSError(errno.ENOSPC, "no room")
+            raise OSError(errno.ENOSPC, "no space")
 
         full.setattr(disk, "ftruncate", refuse)
         making.run()
@@ -177,7 +177,7 @@ def test_r45_a_making_that_meets_a_full_disk_has_ended_too(
     making = rig.making(rig.queue())
 
     def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no room")
+        raise OSError(errno.ENOSPC, "no space")
 
     monkeypatch.setattr(disk, "makedirs", full)
     making.run()

@@ -594,7 +594,7 @@ def test_r38_a_write_that_waited_does_not_bring_positions_of_the_old_log_back(tm
 
 
 def test_r38_a_round_is_whole_with_its_last_queue_and_leaves_no_piece_out():
-    """Three queues, one a piece; the second piece finds no room at first."""
+    """Three queues, one a piece; the second piece finds no space at first."""
     idle = SimpleNamespace(last_physical_end=0)
     queues = {
         ("T", n): SimpleNamespace(

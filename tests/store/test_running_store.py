@@ -74,7 +74,7 @@ def test_r45_expired_segments_go_while_another_job_waits_for_room(
     def table() -> None:
         tried.set()
         if len(list(folder.iterdir())) >= before:
-            raise OSError(errno.ENOSPC, "no room")
+            raise OSError(errno.ENOSPC, "no space")
 
     async def play(loop: asyncio.AbstractEventLoop) -> None:
         store.start(loop, lambda error: pytest.fail(str(error)))

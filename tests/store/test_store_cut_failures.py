@@ -336,7 +336,7 @@ def test_r37_a_cut_that_is_killed_at_any_disk_call_is_finished_by_the_next_start
 @pytest.mark.parametrize("rule", RULES)
 def test_r37_a_start_that_cannot_finish_the_cut_serves_nothing_and_says_why(rig, cases, rule, step):
     """1. A cut fails behind `step`. 2. So does the start, at each of its disk calls. 3. There is
-    room again: the next start finishes the cut."""
+    space again: the next start finishes the cut."""
     case = cases["clean"]
     at = Attempt(rig, case, rig.folder / "pending")
     store = at.open()

@@ -321,7 +321,7 @@ def test_r39_what_a_start_would_read_of_an_expired_segment_is_written_before_it_
     done.clear()
     rig.disk_ratio = 0.87
     assert store.expirer.clean_expired() >= 2
-    assert "tables" not in done and "segment" in done, "they wait for no room that they would make"
+    assert "tables" not in done and "segment" in done, "they wait for no space that they would make"
 
 
 def test_what_expired_does_not_come_back_in_part_after_a_power_cut(rig, monkeypatch):

@@ -54,7 +54,7 @@ def master_bytes(rig):
 
 @pytest.mark.parametrize("is_spoiled", [False, True])
 def test_g8_what_was_written_before_the_disk_was_full_is_checked(rig, monkeypatch, is_spoiled):
-    """Its end is acknowledged although the bytes behind it found no room."""
+    """Its end is acknowledged although the bytes behind it found no space."""
     data, puts = master_bytes(rig)
     if is_spoiled:
         at = puts[2].physical_offset + 300

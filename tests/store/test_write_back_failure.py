@@ -243,7 +243,7 @@ def test_r24_r40_damage_that_a_full_disk_did_not_let_note_is_noted_when_the_stor
     end = rig.put_confirmed(store, b"a", b"b")
 
     def refuse(path, data):
-        raise OSError(errno.ENOSPC, "no room for a moment")
+        raise OSError(errno.ENOSPC, "no space for a moment")
 
     monkeypatch.setattr(suspicion, "replace_file", refuse)
     monkeypatch.setattr(suspicion, "show_file", refuse)
