@@ -53,6 +53,8 @@ class CommandContext:
         self.interval_s = interval_s
         self.failed = False
         """Set where a part did not work: the command ends with exit code 1."""
+        self.exit_code = 0
+        """Of a command that answers with its exit code."""
         self._given = (namesrv_addr, controller_addr)
         self._writes = writes
 
@@ -173,8 +175,8 @@ def run(context: CommandContext, work: Coroutine[Any, Any, None]) -> None:
         ) from error
     finally:
         logging.lastResort = last_resort
-    if context.failed:
-        click.get_current_context().exit(1)
+    if context.failed or context.exit_code:
+        click.get_current_context().exit(context.exit_code or 1)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,8 @@ equal states, every broker group has a master that the controllers and the name 
 every known replica is in the SyncStateSet, and no broker tells of a problem of its own: refused
 writes, a full disk, a suspect log, transfers that fail. Outside controller mode: every node
 answers, every group has a master in the routes, and no broker tells of a problem.
-`Findings.problems` decides; `poll` asks all nodes at once.
+`Findings.problems` decides; `poll` asks all nodes at once. The state is `ok` without problems,
+`down` if a group takes no writes or nobody can tell, else `degraded`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from batonmq.mqctl.context import reason
-from batonmq.protocol.bodies import PROBLEMS_KEY, BrokerReplicasInfo, ClusterInfo, ReplicasInfo
+from batonmq.protocol.bodies import (
+    PROBLEMS_KEY,
+    BrokerReplicasInfo,
+    ClusterInfo,
+    ReplicaIdentity,
+    ReplicasInfo,
+)
 from batonmq.protocol.codes import MASTER_ID
 from batonmq.protocol.errors import BatonError
 
@@ -27,6 +34,44 @@ if TYPE_CHECKING:
 
 BEHIND_ENTRIES = 1_000
 """How many entries a controller may be behind the leader; their replies differ in time anyway."""
+
+
+OK, DEGRADED, DOWN = "ok", "degraded", "down"
+EXIT_CODES: Final = {OK: 0, DEGRADED: 3, DOWN: 1}
+
+_FREE_SPACE = (
+    "free disk space, or keep less: mqctl updateBrokerConfig -b {0} -k fileReservedTime -v 24"
+)
+_ADVICE: Final = {
+    "refuses writes": "mqctl brokerStatus -b {0}",
+    "its disk is full": _FREE_SPACE,
+    "has set messages aside": "mqctl brokerStatus -b {0}",
+    "its start waits for room": "free disk space; it continues by itself",
+    "is not registered": "mqctl getSyncStateSet",
+    "its log is suspect": "nothing while its group has a master: it is filled again",
+    "its log holds records for queues that cannot be": "find the producer",
+    "does not join yet": "wait: its master writes what it needs",
+    "its group is not well": "mqctl clusterList",
+    "acts for its master, which is away": "start the master",
+    "cannot follow its master": "mqctl haStatus",
+    "gets no tables and consumer offsets from its master": "mqctl haStatus",
+}
+"""What a broker says of itself, up to the colon -> what to do or to look at; {0}: its address."""
+
+
+class Problem(str):
+    """One line about what is wrong. `is_down`: a group takes no writes, or nobody can tell.
+    `next_step`: one command, or what to do."""
+
+    __slots__ = ("is_down", "next_step")
+    is_down: bool
+    next_step: str
+
+    @classmethod
+    def of(cls, text: str, next_step: str = "", *, is_down: bool = False) -> Self:
+        problem = cls(text)
+        problem.next_step, problem.is_down = next_step, is_down
+        return problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +94,8 @@ class Findings:
     """Outside controller mode: nobody was asked who leads and who is in sync."""
     nowhere: str = ""
     """Why no node could be asked: no cluster runs here."""
+    cluster: str = ""
+    """Which cluster this is, for people."""
 
     @property
     def leader(self) -> str:
@@ -70,27 +117,91 @@ class Findings:
             | set(self.expected)
         )
 
-    def problems(self) -> list[str]:
-        """One line each; none means healthy."""
+    @property
+    def state(self) -> str:
+        """`ok`, `degraded` or `down`."""
+        problems = self.problems()
+        if any(problem.is_down for problem in problems):
+            return DOWN
+        return DEGRADED if problems else OK
+
+    def problems(self) -> list[Problem]:
+        """None means healthy."""
         if self.nowhere:
-            return [self.nowhere]
-        found = [f"name server {a}: {why}" for a, why in self.name_servers.items() if why]
+            return [Problem.of(self.nowhere, is_down=True)]
+        unreachable = bool(self.name_servers) and all(self.name_servers.values())
+        found = [
+            Problem.of(f"name server {a}: {why}", _AWAY, is_down=unreachable)
+            for a, why in self.name_servers.items()
+            if why
+        ]
         for address, answer in self.controllers.items():
             if isinstance(answer, BatonError):
-                found.append(f"controller {address}: {reason(address, answer)}")
+                found.append(Problem.of(f"controller {address}: {reason(address, answer)}", _AWAY))
         if not self.classic:
             found += self._leader_problems()
             found += self._log_problems()
-        found += [f"broker {a}: {why}" for a, why in self.brokers.items() if why]
-        found += [f"broker {a}: {what}" for a, lines in self.reported.items() for what in lines]
+        removed = {replica.broker_address for name in self.groups for replica in self.removed(name)}
+        found += [
+            Problem.of(f"broker {a}: {why}", _AWAY, is_down=a in self.masters)
+            for a, why in self.brokers.items()
+            if why and a not in removed
+        ]
+        found += [self._reported(a, what) for a, lines in self.reported.items() for what in lines]
         if not self.groups:
-            found.append("no broker group is registered")
+            found.append(
+                Problem.of("no broker group is registered", "start a broker", is_down=True)
+            )
         if self.replicas_error is None:
             for name in self.groups:
                 found += self._group_problems(name)
         return found
 
-    def _leader_problems(self) -> list[str]:
+    def _reported(self, address: str, text: str) -> Problem:
+        what, _, why = text.partition(": ")
+        advice = _FREE_SPACE if "disk" in why else _ADVICE.get(what, "")
+        return Problem.of(
+            f"broker {address}: {text}", advice.format(address), is_down=what == "refuses writes"
+        )
+
+    @property
+    def masters(self) -> frozenset[str]:
+        """Addresses of the masters, as the controllers or, without them, the routes name them."""
+        routed = (
+            data.broker_addrs.get(MASTER_ID) for data in self.routes.broker_addr_table.values()
+        )
+        named = (info.master_address for info in self.replicas.replicas_info_table.values())
+        return frozenset(filter(None, (*named, *routed)))
+
+    def removed(self, name: str) -> list[ReplicaIdentity]:
+        """Dead replicas of a group that are no part of it any more by cluster.json: the controllers
+        remember them until an operator says otherwise."""
+        info, planned = self.replicas.replicas_info_table.get(name), self.expected.get(name)
+        if info is None or not planned:
+            return []
+        return [
+            replica
+            for replica in info.not_in_sync_replicas
+            if not replica.alive and replica.broker_address not in planned
+        ]
+
+    def notes(self) -> list[str]:
+        """What is worth knowing and no problem."""
+        found = []
+        for name in self.groups:
+            if removed := self.removed(name):
+                ids = ";".join(str(replica.broker_id) for replica in removed)
+                found.append(
+                    f"{name}: the controllers still know replicas that were removed; forget them: "
+                    f"mqctl cleanBrokerMetadata -bn {name} -b '{ids}' -c {self._cluster_of(name)}"
+                )
+        return found
+
+    def _cluster_of(self, name: str) -> str:
+        routed = self.routes.broker_addr_table.get(name)
+        return (routed.cluster if routed is not None else "") or "CLUSTER"
+
+    def _leader_problems(self) -> list[Problem]:
         named = {
             answer.leader_address
             for answer in self.controllers.values()
@@ -98,31 +209,50 @@ class Findings:
         }
         if not self.leader:
             answering = sum(not isinstance(a, BatonError) for a in self.controllers.values())
-            if answering * 2 <= len(self.controllers):
-                return ["the controllers have no leader: a majority of them must run"]
+            why = "a majority of them must run"
+            if answering * 2 > len(self.controllers):
+                why = "an election is under way, or cannot succeed"
+            text = (
+                f"the controllers have no leader, though {answering} of {len(self.controllers)}"
+                if answering * 2 > len(self.controllers)
+                else f"the controllers have no leader, {answering} of {len(self.controllers)}"
+            )
             return [
-                f"the controllers have no leader, though {answering} of {len(self.controllers)} "
-                "answer: an election is under way, or cannot succeed"
+                Problem.of(
+                    f"{text} answer: {why}; masters continue to take writes while their whole set"
+                    " follows, and none that fails is replaced",
+                    "start the controllers that are away; mqctl getControllerMetaData",
+                    is_down=not any(self.masters),
+                )
             ]
+        look = "mqctl getControllerMetaData"
         if len(named) > 1:
-            return [f"the controllers disagree on their leader: {', '.join(sorted(named))}"]
+            who = ", ".join(sorted(named))
+            return [Problem.of(f"the controllers disagree on their leader: {who}", look)]
         if self.replicas_error is not None:
-            return [f"the leading controller does not report the roles: {self.replicas_error}"]
+            text = f"the leading controller does not report the roles: {self.replicas_error}"
+            return [Problem.of(text, look)]
         return []
 
-    def _log_problems(self) -> list[str]:
+    def _log_problems(self) -> list[Problem]:
         logs = {
             address: answer.log
             for address, answer in self.controllers.items()
             if not isinstance(answer, BatonError) and answer.log is not None
         }
-        found = [f"controller {a}: {what}" for a, log in logs.items() for what in log.problems]
+        look = "mqctl getControllerMetaData"
+        found = [
+            Problem.of(f"controller {a}: {what}", look)
+            for a, log in logs.items()
+            for what in log.problems
+        ]
         leading = logs.get(self.leader)
         if leading is not None:
             for address, log in logs.items():
                 behind = leading.applied_index - log.applied_index
                 if behind > BEHIND_ENTRIES:
-                    found.append(f"controller {address}: {behind} entries behind the leader's log")
+                    text = f"controller {address}: {behind} entries behind the leader's log"
+                    found.append(Problem.of(text, look))
         digests: dict[int, set[str]] = {}
         for log in logs.values():
             if log.state_digest:
@@ -134,39 +264,55 @@ class Findings:
                     for address, log in logs.items()
                     if log.digest_index == index
                 )
-                found.append(f"the controllers' states differ after entry {index}: {who}")
+                text = f"the controllers' states differ after entry {index}: {who}"
+                found.append(Problem.of(text, look))
         return found
 
-    def _group_problems(self, name: str) -> list[str]:
+    def _group_problems(self, name: str) -> list[Problem]:
+        no_master = Problem.of(
+            f"{name}: no master",
+            f"start every member of the last set: mqctl getSyncStateSet -b {name}",
+            is_down=True,
+        )
         if self.classic:
             has_master = MASTER_ID in self.routes.broker_addr_table[name].broker_addrs
-            return [] if has_master else [f"{name}: no master"]
+            return [] if has_master else [no_master]
         info = self.replicas.replicas_info_table.get(name)
         if info is None:
-            return [f"{name}: the controllers know no such group"]
-        found: list[str] = []
+            text = f"{name}: the controllers know no such group"
+            return [Problem.of(text, "start its brokers", is_down=True)]
+        found: list[Problem] = []
         alive = {r.broker_address for r in info.in_sync_replicas if r.alive}
         if not info.master_address:
-            found.append(f"{name}: no master")
+            found.append(no_master)
         elif info.master_address not in alive:
-            found.append(f"{name}: its master {info.master_address} is not alive")
+            text = f"{name}: its master {info.master_address} is not alive"
+            found.append(Problem.of(text, no_master.next_step, is_down=True))
         routed = self.routes.broker_addr_table.get(name)
         to = routed.broker_addrs.get(MASTER_ID) if routed is not None else None
         if info.master_address and to != info.master_address:
-            found.append(
+            text = (
                 f"{name}: name servers route to {to or 'nobody'}, the master is"
                 f" {info.master_address}"
             )
+            found.append(Problem.of(text, f"mqctl brokerStatus -b {info.master_address}"))
         return found + self._set_problems(name, info)
 
-    def _set_problems(self, name: str, info: ReplicasInfo) -> list[str]:
+    def _set_problems(self, name: str, info: ReplicasInfo) -> list[Problem]:
         inside = {r.broker_address for r in info.in_sync_replicas}
         outside = {r.broker_address for r in info.not_in_sync_replicas}
+        outside -= {replica.broker_address for replica in self.removed(name)}
         every = inside | outside | set(self.expected.get(name, ()))
         if inside >= every:
             return []
         missing = ", ".join(sorted(every - inside))
-        return [f"{name}: {len(inside)} of {len(every)} replicas in sync, not {missing}"]
+        text = f"{name}: {len(inside)} of {len(every)} replicas in sync, not {missing}"
+        gone = [r.broker_id for r in info.not_in_sync_replicas if not r.alive]
+        if not gone:
+            return [Problem.of(text, "mqctl haStatus")]
+        ids = ";".join(map(str, gone))
+        forget = f"mqctl cleanBrokerMetadata -bn {name} -b '{ids}' -c {self._cluster_of(name)}"
+        return [Problem.of(text, f"start them; only if they are gone for good: {forget}")]
 
     def document(self) -> dict[str, Any]:
         """For scripts."""
@@ -175,7 +321,11 @@ class Findings:
         problems = self.problems()
         return {
             "healthy": not problems,
+            "state": self.state,
+            "cluster": self.cluster,
             "problems": problems,
+            "nextSteps": [problem.next_step for problem in problems],
+            "notes": self.notes(),
             "controllerLeaderAddress": self.leader,
             "nameServers": [_node(a, why) for a, why in self.name_servers.items()],
             "controllers": [_controller(a, answer) for a, answer in self.controllers.items()],
@@ -185,6 +335,11 @@ class Findings:
             ],
             **json.loads(self.replicas.encode()),
         }
+
+
+_AWAY: Final = (
+    "start it again, or see why it ended: mqctl timeline --since 10m, and its process.log"
+)
 
 
 def _node(address: str, why: str | None) -> dict[str, Any]:
@@ -247,20 +402,22 @@ async def poll(
     wanted: dict[str, set[str]] = {}
     for name, address in expected:
         wanted.setdefault(name, set()).add(address)
-    name_servers, controllers, routes = await asyncio.gather(
-        admin.cluster.name_server_states(), controller.all_metadata(), _routes(admin)
+    planned = {a for group in wanted.values() for a in group}
+    # As few rounds as possible: a node that hangs costs each round its whole time.
+    name_servers, controllers, routes, answers = await asyncio.gather(
+        admin.cluster.name_server_states(),
+        controller.all_metadata(),
+        _routes(admin),
+        _states(admin, planned),
     )
     groups = sorted(set(routes.broker_addr_table) | set(wanted))
-    replicas, replicas_error = BrokerReplicasInfo(), None
-    if not any(map(_leads, controllers.values())):
-        replicas_error = "no controller leads"
-    elif groups:
-        try:
-            replicas = await controller.sync_state_data(groups)
-        except BatonError as error:
-            replicas_error = str(error)
-    addresses = _addresses(routes, replicas) | {a for group in wanted.values() for a in group}
-    answers = await _states(admin, addresses)
+    routed = _addresses(routes, BrokerReplicasInfo()) - planned
+    (replicas, replicas_error), more = await asyncio.gather(
+        _roles(controller, controllers, groups), _states(admin, routed)
+    )
+    answers |= more
+    answers |= await _states(admin, _addresses(routes, replicas) - answers.keys())
+    answers = dict(sorted(answers.items()))
     return Findings(
         {a: why and reason(a, why) for a, why in name_servers.items()},
         controllers,
@@ -271,6 +428,20 @@ async def poll(
         {name: frozenset(members) for name, members in wanted.items()},
         {a: lines for a, lines in answers.items() if not isinstance(lines, str)},
     )
+
+
+async def _roles(
+    controller: ControllerAdmin,
+    answers: Mapping[str, ControllerMetadata | BatonError],
+    groups: Sequence[str],
+) -> tuple[BrokerReplicasInfo, str | None]:
+    """What the leading controller records, and why that is not known."""
+    if not any(map(_leads, answers.values())):
+        return BrokerReplicasInfo(), "no controller leads"
+    try:
+        return (await controller.sync_state_data(groups) if groups else BrokerReplicasInfo()), None
+    except BatonError as error:
+        return BrokerReplicasInfo(), str(error)
 
 
 def _leads(answer: ControllerMetadata | BatonError) -> bool:
@@ -295,7 +466,12 @@ async def _state(admin: Admin, address: str) -> str | tuple[str, ...]:
 
     try:
         table = await admin.brokers.runtime_info(address)
-        return tuple(map(str, json.loads(table.get(PROBLEMS_KEY, "[]"))))
+        told = tuple(map(str, json.loads(table.get(PROBLEMS_KEY, "[]"))))
+        if any("disk" in each for each in told):
+            where = (await admin.brokers.config(address)).get("storePathRootDir", "")
+            space = table.get("commitLogDirCapacity", "").rstrip(".")
+            return tuple(f"{each} ({where}: {space})" if "disk" in each else each for each in told)
+        return told
     except BatonError as error:
         return reason(address, error)
 

@@ -183,12 +183,17 @@ def exclusive(*given: tuple[str, object]) -> None:
 
 
 def command(
-    name: str, *, controllers: bool = False, interval: bool = False, writes: bool = False
+    name: str,
+    *,
+    controllers: bool = False,
+    interval: bool = False,
+    writes: bool = False,
+    timeout_s: float = 5.0,
 ) -> Callable[[CommandFunction], click.Command]:
     """Makes `async def f(context, **options)` the command `name`, with the options all have.
 
     `controllers`: it has `-a`. `interval`: it has `-i` and repeats itself with
-    `context.again_and_again`. `writes`: it changes something.
+    `context.again_and_again`. `writes`: it changes something. `timeout_s`: default of `--timeout`.
     """
 
     def wrap(function: CommandFunction) -> click.Command:
@@ -213,13 +218,13 @@ def command(
 
         settings = {"help_option_names": ["-h", "--help"]}
         made: click.Command = click.command(name, context_settings=settings)(body)
-        made.params += _common(controllers, interval)
+        made.params += _common(controllers, interval, timeout_s)
         return made
 
     return wrap
 
 
-def _common(controllers: bool, interval: bool) -> list[click.Parameter]:
+def _common(controllers: bool, interval: bool, timeout_s: float) -> list[click.Parameter]:
     options: list[click.Parameter] = []
     if interval:
         options.append(
@@ -249,7 +254,7 @@ def _common(controllers: bool, interval: bool) -> list[click.Parameter]:
         MqOption(
             ["--timeout", "timeout_s"],
             type=SECONDS,
-            default=5.0,
+            default=timeout_s,
             help="How long one answer is waited for.",
         ),
         MqOption(["--json", "as_json"], is_flag=True, help="JSON on standard output."),

@@ -171,7 +171,7 @@ def test_killed_and_started_again(containers: ComposeCluster, who: Names) -> Non
         containers.kill(victims)
         if set(victims) != set(BROKERS):
             load.wait_more()
-            assert containers.mqctl("health").code == 1
+            assert containers.mqctl("health").code != 0
         containers.start(victims)
 
 

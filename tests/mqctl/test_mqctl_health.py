@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from batonmq.mqctl.health import Findings
-from batonmq.protocol.bodies import BrokerData, BrokerReplicasInfo, ClusterInfo
+from batonmq.protocol.bodies import BrokerData, BrokerReplicasInfo, ClusterInfo, ReplicaIdentity
 from batonmq.protocol.errors import ConnectError, ResponseError
 
 NS = "10.0.0.1:9876"
@@ -129,10 +131,14 @@ def test_the_exit_code_tells(mqctl: Run, fake: Any) -> None:
     assert mqctl("health").out.splitlines()[-1] == "healthy"
     fake.dead = {SLAVE}
     ran = mqctl("health", "--json")
-    assert (ran.code, ran.json["healthy"]) == (1, False)
+    assert (ran.code, ran.json["healthy"], ran.json["state"]) == (3, False, "degraded")
     ran = mqctl("health")
-    assert ran.code == 1
+    assert ran.code == 3
     assert f"- broker {SLAVE}: Connection refused" in ran.out
+    assert ran.out.splitlines()[-1] == "degraded: all groups take writes"
+    fake.dead = {MASTER}
+    ran = mqctl("health", "--json")
+    assert (ran.code, ran.json["state"]) == (1, "down")
 
 
 def test_every_node_that_anybody_knows_is_asked(mqctl: Run, fake: Any) -> None:
@@ -156,7 +162,7 @@ def test_a_java_broker_which_tells_nothing_of_itself_has_no_problem(mqctl: Run, 
 def test_a_leader_that_does_not_tell_the_roles_is_a_problem(mqctl: Run, fake: Any) -> None:
     fake.roles_error = ResponseError(1, "busy", LEADER)
     ran = mqctl("health", "--json")
-    assert ran.code == 1
+    assert ran.code == 3
     (problem,) = ran.json["problems"]
     assert problem.startswith("the leading controller does not report the roles: ")
     assert "busy" in problem
@@ -167,7 +173,7 @@ def test_a_leader_that_does_not_tell_the_roles_is_a_problem(mqctl: Run, fake: An
 def test_no_controller_that_answers_is_said_and_not_raised(mqctl: Run, fake: Any) -> None:
     fake.metadata.clear()
     ran = mqctl("health", "--json")
-    assert ran.code == 1
+    assert ran.code == 3
     assert any("no leader" in problem for problem in ran.json["problems"])
 
 
@@ -183,7 +189,7 @@ def test_health_fails_when_a_controllers_log_is_unwell(mqctl: Run, fake: Any) ->
         fake.metadata[leader] = replace(fake.metadata[leader], log=well)
         fake.metadata[follower] = replace(fake.metadata[follower], log=replace(well, **changed))
         ran = mqctl("health", "--json")
-        assert ran.code == (0 if ran.json["healthy"] else 1)
+        assert ran.code == (0 if ran.json["healthy"] else 3)
         return ran.json["problems"]
 
     assert told() == []
@@ -226,7 +232,7 @@ def test_watch_looks_again_until_healthy(
 
 def test_watch_gives_up_within_its_time(mqctl: Run, fake: Any) -> None:
     fake.dead = {SLAVE}
-    assert mqctl("health", "--watch", "-i", "0.001", "--within", "0.01").code == 1
+    assert mqctl("health", "--watch", "-i", "0.001", "--within", "0.01").code == 3
     assert mqctl("health", "--within", "1").code == 2
 
 
@@ -237,7 +243,7 @@ def test_watch_looks_until_its_time_is_over(
     now_ms = itertools.count(50_000, 100)
     monkeypatch.setattr("batonmq.runtime.clock.boot_ms", lambda: next(now_ms))
     ran = mqctl("health", "--watch", "-i", "0.001", "--within", "1", "--json")
-    assert (ran.code, len(ran.out.splitlines())) == (1, 10)
+    assert (ran.code, len(ran.out.splitlines())) == (3, 10)
 
 
 def test_a_group_of_which_nobody_could_be_asked_is_not_called_unknown(
@@ -288,7 +294,7 @@ def test_a_cluster_that_is_not_whole_yet_is_asked_where_it_will_listen(
     write_cluster(local / "conf" / "cluster.json", pid=os.getpid())
     fake.metadata.clear()
     ran = mqctl("health", "--json")
-    assert ran.code == 1
+    assert ran.code == 3
     assert [node["address"] for node in ran.json["controllers"]] == [LEADER, OTHER]
 
 
@@ -336,14 +342,74 @@ def test_watch_gives_up_on_a_cluster_that_does_not_come(mqctl: Run, local: Path)
 
 
 def test_what_a_broker_tells_of_itself_is_a_problem(mqctl: Run, fake: Any) -> None:
-    """Refused writes, a full disk, a suspect log, failed transfers: the broker says it in words."""
-    fake.problems = {MASTER: ["its disk is full: No space left on device"], SLAVE: []}
+    """Refused writes, a full disk, a suspect log, failed transfers: the broker says it in words;
+    of a disk the path and the free bytes are shown, and one next step under each problem."""
+    space = "Total : 4.0 GiB, Free : 0 B."
+    fake.figures = {MASTER: {"commitLogDirCapacity": space}}
+    fake.settings = {MASTER: {"storePathRootDir": "/data/broker"}}
+    full = "its disk is full: No space left on device"
+    fake.problems = {MASTER: [full, "refuses writes: the disk is full"], SLAVE: []}
     ran = mqctl("health", "--json")
-    assert (ran.code, ran.json["healthy"]) == (1, False)
-    assert ran.json["problems"] == [f"broker {MASTER}: its disk is full: No space left on device"]
-    assert ran.json["brokers"][0]["problems"] == ["its disk is full: No space left on device"]
-    ran = mqctl("health")
-    assert ran.code == 1
-    assert f"- broker {MASTER}: its disk is full: No space left on device" in ran.out
-    fake.problems.clear()
-    assert mqctl("health").code == 0
+    assert (ran.code, ran.json["state"]) == (1, "down"), "its master refuses writes"
+    where = "(/data/broker: Total : 4.0 GiB, Free : 0 B)"
+    assert ran.json["problems"][0] == f"broker {MASTER}: {full} {where}"
+    assert f"updateBrokerConfig -b {MASTER} -k fileReservedTime" in ran.json["nextSteps"][0]
+    assert ran.json["brokers"][0]["problems"][0] == f"{full} {where}"
+    lines = mqctl("health").out.splitlines()
+    at = lines.index(f"- broker {MASTER}: {full} {where}")
+    assert lines[at + 1] == f"  {ran.json['nextSteps'][0]}"
+    (row,) = [line.split() for line in lines if line.startswith("broker") and MASTER in line]
+    assert row[2:] == ["FAILED", "see", "below"], "no row says ok above a problem"
+    fake.problems = {SLAVE: ["its log is suspect: another boot"]}
+    ran = mqctl("health", "--json")
+    assert (ran.code, ran.json["state"]) == (3, "degraded")
+
+
+def test_every_problem_that_a_broker_knows_has_a_next_step() -> None:
+    """The two tables must not drift apart: what a broker says, and what to do about it."""
+    from batonmq.broker.status import BrokerStatus
+    from batonmq.mqctl.health import _ADVICE
+
+    source = inspect.getsource(BrokerStatus.problems)
+    told = re.findall(r'^            "([^"]+)": ', source, re.MULTILINE)
+    assert told == list(_ADVICE)
+
+
+def test_replicas_that_were_removed_are_a_note_with_the_command_that_forgets_them(
+    mqctl: Run, fake: Any, local: Path
+) -> None:
+    """After a shrink the controllers still know the others; by cluster.json they are no part of
+    the cluster any more."""
+    write_cluster(local / "cluster.json", pid=os.getpid())
+    third = ReplicaIdentity(
+        alive=False, broker_address="10.0.0.3:10911", broker_id=3, broker_name="broker-a"
+    )
+    fake.replicas.replicas_info_table["broker-a"].not_in_sync_replicas.append(third)
+    fake.dead = {third.broker_address}
+    ran = mqctl("health", "--json")
+    assert (ran.code, ran.json["problems"]) == (0, [])
+    (note,) = ran.json["notes"]
+    assert note.endswith("mqctl cleanBrokerMetadata -bn broker-a -b '3' -c C")
+    out = mqctl("health").out
+    assert third.broker_address not in out and "FAILED" not in out and note in out
+    third.alive = True
+    assert mqctl("health", "--json").json["problems"], "one that lives is no removed one"
+
+
+def test_a_replica_that_is_away_is_started_or_forgotten(whole: Findings, fake: Any) -> None:
+    info = fake.replicas.replicas_info_table["broker-a"]
+    info.not_in_sync_replicas.append(info.in_sync_replicas.pop())
+    info.not_in_sync_replicas[0].alive = False
+    (problem,) = whole.problems()
+    assert "mqctl cleanBrokerMetadata -bn broker-a -b '2' -c C" in problem.next_step
+
+
+def test_without_a_leader_it_is_said_what_goes_on_and_what_does_not(
+    whole: Findings, fake: Any
+) -> None:
+    leaderless = {a: replace(m, is_leader=False) for a, m in fake.metadata.items()}
+    sick = replace(whole, controllers=leaderless)
+    (problem,) = sick.problems()
+    assert "masters continue to take writes" in problem and "none that fails is replaced" in problem
+    assert sick.state == "degraded"
+    assert replace(sick, routes=ClusterInfo(), replicas=BrokerReplicasInfo()).state == "down"

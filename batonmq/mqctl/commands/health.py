@@ -1,4 +1,4 @@
-"""Whether the cluster is healthy: exit code 0 if it is, else 1."""
+"""Whether the cluster is healthy. Exit code: 0 it is, 3 degraded, 1 down."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from batonmq.mqctl.context import CommandContext, reason
-from batonmq.mqctl.output import BAD, GOOD, Cell, when
+from batonmq.mqctl.output import BAD, DIM, GOOD, Cell, when
 from batonmq.mqctl.params import SECONDS, command, option
 from batonmq.mqctl.target import has_ended
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from batonmq.mqctl.target import Target
 
 
-@command("health", controllers=True)
+@command("health", controllers=True, timeout_s=0.45)
 @option("-w", "--watch", is_flag=True, help="Look again until healthy, or ctrl-C.")
 @option(
     "-i",
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     default=0.5,
     help="With --watch: how often.",
 )
-@option(
-    "--within", "within_s", type=SECONDS, help="With --watch: give up after so long, exit code 1."
-)
+@option("--within", "within_s", type=SECONDS, help="With --watch: give up after so long.")
 @option("--classic", is_flag=True, help="The cluster has no controllers.")
 async def health(
     context: CommandContext, watch: bool, every_s: float, within_s: float | None, classic: bool
 ) -> None:
     """Check nodes, masters, sets, and the controllers' leader.
 
-    Healthy: every node answers, every broker group has a master that name servers route to, every
-    replica is in the set, the controllers have one leader. Exit code: 0 healthy, 1 not. A local
-    cluster that has ended is not healthy; --watch waits for one to start. With --classic name
-    servers and brokers are asked, and no controller.
+    ok (exit code 0): every node answers, every broker group has a master that name servers route
+    to, every replica is in the set, the controllers have one leader. degraded (3): all groups take
+    writes, but something is wrong. down (1): a group takes no writes, or nobody can tell; also a
+    local cluster that has ended: --watch waits for one to start. With --classic name servers and
+    brokers are asked, and no controller. A node that hangs is waited for twice --timeout at most.
 
-    JSON: healthy, problems, controllerLeaderAddress, nameServers, controllers, brokers (address,
-    alive), replicasInfoTable as getSyncStateSet; with --watch one document a line.
+    JSON: healthy, state, cluster, problems, nextSteps (one for each problem), notes,
+    controllerLeaderAddress, nameServers, controllers, brokers (address, alive), replicasInfoTable
+    as getSyncStateSet; with --watch one document a line.
     """
     if within_s is not None and not watch:
         raise click.UsageError("--within goes with --watch")
@@ -62,11 +62,14 @@ async def health(
                 if reports.show(await poll_classic(admin)):
                     return
                 await asyncio.sleep(every_s)
+    from dataclasses import replace
+
     async with context.controller() as (admin, controller):
         context.name_servers  # noqa: B018  wrong usage if they are not known
         expected = context.target.local.brokers if context.target.local else ()
         while True:
-            if reports.show(await poll(admin, controller, expected)):
+            findings = await poll(admin, controller, expected)
+            if reports.show(replace(findings, cluster=str(context.target))):
                 return
             await asyncio.sleep(every_s)
 
@@ -85,20 +88,21 @@ class _Reports:
 
     def show(self, findings: Findings) -> bool:
         """Whether these are the last ones."""
+        from batonmq.mqctl.health import EXIT_CODES
         from batonmq.runtime.clock import boot_ms, wall_ms
 
         out = self._context.out
-        problems = findings.problems()
-        self._context.failed = bool(problems)
+        problems: Sequence[str] = findings.problems()
+        self._context.exit_code = EXIT_CODES[findings.state]
         if out.as_json:
             out.document(findings.document())
         elif not self._watch:
-            _show(self._context, findings, problems)
+            _show(self._context, findings)
         elif problems != self._shown or _redraws():
             out.clear()
             out.line(when(wall_ms()))
-            _show(self._context, findings, problems)
-            self._shown = problems
+            _show(self._context, findings)
+            self._shown = [*problems]
         if not self._watch or not problems:
             return True
         return self._deadline_ms is not None and boot_ms() >= self._deadline_ms
@@ -128,8 +132,10 @@ def _redraws() -> bool:
     return sys.stdout.isatty()
 
 
-def _show(context: CommandContext, findings: Findings, problems: Sequence[str]) -> None:
+def _show(context: CommandContext, findings: Findings) -> None:
     from batonmq.protocol.codes import MASTER_ID
+
+    problems = findings.problems()
 
     if findings.nowhere:
         context.out.line(findings.nowhere, style=BAD)
@@ -149,8 +155,10 @@ def _show(context: CommandContext, findings: Findings, problems: Sequence[str]) 
             has_problems = bool(answer.log is not None and answer.log.problems)
             note = "leader" if answer.is_leader else ""
             add("controller", address, "see below" if has_problems else None, note)
+    removed = {each.broker_address for name in findings.groups for each in findings.removed(name)}
     for address, why in findings.brokers.items():
-        add("broker", address, why)
+        if address not in removed:
+            add("broker", address, why or ("see below" if findings.reported.get(address) else None))
     for name in findings.groups:
         info = findings.replicas.replicas_info_table.get(name)
         if findings.classic:
@@ -171,8 +179,19 @@ def _show(context: CommandContext, findings: Findings, problems: Sequence[str]) 
         add("group", name, note if bad else None, note)
     context.out.table(["What", "Which", "State", "Note"], rows)
     context.out.line()
-    if problems:
-        for problem in problems:
-            context.out.line(f"- {problem}", style=BAD)
-    else:
+    for problem in problems:
+        context.out.line(f"- {problem}", style=BAD)
+        if problem.next_step:
+            context.out.line(f"  {problem.next_step}")
+    local = context.target.local
+    notes = findings.notes()
+    if local is not None and not local.supervised:
+        notes.append("`batonmq up` of this cluster has ended: nobody starts a process again")
+    for note in notes:
+        context.out.line(f"note: {note}", style=DIM)
+    if not problems:
         context.out.line("healthy", style=GOOD)
+    else:
+        is_down = findings.state == "down"
+        what = "some group takes no writes" if is_down else "all groups take writes"
+        context.out.line(f"{findings.state}: {what}", style=BAD)
