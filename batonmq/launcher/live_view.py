@@ -1,4 +1,4 @@
-"""The terminal picture of a running cluster: roles, epochs, offsets, sets, lag, last events.
+"""The terminal picture of a running cluster: roles, epochs, sets, log, lag, last events.
 
 Drawn with rich, from the watcher's view and each broker's own HA status, once a second.
 """
@@ -6,9 +6,9 @@ Drawn with rich, from the watcher's view and each broker's own HA status, once a
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 from rich.console import Group
+from rich.filesize import decimal
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -19,14 +19,8 @@ from batonmq.launcher.layout import BrokerNode, Layout
 from batonmq.protocol.errors import BatonError
 
 DRAW_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What a broker reports of its log; offsets in bytes."""
-
-    max_offset: int
-    confirm_offset: int
+_LINES_BESIDE = 4
+"""Two headings, the last line, and one that stays free."""
 
 
 class LiveView(MemoryReporter):
@@ -36,7 +30,8 @@ class LiveView(MemoryReporter):
         super().__init__()
         self._layout = layout
         self._cluster: Cluster | None = None
-        self._progress: dict[str, Progress] = {}
+        self._progress: dict[str, int] = {}
+        """Where the log of each broker ends, by address."""
         self._live = Live(auto_refresh=False)
         self._task: asyncio.Task[None] | None = None
 
@@ -72,35 +67,19 @@ class LiveView(MemoryReporter):
             except BatonError:
                 self._progress.pop(node.address, None)
                 continue
-            self._progress[node.address] = Progress(
-                int(info.get("commitLogMaxOffset", "0")), int(info.get("confirmOffset", "0"))
-            )
+            self._progress[node.address] = int(info.get("commitLogMaxOffset", "0"))
 
     def _draw(self) -> None:
         if self._cluster is None:
             return
+        above = [self._brokers(), self._name_servers()]
+        taken = len(self._layout.nodes) + _LINES_BESIDE
         self._live.update(
-            Group(self._brokers(), self._name_servers(), self._events()), refresh=True
+            Group(*above, self._events(self._live.console.height - taken)), refresh=True
         )
 
     def _brokers(self) -> Table:
-        assert self._cluster is not None
-        table = Table(title="brokers", title_justify="left", expand=False)
-        for column in (
-            "group",
-            "id",
-            "address",
-            "pid",
-            "role",
-            "epoch",
-            "set",
-            "log",
-            "confirmed",
-            "lag",
-        ):
-            table.add_column(
-                column, justify="left" if column in ("group", "address", "role") else "right"
-            )
+        table = _table("group", "id", "address", "pid", "role", "epoch", "set", "log", "lag")
         for node in self._layout.brokers:
             table.add_row(*self._broker_row(node))
         return table
@@ -123,16 +102,13 @@ class LiveView(MemoryReporter):
             shown if pid else f"[dim]{role}[/]",
             str(group.master_epoch) if group else "-",
             "yes" if state and state.in_sync else "[yellow]no[/]",
-            f"{progress.max_offset:,}" if progress else "-",
-            f"{progress.confirm_offset:,}" if progress else "-",
-            f"{head.max_offset - progress.max_offset:,}" if head and progress else "-",
+            decimal(progress) if progress is not None else "-",
+            decimal(max(0, head - progress)) if head is not None and progress is not None else "-",
         ]
 
     def _name_servers(self) -> Table:
         assert self._cluster is not None
-        table = Table(title="name servers and controllers", title_justify="left")
-        for column in ("name server", "controller", "pid"):
-            table.add_column(column)
+        table = _table("name server", "controller", "pid")
         for node in self._layout.name_servers:
             pid = self._cluster.children.by_name[node.name].pid
             table.add_row(
@@ -142,10 +118,28 @@ class LiveView(MemoryReporter):
             )
         return table
 
-    def _events(self) -> Text:
-        text = Text()
-        for clock, event in self.lines:
+    def _events(self, lines: int) -> Text:
+        """The newest that fit into so many lines: what is cut off must not be the news."""
+        text, width = Text(), self._live.console.width
+        shown: list[tuple[str, Event]] = []
+        for clock, event in reversed(self.lines):
+            lines -= sum(
+                1 + (len(clock) + 2 + len(part)) // width for part in event.text.split("\n")
+            )
+            if lines < 0:
+                break
+            shown.insert(0, (clock, event))
+        for clock, event in shown:
             text.append(f"{clock}  ", style="dim")
             text.append(event.text + "\n", style="red" if event.bad else "")
         text.append("ctrl-C stops the cluster", style="dim")
         return text
+
+
+def _table(*columns: str) -> Table:
+    """Without borders: an address must be whole at 80 columns."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        on_right = column in ("id", "pid", "epoch", "set", "log", "lag")
+        table.add_column(column, justify="right" if on_right else "left", no_wrap=True)
+    return table
