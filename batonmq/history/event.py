@@ -4,6 +4,7 @@ raft_index, part): `log` is the random name of the replicated log, since a log t
 counts from 1; `part` numbers the events of one command. Times are wall clocks in ms."""
 
 import json
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cache
@@ -17,6 +18,20 @@ REPORT_SIZE_MAX: Final = 2_048
 REASON_SIZE_MAX: Final = 200
 
 EventKey = tuple[str, int, int]  # (log, raft index, part): unique.
+
+
+_FULL_DISK = re.compile(r"disk full, writes refused for (\d+) ms: ")
+
+
+def full_disk_reason(refused_ms: int, why: str) -> str:
+    """The reason of a switch that a master with a full disk asks for."""
+    return f"disk full, writes refused for {refused_ms} ms: {why}"
+
+
+def refused_ms_of(reason: str) -> int:
+    """How long a master had refused writes before such a switch, -1 for any other reason."""
+    found = _FULL_DISK.match(reason)
+    return int(found[1]) if found else -1
 
 
 class EventKind(StrEnum):

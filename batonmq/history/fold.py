@@ -20,7 +20,7 @@ no input or output. The kinds of stories:
 | `broker_restarted` | a process that came back as another incarnation without leaving the set |
 | `lease_lost` | a master that no leading controller answered for a while |
 | `controller_change` | another leading controller |
-| `diverged` | a replica that cannot follow until an operator has looked |
+| `diverged` | a replica that cannot follow its master, so far |
 | `cleaned` | replicas that an operator made the controllers forget |
 """
 
@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from batonmq.history import members
-from batonmq.history.event import EventDetail, HistoryEvent
+from batonmq.history.event import EventDetail, HistoryEvent, refused_ms_of
 from batonmq.history.members import GroupTimeline, set_text
 from batonmq.history.merge import in_order
 from batonmq.history.story import Story
@@ -285,6 +285,7 @@ def _switch_requested(group: GroupTimeline, event: HistoryEvent, detail: EventDe
         story = group.switch = group.begin("planned_switch", event)
     story.kind = "planned_switch"
     story.brokers |= {event.broker_id, detail.master} - {0}
+    story.refused_ms = refused_ms_of(event.reason)
     why = f": {event.reason}" if event.reason else ""
     text = f"hand over to broker {event.broker_id}{why}"
     story.add("requested", event.time_ms, event.clock, text, event.broker_id)

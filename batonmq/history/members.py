@@ -153,7 +153,7 @@ def diverged(group: GroupTimeline, event: HistoryEvent, detail: EventDetail) -> 
     story = group.absent.get(event.broker_id) or group.begin("diverged", event)
     story.brokers |= {event.broker_id} - {0}
     why = detail.reason or event.reason or "no reason was given"
-    text = f"broker {event.broker_id} cannot follow until an operator has looked: {why}"
+    text = f"broker {event.broker_id} cannot follow and tries again: {why}"
     story.add("diverged", event.time_ms, event.clock, text, event.broker_id)
 
 

@@ -71,6 +71,8 @@ class Story:
     missing: set[int] = field(default_factory=set)
     """Members that left in this story and are not back."""
     lost_since_ms: int = 0  # When the master was lost, if in an earlier story.
+    refused_ms: int = -1
+    """How long the old master, whose disk was full, had refused writes before the switch."""
     held_ms: int = -1
     drained_offset: int = -1
     overtaken: bool = False  # Another election came before this one's master acknowledged anything.
@@ -214,8 +216,11 @@ class Story:
 
     @property
     def start_ms(self) -> int:
-        """From when `unavailable_ms` counts: the first sign, or the hold of a planned switch."""
-        drained_ms = self.time_of("drained")
+        """From when `unavailable_ms` counts: the first sign, the hold of a planned switch, or the
+        first refusal of a master whose disk was full."""
+        requested_ms, drained_ms = self.time_of("requested"), self.time_of("drained")
+        if self.refused_ms >= 0 and requested_ms:
+            return requested_ms - self.refused_ms
         if self.held_ms >= 0 and drained_ms:
             return drained_ms - self.held_ms
         return self.lost_since_ms or self.detected_ms or self.began_ms

@@ -27,6 +27,9 @@ def cost(story: Story) -> str:
     was_silent = story.silent_ms > 0 and story.reason.partition(": ")[0].endswith("_silent")
     silence = f", and {story.silent_ms} ms of silence before that" if was_silent else ""
     hold = f"; writes were held for {story.held_ms} ms" if story.held_ms >= 0 else ""
+    if story.refused_ms >= 0:
+        hold = f", {story.refused_ms} ms of them before the switch: the disk of broker"
+        hold += f" {story.master_before} was full and it refused writes"
     before = ", counted from the loss before" if story.lost_since_ms else ""
     return f"{span_ms} ms until {until}{before}{silence}{_blind(story)}{hold}{_idle(story)}"
 
@@ -46,6 +49,8 @@ def _idle(story: Story) -> str:
         return ""
     if not story.first_ack_ms:
         return "; no write is acknowledged since"
+    if story.refused_ms >= 0:  # Clients that were refused come back after a pause of their own.
+        return f"; the first write came {story.first_write_after_ms} ms later"
     return f"; no client waited: the first write came {story.first_write_after_ms} ms later"
 
 

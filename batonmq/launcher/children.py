@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from batonmq.launcher.cluster_file import serves
+from batonmq.launcher.current import serves
 from batonmq.launcher.forks import ForkServer, ServerProcess
 from batonmq.launcher.layout import Layout, Node, held_addresses
 from batonmq.launcher.watchdog import TICK_MS, NotifySocket, Watchdog, activity_of

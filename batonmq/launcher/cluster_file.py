@@ -79,18 +79,6 @@ def _broker(
     }
 
 
-def serves(pid_file: Path) -> int | None:
-    """The pid in a server's pid file, if that process runs: another one may have got the same
-    pid, and a server's command line names its pid file."""
-    try:
-        pid = int(pid_file.read_text())
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, ValueError):
-        return None
-    return pid if str(pid_file).encode() in command.split(b"\0") and state != "Z" else None
-
-
 def write_document(path: Path, document: Mapping[str, object]) -> None:
     """Replaces the file in one step."""
     show_file(path, json.dumps(document, indent=2) + "\n")

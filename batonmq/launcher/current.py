@@ -1,7 +1,7 @@
-"""`~/.batonmq/current`: which local cluster runs now, so that `mqctl` finds it from any folder.
+"""Which local cluster runs now: `~/.batonmq/current`, and the pid files of its processes.
 
-The file holds the path of that cluster's `cluster.json`. It is a hint: it names the last cluster
-that became whole, and is left out if the home cannot be written.
+`~/.batonmq/current` holds the path of the `cluster.json` of the last cluster that became whole, so
+that `mqctl` finds it from any folder. It is a hint, and left out if the home cannot be written.
 """
 
 from __future__ import annotations
@@ -12,6 +12,18 @@ from pathlib import Path
 from batonmq.runtime.durable_file import show_file
 
 log = logging.getLogger(__name__)
+
+
+def serves(pid_file: Path) -> int | None:
+    """The pid in a server's pid file, if that process runs: another one may have got the same
+    pid, and a server's command line names its pid file."""
+    try:
+        pid = int(pid_file.read_text())
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, ValueError):
+        return None
+    return pid if str(pid_file).encode() in command.split(b"\0") and state != "Z" else None
 
 
 def hint_file() -> Path | None:

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from batonmq.launcher.cluster_file import serves
-from batonmq.launcher.current import current_cluster_file
+from batonmq.launcher.current import current_cluster_file, serves
 
 NAMESRV_VARIABLE = "NAMESRV_ADDR"
 CONTROLLER_VARIABLE = "CONTROLLER_ADDR"

@@ -247,6 +247,14 @@ class LanguageCode(IntEnum):
     NODE_JS = 13
 
 
+def request_name(code: int) -> str:
+    """`GET_BROKER_CONFIG (26)`, or `request 26` for a code that no member of RequestCode has."""
+    try:
+        return f"{RequestCode(code).name} ({code})"
+    except ValueError:
+        return f"request {code}"
+
+
 def code_name(code: int) -> str:
     """A response code's name for people; the number if Java has no name."""
     try:

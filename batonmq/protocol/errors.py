@@ -5,7 +5,7 @@ later (`retriable`)."""
 
 from typing import ClassVar
 
-from batonmq.protocol.codes import ResponseCode, code_name
+from batonmq.protocol.codes import ResponseCode, code_name, request_name
 
 DISK_FULL = "the disk is full"
 """The begin of the remark with which a broker with a full disk refuses a write."""
@@ -118,7 +118,8 @@ class RequestTimeoutError(BatonError):
         self.code = code
 
     def __str__(self) -> str:
-        return f"no answer from {self.address} to request {self.code} within {self.timeout_ms} ms"
+        what = request_name(self.code)
+        return f"{self.address}: no answer to {what} within {self.timeout_ms} ms"
 
 
 class ConnectError(BatonError):

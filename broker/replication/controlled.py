@@ -19,6 +19,7 @@ from batonmq.broker.write.write_path import MembersConfirm, WritePath
 from batonmq.ha.service import AutoSwitchHAService
 from batonmq.ha.sync_state import SetProposal
 from batonmq.ha.wire import HAIdentity
+from batonmq.history.event import full_disk_reason
 from batonmq.protocol.bodies import EpochCacheEntry, EpochEntryCache
 from batonmq.protocol.codes import HA_ADDRESS_FIELD, INCARNATION_FIELD, LOG_ID_FIELD
 from batonmq.remoting.command import RemotingCommand
@@ -51,6 +52,10 @@ class FullDiskHandover:
             return False
         self._not_before_ms = now_ms + HAND_OVER_AGAIN_MS
         return True
+
+    def lasts_ms(self, now_ms: int) -> int:
+        """For how long this master has refused writes."""
+        return 0 if self._since_ms is None else now_ms - self._since_ms
 
     def failed(self, now_ms: int) -> None:
         """No controller leads, or there was no other member. There may be one soon."""
@@ -144,9 +149,9 @@ class ControllerReplication(Replication):
         )
 
     async def _hand_over_full_disk(self, full: str) -> None:
-        handed = False
+        handed, refused_ms = False, self._full_disk.lasts_ms(self._path.clock_ms())
         try:
-            handed = await self.manager.hand_over(f"no disk space: {full}")
+            handed = await self.manager.hand_over(full_disk_reason(refused_ms, full))
         finally:
             if not handed:
                 self._full_disk.failed(self._path.clock_ms())

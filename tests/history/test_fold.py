@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batonmq.history.event import HistoryEvent, lenient_event
+from batonmq.history.event import HistoryEvent, full_disk_reason, lenient_event, refused_ms_of
 from batonmq.history.fold import Fold, failovers, stories
 from batonmq.history.members import ELECTIONS_KEPT
 from batonmq.history.merge import in_order, merged
@@ -439,6 +439,27 @@ def test_a_switch_of_an_idle_cluster_costs_its_hold_and_no_idleness():
     )  # fmt: skip
     assert (story.kind, story.unavailable_ms) == ("planned_switch", 14)
     assert "no client waited: the first write came 1030 ms later" in cost(story)
+
+
+def test_r45_a_switch_for_a_full_disk_costs_what_was_refused_before_it():
+    """A producer was refused for 2 s before the switch; that the switch itself took 14 ms, and that
+    the producer was in a pause by then, is not the cost."""
+    reason = full_disk_reason(2_004, "No space left on device")
+    story = only(
+        event(9, "switch_requested", 5_000, broker_id=2, master_epoch=3, reason=reason,
+              json={"master": 1}),
+        reported(10, "drained", 3, 1, 5_010, drainedOffset=640, heldMs=4),
+        elected(11, 4, 2, master_before=1, reason="planned switch", detected_ms=5_011,
+                proposed_ms=5_011),
+        reported(12, "opened", 4, 2, 5_020),
+        reported(13, "first_ack", 4, 2, 6_052, waitedMs=2),
+    )  # fmt: skip
+    assert story.unavailable_ms == 2_024
+    assert cost(story) == (
+        "2024 ms until it was open for writes, 2004 ms of them before the switch: the disk of"
+        " broker 1 was full and it refused writes; the first write came 1030 ms later"
+    )
+    assert refused_ms_of("planned switch") == -1
 
 
 def test_a_master_that_nobody_wrote_to_was_no_outage_for_the_next_one():

@@ -527,7 +527,7 @@ def test_ctrl_c_is_the_usual_end_only_of_what_prints_again_and_again(
     assert mqctl("clusterList", "-i", "1").code == 0
     assert mqctl("topicList").code == 1
     fake.dead = {SLAVE}
-    assert mqctl("health", "--watch").code == 1
+    assert mqctl("health", "--watch").code == 3
 
 
 def test_timeline_follows_and_tells_each_step_once(
@@ -830,3 +830,14 @@ def test_a_dry_run_shows_what_a_reset_would_do_and_does_nothing(mqctl: Run, fake
     table = mqctl("skip", "-g", "G", "-t", "T", "--dry-run", "--json").json["offsetTable"]
     assert [(e["before"], e["offset"]) for e in table] == [(5, 9), (7, 2)]
     assert not [call for call in fake.calls if call[0] == "reset_offsets"]
+
+
+def test_a_time_line_without_news_names_the_last_event_and_a_lost_quorum(
+    mqctl: Run, fake: Any
+) -> None:
+    """With most controllers dead "nothing is recorded" alone looks as if nothing happened."""
+    fake.dead = {LEADER}
+    ran = mqctl("timeline", "--since", "10m")
+    assert ran.code == 0
+    assert "the last event is first ack of broker-a at 1970-01-01" in ran.out
+    assert "note: no quorum, 1 of 2 controllers answer" in ran.err

@@ -92,12 +92,23 @@ async def timeline(
 
         context.out.document([document(story) for story in chosen])
     elif not chosen:
-        context.out.line("nothing is recorded")
+        context.out.line(_why_nothing(events, broker_name, since_ms))
     for story in chosen if not context.out.as_json else ():
         _show(context, story)
 
 
 Events = Sequence["HistoryEvent"]
+
+
+def _why_nothing(events: Events, broker_name: str, since_ms: int | None) -> str:
+    """What is said instead of stories: silence must not look as if all were well."""
+    known = [event for event in events if broker_name in ("", event.broker_name)]
+    if not known:
+        return "nothing is recorded"
+    last = max(known, key=lambda event: event.time_ms)
+    what = f"{last.kind.replace('_', ' ')} of {last.broker_name or 'the controllers'}"
+    since = f" since {when(since_ms)}" if since_ms is not None else ""
+    return f"nothing is recorded{since}; the last event is {what} at {when(last.time_ms)}"
 
 
 def _from_files(files: Iterable[Path]) -> Events:
@@ -133,6 +144,12 @@ async def _from_controllers(context: CommandContext, broker_name: str) -> Events
             found[address] = answer
     if not found:
         raise silent[0]
+    if len(found) * 2 <= len(addresses):
+        click.echo(
+            f"mqctl: note: no quorum, {len(found)} of {len(addresses)} controllers answer: nothing"
+            " is recorded, and no master is replaced, until a majority runs",
+            err=True,
+        )
     return _merged(found, [f"no answer: {error}" for error in silent])
 
 
