@@ -46,7 +46,7 @@ _ADVICE: Final = {
     "refuses writes": "mqctl brokerStatus -b {0}",
     "its disk is full": _FREE_SPACE,
     "has set messages aside": "mqctl brokerStatus -b {0}",
-    "its start waits for room": "free disk space; it continues by itself",
+    "its start waits for disk space": "free disk space; it continues by itself",
     "is not registered": "mqctl getSyncStateSet",
     "its log is suspect": "nothing while its group has a master: it is filled again",
     "its log holds records for queues that cannot be": "find the producer",

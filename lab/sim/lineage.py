@@ -8,7 +8,7 @@ it, and `mqctl health` names it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from batonmq.client.admin.admin import Admin
 from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord
@@ -43,7 +43,7 @@ class Lineage:
         self.strays: list[BrokerHost] = []
         self.doubtful: list[BrokerHost] = []
         """Those whose log may belong to the group's history, or not: members, or named."""
-        self._problems: list[str] = []
+        self._problems: Sequence[str] = []
 
     def check(self) -> None:
         for host in self.strays:
