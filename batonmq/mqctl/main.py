@@ -52,6 +52,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "haStatus": "ha",
         "getBrokerEpoch": "ha",
         "repairReplica": "ha",
+        "verifyStore": "verify",
         "migrate": "migrate",
     },
     "Controllers": {
