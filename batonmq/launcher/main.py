@@ -195,6 +195,39 @@ def raft_password(file: Path) -> None:
     click.echo(f"{file}: copy it to every controller and set raftPasswordFile to it")
 
 
+@main.command("moveAside")
+@click.argument(
+    "store", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False)
+)
+def move_aside(store: Path) -> None:
+    """Move a broker's data folder aside, so that it starts as a new replica.
+
+    The folder gets a name with the time beside the old one; nothing is deleted. It is refused while
+    the broker runs.
+    """
+    import time
+
+    from batonmq.runtime.lock_file import FolderLock, FolderLockedError
+
+    store = store.absolute()
+    if not (store / "commitlog").is_dir():
+        raise click.UsageError(f"{store}: no store of a broker, commitlog/ is not in it")
+    aside = store.with_name(f"{store.name}.aside-{time.strftime('%Y%m%d-%H%M%S')}")
+    lock = FolderLock(store / "lock")
+    try:
+        lock.acquire()
+        store.rename(aside)
+    except FolderLockedError as exc:
+        click.echo(f"batonmq moveAside: {exc}: stop its broker first", err=True)
+        sys.exit(1)
+    except OSError as exc:
+        click.echo(f"batonmq moveAside: {store}: {exc.strerror}", err=True)
+        sys.exit(1)
+    finally:
+        lock.release()
+    click.echo(f"{store} is {aside} now; its broker starts as a new replica")
+
+
 def _server_command(name: str, module: str) -> click.Command:
     @click.command(name, help=f"Run one {name} process with the configuration in FILE.")
     @click.option(

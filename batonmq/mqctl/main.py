@@ -34,10 +34,12 @@ FAMILIES: dict[str, dict[str, str]] = {
         "statsAll": "topic",
         "updateTopic": "topic",
         "deleteTopic": "topic",
+        "describe": "describe",
     },
     "Messages": {
         "sendMessage": "message",
         "consumeMessage": "message",
+        "tail": "message",
         "queryMsgById": "message",
         "queryMsgByKey": "message",
     },
@@ -53,6 +55,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "getBrokerEpoch": "ha",
         "repairReplica": "ha",
         "verifyStore": "verify",
+        "drain": "election",
         "migrate": "migrate",
     },
     "Controllers": {

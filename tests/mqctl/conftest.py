@@ -40,6 +40,8 @@ from batonmq.protocol.bodies import (
     ReplicaIdentity,
     ReplicasInfo,
     SubscriptionData,
+    SubscriptionGroupConfig,
+    SubscriptionGroupWrapper,
     TopicConfig,
     TopicRouteData,
 )
@@ -223,10 +225,12 @@ class FakeAdmin:
             traffic=self.topic_traffic,
             change=self.change_topic,
             delete=self.delete_topic,
+            config=self.topic_config,
         )
         self.consumer_groups = SimpleNamespace(
             offsets=self.all_consumer_offsets,
             names=self.list_consumer_groups,
+            settings=self.group_settings,
             progress=self.consumer_progress,
             connections=self.consumer_connections,
             reset_offsets=self.reset_offsets,
@@ -329,6 +333,14 @@ class FakeAdmin:
         self.fake.calls.append(("change_topic", topic, changes, where))
         config = TopicConfig(topic_name=topic, read_queue_nums=2, write_queue_nums=3)
         return {"broker-a": ChangedTopic(MASTER, config)}
+
+    async def topic_config(self, address: str, topic: str) -> TopicConfig | None:
+        known = topic in ("T", "U")
+        return TopicConfig(topic_name=topic, write_queue_nums=4) if known else None
+
+    async def group_settings(self, address: str) -> SubscriptionGroupWrapper:
+        config = SubscriptionGroupConfig(group_name="G")
+        return SubscriptionGroupWrapper(subscription_group_table={"G": config})
 
     async def delete_topic(self, topic: str, cluster: str) -> dict[str, str]:
         self.fake.calls.append(("delete_topic", topic, cluster))

@@ -841,3 +841,64 @@ def test_a_time_line_without_news_names_the_last_event_and_a_lost_quorum(
     assert ran.code == 0
     assert "the last event is first ack of broker-a at 1970-01-01" in ran.out
     assert "note: no quorum, 1 of 2 controllers answer" in ran.err
+
+
+def test_drain_moves_the_master_to_the_fullest_member_and_says_what_may_be_stopped(
+    mqctl: Run, fake: Any
+) -> None:
+    ran = mqctl("drain", SLAVE, "--json")
+    assert (ran.code, ran.json["wasMaster"], ran.json["others"]) == (0, False, [1])
+    assert not [call for call in fake.calls if call[0] == "elect_master"]
+    table = fake.replicas.replicas_info_table["broker-a"]
+    table.master_broker_id, table.master_address = 2, SLAVE
+    ran = mqctl("drain", SLAVE)
+    assert ("elect_master", "C", "broker-a", 1) in fake.calls
+    assert "broker 1 is master now" in ran.out and "may be stopped" in ran.out
+    table.in_sync_replicas[0].alive = False
+    ran = mqctl("drain", SLAVE)
+    assert ran.code == 1 and "only this broker of broker-a has everything" in ran.err
+    assert mqctl("drain", "10.0.0.9:1").code == 1
+
+
+def test_describe_shows_all_of_a_topic_and_of_a_group(mqctl: Run, fake: Any) -> None:
+    ran = mqctl("describe", "topic", "T", "--json")
+    broker = ran.json["brokers"]["broker-a"]
+    assert (broker["writeQueueNums"], broker["messages"]) == (4, 6)
+    assert ran.json["groups"] == {"G": 4}
+    out = mqctl("describe", "topic", "T").out
+    assert "writeQueueNums:" in out and "lastUpdateTimestamp: 2023-11-1" in out
+    ran = mqctl("describe", "group", "G", "--json")
+    assert ran.json["brokers"]["broker-a"]["retryMaxTimes"] == 16
+    assert (ran.json["members"], ran.json["topics"]) == (["10.0.0.9@1"], {"T": 4})
+    assert "10.0.0.9@1" in mqctl("describe", "group", "G").out
+    assert mqctl("describe", "topic", "Nope").code == 1
+    assert mqctl("describe", "group", "Nope").code == 1
+    assert mqctl("describe", "queue", "T").code == 2
+
+
+def test_tail_shows_the_last_messages_and_goes_on(
+    mqctl: Run, consumer: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = mqctl("tail", "T", "--last", "3", "--json")
+    told = [json.loads(line) for line in ran.out.splitlines()]
+    assert [(m["queueOffset"], m["queueId"]) for m in told] == [(1, 1), (2, 0), (2, 1)]
+    (*_, line) = mqctl("tail", "T").out.splitlines()
+    assert line.endswith("broker-a:1:2  tag k1 k2  hello")
+    looks = 0
+
+    async def slept(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            raise KeyboardInterrupt
+
+    async def grown(self: Any, queue: MessageQueue, **options: Any) -> int:
+        return 3 + looks
+
+    monkeypatch.setattr("asyncio.sleep", slept)
+    monkeypatch.setattr(FakeConsumer, "max_offset", grown)
+    ran = mqctl("tail", "T", "-f", "--last", "1")
+    assert ran.code == 0, "ctrl-C is its usual end"
+    assert [line.split()[2] for line in ran.out.splitlines()] == [
+        "broker-a:1:2", "broker-a:0:3", "broker-a:1:3",
+    ]  # fmt: skip

@@ -5,6 +5,7 @@ The tests share the cluster and run in the order of the file; the last ones hurt
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -139,6 +140,13 @@ def test_topics_and_messages(setting: Setting) -> None:
     assert mqctl("consumerProgress").code == 0
     assert mqctl("consumerProgress", "-g", "TOOLS_CONSUMER", "--json").json["diffTotal"] == 0
     assert mqctl("topicList", "-c").code == 0
+    (last,) = mqctl("tail", TOPIC, "--last", "1", "--json").out.splitlines()
+    assert json.loads(last)["body"] == "body 1"
+    described = mqctl("describe", "topic", TOPIC, "--json").json
+    assert described["brokers"]["broker-a"]["messages"] == 2
+    assert mqctl("describe", "group", "TOOLS_CONSUMER").code == 0
+    ran = mqctl("skip", "-g", "TOOLS_CONSUMER", "-t", TOPIC, "--dry-run", "--json")
+    assert [entry["offset"] for entry in ran.json["offsetTable"]] == [0, 2]
 
 
 def test_replication_and_controllers(setting: Setting) -> None:
@@ -176,6 +184,18 @@ def test_elect_master_moves_the_master_and_shows_it(mqctl: Mqctl) -> None:
     assert ran.code == 0
     assert "this broker is the master already" in ran.out
     assert mqctl("health", "--watch", "--within", "20").code == 0
+
+
+def test_drain_moves_the_master_away(setting: Setting) -> None:
+    mqctl = setting.mqctl
+    before = the_group(mqctl)
+    ran = mqctl("drain", before["masterAddress"], "--json")
+    assert (ran.code, ran.json["wasMaster"], len(ran.json["others"])) == (0, True, 2)
+    assert the_group(mqctl)["masterBrokerId"] == ran.json["masterBrokerId"] in ran.json["others"]
+    assert mqctl("health", "--watch", "--within", "20").code == 0
+    store = Path(setting.cluster.brokers[0]["dataDir"])
+    ran = mqctl("verifyStore", str(store), "--json")
+    assert (ran.code, ran.json["healthy"]) == (0, True)
 
 
 def test_what_is_refused_ends_with_1_and_what_is_wrong_with_2(mqctl: Mqctl) -> None:

@@ -7,6 +7,7 @@ there, and masterEpochs go on.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from lab.cluster.mqctl import Ran, mqctl
 from lab.cluster.processes import is_running, wait_for
 from lab.cluster.queues import check_writers
 from lab.cluster.up import ClusterProcess
@@ -89,3 +91,42 @@ def test_r3_a_folder_is_resumed_after_a_clean_stop_and_after_the_death_of_everyt
         check_writers(cluster.name_servers, "BeforeKill", [writer])
         check_writers(cluster.name_servers, "AfterKill", write_some(cluster, "AfterKill"))
         check_history(cluster)
+
+
+def test_r47_a_cluster_grows_shrinks_and_gets_a_group_with_everything_acknowledged(
+    tmp_path: Path,
+) -> None:
+    """1. Three replicas grow to four, and shrink to three: health is ok, with a note. 2. The
+    command of that note makes the controllers forget the fourth. 3. A group is added: it gets
+    folders of its own. 4. Grown again, the fourth catches up from its old folder. Everything
+    acknowledged is there."""
+    cluster = ClusterProcess(tmp_path, replicas=4, groups=2)
+
+    def resize(replicas: int, groups: int) -> None:
+        cluster.stop()
+        for option, number in (("--replicas", replicas), ("--groups", groups)):
+            cluster.argv[cluster.argv.index(option) + 1] = str(number)
+        cluster.start()
+
+    def ask(*arguments: str) -> Ran:
+        where = {"BATONMQ_DATA": str(cluster.data_dir)}
+        return mqctl(*arguments, home=tmp_path, env=where)
+
+    with ExitStack() as stack:
+        stack.callback(cluster.stop)
+        resize(3, 1)
+        written = write_some(cluster, "Resized")
+        resize(4, 1)
+        assert len(cluster.brokers) == 4
+        resize(3, 1)
+        notes = wait_for("the note", lambda: ask("health", "--json").json["notes"], 20)
+        assert ask("health", "--json").json["state"] == "ok"
+        assert ask(*shlex.split(notes[0].partition("mqctl ")[2])).code == 0
+        assert ask("health", "--json").json["notes"] == []
+        resize(3, 2)
+        folders = {Path(broker["dataDir"]).name: broker["name"] for broker in cluster.brokers}
+        assert sorted(folders.items())[3:] == [(f"broker-{n}", "broker-b") for n in (4, 5, 6)]
+        resize(4, 2)
+        assert "broker-3" in [Path(each["dataDir"]).name for each in cluster.brokers[:4]]
+        assert ask("health", "--watch", "--within", "20").code == 0
+        check_writers(cluster.name_servers, "Resized", written)

@@ -165,8 +165,8 @@ async def clean_broker_metadata(
 ) -> None:
     """Make the controllers forget dead replicas.
 
-    Its data folder stays; a replica that starts from it again must be a new one: move the folder
-    aside first.
+    For replicas that are gone for good. The data folder stays: started from it, a replica joins
+    again.
 
     JSON: clusterName, brokerName, brokerControllerIdsToClean (empty: the whole group).
     """

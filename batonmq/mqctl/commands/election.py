@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from batonmq.client.admin.controller_admin import ControllerAdmin
     from batonmq.client.admin.types import ElectedMaster
     from batonmq.history.story import Story
+    from batonmq.protocol.bodies import BrokerReplicasInfo
 
 POLL_S = 0.02
 STORY_MS = 500
@@ -86,6 +87,65 @@ async def elect_master(
             check_known(how.found, broker_name, broker_id)
             confirm_unclean(context, broker_name, broker_id, how.found, yes=yes)
         await elect(context, admin, controller, (cluster_name, broker_name, broker_id), how)
+
+
+@command("drain", controllers=True, writes=True)
+@click.argument("broker_addr", metavar="HOST:PORT")
+async def drain(context: CommandContext, broker_addr: str) -> None:
+    """Make a broker ready to be stopped: move the master away if it is that.
+
+    Exit code 1, and nothing is changed, if no other living member of its set has everything.
+
+    JSON: brokerName, brokerId, wasMaster, masterBrokerId, others (ids of the living members of the
+    set without this one).
+    """
+    async with context.controller() as (admin, controller):
+        routes = (await admin.cluster.info()).broker_addr_table
+        known = await controller.sync_state_data(sorted(routes))
+        name, me = _replica_at(known, broker_addr)
+        group = known.replicas_info_table[name]
+        others = [r for r in group.in_sync_replicas if r.alive and r.broker_id != me]
+        if not others:
+            raise CommandFailed(
+                f"only this broker of {name} has everything: no other one is in sync"
+            )
+        was_master, master = group.master_broker_id == me, group.master_broker_id
+        if was_master:
+            ids = {replica.broker_id for replica in others}
+            ends = [e for e in await candidates(admin, controller, name) if e.broker_id in ids]
+            heir = max(ends, key=lambda each: each.log_end or 0).broker_id
+            elected = await controller.elect_master(routes[name].cluster, name, heir)
+            check_elected(elected, heir)
+            master = elected.master_broker_id
+            if lacks := await _served(context, admin, elected):
+                context.complain(f"elected, but after {context.timeout_ms / 1000:g} s {lacks}")
+    left = [replica.broker_id for replica in others]
+    if context.out.as_json:
+        context.out.document(
+            {
+                "brokerName": name,
+                "brokerId": me,
+                "wasMaster": was_master,
+                "masterBrokerId": master,
+                "others": left,
+            }
+        )
+        return
+    moved = f"broker {master} is master now" if was_master else "it is no master"
+    context.out.line(f"broker {me} of {name}: {moved}")
+    where = ", ".join(map(str, left))
+    context.out.line(f"it may be stopped (SIGTERM): broker {where} has everything as well")
+    if len(left) == 1:
+        context.out.line("until it is back there is one copy; with minInSyncReplicas 2 writes wait")
+
+
+def _replica_at(known: BrokerReplicasInfo, address: str) -> tuple[str, int]:
+    """(group, broker id) of the broker at an address. Raises CommandFailed if there is none."""
+    for name, group in known.replicas_info_table.items():
+        for replica in (*group.in_sync_replicas, *group.not_in_sync_replicas):
+            if replica.broker_address == address:
+                return name, replica.broker_id
+    raise CommandFailed(f"the controllers know no broker at {address}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,15 @@ import click
 
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import BAD, GOOD, Cell, Progress, when
-from batonmq.mqctl.params import COUNT, INDEX, command, option, stored_from, stored_until
+from batonmq.mqctl.params import (
+    COUNT,
+    INDEX,
+    Timestamp,
+    command,
+    option,
+    stored_from,
+    stored_until,
+)
 
 if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
@@ -22,6 +30,7 @@ if TYPE_CHECKING:
 PRODUCER_GROUP = "mqctl_producer"
 CONSUMER_GROUP = "TOOLS_CONSUMER"
 PULL_MAX = 32
+TAIL_S = 0.5
 
 
 @command("sendMessage", writes=True)
@@ -226,10 +235,11 @@ class _Reader:
         self._timeout_ms = timeout_ms
 
     async def read(
-        self, queue: MessageQueue, first: int | None
+        self, queue: MessageQueue, first: int | None, end: int | None = None
     ) -> AsyncGenerator[MessageExt, None]:
         timeout_ms = self._timeout_ms
-        end = await self._consumer.max_offset(queue, timeout_ms=timeout_ms)
+        if end is None:
+            end = await self._consumer.max_offset(queue, timeout_ms=timeout_ms)
         offset = max(first or 0, await self._consumer.min_offset(queue, timeout_ms=timeout_ms))
         if self._begin_ms > 0:
             by_time = await self._consumer.offset_by_time(
@@ -248,6 +258,70 @@ class _Reader:
             if result.next_begin_offset <= offset:
                 return
             offset = result.next_begin_offset
+
+
+@command("tail")
+@click.argument("topic")
+@click.option("-f", "--follow", is_flag=True, help="Continue as messages come, until ctrl-C.")
+@option("--last", type=COUNT, default=10, help="Begin with the last so many.")
+@option(
+    "--since", "since_ms", type=Timestamp(), metavar="TIME", help="Begin there: 10m, or a time."
+)
+async def tail(
+    context: CommandContext, topic: str, follow: bool, last: int, since_ms: int | None
+) -> None:
+    """Show the last messages of a topic, one a line, and with -f those that come.
+
+    Nothing is committed. JSON: one message a line, as in consumeMessage.
+    """
+    import asyncio
+
+    from batonmq.client.consumer import pull_consumer
+    from batonmq.protocol.codes import LONG_MAX
+    from batonmq.protocol.errors import BatonError
+
+    context.out.compact = True
+    if follow:
+        context.interval_s = TAIL_S  # ctrl-C is the usual end
+    async with pull_consumer.PullConsumer(
+        CONSUMER_GROUP, name_servers=context.name_servers
+    ) as consumer:
+        reader = _Reader(consumer, since_ms or 0, LONG_MAX, context.timeout_ms)
+        read: dict[MessageQueue, int] = {}
+        found: list[MessageExt] = []
+        for queue in await consumer.fetch_queues(topic, timeout_ms=context.timeout_ms):
+            end = await consumer.max_offset(queue, timeout_ms=context.timeout_ms)
+            read[queue] = end
+            first = 0 if since_ms is not None else max(0, end - last)
+            found += [message async for message in reader.read(queue, first, end)]
+        found.sort(key=lambda message: message.store_timestamp)
+        _tail_lines(context, found if since_ms is not None else found[-last:])
+        lost = False
+        while follow:
+            await asyncio.sleep(TAIL_S)
+            try:
+                queues = await consumer.fetch_queues(topic, timeout_ms=context.timeout_ms)
+                for queue in queues:
+                    new = [message async for message in reader.read(queue, read.get(queue, 0))]
+                    read[queue] = max([read.get(queue, 0), *(m.queue_offset + 1 for m in new)])
+                    _tail_lines(context, new)
+                lost = False
+            except BatonError as error:  # a failover: the next look finds the new master
+                if not lost:
+                    click.echo(f"mqctl: note: {error}", err=True)
+                lost = True
+
+
+def _tail_lines(context: CommandContext, messages: Sequence[MessageExt]) -> None:
+    for message in messages:
+        if context.out.as_json:
+            context.out.document(message_document(message))
+            continue
+        body, text = _body(message)
+        shown = text if text is not None and text.isprintable() else repr(body[:200])
+        named = " ".join(part for part in (message.tags, message.keys) if part)
+        at = f"{message.broker_name}:{message.queue_id}:{message.queue_offset}".lstrip(":")
+        context.out.line(f"{when(message.store_timestamp)}  {at}  {named}  {shown}")
 
 
 @command("queryMsgById")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from batonmq.launcher.cluster import gave_up
 from batonmq.launcher.layout import LayoutError, config_of, plan
+from batonmq.launcher.main import main
 from batonmq.launcher.preparation import (
     StartError,
     check_folder,
@@ -77,10 +81,6 @@ def test_the_controllers_of_a_local_cluster_share_a_password_that_is_made_once(
 
 
 def test_raft_password_is_made_on_request_and_never_overwritten(tmp_path: Path) -> None:
-    from click.testing import CliRunner
-
-    from batonmq.launcher.main import main
-
     path = tmp_path / "secret"
     made = CliRunner().invoke(main, ["raftPassword", str(path)])
     assert made.exit_code == 0 and str(path) in made.output
@@ -119,6 +119,27 @@ def test_r47_a_broker_folder_stays_with_its_group(tmp_path: Path) -> None:
     assert numbers(replicas=4, groups=2)[-1] == ("b", 8)
     owner_of = {(index, port): group for index, group, port in made}
     assert len(owner_of) == len(set(made)), "each number and port has one group"
+
+
+def test_a_store_is_moved_aside_by_a_command_while_its_broker_is_stopped(tmp_path: Path) -> None:
+    store = tmp_path / "broker-3"
+    (store / "commitlog").mkdir(parents=True)
+    hold = (
+        "import sys; from pathlib import Path; from batonmq.runtime.lock_file import FolderLock;"
+        f"FolderLock(Path({str(store / 'lock')!r})).acquire(); print(flush=True); input()"
+    )
+    command = [sys.executable, "-c", hold]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as broker:
+        assert broker.stdin is not None and broker.stdout is not None
+        broker.stdout.readline()
+        refused = CliRunner().invoke(main, ["moveAside", str(store)])
+        assert refused.exit_code == 1 and f"in use by process {broker.pid}" in refused.output
+        broker.stdin.write(b"\n")
+    moved = CliRunner().invoke(main, ["moveAside", str(store)])
+    assert moved.exit_code == 0, moved.output
+    (aside,) = tmp_path.iterdir()
+    assert aside.name.startswith("broker-3.aside-") and (aside / "commitlog").is_dir()
+    assert CliRunner().invoke(main, ["moveAside", str(aside / "commitlog")]).exit_code == 2
 
 
 def test_a_folder_is_run_by_one_supervisor_at_a_time(tmp_path: Path) -> None:

@@ -1,0 +1,87 @@
+"""All that is known of one topic or one consumer group, from the masters and the routes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.mqctl.output import plain, when
+from batonmq.mqctl.params import command
+
+if TYPE_CHECKING:
+    from batonmq.client.admin.admin import Admin
+
+
+@command("describe")
+@click.argument("kind", type=click.Choice(["topic", "group"]))
+@click.argument("name")
+async def describe(context: CommandContext, kind: str, name: str) -> None:
+    """Show settings, sizes and users of a topic or of a consumer group.
+
+    JSON of a topic: topic, brokers (broker name to RocketMQ's TopicConfig, and messages,
+    lastUpdateTimestamp), groups (name to diff). JSON of a group: consumerGroup, brokers (broker
+    name to RocketMQ's SubscriptionGroupConfig), members, topics (name to diff).
+    """
+    async with context.admin() as admin:
+        found = await (_topic if kind == "topic" else _group)(admin, name)
+    if context.out.as_json:
+        context.out.document(found)
+        return
+    for broker, settings in found["brokers"].items():
+        context.out.line(broker, style="bold")
+        context.out.fields(
+            [(key, _text(key, value)) for key, value in settings.items() if value not in ({}, None)]
+        )
+        context.out.line()
+    if kind == "group":
+        context.out.fields([("Members", ", ".join(found["members"]) or "none")])
+        context.out.line()
+    others = "groups" if kind == "topic" else "topics"
+    rows = [[other, diff] for other, diff in found[others].items()]
+    context.out.table([others[:-1].capitalize(), "Diff"], rows)
+
+
+async def _topic(admin: Admin, topic: str) -> dict[str, Any]:
+    """Raises CommandFailed for one that no master has."""
+    brokers: dict[str, dict[str, Any]] = {}
+    for name, address in (await admin.cluster.masters()).items():
+        config = await admin.topics.config(address, topic)
+        if config is not None:
+            brokers[name] = plain(config)
+    if not brokers:
+        raise CommandFailed(f"no topic {topic}: `mqctl topicList` shows those that are there")
+    for queue in await admin.topics.stats(topic):
+        broker = brokers.setdefault(queue.queue.broker_name, {})
+        broker["messages"] = broker.get("messages", 0) + queue.max_offset - queue.min_offset
+        latest = max(broker.get("lastUpdateTimestamp", 0), queue.last_update_ms)
+        broker["lastUpdateTimestamp"] = latest
+    groups = [each.group for each in await admin.topics.traffic(topic) if each.group is not None]
+    lags = {group: (await admin.consumer_groups.progress(group, topic)).lag for group in groups}
+    return {"topic": topic, "brokers": brokers, "groups": lags}
+
+
+async def _group(admin: Admin, group: str) -> dict[str, Any]:
+    """Raises CommandFailed for one that no master knows."""
+    brokers: dict[str, Any] = {}
+    for name, address in (await admin.cluster.masters()).items():
+        table = (await admin.consumer_groups.settings(address)).subscription_group_table
+        if group in table:
+            brokers[name] = plain(table[group])
+    progress = await admin.consumer_groups.progress(group)
+    if not brokers and not progress.queues and not progress.members:
+        raise CommandFailed(f"no consumer group {group}: `mqctl consumerProgress` shows the others")
+    topics: dict[str, int] = {}
+    for queue in progress.queues:
+        topics[queue.queue.topic] = topics.get(queue.queue.topic, 0) + queue.lag
+    return {
+        "consumerGroup": group,
+        "brokers": brokers,
+        "members": list(progress.members),
+        "topics": topics,
+    }
+
+
+def _text(key: str, value: object) -> object:
+    return when(value) if key.endswith("Timestamp") and isinstance(value, int) else value
