@@ -55,19 +55,20 @@ class CommandContext:
         """Set where a part did not work: the command ends with exit code 1."""
         self.exit_code = 0
         """Of a command that answers with its exit code."""
-        self._given = (namesrv_addr, controller_addr)
+        self.given = (namesrv_addr, controller_addr)
+        """`-n` and `-a` as they were given."""
         self._writes = writes
 
     @functools.cached_property
     def target(self) -> Target:
         with _usage_errors():
-            target = target_here(*self._given)
+            target = target_here(*self.given)
             if target.by_hint and self._writes:
                 raise TargetError(
                     f"which cluster? The one that was started last is {target}, and a command that"
                     " changes something does not guess: give -n and -a, or set BATONMQ_DATA"
                 )
-        if target.local is not None or (self._writes and target.name_servers):
+        if target.local is not None or target.context or (self._writes and target.name_servers):
             click.echo(f"mqctl: cluster {target}", err=True)
         return target
 

@@ -71,7 +71,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "topicStats": "analysis",
         "streamHistory": "analysis",
     },
-    "Shell": {"completion": "completion"},
+    "Shell": {"contexts": "contexts", "completion": "completion"},
 }
 MODULES = {name: module for family in FAMILIES.values() for name, module in family.items()}
 OFTEN_TRIED = {"status": "health", "topics": "topicList", "brokers": "clusterList"}

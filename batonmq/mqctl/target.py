@@ -1,10 +1,10 @@
 """Where the cluster is: what the user gave, or else the cluster that `batonmq up` runs here.
 
-Order: options, environment (NAMESRV_ADDR, CONTROLLER_ADDR), then the `cluster.json` in
-BATONMQ_DATA, else in `./batonmq-data`, else the one that `~/.batonmq/current` names; before such a
-cluster is whole, its `conf/cluster.json`. If the first of these is of a cluster that has ended,
-that is an error: no other cluster answers for it. Name servers given by hand are never mixed with
-the controllers of another cluster.
+Order: options, environment (NAMESRV_ADDR, CONTROLLER_ADDR), what `mqctl contexts` keeps under the
+name in BATONMQ_CONTEXT, then the `cluster.json` in BATONMQ_DATA, else in `./batonmq-data`, else the
+one that `~/.batonmq/current` names; before such a cluster is whole, its `conf/cluster.json`. If the
+first of these is of a cluster that has ended, that is an error: no other cluster answers for it.
+Name servers given by hand are never mixed with the controllers of another cluster.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from batonmq.launcher.current import current_cluster_file, serves
+from batonmq.launcher.current import current_cluster_file, hint_file, serves
 
 NAMESRV_VARIABLE = "NAMESRV_ADDR"
 CONTROLLER_VARIABLE = "CONTROLLER_ADDR"
 DATA_VARIABLE = "BATONMQ_DATA"
+CONTEXT_VARIABLE = "BATONMQ_CONTEXT"
 DEFAULT_DATA_DIR = "batonmq-data"
+
+
+Contexts = Mapping[str, Mapping[str, str]]
+"""Name -> `namesrv` and `controller`, each `host:port;host:port` or empty."""
 
 
 class TargetError(Exception):
@@ -62,10 +67,14 @@ class Target:
     """`local` is only the cluster that was started last: good enough to look, not to write."""
     nothing_in: Path | None = None
     """The folder that BATONMQ_DATA names, if no cluster was ever started in it."""
+    context: str = ""
+    """The name of the context that the addresses are from."""
 
     def __str__(self) -> str:
         """Where a command goes, for people."""
         asked = ";".join(self.name_servers or self.controllers)
+        if self.context:
+            return f"{self.context} ({asked})"
         return f"{data_of(self.local.path)} ({asked})" if self.local is not None else asked
 
     def name_servers_or_advice(self) -> tuple[str, ...]:
@@ -115,13 +124,24 @@ def find_target(
     environ: Mapping[str, str],
     folder: Path,
     hint: Path | None = None,
+    contexts: Contexts | None = None,
 ) -> Target:
     """`folder`: the working directory; `hint`: the cluster.json that `~/.batonmq/current` names.
 
-    Raises TargetError for an address that is none.
+    Raises TargetError for an address that is none, and for a context that is not kept.
     """
     name_servers = addresses(namesrv_addr or environ.get(NAMESRV_VARIABLE), "-n")
     controllers = addresses(controller_addr or environ.get(CONTROLLER_VARIABLE), "-a")
+    context = environ.get(CONTEXT_VARIABLE, "")
+    if context and not name_servers and not controllers:
+        known = contexts or {}
+        if context not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise TargetError(f"{CONTEXT_VARIABLE} is {context!r}; `mqctl contexts` keeps {names}")
+        kept = known[context]
+        return Target(
+            addresses(kept["namesrv"], "-n"), addresses(kept["controller"], "-a"), context=context
+        )
     if name_servers and controllers:
         return Target(name_servers, controllers)
     given, chosen = bool(name_servers or controllers), environ.get(DATA_VARIABLE)
@@ -158,7 +178,26 @@ def target_here(namesrv_addr: str | None, controller_addr: str | None) -> Target
         environ=os.environ,
         folder=Path.cwd(),
         hint=current_cluster_file(),
+        contexts=kept_contexts(),
     )
+
+
+def contexts_file() -> Path | None:
+    hint = hint_file()
+    return hint.with_name("contexts.json") if hint is not None else None
+
+
+def kept_contexts() -> Contexts:
+    """What `mqctl contexts` keeps; empty if there is nothing, or nothing that can be read."""
+    file = contexts_file()
+    try:
+        found = json.loads(file.read_text()) if file is not None else {}
+        return {
+            str(name): {"namesrv": str(at["namesrv"]), "controller": str(at["controller"])}
+            for name, at in found.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def addresses(text: str | None, option: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from batonmq.mqctl.main import cli
 
-HIDDEN = ("NAMESRV_ADDR", "CONTROLLER_ADDR", "BATONMQ_DATA", "MQCTL_DEBUG")
+HIDDEN = ("NAMESRV_ADDR", "CONTROLLER_ADDR", "BATONMQ_CONTEXT", "BATONMQ_DATA", "MQCTL_DEBUG")
 
 
 @dataclass(frozen=True)

@@ -400,7 +400,7 @@ def stored() -> Callable[..., MessageExt]:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCluster:
     """The fake cluster, found through the environment's addresses."""
-    for name in ("BATONMQ_DATA", "MQCTL_DEBUG"):
+    for name in ("BATONMQ_DATA", "BATONMQ_CONTEXT", "MQCTL_DEBUG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NAMESRV_ADDR", NS)

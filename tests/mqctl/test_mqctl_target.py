@@ -197,3 +197,24 @@ def test_a_home_that_cannot_be_written_costs_only_the_hint(
     monkeypatch.setenv("HOME", str(blocked))
     current.announce(tmp_path / "cluster.json")
     assert current.current_cluster_file() is None
+
+
+def test_a_context_names_a_cluster_and_is_chosen_by_the_environment(
+    mqctl: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, fake: Any
+) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR")
+    monkeypatch.delenv("CONTROLLER_ADDR")
+    assert mqctl("contexts", "prod", "-n", "p:1;q:1", "-a", "p:3").code == 0
+    assert mqctl("contexts", "--json").json == {"prod": {"namesrv": "p:1;q:1", "controller": "p:3"}}
+    monkeypatch.setenv("BATONMQ_CONTEXT", "prod")
+    assert mqctl("contexts").out.splitlines()[1].split() == ["*", "prod", "p:1;q:1", "p:3"]
+    ran = mqctl("deleteTopic", "-t", "T", "-c", "C")
+    assert (ran.code, ran.err) == (0, "mqctl: cluster prod (p:1;q:1)\n")
+    assert ("Admin", ("p:1", "q:1"), 5000) in fake.calls
+    monkeypatch.setenv("BATONMQ_CONTEXT", "prd")
+    ran = mqctl("topicList")
+    assert ran.code == 2 and "BATONMQ_CONTEXT is 'prd'; `mqctl contexts` keeps prod" in ran.err
+    assert mqctl("contexts", "x", "-n", "nonsense").code == 2
+    assert mqctl("contexts", "--remove").code == 2
+    assert mqctl("contexts", "nope", "--remove").code == 1
+    assert mqctl("contexts", "prod", "--remove", "--json").json == {}

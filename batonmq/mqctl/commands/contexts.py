@@ -1,0 +1,71 @@
+"""Names for clusters: addresses are kept once, and BATONMQ_CONTEXT says which one is meant."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import click
+
+from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.mqctl.params import command
+from batonmq.mqctl.target import (
+    CONTEXT_VARIABLE,
+    TargetError,
+    addresses,
+    contexts_file,
+    kept_contexts,
+)
+
+
+@command("contexts", controllers=True)
+@click.argument("name", required=False)
+@click.option("--remove", is_flag=True, help="Forget NAME.")
+async def contexts(context: CommandContext, name: str | None, remove: bool) -> None:
+    """List the clusters that have a name; with NAME and -n (and -a) keep one.
+
+    `BATONMQ_CONTEXT=NAME mqctl ...` then goes there. Options and NAMESRV_ADDR come first.
+
+    JSON: name to namesrv and controller.
+    """
+    known = {each: dict(at) for each, at in kept_contexts().items()}
+    namesrv, controller = context.given
+    if name is None and (remove or namesrv or controller):
+        raise click.UsageError("which context? give its NAME")
+    if name is not None:
+        if remove and known.pop(name, None) is None:
+            raise CommandFailed(
+                f"no context {name}; there are {', '.join(sorted(known)) or 'none'}"
+            )
+        if not remove:
+            if not namesrv:
+                raise click.UsageError("give its name servers: -n host:port;host:port")
+            try:
+                addresses(namesrv, "-n")
+                addresses(controller, "-a")
+            except TargetError as error:
+                raise click.UsageError(str(error)) from error
+            known[name] = {"namesrv": namesrv, "controller": controller or ""}
+        _keep(known)
+    if context.out.as_json:
+        context.out.document(known)
+        return
+    chosen = os.environ.get(CONTEXT_VARIABLE)
+    rows = [
+        ["*" if each == chosen else "", each, at["namesrv"], at["controller"]]
+        for each, at in sorted(known.items())
+    ]
+    context.out.table(["", "Context", "Name Servers", "Controllers"], rows)
+
+
+def _keep(known: dict[str, dict[str, str]]) -> None:
+    from batonmq.runtime.durable_file import show_file
+
+    file = contexts_file()
+    if file is None:
+        raise CommandFailed("this user has no home folder to keep them in")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        show_file(file, json.dumps(known, indent=2) + "\n")
+    except OSError as error:
+        raise CommandFailed(f"{file}: {error.strerror}") from error
