@@ -123,14 +123,28 @@ def _cell(value: object) -> str:
 
 
 def _rich_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
-    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, title=Text(title) if title else None, title_justify="left")
+    table = Table(
+        box=None,
+        pad_edge=False,
+        collapse_padding=True,
+        header_style="bold",
+        title=Text(title) if title else None,
+        title_justify="left",
+    )
+    widths = [max(len(cell) for cell in column) for column in zip(headings, *rows, strict=True)]
+    folded = max(range(len(widths)), key=lambda i: (widths[i], i), default=0)
     for i, heading in enumerate(headings):
         numbers = bool(rows) and all(_is_number(row[i]) for row in rows)
-        table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
+        # Only the widest column is folded: names and addresses stay whole at 80 columns.
+        table.add_column(
+            heading,
+            justify="right" if numbers else "left",
+            overflow="fold",
+            no_wrap=i != folded,
+        )
     for row in rows:
         table.add_row(*(Text(cell, style=getattr(cell, "style", "")) for cell in row))
     _console().print(table)

@@ -121,8 +121,7 @@ def _show_rates(
     for each in not_registered:
         rows.append([*each, Cell.of("away", BAD), "", "", "", "", ""])
     headings = [
-        "Cluster", "Broker", "ID", "Address", "Role", "Version", "In TPS", "Out TPS", "Disk",
-        "Writes",
+        "Cluster", "Broker", "ID", "Address", "Role", "Version", "In/s", "Out/s", "Disk", "Writes",
     ]  # fmt: skip
     context.out.table(headings, rows)
 
@@ -245,7 +244,12 @@ async def _addresses(admin: Admin, broker_addr: str | None, cluster_name: str | 
 
 
 def _first(numbers: str) -> str:
-    return numbers.split()[0] if numbers.split() else ""
+    """The first of several rates, short."""
+    try:
+        rate = float(numbers.split()[0])
+    except (ValueError, IndexError):
+        return ""
+    return f"{rate:.1f}" if rate < 100 else f"{rate:.0f}"
 
 
 def _percent(ratio: str) -> str:
