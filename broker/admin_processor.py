@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.status import BrokerStatus
-from batonmq.broker.tables.subscription_group import SYSTEM_GROUPS
 from batonmq.broker.tables.topics import TopicService, require_room_for_groups
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.attributes import altered, parse_attributes
@@ -32,6 +31,7 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.topic_name import (
+    SYSTEM_GROUPS,
     TOPIC_QUEUES_MAX,
     check_group,
     check_made_topic,

@@ -132,16 +132,8 @@ def find_target(
     """
     name_servers = addresses(namesrv_addr or environ.get(NAMESRV_VARIABLE), "-n")
     controllers = addresses(controller_addr or environ.get(CONTROLLER_VARIABLE), "-a")
-    context = environ.get(CONTEXT_VARIABLE, "")
-    if context and not name_servers and not controllers:
-        known = contexts or {}
-        if context not in known:
-            names = ", ".join(sorted(known)) or "none"
-            raise TargetError(f"{CONTEXT_VARIABLE} is {context!r}; `mqctl contexts` keeps {names}")
-        kept = known[context]
-        return Target(
-            addresses(kept["namesrv"], "-n"), addresses(kept["controller"], "-a"), context=context
-        )
+    if (name := environ.get(CONTEXT_VARIABLE)) and not name_servers and not controllers:
+        return _target_of_context(name, contexts or {})
     if name_servers and controllers:
         return Target(name_servers, controllers)
     given, chosen = bool(name_servers or controllers), environ.get(DATA_VARIABLE)
@@ -168,6 +160,18 @@ def find_target(
         )
     nothing_in = folder / chosen if chosen and ended is None else None
     return Target(name_servers, controllers, None, ended, nothing_in=nothing_in)
+
+
+def _target_of_context(name: str, known: Contexts) -> Target:
+    if name not in known:
+        names = ", ".join(sorted(known)) or "none"
+        raise TargetError(f"{CONTEXT_VARIABLE} is {name!r}; `mqctl contexts` keeps {names}")
+    kept = known[name]
+    name_servers, controllers = (
+        addresses(kept["namesrv"], "-n"),
+        addresses(kept["controller"], "-a"),
+    )
+    return Target(name_servers, controllers, context=name)
 
 
 def target_here(namesrv_addr: str | None, controller_addr: str | None) -> Target:

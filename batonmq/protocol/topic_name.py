@@ -27,7 +27,6 @@ SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 BENCHMARK_TOPIC: Final = "BenchmarkTest"
 TRANS_HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 TRANS_OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 TRANS_GROUP: Final = "CID_RMQ_SYS_TRANS"  # the group that reads both
 TRANS_CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
@@ -60,6 +59,17 @@ SYSTEM_TOPICS: Final = frozenset(
         OFFSET_MOVED_TOPIC,
     }
 )
+SYSTEM_GROUPS: Final = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+    TRANS_GROUP,
+)
+"""Consumer groups of a fresh Java broker; tools and old clients use these names."""
 # Their consume queue units hold due times instead of tags.
 DUE_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
 # Existing topics that clients may not send to.

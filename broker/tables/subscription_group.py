@@ -15,20 +15,9 @@ from batonmq.protocol.bodies import (
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
 )
+from batonmq.protocol.topic_name import SYSTEM_GROUPS
 from batonmq.runtime.clock import wall_ms
 
-TOOLS_CONSUMER_GROUP = "TOOLS_CONSUMER"
-# What a fresh Java broker owns; tools and old clients use these names.
-SYSTEM_GROUPS = (
-    TOOLS_CONSUMER_GROUP,
-    "FILTERSRV_CONSUMER",
-    "SELF_TEST_C_GROUP",
-    "CID_ONS-HTTP-PROXY",
-    "CID_ONSAPI_PULL",
-    "CID_ONSAPI_PERMISSION",
-    "CID_ONSAPI_OWNER",
-    "CID_RMQ_SYS_TRANS",
-)
 # Java `PermName.INDEX_PERM_READ`: which bit of a forbidden entry stands for reading.
 _READ_BIT = 1 << 2
 

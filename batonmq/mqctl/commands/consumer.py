@@ -35,12 +35,12 @@ async def consumer_progress(
     consumerOffset, pullOffset, lastTimestamp, diff, inflight: what members have pulled and not
     consumed); without -g {"groupList": [...]} of those.
     """
-    from batonmq.protocol.topic_name import SYSTEM_GROUP_PREFIX
+    from batonmq.protocol.topic_name import SYSTEM_GROUPS
 
     async with context.admin() as admin:
         names = [group_name] if group_name else await admin.consumer_groups.names()
         if not group_name and not system:
-            names = [name for name in names if not name.startswith(SYSTEM_GROUP_PREFIX)]
+            names = [name for name in names if name not in SYSTEM_GROUPS]
         found = {name: await admin.consumer_groups.progress(name, topic_name) for name in names}
         if group_name and not _seen(found[group_name]):
             known = await admin.consumer_groups.names()

@@ -171,6 +171,7 @@ def _show(context: CommandContext, findings: Findings) -> None:
             add("group", name, _why_unknown(findings))
             continue
         whole = len(info.in_sync_replicas) + len(info.not_in_sync_replicas)
+        whole -= len(findings.removed(name))
         note = (
             f"master {info.master_address or 'nobody'}, epoch {info.master_epoch},"
             f" {len(info.in_sync_replicas)} of {whole} in sync"
@@ -179,10 +180,17 @@ def _show(context: CommandContext, findings: Findings) -> None:
         add("group", name, note if bad else None, note)
     context.out.table(["What", "Which", "State", "Note"], rows)
     context.out.line()
+    _show_problems(context, findings)
+
+
+def _show_problems(context: CommandContext, findings: Findings) -> None:
+    problems = findings.problems()
+    said: set[str] = set()
     for problem in problems:
         context.out.line(f"- {problem}", style=BAD)
-        if problem.next_step:
+        if problem.next_step not in ("", *said):  # the same once
             context.out.line(f"  {problem.next_step}")
+            said.add(problem.next_step)
     local = context.target.local
     notes = findings.notes()
     if local is not None and not local.supervised:
@@ -193,5 +201,7 @@ def _show(context: CommandContext, findings: Findings) -> None:
         context.out.line("healthy", style=GOOD)
     else:
         is_down = findings.state == "down"
-        what = "some group takes no writes" if is_down else "all groups take writes"
+        what = (
+            "a group takes no writes, or nobody can tell" if is_down else "all groups take writes"
+        )
         context.out.line(f"{findings.state}: {what}", style=BAD)
