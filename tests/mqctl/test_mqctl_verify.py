@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,42 @@ def test_a_missing_file_zeros_and_kept_bytes_are_told(mqctl: Run, tmp_path: Path
     assert (zeros["offset"], zeros["what"]) == (2 * SEGMENT, "zeros where a record should begin")
     assert ran.json["truncated"] == [{"file": str(kept), "bytes": 77}]
     assert "77 bytes that were cut from this log" in mqctl("verifyStore", str(tmp_path)).out
+
+
+@pytest.mark.parametrize("window", [64, 300, 5000])
+def test_a_small_window_finds_the_same(
+    mqctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    """A record is larger than the window, or lies across two of them."""
+    offsets = make_log(tmp_path, 50)
+    change(tmp_path, offsets[20] + 120, b"\xff\xfe")
+    whole = mqctl("verifyStore", str(tmp_path), "--json").json
+    monkeypatch.setattr("batonmq.mqctl.store_check.WINDOW_BYTES", window)
+    assert mqctl("verifyStore", str(tmp_path), "--rate", "1000", "--json").json == whole
+    assert whole["records"] == 49
+
+
+def test_what_the_disk_cannot_read_is_damage_and_the_rest_is_checked(
+    mqctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offsets = make_log(tmp_path, 50)
+    bad = range(1024, 1536)
+    real = os.pread
+
+    def pread(fd: int, size: int, at: int) -> bytes:
+        name = os.readlink(f"/proc/self/fd/{fd}")
+        if name.endswith(f"{0:020}") and at < bad.stop and at + size > bad.start:
+            raise OSError(5, "Input/output error")
+        return real(fd, size, at)
+
+    monkeypatch.setattr("batonmq.mqctl.store_check.WINDOW_BYTES", 512)
+    monkeypatch.setattr("os.pread", pread)
+    ran = mqctl("verifyStore", str(tmp_path), "--json")
+    assert ran.code == 1
+    (damage,) = ran.json["damages"]
+    assert damage["what"] == "cannot be read: Input/output error"
+    assert damage["offset"] <= bad.start and damage["offset"] + damage["bytes"] >= bad.stop
+    assert ran.json["records"] >= 50 - 8 and ran.json["endOffset"] > offsets[-1]
 
 
 def test_a_folder_without_a_log_is_wrong_usage(mqctl: Run, tmp_path: Path) -> None:

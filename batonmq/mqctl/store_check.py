@@ -1,0 +1,170 @@
+"""Whether the commit log of a store is whole, from its files: every record with both its CRCs.
+
+Reads what brokers of ours and Java brokers write, also while one runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from batonmq.protocol.layout import RECORD_HEAD
+from batonmq.protocol.records.codec import scan_in_file
+from batonmq.protocol.records.faults import CorruptRecord, Fault
+from batonmq.protocol.records.search import OFFSET_END, candidates, is_record
+
+WINDOW_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """`size` bytes of `file`, from log offset `offset` on, are no whole records, or missing."""
+
+    file: str
+    offset: int
+    size: int
+    what: str
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was found. `end`: log offset behind the last whole record; `tail`: bytes behind it that
+    a writer may have left unfinished (only while it runs, or after its crash)."""
+
+    files: int = 0
+    size: int = 0
+    records: int = 0
+    begin: int = 0
+    end: int = 0
+    tail: int = 0
+    damages: list[Damage] = field(default_factory=list)
+    kept: list[tuple[str, int]] = field(default_factory=list)
+    """(file, bytes) that were cut from the log and kept in `truncated/`."""
+
+
+def verify(segments: list[Path], verdict: Verdict, *, is_open: bool) -> Iterator[int]:
+    """Fills `verdict`; yields how many bytes are done, again and again.
+
+    `is_open`: the last bytes may belong to a write that was not finished.
+    """
+    verdict.begin = verdict.end = int(segments[0].name)
+    done = 0
+    for path in segments:
+        base = int(path.name)
+        if base != verdict.end and path is not segments[0]:
+            what = "no file of the log holds this part" if base > verdict.end else "files overlap"
+            verdict.damages.append(Damage(str(path), verdict.end, base - verdict.end, what))
+        verdict.end = base
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:  # a running broker has expired it
+            continue
+        try:
+            file = _File(fd, path, base, os.fstat(fd).st_size)
+            verdict.files += 1
+            verdict.size += file.size
+            may_end = path is segments[-1]
+            for position in _verify_file(file, verdict, may_end=may_end, is_open=is_open):
+                yield done + position
+            done += file.size
+            yield done
+        finally:
+            os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """One file of the log. It is read with pread: a bad sector, or a file that its broker cuts
+    meanwhile, would end a process that has it mapped."""
+
+    fd: int
+    path: Path
+    base: int
+    size: int
+
+    def read(self, position: int, size: int) -> bytes:
+        return os.pread(self.fd, size, position)
+
+
+def _verify_file(file: _File, verdict: Verdict, *, may_end: bool, is_open: bool) -> Iterator[int]:
+    """Yields positions. `may_end`: the log may end within this file."""
+    position = 0
+    while position < file.size:
+        what = ""
+        try:
+            yield from _good_records(file, position, verdict)
+            return
+        except CorruptRecord as error:
+            what = error.what
+        except OSError as error:
+            what = f"cannot be read: {error.strerror}"
+        position = verdict.end - file.base
+        following = _next_record(file, position + 1)
+        if following is None and may_end:
+            used = _used_from(file, position)
+            if used and is_open:
+                verdict.tail = used
+            elif used:
+                verdict.damages.append(Damage(str(file.path), verdict.end, used, what))
+            return
+        end = file.size if following is None else following
+        verdict.damages.append(Damage(str(file.path), verdict.end, end - position, what))
+        position, verdict.end = end, file.base + end
+
+
+def _good_records(file: _File, position: int, verdict: Verdict) -> Iterator[int]:
+    """Steps over whole records; yields the position behind each window of them.
+
+    Raises CorruptRecord or OSError for what is at `verdict.end`.
+    """
+    most = WINDOW_BYTES
+    verdict.end = file.base + position
+    while position < file.size:
+        window = file.read(position, most)
+        at = 0
+        while at < len(window):
+            offset = file.base + position + at
+            head = scan_in_file(window, at, offset, file.base + file.size, check_crc=True)
+            if head is None:
+                break
+            verdict.records += head.kind == "message"
+            at += head.size
+            verdict.end = offset + head.size
+        if at == 0 and len(window) < most:
+            raise CorruptRecord(Fault.NOT_WHOLE)
+        most = WINDOW_BYTES if at else 2 * most  # a record that is larger than the window
+        position += at
+        yield position
+
+
+def _next_record(file: _File, position: int) -> int | None:
+    """Where the next whole record of the file begins; what cannot be read is passed over."""
+    while position < file.size:
+        try:
+            window = file.read(position, WINDOW_BYTES)
+            for at in candidates(window, file.base + position):
+                (size,) = RECORD_HEAD.only("size").unpack_from(window, at)
+                if 0 < size <= file.size - position - at:
+                    record = file.read(position + at, size)
+                    if is_record(record, 0, file.base + position + at):
+                        return position + at
+        except OSError:
+            pass
+        position += WINDOW_BYTES - OFFSET_END
+    return None
+
+
+def _used_from(file: _File, position: int) -> int:
+    """How many bytes there are from `position` up to the last one that is not zero."""
+    used, at = 0, position
+    while at < file.size:
+        try:
+            part = file.read(at, WINDOW_BYTES)
+        except OSError:
+            return file.size - position
+        if kept := part.rstrip(b"\0"):
+            used = at - position + len(kept)
+        at += WINDOW_BYTES
+    return used
