@@ -111,8 +111,8 @@ class IdentityFile:
                 f"brokerClusterName={fields[0]} brokerName={fields[1]}",
                 f"brokerClusterName={self._cluster_name} brokerName={self._broker_name}",
                 "this data folder belongs to another broker: correct brokerClusterName and "
-                "brokerName (or storePathRootDir), or move the whole data folder aside to join "
-                "as a new replica: its log is another group's",
+                "brokerName (or storePathRootDir), or move the whole data folder aside (batonmq "
+                "moveAside DIR) to join as a new replica: its log is another group's",
             )
         return fields
 
@@ -121,8 +121,8 @@ class IdentityFile:
             path,
             repr(found),
             f"{self._cluster_name}#{self._broker_name}#<id>",
-            "not an identity: restore the file, or move the whole data folder aside to join as a "
-            "new replica",
+            "not an identity: restore the file, or move the whole data folder aside (batonmq "
+            "moveAside DIR) to join as a new replica",
         )
 
 
