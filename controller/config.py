@@ -19,7 +19,7 @@ import msgspec
 
 from batonmq.history.file import FILE_SIZE_DEFAULT, FILES_DEFAULT
 from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
-from batonmq.runtime.section import Ranges, Section
+from batonmq.runtime.section import LogLevel, Ranges, Section
 
 PAUSE_ALLOWED_MS: Final = 300
 """How long a broker or a controller may pause without losing a lease (R34)."""
@@ -40,6 +40,7 @@ RUNTIME_KEYS: Final = frozenset(
         "brokerGroupsMax",
         "groupReplicasMax",
         "brokerReplicasMax",
+        "logLevel",
     }
 )
 """Keys that may be changed while the node runs. The others name where it runs, or must be the same
@@ -200,6 +201,7 @@ class ControllerConfig(Section, frozen=True, kw_only=True, rename="camel"):
     group_replicas_max: int = 64
     """Replicas of one group."""
     broker_replicas_max: int = 4_000
+    log_level: LogLevel = ""
     """Replicas of all groups together."""
 
     # Sessions of native brokers (SAFETY R5, R34).

@@ -10,7 +10,7 @@ import os
 from typing import ClassVar
 
 from batonmq.namesrv.state import ENTRIES_MAX
-from batonmq.runtime.section import Ranges, Section
+from batonmq.runtime.section import LogLevel, Ranges, Section
 
 
 class NamesrvConfig(Section, frozen=True, kw_only=True, rename="camel"):
@@ -43,6 +43,7 @@ class NamesrvConfig(Section, frozen=True, kw_only=True, rename="camel"):
     delete_topic_with_broker_registration: bool = False
     replica_routes: bool = False
     """Routes show producers a way to the master through each other member, too."""
+    log_level: LogLevel = ""
 
     @property
     def kv_path(self) -> str:
@@ -70,6 +71,7 @@ RUNTIME_KEYS = frozenset(
         "notifyMinBrokerIdChanged",
         "deleteTopicWithBrokerRegistration",
         "replicaRoutes",
+        "logLevel",
     }
 )
 """Keys that take effect while running."""

@@ -70,6 +70,7 @@ class RuntimeSettings(Generic[C]):
         self._rules = rules
         self._kept: dict[str, str] = {}
         self._one_at_a_time = asyncio.Lock()
+        self._set_log_level()
 
     def load(self) -> None:
         """Applies kept changes over the file's values. Raises ValueError that names a bad file."""
@@ -141,11 +142,16 @@ class RuntimeSettings(Generic[C]):
         for section, values in change.values:
             for name, value in values.items():
                 msgspec.structs.force_setattr(section, name, value)
+        self._set_log_level()
         if change.warning is not None:
             log.warning("settings_without_effect keys=%s", ",".join(change.without_effect))
         self._kept |= change.kept
         if change.kept and self.on_change is not None:
             self.on_change(self.current)
+
+    def _set_log_level(self) -> None:
+        if level := getattr(self.current, "log_level", ""):
+            logging.getLogger().setLevel(level)
 
     def keep(self, change: SettingChange) -> None:
         """Makes it outlast a restart, from any thread. Raises OSError."""

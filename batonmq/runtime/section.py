@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 
+LogLevel = Literal["", "DEBUG", "INFO", "WARNING", "ERROR"]
+"""Empty: as `--log-level` says."""
 Ranges = Mapping[str, tuple[int, int | None]]
 """Field -> (least, most) allowed; None: no upper limit."""
 

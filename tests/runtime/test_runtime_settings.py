@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
+from batonmq.runtime.section import LogLevel, Section
 
 
 class Config(msgspec.Struct, rename="camel"):
@@ -21,6 +23,10 @@ class Config(msgspec.Struct, rename="camel"):
     def __post_init__(self) -> None:
         if self.hold_ms > 100 * self.send_limit:
             raise ValueError("holdMs is above sendLimit x 100")
+
+
+class Levelled(Section, frozen=True, kw_only=True, rename="camel"):
+    log_level: LogLevel = ""
 
 
 def settings(path: Path | None = None) -> RuntimeSettings[Config]:
@@ -90,3 +96,20 @@ def test_a_key_of_rocketmq_without_a_meaning_here_is_accepted_and_named(
     assert made.plan("sendLimit=30").warning is None
     with pytest.raises(BrokerRefusal, match="InSendQueu: unknown key"):
         made.plan("waitTimeMillsInSendQueu=9\n")
+
+
+def test_the_log_level_changes_while_running_and_outlasts_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = logging.Logger("root")
+    monkeypatch.setattr("logging.getLogger", lambda *_: root)
+    rules = ChangeRules(frozenset({"logLevel"}), frozenset(), "", tmp_path / "kept")
+    made = RuntimeSettings(Levelled(), rules)
+    assert root.level == logging.NOTSET, "empty: as the command line says"
+    asyncio.run(made.update(b"logLevel=DEBUG\n"))
+    assert root.level == logging.DEBUG
+    with pytest.raises(BrokerRefusal, match="one of"):
+        made.plan("logLevel=LOUD")
+    root.setLevel(logging.INFO)
+    RuntimeSettings(Levelled(), rules).load()
+    assert root.level == logging.DEBUG
