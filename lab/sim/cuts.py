@@ -11,7 +11,7 @@ server hears it any more. All the time the group must go on to acknowledge (`lab
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from lab.sim.clients import Sender, Topics
@@ -99,23 +99,54 @@ def live(cut: Cut, seed: int = 1, tell: Tell | None = None) -> Gaps:
         return _CutLife(cluster, cut).live()
 
 
+class WholeGroup:
+    """A cluster under traffic whose replicas are all members. Raises Violation if it does not
+    become so."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.messages = Messages(cluster.violate)
+        self.messages.is_confirmed = cluster.promises.is_confirmed
+        self.messages.is_created = cluster.promises.is_created
+        self.messages.confirmed_at = cluster.promises.confirmed_at
+        cluster.promises.on_given_up = self.messages.give_up
+        cluster.promises.on_cut_later = self.messages.cut_later
+        self._cluster = cluster
+        for host in cluster.hosts:
+            host.start()
+        topics = Topics(cluster, self.messages, 9, _TOPICS)
+        topics.start()
+        self.until(lambda: topics.done, _START_S)
+        for n in _SENDERS:
+            Sender(cluster, self.messages, n, _TOPICS, ()).start()
+        self.until(lambda: bool(self.messages.acked) and self.is_whole, _SETTLED_S)
+        cluster.run(2 * _STEP_S)
+
+    @property
+    def is_whole(self) -> bool:
+        group = self._cluster.promises.group
+        return group is not None and len(group.sync_state_set) == len(self._cluster.brokers)
+
+    def until(self, done: Callable[[], bool], seconds: float) -> None:
+        end_s = self._cluster.now_s + seconds
+        while not done():
+            if self._cluster.now_s >= end_s:
+                raise Violation(f"liveness: {seconds:g} s were not enough")
+            self._cluster.run(_STEP_S)
+
+
 class _CutLife:
     def __init__(self, cluster: Cluster, cut: Cut) -> None:
         self._cluster, self._cut = cluster, cut
-        self._messages = Messages(cluster.violate)
-        self._messages.is_confirmed = cluster.promises.is_confirmed
-        self._messages.is_created = cluster.promises.is_created
         self._service = Service(cluster)
-        self._messages.on_acked = self._service.acked
-        cluster.checks.append(self._service.check)
         self._alone_s = self._after_s = 0.0
 
     def live(self) -> Gaps:
-        violation = ""
+        cluster, violation = self._cluster, ""
         try:
-            self._begin()
-            role = roles_of(self._cluster)
-            _break(self._cluster, self._cut, role)
+            WholeGroup(cluster).messages.on_acked = self._service.acked
+            cluster.checks.append(self._service.check)
+            role = roles_of(cluster)
+            _break(cluster, self._cut, role)
             try:
                 self._last(self._cut.name.partition(",")[0], BOUNDS_S[self._cut.kind])
             finally:
@@ -130,29 +161,6 @@ class _CutLife:
         except Violation as raised:
             violation = str(raised)
         return Gaps(self._alone_s, self._after_s, violation)
-
-    def _begin(self) -> None:
-        cluster = self._cluster
-        for host in cluster.hosts:
-            host.start()
-        topics = Topics(cluster, self._messages, 9, _TOPICS)
-        topics.start()
-        self._until(lambda: topics.done, _START_S)
-        for n in _SENDERS:
-            Sender(cluster, self._messages, n, _TOPICS, ()).start()
-        self._until(lambda: bool(self._messages.acked) and self._is_whole(), _SETTLED_S)
-        cluster.run(2 * _STEP_S)
-
-    def _is_whole(self) -> bool:
-        group = self._cluster.promises.group
-        return group is not None and len(group.sync_state_set) == len(self._cluster.brokers)
-
-    def _until(self, done: object, seconds: float) -> None:
-        end_s = self._cluster.now_s + seconds
-        while not done():  # type: ignore[operator]
-            if self._cluster.now_s >= end_s:
-                raise Violation(f"the life of {self._cut.name} does not begin")
-            self._cluster.run(_STEP_S)
 
     def _last(self, fault: str, bound_s: float) -> None:
         """For so long that a group which is not served breaks the bound."""
