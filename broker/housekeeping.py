@@ -49,7 +49,7 @@ class Housekeeping:
         self._clients = clients
         self._offsets = offsets
         self._config = config
-        self._waiting = waiting
+        self.waiting = waiting
         self._slaves = slaves
         now_ms = path.clock_ms()
         self._next_report_ms = now_ms + REPORT_MS
@@ -66,7 +66,7 @@ class Housekeeping:
                 await self.protect_broker()
 
     def _report(self) -> None:
-        waiting = self._waiting().items()
+        waiting = self.waiting().items()
         log.info("water_marks %s", " ".join(f"{what}={count}" for what, count in waiting))
         store = self._path.store
         behind = store.max_phy_offset - store.confirm_offset

@@ -22,11 +22,13 @@ from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
 from batonmq.broker.java_keys import JAVA_KEYS
 from batonmq.ha.config import HAConfig
 from batonmq.runtime import read_faults
+from batonmq.runtime.metrics import MetricsConfig
 from batonmq.runtime.server_main import ServerMain, keep_what_is_loaded, run_server, started
 from batonmq.store.config import StoreConfig
 from batonmq.store.suspicion import fault_note
 
 if TYPE_CHECKING:
+    from batonmq.broker.metrics import BrokerMetrics
     from batonmq.broker.service import BrokerService
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
@@ -34,6 +36,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "store": StoreConfig,
     "ha": HAConfig,
     "replicas": ReplicasConfig,
+    "metrics": MetricsConfig,
 }
 
 
@@ -42,12 +45,13 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 SWITCH_INTERVAL_S = 0.0005
 
 
-def _load() -> type[BrokerService]:
+def _load() -> tuple[type[BrokerService], type[BrokerMetrics]]:
     """The rest of the code, in a thread: the loop serves the endpoint meanwhile."""
+    from batonmq.broker.metrics import BrokerMetrics
     from batonmq.broker.service import BrokerService
 
     keep_what_is_loaded()
-    return BrokerService
+    return BrokerService, BrokerMetrics
 
 
 async def serve(main: ServerMain) -> None:
@@ -61,9 +65,10 @@ async def serve(main: ServerMain) -> None:
     endpoint = BrokerEndpoint(config)
     await endpoint.listen()
     main.serving()
-    broker_service = await asyncio.to_thread(_load)
+    broker_service, broker_metrics = await asyncio.to_thread(_load)
     endpoint.laps.end("code")
     service = broker_service(config, main.fail, endpoint)
+    main.metrics.show(broker_metrics(service))
     if not await started(service.start(), main.stopped()):
         return
     try:

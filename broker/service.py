@@ -114,7 +114,7 @@ class BrokerService:
             config, self.path, self.tables, self.slave_sync, self._client, self
         )
         self.filters = ConsumerFilterManager(config.store.root / "config" / "consumerFilter.json")
-        clients = ConsumerManager()
+        self.consumers = clients = ConsumerManager()
         self.waiting = WaitingMessages(
             config, self.path, self.tables, self.topics, clients, self.replication.on_damage
         )

@@ -203,12 +203,16 @@ class BrokerStatus:
         }
         return [f"{what}: {why}" for what, why in found.items() if why]
 
-    def _of_store(self) -> dict[str, str]:
+    def earliest_stored_ms(self) -> int:
+        """When the oldest message was stored, -1 if there is none."""
         store = self._path.store
         first = store.queries.look_message_by_offset(store.min_phy_offset)
         head = scan_record(first) if first is not None else None
-        earliest_ms = head.store_timestamp if head is not None else -1
-        return store.runtime_info() | {"earliestMessageTimeStamp": str(earliest_ms)}
+        return head.store_timestamp if head is not None else -1
+
+    def _of_store(self) -> dict[str, str]:
+        earliest = {"earliestMessageTimeStamp": str(self.earliest_stored_ms())}
+        return self._path.store.runtime_info() | earliest
 
     def _of_role(self) -> dict[str, str]:
         path = self._path

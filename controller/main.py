@@ -11,14 +11,23 @@ from batonmq.runtime.extras import need_server
 if __name__ == "__main__":
     need_server("controller")  # before the imports that would fail
 
+import msgspec
+
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.service import ControllerService
+from batonmq.runtime.metrics import MetricsConfig
 from batonmq.runtime.server_main import ServerMain, run_server, started
+
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "controller": ControllerConfig,
+    "metrics": MetricsConfig,
+}
 
 
 async def serve(main: ServerMain) -> None:
     """Runs the node until the process is to stop."""
     service = ControllerService(main.sections["controller"])
+    main.metrics.show(service.metrics)
     if not await started(service.start(main.serving), main.stop_requested()):
         return
     try:
@@ -28,7 +37,7 @@ async def serve(main: ServerMain) -> None:
 
 
 def main() -> int:
-    return run_server("controller", {"controller": ControllerConfig}, serve)
+    return run_server("controller", SECTIONS, serve)
 
 
 if __name__ == "__main__":

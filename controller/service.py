@@ -23,6 +23,7 @@ from batonmq.controller.liveness.core import LivenessCore
 from batonmq.controller.liveness.lead import LeadOffers
 from batonmq.controller.liveness.rotation import GROUPS_A_TURN
 from batonmq.controller.liveness.watch import BrokerWatch, OpenSessions
+from batonmq.controller.metrics import ControllerMetrics
 from batonmq.controller.planned_switches import PlannedSwitches
 from batonmq.controller.raft.log import Commit, Machine, ReplicatedLog
 from batonmq.controller.raft.node import RaftLog, RaftSettings
@@ -81,6 +82,7 @@ class ControllerService:
         )
         self._room = StartRetry(Path(config.store_path))
         self.sessions = OpenSessions()
+        self.metrics = ControllerMetrics(self.requests, self.sessions)
         self._notes = HistoryNotes(self.requests, own)
         self._lead = LeadOffers(self._log, core_config.unseen_timeout_ms)
         self._watch = BrokerWatch(
@@ -197,6 +199,7 @@ class ControllerService:
         if self._closing:
             return
         self._inform_brokers(commit)
+        self.metrics.applied(commit)
         # Last: a slow disk must not delay a view.
         self._history.write(commit)
 

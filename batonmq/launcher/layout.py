@@ -2,8 +2,9 @@
 
 Pure. The port rule is a contract with outside scripts: name server i
 listens on P + 100·i with its embedded controller on +2 (remoting), +3 (gRPC), +4 (Raft); broker j,
-counted through all groups, on P + 1035 + 100·j, its HA port +1, the same handlers on -2. A cluster
-that grew keeps the numbers of its brokers, so what is added comes behind them.
+counted through all groups, on P + 1035 + 100·j, its HA port +1, the same handlers on -2. `/metrics`
+of each is on +5. A cluster that grew keeps the numbers of its brokers, so what is added comes
+behind them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ DEFAULT_WATCHDOG_S: Final = 2.0
 LEAST_WATCHDOG_S: Final = 1.0
 MAX_BROKERS: Final = 26
 HOST: Final = "127.0.0.1"
-SECTIONS: Final = ("namesrv", "controller", "broker", "store", "ha", "replicas")
+SECTIONS: Final = ("namesrv", "controller", "broker", "store", "ha", "replicas", "metrics")
 
 Settings = Mapping[str, Mapping[str, object]]
 
@@ -62,7 +63,12 @@ class NameServerNode:
 
     @property
     def ports(self) -> tuple[int, ...]:
-        return tuple(self.port + step for step in ((0, 2, 3, 4) if self.controller_id else (0,)))
+        steps = (0, 2, 3, 4) if self.controller_id else (0,)
+        return (*(self.port + step for step in steps), self.metrics_port)
+
+    @property
+    def metrics_port(self) -> int:
+        return self.port + 5
 
     @property
     def argv(self) -> list[str]:
@@ -95,7 +101,11 @@ class BrokerNode:
 
     @property
     def ports(self) -> tuple[int, ...]:
-        return (self.port - 2, self.port, self.port + 1)
+        return (self.port - 2, self.port, self.port + 1, self.metrics_port)
+
+    @property
+    def metrics_port(self) -> int:
+        return self.port + 5
 
     @property
     def argv(self) -> list[str]:
@@ -230,7 +240,7 @@ def _check(
             f" {MAX_BROKERS} brokers at the most"
         )
     last = max(number for number, _ in numbers)
-    highest = base_port + max(1035 + 100 * last + 1, 100 * (controllers - 1) + 4)
+    highest = base_port + max(1035 + 100 * last + 5, 100 * (controllers - 1) + 5)
     if base_port < 1024 or highest > 65535:
         raise LayoutError(
             f"--base-port is {base_port}: the ports of this cluster would run to {highest},"
@@ -280,6 +290,11 @@ def config_of(layout: Layout, node: Node) -> dict[str, dict[str, object]]:
                 "controllerAddr": ";".join(peer.controller_address for peer in layout.controllers)
             },
         }
+    sections["metrics"] = {
+        "metricsExporterType": "PROM",
+        "metricsPromExporterHost": node.host,
+        "metricsPromExporterPort": node.metrics_port,
+    }
     for section, values in layout.overrides.items():
         if section in sections:
             sections[section].update(values)

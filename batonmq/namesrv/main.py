@@ -12,15 +12,27 @@ from batonmq.runtime.extras import need_server
 if __name__ == "__main__":
     need_server("namesrv")  # before the imports that would fail
 
+import msgspec
+
 from batonmq.controller.config import ControllerConfig
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.service import NamesrvService
+from batonmq.runtime.metrics import MetricsConfig
 from batonmq.runtime.server_main import ServerMain, run_server, started
+
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "namesrv": NamesrvConfig,
+    "controller": ControllerConfig,
+    "metrics": MetricsConfig,
+}
 
 
 async def serve(main: ServerMain) -> None:
     """Runs the name server until the process is to stop."""
     service = NamesrvService(main.sections["namesrv"], main.sections["controller"])
+    main.metrics.show(service)
+    if service.controller is not None:
+        main.metrics.show(service.controller.metrics)
     if not await started(service.start(main.serving), main.stop_requested()):
         return
     try:
@@ -30,7 +42,7 @@ async def serve(main: ServerMain) -> None:
 
 
 def main() -> int:
-    return run_server("namesrv", {"namesrv": NamesrvConfig, "controller": ControllerConfig}, serve)
+    return run_server("namesrv", SECTIONS, serve)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.service import ControllerService
@@ -19,6 +20,7 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 from batonmq.runtime.clock import boot_ms
+from batonmq.runtime.metrics import Page
 from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
 
 log = logging.getLogger(__name__)
@@ -76,6 +78,23 @@ class NamesrvService:
             await self.close()
             raise
         log.info("namesrv_started address=%s:%d", address, self.port)
+
+    labels: ClassVar[dict[str, str]] = {}
+    """A name server serves many clusters."""
+
+    async def collect(self, page: Page) -> None:
+        """The families of a name server for `/metrics`."""
+        clusters = self.routes.clusters()
+        page.gauge("batonmq_namesrv_clusters", "in the routes", len(clusters))
+        page.gauge("batonmq_namesrv_groups", "in the routes", sum(map(len, clusters.values())))
+        page.gauge("batonmq_namesrv_topics", "in the routes", len(self.routes.all_topics()))
+        brokers = 0
+        async for _, group in page.pace.through(list(self.routes.brokers())):
+            brokers += len(group.broker_addrs)
+        page.gauge("batonmq_namesrv_brokers", "registered", brokers)
+
+    def why_not_ready(self) -> list[str]:
+        return [] if self.port else ["it does not listen yet"]
 
     async def close(self) -> None:
         if self._scan_timer is not None:

@@ -9,6 +9,7 @@ undecoded frame: the hot path needs no task, future or command.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias, cast
 
@@ -110,6 +111,8 @@ class RequestDispatcher:
     def __init__(self, loop: asyncio.AbstractEventLoop, processors: Processors) -> None:
         self.raw_handlers = processors.raw_handlers
         self.tasks: set[asyncio.Task[None]] = set()
+        self.refused: Counter[tuple[int, int]] = Counter()
+        """By (request code, response code); only codes that have a handler."""
         self.receive_buffer = receive_buffer()
         self.turn = TurnBudget(loop)
         self.memory = MemoryBudget(loop)
@@ -131,14 +134,14 @@ class RequestDispatcher:
         except RemoteProtocolError:
             raise
         except Exception as error:
-            _answer_error(connection, decode_frame(header, b"", serialize_type), error)
+            self._refuse(connection, decode_frame(header, b"", serialize_type), error)
 
     def request(self, connection: "Connection", cmd: RemotingCommand) -> None:
         handler = self._processors.handlers.get(cmd.code, self._processors.default_handler)
         try:
             result = handler(cmd, connection)
         except Exception as error:
-            _answer_error(connection, cmd, error)
+            self._refuse(connection, cmd, error)
             return
         if result is None:
             return
@@ -146,10 +149,32 @@ class RequestDispatcher:
             connection.reply(cmd, result)
             return
         paced = Paced(self.turn, result) if asyncio.iscoroutine(result) else result
-        task = self._loop.create_task(_answer_later(connection, cmd, paced))
+        task = self._loop.create_task(self._answer_later(connection, cmd, paced))
         self.tasks.add(task)
         connection.intake.running += 1
         task.add_done_callback(lambda done: self._answered(done, connection, result))
+
+    async def _answer_later(
+        self, connection: "Connection", cmd: RemotingCommand, result: Awaitable[Response]
+    ) -> None:
+        try:
+            response = await result
+        except Exception as error:
+            self._refuse(connection, cmd, error)
+            return
+        if response is not None:
+            connection.reply(cmd, response)
+
+    def _refuse(self, connection: "Connection", cmd: RemotingCommand, error: Exception) -> None:
+        if isinstance(error, BrokerRefusal | ResponseError):
+            code, remark = error.code, error.remark
+        elif isinstance(error, BatonError):
+            code, remark = error.response_code, str(error)
+        else:
+            log.error("request_failed code=%d peer=%s", cmd.code, connection.peer, exc_info=error)
+            code, remark = ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}"
+        self.refused[cmd.code, int(code)] += 1
+        connection.reply(cmd, RemotingCommand.response_to(cmd, code, remark))
 
     def _answered(
         self, task: asyncio.Task[None], connection: "Connection", result: Awaitable[Response]
@@ -159,30 +184,6 @@ class RequestDispatcher:
         if task.cancelled() and asyncio.iscoroutine(result):
             # Cancelled before its first step: nobody awaited the handler's coroutine.
             result.close()
-
-
-async def _answer_later(
-    connection: "Connection", cmd: RemotingCommand, result: Awaitable[Response]
-) -> None:
-    try:
-        response = await result
-    except Exception as error:
-        _answer_error(connection, cmd, error)
-        return
-    if response is not None:
-        connection.reply(cmd, response)
-
-
-def _answer_error(connection: "Connection", cmd: RemotingCommand, error: Exception) -> None:
-    if isinstance(error, BrokerRefusal | ResponseError):
-        response = RemotingCommand.response_to(cmd, error.code, error.remark)
-    elif isinstance(error, BatonError):
-        response = RemotingCommand.response_to(cmd, error.response_code, str(error))
-    else:
-        log.error("request_failed code=%d peer=%s", cmd.code, connection.peer, exc_info=error)
-        remark = f"{type(error).__name__}: {error}"
-        response = RemotingCommand.response_to(cmd, ResponseCode.SYSTEM_ERROR, remark)
-    connection.reply(cmd, response)
 
 
 class WriteTurn:

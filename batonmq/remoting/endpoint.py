@@ -3,7 +3,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from batonmq.protocol.errors import ConnectError, ResponseError
@@ -55,6 +55,11 @@ class Endpoint:
         self._bind()
         assert self._dispatcher is not None
         return self._dispatcher.memory
+
+    @property
+    def refused(self) -> Mapping[tuple[int, int], int]:
+        """How many requests got an error, by (request code, response code)."""
+        return self._dispatcher.refused if self._dispatcher is not None else {}
 
     def _bind(self) -> asyncio.AbstractEventLoop:
         """The running loop, from the first use on."""

@@ -25,6 +25,7 @@ from batonmq.runtime import disk
 from batonmq.runtime.clock import boot_s
 from batonmq.runtime.durable_file import show_file
 from batonmq.runtime.log_lines import LineFormatter
+from batonmq.runtime.metrics import Metrics, MetricsConfig
 from batonmq.runtime.service_manager import manager_of_this_process
 from batonmq.runtime.settings import load_settings
 
@@ -39,8 +40,9 @@ START_HOOK: Final = "BATONMQ_START_HOOK"
 class ServerMain:
     """The settings of a service by section, and the two ways to end it."""
 
-    def __init__(self, sections: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, sections: Mapping[str, Any]) -> None:
         self.sections = sections
+        self.metrics = Metrics(sections.get("metrics", MetricsConfig()), name)
         self._stop = asyncio.Event()
         self.failure: BaseException | None = None
         self.manager = manager_of_this_process()
@@ -159,15 +161,17 @@ def _run_start_hook(environ: Mapping[str, str]) -> None:
 
 
 async def _run(name: str, sections: Mapping[str, Any], serve: Serve) -> int:
-    main = ServerMain(sections)
+    main = ServerMain(name, sections)
     keep_what_is_loaded()
     gc.callbacks.append(ShortCollections())
     try:
+        await main.metrics.start()
         await serve(main)
     except (BatonError, OSError, ValueError) as exc:
         print(f"{name}: {_reason(exc)}", file=sys.stderr)
         return 1
     finally:
+        await main.metrics.close()
         main.manager.close()
     if main.failure is not None:
         print(f"{name}: stopped: {_reason(main.failure)}", file=sys.stderr)

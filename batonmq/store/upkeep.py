@@ -55,6 +55,12 @@ def disk_use(folders: tuple[Path, ...]) -> DiskUse:
     return DiskUse(max(ratios))
 
 
+def disk_space(folder: Path) -> tuple[int, int]:
+    """(used, free) bytes of a file system, as `df` says it. Raises OSError."""
+    space = os.statvfs(folder)
+    return (space.f_blocks - space.f_bfree) * space.f_frsize, space.f_bavail * space.f_frsize
+
+
 def disk_capacity(folder: Path) -> str:
     """Size and unused part of a file system, in Java's words. Raises OSError."""
     space = os.statvfs(folder)

@@ -155,6 +155,10 @@ class PopTable:
         """How many messages are in flight."""
         return self._count
 
+    def in_flight_of(self, key: Key) -> int:
+        """How many of one group and queue are."""
+        return len(self._in_flight.get(key, ()))
+
     def apply(self, record: PopRecord, at: int) -> None:
         """The record at queue offset `at`: put by this master, or read."""
         self.next_record = at + 1

@@ -7,6 +7,7 @@ to the controllers, and changes the role through `RoleActions` when a new role v
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Final
 
 from batonmq.broker.config import BrokerSections
@@ -26,6 +27,7 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.replicas_manager.service import ReplicasManager
+from batonmq.runtime.metrics import Page
 
 log = logging.getLogger(__name__)
 
@@ -238,6 +240,30 @@ class ControllerReplication(Replication):
             and follower.connection_id is not None
             and not follower.follows_tables(sync.master_epoch)
         ]
+
+    def collect(self, page: Page) -> None:
+        view = self.manager.view
+        if view is None:
+            return
+        size = len(view.sync_state_set)
+        page.gauge("batonmq_sync_state_set_size", "members, the master among them", size)
+        page.gauge("batonmq_sync_state_set_epoch", "of the set", view.sync_state_set_epoch)
+        page.gauge("batonmq_replicas_known", "registered replicas", len(view.replicas))
+        least = self._config.store.min_in_sync_replicas
+        page.gauge("batonmq_min_in_sync_replicas", "with fewer, writes are refused", least)
+        if self._path.gate.is_master:
+            valid = self.manager.lease_valid(self._path.clock_ms())
+            page.gauge("batonmq_master_lease_valid", "1 while its lease runs", valid)
+
+    def slaves(self) -> Iterator[tuple[str, int, bool]]:
+        sync, view = self.ha.sync_state, self.manager.view
+        if sync is None or view is None:
+            return
+        for replica in view.replicas:
+            follower = sync.follower(replica.broker_id)
+            if follower is not None and replica.broker_id != sync.broker_id:
+                lag = self._path.store.max_phy_offset - max(0, follower.held)
+                yield str(replica.broker_id), lag, replica.broker_id in view.sync_state_set
 
     def problems(self) -> dict[str, str]:
         return super().problems() | {

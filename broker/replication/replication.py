@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any, Final, Protocol
 
 from batonmq.broker.tables.slave_sync import SlaveSynchronize
@@ -23,6 +23,7 @@ from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
+from batonmq.runtime.metrics import Page
 from batonmq.runtime.turns import in_slices
 
 log = logging.getLogger(__name__)
@@ -99,6 +100,15 @@ class Replication(ABC):
     def status(self) -> dict[str, str]:
         """The keys of the broker's status (request 28) that only this mode has."""
         return {}
+
+    def collect(self, page: Page) -> None:  # noqa: B027  classic mode has none
+        """The figures for `/metrics` that only this mode has."""
+
+    def slaves(self) -> Iterator[tuple[str, int, bool]]:
+        """As master, of each slave: a name, how many bytes it lacks, whether it is in the set.
+        Classic slaves have no ids, and are numbered in the order of their dialling."""
+        for number, slave in enumerate(self.service.runtime_info().ha_connection_info, 1):
+            yield f"slave-{number}", slave.diff, slave.in_sync
 
     def problems(self) -> dict[str, str]:
         """What is wrong, for `mqctl health`: what, and why; an empty reason is no problem."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from batonmq.protocol.bodies import BrokerStatsData, BrokerStatsItem
@@ -67,6 +67,11 @@ class StatsTable:
                 column.append(0)
         self._slots[key] = slot
         return slot
+
+    def totals(self) -> Iterator[tuple[str, int, int]]:
+        """(key, messages, bytes) of each since it is counted. The table may change meanwhile."""
+        for key, slot in list(self._slots.items()):
+            yield key, self._messages[slot], self._bytes[slot]
 
     def tick(self, now_ms: int) -> None:
         """About once a second."""
@@ -160,6 +165,10 @@ class BrokerStats:
     def _tps(self, table: StatsTable, key: str) -> float:
         shown = table.shown(key, self._clock_ms(), sizes=False)
         return 0.0 if shown is None else shown.stats_minute.tps
+
+    def totals(self, name: str) -> Iterator[tuple[str, int, int]]:
+        """(key, messages, bytes) of each counter of a table that 315 names."""
+        return self._shown[name][0].totals()
 
     def shown(self, name: str, key: str) -> BrokerStatsData | None:
         """`key`: the topic, `topic@group`, or for the broker's own numbers its cluster, which may

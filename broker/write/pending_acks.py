@@ -13,7 +13,8 @@ log. Nothing that was refused is stored. Origin: BrokerFastFailure and the bound
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -28,6 +29,7 @@ CLEAN_MS: Final = 50
 Outcome = Callable[[int, str], None]
 """Called once with (response code, remark); code 0 means confirmed."""
 SLICE: Final = 512
+WAIT_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 3_000)
 
 
 class ReplySink(Protocol):
@@ -48,6 +50,10 @@ class PendingAcks:
         self.master_epoch = 0
         self.first_due = False
         """No reply of this mastership has left yet."""
+        self.waits = [0] * (len(WAIT_BOUNDS_MS) + 1)
+        """How many replies were released within each bound, and beyond the last."""
+        self.waited_ms_total = 0
+        self.failed_by_code: Counter[int] = Counter()
         self._replies: deque[_Reply] = deque()
         self._waiters: deque[tuple[int, int, Outcome]] = deque()
         # What failed and was not answered yet: replies, code, remark.
@@ -68,13 +74,16 @@ class PendingAcks:
         """Calls `outcome` when all below `end_offset` is confirmed, or will not be."""
         self._waiters.append((end_offset, now_ms + self.wait_ms, outcome))
 
-    def confirm(self, confirm_offset: int) -> int:
+    def confirm(self, confirm_offset: int, now_ms: int) -> int:
         """Releases every reply whose end is at or below `confirm_offset`; returns how many."""
-        replies = self._replies
+        replies, waits, began_ms = self._replies, self.waits, now_ms + self.wait_ms
         before = len(replies)
         while replies and replies[0][0] <= confirm_offset:
             entry = replies.popleft()
             entry[2].write(entry[3])
+            waited_ms = began_ms - entry[1]
+            waits[bisect_left(WAIT_BOUNDS_MS, waited_ms)] += 1
+            self.waited_ms_total += waited_ms
         while self._waiters and self._waiters[0][0] <= confirm_offset:
             self._waiters.popleft()[2](0, "")
         return before - len(replies)
@@ -83,6 +92,7 @@ class PendingAcks:
         """Every entry gets a refusal (R4): outcomes and a slice of the replies now, the other
         replies by `answer_failed`. Returns how many there were."""
         failed = len(self)
+        self.failed_by_code[code] += len(self._replies)
         waiters, self._waiters = self._waiters, deque()
         self._failed.append((self._replies, code, remark))
         self._replies = deque()
@@ -116,7 +126,9 @@ class PendingAcks:
         replies = self._replies
         while replies and replies[0][1] <= now_ms and expired < SLICE:
             end_offset, _, sink, reply = replies.popleft()
-            sink.write(recode(reply, *code_of(end_offset)))
+            code, remark = code_of(end_offset)
+            self.failed_by_code[code] += 1
+            sink.write(recode(reply, code, remark))
             expired += 1
         while self._waiters and self._waiters[0][1] <= now_ms and expired < SLICE:
             end_offset, _, outcome = self._waiters.popleft()

@@ -339,16 +339,16 @@ class WritePath:
     def release(self, offset: int) -> None:
         """Acknowledges what ends at or below `offset`, unless the rule pauses acks or the role has
         changed."""
-        gate, acks = self.gate, self.acks
-        paused = self.rule.pauses(self.clock_ms())
+        gate, acks, now_ms = self.gate, self.acks, self.clock_ms()
+        paused = self.rule.pauses(now_ms)
         if not paused and gate.role is Role.MASTER and acks.master_epoch == gate.master_epoch:
             if acks.first_due:
-                waited_ms = acks.waited_ms(self.clock_ms())
-                if acks.confirm(offset):
+                waited_ms = acks.waited_ms(now_ms)
+                if acks.confirm(offset, now_ms):
                     acks.first_due = False
                     self.rule.first_acked(waited_ms)
             else:
-                acks.confirm(offset)
+                acks.confirm(offset, now_ms)
 
     def tick(self, now_ms: int) -> None:
         """Releases what a pause that has ended kept. States queue

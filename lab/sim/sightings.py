@@ -117,8 +117,8 @@ class Sightings:
         confirm = acks.confirm
         assert manager is not None
 
-        def on_confirm(confirm_offset: int) -> int:
-            released = confirm(confirm_offset)
+        def on_confirm(confirm_offset: int, now_ms: int) -> int:
+            released = confirm(confirm_offset, now_ms)
             since_s, until_s, epoch = self._paused_s.get(host.name, (0.0, 0.0, 0))
             if epoch != service.path.gate.master_epoch:
                 return released  # elected since

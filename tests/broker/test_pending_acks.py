@@ -32,8 +32,8 @@ def test_replies_leave_in_order_up_to_confirm_offset() -> None:
     acks, sink = PendingAcks(3000), Sink()
     for number, end in enumerate((100, 200, 300)):
         acks.add(end, 0, sink, reply(number))
-    assert acks.confirm(99) == 0
-    assert acks.confirm(200) == 2
+    assert acks.confirm(99, 0) == 0
+    assert acks.confirm(200, 0) == 2
     assert [json.loads(f[8:])["opaque"] for f in sink.frames] == [0, 1]
     assert len(acks) == 1
 
@@ -49,7 +49,7 @@ def test_r4_a_role_change_fails_what_waits_before_the_next_epoch_begins() -> Non
         acks.begin_epoch(2)
     assert acks.fail_all(14, "role changed") == 2
     acks.begin_epoch(2)
-    acks.confirm(10_000)
+    acks.confirm(10_000, 0)
     assert sink.codes == [14, 14]
 
 
@@ -70,7 +70,7 @@ def test_waiters_get_their_outcome_once() -> None:
     acks.add_waiter(100, 0, lambda code, remark: outcomes.append(code))
     acks.add_waiter(200, 0, lambda code, remark: outcomes.append(code))
     acks.add_waiter(300, 0, lambda code, remark: outcomes.append(code))
-    acks.confirm(100)
+    acks.confirm(100, 0)
     acks.expire(3000, lambda end: (12 if end == 200 else 10, ""))
     acks.fail_all(14, "")
     assert outcomes == [0, 12, 10]
@@ -80,10 +80,10 @@ def test_r4_who_waits_for_a_confirmation_hears_of_the_role_change_too() -> None:
     """Offsets of retries, locks, topics and ends of transactions wait so."""
     acks, outcomes = PendingAcks(3000), list[tuple[int, str]]()
     acks.add_waiter(100, 0, lambda code, remark: outcomes.append((code, remark)))
-    acks.confirm(99)
+    acks.confirm(99, 0)
     assert outcomes == []
     assert acks.fail_all(14, "role changed") == 1
-    acks.confirm(10_000)
+    acks.confirm(10_000, 0)
     assert outcomes == [(14, "role changed")]
 
 

@@ -82,7 +82,7 @@ def test_the_oldest_reply_shows_how_long_writes_wait():
     acks.add(100, 60, Mock(), b"")
     acks.add(200, 80, Mock(), b"")
     assert acks.waited_ms(90) == 30
-    acks.confirm(100)
+    acks.confirm(100, 0)
     assert acks.waited_ms(90) == 10
 
 

@@ -309,7 +309,7 @@ def test_r31_asking_again_waits_for_the_record_too(tmp_path: Path, method: str) 
             asked = asyncio.ensure_future(getattr(admin, method)(request, None))
             await asyncio.sleep(0)
             assert len(tables.log) == number and not asked.done()
-            acks.confirm(100 * number - 1)
+            acks.confirm(100 * number - 1, 0)
             await asyncio.sleep(0)
             assert not asked.done()
             if number == 1:
@@ -317,7 +317,7 @@ def test_r31_asking_again_waits_for_the_record_too(tmp_path: Path, method: str) 
                 await asyncio.wait([asked])
                 assert asked.exception() is not None
             else:
-                acks.confirm(100 * number)
+                acks.confirm(100 * number, 0)
                 assert (await asked).code == 0
 
     asyncio.run(ask())

@@ -15,17 +15,12 @@ import yaml
 
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.main import SECTIONS as BROKER_SECTIONS
-from batonmq.controller.config import ControllerConfig
 from batonmq.launcher.layout import DEFAULT_WATCHDOG_S
-from batonmq.namesrv.config import NamesrvConfig
+from batonmq.namesrv.main import SECTIONS as NAMESRV_SECTIONS
 from batonmq.runtime.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-NAMESRV_SECTIONS: dict[str, type[msgspec.Struct]] = {
-    "namesrv": NamesrvConfig,
-    "controller": ControllerConfig,
-}
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 NUMBERS = (1, 2, 3)
 

@@ -10,12 +10,21 @@ from batonmq.broker.config import BrokerConfig, ReplicasConfig
 from batonmq.controller.config import ControllerConfig
 from batonmq.ha.config import HAConfig
 from batonmq.namesrv.config import NamesrvConfig
+from batonmq.runtime.metrics import MetricsConfig
 from batonmq.runtime.section import Section, keys_of
 from batonmq.runtime.settings import load_settings
 from batonmq.store.config import StoreConfig
 
 ROOT = Path(__file__).parents[2]
-SECTIONS = [BrokerConfig, ReplicasConfig, StoreConfig, HAConfig, ControllerConfig, NamesrvConfig]
+SECTIONS = [
+    BrokerConfig,
+    ReplicasConfig,
+    StoreConfig,
+    HAConfig,
+    ControllerConfig,
+    NamesrvConfig,
+    MetricsConfig,
+]
 RANGES = [(kind, name) for kind in SECTIONS for name in kind.RANGES]
 
 

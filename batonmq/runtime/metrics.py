@@ -1,0 +1,336 @@
+"""`/metrics`, `/livez` and `/readyz` of a server process, over HTTP.
+
+A page is built in slices on the loop, at most one at a time and one a second, so neither a large
+cluster nor an eager stranger delays sends. Nothing is counted for it on a hot path: collectors read
+what the services keep anyway. Names are those that RocketMQ 5 publishes where it has one (as its
+Prometheus exporter spells them, with the unit), and `batonmq_…` for what only we have.
+Origin: BrokerMetricsManager and BatchSplittingMetricExporter in Java; Prometheus text format 0.0.4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import logging
+import os
+import resource
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, Final, Literal, Protocol
+
+import msgspec
+
+from batonmq.runtime.clock import boot_s, wall_ms
+from batonmq.runtime.section import Ranges, Section
+from batonmq.runtime.turns import Pace
+
+log = logging.getLogger(__name__)
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+CONNECTIONS_MAX: Final = 32
+REQUEST_MAX: Final = 8_192
+"""Bytes of a request's head."""
+REQUEST_S: Final = 5.0
+ANSWER_S: Final = 30.0
+PAGE_S: Final = 1.0
+"""For so long a page is given again."""
+PIECE: Final = 64 << 10
+LINES_A_TURN: Final = 1_000
+LAG_LOOK_S: Final = 0.25
+_LAG_BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+class MetricsConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """RocketMQ's keys. Raises ValueError for a label that is not `key:value`."""
+
+    RANGES: ClassVar[Ranges] = {
+        "prom_exporter_port": (1, 65_535),
+        "cardinality_limit": (1, None),  # series of one name
+    }
+
+    exporter_type: Literal["DISABLE", "PROM"] = msgspec.field(
+        default="DISABLE", name="metricsExporterType"
+    )
+    prom_exporter_port: int = msgspec.field(default=5557, name="metricsPromExporterPort")
+    prom_exporter_host: str = msgspec.field(default="127.0.0.1", name="metricsPromExporterHost")
+    label: str = msgspec.field(default="", name="metricsLabel")
+    cardinality_limit: int = msgspec.field(default=50_000, name="metricsOtelCardinalityLimit")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.labels
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What every series carries beside the labels of its process."""
+        found = {}
+        for pair in filter(None, (part.strip() for part in self.label.split(","))):
+            name, colon, value = pair.partition(":")
+            if not colon or not name.isidentifier() or not name.isascii():
+                raise ValueError(f"metricsLabel is {self.label!r}: key:value,key:value is allowed")
+            found[name] = value
+        return found
+
+
+class Histogram:
+    """How many observations were at most so large, by bucket. Bounds are rising and inclusive."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+
+class Family:
+    """The series of one name on a page."""
+
+    def __init__(self, page: Page, name: str) -> None:
+        self._page, self._name = page, name
+        self._left = page.series_max
+
+    def add(self, value: float, **labels: str) -> None:
+        """One series. Beyond the limit it is counted as dropped instead."""
+        if self._left <= 0:
+            self._page.dropped += 1
+            return
+        self._left -= 1
+        self._page.line(self._name, labels, value)
+
+
+class Page:
+    """The text of one scrape. `constant` labels are on every series."""
+
+    def __init__(self, constant: Mapping[str, str], series_max: int) -> None:
+        self._constant = ",".join(f'{name}="{_escaped(text)}"' for name, text in constant.items())
+        self.series_max = series_max
+        self.dropped = 0
+        self.lines: list[str] = []
+        self._names: set[str] = set()
+        self.pace = Pace(LINES_A_TURN)
+
+    def family(self, name: str, kind: Kind, what: str) -> Family:
+        """Begins the series of a name; each name once."""
+        assert name not in self._names, name
+        self._names.add(name)
+        self.lines.append(f"# HELP {name} {what}\n# TYPE {name} {kind}\n")
+        return Family(self, name)
+
+    def gauge(self, name: str, what: str, value: float, **labels: str) -> None:
+        """A name with one series."""
+        self.family(name, "gauge", what).add(value, **labels)
+
+    def counter(self, name: str, what: str, value: float, **labels: str) -> None:
+        self.family(name, "counter", what).add(value, **labels)
+
+    def histogram(self, name: str, what: str, histogram: Histogram) -> None:
+        self.family(name, "histogram", what)
+        below = 0
+        for bound, count in zip((*histogram.bounds, "+Inf"), histogram.counts, strict=True):
+            below += count
+            self.line(f"{name}_bucket", {"le": str(bound)}, below)
+        self.line(f"{name}_sum", {}, histogram.sum)
+        self.line(f"{name}_count", {}, below)
+
+    def line(self, name: str, labels: Mapping[str, str], value: float) -> None:
+        own = "".join(f',{label}="{_escaped(text)}"' for label, text in labels.items())
+        # The plus makes a bool a number.
+        self.lines.append(f"{name}{{{self._constant}{own}}} {+value}\n")
+
+
+@functools.cache
+def _release() -> str:
+    import importlib.metadata  # takes 10 ms, which a start has not
+
+    return importlib.metadata.version("batonmq")
+
+
+def _escaped(text: str) -> str:
+    # Names of topics and groups have none of these; most texts are left as they are.
+    if "\\" in text or '"' in text or "\n" in text:
+        return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return text
+
+
+class MetricsSource(Protocol):
+    """A service that has figures."""
+
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+
+    async def collect(self, page: Page) -> None:
+        """Adds its families. It steps `page.pace` where it walks over tables."""
+
+    def why_not_ready(self) -> Iterable[str]:
+        """Reasons in words why it cannot do its work yet; none if it can."""
+        ...
+
+
+class Metrics:
+    """What one process publishes: at first of itself, and that it is not ready; what its services
+    add, they `show`."""
+
+    def __init__(self, config: MetricsConfig, node_type: str) -> None:
+        self._config = config
+        self._node_type = node_type
+        self._labels: dict[str, str] = {}
+        self._sources: list[MetricsSource] = []
+        self._began_s = wall_ms() / 1000
+        self._loop_lag = Histogram(_LAG_BUCKETS)
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.Task[None]] = set()
+        self._page: asyncio.Task[bytes] | None = None
+        self._page_until_s = 0.0
+        self._looks: asyncio.TimerHandle | None = None
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
+    def show(self, source: MetricsSource) -> None:
+        """Adds a service of this process; its labels are on every series."""
+        self._labels |= source.labels
+        self._sources.append(source)
+
+    async def start(self) -> None:
+        """Listens, if the configuration says so. A port that is taken is logged: a broker without
+        its figures is better than none."""
+        config = self._config
+        if config.exporter_type == "DISABLE":
+            return
+        host, port = config.prom_exporter_host, config.prom_exporter_port
+        try:
+            self._server = await asyncio.start_server(self._accept, host, port, limit=REQUEST_MAX)
+        except OSError as error:
+            log.error("metrics_unavailable address=%s:%d reason=%s", host, port, error.strerror)
+            return
+        self._look(boot_s())
+        log.info("metrics_listen address=%s:%d", host, port)
+
+    async def close(self) -> None:
+        if self._looks is not None:
+            self._looks.cancel()
+        if self._server is not None:
+            self._server.close()
+        tasks = [*self._open, *([self._page] if self._page is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _look(self, due_s: float) -> None:
+        """How late the loop is: every timer, and so every answer, is as late."""
+        now_s = boot_s()
+        self._loop_lag.observe(max(0.0, now_s - due_s))
+        loop = asyncio.get_running_loop()
+        self._looks = loop.call_later(LAG_LOOK_S, self._look, now_s + LAG_LOOK_S)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            if len(self._open) < CONNECTIONS_MAX:
+                self._open.add(task)
+                await self._serve(reader, writer)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # a stranger who sends no request, or does not read: it has had its time
+        finally:
+            self._open.discard(task)
+            with contextlib.suppress(OSError):
+                writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(REQUEST_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+        method, _, rest = head.partition(b" ")
+        status, kind, body = await self._answer(rest.split(b" ", 1)[0].split(b"?", 1)[0])
+        if method not in (b"GET", b"HEAD"):
+            status, kind, body = "405 Method Not Allowed", "text/plain", b"GET is allowed\n"
+        writer.write(
+            f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+            "Connection: close\r\n\r\n".encode()
+        )
+        if method == b"HEAD":
+            body = b""
+        async with asyncio.timeout(ANSWER_S):
+            for at in range(0, len(body), PIECE):
+                writer.write(body[at : at + PIECE])
+                await writer.drain()
+            await writer.drain()
+
+    async def _answer(self, path: bytes) -> tuple[str, str, bytes]:
+        if path == b"/metrics":
+            return "200 OK", CONTENT_TYPE, await self.page()
+        if path == b"/livez":  # whoever reads this has got a turn of the loop
+            return "200 OK", "text/plain", b"ok\n"
+        if path == b"/readyz":
+            why = [reason for source in self._sources for reason in source.why_not_ready()]
+            reasons = "".join(f"{reason}\n" for reason in why or self._starting())
+            return (
+                ("503 Service Unavailable" if reasons else "200 OK"),
+                "text/plain",
+                (reasons or "ok\n").encode(),
+            )
+        return "404 Not Found", "text/plain", b"/metrics, /livez and /readyz are here\n"
+
+    def _starting(self) -> list[str]:
+        return [] if self._sources else ["it is starting"]
+
+    async def page(self) -> bytes:
+        """The text of a scrape. Whoever asks while one is made gets the same."""
+        if self._page is None or (self._page.done() and boot_s() >= self._page_until_s):
+            self._page = asyncio.create_task(self._build(), name="metrics-page")
+        return await asyncio.shield(self._page)
+
+    async def _build(self) -> bytes:
+        page = Page(
+            self._config.labels | {"node_type": self._node_type} | self._labels,
+            self._config.cardinality_limit,
+        )
+        self._of_process(page)
+        failed = 0
+        for source in self._sources:
+            try:
+                await source.collect(page)
+            except Exception:
+                failed += 1
+                log.exception("metrics_incomplete")
+        page.gauge("batonmq_metrics_failures", "parts that are missing on this page", failed)
+        page.gauge("batonmq_metrics_series_dropped", "beyond the limit of a name", page.dropped)
+        encoded = bytearray()
+        for at in range(0, len(page.lines), LINES_A_TURN):
+            encoded += "".join(page.lines[at : at + LINES_A_TURN]).encode()
+            await asyncio.sleep(0)
+        self._page_until_s = boot_s() + PAGE_S
+        return bytes(encoded)
+
+    def _of_process(self, page: Page) -> None:
+        """Under the names of Prometheus' own clients, and how late the loop is."""
+        release = _release()
+        page.gauge("batonmq_build_info", "always 1", 1, version=release)
+        times = os.times()
+        page.counter("process_cpu_seconds_total", "user and system", times.user + times.system)
+        page.gauge("process_start_time_seconds", "since 1970", self._began_s)
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        page.gauge("process_resident_memory_bytes", "resident", pages * resource.getpagesize())
+        page.gauge("process_open_fds", "open descriptors", len(os.listdir("/proc/self/fd")))
+        page.gauge(
+            "process_max_fds", "allowed descriptors", resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        )
+        collections = page.family(
+            "python_gc_collections_total", "counter", "collections by generation"
+        )
+        for generation, stats in enumerate(gc.get_stats()):
+            collections.add(stats["collections"], generation=str(generation))
+        page.histogram(
+            "batonmq_loop_lag_seconds", "how late a timer of the loop was", self._loop_lag
+        )

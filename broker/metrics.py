@@ -1,0 +1,273 @@
+"""The figures of a broker for `/metrics`.
+
+RocketMQ's names (docs of 5.x, suffixed as its Prometheus exporter writes them) where it counts the
+same, `batonmq_…` for what it has no figure for: the SyncStateSet, epochs, confirmOffset, lag of
+replicas, the lease. Only the master publishes figures of consumer groups: sums over the members
+would count them twice. A group that is offline keeps its lag, also in its retry topic.
+Origin: BrokerMetricsManager, ConsumerLagCalculator and DefaultStoreMetricsManager in Java.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from batonmq.broker.service import BrokerService
+from batonmq.broker.tables.consumer_offset import SEPARATOR
+from batonmq.broker.tables.subscription_group import is_system_group
+from batonmq.broker.write.pending_acks import WAIT_BOUNDS_MS
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.role_view import Role
+from batonmq.protocol.topic_name import RETRY_PREFIX, is_system_topic
+from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.metrics import Histogram, Page
+from batonmq.store.upkeep import disk_space
+
+_LAG: Final = (
+    ("rocketmq_consumer_lag_messages", "messages that the group has not consumed"),
+    ("rocketmq_consumer_inflight_messages", "of those, handed out and not acknowledged"),
+    ("rocketmq_consumer_ready_messages", "of those, not handed out yet"),
+    ("rocketmq_consumer_lag_latency_milliseconds", "age of the oldest that is not consumed"),
+    ("rocketmq_consumer_queueing_latency_milliseconds", "age of the oldest not handed out"),
+)
+_Place = tuple[str, int, int]
+"""Topic, queue, offset."""
+
+
+@dataclass(slots=True)
+class Lag:
+    """How far a group is behind in a topic, over all its queues. Times are ms."""
+
+    inflight: int = 0
+    ready: int = 0
+    oldest_ms: int = 0
+    oldest_ready_ms: int = 0
+
+    def values(self) -> tuple[int, ...]:
+        return (
+            self.inflight + self.ready,
+            self.inflight,
+            self.ready,
+            self.oldest_ms,
+            self.oldest_ready_ms,
+        )
+
+
+class BrokerMetrics:
+    """What one broker publishes (`batonmq.runtime.metrics.MetricsSource`)."""
+
+    def __init__(self, service: BrokerService) -> None:
+        self._service = service
+        self._config = service.config
+        self._path = service.path
+        self._tables = service.tables
+        self._waiting = service.waiting
+        self._status = service.status
+        self._replication = service.replication
+        self._stored_ms: dict[_Place, int] = {}
+        """Of the last page: a message that is still the oldest is not read again."""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        broker = self._config.broker
+        return {"cluster": broker.broker_cluster_name, "node_id": broker.broker_name}
+
+    def why_not_ready(self) -> list[str]:
+        """Reasons in words; none once this broker serves as master or slave."""
+        gate = self._path.gate
+        if gate.role is not Role.FENCED and not self._path.store.health.has_failed:
+            return []
+        problems = self._status.problems()
+        return problems or ["it has no role yet: it waits for the controllers"]
+
+    async def collect(self, page: Page) -> None:
+        self._of_role(page)
+        self._of_store(page)
+        self._of_work(page)
+        await self._of_traffic(page)
+        await self._of_clients(page)
+        if self._path.gate.is_master:
+            await self._of_groups(page)
+
+    def _of_role(self, page: Page) -> None:
+        gate, replication = self._path.gate, self._replication
+        roles = page.family("batonmq_broker_role", "gauge", "1 for the role that it has")
+        for role in Role:
+            roles.add(int(gate.role is role), role=role.value.lower())
+        own_id = replication.broker_id()
+        page.gauge("batonmq_broker_id", "its id in the group, 0 for a classic master", own_id)
+        page.gauge("batonmq_takes_writes", "1 if a send would be taken", gate.refusal is None)
+        page.gauge("batonmq_master_epoch", "of the mastership it serves", gate.master_epoch)
+        problems = page.family("batonmq_problem", "gauge", "1 for each, as in mqctl health")
+        for problem in self._status.problems():
+            problems.add(1, problem=problem.partition(":")[0])
+        replication.collect(page)
+        if gate.is_master:
+            behind = page.family("batonmq_replica_lag_bytes", "gauge", "a connected slave lacks it")
+            in_sync = page.family("batonmq_replica_in_sync", "gauge", "1 if it is in the set")
+            for peer, lag, is_member in replication.slaves():
+                behind.add(lag, peer=peer)
+                in_sync.add(is_member, peer=peer)
+
+    def _of_store(self, page: Page) -> None:
+        store = self._path.store
+        log = store.log
+        page.gauge("batonmq_max_offset_bytes", "end of the log", log.max_offset)
+        page.gauge("batonmq_min_offset_bytes", "begin of the log", log.min_offset)
+        confirmed = store.confirm_offset
+        page.gauge("batonmq_confirm_offset_bytes", "every member has all below it", confirmed)
+        flush_behind = log.max_offset - log.flushed_offset
+        page.gauge("rocketmq_storage_flush_behind_bytes", "written, not synced", flush_behind)
+        page.gauge(
+            "rocketmq_storage_dispatch_behind_bytes",
+            "not in a consume queue yet",
+            log.max_offset - confirmed,
+        )
+        used, free = disk_space(self._config.store.root)
+        page.gauge("rocketmq_storage_size_bytes", "used of the file system", used)
+        page.gauge("batonmq_disk_free_bytes", "free on the file system", free)
+        oldest_ms = self._status.earliest_stored_ms()
+        if oldest_ms > 0:
+            page.gauge(
+                "rocketmq_storage_message_reserve_time_milliseconds",
+                "age of the oldest message",
+                max(0, wall_ms() - oldest_ms),
+            )
+        suspect = bool(store.trust.reason)
+        page.gauge("batonmq_log_suspect", "1 if the log cannot be trusted", suspect)
+        skipped = len(store.health.bad_names)
+        page.gauge("batonmq_records_skipped", "queues whose records cannot be shown", skipped)
+
+    def _of_work(self, page: Page) -> None:
+        path, broker = self._path, self._config.broker
+        page.gauge("rocketmq_topic_number", "topics", len(self._tables.topics.table))
+        groups = len(self._tables.groups.table)
+        page.gauge("rocketmq_consumer_group_number", "consumer groups", groups)
+        mark = page.family("rocketmq_processor_watermark", "gauge", "requests that wait")
+        mark.add(len(path.acks) + len(path.hold), processor="send")
+        page.gauge(
+            "batonmq_send_capacity", "sends that may wait", broker.send_thread_pool_queue_capacity
+        )
+        wait = Histogram([bound / 1000 for bound in WAIT_BOUNDS_MS])
+        wait.counts, wait.sum = path.acks.waits, path.acks.waited_ms_total / 1000
+        page.histogram("batonmq_ack_wait_seconds", "from a write to its acknowledgement", wait)
+        failed = page.family("batonmq_writes_failed_total", "counter", "written, never confirmed")
+        for code, count in path.acks.failed_by_code.items():
+            failed.add(count, code=_name(ResponseCode, code))
+        refused = page.family("batonmq_refused_requests_total", "counter", "answered by an error")
+        for (request, code), count in self._service.endpoint.server.refused.items():
+            names = {"request": _name(RequestCode, request), "code": _name(ResponseCode, code)}
+            refused.add(count, **names)
+        held = page.family("batonmq_held_requests", "gauge", "requests that are held, by kind")
+        for kind, count in self._service.housekeeping.waiting().items():
+            held.add(count, kind=kind)
+        oldest_s = path.acks.waited_ms(path.clock_ms()) / 1000
+        page.gauge("batonmq_oldest_pending_ack_seconds", "the send that waits longest", oldest_s)
+        waiting, unread = self._waiting.timers.backlog()
+        page.gauge("rocketmq_timer_enqueue_lag", "timed messages not read yet", unread)
+        page.gauge("rocketmq_timer_dequeue_lag", "timed messages that wait", waiting)
+        popped = len(self._waiting.pop.table)
+        page.gauge("batonmq_pop_in_flight_messages", "popped, not acknowledged", popped)
+
+    async def _of_traffic(self, page: Page) -> None:
+        stats, pace = self._path.stats, page.pace
+        for name, counted, sizes, what in (
+            ("rocketmq_messages_in_total", "TOPIC_PUT_NUMS", False, "messages stored"),
+            ("rocketmq_throughput_in_total", "TOPIC_PUT_SIZE", True, "bytes stored"),
+            ("rocketmq_messages_out_total", "GROUP_GET_NUMS", False, "messages read"),
+            ("rocketmq_throughput_out_total", "GROUP_GET_SIZE", True, "bytes read"),
+            (
+                "batonmq_sent_back_total",
+                "SNDBCK_PUT_NUMS",
+                False,
+                "messages that a group gave back",
+            ),
+        ):
+            family = page.family(name, "counter", what)
+            labels = _topic_labels if counted.startswith("TOPIC") else _group_labels
+            async for key, messages, size in pace.through(stats.totals(counted)):
+                family.add(size if sizes else messages, **labels(key))
+
+    async def _of_clients(self, page: Page) -> None:
+        connections = page.family("rocketmq_consumer_connections", "gauge", "members of a group")
+        async for name, group in page.pace.through(list(self._service.consumers.groups.items())):
+            connections.add(
+                len(group.members),
+                consumer_group=name,
+                consume_mode=group.consume_type.lower(),
+                is_system=_flag(is_system_group(name)),
+            )
+
+    async def _of_groups(self, page: Page) -> None:
+        """One walk over the offsets fills all families of lag."""
+        lags: dict[tuple[str, str], Lag] = {}
+        stored_ms: dict[_Place, int] = {}
+        now_ms, pace = wall_ms(), page.pace
+        async for key in pace.through(list(self._tables.offsets.table)):
+            topic, _, group = key.partition(SEPARATOR)
+            if self._tables.topics.table.get(topic) is None or SEPARATOR in group:
+                continue
+            lag = lags.setdefault((group, topic), Lag())
+            for queue_id, consumed in self._tables.offsets.offsets_of(group, topic).items():
+                self._add_queue(lag, (group, topic, queue_id), consumed, now_ms, stored_ms)
+                await pace.step()
+        self._stored_ms = stored_ms
+        for at, (name, what) in enumerate(_LAG):
+            family = page.family(name, "gauge", what)
+            async for (group, topic), lag in pace.through(lags.items()):
+                family.add(
+                    lag.values()[at],
+                    consumer_group=group,
+                    topic=topic,
+                    is_retry=_flag(topic.startswith(RETRY_PREFIX)),
+                    is_system=_flag(is_system_group(group)),
+                )
+
+    def _add_queue(
+        self,
+        lag: Lag,
+        place: tuple[str, str, int],
+        consumed: int,
+        now_ms: int,
+        stored_ms: dict[_Place, int],
+    ) -> None:
+        group, topic, queue_id = place
+        end = max(0, self._path.store.queries.max_offset_in_queue(topic, queue_id))
+        popped = self._waiting.pop.table.in_flight_of((group, topic, queue_id))
+        consumed = min(max(0, consumed), end)
+        handed_out = max(consumed, min(self._service.pull.pulled.get(place, 0), end))
+        lag.inflight += handed_out - consumed + popped
+        lag.ready += end - handed_out
+        for offset, field in ((consumed, "oldest_ms"), (handed_out, "oldest_ready_ms")):
+            if offset < end:
+                at = (topic, queue_id, offset)
+                stored = stored_ms.get(at) or self._stored_ms.get(at) or self._read_time(at)
+                stored_ms[at] = stored
+                if stored > 0:
+                    setattr(lag, field, max(getattr(lag, field), now_ms - stored))
+
+    def _read_time(self, at: _Place) -> int:
+        return self._path.store.queries.message_store_timestamp(*at)
+
+
+def _name(codes: type[IntEnum], code: int) -> str:
+    return codes(code).name.lower() if code in set(codes) else str(code)
+
+
+def _topic_labels(topic: str) -> dict[str, str]:
+    return {"topic": topic, "is_system": _flag(is_system_topic(topic))}
+
+
+def _group_labels(key: str) -> dict[str, str]:
+    topic, _, group = key.rpartition("@")
+    return {
+        "topic": topic,
+        "consumer_group": group,
+        "is_retry": _flag(topic.startswith(RETRY_PREFIX)),
+        "is_system": _flag(is_system_group(group)),
+    }
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
