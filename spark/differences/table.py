@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 import pyarrow as pa
@@ -37,6 +37,7 @@ from batonmq.spark.differences.scan import (
     plan_tasks,
     scan_range,
 )
+from batonmq.spark.read.columns import widened
 from batonmq.spark.read.options import MIB, Options, by
 from batonmq.spark.read.storage import split_paths
 
@@ -158,17 +159,7 @@ def packed(tasks: Sequence[RangeTask], size_bytes: int) -> list[list[RangeTask]]
 
 
 def _rows(part: str, table: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Rows of a part with all columns of the table."""
-    for batch in table.combine_chunks().to_batches():
-        known: dict[str, Any] = dict(zip(batch.schema.names, batch.columns, strict=True))
-        known["part"] = pa.repeat(pa.scalar(part), batch.num_rows)
-        arrays = [
-            known[field.name].cast(field.type)
-            if field.name in known
-            else pa.nulls(batch.num_rows, field.type)
-            for field in DIFFERENCES
-        ]
-        yield pa.RecordBatch.from_arrays(arrays, schema=DIFFERENCES)
+    return widened(table, DIFFERENCES, part=part)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import msgspec
+import pyarrow as pa
 
 from batonmq.history.event import ON_BROKER_CLOCK, EventDetail, EventKey, HistoryEvent
 from batonmq.history.fold import Fold
@@ -29,10 +30,11 @@ from batonmq.spark.history.summary import GroupSums
 from batonmq.spark.history.tables import (
     Controller,
     Failover,
+    FoldedRows,
     Mastership,
     SetChange,
-    TableFiles,
     Truncation,
+    sums_row,
 )
 from batonmq.spark.steps.tables import DAY_MS, Time
 
@@ -49,19 +51,22 @@ class Known:
 
 
 def fold_lines(
-    lines: Iterable[tuple[str, int, bytes]], known: Known, tables: TableFiles
-) -> Iterator[GroupSums]:
-    """Write the rows of all groups of `lines` (group in tables, controller, line), sorted by group
-    and place; their sums."""
+    lines: Iterable[tuple[str, int, bytes]], known: Known, tables: FoldedRows
+) -> Iterator[pa.RecordBatch]:
+    """The rows of all groups of `lines` (group in tables, controller, line), sorted by group and
+    place, and a row of sums for each group."""
     group: GroupFold | None = None
     for name, rank, text in lines:
         if group is None or group.name != name:
             if group is not None:
-                yield group.finish()
+                yield sums_row(group.finish())
             group = GroupFold(name, known, tables)
         group.line(rank, text)
+        if tables.is_full:
+            yield from tables.take()
     if group is not None:
-        yield group.finish()
+        yield sums_row(group.finish())
+    yield from tables.take()
 
 
 class _Elected(NamedTuple):
@@ -77,7 +82,7 @@ class _Elected(NamedTuple):
 class GroupFold:
     """The lines of one group. The empty name: events of controllers alone, which make no story."""
 
-    def __init__(self, name: str, known: Known, tables: TableFiles) -> None:
+    def __init__(self, name: str, known: Known, tables: FoldedRows) -> None:
         self.name = name
         self._names = known.controllers
         self._bounds = known.facts.bounds.get(name)
@@ -144,7 +149,7 @@ class GroupFold:
             self._latest = self._fold.latest(event.broker_name)
 
     def finish(self) -> GroupSums:
-        """Write what is left; the sums of the group."""
+        """What is left goes to the tables; the sums of the group."""
         if self._event is not None:
             self._take(self._event)
         for story in self._fold.finish():

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 
 from batonmq.spark.read.columns import TABLES
-from batonmq.spark.steps.tables import partition_of, write_part
 
 Read = dict[str, tuple[int, int]]
 """Log -> (Raft index, part) of its newest event that was read. A stream reads each log in order."""
@@ -35,9 +34,10 @@ def take(rows: pa.Table, read: Mapping[str, tuple[int, int]]) -> tuple[pa.Table,
 def write_events(rows: pa.Table, folder: Path) -> None:
     """One file for each broker group (null for events of the controllers alone) and day (UTC), in
     the order of the rows. Raises OSError."""
-    days = pc.cast(rows["time"], pa.date32()).to_pylist()
-    places: dict[str, list[int]] = defaultdict(list)
-    for at, key in enumerate(zip(rows["broker_name"].to_pylist(), days, strict=True)):
-        places[partition_of(group=key[0], day=key[1])].append(at)
-    for place, which in places.items():
-        write_part(folder / place / "part.parquet", rows.take(which))
+    day = pc.cast(rows["time"], pa.date32())
+    rows = rows.append_column("group", rows["broker_name"]).append_column("day", day)
+    folders = pa.schema([rows.schema.field(name) for name in ("group", "day")])
+    ds.write_dataset(
+        rows, folder, format="parquet", partitioning=ds.partitioning(folders, flavor="hive"),
+        use_threads=False, existing_data_behavior="overwrite_or_ignore",
+    )  # fmt: skip

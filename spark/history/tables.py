@@ -1,32 +1,22 @@
-"""The tables of epoch_history: their columns, and the files of one task. Free of Spark.
+"""The tables of epoch_history: their columns, and the rows of one task. Free of Spark.
 
-Each table is Parquet in folders `group=…/day=…` as Spark names them: a row's day is the UTC date of
-its first time. A task writes whole groups, so its files are its own: one that is repeated replaces
-them.
+Each table but `unavailability` is in folders `group=…/day=…`: a row's day is the UTC date of its
+first time.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+import pickle
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
-from pathlib import Path
 from typing import Final
 
 import msgspec
 import pyarrow as pa
 
-from batonmq.spark.steps.tables import (
-    DAY_MS,
-    Time,
-    day_of,
-    partition_of,
-    schema_of,
-    table_of,
-    write_empty,
-    write_part,
-)
+from batonmq.spark.read.columns import batch_of, widened
+from batonmq.spark.steps.tables import DAY_MS, Time, day_of, schema_of, table_of
 
 
 class Mastership(msgspec.Struct, frozen=True):
@@ -148,9 +138,18 @@ _NAMES: Final[Mapping[type[Row], str]] = {
 }
 TABLES: Final = {name: schema_of(row) for row, name in _NAMES.items()}
 """Columns without those that are folders."""
-_BY_GROUP: Final = "unavailability"
+BY_GROUP: Final = "unavailability"
 """It has one row for each day of each group: a file for each would be nothing but files."""
+SUMS: Final = "sums"
 _ROWS_MAX: Final = 50_000
+_S: Final = pa.string()
+FOLDED: Final = pa.unify_schemas(
+    [
+        pa.schema([("part", _S), ("grp", _S), ("on_day", pa.date32()), (SUMS, pa.binary())]),
+        *TABLES.values(),
+    ]
+)
+"""A row of any table: of which one, its group, and its day if that is a folder; or `sums`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,61 +189,65 @@ def _ms(moment: datetime | None) -> int | None:
 
 
 @dataclass(slots=True)
-class TableFiles:
-    """The rows of one task, written below `folder` as files `part-<task>-<n>`.
+class FoldedRows:
+    """Rows of all tables on their way out of a task, as batches of FOLDED.
 
-    `last_day`: that of findings without a time. `counts`: the rows of each table. Flush it at the
-    end.
+    `last_day`: that of findings without a time.
     """
 
-    folder: Path
-    task: int
     span: TimeSpan
     last_day: int
-    counts: Counter[str] = field(default_factory=Counter)
-    _held: dict[tuple[str, str, int | None], list[Row]] = field(default_factory=dict)
+    _held: dict[str, list[tuple[str, date | None, Row]]] = field(default_factory=dict)
     _rows: int = 0
-    _files: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._rows >= _ROWS_MAX
 
     def add(self, row: Row, group: str, day_ms: int | None, at_ms: int | None) -> bool:
-        """A row, in the folder of a group and of the day of a time in ms. False if its time `at_ms`
-        is not wanted."""
+        """A row of a group, and of the day of a time in ms. False if its time `at_ms` is not
+        wanted."""
         if not self.span.has(at_ms):
             return False
         day = None if day_ms is None else day_ms // DAY_MS
         if day is None and isinstance(row, ToCheck):
             day = self.last_day
-        self._put((_NAMES[type(row)], group, day), row)
+        self._put(group, day, row)
         return True
 
     def add_day(self, row: Unavailability, group: str, day: int) -> bool:
         """A row for a day counted from 1970; False as in `add`."""
         if not self.span.has_day(day):
             return False
-        self._put((_BY_GROUP, group, None), row)
+        self._put(group, None, row)
         return True
 
-    def _put(self, key: tuple[str, str, int | None], row: Row) -> None:
-        self._held.setdefault(key, []).append(row)
-        self.counts[key[0]] += 1
+    def _put(self, group: str, day: int | None, row: Row) -> None:
+        on_day = None if day is None else day_of(day)
+        self._held.setdefault(_NAMES[type(row)], []).append((group, on_day, row))
         self._rows += 1
-        if self._rows >= _ROWS_MAX:
-            self.flush()
 
-    def flush(self) -> None:
-        """Write what is held. Raises OSError."""
-        for (table, group, day), rows in self._held.items():
-            on = {} if table == _BY_GROUP else {"day": None if day is None else day_of(day)}
-            place = self.folder / table / partition_of(group=group, **on)
-            self._files += 1
-            path = place / f"part-{self.task:05}-{self._files:05}.parquet"
-            write_part(path, table_of([*map(msgspec.structs.astuple, rows)], TABLES[table]))
+    def take(self) -> Iterator[pa.RecordBatch]:
+        """What is held; then nothing is."""
+        for name, held in self._held.items():
+            groups, days, rows = zip(*held, strict=True)
+            table = table_of([*map(msgspec.structs.astuple, rows)], TABLES[name])
+            table = table.append_column("grp", pa.array([each or None for each in groups]).cast(_S))
+            table = table.append_column("on_day", pa.array(days, pa.date32()))
+            yield from widened(table, FOLDED, part=name)
         self._held.clear()
         self._rows = 0
 
 
-def write_missing(folder: Path) -> None:
-    """A file without rows for each table that has none. Raises OSError."""
-    for table, schema in TABLES.items():
-        day = {} if table == _BY_GROUP else {"day": pa.date32()}
-        write_empty(folder / table, schema, group=pa.string(), **day)
+def sums_row(sums: object) -> pa.RecordBatch:
+    """A row for what a task counted."""
+    return batch_of(FOLDED, 1, {"part": SUMS, "sums": pa.array([pickle.dumps(sums)])})
+
+
+def query_of(name: str) -> str:
+    """The rows of one table, of a view `every`, with its folders."""
+    columns = [f"e.{each} AS {each}" for each in TABLES[name].names]
+    day = [] if name == BY_GROUP else ["e.on_day AS day"]
+    return f"SELECT {', '.join([*columns, 'e.grp AS group', *day])} FROM every e " + (
+        f"WHERE e.part = '{name}'"
+    )

@@ -38,7 +38,6 @@ from batonmq.spark.read.damage import DamagedFile
 from batonmq.spark.read.storage import split_paths
 from batonmq.spark.read.store_facts import StoreError
 from batonmq.spark.steps import sql
-from batonmq.spark.steps.engine import Engine, LocalEngine, SparkEngine
 from batonmq.spark.steps.sql import DELTA, PARQUET, SMALL_LOG_BYTES
 
 if TYPE_CHECKING:  # starting Spark takes seconds, importing it already one: see `Job.is_local`
@@ -101,21 +100,6 @@ class Job:
         return not asked and size_bytes <= SMALL_LOG_BYTES
 
     @contextmanager
-    def engine(self, name: str, size_bytes: int, *, shared: str | None) -> Iterator[Engine]:
-        """Where the steps run, see `is_local`. `shared`: a folder that all executors see, if there
-        is one; raises click.BadParameter for a cluster without one.
-        """
-        if self.is_local(size_bytes):
-            yield LocalEngine()
-            return
-        with self.session(name) as session:
-            if shared is None and not session.sparkContext.master.startswith("local"):
-                raise click.BadParameter(
-                    "--output is needed on a cluster: below it, executors share what they made"
-                )
-            yield SparkEngine(session)
-
-    @contextmanager
     def sql(self, name: str, size_bytes: int) -> Iterator[sql.Engine]:
         """Where queries run, see `is_local`."""
         if self.is_local(size_bytes):
@@ -167,18 +151,6 @@ class Job:
             for line in lines:
                 click.echo(line)
         sys.stdout.flush()
-
-    def reported(
-        self,
-        summary: dict[str, Any],
-        lines: Sequence[str],
-        report: Callable[[dict[str, Any]], str] | None,
-    ) -> None:
-        """The result, with a page that `report` writes (it returns the path) if there is one."""
-        if report is not None:
-            with self.progress.step("drawing the report"):
-                lines = [*lines, f"report: {report(summary)}"]
-        self.result(summary, lines)
 
 
 class JobCommand(click.Command):

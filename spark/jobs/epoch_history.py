@@ -6,13 +6,13 @@ report; see `docs/spark-jobs.md`.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import click
 
-from batonmq.spark.history.run import Inputs, Output, run
+from batonmq.spark.history.run import Inputs, run
 from batonmq.spark.history.summary import lines
+from batonmq.spark.history.tables import TABLES
 from batonmq.spark.jobs.command import (
     EXIT_CODES,
     FOUND,
@@ -24,8 +24,9 @@ from batonmq.spark.jobs.command import (
     output_options,
     paths_option,
 )
-from batonmq.spark.report.epoch_report import write_epoch_report
+from batonmq.spark.report.epoch_report import epoch_page
 from batonmq.spark.severity import CRITICAL, WARNING
+from batonmq.spark.steps.result_folder import Results
 
 
 @click.command(cls=JobCommand, epilog=EXIT_CODES)
@@ -64,11 +65,15 @@ def main(
 ) -> None:
     """Failovers as tables: from controllers' histories and brokers' epoch files."""
     inputs = Inputs(**given)
-    with Output(output, overwrite=overwrite, form=form) as place:
-        with job.engine("epoch_history", inputs.plan.size_bytes, shared=output) as engine:
-            summary = run(engine, inputs, place, job.progress.step)
-        report = None if no_report else partial(write_epoch_report, str(place.path))
-        job.reported(summary, lines(summary), report)
+    results = Results(output, TABLES, overwrite=overwrite, form=form)
+    with job.sql("epoch_history", inputs.plan.size_bytes) as engine:
+        summary = run(engine, inputs, results, job.progress.step)
+        page = None
+        if not no_report:
+            with job.progress.step("drawing the report"):
+                page = epoch_page(results.folder, summary, form=form)
+        results.publish(engine, summary, page)
+    job.result(summary, [*lines(summary), *results.page_line(page)])
     found = summary["findings"]
     worse = found[CRITICAL] + (found[WARNING] if fail_on == WARNING else 0)
     if worse and fail_on != "never":

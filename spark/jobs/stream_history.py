@@ -20,11 +20,13 @@ from typing import Any, Final
 import click
 import msgspec
 
-from batonmq.spark.history.run import Inputs, Output, run
+from batonmq.spark.history.run import Inputs, run
 from batonmq.spark.history.stream import Counts, HistoryLost, HistoryStream, StreamPlan
 from batonmq.spark.history.stream_output import StreamOutput, output_folder
+from batonmq.spark.history.tables import TABLES
 from batonmq.spark.jobs.command import EXIT_CODES, FAILED, Job, JobCommand, job_options
-from batonmq.spark.steps.engine import LocalEngine
+from batonmq.spark.steps.result_folder import Results
+from batonmq.spark.steps.sql import DuckEngine
 
 _TRIGGER: Final = re.compile(r"(\d+) *(ms|s|m|min|h)?")
 _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "min": "minutes",
@@ -132,7 +134,7 @@ class Options(msgspec.Struct, kw_only=True):
         if self.failovers is None:
             return lambda: None
         write = partial(write_failovers, table.folder, self.failovers)
-        Output(self.failovers, overwrite=True)
+        Results(self.failovers, TABLES, overwrite=True)
         if table.rows:  # a kill may have cut them off behind the commit
             write()
         return write
@@ -156,8 +158,9 @@ def write_failovers(table: Path, output: str) -> None:
     Raises OSError.
     """
     inputs = Inputs(history_parquet=(str(table),))
-    with Output(output, overwrite=True) as place:
-        run(LocalEngine(), inputs, place, lambda _: nullcontext())
+    results = Results(output, TABLES, overwrite=True)
+    with DuckEngine() as engine:
+        results.publish(engine, run(engine, inputs, results, lambda _: nullcontext()))
 
 
 @contextmanager

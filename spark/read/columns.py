@@ -5,7 +5,7 @@ nullable. Times are microseconds in UTC; where a store keeps milliseconds, no di
 itself copies the pieces, and not one by one. Free of Spark.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -239,6 +239,13 @@ def batch_of(schema: pa.Schema, rows: int, columns: Mapping[str, Any]) -> pa.Rec
             values = pa.array(values)
         arrays.append(values if values.type == kind else values.cast(kind))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def widened(table: pa.Table, schema: pa.Schema, /, **same: Any) -> Iterator[pa.RecordBatch]:
+    """The rows with all columns of a larger schema; `same`: values that all of them have."""
+    for batch in table.combine_chunks().to_batches():
+        known = dict(zip(batch.schema.names, batch.columns, strict=True))
+        yield batch_of(schema, batch.num_rows, known | same)
 
 
 def is_any_of(column: pa.Array, wanted: frozenset[str]) -> Bools:

@@ -1,6 +1,6 @@
 """The page on the epochs of broker groups: who was master when, what it cost, what is wrong.
 
-Reads the Parquet tables of `epoch_history` and writes `report.html` beside them. The words are in
+Reads the tables of `epoch_history`. The words are in
 `templates/epoch.html`. Free of Spark.
 """
 
@@ -13,21 +13,22 @@ from typing import Any, Final
 from batonmq.spark.report import epoch_figures as figures
 from batonmq.spark.report import epoch_tables
 from batonmq.spark.report.epoch_tables import EpochTables, Group, Kind, Row
-from batonmq.spark.report.page import Figure, write_page
+from batonmq.spark.report.page import Figure, render
 from batonmq.spark.report.plots import PARTS, kind_label
 from batonmq.spark.report.quantities import counted, duration_text, moment_text
+from batonmq.spark.steps.sql import PARQUET
 
 _WORST_DRAWN: Final = 12
 _INPUTS: Final = ("history", "history_parquet", "stores", "since", "until")
 
 
-def write_epoch_report(out_dir: str, summary: Mapping[str, Any]) -> str:
-    """Write OUT/report.html from the tables below OUT, whole or not at all; its path.
+def epoch_page(folder: str, summary: Mapping[str, Any], *, form: str = PARQUET) -> str:
+    """The page as HTML, from the tables below a folder.
 
     `summary`: what `epoch_history` writes as summary.json; of it `inputs`, `generated_at` and
     `version` are shown, the numbers come from the tables. Raises OSError.
     """
-    return write_page(f"{out_dir}/report.html", "epoch.html", _facts(EpochTables(out_dir), summary))
+    return render("epoch.html", _facts(EpochTables(folder, form), summary))
 
 
 def _facts(tables: EpochTables, summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +18,7 @@ import pyarrow.dataset as ds
 
 from batonmq.spark.report.plots import PARTS
 from batonmq.spark.severity import SEVERITIES
+from batonmq.spark.steps.sql import PARQUET, written
 from batonmq.spark.steps.tables import DAY_MS, percentile
 
 #: More broker groups than this are counted but not drawn; those that cost most are.
@@ -89,14 +89,14 @@ class Lane:
 class EpochTables:
     """The tables below one folder. Raises OSError."""
 
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
+    def __init__(self, folder: str, form: str = PARQUET) -> None:
+        self._folder, self._form = folder, form
         self.failovers = self._failovers()
 
     def read(self, name: str, columns: str, where: pc.Expression | None = None) -> pa.Table:
         """`group` and those columns (parted by blanks), times and days as ms."""
         wanted = ["group", *columns.split()]
-        data = ds.dataset(self._folder / name, format="parquet", partitioning=_FOLDERS)
+        data = written(f"{self._folder}/{name}", self._form, _FOLDERS)
         found = data.to_table(columns=wanted, filter=where)
         return pa.table([_in_ms(found[each]) for each in wanted], wanted)
 

@@ -9,7 +9,7 @@ used.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -29,7 +29,7 @@ SMALL_LOG_BYTES: Final = 64 << 20
 """Logs of at most so many bytes together, some 100,000 messages, are done in this process."""
 PARQUET, DELTA = "parquet", "delta"
 Options = Mapping[str, str]
-Part = Callable[[pa.Table], pa.Table]
+Batches = Iterator[pa.RecordBatch]
 _MACROS: Final = """
     CREATE MACRO unix_millis(t) AS epoch_ms(t);
     CREATE MACRO timestamp_millis(ms) AS
@@ -52,6 +52,26 @@ class Engine(Protocol):
 
     def define(self, view: str, query: str, *, keep: bool = False) -> None:
         """A query by name; `keep`: it is used more than once, so its rows are kept."""
+        ...
+
+    def mapped(
+        self, view: str, tasks: Sequence[Any], function: Callable[[Any], Batches], schema: pa.Schema
+    ) -> None:
+        """The rows that a function makes of each task; they are kept. What it raises ends it."""
+        ...
+
+    def folded(
+        self,
+        view: str,
+        query: str,
+        by: str,
+        order: Sequence[str],
+        function: Callable[[Batches], Batches],
+        schema: pa.Schema,
+    ) -> None:
+        """The rows that a function makes of a query's, which come in that order, those with one
+        value of `by` together; they are kept.
+        """
         ...
 
     def rows(self, query: str) -> pa.Table:
@@ -115,10 +135,17 @@ def _delta(rows: pa.Table, place: str, by: Sequence[str], only: Options | None) 
     )  # fmt: skip
 
 
-def _delta_rows(place: str) -> pa.Table:
-    import deltalake
+def written(place: str, form: str, folders: Any) -> ds.Dataset:
+    """A table that was written. `folders`: the partitioning of its Parquet files. Raises OSError,
+    ValueError for a URI that pyarrow does not know.
+    """
+    if form == DELTA:
+        import deltalake
 
-    return pa.table(deltalake.DeltaTable(place).to_pyarrow_table())
+        return deltalake.DeltaTable(place).to_pyarrow_dataset()
+    storage, folder = locate(place)
+    system = storage.file_system
+    return ds.dataset(folder, filesystem=system, format="parquet", partitioning=folders)
 
 
 def _part(place: str, only: Options | None) -> str:
@@ -143,23 +170,25 @@ class DuckEngine:
 
     def source(self, view: str, paths: Sequence[str], options: Options) -> None:
         reader = open_arrow(paths, **options)
+        self._stream(view, reader.schema, reader)
+
+    def table(self, view: str, rows: pa.Table) -> None:
+        self._store(view, rows)
+
+    def _stream(self, view: str, schema: pa.Schema, rows: Iterable[pa.RecordBatch]) -> None:
         failed: list[Exception] = []
 
-        def batches() -> Iterator[pa.RecordBatch]:
+        def batches() -> Batches:
             try:
-                yield from reader
+                yield from rows
             except Exception as error:  # DuckDB would only tell its text
                 failed.append(error)
                 raise
 
-        made = pa.RecordBatchReader.from_batches(reader.schema, batches())
         try:
-            self._store(view, made)
+            self._store(view, pa.RecordBatchReader.from_batches(schema, batches()))
         except Exception as error:
             raise (failed or [error])[0] from None
-
-    def table(self, view: str, rows: pa.Table) -> None:
-        self._store(view, rows)
 
     def _store(self, view: str, rows: Any) -> None:
         self._db.register("_rows", rows)
@@ -168,6 +197,24 @@ class DuckEngine:
 
     def define(self, view: str, query: str, *, keep: bool = False) -> None:
         self._db.execute(f"CREATE OR REPLACE {'TABLE' if keep else 'VIEW'} {view} AS {query}")
+
+    def mapped(
+        self, view: str, tasks: Sequence[Any], function: Callable[[Any], Batches], schema: pa.Schema
+    ) -> None:
+        self._stream(view, schema, (batch for task in tasks for batch in function(task)))
+
+    def folded(
+        self,
+        view: str,
+        query: str,
+        by: str,
+        order: Sequence[str],
+        function: Callable[[Batches], Batches],
+        schema: pa.Schema,
+    ) -> None:
+        with self._db.cursor() as reading:
+            text = f"SELECT * FROM ({query}) q ORDER BY {', '.join([by, *order])}"
+            self._stream(view, schema, function(reading.sql(text).to_arrow_reader()))
 
     def rows(self, query: str) -> pa.Table:
         return self._db.sql(query).to_arrow_table()
@@ -186,28 +233,28 @@ class DuckEngine:
             return _delta(rows, place, by, only)
         storage, folder = locate(_part(place, only))
         system = storage.file_system
-        if storage.exists(folder):
-            system.delete_dir(folder)
-        if not rows.num_rows:
-            system.create_dir(folder)
-            pq.write_table(rows, f"{folder}/part-0.parquet", filesystem=system)
-            return
-        folders = pa.schema([rows.schema.field(name) for name in by])
-        ds.write_dataset(
-            rows, folder, filesystem=system, format="parquet", existing_data_behavior="error",
-            partitioning=ds.partitioning(folders, flavor="hive") if by else None,
-            max_partitions=1 << 16,
-        )  # fmt: skip
+        parent, _, name = folder.rpartition("/")
+        # A disk can rename: there a table is whole at any time.
+        made = folder if storage.root else f"{parent}/_{name}.growing"
+        for each in {made, folder} if storage.root else {made}:
+            if storage.exists(each):
+                system.delete_dir(each)
+        if rows.num_rows:
+            folders = pa.schema([rows.schema.field(name) for name in by])
+            ds.write_dataset(
+                rows, made, filesystem=system, format="parquet", max_partitions=1 << 16,
+                partitioning=ds.partitioning(folders, flavor="hive") if by else None,
+            )  # fmt: skip
+        else:
+            system.create_dir(made)
+            pq.write_table(rows, f"{made}/part-0.parquet", filesystem=system)
+        if made != folder:
+            if storage.exists(folder):
+                system.delete_dir(folder)
+            system.move(made, folder)
 
     def read(self, view: str, place: str, *, form: str = PARQUET) -> None:
-        if form == DELTA:
-            return self._store(view, _delta_rows(place))
-        storage, folder = locate(place)
-        found = ds.dataset(
-            folder, filesystem=storage.file_system, format="parquet",
-            partitioning=ds.HivePartitioning.discover(infer_dictionary=False),
-        )  # fmt: skip
-        self._store(view, found.scanner().to_reader())
+        self._store(view, written(place, form, "hive").scanner().to_reader())
 
     def names(self, folder: str) -> list[str]:
         return names_in(folder)
@@ -252,6 +299,41 @@ class SparkEngine:
             self._kept.append(frame.persist())
         frame.createOrReplaceTempView(view)
 
+    def mapped(
+        self, view: str, tasks: Sequence[Any], function: Callable[[Any], Batches], schema: pa.Schema
+    ) -> None:
+        every = list(tasks)
+
+        def run(batches: Batches) -> Batches:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    yield from function(every[number])
+
+        numbers = self._session.range(0, len(every), 1, max(1, len(every)))
+        self._make(view, numbers, run, schema)
+
+    def folded(
+        self,
+        view: str,
+        query: str,
+        by: str,
+        order: Sequence[str],
+        function: Callable[[Batches], Batches],
+        schema: pa.Schema,
+    ) -> None:
+        # Sorted, a task holds a few rows at a time; groupBy().applyInArrow would hold a group.
+        rows = self._session.sql(query).repartition(by).sortWithinPartitions(by, *order)
+        self._make(view, rows, function, schema)
+
+    def _make(
+        self, view: str, rows: DataFrame, function: Callable[[Batches], Batches], schema: pa.Schema
+    ) -> None:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        made = rows.mapInArrow(function, from_arrow_schema(schema)).persist()
+        self._kept.append(made)
+        made.createOrReplaceTempView(view)
+
     def rows(self, query: str) -> pa.Table:
         with self._named(query):
             return self._session.sql(query).toArrow()
@@ -281,7 +363,7 @@ class SparkEngine:
 
     def read(self, view: str, place: str, *, form: str = PARQUET) -> None:
         if form == DELTA:
-            return self.table(view, _delta_rows(place))
+            return self.table(view, pa.table(written(place, form, None).to_table()))
         self._session.read.parquet(place).createOrReplaceTempView(view)
 
     def names(self, folder: str) -> list[str]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import date
-from pathlib import Path
 from typing import Annotated, Any, Final, NewType, get_args, get_type_hints
-from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from batonmq.protocol.records.columns import Int64s
 from batonmq.spark.read.columns import TIMESTAMP
@@ -53,58 +50,9 @@ def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
-def partition_of(**values: object) -> str:
-    """The folder of rows that have these values in common."""
-    return "/".join(f"{name}={_escaped(value)}" for name, value in values.items())
-
-
-def _escaped(value: object) -> str:
-    text = "" if value is None else str(value)
-    return "".join(f"%{ord(c):02X}" if c in _ESCAPED else c for c in text) or _NULL
-
-
 def day_of(day: int) -> date:
     """Of days that count from 1970."""
     return date.fromordinal(_EPOCH + day)
-
-
-def write_part(path: Path, table: pa.Table) -> None:
-    """A file that is there whole or not at all, in place of an earlier one. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    growing = path.with_name(f".{path.name}.{uuid4().hex}")
-    pq.write_table(table, growing)
-    growing.replace(path)
-
-
-def write_empty(folder: Path, schema: pa.Schema, **partitions: pa.DataType) -> None:
-    """A file without rows for a table that has none: it has the columns. Raises OSError."""
-    if not folder.exists():
-        for name, kind in partitions.items():
-            schema = schema.append(pa.field(name, kind))
-        write_part(folder / "part-00000.parquet", schema.empty_table())
-
-
-def runs_of(table: pa.Table, names: Iterable[str]) -> Int64s:
-    """Where runs of rows with equal values begin, in a table that is sorted by these columns."""
-    fresh = np.zeros(table.num_rows, np.bool_)
-    fresh[:1] = True
-    for name in names:
-        column = table[name].combine_chunks()
-        codes = column.dictionary_encode("encode").indices.to_numpy()
-        fresh[1:] |= codes[1:] != codes[:-1]
-    return np.flatnonzero(fresh)
-
-
-def sorted_by(table: pa.Table, *names: str) -> pa.Table:
-    return table.sort_by([(name, "ascending") for name in names]).combine_chunks()
-
-
-def grouped(table: pa.Table, keys: Sequence[str], **sums: tuple[str, str]) -> pa.Table:
-    """A row for each value of the keys, ascending; `sums`: name=(column, function of Arrow)."""
-    made = table.group_by(keys, use_threads=False).aggregate(list(sums.values()))
-    columns = [made[f"{column}_{function}"] for column, function in sums.values()]
-    named = pa.table([*made.select(keys).columns, *columns], names=[*keys, *sums])
-    return sorted_by(named, *keys)
 
 
 def percentiles(

@@ -2,86 +2,51 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 
-from batonmq.spark.history.run import Inputs, Output
-from batonmq.spark.history.tables import TABLES
+from batonmq.spark.history.run import Inputs
 from batonmq.spark.jobs.command import AUTO, SPARK, Job
-from batonmq.spark.steps.engine import SMALL_LOG_BYTES
-from batonmq.spark.steps.result_folder import SUMMARY
+from batonmq.spark.steps.result_folder import Results
+from batonmq.spark.steps.sql import SMALL_LOG_BYTES, DuckEngine
 
-LAST = tuple(TABLES)[-1]
-
-
-def make(output, mark):
-    for name in TABLES:
-        folder = output.path / output.table(name)
-        folder.mkdir()
-        (folder / mark).touch()
+HALF = "SELECT 1 AS n, 'east#b=1' AS group UNION ALL SELECT 2, NULL"
 
 
-def content(path):
-    return sorted(str(each.relative_to(path)) for each in path.rglob("*"))
+def test_a_run_that_ends_early_is_not_whole(tmp_path):
+    """The summary comes last, and goes first."""
+    results = Results(str(tmp_path), ("t",))
+    with DuckEngine() as engine:
+        results.begin(engine)
+        engine.write(HALF, results.table("t"), by=["group"])
+        results.publish(engine, {"run": 1}, "page")
+        assert json.loads((tmp_path / "summary.json").read_text()) == {"run": 1}
+        assert (tmp_path / "report.html").read_text() == "page"
+        Results(str(tmp_path), ("t",), overwrite=True).begin(engine)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t"]
 
 
-def test_a_run_that_ends_early_leaves_what_was_there(tmp_path):
-    with Output(str(tmp_path)) as first:
-        make(first, "first")
-        first.publish({"run": 1})
-    before = content(tmp_path)
-    with pytest.raises(RuntimeError), Output(str(tmp_path), overwrite=True) as second:
-        make(second, "second")
-        assert json.loads((tmp_path / SUMMARY).read_text()) == {"run": 1}
-        raise RuntimeError
-    assert content(tmp_path) == before
-
-
-def test_a_later_result_replaces_all_of_an_earlier_one(tmp_path):
-    for mark in ("first", "second"):
-        with Output(str(tmp_path), overwrite=mark == "second") as output:
-            make(output, mark)
-            output.publish({"run": mark})
-            (tmp_path / "report.html").write_text(mark)
-    names = {path.rpartition("/")[2] for path in content(tmp_path)}
-    assert names == {*TABLES, "second", SUMMARY, "report.html"}
-    with Output(str(tmp_path), overwrite=True) as output:
-        make(output, "third")
-        output.publish({"run": "third"})
-    assert not (tmp_path / "report.html").exists()
-
-
-def test_half_published_has_no_summary(tmp_path):
-    """Killed between the tables: readers that ask for the summary take it for what it is."""
-    with Output(str(tmp_path)) as first:
-        make(first, "first")
-        first.publish({"run": 1})
-    with pytest.raises(FileNotFoundError), Output(str(tmp_path), overwrite=True) as second:
-        make(second, "second")
-        (second.path / second.table(LAST) / "second").unlink()
-        (second.path / second.table(LAST)).rmdir()
-        second.publish({"run": 2})
-    assert not (tmp_path / SUMMARY).exists()
-
-
-def test_what_a_killed_run_left_is_in_nobodys_way(tmp_path):
-    (tmp_path / "_making-dead").mkdir()
-    with Output(str(tmp_path)) as output:
-        make(output, "x")
-        output.publish({})
-    assert (tmp_path / SUMMARY).exists()
+def test_a_table_replaces_the_earlier_one_and_has_its_columns_without_a_row(tmp_path):
+    folders = ds.partitioning(pa.schema([("group", pa.string())]), flavor="hive")
+    with DuckEngine() as engine:
+        for text, groups in ((HALF, ["east#b=1", None]), (f"{HALF} LIMIT 0", [])):
+            engine.write(text, str(tmp_path / "t"), by=["group"])
+            found = ds.dataset(tmp_path / "t", partitioning=folders).to_table()
+            assert found.column_names == ["n", "group"]
+            assert found.sort_by("n")["group"].to_pylist() == groups
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
 
 def test_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="must be a folder"):
-        Output(str(tmp_path / "file"))
+    with pytest.raises(ValueError, match=r"--output /.*file: it must be a folder"):
+        Results(str(tmp_path / "file"), ("failovers",))
     with pytest.raises(ValueError, match="it holds file"):
-        Output(str(tmp_path), overwrite=True)
-    with pytest.raises(ValueError, match="file system that all executors share"):
-        Output("s3://bucket/out")
+        Results(str(tmp_path), ("failovers",), overwrite=True)
     (tmp_path / "earlier" / "failovers").mkdir(parents=True)
     with pytest.raises(ValueError, match="--overwrite"):
-        Output(str(tmp_path / "earlier"))
+        Results(f"file://{tmp_path}/earlier", ("failovers",))
 
 
 @pytest.mark.parametrize("given", [{}, {"history": ("a",), "history_parquet": ("b",)}])

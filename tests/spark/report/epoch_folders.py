@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batonmq.spark.history.tables import TABLES, write_missing
+from batonmq.spark.history.tables import TABLES
 
 
 def at(text):
@@ -75,7 +75,12 @@ class EpochFolder:
             folder.mkdir(parents=True, exist_ok=True)
             schema = pa.schema([field for field in TABLES[table] if field.name != "day"])
             pq.write_table(pa.Table.from_pylist(rows, schema), folder / f"part-{number}.parquet")
-        write_missing(self.root)
+        for table in TABLES.keys() - {table for table, _, _ in self.rows}:
+            (self.root / table).mkdir(parents=True)
+            schema = TABLES[table].append(pa.field("group", pa.string()))
+            if "day" not in schema.names:
+                schema = schema.append(pa.field("day", pa.date32()))
+            pq.write_table(schema.empty_table(), self.root / table / "part-0.parquet")
         return str(self.root)
 
 

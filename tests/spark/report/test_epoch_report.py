@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.spark.report.epoch_report import write_epoch_report
+from batonmq.spark.report.epoch_report import epoch_page
 from batonmq.spark.report.epoch_tables import FAILOVERS_LISTED
 from tests.spark.browser import Browser, assert_stands_alone, need_a_browser
 from tests.spark.report.epoch_folders import EpochFolder, at, incident_hour
@@ -29,6 +29,13 @@ EVIL = "<script>alert(1)</script>"
 BARS = "#masterships .plot .bars .point path"
 
 
+def page_of(folder, summary):
+    """Where the page of a folder's tables is."""
+    path = f"{folder}/report.html"
+    Path(path).write_text(epoch_page(folder, summary))
+    return path
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     need_a_browser()
@@ -40,13 +47,13 @@ def browser(tmp_path_factory):
 @pytest.fixture(scope="module")
 def incident(tmp_path_factory):
     folder = incident_hour(tmp_path_factory.mktemp("incident") / "out").save()
-    return write_epoch_report(folder, SUMMARY)
+    return page_of(folder, SUMMARY)
 
 
 @pytest.fixture(scope="module")
 def nothing(tmp_path_factory):
     summary = SUMMARY | {"inputs": {"history": ["/data/n0"]}, "groups": []}
-    return write_epoch_report(EpochFolder(tmp_path_factory.mktemp("nothing")).save(), summary)
+    return page_of(EpochFolder(tmp_path_factory.mktemp("nothing")).save(), summary)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +101,7 @@ def bad_year(tmp_path_factory):
         subject=EVIL,
         evidence=json.dumps({"from": EVIL}),
     )
-    return write_epoch_report(made.save(), SUMMARY)  # fmt: skip
+    return page_of(made.save(), SUMMARY)  # fmt: skip
 
 
 def figures(path):
