@@ -18,6 +18,7 @@ _UNIQUE: Final = (
 # Columns that no filter compares with the least and greatest value of a page.
 _UNORDERED: Final = ("body", "properties.key_value.key", "properties.key_value.value")
 
+PYTHON: Final = "PYSPARK_PYTHON"
 #: How sessions write Parquet, unless their own settings differ.
 PARQUET_DEFAULTS: Final[Mapping[str, str]] = {
     **{f"parquet.enable.dictionary#{column}": "false" for column in _UNIQUE},
@@ -30,8 +31,14 @@ TIMESTAMP_DEFAULT: Final = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_
 def register(session: SparkSession) -> SparkSession:
     """Register the data source and set PARQUET_DEFAULTS; the same session again.
 
-    They concern columns of the tables by name; what the session was started with stays.
+    They concern columns of the tables by name; what the session was started with stays. On one
+    machine, Spark's Python processes run the interpreter that runs here, unless PYSPARK_PYTHON
+    names another; on a cluster it must.
     """
+    if not session.conf.get("spark.pyspark.python", os.environ.get(PYTHON, "")):
+        context = getattr(session, "_sc", None)  # a client of Spark Connect has none
+        if context is not None and context.master.startswith("local"):
+            context.pythonExec = sys.executable
     session.dataSource.register(BatonmqSource)
     for key, value in PARQUET_DEFAULTS.items():
         given = (session.conf.get(name, None) for name in (key, f"spark.hadoop.{key}"))
@@ -49,7 +56,7 @@ def open_session(
     another: Spark itself would take the first `python3` on the path. Times go into Parquet as
     TIMESTAMP_DEFAULT unless there is a setting.
     """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault(PYTHON, sys.executable)
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)

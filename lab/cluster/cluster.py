@@ -59,7 +59,8 @@ class Cluster:
             controllers=CONTROLLERS,
             replicas=REPLICAS,
             # On the loopback others may have the usual ports.
-            base_port=DEFAULT_BASE_PORT if network.can_cut else free_base_port(REPLICAS),
+            base_port=network.base_port
+            or (DEFAULT_BASE_PORT if network.can_cut else free_base_port(REPLICAS)),
             overrides=merged(SMALL_STORE, overrides),
         )
         address = network.address

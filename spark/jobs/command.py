@@ -21,6 +21,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -58,6 +59,12 @@ NO_JVM: Final = (
     "the PATH), and settings (--master, --conf) that spark-submit takes"
 )
 _NO_JVM: Final = ("JAVA_GATEWAY_EXITED",)
+NO_PACKAGE: Final = (
+    "Spark's Python processes do not find this package: set PYSPARK_PYTHON to an interpreter that "
+    "has it, on every machine of the cluster"
+)
+_OWN: Final = re.compile(r"^batonmq\.[a-z_.]+\.[A-Za-z]+: ")
+"""The class of an error of ours: its text is a sentence."""
 MOMENT: Final = click.DateTime(
     ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
 )
@@ -106,7 +113,11 @@ class Job:
             with sql.DuckEngine() as duck:
                 yield duck
             return
-        with self.session(name) as session, sql.SparkEngine(session) as spark:
+        parts = str(min(max(8, size_bytes // SMALL_LOG_BYTES), 4096))
+        with (
+            self.session(name, spark_sql_shuffle_partitions=parts) as session,
+            sql.SparkEngine(session) as spark,
+        ):
             yield spark
 
     @contextmanager
@@ -126,7 +137,8 @@ class Job:
                 session = open_session(
                     name, master=self._master, settings=settings | self._settings
                 )
-                session.sparkContext.setLogLevel(self._settings.get("spark.log.level", "ERROR"))
+                # A failed query is one line of this job and no trace of the JVM before it.
+                session.sparkContext.setLogLevel(self._settings.get("spark.log.level", "FATAL"))
         except BaseException:
             started = SparkSession.getActiveSession()
             if theirs is None and started is not None:
@@ -165,19 +177,24 @@ class JobCommand(click.Command):
             click.echo("stopped", err=True)
             ctx.exit(STOPPED)
         except (ValueError, OSError, StoreError) as error:
-            click.echo(f"error: {error}", err=True)
+            _tell(str(error))
             ctx.exit(WRONG)
         except (BatonError, DamagedFile) as error:
-            click.echo(f"error: {error}", err=True)
+            _tell(str(error))
         except Exception as error:
             told = _of_cluster(error) or _of_spark(error)
             if told is None:
                 # A bug; only its exit code must not be that of a finding.
                 traceback.print_exc()
                 ctx.exit(FAILED)
-            click.echo(f"error: {told}", err=True)
-            ctx.exit(WRONG if told == NO_JVM else FAILED)
+            _tell(told)
+            ctx.exit(WRONG if told in (NO_JVM, NO_PACKAGE) else FAILED)
         ctx.exit(FAILED)
+
+
+def _tell(text: str) -> None:
+    """An error is one line."""
+    click.echo(f"error: {' '.join(text.split())}", err=True)
 
 
 def _of_cluster(error: Exception) -> str | None:
@@ -194,7 +211,10 @@ def _of_spark(error: Exception) -> str | None:
     from pyspark.errors import PySparkException
 
     if isinstance(error, PySparkException):
-        return NO_JVM if error.getCondition() in _NO_JVM else what_failed(str(error))
+        if error.getCondition() in _NO_JVM:
+            return NO_JVM
+        told = what_failed(str(error))
+        return NO_PACKAGE if "No module named 'batonmq" in told else told
     return f"Spark: {what_failed(str(error))}" if isinstance(error, Py4JError) else None
 
 
@@ -353,7 +373,7 @@ def what_failed(text: str) -> str:
         for each in lines[at + 1 :]:
             head, colon, _ = each.partition(": ")
             if colon and head.replace(".", "").replace("_", "").isidentifier():
-                return each
+                return _OWN.sub("", each)
     return lines[0] if lines else "unknown"
 
 

@@ -96,10 +96,6 @@ def main(job: Job, **given: Any) -> None:
             job.session("stream_history", spark_sql_shuffle_partitions="4") as session,
         ):
             _listen(stopping)  # Spark has set a handler of its own meanwhile
-            if not session.conf.get("spark.log.level", ""):
-                # Of a failed query Spark logs the trace of its JVM, with each outage of the cluster
-                # again; the job prints a line.
-                session.sparkContext.setLogLevel("FATAL")
             job.progress.line(f"reading the history into {table.folder}")
             place = options.checkpoint or str(table.checkpoint)
             plan = StreamPlan(

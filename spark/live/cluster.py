@@ -98,14 +98,14 @@ class LiveCluster:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Waits for it; what the client raises becomes a ClusterError."""
+        began_ms = boot_ms()
         try:
             return self._loop.run_until_complete(work)
         except BatonError as error:
-            at = ", ".join(self.client.name_server_addresses)
-            raise ClusterError(
-                f"{error} (cluster of name servers {at}, tried for {self.patience_ms} ms: option "
-                "operationTimeout)"
-            ) from error
+            at = f"cluster of name servers {', '.join(self.client.name_server_addresses)}"
+            if boot_ms() - began_ms >= self.patience_ms:  # else a longer one would not help
+                at += f", tried for {self.patience_ms} ms: option operationTimeout"
+            raise ClusterError(f"{error} ({at})") from error
 
     def deadline_ms(self) -> int:
         return boot_ms() + self.patience_ms

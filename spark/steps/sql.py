@@ -291,7 +291,15 @@ class SparkEngine:
         frame.createOrReplaceTempView(view)
 
     def table(self, view: str, rows: pa.Table) -> None:
-        self._session.createDataFrame(rows).createOrReplaceTempView(view)
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        # Of a table without rows Spark takes no columns.
+        frame = (
+            self._session.createDataFrame(rows)
+            if rows.num_rows
+            else self._session.createDataFrame([], from_arrow_schema(rows.schema))
+        )
+        frame.createOrReplaceTempView(view)
 
     def define(self, view: str, query: str, *, keep: bool = False) -> None:
         frame = self._session.sql(query)
@@ -322,7 +330,9 @@ class SparkEngine:
         schema: pa.Schema,
     ) -> None:
         # Sorted, a task holds a few rows at a time; groupBy().applyInArrow would hold a group.
-        rows = self._session.sql(query).repartition(by).sortWithinPartitions(by, *order)
+        rows = self._session.sql(query)
+        count = max(self._session.sparkContext.defaultParallelism, rows.rdd.getNumPartitions())
+        rows = rows.repartition(count, by).sortWithinPartitions(by, *order)
         self._make(view, rows, function, schema)
 
     def _make(

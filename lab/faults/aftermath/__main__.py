@@ -33,6 +33,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--few", action="store_true", help="four faults instead of fifteen")
     parser.add_argument("--seed", type=int, help="of pauses and choices; default: a random one")
     parser.add_argument("--master", default="local[2]", help="Spark master; default: local[2]")
+    parser.add_argument(
+        "--port", type=int, default=0, help="first port of the cluster; default: free"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON event a line, verdict last")
     return parser
 
@@ -51,8 +54,9 @@ def main() -> int:
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().getrandbits(32)
     reporter: Reporter = JsonReporter(sys.stdout) if arguments.json else LineReporter(sys.stdout)
     options = Options(
-        folder.absolute(), seed, faults=FEW if arguments.few else DOZEN, master=arguments.master
-    )
+        folder.absolute(), seed, faults=FEW if arguments.few else DOZEN, master=arguments.master,
+        port=arguments.port,
+    )  # fmt: skip
     run = Aftermath(options, reporter)
     text = f"seed {seed}, everything in {options.folder}"
     reporter.report(Event("folder", text, {"seed": seed, "folder": str(options.folder)}))

@@ -1,4 +1,4 @@
-"""Spark jobs as processes of their own, as an operator starts them; none stays behind."""
+"""Spark jobs in one session, in a process of its own; none stays behind."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from lab.cluster.processes import spawn, spawn_talking, tail
+from lab.cluster.processes import spawn_talking, tail
 
 DONE: Final = 0
 FOUND: Final = 1
@@ -40,45 +40,61 @@ class JobResult:
     seconds: float
 
 
-def run_job(name: str, arguments: Arguments, folder: Path, master: str) -> JobResult:
-    """Runs `batonmq.spark.jobs.NAME` to its end. Its output goes to `folder`/NAME.log.
+class Jobs:
+    """A process with one Spark session, see `one_session`: it starts at once, and jobs wait for it.
 
-    Raises JobFailed; on any other exception, such as ctrl-C, the job is ended first.
+    `folder`: where logs go. Use it as a context; nothing of it stays.
     """
-    log = folder / f"{name}.log"
-    began = time.monotonic()
-    process = spawn_talking(_argv(name, [*arguments, "--json"], master), log)
-    assert process.stdout is not None and process.stdin is not None
-    try:
-        text = process.stdout.read()
-        code = process.wait()
-    except BaseException:
-        end(process)
-        raise
-    finally:
-        process.stdout.close()
-        process.stdin.close()
-    if code not in (DONE, FOUND):
-        raise JobFailed(f"{name} ended with {code}, see {log}\n{tail(log)}")
-    return JobResult(code, json.loads(text) if text.strip() else {}, time.monotonic() - began)
 
+    def __init__(self, folder: Path, master: str) -> None:
+        self._folder, self._master = folder, master
+        self._log = folder / "spark.log"
+        argv = [sys.executable, "-m", "lab.faults.aftermath.one_session", "--master", master]
+        self._process = spawn_talking([*argv, "--folder", str(folder)], self._log, cwd=ROOT)
 
-@contextlib.contextmanager
-def running_job(
-    name: str, arguments: Arguments, folder: Path, master: str
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A job that goes on until the block ends (SIGINT then). Raises JobFailed if it does not end
-    with 0 then, or has ended before."""
-    log = folder / f"{name}.log"
-    process = spawn(_argv(name, arguments, master), log, cwd=ROOT)
-    try:
-        yield process
-        early = process.poll()
-    finally:
-        end(process)
-    if early is not None or process.returncode != DONE:
-        when = "when asked to" if early is None else "on its own"
-        raise JobFailed(f"{name} ended with {process.returncode} {when}, see {log}\n{tail(log)}")
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        end(self._process)
+        self._process.stdout.close()
+
+    def begin(self, name: str, arguments: Arguments) -> None:
+        """Ask for a job; it begins when the session is there."""
+        request = {"job": name, "arguments": ["--master", self._master, *map(str, arguments)]}
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # `answer` tells why
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def stop(self) -> None:
+        """ctrl-C for the job that runs."""
+        self._process.send_signal(signal.SIGINT)
+
+    def answer(self, name: str) -> tuple[int, str]:
+        """(exit code, what it printed) of the job, at its end. Raises JobFailed."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"code": self._process.wait()}
+        code = int(answer["code"])
+        if not line or code not in (DONE, FOUND):
+            log = self._folder / f"{name}.log" if line else self._log
+            raise JobFailed(f"{name} ended with {code}, see {log}\n{tail(log)}")
+        return code, str(answer["text"])
+
+    def run(self, name: str, arguments: Arguments) -> JobResult:
+        """Runs `batonmq.spark.jobs.NAME` to its end. Raises JobFailed."""
+        began = time.monotonic()
+        self.begin(name, [*arguments, "--json"])
+        code, text = self.answer(name)
+        document = json.loads(text) if text.strip() else {}
+        return JobResult(code, document, time.monotonic() - began)
 
 
 def end(process: subprocess.Popen[Any]) -> None:
@@ -103,11 +119,6 @@ def _group_exists(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _argv(name: str, arguments: Arguments, master: str) -> list[str]:
-    given = [str(each) for each in arguments]
-    return [sys.executable, "-m", f"batonmq.spark.jobs.{name}", "--master", master, *given]
 
 
 def followed(path: Path, progress: Progress, over: threading.Event) -> threading.Thread:

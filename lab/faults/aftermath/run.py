@@ -21,13 +21,12 @@ from lab.faults.aftermath.fault_records import FaultRecord, fault_record
 from lab.faults.aftermath.fault_schedule import DOZEN
 from lab.faults.aftermath.readers import Readers
 from lab.faults.aftermath.summary import AftermathResult
-from lab.faults.aftermath.tables import read_streamed, read_tables
+from lab.faults.aftermath.tables import Name, read_streamed, read_tables
 from lab.faults.trial import Fault, Lab, make_network
 
 LOAD: Final = ("--interval-ms", "4", "--senders", "4", "--body", "512")
 SHOWN_LINES: Final = re.compile(r": \d+\.\d s$|^warning: |^error: ")
 STREAM: Final = "stream_history"
-STREAM_MASTER: Final = "local[1]"
 STREAM_OFTEN: Final = ("--trigger", "2s")
 STREAM_S: Final = 300.0
 REMARKS: Final = frozenset({"elections"})
@@ -36,13 +35,15 @@ REMARKS: Final = frozenset({"elections"})
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`folder` is made anew and stays; `master` is Spark's; `stream`: with `stream_history`."""
+    """`folder` is made anew and stays; `master` is Spark's; `stream`: with `stream_history`;
+    `port`: the first of the cluster, 0: free ones."""
 
     folder: Path
     seed: int
     faults: Sequence[type[Fault]] = DOZEN
     master: str = "local[2]"
     stream: bool = True
+    port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +87,29 @@ class Aftermath:
         self._reporter = reporter
         self.paths = Paths(options.folder)
         self.result = AftermathResult()
+        self._jobs: jobs.Jobs | None = None
 
     def run(self) -> AftermathResult:
         """Raises NotInTime, RuntimeError or OSError for what did not come about."""
-        self.run_cluster()
-        self.run_jobs()
+        try:
+            self.run_cluster()
+            self.run_jobs()
+        finally:
+            self.close()
         return self.result
+
+    def close(self) -> None:
+        """Ends Spark."""
+        if self._jobs is not None:
+            self._jobs.__exit__()
+            self._jobs = None
+
+    @property
+    def spark(self) -> jobs.Jobs:
+        """The session of all jobs; it starts while other things go on."""
+        if self._jobs is None:
+            self._jobs = jobs.Jobs(self.paths.folder, self._options.master)
+        return self._jobs
 
     # --- the cluster ---
 
@@ -101,7 +119,11 @@ class Aftermath:
         self._report("demo_begins", f"three controllers, three replicas, {count} faults in turn")
         load = [*LOAD, "--acked", str(self.paths.acked)]
         self.paths.folder.mkdir(parents=True, exist_ok=True)
-        with Lab(self.paths.folder / "cluster", make_network(with_cuts=False), load=load) as lab:
+        network = make_network(with_cuts=False)
+        network.base_port = self._options.port
+        if self._options.stream:
+            _ = self.spark  # it starts beside the cluster
+        with Lab(self.paths.folder / "cluster", network, load=load) as lab:
             group = lab.cluster.wait_whole()
             self._report("cluster_ready", f"whole, and a write acked; {_master(lab, group.master)}")
             log = self.paths.folder / "readers.log"
@@ -171,21 +193,25 @@ class Aftermath:
             map(lab.cluster.view.controller_address, range(len(lab.cluster.controllers)))
         )
         arguments = ["--controllers", controllers, "--output", str(output), *STREAM_OFTEN]
-        with jobs.running_job(STREAM, arguments, self.paths.folder, STREAM_MASTER) as process:
+        self.spark.begin(STREAM, arguments)
 
-            def elected(epoch: int) -> bool:
-                if process.poll() is not None:
-                    raise jobs.JobFailed(f"{STREAM} has ended, see its log in {self.paths.folder}")
-                return any(found >= epoch for _, found in read_streamed(output))
+        def streamed_names() -> set[Name]:
+            if self.spark.has_ended():
+                raise jobs.JobFailed(f"{STREAM} has ended, see its log in {self.paths.folder}")
+            return {name for name, _ in read_streamed(output)}
 
-            self._report("job_begins", f"{STREAM} … (until the end of the cluster)", job=STREAM)
-            lab.cluster.wait_for("the first events streamed", lambda: elected(1), STREAM_S)
-            yield
-            last = self.result.records[-1].epoch_after
-            lab.cluster.wait_for("the last election streamed", lambda: elected(last), STREAM_S)
+        def has_all() -> bool:
+            return streamed_names() >= lab.cluster.view.history().keys()
+
+        self._report("job_begins", f"{STREAM} … (until the end of the cluster)", job=STREAM)
+        yield
+        lab.cluster.wait_for("all events streamed", has_all, STREAM_S)
+        kept = lab.cluster.view.history().keys()
+        self.spark.stop()
+        self.spark.answer(STREAM)
         streamed = [name for name, _ in read_streamed(output)]
         self.result.streamed = len(streamed)
-        self.result.stream_wrong = stream_wrong(streamed, lab.cluster.view.history().keys())
+        self.result.stream_wrong = stream_wrong(streamed, kept)
         text = f"{STREAM}: {len(streamed)} events, each once"
         self._report(
             "job_ended",
@@ -222,12 +248,7 @@ class Aftermath:
         over = threading.Event()
         follower = jobs.followed(self.paths.folder / f"{name}.log", self._shown_lines(name), over)
         try:
-            result = jobs.run_job(
-                name,
-                [*arguments, "--output", output],
-                self.paths.folder,
-                self._options.master,
-            )
+            result = self.spark.run(name, [*arguments, "--output", output])
         finally:
             over.set()
             follower.join()

@@ -176,12 +176,11 @@ def test_the_two_tables_name_the_same_masters() -> None:
     assert "master is 3 in failovers, 1 in masterships" in everything_wrong(found)
 
 
-def test_a_stream_has_each_event_once_and_lacks_only_the_newest() -> None:
-    kept = [("log", 1, 0), ("log", 1, 1), ("log", 2, 0), ("log", 3, 0), ("other", 1, 0)]
-    assert stream_wrong(kept[:3], kept) == []
-    assert stream_wrong([], kept) == []
-    assert "('log', 1, 0) 2 times" in stream_wrong([*kept[:3], kept[0]], kept)[0]
-    assert stream_wrong([kept[0], kept[2]], kept) == ["the stream lacks ('log', 1, 1)"]
+def test_a_stream_has_every_event_once() -> None:
+    kept = [("log", 1, 0), ("log", 1, 1), ("log", 2, 0), ("other", 1, 0)]
+    assert stream_wrong(kept, kept) == []
+    assert "('log', 1, 0) 2 times" in stream_wrong([*kept, kept[0]], kept)[0]
+    assert stream_wrong([*kept[:1], *kept[2:]], kept) == ["the stream lacks ('log', 1, 1)"]
     assert "no history does" in stream_wrong([("log", 9, 0), *kept], kept)[0]
 
 

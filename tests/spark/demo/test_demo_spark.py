@@ -45,6 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
     aftermath.run_cluster()
     aftermath.compare_history()
     yield aftermath
+    aftermath.close()
 
 
 @pytest.fixture(scope="module")

@@ -59,6 +59,8 @@ def test_a_result_goes_to_standard_output_for_people_or_for_scripts():
         (AnalysisException("[X] no such table"), 3, "no such table"),
         (ClusterError("no name server answers"), 3, "no name server answers"),
         (DamagedFile("commitlog/0: offset 4096: wrong CRC"), 3, "offset 4096"),
+        (DamagedFile("two lines\n  are one"), 3, "error: two lines are one\n"),
+        (AnalysisException("[X] ModuleNotFoundError: No module named 'batonmq'"), 2, "PYSPARK_PYT"),
     ],
 )
 def test_an_error_is_a_sentence_and_its_kind_an_exit_code(error, code, says):
@@ -158,9 +160,6 @@ def test_a_commands_own_usage_error_stays_one():
 
 def test_the_error_of_a_task_is_found_in_sparks_report():
     said = what_failed("Job aborted due to stage failure" + WORKER_TRACE)
-    assert (
-        said
-        == "batonmq.spark.read.damage.DamagedFile: commitlog/0: offset 4096: wrong CRC: 12 bytes"
-    )
+    assert said == "commitlog/0: offset 4096: wrong CRC: 12 bytes"
     assert what_failed("[PATH_NOT_FOUND] no\n\ndetails") == "[PATH_NOT_FOUND] no"
     assert what_failed("") == "unknown"

@@ -1,0 +1,52 @@
+"""What the engines of `steps.sql` must do alike, whatever a job asks of them."""
+
+import pyarrow as pa
+import pytest
+
+from batonmq.spark.steps.sql import DuckEngine, SparkEngine
+
+ROWS = pa.table({"grp": ["b", "a", "b"], "n": pa.array([2, 1, 1], pa.int64())})
+FOLDED = pa.schema([("text", pa.string())])
+
+
+class Numbered:
+    """A batch for each task."""
+
+    def __call__(self, task):
+        yield pa.RecordBatch.from_pylist([{"grp": task, "n": 1}], ROWS.schema)
+
+
+class Joined:
+    """A row for each run of rows of one group."""
+
+    def __call__(self, batches):
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        runs = {}
+        for row in rows:
+            runs.setdefault(row["grp"], []).append(str(row["n"]))
+        texts = [{"text": f"{grp}{','.join(n)}"} for grp, n in runs.items()]
+        yield pa.RecordBatch.from_pylist(texts, FOLDED)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning:pyspark")
+@pytest.mark.parametrize("kind", ["duck", "spark"])
+def test_rows_with_and_without_any_row(kind, request, tmp_path):
+    engine = DuckEngine() if kind == "duck" else SparkEngine(request.getfixturevalue("session"))
+    with engine:
+        engine.table("full_", ROWS)
+        engine.table("empty_", ROWS.schema.empty_table())
+        engine.mapped("made", ["c", "d"], Numbered(), ROWS.schema)
+        every = "SELECT * FROM full_ UNION ALL SELECT * FROM empty_ UNION ALL SELECT * FROM made"
+        engine.folded("folded", every, "grp", ["n"], Joined(), FOLDED)
+        found = engine.rows("SELECT text FROM folded ORDER BY text")["text"].to_pylist()
+        assert found == ["a1", "b1,2", "c1", "d1"]
+        for name, count in (("full_", 3), ("empty_", 0)):
+            place = str(tmp_path / name)
+            engine.write(f"SELECT n, grp AS group FROM {name}", place, by=["group"])
+            engine.read("back", place)
+            assert engine.rows("SELECT n FROM back").num_rows == count
+        assert sorted(engine.names(str(tmp_path))) == ["empty_", "full_"]
+        engine.put(f"{tmp_path}/x.json", "{}")
+        assert (tmp_path / "x.json").read_text() == "{}"
+        engine.put(f"{tmp_path}/x.json", None)
+        assert engine.names(f"{tmp_path}/nowhere") == [] and not (tmp_path / "x.json").exists()
