@@ -23,7 +23,7 @@ StepName = Callable[[str], AbstractContextManager[None]]
 _GRAVEST: Final = f"""
     ORDER BY CASE {" ".join(f"WHEN f.severity = '{s}' THEN {n}" for n, s in enumerate(SEVERITIES))}
     END, f.grp NULLS FIRST, f.physical_offset NULLS FIRST, f.kind, f.topic NULLS FIRST,
-    f.queue_id NULLS FIRST, f.queue_offset NULLS FIRST, f.unique_key NULLS FIRST
+    f.queue_id NULLS FIRST, f.queue_offset NULLS FIRST, f.unique_key NULLS FIRST, f.replicas
 """
 _SHOWN: Final = ", ".join(f"f.{n} AS {'group' if n == 'grp' else n}" for n in queries.COLUMNS)
 

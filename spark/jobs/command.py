@@ -72,6 +72,13 @@ _QUIET_SPARK: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.ui.enabled": "false",
 }
+# A query on few rows costs its planning, and the code that Spark makes and compiles for it.
+_SMALL: Final = {
+    "spark_sql_shuffle_partitions": "2",
+    "spark_sql_adaptive_enabled": "false",
+    "spark_sql_codegen_wholeStage": "false",
+    "spark_sql_codegen_factoryMode": "NO_CODEGEN",
+}
 # Days of all tables are UTC, whatever a user's defaults are.
 _UTC: Final = {"spark.sql.session.timeZone": "UTC"}
 
@@ -113,11 +120,11 @@ class Job:
             with sql.DuckEngine() as duck:
                 yield duck
             return
-        parts = str(min(max(8, size_bytes // SMALL_LOG_BYTES), 4096))
-        with (
-            self.session(name, spark_sql_shuffle_partitions=parts) as session,
-            sql.SparkEngine(session) as spark,
-        ):
+        parts = min(max(8, size_bytes // SMALL_LOG_BYTES), 4096)
+        settings = {"spark_sql_shuffle_partitions": str(parts)}
+        if size_bytes <= SMALL_LOG_BYTES:
+            settings |= _SMALL
+        with self.session(name, **settings) as session, sql.SparkEngine(session) as spark:
             yield spark
 
     @contextmanager

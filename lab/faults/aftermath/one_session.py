@@ -12,11 +12,15 @@ import argparse
 import importlib
 import io
 import json
+import os
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from batonmq.spark.session import open_session
+
+# Short queries: the JVM's optimizing compiler costs more than it brings.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 def run(name: str, arguments: list[str], folder: Path) -> tuple[int, str]:
