@@ -36,6 +36,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--port", type=int, default=0, help="first port of the cluster; default: free"
     )
+    parser.add_argument(
+        "--engine", default="auto", choices=("auto", "spark"),
+        help="of the jobs over the files; default: auto, which does small ones without Spark",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON event a line, verdict last")
     return parser
 
@@ -55,7 +59,7 @@ def main() -> int:
     reporter: Reporter = JsonReporter(sys.stdout) if arguments.json else LineReporter(sys.stdout)
     options = Options(
         folder.absolute(), seed, faults=FEW if arguments.few else DOZEN, master=arguments.master,
-        port=arguments.port,
+        port=arguments.port, engine=arguments.engine,
     )  # fmt: skip
     run = Aftermath(options, reporter)
     text = f"seed {seed}, everything in {options.folder}"

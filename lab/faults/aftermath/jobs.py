@@ -47,7 +47,7 @@ class Jobs:
     """
 
     def __init__(self, folder: Path, master: str) -> None:
-        self._folder, self._master = folder, master
+        self._folder = folder
         self._log = folder / "spark.log"
         argv = [sys.executable, "-m", "lab.faults.aftermath.one_session", "--master", master]
         self._process = spawn_talking([*argv, "--folder", str(folder)], self._log, cwd=ROOT)
@@ -64,7 +64,7 @@ class Jobs:
 
     def begin(self, name: str, arguments: Arguments) -> None:
         """Ask for a job; it begins when the session is there."""
-        request = {"job": name, "arguments": ["--master", self._master, *map(str, arguments)]}
+        request = {"job": name, "arguments": [*map(str, arguments)]}
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # `answer` tells why
             self._process.stdin.write(json.dumps(request) + "\n")

@@ -36,7 +36,8 @@ REMARKS: Final = frozenset({"elections"})
 @dataclass(frozen=True, slots=True)
 class Options:
     """`folder` is made anew and stays; `master` is Spark's; `stream`: with `stream_history`;
-    `port`: the first of the cluster, 0: free ones."""
+    `port`: the first of the cluster, 0: free ones. `engine`: of the jobs behind the cluster; auto:
+    small inputs need no Spark."""
 
     folder: Path
     seed: int
@@ -44,6 +45,7 @@ class Options:
     master: str = "local[2]"
     stream: bool = True
     port: int = 0
+    engine: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +250,9 @@ class Aftermath:
         over = threading.Event()
         follower = jobs.followed(self.paths.folder / f"{name}.log", self._shown_lines(name), over)
         try:
-            result = self.spark.run(name, [*arguments, "--output", output])
+            result = self.spark.run(
+                name, [*arguments, "--output", output, "--engine", self._options.engine]
+            )
         finally:
             over.set()
             follower.join()
