@@ -16,20 +16,6 @@ from msgspec.structs import replace
 
 from batonmq.controller.admission import Admission, claimed
 from batonmq.controller.config import ControllerConfig, Peer, RuntimeConfig
-from batonmq.controller.elections import (
-    STILL_ANSWERS,
-    SUSPECT_WAITS,
-    LastSeen,
-    cut_reason,
-    elects_suspect,
-    lacks_reported,
-    members_of,
-    passes_over,
-    unreported,
-    when_first,
-    why_not_cut,
-    with_new_epochs,
-)
 from batonmq.controller.gate import LeaderGate
 from batonmq.controller.raft.log import Applied, LogStatus, NotApplied, ReplicatedLog
 from batonmq.controller.rules.commands import (
@@ -42,6 +28,7 @@ from batonmq.controller.rules.commands import (
     LiveBroker,
     RegisterBroker,
 )
+from batonmq.controller.rules.election import Seen, may_propose, members_of, with_new_epochs
 from batonmq.controller.rules.groups import BrokerGroup, fill_alive
 from batonmq.controller.rules.state import ControllerState
 from batonmq.controller.switch import is_switch_id, with_drained
@@ -95,17 +82,13 @@ class LivenessView(Protocol):
 
     def presumed_alive(self, broker_name: str, now_ms: int) -> frozenset[int]: ...
 
-    def joined_for_ms(self, broker_name: str, now_ms: int) -> int: ...
-
     def unclean_wait_ms(self, broker_name: str, now_ms: int) -> int: ...
 
     def elsewhere(self, group: BrokerGroup, now_ms: int) -> frozenset[int]: ...
 
-    def suspect_wait_ms(self, broker_name: str, now_ms: int) -> int: ...
-
     def unheard_ms(self, broker_name: str, broker_id: int, now_ms: int) -> int: ...
 
-    def last_seen(self, broker_name: str, now_ms: int) -> tuple[LastSeen, ...]: ...
+    def seen_for_election(self, broker_name: str, now_ms: int) -> Seen: ...
 
     def problems(self) -> tuple[str, ...]: ...
 
@@ -201,7 +184,7 @@ class ControllerRequests:
             admitted = self._admitted(stamped)
             if isinstance(admitted, str):
                 return self._not_elected(stamped, admitted)
-            stamped = self._with_new_epochs(admitted)
+            stamped = admitted
         if isinstance(stamped, RegisterBroker):
             claim = self._claimed(stamped)
             if isinstance(claim, str):
@@ -292,35 +275,16 @@ class ControllerRequests:
         return command
 
     def _admitted(self, command: ElectMaster) -> ElectMaster | str:
-        """The command as it may be proposed now, or why it may not (R7, R17, R19, R44)."""
-        name, now_ms = command.broker_name, boot_ms()
+        """The command as it may be proposed now, or why it may not (R7, R17, R19, R44, R47)."""
+        name = command.broker_name
         group = self._log.state.group(name)
         if group is None:
             return command
-        if not command.unclean or not members_of(group):
-            if self._liveness.suspect_wait_ms(name, now_ms) > 0 and elects_suspect(group, command):
-                return SUSPECT_WAITS
-            if not command.unclean and (
-                why := unreported(command) or lacks_reported(group, command)
-            ):
-                return why
-            return when_first(group, command, self._liveness.joined_for_ms(name, now_ms))
-        if self._liveness.unclean_wait_ms(name, now_ms) > 0:
-            return STILL_ANSWERS
-        passed = passes_over(group, command, self._liveness.last_seen(name, now_ms))
-        if not passed:
-            return command
-        if not command.cut_later_acks:
-            confirmed = max(self._liveness.confirm_newest(name), group.confirm_floor)
-            return why_not_cut(group, command, passed, confirmed)
-        return replace(command, reason=cut_reason(command, passed))
-
-    def _with_new_epochs(self, command: ElectMaster) -> ElectMaster:
-        group = self._log.state.group(command.broker_name)
-        if group is None:
-            return command
+        admitted = may_propose(group, command, self._liveness.seen_for_election(name, boot_ms()))
+        if isinstance(admitted, str):
+            return admitted
         step = _EPOCH_STEP_MIN + secrets.randbelow(_EPOCH_STEPS)
-        return with_new_epochs(group, command, step)
+        return with_new_epochs(group, admitted, step)
 
     def _not_elected(self, command: ElectMaster, why: str) -> CommandResult:
         log.warning("election_not_proposed broker_name=%s reason=%r", command.broker_name, why)

@@ -18,9 +18,9 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
-from batonmq.controller.elections import LastHeard
 from batonmq.controller.liveness import events as ev
 from batonmq.controller.rules.commands import LiveBroker
+from batonmq.controller.rules.election import LastHeard
 from batonmq.protocol.incarnation import is_hash
 from batonmq.runtime.backoff import pause_ms
 

@@ -30,7 +30,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from batonmq.controller.elections import LastHeard, LastSeen, last_seen, members_of
 from batonmq.controller.liveness import events as ev
 from batonmq.controller.liveness.broker_sessions import (
     BrokerSessions,
@@ -44,11 +43,15 @@ from batonmq.controller.liveness.rotation import (
     GROUPS_A_TURN,
     Rotation,
 )
-from batonmq.controller.rules.commands import NO_BROKER, LiveBroker
-from batonmq.controller.rules.elect_policy import (
-    FIRST_ELECTION_SETTLE_MS,
-    choose_master,
-    why_stale,
+from batonmq.controller.rules.commands import LiveBroker
+from batonmq.controller.rules.elect_policy import FIRST_ELECTION_SETTLE_MS, why_stale
+from batonmq.controller.rules.election import (
+    LastHeard,
+    LastSeen,
+    Seen,
+    last_seen,
+    members_of,
+    own_election,
 )
 from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord, living_replicas
 from batonmq.controller.rules.state import ControllerState
@@ -209,9 +212,15 @@ class LivenessCore:
             if (why := watch.stale or (watch.blocked if watch.needs_operator else ""))
         )
 
-    def joined_for_ms(self, broker_name: str, now_ms: int) -> int:
-        """How long ago this node saw the newest replica of the group appear."""
-        return now_ms - self._watch(broker_name).ids_changed_ms
+    def seen_for_election(self, broker_name: str, now_ms: int) -> Seen:
+        watch = self._watch(broker_name)
+        return Seen(
+            joined_for_ms=now_ms - watch.ids_changed_ms,
+            suspect_wait_ms=self._suspect_wait_ms(broker_name, now_ms),
+            unclean_wait_ms=self.unclean_wait_ms(broker_name, now_ms),
+            members=self._last_seen(broker_name, now_ms),
+            confirmed=watch.floor.newest,
+        )
 
     def unclean_wait_ms(self, broker_name: str, now_ms: int) -> int:
         """How long an unclean election must still wait for the last master's lease to end (R7).
@@ -227,7 +236,7 @@ class LivenessCore:
         answered_ms = max(self._watch(broker_name).master_answered_ms, self._gate_opened_ms)
         return max(0, answered_ms + lease_ms - now_ms)
 
-    def suspect_wait_ms(self, broker_name: str, now_ms: int) -> int:
+    def _suspect_wait_ms(self, broker_name: str, now_ms: int) -> int:
         """How long the election of a suspect must still wait (R17): until this node has led for so
         long that each living replica has reported its log (R35); 0 if all have."""
         waits_ms = self._config.unseen_timeout_ms - self._sessions.led_for_ms(now_ms)
@@ -251,7 +260,7 @@ class LivenessCore:
         silent_ms = now_ms - since_ms if heard.silent_ms < 0 else heard.silent_ms
         return min(silent_ms, self._sessions.led_for_ms(now_ms))
 
-    def last_seen(self, broker_name: str, now_ms: int) -> tuple[LastSeen, ...]:
+    def _last_seen(self, broker_name: str, now_ms: int) -> tuple[LastSeen, ...]:
         """What this node last saw of each member (`members_of`), ascending (R44, R49)."""
         self._sessions.notice_time(now_ms)
         group = self._state.group(broker_name)
@@ -534,27 +543,22 @@ class LivenessCore:
         now_ms: int,
     ) -> list[ev.LivenessEffect]:
         watch = self._watch(group.broker_name)
-        choice = choose_master(
+        name = group.broker_name
+        own = own_election(
             group,
-            self.live(group.broker_name, now_ms),
-            confirm_floor=self.confirm_floor(group.broker_name),
+            self.live(name, now_ms),
+            confirm_floor=self.confirm_floor(name),
+            suspect_wait_ms=self._suspect_wait_ms(name, now_ms),
+            heard_elsewhere=bool(elsewhere),
+            master_died=need.state == "dead",
         )
-        if choice.blocked:
-            if choice.refusal == watch.blocked:
-                return []
-            watch.blocked, watch.needs_operator = choice.refusal, True
-            return [ev.ElectionBlocked(group.broker_name, choice.refusal)]
-        if choice.unclean and self.suspect_wait_ms(group.broker_name, now_ms) > 0:
+        if own is None:
             return []
-        if choice.winner == NO_BROKER and elsewhere and group.master_epoch > 0:
-            return []  # R50: a peer may have a candidate
-        # Without a candidate a command is useful only to depose a dead master.
-        if choice.winner == NO_BROKER and need.state != "dead":
-            if group.master_epoch == 0 or choice.refusal == watch.blocked:
+        known, watch.blocked, watch.needs_operator = watch.blocked, own.refusal, own.needs_operator
+        if not own.propose:
+            if own.refusal == known:
                 return []
-            watch.blocked, watch.needs_operator = choice.refusal, False
-            return [ev.ElectionBlocked(group.broker_name, choice.refusal, operator=False)]
-        watch.blocked, watch.needs_operator = choice.refusal, False
+            return [ev.ElectionBlocked(name, own.refusal, operator=own.needs_operator)]
         if not watch.propose(group.master_epoch, self._config, now_ms):
             return []
         return [

@@ -159,7 +159,7 @@ class ElectMaster(Command, frozen=True, kw_only=True, tag="elect_master"):
     who names the replica (G5). `confirm_floor` is the highest confirmOffset that a member must have
     by now (R16), -1 if unknown; `drained_offset` is what the designated broker acked according to
     the fenced old master (R33), 0 outside a planned switch. With `cut_later_acks` the operator
-    accepts that an old master out of sight may go on acknowledging, and that this is cut (R44).
+    accepts that an old master out of sight may still acknowledge, and that this is cut (R44).
     `reason` and `detected_ms` (wall clock, 0 if unknown) say how and when the controller `node` saw
     the need, `silent_ms` how long the master had been silent by then, -1 if that is not known.
     """

@@ -8,12 +8,11 @@ with its faults corrected (tests call them quirks):
 (d) fencing comes before equality: a deposed master gets 2002 or 2000, also with the same set.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from batonmq.controller.rules.commands import (
-    ANY_EPOCH,
     NO_BROKER,
     AlterSyncStateSet,
     ApplyBrokerId,
@@ -25,16 +24,14 @@ from batonmq.controller.rules.commands import (
     RegisterBroker,
     ReportEvent,
 )
-from batonmq.controller.rules.elect_policy import choose_master
+from batonmq.controller.rules.election import apply_election
 from batonmq.controller.rules.groups import (
     BrokerGroup,
     Change,
     ReplicaRecord,
     altered_event,
-    deposed,
     event_of,
     foreign_cluster,
-    is_healthy,
     living_replicas,
     refused,
     without_members,
@@ -74,7 +71,7 @@ def change_group(group: BrokerGroup | None, command: GroupCommand, clock_ms: int
         case AlterSyncStateSet():
             return _alter_sync_state_set(group, command)
         case ElectMaster():
-            return _elect_master(group, command, clock_ms)
+            return apply_election(group, command, clock_ms)
         case CleanBrokerData():
             return _clean_broker_data(group, command)
         case ReportEvent():
@@ -229,143 +226,6 @@ def _how_set_changed(before: tuple[int, ...], after: tuple[int, ...]) -> str:
     if not removed:
         return "expand"
     return "replace" if added else "shrink"
-
-
-# Elections.
-
-
-def _elect_master(group: BrokerGroup | None, command: ElectMaster, clock_ms: int) -> Change:
-    if group is None:
-        return refused(
-            group,
-            ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
-            f"broker set {command.broker_name} is not known",
-        )
-    if foreign := foreign_cluster(group, command.cluster_name):
-        return foreign
-    if command.expected_master_epoch not in (ANY_EPOCH, group.master_epoch):
-        return refused(
-            group,
-            ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
-            f"masterEpoch is {group.master_epoch}, not {command.expected_master_epoch}",
-        )
-    asker = max(command.broker_id, NO_BROKER)
-    if asker != NO_BROKER and group.replica(asker) is None:
-        known = ", ".join(str(record.broker_id) for record in group.replicas) or "none"
-        return refused(
-            group,
-            ResponseCode.CONTROLLER_ELECT_MASTER_FAILED,
-            f"broker set {group.broker_name} has no broker {asker}; known are {known}",
-        )
-    choice = choose_master(
-        group,
-        command.live,
-        asker=asker,
-        designate=command.designate and asker != NO_BROKER,
-        unclean=command.unclean,
-        confirm_floor=command.confirm_floor,
-        now_ms=clock_ms,
-    )
-    if choice.keeps_master:
-        return refused(
-            group,
-            ResponseCode.CONTROLLER_MASTER_STILL_EXIST,
-            f"master {choice.winner} of masterEpoch {group.master_epoch} lives",
-        )
-    if choice.winner == NO_BROKER:
-        if choice.blocked:
-            return refused(group, ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, choice.refusal)
-        return _nobody_elected(group, command, asker, choice.refusal)
-    return _elected(group, command, choice.winner, unclean=choice.unclean)
-
-
-def _elected(group: BrokerGroup, command: ElectMaster, winner: int, *, unclean: bool) -> Change:
-    living = living_replicas(group, command.live)
-    # R9: the live old members stay, so that the first acks of the new epoch are no single copy.
-    # After an unclean election neither the old set nor the old confirmOffset says anything about
-    # the winner's log (R16).
-    kept = (
-        set()
-        if unclean
-        else {
-            member
-            for member in group.sync_state_set
-            if member in living and is_healthy(group, member)
-        }
-    )
-    record = group.replica(winner)
-    assert record is not None
-    master_epoch = group.next_master_epoch(living)
-    floor = max(group.confirm_floor, command.confirm_floor)
-    after = msgspec.structs.replace(
-        group.with_replica(msgspec.structs.replace(record, suspect=False, suspect_told=False)),
-        master_broker_id=winner,
-        master_incarnation=record.incarnation,
-        master_epoch=master_epoch,
-        sync_state_set=tuple(sorted(kept | {winner})),
-        sync_state_set_epoch=group.sync_state_set_epoch + 1,
-        needs_election="",
-        confirm_floor=-1 if unclean else floor,
-        unclean_epoch=master_epoch if unclean else group.unclean_epoch,
-    )
-    after = without_stale_marks(after)
-    seen = living.get(winner)
-    event = event_of(
-        EventKind.ELECTED,
-        after,
-        broker_id=winner,
-        incarnation=record.incarnation,
-        address=record.address,
-        master_before=group.master_broker_id,
-        set_before=group.sync_state_set,
-        max_offset=seen.max_offset if seen else record.max_offset,
-        confirm_offset=floor,
-        unclean=unclean,
-        reason=command.reason or _requester(command),
-        **_seen(command),
-    )
-    return Change(group=after, broker_id=winner, events=(event,))
-
-
-def _nobody_elected(group: BrokerGroup, command: ElectMaster, asker: int, refusal: str) -> Change:
-    """Only the controller's own election deposes a dead master, once, and never in epoch 0."""
-    if asker != NO_BROKER:
-        return refused(group, ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, refusal)
-    if group.master_broker_id == NO_BROKER:
-        return refused(group, ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE, refusal)
-    after = deposed(group)
-    event = event_of(
-        EventKind.ELECTION_FAILED,
-        after,
-        broker_id=group.master_broker_id,
-        master_before=group.master_broker_id,
-        set_before=group.sync_state_set,
-        confirm_offset=max(group.confirm_floor, command.confirm_floor),
-        reason=f"{command.reason or _requester(command)}: {refusal}",
-        **_seen(command),
-    )
-    return Change(
-        group=after,
-        code=ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE,
-        remark=refusal,
-        events=(event,),
-    )
-
-
-def _seen(command: ElectMaster) -> dict[str, Any]:
-    """Who saw the need and when, and when the election was proposed."""
-    return {
-        "node": command.node,
-        "detected_ms": command.detected_ms,
-        "silent_ms": command.silent_ms,
-        "proposed_ms": command.now_ms,
-    }
-
-
-def _requester(command: ElectMaster) -> str:
-    if command.broker_id < 1:
-        return "asked by the controller"
-    return f"{'named' if command.designate else 'asked by'} broker {command.broker_id}"
 
 
 # Cleaning and reporting.

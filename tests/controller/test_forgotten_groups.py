@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from batonmq.controller.elections import (
+from batonmq.controller.rules.commands import (
+    BecomeController,
+    CommandResult,
+    ElectMaster,
+    LiveBroker,
+    RegisterBroker,
+)
+from batonmq.controller.rules.election import (
     LastHeard,
     lacks_reported,
     last_seen,
@@ -12,13 +19,6 @@ from batonmq.controller.elections import (
     passes_over,
     unreported,
     with_new_epochs,
-)
-from batonmq.controller.rules.commands import (
-    BecomeController,
-    CommandResult,
-    ElectMaster,
-    LiveBroker,
-    RegisterBroker,
 )
 from batonmq.controller.rules.groups import BrokerGroup
 from batonmq.controller.rules.state import ControllerState

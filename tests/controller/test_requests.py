@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from batonmq.controller.config import ControllerConfig, RuntimeConfig
-from batonmq.controller.elections import LastHeard, last_seen
 from batonmq.controller.liveness import events as ev
 from batonmq.controller.liveness.core import LivenessCore
 from batonmq.controller.raft.log import Applied, Machine, NotApplied, Outcome, Unknown
@@ -26,6 +25,7 @@ from batonmq.controller.rules.commands import (
     RegisterBroker,
 )
 from batonmq.controller.rules.elect_policy import FIRST_ELECTION_SETTLE_MS
+from batonmq.controller.rules.election import LastHeard, last_seen
 from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord
 from batonmq.controller.rules.state import ControllerState
 from batonmq.protocol.codes import ResponseCode as Code
@@ -404,8 +404,8 @@ def test_r44_a_master_alone_in_its_set_and_out_of_sight_may_go_on_so_the_operato
     refused = unclean(leader)
     assert refused.code is Code.CONTROLLER_ELECT_MASTER_FAILED
     assert refused.remark == (
-        "the SyncStateSet [1] is out of sight and not known to have ended, so its master may go on"
-        " acknowledging (broker 1 at 10.0.0.1:10911: last heard 4200 ms ago, log end 8192,"
+        "the SyncStateSet [1] is out of sight and not known to have ended, so its master may still"
+        " acknowledge (broker 1 at 10.0.0.1:10911: last heard 4200 ms ago, log end 8192,"
         " confirmed 8000). The log of broker 2 ends at 6000: 2000 confirmed bytes above that are"
         " cut, and whatever it acknowledges before it hears of the election is cut, too. Stop it"
         " first, or accept that: mqctl electMaster -bn broker-a -b 2 --unclean --cut-later-acks"

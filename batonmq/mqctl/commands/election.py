@@ -42,7 +42,7 @@ STORY_EVENTS = 60
 @option(
     "--cut-later-acks",
     is_flag=True,
-    help="With --unclean: though the old master is out of sight and may go on acknowledging.",
+    help="With --unclean: though the old master is out of sight and may still acknowledge.",
 )
 @option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 async def elect_master(

@@ -1,0 +1,452 @@
+"""Elections: what the leader may propose, and what every node does with it. Pure.
+
+`may_propose` and `own_election` run on the leader before a command enters the log. They use what
+only this node knows, measured on its own clock (R8): how long a group has waited for its first
+election (R19), whether all replicas had the time to report their logs before a suspect wins (R17),
+and what was last seen of the members that an unclean election passes over (R44). `apply_election`
+runs on every node and uses nothing but the command and the state.
+
+An unclean election waits until the old master's lease is over (R7). That is proof for a master
+that needs other replicas: some member of the recorded set hears of the election and acknowledges
+nothing to the old master from then on (R2). It proves nothing where every member of the set is out
+of sight: they may continue together, and a master that is alone in its set needs no other replica
+(R36). Then the operator gets to know what was last seen of them, and has to accept by name that
+their later acks are cut.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from batonmq.controller.rules.commands import ANY_EPOCH, NO_BROKER, ElectMaster, LiveBroker
+from batonmq.controller.rules.elect_policy import (
+    Choice,
+    behind_reported,
+    choose_master,
+    why_stale,
+)
+from batonmq.controller.rules.groups import (
+    EPOCH_MAX,
+    BrokerGroup,
+    Change,
+    ReplicaRecord,
+    deposed,
+    event_of,
+    foreign_cluster,
+    is_healthy,
+    living_replicas,
+    refused,
+    without_stale_marks,
+)
+from batonmq.history.event import REASON_SIZE_MAX, EventKind
+from batonmq.protocol.codes import ResponseCode
+
+STILL_ANSWERS: Final = "the master still answers: an unclean election waits until its lease is over"
+
+SUSPECT_WAITS: Final = (
+    "only a replica that may lack confirmed messages could be elected, and this controller leads"
+    " only since a moment ago: another replica may report a longer log"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LastHeard:
+    """The newest heartbeat of a process on this node, and how many ms ago it came: None and -1 if
+    none did. `goodbye`: the process announced its end."""
+
+    seen: LiveBroker | None = None
+    silent_ms: int = -1
+    goodbye: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LastSeen:
+    """What a node last saw of one member of the SyncStateSet.
+
+    `silent_ms` is the time since its newest heartbeat, -1 if this node never had one; then the
+    offsets are those of its registration, -1 where unknown. `ended` says how it is known that the
+    member acknowledges nothing to the old master any more, empty if that is not known: a closed
+    connection proves nothing (R6).
+    """
+
+    broker_id: int
+    address: str
+    silent_ms: int = -1
+    max_offset: int = -1
+    confirm_offset: int = -1
+    ended: str = ""
+
+    @property
+    def when(self) -> str:
+        """When and at which log end it was last heard, for people."""
+        heard = f"last heard {self.silent_ms} ms ago" if self.silent_ms >= 0 else "not heard here"
+        return f"{heard}, log end {self.max_offset}, confirmed {self.confirm_offset}"
+
+
+def last_seen(
+    group: BrokerGroup, record: ReplicaRecord, heard: LastHeard, *, lives: bool
+) -> LastSeen:
+    """What is known of the member of `record`; `heard` is of the process that registered."""
+    is_master = record.broker_id == group.master_broker_id
+    accepted = heard.seen.master_epoch if heard.seen is not None else -1
+    ended = ""
+    if is_master and record.incarnation != group.master_incarnation:
+        ended = "it was started again"  # R3: fenced until it is elected
+    elif heard.goodbye:
+        ended = "it was stopped"
+    elif group.master_broker_id == NO_BROKER and accepted >= group.master_epoch > 0:
+        ended = f"it accepted masterEpoch {accepted}"
+    elif lives and not is_master:
+        ended = "it lives, and hears of the election"
+    facts = record if heard.seen is None or heard.seen.max_offset < 0 else heard.seen
+    return LastSeen(
+        record.broker_id,
+        record.address,
+        heard.silent_ms,
+        facts.max_offset,
+        facts.confirm_offset,
+        ended,
+    )
+
+
+def members_of(group: BrokerGroup) -> tuple[int, ...]:
+    """The SyncStateSet. While no election is recorded, the replicas at the highest epoch that any
+    reported: its master may be among them (R49)."""
+    if group.master_epoch > 0:
+        return group.sync_state_set
+    epoch, _ = group.highest_reported_epoch({})
+    if epoch <= 0:
+        return ()
+    return tuple(
+        each.broker_id
+        for each in group.replicas
+        if not each.learner and epoch in (each.epoch, each.accepted_epoch)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the leader saw of a group first-hand. Times are milliseconds on its own clock.
+
+    `joined_for_ms`: since the newest replica appeared. `suspect_wait_ms`, `unclean_wait_ms`: how
+    long an election of a suspect (R17), or an unclean one (R7), must still wait; 0 if it need not.
+    `members`: those of `members_of`. `confirmed`: the highest confirmOffset heard of, -1 if none.
+    """
+
+    joined_for_ms: int
+    suspect_wait_ms: int
+    unclean_wait_ms: int
+    members: tuple[LastSeen, ...]
+    confirmed: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnElection:
+    """What the leader does about a group in need: propose an election, or report `refusal`.
+
+    With `needs_operator` only an operator can decide (R19)."""
+
+    propose: bool
+    refusal: str
+    needs_operator: bool = False
+
+
+def may_propose(group: BrokerGroup, command: ElectMaster, seen: Seen) -> ElectMaster | str:
+    """The command as it may be proposed now, or why it may not. It has its liveness."""
+    if not command.unclean or not members_of(group):
+        if seen.suspect_wait_ms > 0 and _choice(group, replace(command, unclean=False)).unclean:
+            return SUSPECT_WAITS
+        if not command.unclean and (why := unreported(command) or lacks_reported(group, command)):
+            return why
+        return _when_first(group, command, seen.joined_for_ms)
+    if seen.unclean_wait_ms > 0:
+        return STILL_ANSWERS
+    passed = passes_over(group, command, seen.members)
+    if not passed:
+        return command
+    if not command.cut_later_acks:
+        return _why_not_cut(group, command, passed, max(seen.confirmed, group.confirm_floor))
+    return replace(command, reason=_cut_reason(command, passed))
+
+
+def own_election(
+    group: BrokerGroup,
+    live: Collection[LiveBroker],
+    *,
+    confirm_floor: int,
+    suspect_wait_ms: int,
+    heard_elsewhere: bool,
+    master_died: bool,
+) -> OwnElection | None:
+    """The leader's own election of a group that needs one; None to wait and look again.
+
+    `heard_elsewhere`: another controller hears replicas that this one does not.
+    """
+    choice = choose_master(group, live, confirm_floor=confirm_floor)
+    if choice.blocked:
+        return OwnElection(False, choice.refusal, needs_operator=True)
+    if choice.unclean and suspect_wait_ms > 0:
+        return None
+    if choice.winner == NO_BROKER:
+        if heard_elsewhere and group.master_epoch > 0:
+            return None  # R50: a peer may have a candidate
+        if not master_died:
+            # Without a candidate a command is useful only to depose a dead master.
+            return OwnElection(False, choice.refusal) if group.master_epoch > 0 else None
+    return OwnElection(True, choice.refusal)
+
+
+def with_new_epochs(group: BrokerGroup, command: ElectMaster, step: int) -> ElectMaster:
+    """`command`, so that the new masterEpoch lies `step` above all reported, where controllers know
+    less than replicas do (R47).
+
+    The next epoch number may be given already: a replica that is away may know it. The rules begin
+    above what living replicas accepted, on nodes of every version, so the step is carried there.
+    """
+    living = living_replicas(group, command.live)
+    if not command.designate or group.foreign_key(living) is None:
+        return command
+    highest, _ = group.highest_reported_epoch(living)
+    epoch = min(max(highest, group.master_epoch) + step, EPOCH_MAX - 1)
+    if highest <= 0 or epoch <= highest:
+        return command
+    live = tuple(
+        replace(seen, master_epoch=epoch) if seen.broker_id == command.broker_id else seen
+        for seen in command.live
+    )
+    return replace(command, live=live)
+
+
+def unreported(command: ElectMaster) -> str:
+    """Why an election waits: a living process has only opened its session, and its first heartbeat
+    may show that this record is older than what it knows (R19). It is a moment away."""
+    names = [
+        seen.broker_id
+        for seen in command.live
+        if seen.incarnation and seen.max_offset < 0 and seen.master_epoch < 0
+    ]
+    return f"replicas {names} have a session, and have not reported their logs yet" if names else ""
+
+
+def lacks_reported(group: BrokerGroup, command: ElectMaster) -> str:
+    """Why a plain election does not take the named replica, though the record allows it: the record
+    is older than what replicas report, and they report as confirmed what it lacks (R49)."""
+    living = living_replicas(group, command.live)
+    is_known = any(each.broker_id == command.broker_id for each in group.replicas)
+    if not command.designate or not is_known or not why_stale(group, living):
+        return ""
+    return behind_reported(group, living, command.broker_id)
+
+
+def passes_over(
+    group: BrokerGroup, command: ElectMaster, members: Sequence[LastSeen]
+) -> tuple[LastSeen, ...]:
+    """The members with which the old master may go on after this election; () if it cannot (R44).
+
+    `command` has its liveness. One member that ended or is fenced is enough, since every ack needs
+    all of them (R1). A winner from the set is one: it lives, and ends its slave side first.
+    """
+    choice = _choice(group, command)
+    if group.master_epoch == 0:  # whether the winner was a member is not known
+        members = [member for member in members if member.broker_id != command.broker_id]
+    if not choice.unclean or any(member.ended for member in members):
+        return ()
+    return tuple(members)
+
+
+def _why_not_cut(
+    group: BrokerGroup, command: ElectMaster, passed: Sequence[LastSeen], confirmed: int
+) -> str:
+    """The refusal that tells the operator, with numbers, whom the election passes over.
+
+    `confirmed` is the highest confirmOffset that the controllers heard of.
+    """
+    known = "; ".join(f"broker {each.broker_id} at {each.address}: {each.when}" for each in passed)
+    end = _log_end(command)
+    cut = f"The log of broker {command.broker_id} ends at {end}: "
+    lost = max(confirmed, *(each.confirm_offset for each in passed)) - end
+    if lost > 0:
+        cut += f"{lost} confirmed bytes above that are cut, and "
+    return (
+        f"the SyncStateSet {[each.broker_id for each in passed]} is out of sight and not known to"
+        f" have ended, so its master may still acknowledge ({known}). {cut}whatever it"
+        " acknowledges before it hears of the election is cut, too. Stop it first, or accept that: "
+        f"mqctl electMaster -bn {group.broker_name} -b {command.broker_id} --unclean "
+        "--cut-later-acks"
+    )
+
+
+def _cut_reason(command: ElectMaster, passed: Sequence[LastSeen]) -> str:
+    """The reason of the election for the history: who may go on to acknowledge what is cut. What
+    stands before the colon says who asked, as in every reason."""
+    known = ", ".join(f"broker {each.broker_id} ({each.when})" for each in passed)
+    reason = f"{command.reason or 'an operator'}: later acks are cut of {known}"
+    return reason[:REASON_SIZE_MAX]
+
+
+def _when_first(group: BrokerGroup, command: ElectMaster, joined_for_ms: int) -> ElectMaster | str:
+    """`command`, or why this first election must wait for further replicas (R19).
+
+    The rules compare two wall clocks to tell how long the group has waited. One of them may have
+    been ahead when the newest replica was registered, `joined_for_ms` ago by this node's own clock,
+    or may be ahead now. So the wait is decided here, and the command gets a time by which the rules
+    come to the same result, on nodes of every version.
+    """
+    if group.master_epoch > 0:
+        return command
+    waited_ms = group.joined_ms + joined_for_ms
+    waiting, at_once = _choice(group, command, waited_ms), _choice(group, command)
+    if at_once.winner and not waiting.winner:
+        return waiting.refusal
+    return replace(command, now_ms=max(command.now_ms, waited_ms))
+
+
+def _log_end(command: ElectMaster) -> int:
+    return next(
+        (seen.max_offset for seen in command.live if seen.broker_id == command.broker_id), -1
+    )
+
+
+# On every node.
+
+
+def apply_election(group: BrokerGroup | None, command: ElectMaster, clock_ms: int) -> Change:
+    if group is None:
+        return refused(
+            group,
+            ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
+            f"broker set {command.broker_name} is not known",
+        )
+    if foreign := foreign_cluster(group, command.cluster_name):
+        return foreign
+    if command.expected_master_epoch not in (ANY_EPOCH, group.master_epoch):
+        return refused(
+            group,
+            ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
+            f"masterEpoch is {group.master_epoch}, not {command.expected_master_epoch}",
+        )
+    asker = max(command.broker_id, NO_BROKER)
+    if asker != NO_BROKER and group.replica(asker) is None:
+        known = ", ".join(str(record.broker_id) for record in group.replicas) or "none"
+        return refused(
+            group,
+            ResponseCode.CONTROLLER_ELECT_MASTER_FAILED,
+            f"broker set {group.broker_name} has no broker {asker}; known are {known}",
+        )
+    choice = _choice(group, command, clock_ms)
+    if choice.keeps_master:
+        return refused(
+            group,
+            ResponseCode.CONTROLLER_MASTER_STILL_EXIST,
+            f"master {choice.winner} of masterEpoch {group.master_epoch} lives",
+        )
+    if choice.winner == NO_BROKER:
+        if choice.blocked:
+            return refused(group, ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, choice.refusal)
+        return _none_elected(group, command, asker, choice.refusal)
+    return _elected(group, command, choice.winner, unclean=choice.unclean)
+
+
+def _elected(group: BrokerGroup, command: ElectMaster, winner: int, *, unclean: bool) -> Change:
+    living = living_replicas(group, command.live)
+    # R9: the live old members stay, so that the first acks of the new epoch are no single copy.
+    # After an unclean election neither the old set nor the old confirmOffset says anything about
+    # the winner's log (R16).
+    kept = (
+        set()
+        if unclean
+        else {
+            member
+            for member in group.sync_state_set
+            if member in living and is_healthy(group, member)
+        }
+    )
+    record = group.replica(winner)
+    assert record is not None
+    master_epoch = group.next_master_epoch(living)
+    floor = max(group.confirm_floor, command.confirm_floor)
+    after = replace(
+        group.with_replica(replace(record, suspect=False, suspect_told=False)),
+        master_broker_id=winner,
+        master_incarnation=record.incarnation,
+        master_epoch=master_epoch,
+        sync_state_set=tuple(sorted(kept | {winner})),
+        sync_state_set_epoch=group.sync_state_set_epoch + 1,
+        needs_election="",
+        confirm_floor=-1 if unclean else floor,
+        unclean_epoch=master_epoch if unclean else group.unclean_epoch,
+    )
+    after = without_stale_marks(after)
+    seen = living.get(winner)
+    event = event_of(
+        EventKind.ELECTED,
+        after,
+        broker_id=winner,
+        incarnation=record.incarnation,
+        address=record.address,
+        master_before=group.master_broker_id,
+        set_before=group.sync_state_set,
+        max_offset=seen.max_offset if seen else record.max_offset,
+        confirm_offset=floor,
+        unclean=unclean,
+        reason=command.reason or _requester(command),
+        **_origin(command),
+    )
+    return Change(group=after, broker_id=winner, events=(event,))
+
+
+def _none_elected(group: BrokerGroup, command: ElectMaster, asker: int, refusal: str) -> Change:
+    """Only the controller's own election deposes a dead master, once, and never in epoch 0."""
+    if asker != NO_BROKER:
+        return refused(group, ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, refusal)
+    if group.master_broker_id == NO_BROKER:
+        return refused(group, ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE, refusal)
+    after = deposed(group)
+    event = event_of(
+        EventKind.ELECTION_FAILED,
+        after,
+        broker_id=group.master_broker_id,
+        master_before=group.master_broker_id,
+        set_before=group.sync_state_set,
+        confirm_offset=max(group.confirm_floor, command.confirm_floor),
+        reason=f"{command.reason or _requester(command)}: {refusal}",
+        **_origin(command),
+    )
+    return Change(
+        group=after,
+        code=ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE,
+        remark=refusal,
+        events=(event,),
+    )
+
+
+def _origin(command: ElectMaster) -> dict[str, Any]:
+    """Who saw the need and when, and when the election was proposed."""
+    return {
+        "node": command.node,
+        "detected_ms": command.detected_ms,
+        "silent_ms": command.silent_ms,
+        "proposed_ms": command.now_ms,
+    }
+
+
+def _requester(command: ElectMaster) -> str:
+    if command.broker_id < 1:
+        return "asked by the controller"
+    return f"{'named' if command.designate else 'asked by'} broker {command.broker_id}"
+
+
+def _choice(group: BrokerGroup, command: ElectMaster, now_ms: int | None = None) -> Choice:
+    """Who wins by `command`. Without `now_ms` a first election waits for no further replicas."""
+    asker = max(command.broker_id, NO_BROKER)
+    return choose_master(
+        group,
+        command.live,
+        asker=asker,
+        designate=command.designate and asker != NO_BROKER,
+        unclean=command.unclean,
+        confirm_floor=command.confirm_floor,
+        now_ms=now_ms,
+    )
