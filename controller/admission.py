@@ -2,15 +2,14 @@
 
 Any host that reaches a controller can register groups, and each one costs every controller memory,
 a place in every snapshot and time in every tick (R58). So the leader refuses a *new* group or
-replica above the limits of its settings, and one with a bad name (R46). What is registered is never
-refused for its name or for a limit that was lowered since.
+replica above the limits, or with a bad name (R46). What is registered is never refused for that.
 
-An id belongs to the data folder whose owner was registered with it first (R59, `claimed`): whoever
-knows no more than the id takes it only where its replica has been away for long and is no member,
-and until its owner comes.
+An id belongs to the data folder whose owner registered it first (R59, `claimed`). A process that
+knows only the id gets it if its replica has been away for long and is no member, and loses it when
+the owner comes.
 
-The replicated state does not check this: the settings of two nodes, or of two versions, may differ,
-and then they would disagree about an entry of the log.
+The replicated state does not check this: nodes with other settings or versions would disagree about
+an entry of the log.
 """
 
 from collections import Counter
@@ -92,8 +91,8 @@ def claimed(
 ) -> RegisterBroker | str:
     """The command as the leader proposes it, or why it does not.
 
-    `unheard_ms`: for how long this leader, and every node that tells it, has heard nothing of the
-    registered process, no longer than it leads.
+    `unheard_ms`: for how long no controller has heard the registered process, at most since this
+    one leads.
     """
     record = group.replica(command.broker_id) if group is not None else None
     if group is None or record is None or not record.owner:

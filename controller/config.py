@@ -1,12 +1,11 @@
 """Settings of one controller node: the `controller:` section.
 
-RocketMQ's keys keep RocketMQ's spelling and meaning (`ControllerConfig`, without `JraftConfig`);
-BatonMQ adds its own. Values that depend on each other are checked together (SAFETY R34): a lease
-longer than the session timeout, or a Raft election slower than the failover budget, is an error at
-the start.
+RocketMQ's keys keep their spelling and meaning (`ControllerConfig`, without `JraftConfig`). Values
+that depend on each other are checked together (R34): a lease longer than the session timeout, or a
+Raft election slower than the failover budget, is an error at the start.
 
-Ports: a peer's address in `controllerDLegerPeers` is its remoting port; the gRPC and Raft ports are
-`grpcPortOffset` and `raftPortOffset` above it.
+A peer's address in `controllerDLegerPeers` is its remoting port; `grpcPortOffset` and
+`raftPortOffset` give the other two.
 """
 
 import os
@@ -100,7 +99,7 @@ def parse_peers(text: str, grpc_port_offset: int, raft_port_offset: int) -> tupl
         )
         if not 0 < port <= 65_535 - max(grpc_port_offset, raft_port_offset):
             raise ValueError(
-                f"controllerDLegerPeers: port {port} of {match['id']} leaves no room for the "
+                f"controllerDLegerPeers: port {port} of {match['id']} leaves no ports for the "
                 "gRPC and Raft ports above it"
             )
         if any(peer.node_id == known.node_id for known in peers):
@@ -162,18 +161,17 @@ class ControllerConfig(Section, frozen=True, kw_only=True, rename="camel"):
     controller_peers: str = msgspec.field(name="controllerDLegerPeers", default="n0-127.0.0.1:9878")
     controller_self_id: str = msgspec.field(name="controllerDLegerSelfId", default="n0")
     controller_inner_hosts: str = ""
-    """`n0-host;n1-host`: by which hosts the nodes reach each other's Raft port, and brokers their
-    gRPC port, where that is not the host that admin tools dial (containers, NAT). Empty: the hosts
-    of controllerDLegerPeers."""
+    """`n0-host;n1-host`: hosts by which nodes and brokers reach each node if that is not the host
+    which admin tools dial (containers, NAT). Empty: the hosts of controllerDLegerPeers."""
     grpc_port_offset: int = 1
     raft_port_offset: int = 2
     bind_address: str = "0.0.0.0"
     raft_bind_address: str = ""
     """Empty: the host of this node's entry in controllerDLegerPeers."""
     raft_password_file: str = ""
-    """File of mode 0600 with the password of the Raft port, the same on every controller;
-    `batonmq raftPassword FILE` creates one. Empty: none, for trusted networks only, since anyone
-    who reaches the port may then vote and write the log."""
+    """File of mode 0600 with the password of the Raft port, the same on every controller; `batonmq
+    raftPassword FILE` creates one. Empty: none, so anyone who reaches the port may vote and write
+    the log."""
 
     # Files.
     controller_store_path: str = "~/batonmq/controller"
@@ -215,7 +213,7 @@ class ControllerConfig(Section, frozen=True, kw_only=True, rename="camel"):
     raft_heartbeat_ms: int = 90
     raft_tick_ms: int = 50
     """How often pysyncobj looks at its deadlines while this node is not connected to all others, or
-    stands for election; else it waits for them. Messages and commands wake it at once."""
+    stands for election. Otherwise it waits for them; messages and commands wake it at once."""
     propose_timeout_ms: int = 3_000
 
     # Without effect here.
@@ -254,7 +252,7 @@ class ControllerConfig(Section, frozen=True, kw_only=True, rename="camel"):
         ]
         if len(set(addresses)) != len(addresses):
             raise ValueError(
-                "controllerDLegerPeers: peers on one host must leave room for each other's gRPC "
+                "controllerDLegerPeers: peers on one host must leave ports for each other's gRPC "
                 "and Raft ports"
             )
 
@@ -317,7 +315,8 @@ class ControllerConfig(Section, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def black_list(self) -> frozenset[str]:
-        """Keys that code 1009 may not touch: RocketMQ's fixed three and the configured ones."""
+        """Keys that UPDATE_CONTROLLER_CONFIG (1009) may not touch: RocketMQ's fixed three and the
+        configured ones."""
         configured = (key.strip() for key in self.config_black_list.split(";"))
         return frozenset({"configBlackList", "configStorePath", "rocketmqHome"}) | {
             key for key in configured if key
@@ -334,7 +333,8 @@ class ControllerConfig(Section, frozen=True, kw_only=True, rename="camel"):
 
 
 class RuntimeConfig(RuntimeSettings[ControllerConfig]):
-    """The settings of a running node: read by code 1010, changed by code 1009."""
+    """The settings of a running node, for GET_CONTROLLER_CONFIG (1010) and UPDATE_CONTROLLER_CONFIG
+    (1009)."""
 
     def __init__(self, config: ControllerConfig) -> None:
         remark = "Can not update config {key}"

@@ -1,13 +1,13 @@
 """The gate: this node decides only while it is open.
 
-Being Raft's leader is no permission: pysyncobj calls a node leader before it knows what its
+Being Raft's leader is no permission: pysyncobj calls a node leader before that node knows what its
 predecessor committed, and for a while after it was deposed. So a new leader proposes
-`BecomeController`, and the gate opens only when that command is applied, with the controller epoch
-in its answer. By then everything older is applied here, too. Commands carry that epoch and the
-state refuses older ones, so the commands that a deposed leader has under way are fenced.
+`BecomeController`, and the gate opens when that command is applied here: everything older is
+applied then, too. The answer has the controller epoch. Commands carry it, and the state refuses
+older ones, so what a deposed leader has under way is fenced.
 
 The gate closes when this node loses the lead, and when another node's `BecomeController` is applied
-here. If that was a late one of a node that does not lead any more, this node proposes again.
+here.
 """
 
 import asyncio
@@ -54,8 +54,9 @@ class LeaderGate:
 
     @property
     def open(self) -> bool:
-        """Whether this node may decide now: a majority must have answered it a moment ago. So a
-        process that was stopped may not when it wakes, before any message tells it so."""
+        """Whether this node may decide now."""
+        # R8: a process that was stopped learns only later that it is deposed. So a majority
+        # must have answered a moment ago, by the clock as it is now.
         return self._is_open and self._log.in_touch()
 
     @property
@@ -64,12 +65,11 @@ class LeaderGate:
 
     @property
     def had_followed(self) -> bool:
-        """Whether this process knew of a leader before it led itself, so others have led on."""
+        """Whether this process knew of another leader before it led itself."""
         return self._leader_seen_ms > 0
 
     def note_leader_seen(self) -> None:
-        """Keeps, for the history, when a node was last known to lead: this one behind an open gate,
-        or another one. Must be called regularly."""
+        """Keeps, for the history, when a node was last known to lead. Must be called regularly."""
         if self.open or self._log.leader_hint() not in (None, self._node_id):
             self._leader_seen_ms = self._wall_ms()
 
@@ -101,7 +101,8 @@ class LeaderGate:
         self._open(controller_epoch)
 
     async def _next_controller_epoch(self) -> int:
-        """Proposes one BecomeController, the same in each attempt: each may be applied late."""
+        # The same command in each attempt: an attempt that failed may still be applied, and
+        # must not count as a second leadership.
         nonce = uuid.uuid4().hex
         while True:
             command = BecomeController(

@@ -1,10 +1,10 @@
 """The failover history of this node: the events that it applied, in its file, and its own notes.
 
-The history explains, it decides nothing: a full disk must not stop elections.
+The history explains and decides nothing: a full disk must not stop elections.
 
-`HistoryNotes` are events about what this controller did itself. Nothing waits for a note: a task of
-its own proposes each one a little after the event, so it is never ahead of an election in the log's
-queue. If this node does not lead any more the note is dropped.
+`HistoryNotes` are events about what this controller did itself. Nothing waits for a note: it is
+proposed a little after the event, so that it never precedes an election in the log's queue, and
+dropped if this node no longer leads.
 """
 
 import asyncio
@@ -62,11 +62,8 @@ class HistoryLog:
             self._reader.close()
 
     def write(self, commit: Commit) -> None:
-        """Appends the events of the commit.
-
-        After a snapshot, or a write that failed, it appends all that the file lacks and the state
-        still holds; a gap is marked.
-        """
+        """Appends the events of the commit. After a snapshot or a failed write it appends all that
+        the file lacks and the state still holds; a gap is marked."""
         if self._file is None:
             return
         cut = False
@@ -88,10 +85,10 @@ class HistoryLog:
     async def events(
         self, state: ControllerState, broker_name: str, after_index: int, limit: int
     ) -> list[HistoryEvent]:
-        """The events after `after_index`, oldest first; the newest `limit` of them (0: all).
+        """The newest `limit` events (0: all) after `after_index`, oldest first.
 
-        With `after_index` above 0 only those in `state`; else also earlier logs and what the state
-        has dropped, from the files: at most REPLY_EVENTS_MAX events of REPLY_SIZE_MAX bytes.
+        With `after_index` above 0 only those in `state`; else also earlier ones from the files, at
+        most REPLY_EVENTS_MAX of REPLY_SIZE_MAX bytes.
         """
         events = list(state.history)
         file = self._file

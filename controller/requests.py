@@ -1,8 +1,8 @@
 """The requests of both endpoints: commands go through the log, reads are answered from its state.
 
 Only the leader behind its open gate answers; others raise NotLeaderError with the leader's address.
-A proposal with an unknown outcome raises OutcomeUnknownError: an endpoint must not answer it with a
-code that a broker would take for a refusal (SAFETY R11).
+If the outcome is unknown OutcomeUnknownError is raised: an endpoint must not answer with a code
+that a broker would take for a refusal (R11).
 """
 
 import asyncio
@@ -55,9 +55,9 @@ class CommandTooLargeError(BatonError):
 
 
 class OutcomeUnknownError(BatonError):
-    """The request may have been carried out, or may still be: ask again with the same request_id.
+    """The request may take effect, or already has: ask again with the same request_id.
 
-    On gRPC it is the status UNAVAILABLE and no reply; on remoting it is code 1.
+    On gRPC it is the status UNAVAILABLE without a reply, on remoting SYSTEM_ERROR (1).
     """
 
     response_code = ResponseCode.SYSTEM_ERROR
@@ -216,8 +216,8 @@ class ControllerRequests:
     async def reading(self) -> ControllerState:
         """The state to answer a read from. Raises NotLeaderError, OutcomeUnknownError.
 
-        Reads may be as stale as the gate allows; with `isProcessReadEvent` each one first passes
-        the log, so it sees every change that was answered before it.
+        Reads may be as old as the gate allows. With `isProcessReadEvent` each one passes the log
+        first, and sees every change that was answered before it.
         """
         if not self._gate.open:
             raise self.not_leader()
@@ -259,9 +259,8 @@ class ControllerRequests:
     async def _after_lease(self, command: ElectMaster) -> ElectMaster:
         """R7: waits until the last master's lease is over if the election is unclean.
 
-        It is if requested so, or, for tools that cannot do that, with enableElectUncleanMaster set
-        and a designated replica outside the set. Where no election is recorded, the
-        highest epoch that a replica reported may have a master (R49).
+        With enableElectUncleanMaster an election of a designated replica outside the set is
+        unclean, too.
         """
         group = self._log.state.group(command.broker_name)
         if group is None:
@@ -269,6 +268,8 @@ class ControllerRequests:
         by_setting = self.config.enable_elect_unclean_master and command.designate
         if by_setting and command.broker_id not in group.sync_state_set:
             command = replace(command, unclean=True)
+        # R49: where no election is recorded, the highest epoch that a replica reported may
+        # have a master.
         if command.unclean and members_of(group):
             wait_ms = self._liveness.unclean_wait_ms(command.broker_name, boot_ms())
             await asyncio.sleep(wait_ms / 1000)
@@ -344,7 +345,7 @@ class ControllerRequests:
 
 
 def _first(problems: tuple[str, ...]) -> tuple[str, ...]:
-    """Some of them: all those of a thousand groups would not fit into the header of an answer."""
+    # All problems of a thousand groups would not fit into the header of an answer.
     shown = tuple(problem[:_PROBLEM_SIZE_MAX] for problem in problems[:_PROBLEMS_SHOWN])
     left = len(problems) - len(shown)
     return (*shown, f"{left} more groups have a problem") if left else shown

@@ -1,8 +1,8 @@
 """One controller node: log, gate, liveness, endpoints and history, wired together.
 
-It runs alone (`controller.main`) or inside a name server's loop. A node decides only behind its
-gate. It pushes what it applied to its own sessions, leader or not (R20), so a broker learns of an
-election from the controller that applies it first.
+It runs alone (`controller.main`) or inside a name server's loop. It decides only behind its gate.
+It pushes what it applied to its own sessions, leader or not (R20): the controller that applies an
+election first informs the brokers.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ class ControllerService:
         self.requests = ControllerRequests(
             self._runtime, self._log, self.gate, core, self._problems
         )
-        self._room = StartRetry(Path(config.store_path))
+        self._start_retry = StartRetry(Path(config.store_path))
         self.sessions = OpenSessions()
         self.metrics = ControllerMetrics(self.requests, self.sessions)
         self._notes = HistoryNotes(self.requests, own)
@@ -117,13 +117,12 @@ class ControllerService:
         return self._log.state
 
     async def start(self, answers: Callable[[], None] = lambda: None) -> None:
-        """Opens the endpoints, the store and the Raft port. On a full disk it waits for room, and
-        says so to whoever asks the endpoints (R45). Calls `answers` when they are open.
+        """Opens the endpoints, the store and the Raft port. Calls `answers` when the endpoints are
+        open; on a full disk it then waits for disk space, and reports that (R45).
 
-        Raises CannotListenError for a port, OSError naming the path that cannot be written,
-        ValueError for kept settings that cannot be used, FolderLockedError naming the process that
-        holds the folder, JournalDamage for a log that is not what was written. Nothing stays open
-        then.
+        Raises CannotListenError for a port, OSError naming a path that cannot be written,
+        ValueError for stored settings that cannot be used, FolderLockedError naming the process
+        that holds the folder, JournalDamage for a damaged log. Nothing stays open then.
         """
         config = self.config
         try:
@@ -132,8 +131,8 @@ class ControllerService:
             await self._grpc_endpoint.listen(f"{config.bind_address}:{peer.grpc_port}")
             self._watch.start()
             answers()
-            await self._room.wait(self._open_store)
-            await self._room.wait(self._log.start)
+            await self._start_retry.wait(self._open_store)
+            await self._start_retry.wait(self._log.start)
         except BaseException:
             await self.close()
             raise
@@ -147,7 +146,7 @@ class ControllerService:
         )
 
     async def close(self) -> None:
-        """Ends everything; decides nothing on the way, though its sessions all end."""
+        """Ends everything and decides nothing meanwhile, though its sessions all end."""
         self._closing = True
         self.gate.close()
         # First: while the endpoints close, brokers already use the next leader.
@@ -182,8 +181,8 @@ class ControllerService:
         self._history.open(config.history_file_size, config.history_files)
 
     def _problems(self) -> tuple[str, ...]:
-        missing = self._room.missing
-        return (f"its start waits for room: {missing}",) if missing else ()
+        missing = self._start_retry.missing
+        return (f"its start waits for disk space: {missing}",) if missing else ()
 
     # Called by the log and the gate.
 

@@ -1,11 +1,9 @@
 """The controllers' side of a planned switch (R33). Pure.
 
-An operator names a replica to be master while the old one is alive. This module decides whether
-that is a switch, which the master itself carries out, or an ordinary election. Each switch ends
-once: with the group's next masterEpoch, with the master's refusal, or with a time-out.
-
-The master asks for the election with the switch's id as request id, by which the log's proposer
-recognizes it (`is_switch_id`).
+An operator names a replica to be master while the old one is alive. `plan` decides whether that is
+a switch, which the master itself carries out, or an ordinary election. Each switch ends once: with
+the group's next masterEpoch, with the master's refusal, or with a time-out. The master asks for the
+election with the switch's id as request id (`is_switch_id`).
 """
 
 from collections.abc import Collection
@@ -104,9 +102,7 @@ def with_drained(
     live: Collection[LiveBroker], broker_id: int, drained_offset: int
 ) -> tuple[LiveBroker, ...]:
     """`live` with `broker_id` at `drained_offset` at least: its fenced master confirmed those acks.
-
-    Its own last heartbeat is older: by that alone R16 would refuse the one complete replica.
-    """
+    Its own last heartbeat is older, and by that alone R16 would refuse the one complete replica."""
     return tuple(
         msgspec.structs.replace(seen, max_offset=max(seen.max_offset, drained_offset))
         if seen.broker_id == broker_id
@@ -166,7 +162,7 @@ class PendingSwitches:
         del self._open[group.broker_name]
         if group.master_broker_id == at.asked.broker_id:
             return [SwitchOutcome(at.switch_id, ResponseCode.SUCCESS)]
-        who = f"broker {group.master_broker_id}" if group.master_broker_id else "nobody"
+        who = f"broker {group.master_broker_id}" if group.master_broker_id else "no replica"
         return [
             SwitchOutcome(
                 at.switch_id,
@@ -186,7 +182,7 @@ class PendingSwitches:
                 at.switch_id,
                 ResponseCode.CONTROLLER_ELECT_MASTER_FAILED,
                 f"broker {at.asked.master_id}, the master, did not hand over to broker "
-                f"{at.asked.broker_id} in {OUTCOME_MS} ms; it goes on",
+                f"{at.asked.broker_id} in {OUTCOME_MS} ms; it stays master",
             )
         ]
 

@@ -1,12 +1,12 @@
-"""The endpoint for BatonMQ's brokers and tools: a gRPC server for `baton.controller.v1`.
+"""The endpoint for our brokers and tools: a gRPC server for `baton.controller.v1`.
 
-Unary requests are answered by the leader only; another node answers status 2007 and names the
+The leader answers unary requests; another node answers CONTROLLER_NOT_LEADER (2007) and names the
 leader in the trailing metadata `leader-id` and `leader-grpc-address`. A request whose outcome is
-unknown ends with the gRPC status UNAVAILABLE instead of a reply, so that no caller takes it for a
-refusal. GetMetadata, GetHistory and BrokerSession are served by every node.
+unknown ends with the status UNAVAILABLE, so that no caller takes it for a refusal. GetMetadata,
+GetHistory and BrokerSession are served by every node.
 
-A session that ends without a Goodbye is a death seen first-hand: a gRPC server cannot distinguish a
-killed peer from a closed one, both just end the stream.
+A session that ends without a Goodbye counts as a death: to a gRPC server a killed peer and a closed
+one look alike.
 """
 
 import asyncio
@@ -413,8 +413,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
 
 
 def command_of(kind: type[C], request: Any, **converted: Any) -> C:
-    """The command with the request's fields, which it has under the same names. Secrets end here:
-    commands are written to the log."""
+    """The command with the request's fields of the same names."""
     values = dict(converted)
     for field in request.DESCRIPTOR.fields:
         if field.name not in converted and field.name not in _SECRETS:

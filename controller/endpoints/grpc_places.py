@@ -1,9 +1,9 @@
-"""Who may stay connected to the gRPC port where strangers crowd it (SAFETY R58).
+"""Who may stay connected to the gRPC port when strangers crowd it (R58).
 
-gRPC only bounds the number of connections, and refuses the next one, which may be a broker's. So
-connections without a session of a registered broker have a quarter of the places, and above that
-some of them are shut down. gRPC does not show its sockets: they are found among the descriptors of
-this process, and only while many of these are in use.
+gRPC only bounds the number of connections and refuses the next one, which may be a broker's. So
+connections without a session of a registered broker share a quarter of the places; more of them are
+shut down. gRPC does not show its sockets: they are looked up among this process's descriptors, and
+only while many of these are in use.
 """
 
 from __future__ import annotations

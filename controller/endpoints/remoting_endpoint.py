@@ -1,11 +1,12 @@
-"""The endpoint for Java brokers and mqadmin: codes 1001-1006, 1009-1013 and 904 on remoting.
+"""The endpoint for Java brokers and mqadmin: requests 1001-1006, 1009-1013 and BROKER_HEARTBEAT
+(904).
 
 Codes, header fields and bodies are Java's (`ControllerRequestProcessor`, RocketMQ 5.3.3), with one
-correction: the reply to 1002 holds the member group both inside `brokerMemberGroup`, where Java
-brokers expect it, and at top level, where mqadmin does.
+correction: the reply to CONTROLLER_ELECT_MASTER (1002) holds the member group both inside
+`brokerMemberGroup`, where Java brokers expect it, and at top level, where mqadmin does.
 
-Every node answers 1005, 904 and the configuration of a node (1009, 1010). The leader answers all
-other codes, the other nodes answer those with 2007. Unknown codes are answered with 3.
+Every node answers CONTROLLER_GET_METADATA_INFO (1005), heartbeats and the configuration of a node
+(1009, 1010). Only the leader answers the others; other nodes say CONTROLLER_NOT_LEADER (2007).
 """
 
 import asyncio
@@ -158,8 +159,9 @@ class RemotingEndpoint:
         return _answer(request, result, _master(view), msgspec.json.encode(body, order="sorted"))
 
     async def _heard(self, broker_name: str, broker_id: int) -> None:
-        """Waits until it is known what the log of a broker holds that asks to be a group's first
-        master (R19). Java sends that in a heartbeat from another thread, which may come later."""
+        """Waits until the leader knows what the log holds of a broker that asks to be a group's
+        first master (R19). Java sends that in a heartbeat from another thread, which may come
+        later."""
         group = self._requests.state.group(broker_name)
         record = group.replica(broker_id) if group is not None else None
         if group is None or group.master_epoch or record is None or record.incarnation:
@@ -335,7 +337,8 @@ class RemotingEndpoint:
 
 
 class RoleNotices:
-    """Sends 1008 to brokers that speak only remoting. They poll, so a lost notice does no harm."""
+    """Sends NOTIFY_BROKER_ROLE_CHANGED (1008) to brokers that speak only remoting. They poll, so a
+    lost notice does no harm."""
 
     def __init__(self) -> None:
         self._client = RemotingClient(name="controller-notices")
@@ -375,7 +378,8 @@ class RoleNotices:
 
 
 def _role_notice(view: RoleView) -> RemotingCommand:
-    """1008 for the brokers of `view`, which must have a master. They act if its epoch is newer."""
+    """The notice for the brokers of `view`, which must have a master. They act if its epoch is
+    newer."""
     return RemotingCommand.request(
         RequestCode.NOTIFY_BROKER_ROLE_CHANGED, _master(view), _set_body(view)
     )

@@ -1,15 +1,14 @@
 """What this node observed of each broker process, and whether it counts as dead. Pure.
 
-The newest session of a broker counts (for brokers that speak only remoting: the newest channel that
-carried a 904); events of an older one are ignored. A verdict is about one process, named by its
-incarnation: a closing of one process says nothing about the next.
+Only the newest session of a broker counts (of a broker that speaks only remoting: the newest
+channel with a heartbeat, request 904). A verdict is about one process, named by its incarnation.
 
 Heartbeats alone are not enough: a broker that no answer reaches has no lease, and no view would
-reach it either. So heartbeats report which answer arrived, and a broker whose last round trip is
-too long ago counts as silent. (Its own heartbeats still arrive: TCP goes on sending.)
+reach it. So heartbeats report which answer arrived, and a broker whose last round trip is too long
+ago counts as silent. Its own heartbeats may still arrive.
 
-`now_ms` is one monotonic clock that counts the machine's sleep. Silence is measured on it without
-the time in which this loop itself stood still, since nothing could be received then (SAFETY R8).
+`now_ms` is one monotonic clock that counts the machine's sleep. Silence is measured without the
+time in which this loop itself stood still, since nothing could be received then (R8).
 """
 
 from collections import deque
@@ -31,20 +30,20 @@ class LivenessConfig:
 
     session_timeout_ms: int = 800
     first_contact_ms: int = 1_500
-    """What a broker has to reach this node for the first time, if that is longer. Where an address
-    answered nothing, as a container's does while it is away, an attempt to connect lasts 1 s."""
+    """What a broker needs to reach this node for the first time, if that is longer. An attempt to
+    connect to an address that answers nothing, such as a stopped container's, takes 1 s."""
     follower_heartbeat_ms: int = 500
     """Between two heartbeats of a broker to a controller that does not lead."""
     first_look_ms: int = 250
     """No verdict of silence sooner after the gate opened: heartbeats may be on their way."""
     java_timeout_ms: int = 10_000
-    """Of a broker that speaks only remoting, before it has said its own: Java's default. It looks
-    for controllers every 3 s, so a new leader may hear nothing of it for a while."""
+    """Of a broker that speaks only remoting, until it names its own: Java's default. It looks for
+    controllers every 3 s, so a new leader may hear nothing of it for a while."""
     round_slack_ms: int = 100
     """How much older than the last heartbeat the last round trip may be: a heartbeat's period."""
     heard_ms: int = 650
     """How old the newest heartbeat to a follower may be: above brokerSessionFollowerHeartbeatMs,
-    and so far below the session time-out that its report reaches the leader before that."""
+    and so far below the session time-out that the follower's report arrives before that."""
     closure_young_ms: int = 2_000
     tick_ms: int = 50
     stall_ms: int = 100
@@ -57,8 +56,8 @@ class LivenessConfig:
     outcome_timeout_ms: int = 3_000
     master_lease_ms: int = 600
     lease_margin_ms: int = 500
-    """For clock drift, and for a leader that does not know yet that it is deposed: it goes on
-    answering as long as it counts as in touch (raftElectionMinMs, 300)."""
+    """For clock drift, and for a deposed leader that still answers: at most raftElectionMinMs
+    (300)."""
 
     @property
     def unseen_timeout_ms(self) -> int:
@@ -67,7 +66,7 @@ class LivenessConfig:
 
 
 ROUNDS_MAX: Final = 64
-"""Heartbeats of some seconds: a broker that got no answer for so long is silent already."""
+"""Heartbeats of some seconds: a broker without an answer for so long is silent already."""
 
 Liveness = Literal["alive", "unknown", "dead"]
 
@@ -229,7 +228,7 @@ class BrokerSessions:
         session.goodbye, session.why = event.goodbye, event.why
         if not event.goodbye and session.silent_since_ms is None:
             broker = self._broker(event.broker_name, event.broker_id)
-            # R8: a broker that got no answer for so long has dialled anew; its Hello may be queued.
+            # R8: a broker without an answer for so long has dialled again; its Hello may be queued.
             hold_back_ms = self._hold_back_ms(broker, session.incarnation, now_ms)
             session.held_back_ms = max(hold_back_ms, self._drained_ms - now_ms)
             if now_ms >= self._drained_ms:
@@ -285,11 +284,7 @@ class BrokerSessions:
         return None
 
     def hears(self, broker_name: str, broker_id: int, incarnation: str, now_ms: int) -> bool:
-        """Whether this node hears that process now, as the leader is told by its peers (R50).
-
-        Stricter than `seen` for a follower, to whom heartbeats come more rarely: where a process
-        hangs, the followers say so before the leader judges it.
-        """
+        """Whether this node hears that process, as followers report it to the leader (R50)."""
         if self.seen(broker_name, broker_id, incarnation, now_ms) is None:
             return False
         session = self._brokers[broker_name, broker_id].session
@@ -297,6 +292,8 @@ class BrokerSessions:
             return True
         if session.incarnation != incarnation:
             return True  # it speaks remoting
+        # Stricter than `seen`: heartbeats to followers are rarer, and a hang must be reported
+        # before the leader judges it.
         config, awake_ms = self._config, self._awake_ms(now_ms)
         answered = session.round_awake_ms
         return awake_ms - session.received_awake_ms <= config.heard_ms and (

@@ -1,26 +1,23 @@
 """Which group needs an election: the leader's decision. Pure.
 
-Every controller observes all brokers (`BrokerSessions`); only behind an open gate does it decide
-anything (`ProposeElect`, `AliveChanged`). A wrong verdict costs an election, never a message
-(SAFETY R1). A verdict rests on what this node saw first-hand (R5):
+Every controller observes all brokers (`BrokerSessions`). Only behind an open gate does it decide. A
+wrong verdict costs an election, never a message (R1). A verdict rests on what this node saw itself
+(R5):
 
-- The newest session of a broker counts; events of an older one are ignored, above all its closing
-  (RocketMQ issue 11045 evicted a healthy master so).
-- A closing is a verdict at once, a silence after `session_timeout_ms`. A closing seen before the
-  gate opened counts only if it was younger than `closure_young_ms` then.
-- Not seen is not dead: the silence of a broker without a session here is counted from the gate's
-  opening (R35), or from the registration of that process. Silence in a session goes on counting
-  when this node begins to lead (R51).
-- A second process with the same id is refused while the session of the first one lasts (R18).
-- Repeated verdicts on one process are held back longer and longer (R6); a new process is judged
-  afresh, since it proves that the old one ended.
-- If this loop itself stood still, all deadlines move by as long (R8).
-- Whom this node does not hear, but a follower does, is not dead for that: silence is judged by who
-  hears more, and gets the lead (R50, `hearing`).
+- Only the newest session of a broker counts, above all for a closing (RocketMQ issue 11045: a late
+  closing evicted a healthy master).
+- A closed session is a verdict at once, silence after `session_timeout_ms`. A session that closed
+  before the gate opened counts only if it was younger than `closure_young_ms` then.
+- Silence in a session is counted on when this node begins to lead (R51). That of a broker without a
+  session here counts from the gate's opening (R35), or from its registration.
+- A second process with the same id is refused while the first one's session lasts (R18).
+- Repeated verdicts on one process are delayed longer and longer (R6). A new process starts afresh.
+- If this loop stood still, all deadlines move by as long (R8).
+- A process that a follower hears is not dead; the controller that hears more gets the lead (R50,
+  `hearing`).
 
-Elections are level-triggered (R10): ticks check every group, of many the next ones, so a
-lost trigger or a failed proposal is repaired by the next check. An election names the masterEpoch
-that it replaces, so proposing it twice elects once.
+Each tick checks groups again, so a lost trigger or a failed proposal is repaired. An election names
+the masterEpoch that it replaces, so proposing it twice elects once (R10).
 
 Origin: RocketMQ's DefaultBrokerHeartbeatManager and ControllerManager#onBrokerInactive.
 """
@@ -61,12 +58,12 @@ from batonmq.runtime.backoff import pause_ms
 from batonmq.runtime.recent_events import RecentEvents, records_event
 
 CONFIRM_SETTLE_MS: Final = 1_000
-"""Age at which a reported confirmOffset binds candidates (R16): by then every living member's own
-heartbeat is newer than it."""
+"""Age at which a reported confirmOffset binds candidates (R16): every living member's own heartbeat
+is newer by then."""
 
 STALE_SETTLE_MS: Final = 1_000
-"""How long a replica must know of newer epochs than this controller before that is reported: for a
-moment it may have a newer view from another node."""
+"""How long a replica must know of newer epochs before that is reported: another node may just have
+sent it a newer view."""
 
 
 @dataclass(slots=True)
@@ -83,7 +80,7 @@ class _ConfirmFloor:
 
 @dataclass(slots=True)
 class _Proposal:
-    """The election proposed so often for that epoch; not again before `next_ms`."""
+    """How often an election was proposed for that epoch; not again before `next_ms`."""
 
     master_epoch: int
     times: int
@@ -94,8 +91,8 @@ class _Proposal:
 class _Watch:
     """What the core keeps of one group.
 
-    `registered_ms`: when (id, incarnation) was first seen registered. `unsettled`: something keeps
-    the group from its normal state, so heartbeats trigger a check, too.
+    `registered_ms`: when (id, incarnation) was first seen registered. `unsettled`: the group is not
+    in its normal state, so heartbeats trigger a check, too.
     """
 
     registered_ms: dict[tuple[int, str], int] = field(default_factory=dict)
@@ -140,7 +137,7 @@ class _Watch:
 
 
 class LivenessCore:
-    """See the module. `now_ms` of all calls is one monotonic clock that counts sleep (R8).
+    """`now_ms` of all calls is one monotonic clock that counts sleep (R8).
 
     Every node passes all events in, ticks too, whether its gate is open or not.
     """
@@ -176,10 +173,7 @@ class LivenessCore:
         )
 
     def presumed_alive(self, broker_name: str, now_ms: int) -> frozenset[int]:
-        """The registered replicas that do not count as dead: `alive` in the views for brokers.
-
-        Masters drop the others from their set at once (R14), so unknown is not shown as dead.
-        """
+        """The registered replicas that do not count as dead: `alive` in the views for brokers."""
         self._sessions.notice_time(now_ms)
         group = self._state.group(broker_name)
         if group is None:
@@ -187,19 +181,17 @@ class LivenessCore:
         return frozenset(record.broker_id for record in group.replicas) - self._dead(group, now_ms)
 
     def confirm_floor(self, broker_name: str) -> int:
-        """The highest confirmOffset reported that binds candidates, -1 if none (R16).
-
-        It binds once every candidate's own heartbeat is newer. Where the whole set is suspect it
-        binds at once: their logs end where their processes began, and do not grow (R17).
-        """
+        """The highest confirmOffset reported that binds candidates, -1 if none (R16)."""
         floor = self._watch(broker_name).floor
         group = self._state.group(broker_name)
+        # It binds once every candidate's own heartbeat is newer. If the whole set is
+        # suspect it binds at once: their logs end where their processes began, and do not
+        # grow (R17).
         return floor.newest if group is not None and group.is_suspect else floor.settled
 
     def confirm_newest(self, broker_name: str) -> int:
         """The highest confirmOffset reported, -1 if none: what the log of a restarted member must
-        reach (R17). It need not settle: nothing above that log's end could be confirmed while the
-        member was away."""
+        reach (R17)."""
         return self._watch(broker_name).floor.newest
 
     def problems(self) -> tuple[str, ...]:
@@ -223,22 +215,18 @@ class LivenessCore:
         )
 
     def unclean_wait_ms(self, broker_name: str, now_ms: int) -> int:
-        """How long an unclean election must still wait for the last master's lease to end (R7).
-
-        Only a leader's answers grant a lease. An earlier leader answered before this gate opened,
-        or in the margin after it, which is longer than the time for which a leader may answer
-        without a new majority; one that wakes from a stall answers nothing before it has asked a
-        majority (`HeartbeatAnswers`).
-        """
+        """How long an unclean election must still wait for the last master's lease to end (R7)."""
         lease_ms = self._config.master_lease_ms + self._config.lease_margin_ms
         if self._gate_opened_ms is None:
             return lease_ms
+        # An earlier leader may have answered until this gate opened, and a little later:
+        # the margin is longer than a leader answers without a new majority.
         answered_ms = max(self._watch(broker_name).master_answered_ms, self._gate_opened_ms)
         return max(0, answered_ms + lease_ms - now_ms)
 
     def _suspect_wait_ms(self, broker_name: str, now_ms: int) -> int:
-        """How long the election of a suspect must still wait (R17): until this node has led for so
-        long that each living replica has reported its log (R35); 0 if all have."""
+        """How long the election of a suspect must still wait (R17); 0 if each replica has reported
+        its log."""
         waits_ms = self._config.unseen_timeout_ms - self._sessions.led_for_ms(now_ms)
         group = self._state.group(broker_name)
         here = {seen.broker_id for seen in self.live(broker_name, now_ms) if seen.max_offset >= 0}
@@ -248,7 +236,7 @@ class LivenessCore:
 
     def unheard_ms(self, broker_name: str, broker_id: int, now_ms: int) -> int:
         """For how long neither this node nor, now, a peer has heard the registered process of that
-        replica (R59). At most since this node leads, and since it registered; 0 if it did not."""
+        replica (R59). At most since this node leads and since it registered; 0 if it did not."""
         self._sessions.notice_time(now_ms)
         group = self._state.group(broker_name)
         record = group.replica(broker_id) if group is not None else None
@@ -277,8 +265,8 @@ class LivenessCore:
         return tuple(found)
 
     def never_saw(self) -> tuple[str, ...]:
-        """The groups, by name, with a member of the set that never had a session here: of such a
-        one this node may conclude nothing for a whole timeout (R35)."""
+        """The groups, by name, with a member of the set that never had a session here: this node
+        may conclude nothing of it for a whole timeout (R35)."""
         unheard = LastHeard()
         return tuple(
             name
@@ -463,12 +451,13 @@ class LivenessCore:
     # Decisions.
 
     def _dead(self, group: BrokerGroup, now_ms: int) -> frozenset[int]:
-        """Those that count as dead: by what this node saw, and no peer hears them (R50)."""
+        """Those that count as dead."""
         judged = frozenset(
             record.broker_id
             for record in group.replicas
             if self._judge(group, record, now_ms).state == "dead"
         )
+        # R50: a process that a peer hears is only out of reach of this node.
         return judged - self.elsewhere(group, now_ms) if judged else judged
 
     def elsewhere(self, group: BrokerGroup, now_ms: int) -> frozenset[int]:

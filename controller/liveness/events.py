@@ -159,7 +159,7 @@ class RefuseSession:
 
 @dataclass(frozen=True, slots=True)
 class ElectionBlocked:
-    """The group needs an election that nobody may win now. Given once per reason.
+    """The group needs an election that no replica may win now. Given once per reason.
 
     With `operator` only an operator can decide it (R19); else it waits until a member returns.
     """

@@ -1,14 +1,12 @@
-"""What each controller hears of the brokers, and who should lead by that (R50). Pure.
+"""Which brokers each controller hears, and who should lead by that (R50). Pure.
 
-A leader can be cut from brokers while it reaches its peers. Then its silence says nothing about
-those brokers. So each follower tells the leader which registered processes it does *not* hear: most
-often none. The leader keeps the newest report of each peer. A process that this node does not hear,
-but a peer does, is *elsewhere*: it does not count as dead, and the lead is offered to a peer that
-hears more.
+A leader can be cut off from brokers while it reaches its peers. So each follower reports to the
+leader which registered processes it does *not* hear, most often none, and the leader keeps each
+peer's newest report. A process that this node does not hear, but a peer does, is *elsewhere*: it
+does not count as dead, and the lead is offered to a peer that hears more.
 
-A report says nothing of a process that registered after it: it names the entry of the log up to
-which its sender knew the registrations. A report that is not repeated is void after
-`REPORT_MS_MAX`, so the report of a peer that hangs does not count.
+A report names the log entry up to which its sender knew the registrations, so it says nothing of a
+process that registered later. After `REPORT_MS_MAX` it is void: the peer may hang.
 """
 
 from collections.abc import Collection, Iterable
@@ -20,12 +18,12 @@ from batonmq.controller.liveness import events as ev
 REPORT_MS: Final = 200
 REPORT_MS_MAX: Final = 600
 SETTLE_MS: Final = 500
-"""How long a process must be elsewhere before the lead is offered: when a broker ends, the reports
-of the peers are a moment older than what this node saw."""
+"""How long a process must be elsewhere before the lead is offered: the reports of the peers are a
+moment older than what this node saw."""
 OFFER_PAUSE_MS: Final = 10_000
 """Between two offers of a node: links that come and go must not move the lead all the time."""
 URGENT_PAUSE_MS: Final = 1_000
-"""The same while a group has no master for want of this."""
+"""The same while a group has no master because of this."""
 
 
 @dataclass(slots=True)

@@ -20,9 +20,8 @@ class LeadOffers:
         self._stepped_aside = False
 
     def step_aside(self, unseen: tuple[str, ...]) -> None:
-        """Offers the lead, once, if some broker of the groups `unseen` has not dialled this
-        process, which is new in a cluster that was led before. It could not tell whether that
-        broker is alive; another node saw it first-hand."""
+        """Offers the lead, once, if some broker of the groups `unseen` has not dialled this new
+        process. Another controller saw that broker itself, and can tell whether it is alive."""
         if unseen and not self._stepped_aside:
             self._stepped_aside = True
             self.offer("", f"a broker of {', '.join(unseen)} was never seen here")

@@ -1,18 +1,16 @@
 """The shell around `LivenessCore`: passes events in and carries out the effects.
 
-Events come from the endpoints, the gate and the log; each is passed in within the loop turn in
-which it happens, so that a master's death becomes an election without waiting for a timer. The only
-timer here is the tick, for silences and for what was lost. Elections run as tasks of their own.
+Each event is passed in within the loop turn in which it happens, so a master's death becomes an
+election without waiting for a timer. The only timer is the tick, for silences and for what was
+lost. Elections run as tasks of their own.
 
-`OpenSessions` has the gRPC sessions of BatonMQ's brokers on this node, and the messages queued for
-each. A push puts a message into the session's queue; the writer of its stream sends it. A session
-that does not read its messages is cut.
+`OpenSessions` has the gRPC sessions of brokers on this node, each with its queue of messages. A
+session that does not read them is cut.
 
-`HeartbeatAnswers` grant masters their lease (R5). Only the leader's answers do. A node that stood
-still may have been deposed in the meantime without knowing it, since Raft's thread stood still,
-too. So after a stall this node answers nobody until a majority has confirmed its lead; heartbeats
-that arrived in between are answered then. The broker counts its lease from the time at which it
-sent the heartbeat, so a late answer grants no longer lease than a quick one.
+`HeartbeatAnswers` grant masters their lease (R5); only the leader's answers do. A node that stood
+still may have been deposed without knowing it, since Raft's thread stood still, too. So after a
+stall it answers no heartbeat until a majority has confirmed its lead. A late answer is safe: the
+broker counts its lease from the time at which it sent the heartbeat.
 """
 
 import asyncio
@@ -107,9 +105,8 @@ class BrokerSession:
 class OpenSessions:
     """The open sessions, by broker group.
 
-    Any stranger may open some (R58). A broker that is registered always finds a place: of one id
-    the oldest session goes where there are too many, since the newest counts anyway. Sessions of
-    ids that are not registered share STRANGERS_MAX places.
+    Any stranger may open some (R58), up to STRANGERS_MAX. A registered broker always finds a place:
+    of too many sessions of one id the oldest is cut, since only the newest counts.
     """
 
     def __init__(self) -> None:
@@ -126,7 +123,7 @@ class OpenSessions:
         return session
 
     def make_room(self, state: ControllerState, broker_name: str, broker_id: int) -> str:
-        """Makes a place for one session more. Why there is none, empty if there is."""
+        """Makes a place for one more session. Returns why there is none, empty if there is."""
         if state.is_registered(broker_name, broker_id):
             own = [x for x in self.of_group(broker_name) if x.broker_id == broker_id]
             for session in own[: max(0, len(own) + 1 - SESSIONS_OF_ID_MAX)]:
@@ -170,9 +167,8 @@ class OpenSessions:
 class HeartbeatAnswers:
     """`note_loop_turn(now_ms)` must be called whenever this loop turns, at least every tick.
 
-    Invariant: between a stall and the first majority asked after it no answer is a leader's,
-    whatever the gate says: right after a stall it may be closed because no messages were read yet,
-    then open for a moment because of messages from before the stall.
+    Invariant: between a stall and the first majority asked after it no answer is a leader's, even
+    if the gate says so: messages from before the stall may open it for a moment.
     """
 
     def __init__(self, requests: ControllerRequests, clock_ms: Callable[[], int] = boot_ms) -> None:
@@ -207,7 +203,7 @@ class HeartbeatAnswers:
 
     @property
     def _is_controller(self) -> bool:
-        """This node became controller, and does not know of a later one."""
+        """Whether this node became controller and does not know of a later one."""
         return self._requests.controller_epoch > 0
 
     async def _confirm(self) -> None:

@@ -35,8 +35,8 @@ def election_window_ms(
 ) -> tuple[float, float]:
     """The range of silence (ms) after which `own` stands for election, within [min_ms, max_ms].
 
-    Each member has a window of its own, with a gap as long as a window between two: members that
-    all draw from the whole range split their votes about once in ten elections.
+    Each member has its own window, with a gap behind it: members that all draw from the whole range
+    split their votes about once in ten elections.
     """
     width_ms = (max_ms - min_ms) / len(members)
     begin_ms = min_ms + width_ms * sorted(members).index(own)
@@ -46,13 +46,11 @@ def election_window_ms(
 class ElectionOrder:
     """Who stands for election at once when the leader's connection breaks, and who a little later.
 
-    A killed leader's sockets close at once, so waiting for a whole election time-out would waste
-    time. If both followers stood at the same moment they would split the votes and wait for the
-    time-out after all; so they stand one after the other, in the order of their addresses. A broken
-    connection proves nothing (R6): an unnecessary election moves the lead and costs some
-    milliseconds, and a link that breaks again and again takes the lead from its two ends only once
-    in `PAUSE_S`. Another leader that is killed within that time is succeeded as fast. Any message
-    of a leader resets the time-out. Times are seconds of the Raft clock.
+    A killed leader's sockets close at once, so waiting for an election time-out would waste time.
+    Followers that stand at the same moment split the votes, so they stand one after the other, in
+    the order of their addresses. A broken connection proves nothing (R6): a link that breaks again
+    and again takes the lead from its two ends only once in `PAUSE_S`. Any message of a leader
+    resets the time-out. Times are seconds of the Raft clock.
     """
 
     def __init__(self) -> None:
@@ -110,17 +108,17 @@ class ElectionTransport(TCPTransport):  # type: ignore[misc]
 
     @property
     def waits_for_log(self) -> bool:
-        """Whether this node, joining, votes for nobody until a leader has sent it the log."""
+        """Whether this node, joining, gives no vote until a leader has sent it the log."""
         return self._log_seen and self._journal.joining
 
     @property
     def disk_is_full(self) -> bool:
-        """Whether what this node must store finds no room. It neither leads nor votes then."""
+        """Whether there is no disk space for what this node must store. It neither leads nor votes
+        then."""
         return self._sync_again_s > 0.0
 
     def _sync(self) -> bool:
-        """Makes the log durable; false while the disk is full. Then this node leads no longer: it
-        would count itself as a node that holds its entries."""
+        """Makes the log durable; false while the disk is full."""
         now_s = pysyncobj.syncobj.monotonicTime()
         if now_s < self._sync_again_s:
             return False
@@ -130,8 +128,9 @@ class ElectionTransport(TCPTransport):  # type: ignore[misc]
             self._sync_again_s = 0.0
             return True
         if not self._sync_again_s:
-            log.error("raft_disk_full: this node neither leads nor votes until there is room")
+            log.error("raft_disk_full: this node neither leads nor votes until there is disk space")
         self._sync_again_s = now_s + _FULL_RETRY_S
+        # It would count itself as a node that holds its entries.
         if self._syncObj._isLeader():
             self._resign()
         return False
@@ -275,8 +274,8 @@ class ElectionTransport(TCPTransport):  # type: ignore[misc]
             self._onMessageReceived(node, message)
 
     def _higher_term(self, term: int) -> None:
-        """A node with a term above this leader's takes nothing from it. It leads again, above that
-        term, if the others want it."""
+        # A node with a higher term takes nothing from this leader. It leads again, above
+        # that term, if the others want it.
         if term > self._syncObj.raftCurrentTerm:
             log.info("raft_lead_given_up reason='a node has a higher term' term=%d", term)
             self._syncObj._SyncObj__setCurrentTerm(term, None)
@@ -291,8 +290,8 @@ class ElectionTransport(TCPTransport):  # type: ignore[misc]
         if message["last_log_term"] and not self._log_seen:
             self._log_seen = True
             log.warning(
-                "raft_joining candidate=%s: this node does not have the log yet and votes for"
-                " nobody; a leader must be elected without it",
+                "raft_joining candidate=%s: this node does not have the log yet and gives no"
+                " vote; a leader must be elected without it",
                 node.id,
             )
         return not self._log_seen and not self._journal[-1][2]

@@ -3,36 +3,31 @@
 File `journal`: magic, then groups. A group is `u32 length, u32 CRC-32` (big-endian) of a payload of
 operations, applied whole or not at all:
 
-    1  u64 index, u64 term, u32 size, command     an entry is added
-    2  u64 index                                  entries from this index on are cut
-    3                                              this node has joined
+- `1  u64 index, u64 term, u32 size, command`: an entry is added
+- `2  u64 index`: entries from this index on are cut
+- `3`: this node has joined
 
-So a truncate-and-add is atomic: it is one group, written by one `sync`. Loading stops at a torn
-last group (no message about it left this node) and ends the process at a bad group with a good one
-after it. Term and vote are in `meta`, replaced with fsync before the message that they allow is
-sent; a bad `meta` is fatal.
+So cutting and adding is atomic: one group, written by one `sync`. Loading stops at a torn last
+group, about which no message left this node, and ends the process at a bad group with a good one
+after it. Term and vote are in `meta`, replaced with fsync before the message that they allow; a bad
+`meta` is fatal.
 
-A new folder gets `meta` (term 0) before `journal`, so a first start that is killed at any step is
-followed by another. In term 0 nobody has voted or acknowledged anything: a missing `journal` is
-legal beside such a `meta`, and a missing `meta` beside a journal of term 0 that has not joined.
-Else one without the other is damage.
+A new folder gets `meta` (term 0) before `journal`, so a first start can be killed at any step. In
+term 0 nothing was voted or acknowledged: a missing `journal` is legal beside such a `meta`, and a
+missing `meta` beside a journal of term 0 that has not joined. Otherwise one without the other is
+damage.
 
-A node that begins with an empty folder is *joining*: it may have voted and acknowledged entries in
-a folder that was lost. It has joined once it led, or held all that a leader had; the group that
-completes this contains operation 3. Until then it may make no node leader, see `messages`.
+A node that begins with an empty folder is *joining*: it may have acknowledged entries in a folder
+that was lost. It has joined once it led, or held all that a leader had; operation 3 records that.
+Until then it may make no node leader, see `messages`.
 
-Invariant: `sync` returns true before any message about the entries is sent. It is called where the
-commit index advances and by the transport. A full disk (R53), or one descriptor too few, makes it
-return false: what is in memory stays there and is tried again. What a sync failed to write counts
-as lost, though a second sync may return 0 over it (R40): the next try writes a whole new file. Any
-other OSError here ends the process: the state of the disk is unknown after it. The next start sees
-in the page cache what may be on no disk, and a sync alone would return 0 over pages whose
-write-back failed. So a start writes what it read once more, byte for byte in place: that needs no
-room on a full disk, and a crash in it leaves what was there. pysyncobj's own journal never syncs,
-has no checksums, and rewrites itself in place.
-
-So a quorum that is killed or loses its power all at once has everything that it acknowledged when
-it starts again.
+Invariant: `sync` returns true before any message about the entries is sent. On a full disk (R53),
+or without a descriptor, it returns false, and what is in memory is tried again: as a whole new
+file, since a second sync may return 0 over what the first one lost (R40). Any other OSError ends
+the process, because the state of the disk is unknown. A start may find in the page cache what is on
+no disk, so it writes what it read once more, byte for byte in place: that needs no disk space, and
+a crash leaves what was there. pysyncobj's own journal never syncs, has no checksums, and rewrites
+itself in place.
 """
 
 from __future__ import annotations
@@ -146,8 +141,8 @@ class VoteFile:
 class DurableJournal:
     """Entries in memory, mirrored to `folder/journal` at each `sync`. One thread uses it.
 
-    `head` are the last two entries of the snapshot beside it, older first. The journal is made to
-    begin with them, since pysyncobj discards one that does not. Raises JournalDamage.
+    `head` are the last two entries of the snapshot beside it, older first; pysyncobj discards a
+    journal that does not begin with them. Raises JournalDamage.
     """
 
     def __init__(
@@ -303,12 +298,11 @@ class DurableJournal:
         return position
 
     def _rewrite(self) -> bool:
-        """Replaces the file: prefixes are cut by rename, never in place. False while the disk is
-        full; the file is the old one then.
-
-        Each entry gets a group, so that damage to one is followed by a whole one and is reported.
-        """
+        """Replaces the file by a new one. False while the disk is full; the file is the old one
+        then."""
         groups = [_JOINED] if self._joined else []
+        # A group for each entry: damage to one is then followed by a whole one, and is
+        # reported.
         groups += map(_encode_add, self._entries)
         content = _MAGIC + b"".join(_GROUP.pack(len(g), zlib.crc32(g)) + g for g in groups)
         try:

@@ -1,21 +1,19 @@
 """The replicated log as the rest of the controller sees it, and the state machine behind it.
 
-A proposed command has one of three outcomes: `Applied` carries the answer of the state machine,
-`NotApplied` means that the command will never take effect, `Unknown` that it may have taken effect
-or still may. After `Unknown` the same command (same request_id) may be proposed again: the state
-keeps a table of request ids.
+A proposed command has one of three outcomes: `Applied` with the state machine's answer,
+`NotApplied` if it will never take effect, `Unknown` if it may have taken effect or still may. After
+`Unknown` the same command (same request_id) may be proposed again: the state keeps a table of
+request ids.
 
-Invariant of `Machine`: nodes that committed the same entries hold equal states, or have ended. A
-command applies the same everywhere or ends the process: bytes that cannot be read, and errors that
-may occur on one node alone (memory, recursion, disk), are raised to the caller, who must stop. A
-bug in `apply`, which every node runs into alike, keeps the old state, is logged and counted, and is
-answered with code 1.
+Invariant of `Machine`: nodes that committed the same entries hold equal states, or have ended.
+Bytes that cannot be read, and errors that may occur on one node alone (memory, recursion, disk),
+are raised to the caller, who must stop. A bug in `apply`, which every node runs into alike, keeps
+the old state, is logged, and answered with SYSTEM_ERROR (1).
 
-`DigestWatch` checks that invariant. From time to time, if something was applied since, the leader
-sends the digest of its state and the index of the last entry in it. A node that is at that index,
-or was there a moment ago, compares and answers with its own digest. Both sides report a difference.
-It must never happen and no command repairs it: an operator has to empty the folder of the node that
-is wrong. `RaftProblems` keeps this and whatever else is wrong between this node and the others.
+`DigestWatch` checks that invariant: from time to time the leader sends the digest of its state and
+its last entry, and a node that is or was there compares. A difference is reported by both sides; an
+operator has to empty the folder of the node that is wrong. `RaftProblems` keeps this and whatever
+else is wrong between this node and the others.
 """
 
 import logging
@@ -110,7 +108,7 @@ class Machine:
         return commands.encode(command)
 
     def commit(self, raw: bytes, raft_index: int) -> Commit:
-        """Applies the entry. Whatever it raises means that this node may not go on."""
+        """Applies the entry. Whatever it raises means that this node must stop."""
         command = commands.decode(raw)
         try:
             applied = self._apply(command, raft_index)
@@ -179,10 +177,7 @@ class ReplicatedLog(Protocol):
         """The id of the node that leads as far as this one knows. A hint, never a permission."""
 
     def in_touch(self) -> bool:
-        """Whether a majority answered this leader a moment ago, by the clock as it is now.
-
-        A process that was stopped is out of touch when it wakes, before any message tells it so.
-        """
+        """Whether a majority answered this leader a moment ago, by the clock as it is now (R8)."""
 
     async def hand_over(self, timeout_ms: int, node_id: str = "") -> bool:
         """Offers the lead to that node, or to any other one, and waits until it has moved; false if
@@ -222,8 +217,8 @@ class RaftProblems:
             log.info("raft_problem_over subject=%s", subject)
 
     def stranger(self, address: str, why: str, now_s: float) -> None:
-        """Logs a refused connection of no known member, at most once in 10 s. No problem of this
-        node: anyone may dial its port."""
+        """Logs a refused connection of no known member, at most once in 10 s. It is no problem of
+        this node: anyone may dial its port."""
         if now_s - self._stranger_logged_s < _STRANGER_PAUSE_S:
             self._strangers_not_logged += 1
             return

@@ -2,36 +2,32 @@
 
 Corrected:
 - *Snapshot under way.* A follower that is sent a snapshot would commit its own, never verified log
-  up to the leader's commit index, and report commands as applied that no other node holds. Those
-  messages reach the core with commit index 0.
-- *Late acknowledgements* carry no term, so one from an earlier leadership would count in this one.
-  They get the sender's term and are dropped when it differs.
-- *Old answers* wait in a socket while a leader is stopped; read when it wakes, they would keep it
-  leading. Each answer repeats when its question was sent, and counts as of then.
-- *Entries that agree* are truncated and added again, though they may be acknowledged and applied,
-  and a late message that ends sooner cuts them off. What this log already holds is taken out of
-  the message; a message of the same term that ends before this log does is older than it.
+  up to the leader's commit index. Those messages reach the core with commit index 0.
+- *Late acknowledgements* carry no term, so one of an earlier leadership would count. They get the
+  sender's term and are dropped when it differs.
+- *Old answers* wait in a socket while a leader is stopped, and would keep it leading when it wakes.
+  Each answer repeats when its question was sent, and counts as of then (R8).
+- *Entries that agree* are cut and added again, though they may be acknowledged and applied, and a
+  late message that ends sooner cuts them off. What this log already holds is taken out of the
+  message; a message of the same term that ends before this log does is an old one.
 - *Durable first.* No vote, no request for one and no acknowledgement leaves before the journal is
-  on disk. A leader syncs its own entries right after it sent them, so the disks work in parallel;
-  but a joining node that becomes leader first stores that it joined. While the disk is full none of
-  these messages leaves, a leader gives up the lead, and the node stands for no election (R53).
+  on disk. A leader syncs its own entries right after it sent them, so the disks work in parallel; a
+  joining node that becomes leader first stores that it joined. While the disk is full none of these
+  messages leaves, a leader gives up the lead, and the node stands for no election (R53).
 - *Applied entries are never cut.* A leader whose log lacks an entry that this node applied proves
   that disks were lost. This node ends, and the next start builds its state again.
 
 Added:
-- *Pre-vote.* A node asks before it begins a new term, see `pre_vote`. A leader that a node of a
-  higher term hears learns that term, since such a node cannot force an election any more.
-- *Joining nodes* (see `journal`) make nobody leader: they could outvote the one node that still
-  holds what they acknowledged before their folder was lost. Nodes that all begin empty may elect
-  one of them; once another node has a log with a command, they wait for a leader elected without
+- *Pre-vote*, see `pre_vote`. A leader learns the term of a node with a higher one, since such a
+  node can no longer force an election.
+- *Joining nodes* (see `journal`) make no node leader: they could outvote the one that still holds
+  what they acknowledged before their folder was lost. Nodes that all begin empty may elect one of
   them.
-- *Handing over.* A leader that stops tells a follower that holds its whole log to ask for votes at
-  once. That is an election like any other, without the wait.
-- *Election order.* A follower whose connection to the leader breaks does not wait for its
-  time-out, see `ElectionOrder`.
+- *Handing over.* A leader that stops asks a follower with its whole log to stand at once.
+- *Election order*, see `ElectionOrder`.
 - *Digests* of states travel between nodes, see `log.DigestWatch`.
 - *Reports* of what a follower hears go to its leader, see `liveness.hearing`. Earlier versions
-  pass over them.
+  ignore them.
 
 Uses names of pysyncobj 0.3.17; `tests/controller/test_raft_node.py` pins both.
 """

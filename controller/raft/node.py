@@ -1,15 +1,15 @@
 """`RaftLog`: the replicated log over pysyncobj, one TCP port per node.
 
-Invariant: commands have one order on all nodes, and a proposer gets `Applied` only after this node
+Invariant: commands have one order on all nodes. A proposer gets `Applied` only after this node
 applied its command, `NotApplied` only if it can never be applied, else `Unknown`.
 
-pysyncobj ticks in its own thread and applies commands there. That thread touches no data of the
-event loop: `_commit` and every callback only post to the loop (`call_soon_threadsafe`). It ends
-with the thread that built it, so call `start()` in the main thread.
+pysyncobj ticks and applies commands in its own thread, which ends with the thread that built it: so
+call `start()` in the main thread. The tick thread touches no data of the event loop: `_commit` and
+every callback only post to the loop (`call_soon_threadsafe`).
 
 What a node acknowledged is in its folder: `journal` and `meta` (see `journal`), `snapshot` (see
-`snapshot`). After a start the state is that of the snapshot; the entries after it are applied again
-once a leader is elected and reports how far they are committed.
+`snapshot`). After a start the state is that of the snapshot; later entries are applied again once a
+leader is elected and reports how far they are committed.
 """
 
 import asyncio
@@ -89,21 +89,19 @@ LOG_ALARM_BYTES: Final = 32 << 20
 
 
 def make_conf(timings: RaftTimings, bind_address: str, **own: Any) -> SyncObjConf:
-    """The settings under which pysyncobj is safe for a controller.
-
-    One 64 MiB batch, because batches that split lose acknowledged entries, livelock a diverged
-    follower and choke on commands near a multiple of the size. No idle time-out of connections,
-    because it drops the first vote request between followers. Raises TypeError for a name that
-    pysyncobj does not know, which it would silently accept.
-    """
+    """The settings under which pysyncobj is safe for a controller. Raises TypeError for a name that
+    pysyncobj does not know, which it would silently accept."""
     settings: dict[str, Any] = {
         "raftMinTimeout": timings.election_min_ms / 1000,
         "raftMaxTimeout": timings.election_max_ms / 1000,
         "appendEntriesPeriod": timings.heartbeat_ms / 1000,
         "autoTickPeriod": timings.tick_ms / 1000,
         "leaderFallbackTimeout": timings.election_min_ms / 1000,
+        # One batch of 64 MiB: batches that split lose acknowledged entries, never let a
+        # diverged follower catch up, and choke on commands near a multiple of the size.
         "appendEntriesUseBatch": False,
         "appendEntriesBatchSizeBytes": 2**26,
+        # No idle time-out: it drops the first vote request between followers.
         "connectionTimeout": 1e6,
         # Sooner than a node that just started and is not connected would stand for election.
         "connectionRetryTime": min(0.2, timings.election_min_ms / 4000),
@@ -171,10 +169,8 @@ class _Node(SyncObj):  # type: ignore[misc]
             owner._post(owner._role_changed, True)
 
     def _wait_s(self, tick_s: float) -> float:
-        """How long a turn of the tick thread waits. Messages and commands wake it at once; what a
-        node that is connected to all others has to do by itself is, as a follower, to stand for
-        election, and as a leader to send heartbeats. Those that are due leave in this very turn,
-        before it waits."""
+        """How long a turn of the tick thread waits: until this node's next deadline, if it is
+        connected to all others. Messages and commands wake it at once."""
         if self.transport.is_apart or self.raft_state not in _DEADLINES:
             return tick_s
         left_s = float(getattr(self, _DEADLINES[self.raft_state])) - boot_s()
@@ -206,7 +202,7 @@ class _Node(SyncObj):  # type: ignore[misc]
 
 
 def exit_process(what: str) -> NoReturn:
-    """Ends a node that cannot go on without the risk of a diverged state."""
+    """Ends a node whose state could diverge from that of the others."""
     log.critical("raft_fatal reason=%r", what)
     logging.shutdown()
     os._exit(_EXIT_FATAL)
@@ -384,14 +380,14 @@ class RaftLog:
             )
         if node.transport.waits_for_log:
             found.append(
-                "it began with an empty folder and votes for nobody until a leader has sent it the"
+                "it began with an empty folder and gives no vote until a leader has sent it the"
                 " log; if most controllers report this, no leader can be elected: restore the old"
                 " folder of one of them"
             )
         if node.transport.disk_is_full:
             found.append(
                 f"the disk of {self._settings.folder} is full: this node neither leads nor votes"
-                " until there is room"
+                " until there is disk space"
             )
         if not node.tick_thread_alive():
             found.append("the Raft thread has ended: restart this node")

@@ -1,17 +1,15 @@
 """Pre-vote: a node asks whether a majority would vote for it before it begins a new term. Pure.
 
 A node that cannot hear its leader would raise the term again and again, and each new term deposes
-the leader that all others hear (R51). So it asks first, and a node agrees only if it would vote:
-its log is not newer, and it has no leader, see `Leadership`. A node that does not agree yet keeps
-the request, and agrees as soon as it loses its leader, too.
+the leader that all others hear (R51). So it asks first. A node agrees if it would vote: its log is
+not newer, and it has no leader (`Leadership`). Otherwise it keeps the request, and agrees as soon
+as it loses its leader, too.
 
 A *joining* node (see `journal`) agrees with a candidate that has a log only in the first start of a
-quorum: no command is in that log, and all members agree. Then no member holds a command that a
-leader may have acknowledged. Otherwise one kill in the first start would leave one node with a log
-and a majority that votes for no such node.
-
-A member of an earlier version does not know these messages. It counts as one that agrees: the vote
-itself decides.
+quorum: no command is in that log, and all members agree, so nothing can have been acknowledged.
+Otherwise one kill in the first start would leave one node with a log and a majority that never
+votes for it. A member of an earlier version does not know these messages and counts as one that
+agrees: the vote itself decides.
 
 Origin: Ongaro's thesis (2014), 9.6, and the check of a leader's lease in etcd's raft.
 """

@@ -1,14 +1,14 @@
-"""Snapshots of the controller's state: checked bytes instead of pickles.
+"""Snapshots of the controllers' state: checked bytes instead of pickles.
 
-Layout: `BATONSS1`, CRC32 of the rest as u32 big-endian, then canonical JSON
-`{"entries": [[base64 command, index, term], ...2], "state": {...}, "v": 1}`. The two entries are
-the last applied one and the one before it, which pysyncobj puts at the head of a shortened log.
+Layout: `BATONSS1`, CRC32 of the rest as u32 big-endian, then canonical JSON `{"entries": [[base64
+command, index, term], ...2], "state": {...}, "v": 1}`. The entries are the last applied one and the
+one before it, with which pysyncobj begins a shortened log.
 
 `FileSnapshots` replaces pysyncobj's `Serializer`. Invariant: a snapshot is durable under its name
-before the log is compacted by it and before a follower answers that it has it. A received one that
-fails its checksum is refused before anything is replaced, so the leader sends it again; one that
-holds nothing new is ignored, since loading it would cut entries that this node has acknowledged.
-The stock class syncs nothing, logs a failed load and then reports success.
+before the log is compacted by it, and before a follower answers that it has it. A received one that
+fails its checksum is refused, so the leader sends it again; one that holds nothing new is ignored,
+since loading it would cut entries that this node acknowledged. The stock class syncs nothing, and
+reports success for a load that failed.
 """
 
 import base64
@@ -87,10 +87,10 @@ class _Transmission:
 class FileSnapshots:
     """The newest snapshot of this node, in `path`, and those under way to and from others.
 
-    `capture()` returns the state as a JSON value, `restore(state, index)` replaces it by that after
-    entry `index`, `holds(index, term)` is true for entries of the own log; all are called on the
-    thread that applies commands. `on_fatal` is called if the disk fails. Raises BadSnapshot for a
-    file that is no whole snapshot, OSError for one that cannot be read.
+    `capture()` returns the state as a JSON value, `restore(state, index)` replaces it,
+    `holds(index, term)` is true for entries of the own log; all run on the thread that applies
+    commands. `on_fatal` is called if the disk fails. Raises BadSnapshot, or OSError for a file that
+    cannot be read.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class FileSnapshots:
         except BadSnapshot:
             return False
         if self._holds(index, term):
-            return False  # the leader goes on with the entries behind it
+            return False  # the leader sends the entries behind it
         if self._store(whole) is False:
             return False
         self.last_index = index

@@ -2,26 +2,24 @@
 
 - *Members only.* The stock transport takes utility commands that change the cluster, read-only
   nodes, frames of any length and anything that unpickles. Here a connection begins with a greeting
-  (see `membership`): it must be under the password if there is one, name a configured peer, the
-  same cluster and the same list of members. Both sides check, and both report why they refuse.
-- *Frames of bounded length, and nothing unpickled from strangers* (`GuardedConnection`). A frame is
-  a native `i32` length, as pysyncobj writes it, and a sealed body. Until the other side is
-  *admitted* a body is one greeting in JSON, at most 8 KiB; anything longer, or not under the
-  password, ends the connection at once, before its bytes are kept. Afterwards a body is `32-byte
-  key, u64 number, zlib(pickle)`: the key is the random number that this side sent, the number
-  counts up from 0, so a recorded or repeated frame is refused. Pickles are of plain values only
-  (`restricted_loads`): unpickling one runs no code.
-- *Strangers* (connections not yet admitted) have two seconds and one short frame. At most
-  `_STRANGERS_MAX` are open; a new one replaces the oldest.
-- *The side with the greater address dials*, as in pysyncobj; a dial that takes longer than a second
-  is started anew, since TCP would retry ever more seldom while a link is cut.
-- *Names are looked up outside the Raft thread.* pysyncobj asks for an address at each attempt to
-  connect, in the thread that also sends heartbeats: a name server that does not answer would cost a
-  leader its lead. It also keeps an address for ten minutes and a failure for half a minute, so a
-  container that restarts with another address would not be found. Here each question returns the
-  result of the last look-up and starts the next one.
+  (see `membership`): under the password if there is one, from a configured peer of the same cluster
+  with the same list of members. Both sides check, and both report why they refuse.
+- *Frames of bounded length, nothing unpickled from strangers* (`GuardedConnection`). A frame is a
+  native `i32` length, as pysyncobj writes it, and a sealed body. Until the other side is *admitted*
+  a body is one greeting in JSON, at most 8 KiB; anything else ends the connection before its bytes
+  are kept. Afterwards a body is `32-byte key, u64 number, zlib(pickle)`: the key is the random
+  number that this side sent, the number counts up from 0, so a repeated frame is refused. Pickles
+  hold plain values only (`restricted_loads`): unpickling one runs no code.
+- *Strangers* (not yet admitted) have two seconds and one short frame. At most `_STRANGERS_MAX` are
+  open; a new one replaces the oldest.
+- *The side with the greater address dials*, as in pysyncobj; a dial is repeated after a second,
+  since TCP would retry ever more seldom while a link is cut.
+- *Names are looked up outside the Raft thread.* pysyncobj asks at each attempt to connect, in the
+  thread that also sends heartbeats: a silent name server would cost a leader its lead. It also
+  keeps an address for ten minutes, so a container that restarts with another one would not be
+  found. Here each question returns the last result and starts the next look-up.
 
-Uses names of pysyncobj 0.3.17, of `TcpConnection` private ones, too;
+Uses names of pysyncobj 0.3.17, also private ones of `TcpConnection`;
 `tests/controller/test_raft_node.py` pins both.
 """
 
@@ -61,7 +59,7 @@ log = logging.getLogger(__name__)
 
 GREETING_BYTES_MAX: Final = 8 << 10
 FRAME_BYTES_MAX: Final = 192 << 20
-"""A batch of 64 MiB that does not compress, half as long again when encrypted, and some room."""
+"""A batch of 64 MiB that does not compress, half as long again when encrypted, and a margin."""
 
 _STRANGER_S: Final = 2.0
 _DIAL_S: Final = 1.0
@@ -76,8 +74,8 @@ OTHER_PASSWORD: Final = b"batonmq raft: refused, this node has another password"
 _LENGTH: Final = struct.Struct("i")
 _HEAD: Final = struct.Struct(">32sQ")
 _UNANSWERED_MS: Final = 2_000
-"""A peer that acknowledges nothing for this long is dialled anew: TCP would retry ever more seldom,
-and reach it late after a cut link is repaired."""
+"""A peer that acknowledges nothing for so long is dialled again: TCP would retry ever more seldom.
+"""
 
 
 class GuardedConnection(TcpConnection):  # type: ignore[misc]
@@ -377,7 +375,7 @@ class GuardedTransport(MendedTransport):
     def _maybeBind(self) -> None:
         was_ready = self.ready
         if was_ready and self._server._TcpServer__state == SERVER_STATE.UNBINDED:
-            # pysyncobj gives the port up for ever where it cannot accept, as without a descriptor.
+            # pysyncobj gives the port up for good if it cannot accept, as without a descriptor.
             log.warning("raft_port_lost reason='a connection could not be accepted'")
             self._ready, self._bindAttempts, was_ready = False, 0, False
         super()._maybeBind()

@@ -1,17 +1,15 @@
-"""The commands of the controller's replicated log, their bytes, their answers and effects. Pure.
+"""The commands of the controllers' replicated log, their bytes, answers and effects. Pure.
 
-A command holds everything that `ControllerState.apply` may look at: the proposer's clock, the
-liveness it saw (`live`), the epochs to be replaced (R10). Applied in the same order they give
-the same state on every node. The bytes are canonical JSON (keys in order, no spaces) with a version
-`"v"` and the command's name as `"type"`; a node that cannot read an entry must stop, since
-skipping it would make its state differ from the others'.
+A command holds all that `ControllerState.apply` may look at: the proposer's clock, the liveness it
+saw (`live`), the epochs to be replaced (R10). Applied in one order they give one state on every
+node. The bytes are canonical JSON (sorted keys, no spaces) with a version `"v"` and the command's
+name as `"type"`. A node that cannot read an entry must stop, or its state would differ.
 
-The answer is that of both endpoints: RocketMQ's code and remark, and the group after the command.
-Effects say what to push and to record. They follow from the state alone, so each node computes
-them; performing one twice does no harm: views carry their epochs, events their index.
+Effects say what to push and to record. Each node computes them from the state; performing one twice
+does no harm, since views carry their epochs and events their index.
 
-Origin: the events and request headers of RocketMQ's `org.apache.rocketmq.controller.impl` (RIP-44),
-with liveness stamped in as its jRaft controller does.
+Origin: RocketMQ's `org.apache.rocketmq.controller.impl` (RIP-44), with liveness stamped in as its
+jRaft controller does.
 """
 
 from typing import Final, Self
@@ -38,11 +36,11 @@ class CommandDecodeError(ValueError):
 
 
 class LiveBroker(msgspec.Struct, frozen=True):
-    """One living replica as its newest heartbeat described it.
+    """One living replica as its newest heartbeat described it; -1 where unknown.
 
-    `epoch` is the last entry of the epoch file and the offsets are bytes of the commit log; -1
-    where unknown. `master_epoch` is the highest that the broker accepted,
-    `sync_state_set_epoch` that of the set in its newest view.
+    `epoch` is the last entry of the epoch file, offsets are bytes of the commit log. `master_epoch`
+    is the highest that the broker accepted, `sync_state_set_epoch` that of the set in its newest
+    view.
     """
 
     broker_id: int
@@ -71,10 +69,9 @@ class Member(msgspec.Struct, frozen=True):
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     """The fields of every command.
 
-    `request_id` is unique over all proposers and stays the same in every retry of one request: the
-    state answers a repeated one from its table (R11); empty means that no answer is kept.
-    `controller_epoch` is the one that the proposer's gate opened with: commands of a deposed leader
-    are refused. `now_ms` is the proposer's wall clock.
+    `request_id` is unique and the same in every retry: the state answers a repeated one from its
+    table (R11); empty: no answer is kept. Commands below the current `controller_epoch` are
+    refused: their leader was deposed. `now_ms` is the proposer's wall clock.
     """
 
     request_id: str = ""
@@ -87,19 +84,17 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class RegisterBroker(Command, frozen=True, kw_only=True, tag="register_broker"):
-    """Registers a broker, the first time or again (1003, and the native RegisterBroker).
+    """Registers a broker, the first time or again (REGISTER_BROKER, 1003, and the gRPC call).
 
-    `broker_id` NO_BROKER asks for an id; `register_check_code` then makes asking again harmless.
-    An empty `incarnation` marks a broker that speaks only remoting: it must have applied for its id
-    before (1013), as in RocketMQ. `epoch`, `max_offset` and `confirm_offset` describe its log, -1
-    where unknown; `accepted_epoch` is the highest masterEpoch it accepted, `suspect` why its log
-    may miss what it acked (R17), empty if it does not; `earlier_lives` are the incarnations that
-    wrote in its data folder before, empty if unknown. `confirm_floor` is the highest confirmOffset
-    that a member must hold, as far as the leader knows. `owner` is the hash of its data folder's
-    secret, empty if it has none; `is_stranger`: the leader lets it have the id of another owner,
-    whose hash that is (R59). `live` decides whether the reply names the
-    master (1003 names only a living one) and whether a second process with this id is refused
-    (R18).
+    `broker_id` NO_BROKER asks for an id; `register_check_code` makes asking again harmless. An
+    empty `incarnation` marks a broker that speaks only remoting: it must have applied for its id
+    (1013). `epoch`, `max_offset` and `confirm_offset` describe its log, -1 where unknown;
+    `accepted_epoch` is the highest masterEpoch it accepted; `suspect` says why its log may miss
+    what it acked (R17); `earlier_lives` are the incarnations that wrote in its data folder before.
+    `confirm_floor` is what a member must hold, as far as the leader knows. `owner` is the hash of
+    its data folder's secret; with `is_stranger` the leader lets it have another owner's id (R59).
+    `live` decides whether the reply names the master (only a living one) and whether a second
+    process with this id is refused (R18).
     """
 
     broker_name: str
@@ -134,9 +129,10 @@ class ApplyBrokerId(Command, frozen=True, kw_only=True, tag="apply_broker_id"):
 
 
 class AlterSyncStateSet(Command, frozen=True, kw_only=True, tag="alter_sync_state_set"):
-    """The master (id, incarnation, epoch) replaces the set of `sync_state_set_epoch` (1001).
+    """The master (id, incarnation, epoch) replaces the set of `sync_state_set_epoch` (request
+    1001).
 
-    `confirm_offset` is the master's at proposal, -1 if unknown. `live` holds the group's living
+    `confirm_offset` is the master's at proposal, -1 if unknown. `live`: the group's living
     replicas.
     """
 
@@ -152,16 +148,17 @@ class AlterSyncStateSet(Command, frozen=True, kw_only=True, tag="alter_sync_stat
 
 
 class ElectMaster(Command, frozen=True, kw_only=True, tag="elect_master"):
-    """Replaces the master of `expected_master_epoch` (1002, and the liveness scan).
+    """Replaces the master of `expected_master_epoch` (request 1002, or the controller's own
+    election).
 
     `broker_id` is the requesting broker, NO_BROKER for the controller; with `designate` only that
-    broker may win. `unclean` allows a winner from outside the SyncStateSet: only for an operator
-    who names the replica (G5). `confirm_floor` is the highest confirmOffset that a member must have
-    by now (R16), -1 if unknown; `drained_offset` is what the designated broker acked according to
-    the fenced old master (R33), 0 outside a planned switch. With `cut_later_acks` the operator
-    accepts that an old master out of sight may still acknowledge, and that this is cut (R44).
-    `reason` and `detected_ms` (wall clock, 0 if unknown) say how and when the controller `node` saw
-    the need, `silent_ms` how long the master had been silent by then, -1 if that is not known.
+    broker may win. `unclean` allows a winner from outside the SyncStateSet that an operator names
+    (G5). `confirm_floor` is what a candidate must hold (R16), -1 if unknown. `drained_offset` is
+    what the designated broker acked according to the fenced old master (R33), 0 outside a planned
+    switch. With `cut_later_acks` the operator accepts that an old master out of sight may still
+    acknowledge, and that this is cut (R44). For the history: `reason`, `detected_ms` (wall clock)
+    and `node` say why, when and where the need was seen, `silent_ms` how long the master had been
+    silent, -1 if unknown.
     """
 
     broker_name: str
@@ -191,11 +188,10 @@ class CleanBrokerData(Command, frozen=True, kw_only=True, tag="clean_broker_data
 
 
 class BecomeController(Command, frozen=True, kw_only=True, tag="become_controller"):
-    """A new Raft leader opens its gate; raises the controller epoch and so fences older commands.
+    """A new Raft leader opens its gate. Raises the controller epoch, which fences older commands.
 
-    `nonce` is random per attempt; it is the request id of this command as well. For the history:
-    `started_ms` is when the process was started, `leader_seen_ms` when it last knew of a
-    leader, itself included (wall clock, 0 if never).
+    `nonce` is random per attempt, and its request id. For the history: `started_ms` of the process,
+    `leader_seen_ms` when it last knew of a leader (wall clock, 0: never).
     """
 
     node: str
@@ -205,9 +201,9 @@ class BecomeController(Command, frozen=True, kw_only=True, tag="become_controlle
 
 
 class ReportEvent(Command, frozen=True, kw_only=True, tag="report_event"):
-    """An event that a broker saw first-hand (role_changed, opened, first_ack, truncated, ...).
+    """An event that a broker saw itself (role_changed, opened, first_ack, truncated, ...).
 
-    `time_ms` is the broker's wall clock; `json` holds further fields, as text of a JSON object.
+    `time_ms` is the broker's wall clock; `json` holds further fields, as a JSON object.
     """
 
     broker_name: str
@@ -219,10 +215,10 @@ class ReportEvent(Command, frozen=True, kw_only=True, tag="report_event"):
 
 
 class NoteEvent(Command, frozen=True, kw_only=True, tag="note_event"):
-    """An event that a controller saw first-hand (pushed, election_blocked, switch_requested, ...).
+    """An event that a controller saw itself (pushed, election_blocked, ...), only for the history.
 
-    Only for the history. `broker_id` is the broker concerned, NO_BROKER if none. `time_ms` is the
-    wall clock of `node`, 0 for that of the proposal; `json` holds more fields, as a JSON object.
+    `broker_id` is the broker concerned, NO_BROKER if none. `time_ms` is the wall clock of `node`, 0
+    for that of the proposal; `json` holds more fields, as a JSON object.
     """
 
     broker_name: str
@@ -276,12 +272,11 @@ def decode(raw: bytes) -> AnyCommand:
 
 
 class CommandResult(msgspec.Struct, frozen=True):
-    """The answer to one command.
+    """The answer to one command: RocketMQ's code and remark.
 
-    `view` is the group after it (also with most refusals: callers need it with 2000, 2001, 2002 and
-    2011), None for an unknown group; `alive` in it follows the command's stamped liveness.
-    `broker_id` is the id of a registered or applied broker. `master_alive` says whether the view's
-    master lives: 1003 names it only then. `controller_epoch` answers BecomeController.
+    `view` is the group after it, also with most refusals, None for an unknown group; `alive` in it
+    follows the command's liveness. `broker_id`: as registered or applied for. `master_alive`:
+    whether the view's master lives. `controller_epoch` answers BecomeController.
     """
 
     code: ResponseCode

@@ -1,11 +1,9 @@
 """Which replica becomes master, by the group's record and its live replicas. Pure.
 
 Origin: RocketMQ's `DefaultElectPolicy` and `ReplicasInfoManager#electMaster`, with their faults
-corrected: offsets and priorities are compared as numbers of any size; a tie goes to the smallest id
-on every node; learners are never elected; the first master is registered, and an empty log does not
-win over one with data (R19). Liveness is the stamped one, so no replica can vanish midway.
-
-The leader's liveness core calls the same function, so it proposes only elections that can succeed.
+corrected: offsets and priorities of any size compare as numbers; a tie goes to the smallest id;
+learners are never elected; an empty log does not win over one with data (R19). Liveness is the
+command's, so no replica can vanish midway. `election` is the only caller.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,8 +15,8 @@ from batonmq.controller.rules.commands import NO_BROKER, LiveBroker
 from batonmq.controller.rules.groups import BrokerGroup, living_replicas
 
 FIRST_ELECTION_SETTLE_MS: Final = 1_000
-"""How long a group in which one replica holds data, but no election is recorded, waits for further
-replicas: if a second one holds data too, only an operator can decide between them (R19)."""
+"""How long a group without a recorded election waits for further replicas if one replica holds
+data: between two with data only an operator can decide (R19)."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -79,8 +77,8 @@ def choose_master(
 
 
 def why_stale(group: BrokerGroup, living: Mapping[int, LiveBroker]) -> str:
-    """Evidence that the replicas know of newer epochs than this state, empty if there is none. With
-    such a stale state nobody is elected (R19)."""
+    """Why the replicas know of newer epochs than this state, empty if they do not. Then no replica
+    is elected (R19)."""
     foreign = group.foreign_key(living)
     if foreign is None:
         return ""
@@ -92,7 +90,7 @@ def why_stale(group: BrokerGroup, living: Mapping[int, LiveBroker]) -> str:
         recorded += f" with {group.sync_state_set_epoch}"
     return (
         f"broker {broker_id} knows of {reported}, recorded is {recorded}: "
-        "the controllers forgot; name the master to elect"
+        "the controllers lost their record; name the master to elect"
     )
 
 
@@ -188,13 +186,14 @@ def _clean_pool(
 def _suspect_master(
     group: BrokerGroup, living: Mapping[int, LiveBroker], confirm_floor: int
 ) -> Choice:
-    """Without a healthy member suspects may win, once every member is there to be compared (R17).
-    Only an operator may elect one that lacks what is known to be confirmed (R16)."""
+    """Without a healthy member a suspect may win, once every member can be compared (R17)."""
     complete = all(broker_id in living for broker_id in group.sync_state_set)
     suspects = _reaching(group, living, confirm_floor) if complete else {}
     if not suspects:
-        return Choice(refusal=_why_nobody(group, living, confirm_floor))
+        return Choice(refusal=_why_none(group, living, confirm_floor))
     winner = living[_best(suspects.values())]
+    # R16, R17: a replica outside the set may hold what this suspect acknowledged and lost. Only
+    # an operator may cut that.
     if more := _more_elsewhere(group, living, winner):
         return Choice(blocked=True, refusal=more)
     return Choice(winner=winner.broker_id, unclean=True)
@@ -203,11 +202,7 @@ def _suspect_master(
 def _more_elsewhere(
     group: BrokerGroup, living: Mapping[int, LiveBroker], winner: LiveBroker
 ) -> str:
-    """The text if a replica reports more data than the suspect that is about to win, else empty.
-
-    A replica outside the set may hold what that suspect acknowledged and lost: only an operator may
-    decide to truncate it. What was confirmed before the last unclean epoch does not count any more.
-    """
+    """Who reports more data than the suspect that is about to win, for people; else empty."""
     names = f"broker {winner.broker_id}, the best of the SyncStateSet {list(group.sync_state_set)},"
     ends = f"may lack confirmed messages and ends at {winner.max_offset} in epoch {winner.epoch}"
     for record in group.replicas:
@@ -217,6 +212,7 @@ def _more_elsewhere(
         outside = record.broker_id not in group.sync_state_set
         if outside and (newest.epoch, newest.max_offset) > (winner.epoch, winner.max_offset):
             more = f"outside of it has more: {newest.max_offset} in epoch {newest.epoch}"
+        # What was confirmed before the last unclean epoch was cut then, and counts no more.
         elif newest.confirm_offset > winner.max_offset and newest.epoch >= group.unclean_epoch:
             more = f"knows what was confirmed up to {newest.confirm_offset}"
         else:
@@ -249,7 +245,7 @@ def _why_not(group: BrokerGroup, living: Mapping[int, LiveBroker], asker: int, f
     )
 
 
-def _why_nobody(group: BrokerGroup, living: Mapping[int, LiveBroker], floor: int) -> str:
+def _why_none(group: BrokerGroup, living: Mapping[int, LiveBroker], floor: int) -> str:
     members = [broker_id for broker_id in group.sync_state_set if broker_id in living]
     if not members:
         return f"no member of the SyncStateSet {list(group.sync_state_set)} lives"
@@ -258,7 +254,7 @@ def _why_nobody(group: BrokerGroup, living: Mapping[int, LiveBroker], floor: int
     lacking = f"{_names(set(members))} may lack confirmed messages"
     if absent := set(group.sync_state_set) - set(members):
         return f"{lacking}, {_names(absent)} does not live"
-    return f"{lacking}: only an unclean election goes on from here"
+    return f"{lacking}: only an unclean election helps"
 
 
 def _why_short(group: BrokerGroup, members: Mapping[int, LiveBroker], floor: int) -> str:

@@ -1,11 +1,10 @@
-"""The effect of each command on one broker group. Pure.
+"""The effect of each command on one broker group, except elections (`election`). Pure.
 
 Origin: the methods of RocketMQ's ReplicasInfoManager, whose codes and order of checks are kept,
-with its faults corrected (tests call them quirks):
-(a) applying id N moves the next offered id past N;
-(b) a partial clean never leaves half a group;
-(c) a shrink does not check whether the members that it keeps are alive: only added ones must be;
-(d) fencing comes before equality: a deposed master gets 2002 or 2000, also with the same set.
+with its faults corrected (tests call them quirks): (a) applying id N moves the next offered id past
+N; (b) a partial clean never leaves half a group; (c) only added members must be alive, not those
+that a shrink keeps; (d) a deposed master gets FENCED_MASTER_EPOCH (2000) or INVALID_MASTER (2002),
+also with the same set.
 """
 
 from typing import Final
@@ -111,12 +110,15 @@ def _alter_sync_state_set(group: BrokerGroup | None, command: AlterSyncStateSet)
 
 
 def _confirmed_by_master(group: BrokerGroup, command: AlterSyncStateSet) -> int:
-    """R59: the floor is at most the end of the master's log, which has all that is confirmed; one
-    above it, which no replica reaches, comes down to it. The master's newest heartbeat is a moment
-    old. The proposer has compared exactly; here only what no log grows in that moment counts, so
-    that nodes of earlier versions come to the same state."""
+    """R59: the floor after this set change, at most the end of the master's log.
+
+    That log has all that is confirmed, so a floor above it, which no replica reaches, comes down.
+    """
     floor = max(group.confirm_floor, command.confirm_offset)
     for seen in command.live:
+        # The heartbeat is a moment old. The proposer compared exactly; here only what no
+        # log grows in that moment counts, so that nodes of earlier versions come to the
+        # same state.
         is_master = seen.broker_id == command.master_broker_id and seen.max_offset >= 0
         if is_master and floor > seen.max_offset + LAG_BYTES_MAX:
             return seen.max_offset
@@ -138,7 +140,7 @@ def _fenced(group: BrokerGroup, command: AlterSyncStateSet) -> Change | None:
             group,
             ResponseCode.CONTROLLER_INVALID_MASTER,
             f"the master is another process of broker {group.master_broker_id} "
-            f"(incarnation {group.master_incarnation or 'not told'})",
+            f"(incarnation {group.master_incarnation or 'unknown'})",
         )
     if group.master_epoch != command.master_epoch:
         return refused(
@@ -180,12 +182,13 @@ def _unfit_members(group: BrokerGroup, command: AlterSyncStateSet) -> Change | N
 def _unfit_member(
     group: BrokerGroup, member: Member, living: dict[int, LiveBroker]
 ) -> Change | None:
-    """Members that stay need only be registered (quirk c); added ones must be what acked."""
     broker_id = member.broker_id
     record = group.replica(broker_id)
     unfit = ""
     if record is None:
         unfit = "is not registered"
+    # Quirk c: members that stay need only be registered. Added ones must be the process that
+    # acked.
     elif broker_id in group.sync_state_set:
         return None
     elif record.learner:
@@ -215,7 +218,7 @@ def _unfit_member(
 
 
 def _names_the_process(group: BrokerGroup, record: ReplicaRecord, member: Member) -> bool:
-    """R12. A master that speaks only remoting cannot name processes: as safe as Java's."""
+    """R12. A master that speaks only remoting cannot name processes: that is as safe as Java's."""
     if member.incarnation == record.incarnation:
         return True
     return not member.incarnation and not group.master_incarnation

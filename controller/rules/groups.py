@@ -1,13 +1,12 @@
-"""One broker group as the controller records it, its views, and steps that change it. Pure.
+"""One broker group as the controllers record it, its views, and steps that change it. Pure.
 
-Each rule of a group (`group_rules`, `registration`) returns a `Change`.
+Each rule of a group (`group_rules`, `election`, `registration`) returns a `Change`.
 
 Invariants (`check`): ids ascend and stay below `next_broker_id`; the SyncStateSet holds registered
 replicas and no learner; a master is in the set; once a master was elected the set is not empty.
 
-Origin: `BrokerReplicaInfo` and `SyncStateInfo` of RocketMQ's ReplicasInfoManager, joined in one
-value (there they are two maps, and cleaning one of them leaves half a group that cannot be
-repaired), its `ControllerResult` and its event applications.
+Origin: `BrokerReplicaInfo` and `SyncStateInfo` of RocketMQ's ReplicasInfoManager, in one value:
+with two maps there, cleaning one leaves half a group that cannot be repaired.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,17 +28,15 @@ EPOCH_MAX: Final = 2**30
 class ReplicaRecord(msgspec.Struct, frozen=True):
     """The last registration of one replica.
 
-    `suspect` marks a member of the set whose log may miss what it acked (R17): it was replaced,
-    restored from a backup, ends below what was confirmed, or the replica reports it itself. With
-    `suspect_told` its own report is the only reason, and the same process may withdraw it; else the
-    mark lasts until the replica leaves the set or is elected all the same. `suspicion` is the
-    replica's own latest report, empty if its log is whole: as long as it is set, the replica cannot
-    join a set (R12). `accepted_epoch` is the highest masterEpoch that it had accepted,
-    `earlier_lives` are the incarnations before it that it named (R52). `owner` is the hash of the
-    secret of the data folder to which the id belongs, empty where none was named yet; with
-    `is_stranger` the registered process has not proven that it runs on that one (R59).
+    `suspect`: a member of the set whose log may miss what it acked (R17). It lasts until the
+    replica leaves the set or is elected all the same. With `suspect_told` the replica's own report
+    is the only reason, and the same process may withdraw it. `suspicion` is its latest report;
+    while that is not empty no set takes it in (R12). `accepted_epoch` is the highest masterEpoch
+    that it had accepted; `earlier_lives` are the incarnations before it (R52). `owner` is the hash
+    of the secret of the data folder to which the id belongs; with `is_stranger` the registered
+    process has not proven that it runs on that one (R59).
 
-    New fields have defaults: snapshots of earlier versions lack them.
+    New fields need defaults: snapshots of earlier versions lack them.
     """
 
     broker_id: int
@@ -70,10 +67,10 @@ class ReplicaRecord(msgspec.Struct, frozen=True):
 class BrokerGroup(msgspec.Struct, frozen=True):
     """The recorded state of one broker group. `master_broker_id` is NO_BROKER without a master.
 
-    `needs_election` is the reason why the recorded master must be elected anew though it was not
-    seen to die (R3), empty if there is none. `confirm_floor` is the highest confirmOffset of an
-    Alter or an election (R16). `unclean_epoch` is the last masterEpoch won outside the set, 0 if
-    none was. `joined_ms` is the state's clock when the newest id was registered.
+    `needs_election`: why the recorded master must be elected again though it did not die (R3);
+    empty if not. `confirm_floor`: the highest confirmOffset of a set change or an election (R16).
+    `unclean_epoch`: the last masterEpoch won outside the set, 0 if none. `joined_ms`: the state's
+    clock when the newest id was registered.
     """
 
     cluster_name: str
@@ -156,7 +153,7 @@ class BrokerGroup(msgspec.Struct, frozen=True):
 
     def foreign_key(self, live: Mapping[int, LiveBroker]) -> tuple[int, int, int] | None:
         """(masterEpoch, setEpoch, broker id) of a replica that knows of newer epochs than recorded
-        here, None if none does. If one does, this state is stale (R19)."""
+        here, None if none does: then this state is stale (R19)."""
         key = (self.master_epoch, self.sync_state_set_epoch)
         epoch, broker_id = self.highest_reported_epoch(live)
         if epoch > self.master_epoch:
@@ -194,16 +191,13 @@ class BrokerGroup(msgspec.Struct, frozen=True):
 
 
 def living_replicas(group: BrokerGroup, live: Collection[LiveBroker]) -> dict[int, LiveBroker]:
-    """The registered replicas in `live` whose registered process it is, by id.
-
-    A process that has not registered yet does not count: the record is not about it. Until its
-    first heartbeat the offsets are those of the registration.
-    """
+    """The registered replicas in `live` whose registered process it is, by id."""
     living: dict[int, LiveBroker] = {}
     for seen in live:
         record = group.replica(seen.broker_id)
         if record is None or record.incarnation != seen.incarnation:
             continue
+        # Until its first heartbeat the offsets are those of the registration.
         if seen.max_offset < 0:
             seen = msgspec.structs.replace(
                 seen,
@@ -228,7 +222,7 @@ def fill_alive(view: RoleView, living: Collection[int]) -> RoleView:
 class Change:
     """The outcome of a command. `group` is the group after it, None if there is none.
 
-    `events` lack log, index, part, and where 0 the time: the state fills them in.
+    The state fills in log, index, part of `events`, and the time where it is 0.
     """
 
     group: BrokerGroup | None
@@ -302,7 +296,6 @@ def without_members(group: BrokerGroup, leaving: Collection[int]) -> BrokerGroup
 
 
 def without_stale_marks(group: BrokerGroup) -> BrokerGroup:
-    """A replica outside the set is no suspect: it joins again only by what it acks from now on."""
     replicas = tuple(
         msgspec.structs.replace(record, suspect=False, suspect_told=False)
         if record.suspect and record.broker_id not in group.sync_state_set

@@ -1,4 +1,5 @@
-"""Registration of replicas, first and again: 1013, 1003 and the native RegisterBroker. Pure.
+"""Registration of replicas, first and again: APPLY_BROKER_ID (1013), REGISTER_BROKER (1003) and the
+gRPC call. Pure.
 
 A replica is (id, check code); a process of it is an incarnation; its log has a log id. Another
 incarnation of the recorded master starts an election (R3), a member whose log may miss what it
@@ -200,12 +201,12 @@ def _renewed(record: ReplicaRecord, command: RegisterBroker) -> ReplicaRecord:
 def _found_suspicion(
     group: BrokerGroup, record: ReplicaRecord, renewed: ReplicaRecord, command: RegisterBroker
 ) -> str:
-    """Evidence that the log may miss what was acked, whatever the replica reports; empty if there
-    is none (R17).
+    """Why the log may miss what was acked, whatever the replica reports; empty if there is no
+    evidence (R17).
 
     Wiped: another log id. Restored from an old backup: its folder does not know the process that
-    registered last, or its log is shorter than what was confirmed. These two are checked for a new
-    process only: one that goes on may have sent its offset before it acked.
+    registered last, or its log is shorter than what was confirmed. The latter two only for a new
+    process: a running one may have sent its offset before it acked.
     """
     if record.log_id and renewed.log_id and record.log_id != renewed.log_id:
         return "its log was replaced"

@@ -1,11 +1,10 @@
-"""The controller's replicated state: `apply` takes one command after the other. Pure.
+"""The controllers' replicated state: `apply` takes one command after the other. Pure.
 
-`ControllerState` is a value: `apply` returns the next one and leaves its own unchanged, so an error
-midway loses nothing. It is total (every readable command has an answer) and deterministic (no
-clock, no random, no order of sets: all inputs are in the command); its rules for one group are
-those of `group_rules`. This module has what all commands share: the state's clock, the fence of
-deposed controllers, the table of answered requests (R11), the history, and the effects, which are
-found by comparing the group before and after, so no change can be left out.
+`ControllerState` is a value: `apply` returns the next one, so an error midway loses nothing. It is
+total (every readable command has an answer) and deterministic (no clock, no random, no order of
+sets). The rules for one group are in `group_rules`; here is what all commands share: the state's
+clock, the fence of deposed controllers, the table of answered requests (R11), the history, and the
+effects. These come from comparing the group before and after, so that no change is left out.
 
 Origin: RocketMQ's ReplicasInfoManager and its events (RIP-44).
 """
@@ -123,7 +122,7 @@ class ControllerState(msgspec.Struct, frozen=True):
         return None if group is None else group.role_view(living, self.applied_index)
 
     def next_broker_id(self, broker_name: str) -> int:
-        """The id that 1012 offers; it is not reserved."""
+        """The id that CONTROLLER_GET_NEXT_BROKER_ID (1012) offers; it is not reserved."""
         group = self.groups.get(broker_name)
         return 1 if group is None else group.next_broker_id
 
@@ -138,11 +137,9 @@ class ControllerState(msgspec.Struct, frozen=True):
         assert len(set(keys)) == len(keys)
 
     def to_snapshot(self) -> dict[str, Any]:
-        """The state as a JSON value, the same on every node that applied the same log.
-
-        `state` is JSON in a string: a full history has some thousand objects, and turning them
-        into dicts first would block the loop for longer than a heartbeat.
-        """
+        """The state as a JSON value, the same on every node that applied the same log."""
+        # JSON in a string: turning the thousand objects of a full history into dicts would block
+        # the loop for longer than a heartbeat.
         return {"v": SNAPSHOT_VERSION, "state": self._canonical().decode()}
 
     @classmethod

@@ -37,8 +37,8 @@ def test_peer_hosts_may_hold_dashes() -> None:
         ("127.0.0.1:9878", "is not of the form"),
         ("n0-127.0.0.1:9878;n0-127.0.0.1:9978", "is listed twice"),
         ("n0-127.0.0.1:9878;n1-127.0.0.1:9878", "is listed twice"),
-        ("n0-127.0.0.1:65535", "leaves no room"),
-        ("n0-127.0.0.1:9878;n1-127.0.0.1:9879", "leave room"),
+        ("n0-127.0.0.1:65535", "leaves no ports"),
+        ("n0-127.0.0.1:9878;n1-127.0.0.1:9879", "leave ports"),
     ],
 )
 def test_bad_peers_are_said(peers: str, said: str) -> None:

@@ -147,7 +147,7 @@ def test_an_emptied_node_elects_nobody_over_the_one_that_holds_the_log(tmp_path:
         logging.getLogger("batonmq.controller.raft.election_messages").removeHandler(told)
         assert not any(cluster.leading.values())
         (problem,) = [each for each in node.status().problems if "empty folder" in each]
-        assert "votes for nobody until a leader has sent it the log" in problem
+        assert "gives no vote until a leader has sent it the log" in problem
         await cluster.start(a)
         leader_id, _ = await cluster.leader()
         assert leader_id == a

@@ -1,4 +1,4 @@
-"""R53: a first start of a controller on a full disk waits for room, says so, and goes on."""
+"""R53: a first start of a controller on a full disk waits for disk space, and reports that."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_r53_a_waiting_controller_says_what_is_missing_and_can_be_stopped(tmp_pa
         return list(told.log.problems)
 
     (problem,) = asyncio.run(play())
-    assert "waits for room" in problem and str(tmp_path / "store") in problem
+    assert "waits for disk space" in problem and str(tmp_path / "store") in problem
 
 
 def test_r53_a_name_server_answers_while_its_controller_waits_for_room(tmp_path: Path) -> None:
