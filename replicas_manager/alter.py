@@ -1,13 +1,13 @@
-"""The one AlterSyncStateSet that a master may have open (R11).
+"""The one AlterSyncStateSet that a master may have open (R11). Pure.
 
-Pure. Invariant: once its outcome is unknown it ends only by an answer to the same request id that
-proves what became of it, or by a view whose epochs passed it. "Same set" proves nothing while the
-first attempt may still be queued; and a fence may have been raised by that attempt itself.
+Invariant: once its outcome is unknown it ends only by an answer to the same request id that proves
+what became of it, or by a view whose epochs passed it. "Same set" proves nothing while the first
+attempt may still be queued, and a fence may have been raised by that attempt itself.
 
-RocketMQ's controllers know no request ids. They refuse from the leader's memory, and what an
-earlier copy left in the log of a controller is applied later without a look at its epochs. So
-there no refusal ends it once its outcome is unknown. If the controllers go on refusing, the master
-gives way: what is elected then has a newer epoch, and every copy is in front of it or refused.
+RocketMQ's controllers know no request ids. They refuse by the leader's memory, and apply an earlier
+copy in their log later without a look at its epochs. So no refusal of theirs ends an alter whose
+outcome is unknown. If they keep refusing, the master drops its sessions: what is elected then has a
+newer epoch, and every copy comes before it or is refused.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _PROVES_NOTHING_AFTER_UNKNOWN = _FENCES | {ResponseCode.CONTROLLER_ALTER_SYNC_ST
 RETRY_FIRST_MS = 50
 RETRY_MOST_MS = 1000
 STANDS_STILL_MS = 5000
-"""After so long refused and unknown at once: longer than controllers that just began to lead need
-to hear of every living broker."""
+"""After so long refused and unknown at once: longer than new leaders need to hear of every living
+broker."""
 
 
 class AlterOutcome(enum.Enum):

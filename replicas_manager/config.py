@@ -28,8 +28,8 @@ class SessionTimings:
     """Times of the controller sessions in milliseconds; checked against each other by `check`."""
 
     heartbeat_ms: int = 100
-    """brokerSessionHeartbeatMs: a master's period towards the leader, and everybody's towards all
-    while no leader is known. Others have no lease to renew and take twice that."""
+    """brokerSessionHeartbeatMs: a master's period towards the leader, and every broker's towards
+    all controllers while no leader is known. Slaves have no lease to renew and take twice that."""
     follower_heartbeat_ms: int = 500
     """brokerSessionFollowerHeartbeatMs: period towards controllers known not to lead."""
     session_timeout_ms: int = 800

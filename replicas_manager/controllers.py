@@ -1,16 +1,15 @@
 """The controllers as one broker sees them: the leader, targets, heartbeats, requests. Pure.
 
-The leader is a controller whose session is open and whose last answer claimed the lead under the
-highest controller epoch seen. While no leader is known, every session is heartbeaten at the full
-pace, so that a new leader is found within one heartbeat (`Controllers`).
+The leader is a controller with an open session whose last answer claimed the lead under the highest
+controller epoch seen. While none is known every session is heartbeaten at the full pace, so that a
+new leader is found within one heartbeat (`Controllers`).
 
 `ControllerRegistration`, `Elections` and `MissedViews` decide when to send RegisterBroker,
-ElectMaster and GetReplicaInfo, and to which controller; each has one request in flight. An attempt
-whose outcome is unknown repeats the request id, so that a lost answer is found again. After a
-refusal the next attempt is another request, because controllers remember the answer of each id.
-What a registration says of the log (R17) is part of the request and the same in each attempt, or
-it would be open which of two statements was recorded. The controllers elect by themselves when a
-master dies (R10); a broker requests an election only if it still has no master after that.
+ElectMaster and GetReplicaInfo, and to which controller; each has one request in flight. If the
+outcome is unknown the request id is repeated, so that a lost answer is found again. After a refusal
+the next attempt is another request: controllers remember the answer of each id. The controllers
+elect by themselves when a master dies (R10); a broker requests an election only if it still has no
+master after that.
 """
 
 from __future__ import annotations
@@ -26,13 +25,12 @@ RETRY_FIRST_MS = 50
 RETRY_MOST_MS = 500
 WAITED_PER_PAUSE = 8
 """A registration that waits for a leader pauses for an eighth of the time that it has waited: the
-first leader of a cluster is found at once, and an outage of an hour floods nobody."""
+first leader of a cluster is found at once, and a long outage causes no flood of requests."""
 REFUSED_RETRY_MS = 1000
 NOT_LEADER_RETRY_MS = 50
 UNANSWERED_RETRY_MS = 100
 ELECT_GRACE_MS = 300
-"""For a view that names an earlier incarnation of this broker: the controllers elect by
-themselves (R3)."""
+"""For a view that names an earlier incarnation of this broker: the controllers elect then (R3)."""
 FETCH_AFTER_MS = 100
 """An answer named a newer view: its push may be this much later."""
 
@@ -49,8 +47,7 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class AnswerMeaning:
-    """What an answer means: `authoritative` if it came from the leader, `changed` if that
-    controller was not known as leader before."""
+    """`authoritative`: it came from the leader. `changed`: which was not known as leader before."""
 
     authoritative: bool
     changed: bool
@@ -178,11 +175,9 @@ class Controllers:
         master: bool,
         report_loss: bool,
     ) -> list[ev.Effect]:
-        """Heartbeats, silent sessions, a lost leader. `key` goes out with the heartbeats.
-
-        Only a `master` has a lease to renew: others take every second turn with the leader.
-        """
+        """Heartbeats, silent sessions, a lost leader. `key` goes out with the heartbeats."""
         timings = self._timings
+        # Only a master has a lease to renew.
         pace_ms = timings.heartbeat_ms if master else 2 * timings.heartbeat_ms
         if self.leader is not None:
             silent_ms = self._sessions[self.leader].answered_ms + 3 * pace_ms
@@ -226,8 +221,8 @@ class Controllers:
 
 
 class ControllerRegistration:
-    """`done` is False until the controllers have registered this process, and again after they
-    lost it. `due` of each class adds to `deadlines` when it has to be called again."""
+    """`done` is False until the controllers have registered this process, and again after they lost
+    it. `due` of each class adds to `deadlines` when it must be called again."""
 
     def __init__(self, controllers: int, next_request_id: Callable[[], str]) -> None:
         self.done = False
@@ -255,7 +250,7 @@ class ControllerRegistration:
         self._since_ms = self._due_ms = due_ms
 
     def repeat(self, now_ms: int) -> None:
-        """Say it again, in a new request."""
+        """Register again, in a new request."""
         if self.done:
             self.begin(now_ms)
 
@@ -315,6 +310,8 @@ class ControllerRegistration:
             return []
         self._in_flight = True
         if self._suspect_of_request is None:
+            # R17: the same in each attempt, or it would be open which of two statements
+            # the controllers recorded.
             self._suspect_of_request = self._suspect
         self._suspect_sent = self._suspect_of_request
         return [ev.SendRegister(target, broker_id, self._request_id, self._suspect_sent)]

@@ -1,8 +1,7 @@
-"""Events that go into, and effects that come out of, the role state machine (`state.py`).
+"""Events into, and effects out of, the role state machine (`state`). Pure.
 
-All are frozen. `controller` and `target` are gRPC addresses. Effects are to be performed in the
-order given; `SaveIdentity` must be durable before the next effect is performed.
-Pure.
+`controller` and `target` are addresses. Effects are to be performed in their order; `SaveIdentity`
+must be durable before the next one.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ class AnswerReceived:
 
 @dataclass(frozen=True, slots=True)
 class ViewReceived:
-    """A role view. `pushed`: on the session, in order, so that its alive flags are current; else it
-    came with the answer to an election."""
+    """A role view. `pushed`: on the session, in order, so its alive flags are current; else it came
+    with the answer to a call."""
 
     controller: str
     view: RoleView
@@ -64,7 +63,7 @@ class ViewReceived:
 
 @dataclass(frozen=True, slots=True)
 class LeaderHinted:
-    """`target` answered a call with 2007; `leader` is its hint, "" if it has none."""
+    """`target` answered CONTROLLER_NOT_LEADER (2007); `leader` is its hint, "" if it has none."""
 
     target: str
     leader: str
@@ -156,7 +155,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SendRegister:
-    """RegisterBroker; id 0 requests one, the check code makes a repetition harmless.
+    """RegisterBroker; id 0 requests one. The check code makes a repetition harmless.
 
     `suspect` is the state of the log (R17), the same in each repetition of the request.
     """
@@ -245,7 +244,7 @@ class StandDown:
 @dataclass(frozen=True, slots=True)
 class AdoptView:
     """The role stays; the set, an address or an incarnation changed. A proposal in flight is over:
-    `view` has the recorded set, whether by that proposal or by what overtook it (R11)."""
+    `view` has the recorded set (R11)."""
 
     view: RoleView
 
@@ -274,7 +273,7 @@ class LeaseChanged:
 
 @dataclass(frozen=True, slots=True)
 class DropSessions:
-    """Break down before the controllers for a moment: they elect anew."""
+    """Close all controller sessions, so that the controllers elect again."""
 
     reason: str
 
@@ -289,7 +288,7 @@ class ReportEvent:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A line for the log: `event` and fields; `warning` where somebody should look."""
+    """A line for the log: `event` and fields. `warning`: an operator should look."""
 
     event: str
     fields: tuple[tuple[str, int | str], ...] = field(default=())

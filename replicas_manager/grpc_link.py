@@ -1,12 +1,11 @@
 """The link with controllers of ours: a gRPC session with each, unary calls, and their history.
 
-`EventReporter` sends what this broker saw first-hand to the controllers' history, in order. Nothing
-waits for a report: it is queued with its time and sent a little later, so that it does not precede
-the commands of a failover in the controllers' log. A report without an answer is sent again, to the
-leader of that moment, under the same request id, so the history has it once. At most `KEPT_MAX`
-events wait; beyond that the oldest are dropped, with one line in the log. Each is an entry in the
-controllers' log, so of one kind at most `OFTEN_MAX` are sent in `OFTEN_MS`; the next one has in
-`notTold` how many were left out.
+`EventReporter` reports what this broker saw to the controllers' history, in order. Nothing waits
+for a report: it is queued with its time and sent a little later, so that it does not precede the
+commands of a failover in the log. Without an answer it is sent again, to the leader of that moment,
+under the same request id. At most `KEPT_MAX` events wait; beyond that the oldest are dropped, with
+one line in the log. Of one kind at most `OFTEN_MAX` are sent in `OFTEN_MS`; `notTold` in the next
+one counts those left out.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ GOODBYE_TIMEOUT_S: Final = 0.3
 ELECT_TIMEOUT_S: Final = 0.2
 LOW_HELD_S: Final = 5.0
 """The longest that clients get high descriptors, where a controller is away."""
-UNANSWERED_TOLD_MS: Final = 3_000
-"""A registration that nobody has answered for so long: the log says what may be wrong."""
+UNANSWERED_LOGGED_MS: Final = 3_000
+"""A registration without an answer for so long is logged, with what may be wrong."""
 
 
 class EventReporter:
@@ -169,15 +168,13 @@ class GrpcLink:
         self._calls: ControllerCalls | None = None
         self._silent_since_ms: int | None = None
         """Since when no registration was answered."""
-        self._silence_told = False
+        self._silence_logged = False
         self._opened: set[str] = set()
         self._secret = ""
         self._low: LowDescriptors | None = None
         self._reporter = EventReporter(config.broker_name, self._channels, events.leader)
 
     def begin(self, facts: DurableFacts) -> None:
-        """The connections with the controllers get high descriptors: by their end a kill is
-        noticed, and those of thousands of clients would be closed before them."""
         self._low = LowDescriptors()
         asyncio.get_running_loop().call_later(LOW_HELD_S, self._low.free)
         self._secret = facts.secret
@@ -200,8 +197,8 @@ class GrpcLink:
     def _not_registered(self, now_ms: int) -> None:
         if self._silent_since_ms is None:
             self._silent_since_ms = now_ms
-        elif now_ms - self._silent_since_ms >= UNANSWERED_TOLD_MS and not self._silence_told:
-            self._silence_told = True
+        elif now_ms - self._silent_since_ms >= UNANSWERED_LOGGED_MS and not self._silence_logged:
+            self._silence_logged = True
             log.warning(
                 "no_controller_answers grpc=%s advice=%r",
                 ";".join(self._config.controllers),
@@ -323,7 +320,7 @@ class GrpcLink:
         return ElectAnswer(reply.status.code, reply.status.remark)
 
     async def goodbye(self, reason: str) -> None:
-        """Tells every controller, which would else take the end of the session for a death."""
+        """To every controller, which would otherwise take the end of the session for a death."""
         sessions = list(self._sessions.values())
         self._sessions.clear()
         await asyncio.gather(*(session.close(reason, GOODBYE_TIMEOUT_S) for session in sessions))

@@ -1,12 +1,13 @@
 """The durable facts of one broker: who it is, which processes wrote here, the highest masterEpoch.
 
-`brokerIdentity` holds `cluster#name#id` and `brokerIdentity-temp` holds `cluster#name#id#code`,
-one line without a newline, byte-compatible with Java (`BrokerMetadata`, `TempBrokerMetadata`).
+`brokerIdentity` holds `cluster#name#id` and `brokerIdentity-temp` holds `cluster#name#id#code`, one
+line without a newline, byte-compatible with Java (`BrokerMetadata`, `TempBrokerMetadata`).
 `brokerIdentity-secret` is ours: it proves to the controllers that the id belongs to this folder
-(R59). The first start that misses it makes it.
-Invariant: the check code is durable before an id is requested and stays until the id is durable,
-so a request that is repeated after a lost answer gives the same id and none leaks. Java requests a
-next id first; here the controller picks one, so our temporary file names id 0 until then.
+(R59).
+
+Invariant: the check code is durable before an id is requested and stays until the id is durable, so
+a request that is repeated after a lost answer gives the same id. Java requests a next id first;
+here the controller picks one, so our temporary file names id 0 until then.
 """
 
 from __future__ import annotations
@@ -51,11 +52,8 @@ class IdentityFile:
         self._check_code = ""
 
     def load(self) -> LoadedIdentity:
-        """Who this broker is. Without an identity a check code is made, or taken up, durably; so is
-        the folder's secret.
-
-        Raises IdentityError if a file disagrees with the configuration.
-        """
+        """Who this broker is. Without an identity a check code, and the folder's secret, are made
+        durably. Raises IdentityError if a file disagrees with the configuration."""
         fields = self._read(self.path, 3)
         if fields is not None:
             if not fields[2].isdigit() or int(fields[2]) < 1:
@@ -129,9 +127,9 @@ class IdentityFile:
 class RoleFile:
     """The highest masterEpoch that this replica accepted, at `path` (R2).
 
-    Two slots of 64 bytes, `epoch crc32` in text, written in turn: replacing the file would put
-    4 ms of directory fsyncs into every failover, an fdatasync in place costs 0.1 ms. A slot lies in
-    one sector, so a crash leaves it old or new; a slot that is neither is damage.
+    Two slots of 64 bytes, `epoch crc32` in text, written in turn: an fdatasync in place costs 0.1
+    ms, replacing the file would put 4 ms into every failover. A slot lies in one sector, so a crash
+    leaves it old or new; a slot that is neither is damage.
     """
 
     def __init__(self, path: Path) -> None:
@@ -177,21 +175,21 @@ def _slot(master_epoch: int) -> bytes:
 _UNKNOWN = "?"
 """Stands for the oldest incarnation if none was recorded: an older version wrote this folder."""
 INCARNATIONS_MAX = 64
-"""An incarnation that ended before it could register is in the file, too. While no controller
+"""Incarnations that ended before they could register are in the file, too. While no controller
 answers, of more than these in a row the second and following ones are dropped."""
 
 
 class IncarnationLog:
-    """Which processes wrote in this data folder: shows that a folder was put back (R17).
+    """Which processes wrote in this data folder: shows that a folder was restored from a backup
+    (R17).
 
-    One incarnation a line, the newest last, at `path`. The controllers remember the incarnation
-    that registered last. If this folder never had that incarnation, it is an older copy, restored
-    from a backup: identity, log id and checksums are all in order, but what that incarnation
-    acknowledged is missing.
+    One incarnation a line, the newest last, at `path`. The controllers remember the one that
+    registered last. A folder that never had it is an older copy: identity, log id and checksums are
+    in order, but what that incarnation acknowledged is missing.
 
     Once this incarnation is registered, no earlier one matters. Until then the oldest in the file
-    is the last one that is known to have registered; those after it may have registered, too, and
-    ended before the reply arrived.
+    is the last that is known to have registered; later ones may have, too, and ended before the
+    reply arrived.
     """
 
     def __init__(self, path: Path) -> None:
@@ -236,8 +234,8 @@ class IdentityError(BatonError):
 
 
 class RoleFileError(BatonError):
-    """The file of the highest accepted masterEpoch cannot be read (R2): going on could feed a
-    master of the past, so the broker does not start."""
+    """The file of the highest accepted masterEpoch cannot be read. Without it the broker could
+    follow a master of the past (R2), so it does not start."""
 
     def __init__(self, file: Path, what: str) -> None:
         super().__init__(str(file), what)

@@ -1,11 +1,10 @@
 """The seams of the ReplicasManager: the broker that it steers, and the link with its controllers.
 
 The broker implements `BrokerActions`, its HA service `SyncStateSetActions`. All calls are made on
-the broker's event loop, one at a time and in the order in which the role views were taken: no call
-begins while an earlier one is awaited. Only the planned switch (R33) does not wait for its turn.
-
-Controllers of ours speak gRPC (`grpc_link`), RocketMQ's speak remoting (`remoting_link`). A link
-holds no policy: it performs the effects of the state machine, and emits what came of them.
+the broker's event loop, one at a time, in the order in which the views were taken; only the planned
+switch (R33) does not wait for its turn. A link (`grpc_link` for our controllers, `remoting_link`
+for RocketMQ's) holds no policy: it performs the effects of the state machine and emits what came of
+them.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ class LogFacts:
     """End of the written log in bytes, exclusive."""
     confirm_offset: int
     min_offset: int
-    """From where on it has what its group has: of a master, where its log begins. Behind
-    `max_offset` while the replica does not know where its queues go on counting: the controllers
-    add nobody to a set with whom this begins behind the master's."""
+    """From where on it has what its group has: of a master, where its log begins. Above
+    `max_offset` while the replica does not know the next offsets of its queues (R38): the
+    controllers add it to no set then."""
     log_id: str
     """Random id made with the empty commit log and kept in its folder."""
     suspect: str = ""
-    """Why the log may miss what it acknowledged (R17), empty if it does not. While it is not empty
-    no SyncStateSet takes this replica in (R12); when it becomes empty the broker registers anew."""
+    """Why the log may miss what it acknowledged (R17), empty if it does not. While set no
+    SyncStateSet takes this replica in (R12); when it is cleared the broker registers again."""
 
 
 class Proposal(Protocol):
@@ -62,33 +61,30 @@ class Proposal(Protocol):
 class BrokerActions(Protocol):
     """Role changes and planned switches, as the broker carries them out.
 
-    The three role changes are awaited; while one runs, newer views are taken and persisted but
-    acted on afterwards, and only the newest of them. If one raises, the error is logged and the
-    action is tried again with the then newest view after a short, growing delay.
+    The three role changes are awaited; newer views are taken and stored meanwhile, and only the
+    newest is acted on afterwards. One that raises is logged and tried again, after a short, growing
+    delay, with the newest view.
     """
 
     def log_facts(self) -> LogFacts:
         """The log as it is at this moment. Called for every heartbeat: must be cheap."""
 
     async def become_master(self, view: RoleView, role_durable: Awaitable[None]) -> None:
-        """Become, or go on as, master of `view.master_epoch`.
+        """Become, or stay, master of `view.master_epoch`; also after an election of the same
+        master.
 
-        Also called when a master is elected again with a higher epoch. The role file is being
-        written meanwhile: before anything is acknowledged in this epoch, the epoch file has to be
-        durable and `role_durable` awaited (R2). It raises OSError if the write failed. A proposal
-        in flight is over: it gets no outcome any more.
+        Before anything is acknowledged in this epoch the epoch file must be durable and
+        `role_durable` awaited (R2), which raises OSError if the write failed. A proposal in flight
+        gets no outcome any more.
         """
 
     async def become_slave(self, view: RoleView) -> None:
-        """Follow `view.master_broker_id` at `view.master_ha_address` in `view.master_epoch`.
-
-        Also called when only the epoch grew and the master stayed. `view.master_epoch` is durable
-        already (R2).
-        """
+        """Follow `view.master_broker_id` at `view.master_ha_address`; also called if only the epoch
+        grew. `view.master_epoch` is durable already (R2)."""
 
     async def stand_down(self, view: RoleView) -> None:
-        """No master is known, or the master named is an earlier incarnation of this process:
-        refuse writes, close HA connections, go on serving reads up to confirmOffset."""
+        """No master is known, or it is an earlier incarnation of this process: refuse writes, close
+        HA connections, keep serving reads up to confirmOffset."""
 
     def master_moved(self, view: RoleView) -> None:
         """The role and its epoch stay, and the master's address may be another one. Idempotent."""
@@ -97,9 +93,8 @@ class BrokerActions(Protocol):
         """The lease of this master was granted or ran out (R36)."""
 
     def role_will_change(self, view: RoleView, *, master: bool) -> None:
-        """`view` was taken; it changes the role, or the epoch of the same role. Called before
-        anything is awaited. A future master holds early sends from now on; a former master answers
-        at once what waits."""
+        """`view` was taken and changes the role or its epoch. Called before anything is awaited: a
+        future master holds sends from now on, a former one answers at once what waits."""
 
     def hold_sends(self) -> int:
         """Queue new sends, write what was taken; returns the end of the log."""
@@ -125,8 +120,8 @@ class SyncStateSetActions(Protocol):
         """The proposal in flight was refused for good: the union goes back to the recorded set."""
 
     def proposal_unknown(self) -> None:
-        """It is not known yet whether the proposal was committed. The union stays (R11); the same
-        request is repeated until it is answered. Called at most once per proposal."""
+        """Whether the proposal was committed is open. The union stays (R11), and the same request
+        is repeated until it is answered. Called at most once per proposal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +177,7 @@ class ControllerLink(Protocol):
         """End that session, and begin another over a new connection."""
 
     def drop_all(self, reason: str) -> None:
-        """To the controllers this broker broke down; it comes back in a moment (R11, R45)."""
+        """Close all sessions, and come back in a moment: the controllers elect again (R11, R45)."""
 
     def report(
         self, kind: str, broker_id: int, master_epoch: int, fields: Mapping[str, object]
@@ -190,8 +185,8 @@ class ControllerLink(Protocol):
         """Add an event of this broker to the history, if the controllers keep one."""
 
     async def elect(self, task: SwitchTask, drained_offset: int) -> ElectAnswer | None:
-        """Ask for the election that ends a planned switch; None: no answer. A view that comes with
-        the answer is taken before this returns."""
+        """Ask for the election that ends a planned switch; None: no answer. A view in the answer is
+        taken before this returns."""
 
     def switch_failed(self, task: SwitchTask, reason: str) -> None:
         """To whoever requested that switch."""

@@ -1,9 +1,7 @@
-"""Requests to RocketMQ's controllers, and the group as they answer with it.
+"""Requests to RocketMQ's controllers, and the group as they answer with it. Holds no policy.
 
-Holds no policy: the state machine chooses the controller and the time of the next attempt.
-
-RocketMQ's controllers know ids and addresses. What ours have registered beside them, incarnation,
-log id and HA address, the brokers are asked for each time that the group is read (1007). A Java
+RocketMQ's controllers know ids and addresses. The incarnation, log id and HA address that ours
+would have registered are asked of the brokers each time that the group is read (1007). A Java
 broker says nothing of it.
 """
 
@@ -49,8 +47,8 @@ class PeerNames:
         self._asking: set[tuple[int, str]] = set()
 
     def ask(self, view: RoleView, own_id: int) -> None:
-        """Every other replica, dead or alive to the controllers. A replica that was made anew has
-        another id at the same address: there both are asked for."""
+        """Every other replica, dead or alive. One that was made again has another id at the same
+        address: then both ids are asked for."""
         for replica in view.replicas:
             key = (replica.broker_id, replica.address)
             if replica.broker_id != own_id and replica.address and key not in self._asking:
@@ -144,7 +142,7 @@ class RemotingCalls:
 
     async def _applied_id(self, target: str) -> int:
         """An id of this replica's own. One that it applied for before it died is recorded with its
-        address and its check code: applied for again it is the same, and none leaks."""
+        address and check code: applied for again it is the same, and none leaks."""
         group = await self._group(target, CALL_MS)
         for replica in group.replicas if group is not None else ():
             if replica.address == self._config.address:

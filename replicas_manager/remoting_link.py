@@ -1,12 +1,12 @@
 """The link with RocketMQ's controllers: heartbeats, polls and requests over remoting.
 
-They push nothing but the hint 1008, so the group is read from the leading one at every heartbeat
-(1005 says who leads, 1006 how the group is), and after each request that may have changed it. What
-their requests have no field for is said by silence: a broker that must not be elected sends no
-heartbeat. That
-is a learner, a replica with a suspect log (R17), and a process that they name as master and that is
-not: they take it for the one before it (R3), or it has refused (R17). Silence ends an election only
-after they have called the broker dead; until then `state` refuses. A master is not silent.
+They push only the hint NOTIFY_BROKER_ROLE_CHANGED (1008). So the group is read from the leading one
+at every heartbeat (1005 says who leads, 1006 how the group is), and after each request that may
+have changed it. A broker that must not be elected sends no heartbeat: a learner, a replica with a
+suspect log (R17), and a process that they take for an earlier master (R3) or that has refused
+(R17). That ends an election only after they called the broker dead; until then `state` refuses. A
+master is not silent.
+
 Origin: ReplicasManager, BrokerOuterAPI in Java.
 """
 
@@ -44,8 +44,8 @@ POLL_MS: Final = 1000
 ELECT_MS: Final = 400
 REDIAL_S: Final = 0.2
 AWAY_MS: Final = 2000
-"""How long a broker that gives way shows no sign of life: the end of its connection makes the
-controllers elect, but not if they hear it again before they have looked."""
+"""How long a broker that drops its sessions stays silent: the end of its connection makes the
+controllers elect, unless they hear it again before they have looked."""
 ANY_LEADERSHIP: Final = 1
 """RocketMQ's controllers report no epoch of their leadership: the last that claimed it has it."""
 
@@ -237,8 +237,8 @@ class RemotingLink:
 
 
 def _report_defect(error: BaseException) -> None:
-    """A failed assertion ends the server (`server_main`); a request that failed otherwise is a
-    defect, too, and must be seen."""
+    """A failed assertion ends the server (`server_main`); any other error of a request is a defect,
+    too, and must be seen."""
     context = {"message": "a task of the controller link failed", "exception": error}
     asyncio.get_running_loop().call_exception_handler(context)
 

@@ -88,7 +88,7 @@ class Requests:
         return RemotingCommand.request(RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, self._names)
 
     def apply_id(self, broker_id: int) -> RemotingCommand:
-        """Said again with the same check code, it is the same application."""
+        """Repeated with the same check code it is the same application."""
         fields: Fields = {
             **self._names,
             "appliedBrokerId": broker_id,

@@ -1,14 +1,15 @@
-"""The role that the controllers give this process: the view in force, the lease, the role change.
+"""The role that the controllers give this process: the current view, the lease, the role change.
+Pure.
 
-Pure. Invariants
+Invariants:
 - A view is taken only if its (masterEpoch, setEpoch) grows (R20) and its epoch is not below the
   highest accepted, which never falls (R2).
-- This process is master only where a view names its id *and* incarnation, in an epoch above all
-  that an earlier incarnation accepted (R3), and that it did not refuse (R17).
-- The lease counts from the send time of a heartbeat that the leader answered for the epoch and the
-  incarnation of this mastership, and ends with the role (R5).
+- This process is master only if a view names its id *and* incarnation, in an epoch above all that
+  an earlier incarnation accepted (R3) and that it did not refuse (R17).
+- The lease counts from the send time of a heartbeat that the leader answered for this mastership,
+  and ends with the role (R5).
 - The broker gets each role change, (masterEpoch, role, master), once, and again only if it failed,
-  or for what a slave has to fetch again (R24).
+  or to fetch what a slave found damaged (R24).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class ViewFreshness(enum.Enum):
     """What a received view means for this broker."""
 
     NEWER = "newer"
-    REGISTERED_AGAIN = "registered anew"
+    REGISTERED_AGAIN = "registered again"
     """The same epochs, but an address or an incarnation (R12) changed."""
     KNOWN = "known"
     STALE = "stale"
@@ -47,6 +48,8 @@ class CurrentView:
         self.stored_master_epoch = highest_master_epoch
         """The highest that a restart remembers: what controllers may rely on."""
         self.view: RoleView | None = None
+        # Highest epoch that an earlier incarnation accepted (R3), or that this one refused
+        # (R17).
         self._earlier_epoch = highest_master_epoch
         """Highest epoch that an earlier incarnation of this broker accepted (R3), or that this one
         refused (R17)."""
@@ -62,7 +65,8 @@ class CurrentView:
 
     @property
     def heartbeat_key(self) -> Key:
-        """What heartbeats report: the highest epoch stored, and of the view in force the set's."""
+        """What heartbeats report: the highest epoch stored, and the epoch of the current set if it
+        belongs to that."""
         stored = self.stored_master_epoch
         return (stored, self.key[1] if stored == self.highest_master_epoch else 0)
 
@@ -85,8 +89,8 @@ class CurrentView:
         self.highest_master_epoch = max(self.highest_master_epoch, view.master_epoch)
 
     def refuse(self, view: RoleView) -> bool:
-        """R17: this process will not be master of `view`'s epoch, whatever becomes of its log. True
-        if that takes the mastership from it; what it is master of already is not refused."""
+        """R17: this process will not be master of `view`'s epoch. True if that takes the mastership
+        from it; what it already is master of is not refused."""
         if view.master_broker_id != self.broker_id or view.master_epoch <= self._earlier_epoch:
             return False
         if self.role is Role.MASTER and view.master_epoch == self.key[0]:
@@ -128,7 +132,7 @@ class Lease:
         self._reported = False
 
     def valid(self, now_ms: int) -> bool:
-        """The leader answered less than a lease ago; True only while this process is master."""
+        """Whether the leader answered less than a lease ago."""
         return now_ms < self._until_ms
 
     def drop(self) -> None:
@@ -195,9 +199,8 @@ class RoleChanges:
         self._suspect, self._refetched = suspect, ""
 
     def refetch(self, current: CurrentView, suspect: str) -> list[ev.Effect]:
-        """R24: what a slave found damaged while it followed is cut and fetched again when it takes
-        that role anew: once the controllers know it (`suspect`), and none can elect this replica.
-        """
+        """R24: a slave that found damage takes its role again, to cut it and fetch it again. Only
+        once the controllers know of it (`suspect`), so that none elects this replica meanwhile."""
         view = current.view
         if view is None or current.role is not Role.SLAVE or suspect in ("", self._refetched):
             return []

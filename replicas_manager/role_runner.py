@@ -1,16 +1,15 @@
 """Carries out role changes one after the other, and all other calls of the broker behind them.
 
 Invariants: the masterEpoch of a role change is durable before it has any effect outside (R2), and
-no action begins while another is awaited. An epoch is stored as soon as its role change arrives,
-while an earlier one is under way, too. A slave's is stored before the broker acts; a master's at
-the same time: becoming master writes that epoch into the epoch file, too, and opens
-only when both are on the disk. That saves one wait for the disk in every failover. The epoch file
-alone would not do: its last entry is dropped if the log comes back shorter (R25).
-A newer role change replaces what waits: an older role change, sets to adopt and outcomes of
-proposals made under the older role.
+no action begins while another is awaited. An epoch is stored as soon as its role change arrives. A
+slave's is stored before the broker acts. A master's is stored while the broker writes it to the
+epoch file, too, and it opens only when both are durable: that saves one wait for the disk in every
+failover. The epoch file alone would not do: its last entry is dropped if the log comes back shorter
+(R25). A newer role change replaces what waits: an older one, sets to adopt, outcomes of proposals
+made under the older role.
 
-`SwitchRunner` is the shell around `PlannedSwitch`: timer, the election at the controllers, held
-sends. Its calls do not wait for their turn (R33).
+`SwitchRunner` is the shell around `PlannedSwitch`: timer, the election, held sends. Its calls do
+not wait for their turn (R33).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ log = logging.getLogger(__name__)
 
 MASTER_ATTEMPTS_MAX = 5
 """After so many failures to become master of one epoch another replica should be elected: the
-process ends, but for want of room it gives way and goes on trying (R45)."""
+process ends, or if the disk is full it drops its sessions and retries (R45)."""
 _Outcome = ev.ProposalRefused | ev.ProposalUnknown
 RunnerEffect = ev.RoleAction | ev.AdoptView | ev.SetDead | ev.LeaseChanged | _Outcome
 
@@ -99,9 +98,8 @@ class EpochStore:
 
 
 class RoleRunner:
-    """`on_failed` is called for a role change that raised; for one to master that failed
-    MASTER_ATTEMPTS_MAX times `on_fatal`, if given, or each time again `on_no_room` where the disk
-    was full."""
+    """`on_failed` is called for a role change that raised. For the MASTER_ATTEMPTS_MAXth failure to
+    become master of one epoch `on_fatal` is called, if given, or `on_disk_full`."""
 
     def __init__(
         self,
@@ -109,7 +107,7 @@ class RoleRunner:
         sets: SyncStateSetActions,
         epochs: EpochStore,
         on_failed: Callable[[RoleView], None],
-        on_no_room: Callable[[], None],
+        on_disk_full: Callable[[], None],
         on_fatal: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.delivered_key = (0, 0)
@@ -120,7 +118,7 @@ class RoleRunner:
         self._sets = sets
         self._epochs = epochs
         self._on_failed = on_failed
-        self._on_no_room = on_no_room
+        self._on_disk_full = on_disk_full
         self._on_fatal = on_fatal
         self._failed_epoch = 0
         self._failures = 0
@@ -202,7 +200,7 @@ class RoleRunner:
         self._failures += 1
         if disk.is_short(error):
             if self._failures % MASTER_ATTEMPTS_MAX == 0:
-                self._on_no_room()
+                self._on_disk_full()
             return
         is_damaged = isinstance(error, CorruptLogError)  # another attempt does not repair it (R24)
         hopeless = is_damaged or self._failures == MASTER_ATTEMPTS_MAX

@@ -50,11 +50,10 @@ class ReplicasManager:
     """Registers the broker, keeps its controller sessions, and changes its role as views demand.
 
     `start` raises IdentityError or RoleFileError if the data folder does not fit; otherwise it
-    returns at once and goes on in the background: the broker stays fenced until `actions` gets a
-    role. A process has a new name at each start, with the secret that proves it;
-    a given `incarnation` has none. `on_fatal` is called if this broker,
-    elected, fails again and again to become master, or cannot keep its id: it should stop, so that
-    the sessions end and another is elected.
+    returns at once, and the broker stays fenced until `actions` gets a role. A process has a new
+    name at each start, with the secret that proves it; a given `incarnation` has none. `on_fatal`
+    is called if this broker, elected, fails again and again to become master, or cannot keep its
+    id: it should stop, so that another is elected.
     """
 
     def __init__(
@@ -122,9 +121,7 @@ class ReplicasManager:
 
     def lease_valid(self, now_ms: int) -> bool:
         """Whether this process is master and the leader answered it less than masterLeaseMs ago.
-
-        `now_ms` is `process.clock.boot_ms`.
-        """
+        `now_ms` is `runtime.clock.boot_ms`."""
         return self._state is not None and self._state.lease_valid(now_ms)
 
     def propose(self, proposal: Proposal) -> None:
@@ -147,7 +144,7 @@ class ReplicasManager:
         self._link.report(kind, self.broker_id, epoch, fields)
 
     def acks_changed(self) -> None:
-        """confirmOffset moved: a planned switch may go on."""
+        """confirmOffset moved: a planned switch may continue."""
         self._switch.poll()
 
     def on_remoting_role_notice(self, master_epoch: int, sync_state_set_epoch: int) -> None:
@@ -203,9 +200,9 @@ class ReplicasManager:
         self._step(ev.Started())
 
     def _drop_sessions(self) -> None:
-        """R45: this broker was elected, and has no room to become master. It ends its sessions, so
-        the controllers elect another one, if there is one."""
-        self._link.drop_all("elected, and no room to become master")
+        """R45: elected, and no disk space to become master. The controllers elect another one, if
+        there is one."""
+        self._link.drop_all("elected, and no disk space to become master")
 
     async def wait_registered(self) -> int:
         """Wait until the controllers know this process; returns its broker id."""
@@ -214,7 +211,7 @@ class ReplicasManager:
 
     async def hand_over(self, reason: str) -> bool:
         """A master switches (R33) to the member of its set that has most of the log. Whether it
-        did; at once where no controller leads, or where there is no other."""
+        did."""
         view, leader = self.view, self.leader
         if self.role is not Role.MASTER or view is None or leader is None:
             return False
@@ -225,8 +222,8 @@ class ReplicasManager:
         return await self._link.hand_over(leader, heir, view.master_epoch, reason)
 
     async def end(self) -> None:
-        """Takes no view and answers no controller from now on, though its sessions are open. A
-        role change under way is awaited, so the broker's parts can be closed then. Idempotent."""
+        """Takes no view and answers no controller from now on, though its sessions are open. Awaits
+        a role change under way, so that the broker's parts can be closed. Idempotent."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -237,14 +234,13 @@ class ReplicasManager:
             await self._runner.close()
 
     async def close(self, reason: str = "planned stop") -> None:
-        """Say Goodbye to every controller and stop. Until then this process is a living replica to
-        them: what it replicates must have ended."""
+        """Say Goodbye to every controller and stop. Until then they count this process as a living
+        replica: its replication must have ended."""
         await self.end()
         await self._link.goodbye(reason)
         await self._link.close()
 
     def _heard(self, event: ev.Event) -> None:
-        """From controllers who judge no logs: what is wrong with ours now is known first (R17)."""
         self._note_suspicion()
         self._step(event)
 

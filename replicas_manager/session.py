@@ -1,16 +1,10 @@
 """The stream to one controller, and the unary calls to it.
 
 The stream has Hello, heartbeats up, answers and role views down, Goodbye. It emits what happened
-(`SessionOpened`, `AnswerReceived`, ...) and redials with a growing delay until `close`. Views are
-passed on in the order in which they came. A session that ends without a Goodbye is a dead broker to
-the controller, so a planned stop sends one: to a gRPC server a killed peer and a closed one look
-alike.
-
-Each effect that is a request is one call, and its outcome is one event: also if its channel is
-closed meanwhile, since the state machine waits for it.
-
-Both are shells without policy: the state machine chooses the controller and the time of the next
-attempt.
+(`SessionOpened`, `AnswerReceived`, ...), views in their order, and redials with a growing delay
+until `close`. A planned stop sends a Goodbye: to a gRPC server a killed peer and a closed one look
+alike. Each effect that is a request is one call with exactly one outcome, also if its channel is
+closed meanwhile: the state machine waits for it, and chooses controller and time of the next one.
 """
 
 from __future__ import annotations
@@ -37,9 +31,8 @@ log = logging.getLogger(__name__)
 REDIAL_FIRST_S = 0.05
 REDIAL_MOST_S = 1.0
 READY_S = 3.0
-"""A channel that does not connect for so long is replaced. gRPC resolves a name again
-twice a minute at most, and less often after failures; a new channel resolves it at once. So a
-controller that returns with another address (a container, say) is found."""
+"""A channel that does not connect for so long is replaced. gRPC resolves a name at most twice a
+minute; a new channel resolves it at once, and finds a controller that has another address now."""
 CALL_TIMEOUT_S = 1.0
 RETIRE_S = 2.0
 """How long the calls over a replaced channel may take to end; above their own time-outs."""
@@ -60,8 +53,8 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 
 
 def is_only_the_call_cancelled() -> bool:
-    """Where asyncio.CancelledError is caught: it is raised alike for the own task, which must end
-    then, and for a gRPC call whose channel was closed, which is just another way to fail."""
+    """asyncio.CancelledError is raised alike for the own task, which must end then, and for a gRPC
+    call whose channel was closed, which is just another way to fail."""
     task = asyncio.current_task()
     return task is None or not task.cancelling()
 
@@ -85,13 +78,13 @@ class ControllerChannels:
         )
 
     async def drop(self, address: str) -> None:
-        """Give up the connection; the next use dials anew."""
+        """Give up the connection; the next use dials again."""
         channel = self._channels.pop(address, None)
         if channel is not None:
             await channel.close()
 
     async def replace(self, address: str) -> None:
-        """The next use dials anew; calls under way over the old connection may end first."""
+        """The next use dials again; calls under way over the old connection may end first."""
         channel = self._channels.pop(address, None)
         if channel is not None:
             await channel.close(RETIRE_S)
@@ -127,8 +120,8 @@ class ControllerSession:
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     def heartbeat(self, effect: ev.SendHeartbeat, heartbeat: pb.Heartbeat) -> None:
-        """Queue it, with the newest answer that came on this stream, so that a controller whose
-        answers do not arrive notices it. A peer that does not read loses the oldest ones."""
+        """Queue it, with the newest answer that came on this stream: so a controller notices that
+        its answers do not arrive. A peer that does not read loses the oldest ones."""
         outbox = self._outbox
         if outbox is None:
             return

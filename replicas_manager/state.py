@@ -1,11 +1,12 @@
-"""The role state machine of one broker: pure, events and `now_ms` in, effects out.
+"""The role state machine of one broker: events and `now_ms` in, effects out. Pure.
 
 Each part keeps its own invariants: `role` (R2, R3, R5, R20), `alter` (R11) and `controllers`. This
 class keeps the order between them: a newer view ends an open Alter before its effects are given
-out. Who performs a role change stores its epoch first, and says so (`EpochStored`, R2).
+out. The runner stores the epoch of a role change first, and reports it (`EpochStored`, R2).
 
-Origin: Java `ReplicasManager` (states, 1004 poll, changeBrokerRole); the sessions replace its
-polling. `next_deadline_ms` says when to send a `Tick` at the latest; more ticks do no harm. Pure.
+`next_deadline_ms` says when to send a `Tick` at the latest; more ticks do no harm.
+
+Origin: Java `ReplicasManager` (states, changeBrokerRole); the sessions replace its polling.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ _ABOVE_ANY_KEY = (2**31, 2**31)
 
 class ReplicasState:
     """One broker's role. `current`: who this process is, without a view. `requests` begins the ids
-    of its requests; no other process must guess it.
+    of its requests; no other process may be able to guess it.
 
     Controllers of `protocol` "remoting" hear nothing of the state of a log and know no request ids:
-    this replica itself refuses what its log is not fit for (R17), and `alter` trusts no refusal.
+    so this replica itself refuses a mastership that its log is not fit for (R17), and `alter`
+    trusts no refusal.
     """
 
     def __init__(
@@ -83,7 +85,8 @@ class ReplicasState:
         return self.registration.done
 
     def lease_valid(self, now_ms: int) -> bool:
-        """This process is master, and the leader answered for its epoch less than a lease ago."""
+        """Whether this process is master, and the leader answered for its epoch less than a lease
+        ago."""
         return self._lease.valid(now_ms) and self.current.role is Role.MASTER
 
     @records_event
@@ -270,12 +273,13 @@ class ReplicasState:
         return effects
 
     def _forgotten(self, answer: ev.AnswerReceived, now_ms: int) -> list[ev.Effect]:
-        """Registers again if the leader knows no election of a group that had one, or not this
-        process (R52). The data of the group was cleaned or lost: registering lets the leader elect
-        again, above every epoch that replicas report (R19). This broker was cleaned, or a late
-        registration of an earlier process replaced this one's."""
+        """Registers again if the leader does not know this process, or no election of a group that
+        had one (R52)."""
         master_epoch = self.current.key[0]
         group_lost = answer.master_epoch == 0 and master_epoch > 0
+        # The group's data was cleaned or lost: a registration lets the leader elect again,
+        # above every epoch that replicas report (R19). Or this broker was cleaned, or a
+        # late registration of an earlier process replaced this one's.
         if now_ms < self._forgotten_due_ms or not (group_lost or self._not_in_view):
             return []
         self._forgotten_due_ms = now_ms + FORGOTTEN_RETRY_MS
@@ -286,7 +290,7 @@ class ReplicasState:
 
     @property
     def _not_in_view(self) -> bool:
-        """The view in force lacks this process. Java's controllers know no processes."""
+        """Whether the current view lacks this process. Java's controllers know no processes."""
         view = self.current.view
         if view is None or self._java:
             return False

@@ -1,11 +1,11 @@
 """The master's side of a planned switch (R33): let the chosen replica catch up, hold the sends,
 wait until it acked the last byte, request its election. Pure.
 
-Invariants
-- Sends are held for at most `HOLD_MOST_MS`, whatever is lost or dead: then the old master goes on
+Invariants:
+- Sends are held for at most `HOLD_MOST_MS`, whatever is lost or dead; then the old master continues
   in its epoch. That is safe though the election may still be committed: the chosen replica is in
-  the set, so nothing is confirmed from then on without its ack, and it ends its slave side before
-  it becomes master (R1).
+  the set, so nothing is confirmed without its ack, and it ends its slave side before it becomes
+  master (R1).
 - Nothing is held before the chosen replica is near and has acked something after the request: a
   hung or lagging one delays no write.
 - One switch at a time; each request ends once: by a role change, or by `SwitchFailed`.
@@ -26,7 +26,7 @@ HOLD_MOST_MS = 500
 NEAR_BYTES = 256 * 1024
 OTHERS_MOST_MS = 60
 """How long the old master waits for the others' acks after the chosen replica has all: what they
-confirm it answers itself, the rest is sent again by its clients."""
+confirm it answers itself; clients send the rest again."""
 ACK_LOST_MOST_MS = 50
 """How long the chosen replica may be without a connection while sends are held."""
 POLL_WHILE_CATCHING_UP_MS = 5
@@ -66,7 +66,7 @@ class HoldSends:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSends:
-    """Go on as master: what was held is handled now."""
+    """Stay master: what was held is handled now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +278,7 @@ class PlannedSwitch:
     def _fail(self, task: SwitchTask, reason: str) -> list[SwitchEffect]:
         held = self.holding
         self._end()
-        failed = SwitchFailed(task, f"{reason}; the old master goes on")
+        failed = SwitchFailed(task, f"{reason}; the old master stays")
         return [ReleaseSends(), failed] if held else [failed]
 
     def _end(self) -> None:

@@ -105,7 +105,7 @@ def test_r33_a_hung_replica_costs_no_write_a_pause() -> None:
         assert not switch.holding
     effects = switch.poll(progress(1_000, ms=T0 - 30), T0 + CATCH_UP_MOST_MS)
     assert len(effects) == 1  # nothing was held, so nothing is released
-    assert "acked nothing for 430 ms; the old master goes on" in reason_of(effects)
+    assert "acked nothing for 430 ms; the old master stays" in reason_of(effects)
 
 
 def test_r33_a_lagging_replica_is_waited_for_without_a_hold() -> None:

@@ -47,14 +47,14 @@ class Scene:
             broker,
             self.epochs,
             self.on_failed,
-            self.on_no_room,
+            self.on_disk_full,
             self.fatal.append,
         )
 
     def on_failed(self, failed: RoleView) -> None:
         self.failed.append(failed.master_epoch)
 
-    def on_no_room(self) -> None:
+    def on_disk_full(self) -> None:
         self.no_room += 1
 
     def persist(self, master_epoch: int) -> None:
