@@ -51,6 +51,7 @@ class PlannedSwitches:
         requests = self._requests
         if not requests.leading:
             raise requests.not_leader()
+        # R59: only the master that was asked to switch knows this id.
         if is_switch_id(command.request_id):
             if self._pending.is_open(command):
                 return await requests.submit(command)

@@ -3,14 +3,13 @@
 An entry says: from `start_offset` on, the bytes of the log were written by the master of `epoch`.
 Only epoch and start are stored; an entry ends where the next one starts, and the last is open.
 
-Invariant of a list: epochs grow strictly; starts never fall. Equal starts mean that nothing was
-written in the earlier epoch; such entries stay, in order of epoch (R25), where Java drops the newer
-one: the last entry must name the epoch of the acting master even if it has not written yet.
+Invariant of a list: epochs grow strictly, starts never fall. Equal starts mean that nothing was
+written in the earlier epoch. Such entries stay (R25), where Java drops the newer one: the last
+entry must name the acting master's epoch even if it has not written yet.
 
 Why epochs tell where two logs are the same: an epoch has one master, which writes each offset once,
-and a replica takes over an epoch's bytes only behind the same bytes as at the master. So if both
-logs have an epoch with the same start, they agree on all before it, and within it as far as both
-hold it.
+and a replica takes an epoch's bytes only behind the same bytes as at the master. So two logs that
+have an epoch with the same start agree on all before it, and within it as far as both hold it.
 
 Origin: Java `EpochEntry`, `EpochFileCache`; its `findConsistentPoint` may lie above the own log's
 end, ours may not.
@@ -45,16 +44,14 @@ def with_ends(entries: Iterable[EpochEntry], last_end: int = MAX_OFFSET) -> tupl
 
 
 def within_log(entries: Sequence[EpochEntry], log_end: int) -> tuple[EpochEntry, ...]:
-    """The epochs of a log that ends at `log_end`: later starts dropped, the last end closed.
-
-    An entry that starts exactly at the log's end is an epoch without bytes yet, and stays.
-    """
+    """The epochs of a log that ends at `log_end`: later starts dropped, the last end closed. An
+    entry at the end itself is an epoch without bytes yet, and stays."""
     return with_ends((e for e in entries if e.start_offset <= log_end), log_end)
 
 
 def with_bytes(entries: Sequence[EpochEntry], log_end: int) -> tuple[EpochEntry, ...]:
-    """Those that a log which ends at `log_end` has bytes of, as Java's lists have them; the last
-    one if there are none."""
+    """The epochs of which a log that ends at `log_end` has bytes, as Java's lists have them; the
+    last one if it has none."""
     closed = within_log(entries, log_end)
     return tuple(e for e in closed if e.start_offset < e.end_offset) or closed[-1:]
 
@@ -93,9 +90,9 @@ def consistent_point(
 ) -> int:
     """End (exclusive) of the common part, or -1 if no epoch with the same start is in both.
 
-    `own_max` and `other_max` are the ends of the two logs; entries above them count for nothing,
-    and the entries' own `end_offset` is not looked at. The result is at most min(own_max,
-    other_max). -1 also for an empty list: without an epoch nothing is known of the bytes (R21).
+    `own_max` and `other_max` are the ends of the two logs; the result is not above them, and the
+    entries' own `end_offset` is not used. -1 also for an empty list: without an epoch nothing is
+    known of the bytes (R21).
     """
     own_entries = within_log(own, own_max)
     other_by_epoch = {entry.epoch: entry for entry in within_log(other, other_max)}

@@ -5,19 +5,17 @@ checked), then `epoch-startOffset` per line. Byte-compatible with Java `EpochFil
 `CheckpointFile`.
 
 Invariant: a change is durable before the call returns, and visible in memory only then. The file
-and its `.bak` hold the same list (Java's `.bak` is older), and `.redo` what was appended since: an
-older list would give an epoch's bytes to its predecessor, and two logs would seem equal where they
-differ. Every failover waits for an append, so it is written to `.redo` only, in slots that are
-written in place: one fdatasync instead of the journal commits of two renames. `settle` writes both
-files later.
+and its `.bak` hold the same list (Java's `.bak` is older): an older list would give an epoch's
+bytes to its predecessor, and two logs would seem equal where they differ. Every failover waits for
+an append, so it goes to `.redo` only, in place: one fdatasync instead of the journal commits of two
+renames. `settle` writes both files later.
 
 File `<list>.redo` (`RedoFile`), text: four slots of 512 bytes, `sequence base entries crc32`,
 filled up with blanks. `base` is the digest of the list file that the entries continue, `entries`
 are `epoch-start` separated by commas, or `-` for none. Record n is in slots 0 and 1 if n is even,
-else in 2 and 3: after a torn write the record before is left, after damage to a slot its copy.
-Of the intact records the one with the highest sequence counts, and only for the list file whose
-digest it has. So a replacement of that file ends the record. Before the file may get a content that
-it had before, `clear` must end the record durably.
+else in 2 and 3: a torn write leaves the record before, damage to a slot its copy. Of the intact
+records the one with the highest sequence counts, and only for the list file whose digest it has.
+Before that file may get a content that it had before, `clear` must end the record durably.
 """
 
 from __future__ import annotations
@@ -79,8 +77,8 @@ class RedoFile:
         self._holds_entries = False
 
     def load(self, base: bytes) -> tuple[EpochEntry, ...]:
-        """The entries that continue the list file with the digest `base`; empty if there are none.
-        A slot that is not intact counts for nothing: `write` returns after both are."""
+        """The entries that continue the list file with the digest `base`, from the newest intact
+        record."""
         try:
             data = disk.read_bytes(self.path)
         except FileNotFoundError:
@@ -190,10 +188,8 @@ class EpochFileCache:
 
     def __init__(self, path: Path) -> None:
         """Loads `path`, or `.bak` if it is missing, empty or damaged, and the continuation in
-        `.redo`. Without any file the list is empty.
-
-        Raises CorruptLogError, with the reasons, if there are files but none is usable.
-        """
+        `.redo`. Without any file the list is empty. Raises CorruptLogError if there are files but
+        none is usable."""
         self.path = path
         self._entries: tuple[EpochEntry, ...] = ()
         self._writing = threading.Lock()
@@ -239,11 +235,8 @@ class EpochFileCache:
         return self._entries[-1].epoch if self._entries else -1
 
     def append(self, entry: EpochEntry) -> bool:
-        """Add a newer epoch; the one before ends where it starts.
-
-        False, and nothing done, if the epoch does not exceed the last one or the start lies below
-        the last start. The given end is not looked at.
-        """
+        """Add a newer epoch; the one before ends where it starts. False, and nothing done, if epoch
+        or start is not above the last one's; equal starts are allowed."""
         last = self.last_entry
         if last is not None and (
             entry.epoch <= last.epoch or entry.start_offset < last.start_offset
@@ -265,9 +258,7 @@ class EpochFileCache:
 
     def drop_above(self, log_end: int) -> bool:
         """Drop the entries that start above the log's end (R25): their bytes were never written.
-
-        Call it once after the log was recovered. An entry at the end itself stays.
-        """
+        Call it once, after the log was recovered."""
         return self._store(tuple(e for e in self._entries if e.start_offset <= log_end))
 
     def replace_all(self, entries: Sequence[EpochEntry]) -> bool:
@@ -294,10 +285,8 @@ class EpochFileCache:
         return not self._pending
 
     def settle(self) -> None:
-        """Bring the files up to what `.redo` holds; any thread may call this. Raises OSError.
-
-        On a full disk nothing is written; the list is durable in `.redo`.
-        """
+        """Write to the files what `.redo` holds; any thread may call this. Raises OSError. On a
+        full disk nothing is written: the list is durable in `.redo`."""
         with self._writing:
             if not self._pending:
                 return
@@ -320,10 +309,10 @@ class EpochFileCache:
         return True
 
     def _replace(self, entries: tuple[EpochEntry, ...]) -> None:
-        """Writes both files. If `entries` do not continue the present list, the files may have had
-        the same content before, and an old record would continue it again: so the pending entries
-        are written first, then the record is cleared."""
+        """Writes both files."""
         known = _starts(self._entries)
+        # The files may get a content that they had before, and an old record would continue
+        # it again: so the record ends first.
         if not known or _starts(entries)[: len(known)] != known:
             if self._pending:
                 self._put_files(self._entries)

@@ -76,10 +76,13 @@ class OpenAlter:
 
     def outcome_of(self, code: int) -> AlterOutcome:
         """What an answer proves about this request."""
+        # R11: while an earlier copy may still be queued, a refusal of this one is no
+        # outcome.
         proves_nothing = self._unknown and code in self._proves_nothing
         if code in _REFUSALS and not proves_nothing:
             return AlterOutcome.REFUSED
         if code == ResponseCode.SUCCESS or code in _FENCES:
+            # A fence shows that the epochs moved, perhaps by this very request.
             return AlterOutcome.RECORDED
         return AlterOutcome.UNKNOWN
 

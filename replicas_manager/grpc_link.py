@@ -175,6 +175,8 @@ class GrpcLink:
         self._reporter = EventReporter(config.broker_name, self._channels, events.leader)
 
     def begin(self, facts: DurableFacts) -> None:
+        # The connections with the controllers get high descriptors: those of thousands of
+        # clients have lower ones and are closed first, while the end of these shows a kill.
         self._low = LowDescriptors()
         asyncio.get_running_loop().call_later(LOW_HELD_S, self._low.free)
         self._secret = facts.secret

@@ -104,6 +104,7 @@ class CurrentView:
             return Role.FENCED
         if view.master_broker_id != self.broker_id:
             return Role.SLAVE
+        # R3: an epoch of an earlier process of this broker is not this one's.
         is_new_epoch = view.master_epoch > self._earlier_epoch
         is_own = view.master_incarnation == self.incarnation and is_new_epoch
         return Role.MASTER if is_own else Role.FENCED
@@ -142,6 +143,7 @@ class Lease:
     def extend(self, answer: ev.AnswerReceived, master_epoch: int) -> None:
         """The leader answered the master of `master_epoch`."""
         if answer.master_epoch == master_epoch:
+            # R5: from the send time, so that a late answer grants no longer lease.
             self._until_ms = max(self._until_ms, answer.sent_ms + self._lease_ms)
 
     def due(

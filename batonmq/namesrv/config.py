@@ -55,7 +55,8 @@ class NamesrvConfig(Section, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def black_list(self) -> frozenset[str]:
-        """Keys that code 318 may not touch: RocketMQ's fixed ones and the configured ones."""
+        """Keys that UPDATE_NAMESRV_CONFIG (318) may not touch: RocketMQ's fixed ones and the
+        configured ones."""
         configured = (key.strip() for key in self.config_black_list.split(";"))
         fixed = {"configBlackList", "configStorePath", "kvConfigPath"}
         return frozenset(fixed | {key for key in configured if key})

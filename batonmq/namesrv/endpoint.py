@@ -47,14 +47,14 @@ _NO_ATTRIBUTES: Final[dict[str, str]] = {}
 _FILTER_TYPES: Final = frozenset({"", "SINGLE_TAG", "MULTI_TAG"})
 _FILTER_SERVERS_MAX: Final = 16
 GROUPS_AT_ONCE: Final = 4096
-"""That one request (217) gives a topic to."""
+"""Groups to which one request (REGISTER_TOPIC_IN_NAMESRV, 217) gives a topic."""
 _ADDRESS = re.compile(rb'"(-?\d+)":"')
 FAQ_LINE = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
 
 class NamesrvEndpoint:
-    """Handlers over one RouteInfoManager. `clock_ms` is monotonic. `notify` tells members of a
-    group that its lowest id is another (notifyMinBrokerIdChanged)."""
+    """Handlers over one RouteInfoManager. `clock_ms` is monotonic. `notify` informs members of a
+    group of another lowest id (notifyMinBrokerIdChanged)."""
 
     def __init__(
         self,
@@ -376,7 +376,7 @@ def _log_crowded_out(routes: RouteInfoManager) -> None:
 
 
 def _drop_what_no_route_shows(body: RegisterBrokerBody) -> None:
-    """R58: what is kept of a topic is a few numbers and its name, whatever else was sent."""
+    """R58: of a topic only its name and a few numbers are kept, whatever else was sent."""
     topics = body.topic_config_serialize_wrapper.topic_config_table
     if not _is_plain(topics):
         for name, topic in topics.items():
@@ -386,10 +386,11 @@ def _drop_what_no_route_shows(body: RegisterBrokerBody) -> None:
 
 
 def _is_plain(topics: dict[str, TopicConfig]) -> bool:
-    """Whether there is nothing to drop. Without a Python loop, since a table of 10,000 topics is
-    checked in one turn of the event loop."""
+    """Whether there is nothing to drop."""
     each = topics.values()
     return (
+        # R58: no Python loop, since a table of 10,000 topics is checked in one turn of the
+        # event loop.
         not any(map(attrgetter("attributes"), each))
         and _FILTER_TYPES.issuperset(map(attrgetter("topic_filter_type"), each))
         and all(map(eq, topics, map(attrgetter("topic_name"), each)))

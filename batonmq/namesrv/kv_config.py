@@ -1,9 +1,8 @@
 """The key-values of a name server: namespaces of them, in one JSON file.
 
 The file is Java's (`{"configTable":{namespace:{key:value}}}`). A value is shown, and its change
-answered, once it is on the disk. The file is written by a thread: a controller may run in the same
-loop. Changes that arrive meanwhile go together with the next write, so a slow disk is not asked
-once for each. What a client may store is limited (R58): each write writes all of it.
+answered, once it is on the disk. A thread writes the file, since a controller may run in the same
+loop; changes that arrive meanwhile share the next write. What a client may store is limited (R58).
 
 Origin: Java `KVConfigManager`.
 """

@@ -64,7 +64,8 @@ class NamesrvService:
         self._scan_timer: asyncio.TimerHandle | None = None
 
     async def start(self, answers: Callable[[], None] = lambda: None) -> None:
-        """Calls `answers` when routes are: the controller's start may wait for room (R45)."""
+        """Calls `answers` when routes are answered: the controller's start may wait for disk space
+        (R45)."""
         self._runtime.load()
         self._kv.load()
         address = self.config.bind_address
@@ -115,7 +116,7 @@ class NamesrvService:
             notice.add_done_callback(self._notices.discard)
 
     async def _tell(self, address: str, change: MinIdChange) -> None:
-        """905. Who misses it looks by itself."""
+        """Sends NOTIFY_MIN_BROKER_ID_CHANGE (905). A broker that misses it looks by itself."""
         fields = {
             "brokerName": change.broker_name,
             "minBrokerId": str(change.min_id),

@@ -1,10 +1,10 @@
 """Routes: which broker groups serve a topic, and which addresses a group has. Pure.
 
 Origin: Java `RouteInfoManager`. Invariants:
-- id 0 of a group is removed only together with its address. Another address takes it only with a
+- id 0 of a group goes only together with its address. Another address takes it only with a
   stateVersion (the masterEpoch in controller mode) not below that of any other live broker of the
-  group (R32): the late close of a dead master, or a registration of a deposed one, must not remove
-  the new master.
+  group (R32): neither the late close of a dead master nor a late registration of a deposed one may
+  remove the new master.
 - A broker is alive with the connection that registered it last: the close of an older one, or a
   good-bye on it, removes nothing.
 - A topic without queues, a group without addresses and a cluster without groups do not exist.
@@ -38,7 +38,7 @@ EARLIER_MOST = 4
 ENTRIES_MAX = 1_000_000
 """Topics of all groups together, a topic of two groups counted twice (R58)."""
 GROUP_ENTRIES = 64
-"""As so many of them a group counts itself."""
+"""A group itself counts as so many topics."""
 GROUP_REPLICAS_MAX = 64
 LIVENESS_DEFAULT_MS = 120_000
 """Java's DEFAULT_BROKER_CHANNEL_EXPIRED_TIME."""
@@ -46,7 +46,7 @@ LIVENESS_DEFAULT_MS = 120_000
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
-    """The header of one registration. `enable_acting_master` None: an old broker, which sent no
+    """The header of one registration. `enable_acting_master` None: an old broker, which sends no
     such field. `connection` is any value that stands for the socket it came on."""
 
     cluster_name: str
@@ -71,7 +71,7 @@ class Outcome(enum.Enum):
     IGNORED = "ignored"
     """A broker with a higher epoch has that id: the reply is success with empty fields."""
     FAILED = "failed"
-    """A first registration with exactly one topic: the reply is code 1."""
+    """A first registration with exactly one topic: the reply is SYSTEM_ERROR (1)."""
     CROWDED = "crowded"
     """Its group has too many members, or its host has taken too many entries (R58)."""
 
@@ -87,8 +87,9 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class MinIdChange:
-    """The lowest id of a group whose slaves may act for their master is another: `to` are told
-    (905). `offline_addr` was it, or `ha_addr` is the HA address of who is it now."""
+    """The lowest id of a group whose slaves may act for their master has changed: `to` get
+    NOTIFY_MIN_BROKER_ID_CHANGE (905). `offline_addr` was it, or `ha_addr` is the HA address of the
+    broker that is it now."""
 
     broker_name: str
     min_id: int
@@ -109,7 +110,7 @@ class _Group:
 
 
 class MinIdChanges:
-    """Those since `taken` was called last, of groups whose slaves may act for their master."""
+    """The changes since `taken` was called last, of groups whose slaves may act as master."""
 
     def __init__(self) -> None:
         self._changes: list[MinIdChange] = []
@@ -136,16 +137,15 @@ class MinIdChanges:
 
 
 class _TopicTable:
-    """Which group has which topics, as it registered them, and the groups of each topic.
-
-    A registration of 10,000 topics that are known costs a few calls into C.
-    """
+    """Which group has which topics, as it registered them, and the groups of each topic."""
 
     def __init__(self) -> None:
         self.groups_of: dict[str, tuple[str, ...]] = {}
         self._of_group: dict[str, dict[str, TopicConfig]] = {}
 
     def put(self, broker_name: str, topics: Mapping[str, TopicConfig]) -> None:
+        # R58: a registration of 10,000 known topics costs a few calls into C, no Python
+        # loop.
         names_of = list(map(self.groups_of.get, topics, repeat(())))
         more = {
             names: names if broker_name in names else (*names, broker_name)
@@ -214,8 +214,8 @@ def _but(names: tuple[str, ...], name: str) -> tuple[str, ...]:
 class RouteInfoManager:
     """All routes of one name server. Times are the caller's monotonic milliseconds.
 
-    Any host that reaches it can register groups and topics. If there are too many, groups of the
-    host that has the most entries go, first the oldest (R58).
+    Any host can register groups and topics. If there are too many, groups of the host with the most
+    entries go, the oldest first (R58).
     """
 
     def __init__(
@@ -363,9 +363,9 @@ class RouteInfoManager:
     def unregister(
         self, cluster_name: str, broker_addr: str, broker_name: str, asked_on: Hashable = None
     ) -> bool:
-        """Removes one address of a group, whatever id it had; other addresses stay (R32). False if
-        its broker asked for it on a connection, `asked_on`, and has registered over a later one
-        since, as its next process does: that good-bye is late."""
+        """Removes one address of a group, whatever id it had; other addresses stay (R32). False for
+        a late good-bye: its broker asked on a connection, `asked_on`, and registered over a later
+        one since."""
         live = self._live.get((cluster_name, broker_addr))
         if live is not None and asked_on in live.earlier:
             return False
@@ -405,7 +405,7 @@ class RouteInfoManager:
                 yield addr, live.connection
 
     def refresh(self, cluster_name: str, broker_addr: str, now_ms: int) -> None:
-        """A heartbeat (904, 322) of a registered address; an unknown one is ignored."""
+        """A registered address was heard: BROKER_HEARTBEAT (904), QUERY_DATA_VERSION (322)."""
         live = self._live.get((cluster_name, broker_addr))
         if live is not None:
             live.deadline_ms = now_ms + live.timeout_ms
@@ -549,7 +549,7 @@ def _queue_data(broker_name: str, config: TopicConfig) -> QueueData:
 
 
 def _relabel_acting_master(data: BrokerData, queue: QueueData) -> None:
-    """Slave acting master: a group without id 0 and write perm shows its lowest id as 0."""
+    """A group without id 0 whose slaves may act as master shows its lowest id as 0."""
     addrs = data.broker_addrs
     if not data.enable_acting_master or not addrs or MASTER_ID in addrs:
         return
@@ -563,12 +563,9 @@ def _add_replica_routes(
 ) -> None:
     """Adds write-only queues that lead to a group's master through its other members.
 
-    A group of n members gets n - 1 of them, each under a broker name of its own (`NAME%1`, …)
-    with the address of a living slave as its master, if one passes requests on. A stock
-    producer retries a failed send at another broker name, so it comes there when the master
-    dies, and the slave passes it on.
-    The names stay when members come and go: a producer that chooses the queue by a key must not
-    see the list change. Queue 0 of such a name is the group's queue 0.
+    A group of n members gets n - 1 of them, each under a broker name of its own (`NAME%1`, …) with
+    a living slave as its master, if one passes requests on. A stock producer retries a failed send
+    at another broker name, so it comes there when the master dies.
     """
     for data, queue in list(zip(route.broker_datas, route.queue_datas, strict=True)):
         if not queue.perm & PERM_WRITE:
@@ -581,6 +578,8 @@ def _add_replica_routes(
         }
         ways = [addr for id_, addr in relays.items() if id_ != MASTER_ID] or list(relays.values())
         count = groups[data.broker_name].most_addrs if ways else 0
+        # The names stay when members come and go: a producer that chooses a queue by a key
+        # must not see the list change.
         for number in range(1, count):
             name = f"{data.broker_name}%{number}"
             at = {MASTER_ID: ways[(number - 1) % len(ways)]}

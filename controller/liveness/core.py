@@ -299,6 +299,7 @@ class LivenessCore:
                 newest = self._sessions.closed(event, now_ms, is_registered=known)
                 return self._check(event.broker_name, now_ms) if newest else []
             case ev.RemotingHeartbeat():
+                # R58: a stranger may name any number of brokers.
                 if not self._state.is_registered(event.broker_name, event.seen.broker_id):
                     return []  # any number of them may be named
                 first = self._sessions.remoting_heartbeat(event, now_ms)
@@ -423,6 +424,8 @@ class LivenessCore:
             for watch in self._watches.values():
                 watch.floor.age()
         groups, names = self._state.groups, self._state.broker_names()
+        # Groups that never had a master take turns of their own: any number of them may be
+        # registered (R58).
         elected = self._elected.next_of([name for name in names if groups[name].master_epoch])
         fresh = self._fresh.next_of([name for name in names if not groups[name].master_epoch])
         names = (*elected, *fresh)

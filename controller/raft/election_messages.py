@@ -61,6 +61,7 @@ class ElectionOrder:
         ordinary time-out should decide."""
         if now_s < self._pause_until_s.get(leader, 0.0):
             return None
+        # R6: a link that breaks again and again must not move the lead each time.
         self._pause_until_s[leader] = now_s + PAUSE_S
         candidates = sorted(member for member in members if member != leader)
         return now_s + STEP_S * candidates.index(own)
@@ -205,6 +206,7 @@ class ElectionTransport(TCPTransport):  # type: ignore[misc]
             "blank": not has_commands(self._journal),
         }
         for node in self._nodes:
+            # An earlier version does not know pre-votes: the vote itself decides there.
             if node in self._without_pre_vote:
                 self._pre_vote.add(node.id, 0, joining=False)
             else:

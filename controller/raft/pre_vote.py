@@ -72,6 +72,7 @@ class Leadership:
     def disconnected(self, member: str) -> None:
         """If that was the leader it counts as lost: a killed process closes its connections."""
         if member == self.leader:
+            # A killed process closes its connections: no need to wait for silence.
             self.heard_s = -math.inf
 
     def forbids(self, candidate: str, now_s: float, election_min_s: float) -> bool:

@@ -90,7 +90,7 @@ def why_stale(group: BrokerGroup, living: Mapping[int, LiveBroker]) -> str:
         recorded += f" with {group.sync_state_set_epoch}"
     return (
         f"broker {broker_id} knows of {reported}, recorded is {recorded}: "
-        "the controllers lost their record; name the master to elect"
+        "the controllers forgot; name the master to elect"
     )
 
 
@@ -254,7 +254,7 @@ def _why_none(group: BrokerGroup, living: Mapping[int, LiveBroker], floor: int) 
     lacking = f"{_names(set(members))} may lack confirmed messages"
     if absent := set(group.sync_state_set) - set(members):
         return f"{lacking}, {_names(absent)} does not live"
-    return f"{lacking}: only an unclean election helps"
+    return f"{lacking}: only an unclean election goes on from here"
 
 
 def _why_short(group: BrokerGroup, members: Mapping[int, LiveBroker], floor: int) -> str:

@@ -140,7 +140,7 @@ def _fenced(group: BrokerGroup, command: AlterSyncStateSet) -> Change | None:
             group,
             ResponseCode.CONTROLLER_INVALID_MASTER,
             f"the master is another process of broker {group.master_broker_id} "
-            f"(incarnation {group.master_incarnation or 'unknown'})",
+            f"(incarnation {group.master_incarnation or 'not told'})",
         )
     if group.master_epoch != command.master_epoch:
         return refused(

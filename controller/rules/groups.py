@@ -148,6 +148,8 @@ class BrokerGroup(msgspec.Struct, frozen=True):
             epochs = [record.epoch, record.accepted_epoch]
             if seen is not None:
                 epochs += [seen.epoch, seen.master_epoch]
+            # R47: an absurd epoch, from a damaged file say, must not use up the
+            # numbers.
             highest = max([highest, *((e, record.broker_id) for e in epochs if e <= EPOCH_MAX)])
         return highest
 
