@@ -37,6 +37,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn, overload
 
@@ -229,12 +230,16 @@ class DurableJournal:
         pass
 
     def _destroy(self) -> None:
+        self.close()
+
+    # Durability.
+
+    def close(self) -> None:
+        """Makes durable what is not yet, if the disk takes it. May be called again."""
         if self._fd >= 0:
             self.sync()
             disk.close(self._fd)
             self._fd = -1
-
-    # Durability.
 
     def holds(self, index: int, term: int) -> bool:
         """Whether that committed entry is in the log, or in the snapshot that it begins with."""
@@ -360,54 +365,15 @@ class DurableJournal:
 
     def _open_journal(self) -> None:
         self._fd = disk.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        content = disk.read_bytes(self._path)
-        self._end = self._load(content)
-        if self._end < len(content):
+        data = disk.read_bytes(self._path)
+        content = read_journal(data, self._path)
+        self._end, self._entries = content.end, content.entries
+        self._durable, self._dirty_from = list(content.entries), len(content.entries)
+        self._joined = self._joined_durable = content.joined
+        if self._end < len(data):
             disk.ftruncate(self._fd, self._end)
-        write_all(self._fd, content[: self._end], 0)
+        write_all(self._fd, data[: self._end], 0)
         disk.fsync(self._fd)
-
-    def _load(self, data: bytes) -> int:
-        if not data.startswith(_MAGIC):
-            raise JournalDamage(self._path, "no journal of this version", 0)
-        position = len(_MAGIC)
-        while (payload := _group_at(data, position)) is not None:
-            self._apply_group(payload, position)
-            position += _GROUP.size + len(payload)
-        if position < len(data):
-            later = _find_group(data, position + 1)
-            if later is not None:
-                what = f"a damaged group, with a whole one after it at {later}"
-                raise JournalDamage(self._path, what, position)
-        self._durable = list(self._entries)
-        self._dirty_from = len(self._entries)
-        return position
-
-    def _apply_group(self, payload: bytes, offset: int) -> None:
-        position = 0
-        try:
-            while position < len(payload):
-                if payload[position] == 1:
-                    _, index, term, size = _ADD.unpack_from(payload, position)
-                    position += _ADD.size
-                    if self._entries and index != self._entries[-1][1] + 1:
-                        what = f"entry {index} behind {self._entries[-1][1]}"
-                        raise JournalDamage(self._path, what, offset)
-                    self._entries.append((payload[position : position + size], index, term))
-                    position += size
-                elif payload[position] == 2:
-                    (_, index) = _CUT.unpack_from(payload, position)
-                    position += _CUT.size
-                    while self._entries and self._entries[-1][1] >= index:
-                        self._entries.pop()
-                elif payload[position] == 3:
-                    position += len(_JOINED)
-                    self._joined = self._joined_durable = True
-                else:
-                    what = f"operation {payload[position]} is unknown"
-                    raise JournalDamage(self._path, what, offset)
-        except struct.error as exc:
-            raise JournalDamage(self._path, str(exc), offset) from exc
 
     def _begin_with(self, head: tuple[LogEntry, LogEntry] | None) -> None:
         first = self._entries[0][1] if self._entries else None
@@ -429,6 +395,57 @@ class DurableJournal:
             self._rewrite()
         elif position:
             self.deleteEntriesTo(position)
+
+
+@dataclass(slots=True)
+class JournalContent:
+    """What a journal file holds. `end` is behind its last whole group."""
+
+    entries: list[LogEntry]
+    joined: bool
+    end: int
+
+    def add_group(self, payload: bytes) -> None:
+        """Raises ValueError or struct.error for what no journal has written."""
+        position = 0
+        while position < len(payload):
+            operation = payload[position]
+            if operation == 1:
+                _, index, term, size = _ADD.unpack_from(payload, position)
+                position += _ADD.size
+                if self.entries and index != self.entries[-1][1] + 1:
+                    raise ValueError(f"entry {index} behind {self.entries[-1][1]}")
+                self.entries.append((payload[position : position + size], index, term))
+                position += size
+            elif operation == 2:
+                (_, index) = _CUT.unpack_from(payload, position)
+                position += _CUT.size
+                while self.entries and self.entries[-1][1] >= index:
+                    self.entries.pop()
+            elif operation == 3:
+                position += len(_JOINED)
+                self.joined = True
+            else:
+                raise ValueError(f"operation {operation} is unknown")
+
+
+def read_journal(data: bytes, path: Path) -> JournalContent:
+    """The content of the journal at `path`. Raises JournalDamage."""
+    if not data.startswith(_MAGIC):
+        raise JournalDamage(path, "no journal of this version", 0)
+    content = JournalContent([], False, len(_MAGIC))
+    while (payload := _group_at(data, content.end)) is not None:
+        try:
+            content.add_group(payload)
+        except (ValueError, struct.error) as error:
+            raise JournalDamage(path, str(error), content.end) from error
+        content.end += _GROUP.size + len(payload)
+    # A torn last group is legal: no message about it left this node. A whole one behind it is not.
+    later = _find_group(data, content.end + 1) if content.end < len(data) else None
+    if later is not None:
+        what = f"a damaged group, with a whole one after it at {later}"
+        raise JournalDamage(path, what, content.end)
+    return content
 
 
 def _encode_add(entry: LogEntry) -> bytes:

@@ -264,7 +264,7 @@ class RaftLog:
         try:
             check_members(settings.folder, self._membership)
         except BaseException:
-            journal._destroy()
+            journal.close()
             raise
         conf = self._conf(
             f"{host}:{port}",
@@ -428,7 +428,7 @@ class RaftLog:
             await asyncio.to_thread(node.destroy_synchronous)
             node.close_pipe()
         if self._journal is not None:
-            self._journal._destroy()  # has no effect after the node's own, if there was a node
+            self._journal.close()  # has no effect after the node's own, if there was a node
 
     async def _propose(self, raw: bytes, timeout_ms: int) -> Outcome:
         node, loop = self._node, self._loop

@@ -88,7 +88,7 @@ class MemoryJournal(DurableJournal):
     def deleteEntriesFrom(self, entryFrom: int) -> None:
         del self._entries[entryFrom:]
 
-    def _destroy(self) -> None:
+    def close(self) -> None:
         pass
 
 

@@ -55,8 +55,8 @@ def test_g7_a_first_start_killed_at_any_step_is_followed_by_another(
         journal = elected(folder)
         assert journal[:] == [(NO_OP, 1, 0), (b"first command", 2, 1)]
         assert (journal.getCurrentTerm(), journal.joining) == (1, False)
-        journal._destroy()
-        first_start(folder)._destroy()
+        journal.close()
+        first_start(folder).close()
 
     kills = walk_kills(lambda n: tmp_path / str(n), elected, check, moment)
     assert kills >= {"before": 20, "during": 4}[moment]
@@ -69,7 +69,7 @@ def test_g7_a_journal_without_its_vote_is_new_only_in_term_0(tmp_path: Path, ter
     if term:
         journal.setCurrentTerm(term, "n0")
         journal.add(b"acknowledged", 2, term)
-    journal._destroy()
+    journal.close()
     (tmp_path / "meta").unlink()
     if term:
         with pytest.raises(JournalDamage, match="does not know how it voted"):
@@ -77,14 +77,14 @@ def test_g7_a_journal_without_its_vote_is_new_only_in_term_0(tmp_path: Path, ter
         return
     again = first_start(tmp_path)
     assert (again[:], again.joining) == ([(NO_OP, 1, 0)], True)
-    again._destroy()
+    again.close()
     assert (tmp_path / "meta").exists()
 
 
 def test_g7_a_joined_journal_without_its_vote_is_damage(tmp_path: Path) -> None:
     journal = first_start(tmp_path)
     journal.join()
-    journal._destroy()
+    journal.close()
     (tmp_path / "meta").unlink()
     with pytest.raises(JournalDamage, match="does not know how it voted"):
         first_start(tmp_path)
@@ -93,7 +93,7 @@ def test_g7_a_joined_journal_without_its_vote_is_damage(tmp_path: Path) -> None:
 def test_g7_no_start_in_term_1_makes_a_journal_anew(tmp_path: Path) -> None:
     journal = first_start(tmp_path)
     journal.setCurrentTerm(1, "n0")
-    journal._destroy()
+    journal.close()
     (tmp_path / "journal").unlink()
     with pytest.raises(JournalDamage, match="is missing beside the other files"):
         first_start(tmp_path)
@@ -126,7 +126,7 @@ def test_g7_a_snapshot_killed_at_any_step_loses_no_entry(tmp_path: Path, moment:
     journal.join()
     for entry in entries[1:]:
         journal.add(*entry)
-    journal._destroy()
+    journal.close()
 
     def prepared(number: int) -> Path:
         return shutil.copytree(whole, tmp_path / str(number))
@@ -136,14 +136,14 @@ def test_g7_a_snapshot_killed_at_any_step_loses_no_entry(tmp_path: Path, moment:
         position = 7 - (journal[0][1] - 1)
         snapshots(folder).serialize((None, journal[position], journal[position - 1], None), 7)
         journal.deleteEntriesTo(position - 1)
-        journal._destroy()
+        journal.close()
 
     def check(folder: Path) -> None:
         for again in range(2):
             journal = opened(folder)
             assert journal[:] == entries[-len(journal) :] and len(journal) >= 4
             assert (journal.getCurrentTerm(), journal.joining) == (1, False)
-            journal._destroy()
+            journal.close()
             if not again:
                 compact(folder)
 

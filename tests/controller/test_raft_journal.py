@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from batonmq.controller.raft.journal import DurableJournal, JournalDamage
+from batonmq.controller.raft.journal import DurableJournal, JournalDamage, read_journal
 from batonmq.controller.raft.snapshot import LogEntry
 from batonmq.runtime import disk
 
@@ -32,6 +33,11 @@ def filled(folder: Path, count: int) -> DurableJournal:
     return journal
 
 
+def killed(folder: Path) -> Path:
+    """A copy of the folder as a kill at this moment leaves it."""
+    return Path(shutil.copytree(folder, folder.with_name("killed"), dirs_exist_ok=True))
+
+
 @pytest.fixture
 def syncs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The descriptors that were synced, in order."""
@@ -50,12 +56,10 @@ def test_synced_entries_term_and_vote_survive(tmp_path: Path) -> None:
     journal = filled(tmp_path, 5)
     journal.setCurrentTerm(7, "n2")
     journal.add(b"never synced", 6, 7)
-    os.close(journal._fd)  # what a kill leaves: no farewell
-
-    again = open_journal(tmp_path)
+    again = open_journal(killed(tmp_path))
     assert again[:] == [(b"command %d" % i, i, 1) for i in range(1, 6)]
     assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (7, "n2")
-    again._destroy()
+    again.close()
 
 
 def test_cut_and_add_is_one_group_and_agreeing_entries_are_not_written_again(
@@ -73,10 +77,10 @@ def test_cut_and_add_is_one_group_and_agreeing_entries_are_not_written_again(
     journal.add(b"other 3", 3, 2)
     journal.sync()
     assert len(syncs) == before + 1
-    journal._destroy()
+    journal.close()
     again = open_journal(tmp_path)
     assert again[:] == [(b"command 1", 1, 1), (b"command 2", 2, 1), (b"other 3", 3, 2)]
-    again._destroy()
+    again.close()
 
 
 def test_commit_advance_syncs_first(tmp_path: Path, syncs: list[int]) -> None:
@@ -87,18 +91,18 @@ def test_commit_advance_syncs_first(tmp_path: Path, syncs: list[int]) -> None:
     assert len(syncs) == before + 1
     journal.setRaftCommitIndex(2)
     assert len(syncs) == before + 1
-    journal._destroy()
+    journal.close()
 
 
 def test_prefix_up_to_the_snapshot_is_cut_at_open(tmp_path: Path) -> None:
     journal = filled(tmp_path, 10)
     head = (journal[5], journal[6])
-    journal._destroy()
+    journal.close()
     again = open_journal(tmp_path, head)
     assert (again[0], again[1]) == head
     assert len(again) == 5
     assert again.getRaftCommitIndex() == head[1][1]
-    again._destroy()
+    again.close()
 
 
 def test_a_snapshot_that_the_journal_did_not_follow_takes_its_place(tmp_path: Path) -> None:
@@ -108,20 +112,20 @@ def test_a_snapshot_that_the_journal_did_not_follow_takes_its_place(tmp_path: Pa
         ((b"a", index, 3), (b"b", index + 1, 3)) for index in (40, 9, 4)
     ]
     for number, head in enumerate(heads):
-        filled(tmp_path / str(number), 10)._destroy()
+        filled(tmp_path / str(number), 10).close()
         for _ in range(2):
             again = open_journal(tmp_path / str(number), head)
             assert again[:] == list(head)
             assert again.getRaftCommitIndex() == head[1][1]
-            again._destroy()
+            again.close()
 
 
 def test_a_gap_between_snapshot_and_journal_is_fatal(tmp_path: Path) -> None:
     """An older copy of the snapshot was put back, or none."""
     journal = filled(tmp_path, 10)
     early, late = (journal[1], journal[2]), (journal[5], journal[6])
-    journal._destroy()
-    open_journal(tmp_path, late)._destroy()
+    journal.close()
+    open_journal(tmp_path, late).close()
     near = (((b"a", 4, 1), (b"b", 5, 1)), ((b"b", 5, 1), late[0]))
     for head in (early, *near):
         what = f"begins with entry 6, but the snapshot ends with {head[1][1]}"
@@ -135,7 +139,7 @@ def test_a_gap_between_snapshot_and_journal_is_fatal(tmp_path: Path) -> None:
 def test_a_journal_that_is_gone_is_not_a_new_one(tmp_path: Path) -> None:
     journal = filled(tmp_path, 4)
     head = (journal[1], journal[2])
-    journal._destroy()
+    journal.close()
     (tmp_path / "journal").unlink()
     for snapshot in (None, head):
         with pytest.raises(JournalDamage, match="is missing beside the other files"):
@@ -148,8 +152,8 @@ def test_what_was_joined_stays_joined(tmp_path: Path, syncs: list[int]) -> None:
     assert journal.joining
     journal.add(b"the leader's", 6, 2)
     journal.join()
-    os.close(journal._fd)  # killed before the sync
-    journal = open_journal(tmp_path)
+    folder = killed(tmp_path)
+    journal = open_journal(folder)
     assert journal.joining and len(journal) == 5
     journal.join()
     journal.add(b"the leader's", 6, 2)
@@ -157,26 +161,26 @@ def test_what_was_joined_stays_joined(tmp_path: Path, syncs: list[int]) -> None:
     journal.sync()
     journal.sync()
     assert len(syncs) == before + 1
-    journal._destroy()
-    journal = open_journal(tmp_path)
+    journal.close()
+    journal = open_journal(folder)
     assert not journal.joining and len(journal) == 6
     journal.deleteEntriesTo(3)
-    journal._destroy()
-    journal = open_journal(tmp_path, (journal[0], journal[1]))
+    journal.close()
+    journal = open_journal(folder, (journal[0], journal[1]))
     assert not journal.joining, "a shortened journal keeps it"
-    journal._destroy()
+    journal.close()
 
 
 def test_holds_tells_entries_of_this_log_from_others(tmp_path: Path) -> None:
     journal = filled(tmp_path, 10)
     head = (journal[5], journal[6])
-    journal._destroy()
+    journal.close()
     journal = open_journal(tmp_path, head)
     assert journal.holds(10, 1)
     assert journal.holds(2, 1), "in the snapshot"
     assert not journal.holds(10, 2)
     assert not journal.holds(11, 1)
-    journal._destroy()
+    journal.close()
 
 
 def test_damage_in_the_middle_is_named_and_not_cut(tmp_path: Path) -> None:
@@ -185,7 +189,7 @@ def test_damage_in_the_middle_is_named_and_not_cut(tmp_path: Path) -> None:
     for index in range(1, 4):
         journal.add(b"command %d" % index, index, 1)
         journal.sync()
-    journal._destroy()
+    journal.close()
     data = bytearray((tmp_path / "journal").read_bytes())
     data[30] ^= 0xFF
     (tmp_path / "journal").write_bytes(data)
@@ -194,7 +198,7 @@ def test_damage_in_the_middle_is_named_and_not_cut(tmp_path: Path) -> None:
 
 
 def test_bad_or_missing_vote_is_fatal(tmp_path: Path) -> None:
-    filled(tmp_path, 2)._destroy()
+    filled(tmp_path, 2).close()
     (tmp_path / "meta").write_bytes(b"garbage")
     with pytest.raises(JournalDamage, match="meta: checksum differs"):
         open_journal(tmp_path)
@@ -205,8 +209,8 @@ def test_bad_or_missing_vote_is_fatal(tmp_path: Path) -> None:
 
 def test_torn_or_flipped_images_give_a_prefix_or_are_refused(tmp_path: Path) -> None:
     """3,600 images: cut at any byte, one byte flipped, or a stretch of zeros as a lost page leaves
-    it. Never a wrong entry, never a gap; and what is refused is named. In memory: the reader is
-    the one that a start uses."""
+    it. Never a wrong entry, never a gap; and what is refused is named. The reader
+    is the one that a start uses."""
     rng = random.Random(20260117)
     source = tmp_path / "source"
     journal = open_journal(source)
@@ -223,7 +227,7 @@ def test_torn_or_flipped_images_give_a_prefix_or_are_refused(tmp_path: Path) -> 
             journal.add(rng.randbytes(rng.randrange(1, 40)), index, rng.randrange(1, 5))
         journal.sync()
         states.append(journal[:])
-    journal._destroy()
+    journal.close()
     data = (source / "journal").read_bytes()
     refused = cut = 0
     for trial in range(3_600):
@@ -236,29 +240,27 @@ def test_torn_or_flipped_images_give_a_prefix_or_are_refused(tmp_path: Path) -> 
             begin = rng.randrange(8, len(image))
             end = min(begin + rng.randrange(1, 200), len(image))
             image[begin:end] = bytes(end - begin)
-        again = DurableJournal.__new__(DurableJournal)
-        again._path, again._entries, again._joined = source / "journal", [], False
         try:
-            end = again._load(bytes(image))
+            content = read_journal(bytes(image), source / "journal")
         except JournalDamage as damage:
             assert str(source / "journal") in str(damage)
             refused += 1
             continue
-        assert again[:] in states
+        assert content.entries in states
         if trial % 3 == 0:
             cut += 1
-            assert end <= len(image)
+            assert content.end <= len(image)
     assert refused > 1_000
     assert cut == 1_200, "a torn tail is never damage"
 
 
 def test_a_torn_tail_is_cut_off(tmp_path: Path) -> None:
     """Else it would stand behind the groups of this process, for a later start to judge."""
-    filled(tmp_path, 3)._destroy()
+    filled(tmp_path, 3).close()
     path = tmp_path / "journal"
     whole = path.read_bytes()
     path.write_bytes(whole + bytes(range(1, 200)))
-    open_journal(tmp_path)._destroy()
+    open_journal(tmp_path).close()
     assert path.read_bytes() == whole
 
 
@@ -275,7 +277,7 @@ def test_a_disk_that_refuses_the_journal_ends_the_node(
     with pytest.raises(AssertionError, match=f"cannot write {tmp_path}/journal: .*Errno {number}"):
         journal.setRaftCommitIndex(3)
     monkeypatch.undo()
-    os.close(journal._fd)
+    journal.close()
 
 
 def test_a_disk_that_refuses_the_vote_or_a_new_file_ends_the_node(
@@ -288,10 +290,9 @@ def test_a_disk_that_refuses_the_vote_or_a_new_file_ends_the_node(
     with pytest.raises(AssertionError, match=f"cannot replace {tmp_path}/journal"):
         journal.deleteEntriesTo(2)
     monkeypatch.undo()
-    os.close(journal._fd)
-    again = open_journal(tmp_path)
+    again = open_journal(killed(tmp_path))
     assert (again.getCurrentTerm(), len(again)) == (1, 4), "the old files stand"
-    again._destroy()
+    again.close()
 
 
 def broken_disk(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
@@ -312,7 +313,7 @@ def test_g7_a_journal_that_lost_its_entries_beside_a_snapshot_is_damage(tmp_path
     journal.add(*head[1])
     journal.add(b"c", 9, 2)
     journal.sync()
-    journal._destroy()
+    journal.close()
     with (tmp_path / "journal").open("r+b") as file:
         file.truncate(10)
     with pytest.raises(JournalDamage, match="holds no entry, but there is a snapshot"):
@@ -323,7 +324,6 @@ def test_an_entry_that_does_not_follow_the_last_one_is_damage(tmp_path: Path) ->
     """Committed entries would move to other indexes."""
     journal = filled(tmp_path, 3)
     journal.add(b"behind a gap", 5, 1)
-    journal.sync()
-    os.close(journal._fd)
+    journal.close()
     with pytest.raises(JournalDamage, match="entry 5 behind 3"):
         open_journal(tmp_path)

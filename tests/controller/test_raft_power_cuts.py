@@ -50,10 +50,10 @@ def test_g7_a_vote_given_in_the_term_that_was_stored_before_is_durable(tmp_path:
         journal.setCurrentTerm(7, None)
         journal.setCurrentTerm(7, "n2")
         left = cut.leave(tmp_path / "left")
-        journal._destroy()
+        journal.close()
     again = opened(left / "n1")
     assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (7, "n2")
-    again._destroy()
+    again.close()
 
 
 def test_g7_a_term_without_a_vote_takes_the_place_of_a_vote(tmp_path: Path) -> None:
@@ -62,10 +62,10 @@ def test_g7_a_term_without_a_vote_takes_the_place_of_a_vote(tmp_path: Path) -> N
         journal.setCurrentTerm(7, "n2")
         journal.setCurrentTerm(8, None)
         left = cut.leave(tmp_path / "left")
-        journal._destroy()
+        journal.close()
     again = opened(left / "n1")
     assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (8, None)
-    again._destroy()
+    again.close()
 
 
 SYNCED = [entry(index) for index in range(1, 7)]
@@ -105,7 +105,7 @@ def _cut(journal: DurableJournal) -> list[LogEntry]:
 
 def _close(journal: DurableJournal) -> list[LogEntry]:
     add(journal, entry(7))
-    journal._destroy()
+    journal.close()
     return [*SYNCED, entry(7)]
 
 
@@ -117,7 +117,7 @@ def test_g7_each_change_of_the_log_is_durable_on_return_and_whole_before(
     journal = opened(root)
     journal.setCurrentTerm(1, "n1")
     add(journal, *SYNCED)
-    journal._destroy()
+    journal.close()
 
     def change(folder: Path) -> None:
         after[:] = [act(opened(folder))]
@@ -126,7 +126,7 @@ def test_g7_each_change_of_the_log_is_durable_on_return_and_whole_before(
     for what, left, returned in every_power_cut(root, change, tmp_path / "left"):
         again = opened(left)
         found = again[:]
-        again._destroy()
+        again.close()
         cuts += 1
         assert found == (after[0] if returned else SYNCED), what
     assert cuts >= 4
@@ -155,8 +155,8 @@ def test_r40_what_a_start_shows_after_a_failed_sync_is_on_the_disk(
                     left = opened(cut.leave(tmp_path / f"left-{number}"))
                     found = left[:], left.getCurrentTerm(), left.getVotedForNodeId()
                     assert (found, left.joining) == (shown, shown_joining), number
-                    again._destroy()
-                    left._destroy()
+                    again.close()
+                    left.close()
         number += 1
     assert number > 6
 
@@ -184,7 +184,7 @@ def _life(root: Path) -> None:
         journal.sync()
     journal.deleteEntriesFrom(len(journal) - 1)
     journal.join()
-    journal._destroy()
+    journal.close()
 
 
 FULL = [*((call, error) for call in ("open", *CHANGES) for error in ("ENOSPC", "EDQUOT"))]
@@ -212,11 +212,11 @@ def test_r53_a_full_disk_at_any_call_ends_no_node_and_loses_nothing(
                 shutil.copytree(root, killed)
                 for image in (cut.leave(left), killed):
                     images.append((step, image, journal[:], journal.getCurrentTerm()))
-            journal._destroy()
+            journal.close()
         for step, left, entries, term in images:
             again = opened(left, heads[step])
             assert (again[:], again.getCurrentTerm(), again.joining) == (entries, term, False)
-            again._destroy()
+            again.close()
         return bool(struck)
 
     walk_errors(f"{call} * {error}", attempt)
@@ -271,7 +271,7 @@ def test_r40_a_start_on_a_full_disk_needs_no_room(
     journal = opened(tmp_path)
     journal.setCurrentTerm(1, "n1")
     add(journal, *SYNCED)
-    journal._destroy()
+    journal.close()
     real_open, real_pwrite = disk.open, disk.pwrite
 
     def open_old(path: Path, flags: int, *mode: int) -> int:
@@ -288,7 +288,7 @@ def test_r40_a_start_on_a_full_disk_needs_no_room(
     monkeypatch.setattr(disk, "pwrite", overwrite)
     again = opened(tmp_path)
     assert again[:] == SYNCED
-    again._destroy()
+    again.close()
 
 
 def test_g7_a_prefix_that_was_cut_leaves_the_old_journal_or_the_new(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_g7_a_prefix_that_was_cut_leaves_the_old_journal_or_the_new(tmp_path: Pa
     journal = opened(root)
     journal.setCurrentTerm(1, "n1")
     add(journal, *SYNCED)
-    journal._destroy()
+    journal.close()
     head = SYNCED[2], SYNCED[3]
 
     def shorten(folder: Path) -> None:
@@ -305,7 +305,7 @@ def test_g7_a_prefix_that_was_cut_leaves_the_old_journal_or_the_new(tmp_path: Pa
     for what, left, returned in every_power_cut(root, shorten, tmp_path / "left"):
         again = opened(left, head)
         assert again[:] == SYNCED[2:], what
-        again._destroy()
+        again.close()
         if returned:
             begun = (left / "journal").read_bytes()
             assert b"command 1" not in begun and b"command 6" in begun
@@ -323,11 +323,11 @@ def test_g7_having_joined_is_durable_with_the_entries_that_completed_the_log(
         before = cut.leave(tmp_path / "before")
         journal.sync()
         after = cut.leave(tmp_path / "after")
-        journal._destroy()
+        journal.close()
     for folder, joining in ((before, True), (after, False)):
         again = opened(folder)
         assert again.joining is joining and again[:] == [entry(1)]
-        again._destroy()
+        again.close()
 
 
 def test_g7_a_snapshot_is_durable_before_the_log_is_shortened(tmp_path: Path) -> None:

@@ -203,8 +203,8 @@ def test_r53_a_journal_on_a_full_disk_keeps_what_it_has_and_goes_on_later(
     journal.deleteEntriesTo(1)
     monkeypatch.setattr(disk, "pwrite", write)
     assert journal.sync()
-    journal._destroy()
+    journal.close()
     again = DurableJournal(tmp_path, None, fatal)
     assert again[:] == [(b"\x01", 1, 0), (b"second", 2, 3), (b"third", 3, 3)]
     assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (3, "n1")
-    again._destroy()
+    again.close()

@@ -405,7 +405,7 @@ def _open_journal(journal: bytes, meta: bytes) -> None:
     except JournalDamage:
         return
     opened.setCurrentTerm(9, None)
-    opened._destroy()
+    opened.close()
 
 
 def _fatal(what: str) -> Any:
@@ -423,7 +423,7 @@ def _journals() -> list[bytes]:
     journal.deleteEntriesFrom(3)
     journal.join()
     journal.sync()
-    journal._destroy()
+    journal.close()
     return [(root / "journal").read_bytes()]
 
 
