@@ -81,8 +81,8 @@ class ReplicasManager:
         self._registered = asyncio.Event()
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
-        self.start_room = StartRetry(config.identity_path)
-        self._effects = InOrder(self._perform, self.start_room, on_fatal or _raise)
+        self.start_retry = StartRetry(config.identity_path)
+        self._effects = InOrder(self._perform, self.start_retry, on_fatal or _raise)
         self._state: ReplicasState | None = None
         self._runner: RoleRunner | None = None
         events = LinkEvents(
@@ -159,7 +159,7 @@ class ReplicasManager:
             earlier = self._incarnations.begin(self.incarnation)
             return identity, earlier, max(self._role_file.load(), self._actions.log_facts().epoch)
 
-        identity, earlier_incarnations, highest = await self.start_room.wait(load)
+        identity, earlier_incarnations, highest = await self.start_retry.wait(load)
         self._state = ReplicasState(
             broker_name=self._config.broker_name,
             current=CurrentView(identity.broker_id, self.incarnation, highest),

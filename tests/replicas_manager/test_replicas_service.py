@@ -690,9 +690,9 @@ def test_r45_a_first_start_without_room_goes_on_and_leaks_no_id(
             manager = scene.make(on_fatal=fatal.append)
             with failing(f"room {folder} ENOSPC after {number}"):
                 starting = asyncio.ensure_future(manager.start())
-                while not manager.start_room.missing and not manager._registered.is_set():  # noqa: ASYNC110
+                while not manager.start_retry.missing and not manager._registered.is_set():  # noqa: ASYNC110
                     await asyncio.sleep(0)
-                missing.append(manager.start_room.missing)
+                missing.append(manager.start_retry.missing)
                 if dies:
                     starting.cancel()
                     await asyncio.wait((starting,))
@@ -701,7 +701,7 @@ def test_r45_a_first_start_without_room_goes_on_and_leaks_no_id(
                 manager = await scene.started(incarnation="life-2")
             async with asyncio.timeout(10):
                 await manager.wait_registered()
-            assert manager.broker_id == 1 and not manager.start_room.missing
+            assert manager.broker_id == 1 and not manager.start_retry.missing
             assert scene.identity.read_text() == "C#broker-a#1"
 
         play(folder, script)
