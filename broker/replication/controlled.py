@@ -267,7 +267,7 @@ class ControllerReplication(Replication):
 
     def problems(self) -> dict[str, str]:
         return super().problems() | {
-            "its start waits for disk space": self.manager.start_room.missing,
+            "its start waits for disk space": self.manager.start_retry.missing,
             "is not registered": self.manager.registration_refusal,
             "does not join yet": self._path.store.positions.why_not_whole,
         }
