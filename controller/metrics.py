@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from batonmq.controller.liveness.watch import OpenSessions
+from batonmq.controller.liveness.watch import SessionTable
 from batonmq.controller.raft.log import Commit
 from batonmq.controller.requests import ControllerRequests
 from batonmq.controller.rules.commands import NO_BROKER, RoleChanged, SetChanged
@@ -16,7 +16,7 @@ from batonmq.runtime.metrics import Page
 
 
 class ControllerMetrics:
-    def __init__(self, requests: ControllerRequests, sessions: OpenSessions) -> None:
+    def __init__(self, requests: ControllerRequests, sessions: SessionTable) -> None:
         self._requests = requests
         self._sessions = sessions
         self._elections: Counter[tuple[str, str, str]] = Counter()

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 
 from batonmq.controller.history_log import HistoryNotes
-from batonmq.controller.liveness.watch import BrokerSession, OpenSessions
+from batonmq.controller.liveness.watch import BrokerSession, SessionTable
 from batonmq.controller.requests import ControllerRequests, OutcomeUnknownError
 from batonmq.controller.rules.commands import CommandResult, ElectMaster
 from batonmq.controller.rules.state import ControllerState
@@ -14,7 +14,7 @@ from batonmq.controller.switch import (
     HOLD_MS,
     OUTCOME_MS,
     AskMaster,
-    Election,
+    OrdinaryElection,
     PendingSwitches,
     SwitchOutcome,
     is_switch_id,
@@ -34,7 +34,7 @@ class PlannedSwitches:
     def __init__(
         self,
         requests: ControllerRequests,
-        sessions: OpenSessions,
+        sessions: SessionTable,
         notes: HistoryNotes,
         *,
         clock_ms: Callable[[], int] = boot_ms,
@@ -78,7 +78,7 @@ class PlannedSwitches:
         group = requests.state.group(command.broker_name)
         decision = plan(group, command, requests.live(command.broker_name), sessions.keys())
         match decision:
-            case Election():
+            case OrdinaryElection():
                 return await requests.submit(command)
             case AskMaster(master_id, incarnation):
                 session = sessions[(master_id, incarnation)]

@@ -28,7 +28,12 @@ from batonmq.controller.rules.commands import (
     LiveBroker,
     RegisterBroker,
 )
-from batonmq.controller.rules.election import Seen, may_propose, members_of, with_new_epochs
+from batonmq.controller.rules.election import (
+    ElectionFacts,
+    may_propose,
+    members_of,
+    with_new_epochs,
+)
 from batonmq.controller.rules.groups import BrokerGroup, fill_alive
 from batonmq.controller.rules.state import ControllerState
 from batonmq.controller.switch import is_switch_id, with_drained
@@ -88,13 +93,13 @@ class LivenessView(Protocol):
 
     def unheard_ms(self, broker_name: str, broker_id: int, now_ms: int) -> int: ...
 
-    def seen_for_election(self, broker_name: str, now_ms: int) -> Seen: ...
+    def election_facts(self, broker_name: str, now_ms: int) -> ElectionFacts: ...
 
     def problems(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Metadata:
+class NodeMetadata:
     """This node and its group. `leader` is a hint, None if unknown; `problems` are for people."""
 
     group: str
@@ -149,9 +154,9 @@ class ControllerRequests:
         hint = self._log.leader_hint()
         return next((peer for peer in self._peers if peer.node_id == hint), None)
 
-    def metadata(self) -> Metadata:
+    def metadata(self) -> NodeMetadata:
         status = self._log.status()
-        return Metadata(
+        return NodeMetadata(
             group=self.config.controller_group,
             self_peer=self._self_peer,
             leader=self.leader(),
@@ -281,7 +286,7 @@ class ControllerRequests:
         group = self._log.state.group(name)
         if group is None:
             return command
-        admitted = may_propose(group, command, self._liveness.seen_for_election(name, boot_ms()))
+        admitted = may_propose(group, command, self._liveness.election_facts(name, boot_ms()))
         if isinstance(admitted, str):
             return admitted
         step = _EPOCH_STEP_MIN + secrets.randbelow(_EPOCH_STEPS)

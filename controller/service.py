@@ -22,7 +22,7 @@ from batonmq.controller.liveness.broker_sessions import LivenessConfig
 from batonmq.controller.liveness.core import LivenessCore
 from batonmq.controller.liveness.lead import LeadOffers
 from batonmq.controller.liveness.rotation import GROUPS_A_TURN
-from batonmq.controller.liveness.watch import BrokerWatch, OpenSessions
+from batonmq.controller.liveness.watch import BrokerWatch, SessionTable
 from batonmq.controller.metrics import ControllerMetrics
 from batonmq.controller.planned_switches import PlannedSwitches
 from batonmq.controller.raft.log import Commit, Machine, ReplicatedLog
@@ -81,7 +81,7 @@ class ControllerService:
             self._runtime, self._log, self.gate, core, self._problems
         )
         self._start_retry = StartRetry(Path(config.store_path))
-        self.sessions = OpenSessions()
+        self.sessions = SessionTable()
         self.metrics = ControllerMetrics(self.requests, self.sessions)
         self._notes = HistoryNotes(self.requests, own)
         self._lead = LeadOffers(self._log, core_config.unseen_timeout_ms)

@@ -25,7 +25,7 @@ _PREFIX: Final = "switch:"
 
 
 @dataclass(frozen=True, slots=True)
-class Election:
+class OrdinaryElection:
     """No switch: the command is proposed as an ordinary election, which may refuse it."""
 
 
@@ -39,7 +39,7 @@ class AskMaster:
     broker_id: int
 
 
-Plan = Election | AskMaster
+Plan = OrdinaryElection | AskMaster
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +74,27 @@ def plan(
     they refuse it with a reason, or elect it uncleanly if that was requested.
     """
     if group is None or not command.designate or command.unclean:
-        return Election()
+        return OrdinaryElection()
     if group.master_epoch == 0:
-        return Election()
+        return OrdinaryElection()
     if command.expected_master_epoch not in (ANY_EPOCH, group.master_epoch):
-        return Election()
+        return OrdinaryElection()
     if command.cluster_name not in ("", group.cluster_name):
-        return Election()
+        return OrdinaryElection()
     master_id, target = group.master_broker_id, command.broker_id
     process = (master_id, group.master_incarnation)
     living = living_replicas(group, live)
     if why_stale(group, living):
-        return Election()  # the master would be refused, whereas an operator decides (R19)
+        return OrdinaryElection()  # the master would be refused, whereas an operator decides (R19)
     if master_id == NO_BROKER or target in (NO_BROKER, master_id) or process not in native:
-        return Election()
+        return OrdinaryElection()
     if master_id not in living or living[master_id].incarnation != group.master_incarnation:
-        return Election()
+        return OrdinaryElection()
     record = group.replica(target)
     if record is None or record.learner or record.suspect:
-        return Election()
+        return OrdinaryElection()
     if target not in living or target not in group.sync_state_set:
-        return Election()
+        return OrdinaryElection()
     return AskMaster(master_id, group.master_incarnation, group.master_epoch, target)
 
 

@@ -279,7 +279,7 @@ class DropSessions:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportEvent:
+class HistoryReport:
     """For the controllers' history."""
 
     kind: str
@@ -318,6 +318,6 @@ Effect = (
     | ProposalUnknown
     | LeaseChanged
     | DropSessions
-    | ReportEvent
+    | HistoryReport
     | Notice
 )

@@ -20,7 +20,7 @@ from batonmq.remoting.endpoint import RemotingClient
 from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.config import ReplicasManagerConfig
 from batonmq.replicas_manager.link import DurableFacts, LinkEvents
-from batonmq.replicas_manager.remoting_requests import Metadata, ProcessName, Requests, group_view
+from batonmq.replicas_manager.remoting_requests import LeaderInfo, PeerName, Requests, group_view
 from batonmq.runtime.clock import wall_ms
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class PeerNames:
         self._client = client
         self._spawn = spawn
         self._changed = changed
-        self._known: dict[tuple[int, str], ProcessName] = {}
+        self._known: dict[tuple[int, str], PeerName] = {}
         self._asking: set[tuple[int, str]] = set()
 
     def ask(self, view: RoleView, own_id: int) -> None:
@@ -69,7 +69,7 @@ class PeerNames:
     def _named(self, replica: Replica, own: Replica) -> Replica:
         if replica.broker_id == own.broker_id:
             return replace(own, address=replica.address, alive=replica.alive)
-        name = self._known.get((replica.broker_id, replica.address), ProcessName())
+        name = self._known.get((replica.broker_id, replica.address), PeerName())
         return replace(
             replica,
             incarnation=name.incarnation,
@@ -82,13 +82,13 @@ class PeerNames:
         try:
             request = RemotingCommand.request(RequestCode.GET_BROKER_EPOCH_CACHE)
             reply = await self._client.call(replica.address, request, TIMEOUT_MS)
-            name = ProcessName.of(reply, replica, group)
+            name = PeerName.of(reply, replica, group)
         except BatonError as error:
             log.debug("replica_not_named address=%s reason=%s", replica.address, error)
             return
         finally:
             self._asking.discard(key)
-        if name != self._known.get(key, ProcessName()):
+        if name != self._known.get(key, PeerName()):
             self._known[key] = name
             log.info("replica_named broker_id=%d address=%s name=%s", *key, name)
             self._changed()
@@ -172,10 +172,10 @@ class RemotingCalls:
             self._events.step(ev.LeaderHinted(target, known.leader))
         return reply
 
-    async def metadata(self, target: str, timeout_ms: int) -> Metadata:
+    async def metadata(self, target: str, timeout_ms: int) -> LeaderInfo:
         """Whether that controller leads, or who does."""
         reply = await self._client.call(target, self.requests.metadata(), timeout_ms)
-        return Metadata.of(reply)
+        return LeaderInfo.of(reply)
 
     async def _call(
         self, target: str, request: RemotingCommand, timeout_ms: int = CALL_MS

@@ -31,20 +31,20 @@ Fields = dict[str, str | int | bool | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Metadata:
+class LeaderInfo:
     """A controller's answer to 1005. `leader`: "" while it knows none."""
 
     is_leader: bool
     leader: str
 
     @classmethod
-    def of(cls, reply: RemotingCommand) -> Metadata:
+    def of(cls, reply: RemotingCommand) -> LeaderInfo:
         leader = reply.ext.get("controllerLeaderAddress", "")
         return cls(reply.get_bool("isLeader"), leader)
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessName:
+class PeerName:
     """The process at a replica's address, as it says itself: all empty for a Java broker."""
 
     incarnation: str = ""
@@ -52,7 +52,7 @@ class ProcessName:
     ha_address: str = ""
 
     @classmethod
-    def of(cls, reply: RemotingCommand, replica: Replica, group: tuple[str, str]) -> ProcessName:
+    def of(cls, reply: RemotingCommand, replica: Replica, group: tuple[str, str]) -> PeerName:
         """From the answer to 1007. Whoever says that it is another replica has no name here.
         Raises RemoteProtocolError."""
         said = EpochEntryCache.decode(reply.body)

@@ -157,7 +157,7 @@ class Lease:
         self._reported = valid
         effects: list[ev.Effect] = [ev.LeaseChanged(valid, master_epoch)]
         if not valid and master and self._until_ms:
-            effects.append(ev.ReportEvent("lease_lost", (("broker_id", broker_id),)))
+            effects.append(ev.HistoryReport("lease_lost", (("broker_id", broker_id),)))
             effects.append(ev.Notice("lease_lost", (("master_epoch", master_epoch),), warning=True))
         return effects
 
@@ -195,7 +195,7 @@ class RoleChanges:
             change = ev.StandDown(view)
         name = "none" if role is Role.FENCED else role.value.lower()
         fields = (("role", name), ("broker_id", broker_id))
-        return [change, ev.SetDead(self._dead_reported), ev.ReportEvent("role_changed", fields)]
+        return [change, ev.SetDead(self._dead_reported), ev.HistoryReport("role_changed", fields)]
 
     def suspicion(self, suspect: str) -> None:
         self._suspect, self._refetched = suspect, ""

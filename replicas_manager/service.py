@@ -292,7 +292,7 @@ class ReplicasManager:
             case ev.DropSessions(reason):
                 log.warning("sessions_dropped reason=%s", reason)
                 self._link.drop_all(reason)
-            case ev.ReportEvent(kind, fields):
+            case ev.HistoryReport(kind, fields):
                 self.report_event(kind, **dict(fields))
             case ev.Notice(name, fields, warning):
                 text = " ".join(f"{key}={value}" for key, value in fields)

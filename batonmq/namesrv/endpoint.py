@@ -18,7 +18,7 @@ from typing import Final
 
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.kv_config import KVConfig
-from batonmq.namesrv.state import BrokerRegistration, MinIdChange, Outcome, RouteInfoManager
+from batonmq.namesrv.state import BrokerRegistration, MinIdChange, RegisterOutcome, RouteInfoManager
 from batonmq.protocol.bodies import (
     BrokerMemberGroup,
     ClusterInfo,
@@ -171,13 +171,13 @@ class NamesrvEndpoint:
         known = self._routes.members(registration.broker_name).get(registration.broker_id)
         registered = self._routes.register(registration, body, self._clock_ms())
         self._tell_min_ids()
-        if registered.outcome is Outcome.FAILED:
+        if registered.outcome is RegisterOutcome.FAILED:
             return _refused(request, ResponseCode.SYSTEM_ERROR, "register broker failed")
         _log_crowded_out(self._routes)
-        if registered.outcome is Outcome.CROWDED:
+        if registered.outcome is RegisterOutcome.CROWDED:
             return _refused(request, ResponseCode.SYSTEM_ERROR, "too many are registered")
         connection.keep()
-        if registered.outcome is Outcome.IGNORED or known != registration.broker_addr:
+        if registered.outcome is RegisterOutcome.IGNORED or known != registration.broker_addr:
             log.info(
                 "broker_registered broker_name=%s broker_id=%d broker_addr=%s outcome=%s",
                 registration.broker_name,

@@ -66,7 +66,7 @@ class BrokerRegistration:
     """Where the connection comes from, host:port."""
 
 
-class Outcome(enum.Enum):
+class RegisterOutcome(enum.Enum):
     TAKEN = "taken"
     IGNORED = "ignored"
     """A broker with a higher epoch has that id: the reply is success with empty fields."""
@@ -80,7 +80,7 @@ class Outcome(enum.Enum):
 class Registered:
     """`master_addr` and its HA address are set for a slave whose master is live."""
 
-    outcome: Outcome
+    outcome: RegisterOutcome
     master_addr: str | None = None
     ha_server_addr: str | None = None
 
@@ -255,11 +255,11 @@ class RouteInfoManager:
             group.addrs, registration.broker_addr, registration.broker_id
         )
         if group is not None and self._outranked(registration, wrapper.data_version):
-            return Registered(Outcome.IGNORED)
+            return Registered(RegisterOutcome.IGNORED)
         if fresh_id and len(topics) == 1:
-            return Registered(Outcome.FAILED)
+            return Registered(RegisterOutcome.FAILED)
         if fresh_id and group is not None and len(group.addrs) >= GROUP_REPLICAS_MAX:
-            return Registered(Outcome.CROWDED)
+            return Registered(RegisterOutcome.CROWDED)
         first = group is None
         if group is None:
             group = self._groups[registration.broker_name] = _Group(registration.cluster_name)
@@ -277,7 +277,7 @@ class RouteInfoManager:
         self._remember(registration, wrapper.data_version, body.filter_server_list, now_ms)
         self._make_room(registration.broker_name, registration.peer)
         if registration.broker_name not in self._groups:
-            return Registered(Outcome.CROWDED)
+            return Registered(RegisterOutcome.CROWDED)
         return _registered(registration, group, self._live)
 
     def _make_room(self, broker_name: str, peer: str) -> None:
@@ -521,8 +521,8 @@ def _registered(registration: BrokerRegistration, group: _Group, live: LiveTable
         addr = group.addrs[MASTER_ID]
         master = live.get((registration.cluster_name, addr))
         if master is not None:
-            return Registered(Outcome.TAKEN, addr, master.ha_server_addr)
-    return Registered(Outcome.TAKEN)
+            return Registered(RegisterOutcome.TAKEN, addr, master.ha_server_addr)
+    return Registered(RegisterOutcome.TAKEN)
 
 
 def _speaks_for_topics(registration: BrokerRegistration, group: _Group) -> bool:

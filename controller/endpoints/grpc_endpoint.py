@@ -21,7 +21,7 @@ from batonmq.controller.config import Peer
 from batonmq.controller.endpoints.grpc_places import GrpcPlaces, connections_max
 from batonmq.controller.history_log import HistoryLog
 from batonmq.controller.liveness import watch
-from batonmq.controller.liveness.watch import BrokerWatch, OpenSessions
+from batonmq.controller.liveness.watch import BrokerWatch, SessionTable
 from batonmq.controller.planned_switches import PlannedSwitches
 from batonmq.controller.requests import (
     GROUPS_AT_ONCE,
@@ -36,7 +36,7 @@ from batonmq.controller.rules.commands import (
     Command,
     CommandResult,
     ElectMaster,
-    Member,
+    NewMember,
     RegisterBroker,
     ReportEvent,
 )
@@ -118,7 +118,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
     def __init__(
         self,
         requests: ControllerRequests,
-        sessions: OpenSessions,
+        sessions: SessionTable,
         watch: BrokerWatch,
         switches: PlannedSwitches,
         history: HistoryLog,
@@ -198,7 +198,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
     ) -> pb.AlterSyncStateSetReply:
         if not is_proven(request.master_incarnation, request.secret):
             return pb.AlterSyncStateSetReply(status=_not_proven(request.master_incarnation))
-        members = tuple(Member(each.broker_id, each.incarnation) for each in request.new_set)
+        members = tuple(NewMember(each.broker_id, each.incarnation) for each in request.new_set)
         command = command_of(AlterSyncStateSet, request, new_set=members)
         status, result = await self._submit(command, context)
         view = None if result is None else result.view

@@ -31,7 +31,7 @@ from batonmq.controller.rules.commands import (
     CommandResult,
     ElectMaster,
     LiveBroker,
-    Member,
+    NewMember,
     RegisterBroker,
 )
 from batonmq.protocol.bodies import SyncStateSet
@@ -121,7 +121,9 @@ class RemotingEndpoint:
                 master_broker_id=request.require_int("masterBrokerId"),
                 master_epoch=request.require_int("masterEpoch"),
                 sync_state_set_epoch=body.sync_state_set_epoch,
-                new_set=tuple(Member(broker_id) for broker_id in sorted(set(body.sync_state_set))),
+                new_set=tuple(
+                    NewMember(broker_id) for broker_id in sorted(set(body.sync_state_set))
+                ),
                 reason="alter by remoting",
             )
         )

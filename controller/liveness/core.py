@@ -43,9 +43,9 @@ from batonmq.controller.liveness.rotation import (
 from batonmq.controller.rules.commands import LiveBroker
 from batonmq.controller.rules.elect_policy import FIRST_ELECTION_SETTLE_MS, why_stale
 from batonmq.controller.rules.election import (
+    ElectionFacts,
     LastHeard,
     LastSeen,
-    Seen,
     last_seen,
     members_of,
     own_election,
@@ -204,9 +204,9 @@ class LivenessCore:
             if (why := watch.stale or (watch.blocked if watch.needs_operator else ""))
         )
 
-    def seen_for_election(self, broker_name: str, now_ms: int) -> Seen:
+    def election_facts(self, broker_name: str, now_ms: int) -> ElectionFacts:
         watch = self._watch(broker_name)
-        return Seen(
+        return ElectionFacts(
             joined_for_ms=now_ms - watch.ids_changed_ms,
             suspect_wait_ms=self._suspect_wait_ms(broker_name, now_ms),
             unclean_wait_ms=self.unclean_wait_ms(broker_name, now_ms),

@@ -4,7 +4,7 @@ Each event is passed in within the loop turn in which it happens, so a master's 
 election without waiting for a timer. The only timer is the tick, for silences and for what was
 lost. Elections run as tasks of their own.
 
-`OpenSessions` has the gRPC sessions of brokers on this node, each with its queue of messages. A
+`SessionTable` has the gRPC sessions of brokers on this node, each with its queue of messages. A
 session that does not read them is cut.
 
 `HeartbeatAnswers` grant masters their lease (R5); only the leader's answers do. A node that stood
@@ -102,7 +102,7 @@ class BrokerSession:
             await self._wake.wait()
 
 
-class OpenSessions:
+class SessionTable:
     """The open sessions, by broker group.
 
     Any stranger may open some (R58), up to STRANGERS_MAX. A registered broker always finds a place:

@@ -59,7 +59,7 @@ class LiveBroker(msgspec.Struct, frozen=True):
         return (self.master_epoch, self.sync_state_set_epoch)
 
 
-class Member(msgspec.Struct, frozen=True):
+class NewMember(msgspec.Struct, frozen=True):
     """A member of a proposed SyncStateSet, with the process whose acks were counted (R12)."""
 
     broker_id: int
@@ -140,7 +140,7 @@ class AlterSyncStateSet(Command, frozen=True, kw_only=True, tag="alter_sync_stat
     master_broker_id: int
     master_epoch: int
     sync_state_set_epoch: int
-    new_set: tuple[Member, ...]
+    new_set: tuple[NewMember, ...]
     master_incarnation: str = ""
     confirm_offset: int = -1
     reason: str = ""

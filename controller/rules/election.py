@@ -30,7 +30,7 @@ from batonmq.controller.rules.elect_policy import (
 from batonmq.controller.rules.groups import (
     EPOCH_MAX,
     BrokerGroup,
-    Change,
+    GroupChange,
     ReplicaRecord,
     deposed,
     event_of,
@@ -127,7 +127,7 @@ def members_of(group: BrokerGroup) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ElectionFacts:
     """What the leader saw of a group first-hand. Times are milliseconds on its own clock.
 
     `joined_for_ms`: since the newest replica appeared. `suspect_wait_ms`, `unclean_wait_ms`: how
@@ -153,7 +153,7 @@ class OwnElection:
     needs_operator: bool = False
 
 
-def may_propose(group: BrokerGroup, command: ElectMaster, seen: Seen) -> ElectMaster | str:
+def may_propose(group: BrokerGroup, command: ElectMaster, seen: ElectionFacts) -> ElectMaster | str:
     """The command as it may be proposed now, or why it may not. It has its liveness."""
     if not command.unclean or not members_of(group):
         if seen.suspect_wait_ms > 0 and _choice(group, replace(command, unclean=False)).unclean:
@@ -312,7 +312,7 @@ def _log_end(command: ElectMaster) -> int:
 # On every node.
 
 
-def apply_election(group: BrokerGroup | None, command: ElectMaster, clock_ms: int) -> Change:
+def apply_election(group: BrokerGroup | None, command: ElectMaster, clock_ms: int) -> GroupChange:
     if group is None:
         return refused(
             group,
@@ -349,7 +349,9 @@ def apply_election(group: BrokerGroup | None, command: ElectMaster, clock_ms: in
     return _elected(group, command, choice.winner, unclean=choice.unclean)
 
 
-def _elected(group: BrokerGroup, command: ElectMaster, winner: int, *, unclean: bool) -> Change:
+def _elected(
+    group: BrokerGroup, command: ElectMaster, winner: int, *, unclean: bool
+) -> GroupChange:
     living = living_replicas(group, command.live)
     # R9: the live old members stay, so that the first acks of the new epoch are no single copy.
     # After an unclean election neither the old set nor the old confirmOffset says anything about
@@ -394,10 +396,12 @@ def _elected(group: BrokerGroup, command: ElectMaster, winner: int, *, unclean: 
         reason=command.reason or _requester(command),
         **_origin(command),
     )
-    return Change(group=after, broker_id=winner, events=(event,))
+    return GroupChange(group=after, broker_id=winner, events=(event,))
 
 
-def _none_elected(group: BrokerGroup, command: ElectMaster, asker: int, refusal: str) -> Change:
+def _none_elected(
+    group: BrokerGroup, command: ElectMaster, asker: int, refusal: str
+) -> GroupChange:
     """Only the controller's own election deposes a dead master, once, and never in epoch 0."""
     if asker != NO_BROKER:
         return refused(group, ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, refusal)
@@ -414,7 +418,7 @@ def _none_elected(group: BrokerGroup, command: ElectMaster, asker: int, refusal:
         reason=f"{command.reason or _requester(command)}: {refusal}",
         **_origin(command),
     )
-    return Change(
+    return GroupChange(
         group=after,
         code=ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE,
         remark=refusal,

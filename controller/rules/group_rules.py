@@ -18,7 +18,7 @@ from batonmq.controller.rules.commands import (
     CleanBrokerData,
     ElectMaster,
     LiveBroker,
-    Member,
+    NewMember,
     NoteEvent,
     RegisterBroker,
     ReportEvent,
@@ -26,7 +26,7 @@ from batonmq.controller.rules.commands import (
 from batonmq.controller.rules.election import apply_election
 from batonmq.controller.rules.groups import (
     BrokerGroup,
-    Change,
+    GroupChange,
     ReplicaRecord,
     altered_event,
     event_of,
@@ -60,7 +60,7 @@ GroupCommand = (
 )
 
 
-def change_group(group: BrokerGroup | None, command: GroupCommand, clock_ms: int) -> Change:
+def change_group(group: BrokerGroup | None, command: GroupCommand, clock_ms: int) -> GroupChange:
     """Carries out `command` on `group` (None if unknown); `clock_ms` is the state's clock."""
     match command:
         case RegisterBroker():
@@ -82,7 +82,7 @@ def change_group(group: BrokerGroup | None, command: GroupCommand, clock_ms: int
 # The SyncStateSet.
 
 
-def _alter_sync_state_set(group: BrokerGroup | None, command: AlterSyncStateSet) -> Change:
+def _alter_sync_state_set(group: BrokerGroup | None, command: AlterSyncStateSet) -> GroupChange:
     if group is None:
         return refused(
             group,
@@ -106,7 +106,7 @@ def _alter_sync_state_set(group: BrokerGroup | None, command: AlterSyncStateSet)
         command.reason or _how_set_changed(group.sync_state_set, new_set),
         confirm_offset=command.confirm_offset,
     )
-    return Change(group=after, broker_id=command.master_broker_id, events=(event,))
+    return GroupChange(group=after, broker_id=command.master_broker_id, events=(event,))
 
 
 def _confirmed_by_master(group: BrokerGroup, command: AlterSyncStateSet) -> int:
@@ -125,7 +125,7 @@ def _confirmed_by_master(group: BrokerGroup, command: AlterSyncStateSet) -> int:
     return floor
 
 
-def _fenced(group: BrokerGroup, command: AlterSyncStateSet) -> Change | None:
+def _fenced(group: BrokerGroup, command: AlterSyncStateSet) -> GroupChange | None:
     """The refusal unless the caller is the recorded master and names the current set (R3, R10)."""
     if NO_BROKER in (command.master_broker_id, group.master_broker_id) or (
         group.master_broker_id != command.master_broker_id
@@ -158,7 +158,7 @@ def _fenced(group: BrokerGroup, command: AlterSyncStateSet) -> Change | None:
     return None
 
 
-def _unfit_members(group: BrokerGroup, command: AlterSyncStateSet) -> Change | None:
+def _unfit_members(group: BrokerGroup, command: AlterSyncStateSet) -> GroupChange | None:
     new_set = {member.broker_id: member for member in command.new_set}
     if tuple(sorted(new_set)) == group.sync_state_set:
         return refused(
@@ -180,8 +180,8 @@ def _unfit_members(group: BrokerGroup, command: AlterSyncStateSet) -> Change | N
 
 
 def _unfit_member(
-    group: BrokerGroup, member: Member, living: dict[int, LiveBroker]
-) -> Change | None:
+    group: BrokerGroup, member: NewMember, living: dict[int, LiveBroker]
+) -> GroupChange | None:
     broker_id = member.broker_id
     record = group.replica(broker_id)
     unfit = ""
@@ -217,7 +217,7 @@ def _unfit_member(
     return None
 
 
-def _names_the_process(group: BrokerGroup, record: ReplicaRecord, member: Member) -> bool:
+def _names_the_process(group: BrokerGroup, record: ReplicaRecord, member: NewMember) -> bool:
     """R12. A master that speaks only remoting cannot name processes: that is as safe as Java's."""
     if member.incarnation == record.incarnation:
         return True
@@ -234,7 +234,7 @@ def _how_set_changed(before: tuple[int, ...], after: tuple[int, ...]) -> str:
 # Cleaning and reporting.
 
 
-def _clean_broker_data(group: BrokerGroup | None, command: CleanBrokerData) -> Change:
+def _clean_broker_data(group: BrokerGroup | None, command: CleanBrokerData) -> GroupChange:
     code = ResponseCode.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
     ids = set(command.broker_ids)
     if not command.clean_living_broker and group is not None:
@@ -250,7 +250,7 @@ def _clean_broker_data(group: BrokerGroup | None, command: CleanBrokerData) -> C
         return foreign
     kept = tuple(record for record in group.replicas if record.broker_id not in ids)
     if not ids or not kept:
-        return Change(group=None, events=(_cleaned_event(group, group, "the whole group"),))
+        return GroupChange(group=None, events=(_cleaned_event(group, group, "the whole group"),))
     if group.sync_state_set and not set(group.sync_state_set) - ids:
         return refused(
             group,
@@ -258,13 +258,13 @@ def _clean_broker_data(group: BrokerGroup | None, command: CleanBrokerData) -> C
             "no in-sync replica would be left; elect another by name first, or clean the group",
         )
     if len(kept) == len(group.replicas):
-        return Change(group=group)
+        return GroupChange(group=group)
     after = msgspec.structs.replace(group, replicas=kept)
     if ids & set(group.sync_state_set):
         after = without_members(after, ids)
     removed = [record.broker_id for record in group.replicas if record.broker_id in ids]
     text = "broker " + ", ".join(str(broker_id) for broker_id in removed)
-    return Change(group=after, events=(_cleaned_event(group, after, text),))
+    return GroupChange(group=after, events=(_cleaned_event(group, after, text),))
 
 
 def _cleaned_event(before: BrokerGroup, after: BrokerGroup, reason: str) -> HistoryEvent:
@@ -277,7 +277,7 @@ def _cleaned_event(before: BrokerGroup, after: BrokerGroup, reason: str) -> Hist
     )
 
 
-def _report_event(group: BrokerGroup | None, command: ReportEvent) -> Change:
+def _report_event(group: BrokerGroup | None, command: ReportEvent) -> GroupChange:
     if group is None or group.replica(command.broker_id) is None:
         return refused(
             group,
@@ -304,10 +304,10 @@ def _report_event(group: BrokerGroup | None, command: ReportEvent) -> Change:
         time_ms=command.time_ms,
         json=command.json,
     )
-    return Change(group=group, broker_id=command.broker_id, events=(event,))
+    return GroupChange(group=group, broker_id=command.broker_id, events=(event,))
 
 
-def _note_event(group: BrokerGroup | None, command: NoteEvent) -> Change:
+def _note_event(group: BrokerGroup | None, command: NoteEvent) -> GroupChange:
     if group is None:
         return refused(
             group,
@@ -331,7 +331,7 @@ def _note_event(group: BrokerGroup | None, command: NoteEvent) -> Change:
         reason=command.reason,
         json=command.json,
     )
-    return Change(group=group, events=(event,))
+    return GroupChange(group=group, events=(event,))
 
 
 def _is_json_object(text: str) -> bool:

@@ -1,6 +1,6 @@
 """One broker group as the controllers record it, its views, and steps that change it. Pure.
 
-Each rule of a group (`group_rules`, `election`, `registration`) returns a `Change`.
+Each rule of a group (`group_rules`, `election`, `registration`) returns a `GroupChange`.
 
 Invariants (`check`): ids ascend and stay below `next_broker_id`; the SyncStateSet holds registered
 replicas and no learner; a master is in the set; once a master was elected the set is not empty.
@@ -221,7 +221,7 @@ def fill_alive(view: RoleView, living: Collection[int]) -> RoleView:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class GroupChange:
     """The outcome of a command. `group` is the group after it, None if there is none.
 
     The state fills in log, index, part of `events`, and the time where it is 0.
@@ -234,11 +234,11 @@ class Change:
     events: tuple[HistoryEvent, ...] = ()
 
 
-def refused(group: BrokerGroup | None, code: ResponseCode, remark: str) -> Change:
-    return Change(group=group, code=code, remark=remark)
+def refused(group: BrokerGroup | None, code: ResponseCode, remark: str) -> GroupChange:
+    return GroupChange(group=group, code=code, remark=remark)
 
 
-def foreign_cluster(group: BrokerGroup, cluster_name: str) -> Change | None:
+def foreign_cluster(group: BrokerGroup, cluster_name: str) -> GroupChange | None:
     """The refusal of a command that names another cluster than the group's; empty is accepted."""
     if not cluster_name or not group.cluster_name or group.cluster_name == cluster_name:
         return None

@@ -16,7 +16,7 @@ from batonmq.controller.rules.commands import ApplyBrokerId, LiveBroker, Registe
 from batonmq.controller.rules.groups import (
     EPOCH_MAX,
     BrokerGroup,
-    Change,
+    GroupChange,
     ReplicaRecord,
     altered_event,
     event_of,
@@ -35,7 +35,9 @@ BROKER_ID_MAX: Final = 2**62
 """Ids are int64 on the wire, and the next one must be too."""
 
 
-def apply_broker_id(group: BrokerGroup | None, command: ApplyBrokerId, clock_ms: int) -> Change:
+def apply_broker_id(
+    group: BrokerGroup | None, command: ApplyBrokerId, clock_ms: int
+) -> GroupChange:
     if refusal := _invalid(group, command):
         return refusal
     if command.broker_id < 1:
@@ -57,7 +59,7 @@ def apply_broker_id(group: BrokerGroup | None, command: ApplyBrokerId, clock_ms:
                 ResponseCode.CONTROLLER_BROKER_ID_INVALID,
                 f"id {command.broker_id} belongs to another broker of {command.broker_name}",
             )
-        return Change(group=group, broker_id=command.broker_id)
+        return GroupChange(group=group, broker_id=command.broker_id)
     record = ReplicaRecord(
         broker_id=command.broker_id,
         register_check_code=command.register_check_code,
@@ -66,7 +68,9 @@ def apply_broker_id(group: BrokerGroup | None, command: ApplyBrokerId, clock_ms:
     return _admitted(group, record, command, clock_ms)
 
 
-def _invalid(group: BrokerGroup | None, command: RegisterBroker | ApplyBrokerId) -> Change | None:
+def _invalid(
+    group: BrokerGroup | None, command: RegisterBroker | ApplyBrokerId
+) -> GroupChange | None:
     """The refusal of invalid fields and of those that would let the state grow without bound."""
     texts = [command.broker_name, command.cluster_name, command.register_check_code]
     wrong = ""
@@ -89,7 +93,7 @@ def _admitted(
     record: ReplicaRecord,
     command: RegisterBroker | ApplyBrokerId,
     clock_ms: int,
-) -> Change:
+) -> GroupChange:
     """Adds a new id; the next one offered is above it (quirk a)."""
     if group is None:
         group = BrokerGroup(cluster_name=command.cluster_name, broker_name=command.broker_name)
@@ -98,7 +102,7 @@ def _admitted(
         next_broker_id=max(group.next_broker_id, record.broker_id + 1),
         joined_ms=clock_ms,
     )
-    return Change(
+    return GroupChange(
         group=group, broker_id=record.broker_id, events=(_registered_event(group, record),)
     )
 
@@ -119,7 +123,7 @@ def _registered_event(group: BrokerGroup, record: ReplicaRecord, why: str = "") 
     )
 
 
-def register(group: BrokerGroup | None, command: RegisterBroker, clock_ms: int) -> Change:
+def register(group: BrokerGroup | None, command: RegisterBroker, clock_ms: int) -> GroupChange:
     if refusal := _invalid(group, command):
         return refusal
     if group is not None and (foreign := foreign_cluster(group, command.cluster_name)):
@@ -241,7 +245,7 @@ def _renew(
     record: ReplicaRecord,
     command: RegisterBroker,
     living: dict[int, LiveBroker],
-) -> Change:
+) -> GroupChange:
     """A known replica registers again, perhaps with another process, address or log."""
     renewed = _renewed(record, command)
     broker_id = record.broker_id
@@ -272,4 +276,4 @@ def _renew(
         events.append(altered_event(group, after, broker_id, f"broker {broker_id}: {left}"))
     if why or (renewed.endpoint, renewed.suspicion) != (record.endpoint, record.suspicion):
         events.insert(0, _registered_event(after, renewed, why))
-    return Change(group=after, broker_id=broker_id, events=tuple(events))
+    return GroupChange(group=after, broker_id=broker_id, events=tuple(events))

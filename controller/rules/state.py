@@ -33,7 +33,7 @@ from batonmq.controller.rules.commands import (
     SetChanged,
 )
 from batonmq.controller.rules.group_rules import GroupCommand, change_group
-from batonmq.controller.rules.groups import BrokerGroup, Change, fill_alive, living_replicas
+from batonmq.controller.rules.groups import BrokerGroup, GroupChange, fill_alive, living_replicas
 from batonmq.history.event import HISTORY_EVENTS_MAX, EventKind, HistoryEvent
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import RoleView
@@ -246,7 +246,7 @@ def _live_of(command: GroupCommand) -> tuple[LiveBroker, ...]:
     return ()
 
 
-def _result(change: Change, live: tuple[LiveBroker, ...], index: int) -> CommandResult:
+def _result(change: GroupChange, live: tuple[LiveBroker, ...], index: int) -> CommandResult:
     group = change.group
     if group is None:
         return CommandResult(change.code, change.remark)

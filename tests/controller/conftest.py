@@ -21,7 +21,7 @@ from batonmq.controller.rules.commands import (
     Effect,
     ElectMaster,
     LiveBroker,
-    Member,
+    NewMember,
     RegisterBroker,
     decode,
     encode,
@@ -145,7 +145,7 @@ class Script:
         fields.setdefault("live", self.live())
         lives = {record.broker_id: record.incarnation for record in self.group.replicas}
         members = tuple(
-            Member(broker_id, lives.get(broker_id, "nobody")) for broker_id in broker_ids
+            NewMember(broker_id, lives.get(broker_id, "nobody")) for broker_id in broker_ids
         )
         fields.setdefault("new_set", members)
         fields.setdefault("broker_name", NAME)

@@ -12,7 +12,7 @@ from batonmq.controller.rules.commands import (
     GroupRemoved,
     HistoryAppended,
     LiveBroker,
-    Member,
+    NewMember,
     NoteEvent,
     RegisterBroker,
     ReportEvent,
@@ -82,7 +82,7 @@ ALTER = st.builds(
     master_incarnation=LIVES,
     master_epoch=EPOCHS,
     sync_state_set_epoch=EPOCHS,
-    new_set=st.lists(st.builds(Member, broker_id=IDS, incarnation=LIVES), max_size=4).map(tuple),
+    new_set=st.lists(st.builds(NewMember, broker_id=IDS, incarnation=LIVES), max_size=4).map(tuple),
     confirm_offset=OFFSETS,
     live=LIVE,
 )
@@ -170,7 +170,7 @@ class Plausible:
             master_incarnation=group.master_incarnation,
             master_epoch=group.master_epoch,
             sync_state_set_epoch=group.sync_state_set_epoch,
-            new_set=tuple(Member(each, lives.get(each, "")) for each in ids),
+            new_set=tuple(NewMember(each, lives.get(each, "")) for each in ids),
         )
 
 

@@ -13,7 +13,7 @@ from batonmq.controller.rules.commands import (
     GroupRemoved,
     HistoryAppended,
     LiveBroker,
-    Member,
+    NewMember,
     RegisterBroker,
     ReplicasChanged,
     ReportEvent,
@@ -323,7 +323,7 @@ def test_r12_alter_refuses_an_added_member_that_restarted(script):
     script.alter(1, 3)
     script.die(2)
     script.register(2, incarnation="life-2b")
-    acked_by = (Member(1, "life-1"), Member(2, "life-2"), Member(3, "life-3"))
+    acked_by = (NewMember(1, "life-1"), NewMember(2, "life-2"), NewMember(3, "life-3"))
     refused = script.alter(new_set=acked_by)
     assert refused.code is Code.CONTROLLER_INVALID_REPLICAS
     assert script.alter(1, 2, 3).ok
@@ -333,9 +333,9 @@ def test_r12_a_master_that_can_name_processes_names_that_of_each_added_member(sc
     """A member that stays needs no name: it was compared when it was added."""
     script.three_in_sync()
     script.alter(1, 3)
-    refused = script.alter(new_set=(Member(1), Member(2), Member(3)))
+    refused = script.alter(new_set=(NewMember(1), NewMember(2), NewMember(3)))
     assert refused.code is Code.CONTROLLER_INVALID_REPLICAS
-    assert script.alter(new_set=(Member(1), Member(2, "life-2"), Member(3))).ok
+    assert script.alter(new_set=(NewMember(1), NewMember(2, "life-2"), NewMember(3))).ok
 
 
 def test_r12_a_member_that_lives_in_an_unregistered_life_is_not_alive(script):
@@ -351,13 +351,13 @@ def test_r12_java_brokers_have_no_lives_and_may_alter(script):
         script.apply_id(broker_id)
         assert script.register(broker_id, incarnation="", register_check_code="").ok
     assert script.elect(1).ok
-    assert script.alter(new_set=(Member(1), Member(2))).ok
+    assert script.alter(new_set=(NewMember(1), NewMember(2))).ok
     native = script.register()
     script.revive(native.broker_id, "life-3")
-    assert script.alter(new_set=(Member(1), Member(2), Member(3))).ok
+    assert script.alter(new_set=(NewMember(1), NewMember(2), NewMember(3))).ok
     script.elect(3, designate=True)
-    assert script.alter(new_set=(Member(1), Member(3))).ok
-    refused = script.alter(new_set=(Member(1), Member(3)), master_incarnation="")
+    assert script.alter(new_set=(NewMember(1), NewMember(3))).ok
+    refused = script.alter(new_set=(NewMember(1), NewMember(3)), master_incarnation="")
     assert refused.code is Code.CONTROLLER_INVALID_MASTER
 
 
@@ -1032,7 +1032,7 @@ def test_groups_do_not_touch_each_other(script):
         master_incarnation="x",
         master_epoch=1,
         sync_state_set_epoch=1,
-        new_set=(Member(1, "x"), Member(2, "life-2")),
+        new_set=(NewMember(1, "x"), NewMember(2, "life-2")),
     )
     assert script.apply(alter).code is Code.CONTROLLER_INVALID_REPLICAS
     assert script.epochs == (1, 2)

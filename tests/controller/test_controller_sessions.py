@@ -2,7 +2,7 @@
 
 import asyncio
 
-from batonmq.controller.liveness.watch import OpenSessions
+from batonmq.controller.liveness.watch import SessionTable
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1.role_view import role_view_from_pb, role_view_to_pb
 from batonmq.protocol.role_view import Replica, RoleView
@@ -39,7 +39,7 @@ def test_no_master_is_0_on_the_wire() -> None:
 
 def test_a_view_goes_to_the_sessions_of_its_group_in_order() -> None:
     async def run() -> None:
-        book = OpenSessions()
+        book = SessionTable()
         mine, other = book.add("broker-a", 1, "x"), book.add("broker-b", 1, "y")
         written: list[pb.ControllerMessage] = []
 
@@ -62,7 +62,7 @@ def test_a_view_goes_to_the_sessions_of_its_group_in_order() -> None:
 
 def test_a_session_that_does_not_read_is_cut() -> None:
     async def run() -> None:
-        session = OpenSessions().add("broker-a", 1, "x")
+        session = SessionTable().add("broker-a", 1, "x")
         message = pb.ControllerMessage()
         while not session.cut.is_set():
             session.send(message)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from batonmq.controller import planned_switches
-from batonmq.controller.liveness.watch import OpenSessions
+from batonmq.controller.liveness.watch import SessionTable
 from batonmq.controller.planned_switches import PlannedSwitches
 from batonmq.controller.requests import OutcomeUnknownError
 from batonmq.controller.rules.commands import CommandResult, ElectMaster
@@ -28,7 +28,7 @@ class Scene:
         self.asked: list[Any] = []
         self.elsewhere = 0
         self.noted: list[str] = []
-        sessions = OpenSessions()
+        sessions = SessionTable()
         for broker_id in (1, 2, 3):
             session = sessions.add(NAME, broker_id, f"life-{broker_id}")
             session.send = self.asked.append  # type: ignore[method-assign]

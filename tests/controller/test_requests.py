@@ -21,7 +21,7 @@ from batonmq.controller.rules.commands import (
     CommandResult,
     ElectMaster,
     LiveBroker,
-    Member,
+    NewMember,
     RegisterBroker,
 )
 from batonmq.controller.rules.elect_policy import FIRST_ELECTION_SETTLE_MS
@@ -158,7 +158,7 @@ class Leader:
                 master_incarnation=group.master_incarnation,
                 master_epoch=group.master_epoch,
                 sync_state_set_epoch=group.sync_state_set_epoch,
-                new_set=tuple(Member(each, f"life-{each}") for each in broker_ids),
+                new_set=tuple(NewMember(each, f"life-{each}") for each in broker_ids),
                 confirm_offset=confirm_offset,
             )
         )
@@ -319,7 +319,7 @@ def test_r59_a_recorded_floor_never_exceeds_the_end_of_the_masters_log(leader: L
             master_incarnation="life-2",
             master_epoch=leader.group.master_epoch,
             sync_state_set_epoch=leader.group.sync_state_set_epoch,
-            new_set=tuple(Member(each) for each in leader.group.sync_state_set if each != 1),
+            new_set=tuple(NewMember(each) for each in leader.group.sync_state_set if each != 1),
             confirm_offset=10**15,
         )
     )

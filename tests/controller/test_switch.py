@@ -10,7 +10,7 @@ from batonmq.controller.rules.commands import ElectMaster
 from batonmq.controller.switch import (
     OUTCOME_MS,
     AskMaster,
-    Election,
+    OrdinaryElection,
     PendingSwitches,
     SwitchOutcome,
     is_switch_id,
@@ -65,7 +65,7 @@ def test_r33_everything_else_is_an_election_with_its_own_rules(
             script.die(*map(int, ids))
         elif what == "shrink":
             assert script.alter(*map(int, ids)).ok
-    assert planned(script, command, native) == Election(), why
+    assert planned(script, command, native) == OrdinaryElection(), why
 
 
 def test_r33_a_master_that_was_started_again_is_not_asked(script: Any) -> None:
@@ -75,7 +75,7 @@ def test_r33_a_master_that_was_started_again_is_not_asked(script: Any) -> None:
     assert isinstance(planned(script, asking(2), native), AskMaster)
     script.die(1)
     assert script.register(1, incarnation="life-1b").ok
-    assert planned(script, asking(2), native) == Election()
+    assert planned(script, asking(2), native) == OrdinaryElection()
 
 
 def test_r33_the_chosen_one_wins_though_the_old_master_lives_and_keeps_it_in_the_set(
@@ -109,7 +109,7 @@ def test_r19_where_replicas_know_of_newer_epochs_an_operator_decides(script: Any
     """The master acts in an epoch that the controllers forgot: it would refuse every switch."""
     script.three_in_sync()
     script.tell(1, master_epoch=7, sync_state_set_epoch=1)
-    assert planned(script, asking(2)) == Election()
+    assert planned(script, asking(2)) == OrdinaryElection()
 
 
 def begun(book: PendingSwitches, script: Any, target: int = 2, now_ms: int = 0) -> str:

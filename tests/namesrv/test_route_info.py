@@ -10,8 +10,8 @@ import pytest
 from batonmq.namesrv.state import (
     GROUP_REPLICAS_MAX,
     BrokerRegistration,
-    Outcome,
     Registered,
+    RegisterOutcome,
     RouteInfoManager,
 )
 from batonmq.protocol.bodies import (
@@ -97,7 +97,7 @@ def routes() -> Iterator[Routes]:
 
 
 def test_a_registration_is_in_the_route_at_once(routes: Routes) -> None:
-    assert routes.register(M1, 0) == Registered(Outcome.TAKEN)
+    assert routes.register(M1, 0) == Registered(RegisterOutcome.TAKEN)
     assert routes.addrs() == {0: M1}
     slave = routes.register(M2, 2)
     assert (slave.master_addr, slave.ha_server_addr) == (M1, "10.0.0.1:10912")
@@ -106,11 +106,11 @@ def test_a_registration_is_in_the_route_at_once(routes: Routes) -> None:
 
 
 def test_a_first_registration_with_one_topic_fails(routes: Routes) -> None:
-    assert routes.register(M1, 0, body("Only")).outcome is Outcome.FAILED
+    assert routes.register(M1, 0, body("Only")).outcome is RegisterOutcome.FAILED
     assert dict(routes.core.brokers()) == {}
     assert routes.core.route("Only") is None
     routes.register(M1, 0)
-    assert routes.register(M1, 0, body("Only", counter=2)).outcome is Outcome.TAKEN
+    assert routes.register(M1, 0, body("Only", counter=2)).outcome is RegisterOutcome.TAKEN
     assert routes.addrs("Only") == {0: M1}
 
 
@@ -129,7 +129,7 @@ def test_r32_a_failover_moves_id_0_and_a_late_close_of_the_dead_master_changes_n
 
 def test_r32_a_zombie_of_a_lower_epoch_does_not_take_id_0(routes: Routes) -> None:
     routes.register(M2, 0, body(epoch=2))
-    assert routes.register(M1, 0, body(epoch=1)) == Registered(Outcome.IGNORED)
+    assert routes.register(M1, 0, body(epoch=1)) == Registered(RegisterOutcome.IGNORED)
     assert routes.addrs() == {0: M2}
 
 
@@ -142,8 +142,8 @@ def test_r32_nor_while_the_new_master_is_away_but_its_slaves_know_the_epoch(
     routes.register(S3, 3, body(epoch=2))
     routes.core.connection_lost(f"socket of {M2}")
     assert routes.addrs() == {3: S3}
-    assert routes.register(M1, 0, body(epoch=1)).outcome is Outcome.IGNORED
-    assert routes.register(M2, 0, body(epoch=2)).outcome is Outcome.TAKEN
+    assert routes.register(M1, 0, body(epoch=1)).outcome is RegisterOutcome.IGNORED
+    assert routes.register(M2, 0, body(epoch=2)).outcome is RegisterOutcome.TAKEN
     assert routes.addrs() == {0: M2, 3: S3}
 
 
@@ -156,7 +156,7 @@ def test_r32_unregistering_the_old_master_leaves_the_new_one(routes: Routes) -> 
 
 def test_an_equal_epoch_replaces_id_0(routes: Routes) -> None:
     routes.register(M1, 0, body(epoch=0))
-    assert routes.register(M2, 0, body(epoch=0)).outcome is Outcome.TAKEN
+    assert routes.register(M2, 0, body(epoch=0)).outcome is RegisterOutcome.TAKEN
     assert routes.addrs() == {0: M2}
 
 
@@ -382,7 +382,7 @@ def test_a_namesake_in_another_cluster_takes_nothing_along(routes: Routes) -> No
     """1 M1 of cluster C moves to D; its epoch there begins anew. 2 C's M1 is unregistered late."""
     routes.register(M1, 0, body(epoch=5))
     routes.register(M2, 0, body(epoch=5), cluster="D")
-    assert routes.register(M2, 0, body(epoch=4), cluster="D").outcome is Outcome.TAKEN
+    assert routes.register(M2, 0, body(epoch=4), cluster="D").outcome is RegisterOutcome.TAKEN
     routes.core.unregister("C", M2, "broker-a")
     assert routes.addrs() == {0: M2}
 
@@ -400,7 +400,9 @@ def test_filter_servers_are_those_of_the_last_registration(routes: Routes) -> No
 # -- what strangers register (R58)
 
 
-def flood(core: RouteInfoManager, group: str, topics: int, peer: str = "10.6.6.6:1") -> Outcome:
+def flood(
+    core: RouteInfoManager, group: str, topics: int, peer: str = "10.6.6.6:1"
+) -> RegisterOutcome:
     names = [f"{group}-T{number}" for number in range(topics)]
     address = f"10.6.6.6:{crc32(group.encode()) % 60_000}"
     registration = BrokerRegistration("C", group, 0, address, "", "stranger", peer=peer)
@@ -414,8 +416,8 @@ def test_r58_groups_of_a_stranger_push_out_his_own_and_no_other() -> None:
         known = BrokerRegistration("C", f"broker-{number}", 0, addr, "", addr, peer=addr)
         if number == 1:
             for flooded in range(200):
-                assert flood(core, f"stranger-{flooded}", 10) is Outcome.TAKEN
-        assert core.register(known, body(), 0).outcome is Outcome.TAKEN
+                assert flood(core, f"stranger-{flooded}", 10) is RegisterOutcome.TAKEN
+        assert core.register(known, body(), 0).outcome is RegisterOutcome.TAKEN
     groups = dict(core.brokers())
     assert {"broker-0", "broker-1", "stranger-199"} <= groups.keys() and len(groups) <= 15
     assert core.crowded_out[0] == "stranger-0"
@@ -424,7 +426,7 @@ def test_r58_groups_of_a_stranger_push_out_his_own_and_no_other() -> None:
 
 def test_r58_a_group_with_more_topics_than_there_is_room_for_is_refused() -> None:
     core = RouteInfoManager(entries_max=1_000)
-    assert flood(core, "huge", 1_001) is Outcome.CROWDED
+    assert flood(core, "huge", 1_001) is RegisterOutcome.CROWDED
     for first in range(0, 2_000, 100):  # by parts, as by 217 or batonPartial
         names = [f"T{number}" for number in range(first, first + 100)]
         registration = BrokerRegistration("C", "grows", 0, M1, "", M1, is_partial=True)
@@ -436,7 +438,7 @@ def test_r58_a_group_with_more_topics_than_there_is_room_for_is_refused() -> Non
 def test_r58_what_left_gives_its_room_back() -> None:
     core = RouteInfoManager(entries_max=1_000)
     for _ in range(5):
-        assert flood(core, "comes and goes", 900) is Outcome.TAKEN
+        assert flood(core, "comes and goes", 900) is RegisterOutcome.TAKEN
         core.connection_lost("stranger")
     assert not core.crowded_out and core._entries.taken == 0
 
@@ -447,6 +449,8 @@ def test_r58_a_group_has_a_limited_number_of_members() -> None:
         addr = f"10.0.0.1:{broker_id}"
         registration = BrokerRegistration("C", "broker-a", broker_id, addr, "", addr)
         outcome = core.register(registration, body(), 0).outcome
-        assert outcome is (Outcome.TAKEN if broker_id < GROUP_REPLICAS_MAX else Outcome.CROWDED)
+        assert outcome is (
+            RegisterOutcome.TAKEN if broker_id < GROUP_REPLICAS_MAX else RegisterOutcome.CROWDED
+        )
     registration = BrokerRegistration("C", "broker-a", 3, "10.0.0.1:3", "", "again")
-    assert core.register(registration, body(), 1).outcome is Outcome.TAKEN
+    assert core.register(registration, body(), 1).outcome is RegisterOutcome.TAKEN

@@ -31,7 +31,7 @@ from batonmq.replicas_manager.config import ReplicasManagerConfig, remoting_timi
 from batonmq.replicas_manager.link import DurableFacts, LinkEvents, LogFacts
 from batonmq.replicas_manager.remoting_calls import PeerNames
 from batonmq.replicas_manager.remoting_link import RemotingLink
-from batonmq.replicas_manager.remoting_requests import Metadata
+from batonmq.replicas_manager.remoting_requests import LeaderInfo
 from batonmq.replicas_manager.role import CurrentView
 from batonmq.replicas_manager.switch import SwitchTask
 from batonmq.runtime.clock import boot_ms
@@ -374,11 +374,11 @@ class Answers:
         self.fails = fails
         self.asked = 0
 
-    async def metadata(self, address: str, timeout_ms: int) -> Metadata:
+    async def metadata(self, address: str, timeout_ms: int) -> LeaderInfo:
         self.asked += 1
         if self.asked <= self.fails:
             raise ConnectError(address, "refused")
-        return Metadata(is_leader=True, leader=address)
+        return LeaderInfo(is_leader=True, leader=address)
 
     async def view(self, address: str, timeout_ms: int) -> None:
         return None

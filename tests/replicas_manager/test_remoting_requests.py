@@ -16,8 +16,8 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.replicas_manager.config import ReplicasManagerConfig, remoting_timings
 from batonmq.replicas_manager.link import LogFacts
 from batonmq.replicas_manager.remoting_requests import (
-    Metadata,
-    ProcessName,
+    LeaderInfo,
+    PeerName,
     Requests,
     group_view,
 )
@@ -111,20 +111,20 @@ def test_an_answer_of_nonsense_is_an_error() -> None:
 
 def test_who_leads_in_a_golden_answer() -> None:
     reply = reply_to(RequestCode.CONTROLLER_GET_METADATA_INFO)
-    assert Metadata.of(reply) == Metadata(is_leader=True, leader="127.0.0.1:9878")
-    assert Metadata.of(RemotingCommand(0)) == Metadata(is_leader=False, leader="")
+    assert LeaderInfo.of(reply) == LeaderInfo(is_leader=True, leader="127.0.0.1:9878")
+    assert LeaderInfo.of(RemotingCommand(0)) == LeaderInfo(is_leader=False, leader="")
 
 
 def test_r41_a_process_has_a_name_only_as_the_replica_that_was_asked() -> None:
     said = EpochEntryCache(broker_id=2, broker_name="broker-a", cluster_name="DefaultCluster")
     ext = {INCARNATION_FIELD: "life", LOG_ID_FIELD: "log", HA_ADDRESS_FIELD: "h:2"}
     reply = RemotingCommand(0, ext=ext, body=said.encode())
-    assert ProcessName.of(reply, Replica(2), GROUP) == ProcessName("life", "log", "h:2")
-    assert ProcessName.of(reply, Replica(1), GROUP) == ProcessName()
-    assert ProcessName.of(reply, Replica(2), ("DefaultCluster", "other")) == ProcessName()
+    assert PeerName.of(reply, Replica(2), GROUP) == PeerName("life", "log", "h:2")
+    assert PeerName.of(reply, Replica(1), GROUP) == PeerName()
+    assert PeerName.of(reply, Replica(2), ("DefaultCluster", "other")) == PeerName()
 
 
 def test_a_java_broker_has_no_name() -> None:
     golden = json.loads((GOLDEN / "broker-1007.json").read_text())["examples"][0]["response"]
     reply = RemotingCommand(0, body=bytes.fromhex(golden["body_hex"]))
-    assert ProcessName.of(reply, Replica(1), GROUP) == ProcessName()
+    assert PeerName.of(reply, Replica(1), GROUP) == PeerName()

@@ -142,7 +142,7 @@ def in_words(effect: ev.Effect) -> str:
             return f"lease of epoch {epoch} {'granted' if valid else 'over'}"
         case ev.DropSessions(reason):
             return f"gives way: {reason}"
-        case ev.ReportEvent(kind, fields):
+        case ev.HistoryReport(kind, fields):
             return f"reports {kind} {fields_text(fields)}"
         case ev.Notice(event, fields, warning):
             return f"{'WARNS' if warning else 'logs'} {event} {fields_text(fields)}".rstrip()
