@@ -149,7 +149,8 @@ class LivenessCore:
         self._state = ControllerState()
         self._gate_opened_ms: int | None = None
         self._aged_ms = 0
-        self._elected, self._fresh = Rotation(GROUPS_A_TICK), Rotation(FRESH_GROUPS_A_TICK)
+        self._elected = Rotation(GROUPS_A_TICK)
+        self._fresh = Rotation(FRESH_GROUPS_A_TICK)
         self._unlooked: dict[str, None] = {}
         self._looks_on = False
         self._hearing = Hearing()
@@ -299,9 +300,8 @@ class LivenessCore:
                 newest = self._sessions.closed(event, now_ms, is_registered=known)
                 return self._check(event.broker_name, now_ms) if newest else []
             case ev.RemotingHeartbeat():
-                # R58: a stranger may name any number of brokers.
                 if not self._state.is_registered(event.broker_name, event.seen.broker_id):
-                    return []  # any number of them may be named
+                    return []  # R58: a stranger may name any number
                 first = self._sessions.remoting_heartbeat(event, now_ms)
                 beat = self._heartbeat_received(event, "", now_ms)
                 return beat + self._check(event.broker_name, now_ms) if first else beat
