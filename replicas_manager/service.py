@@ -78,7 +78,8 @@ class ReplicasManager:
         self._role_file = RoleFile(config.role_path)
         self._incarnations = IncarnationLog(config.role_path.with_name("lives"))
         self._suspect = ""
-        self._registered = asyncio.Event()
+        self.registered = False
+        """Whether the controllers have ever registered this process."""
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self.start_retry = StartRetry(config.identity_path)
@@ -204,11 +205,6 @@ class ReplicasManager:
         there is one."""
         self._link.drop_all("elected, and no disk space to become master")
 
-    async def wait_registered(self) -> int:
-        """Wait until the controllers know this process; returns its broker id."""
-        await self._registered.wait()
-        return self.broker_id
-
     async def hand_over(self, reason: str) -> bool:
         """A master switches (R33) to the member of its set that has most of the log. Whether it
         did."""
@@ -326,8 +322,8 @@ class ReplicasManager:
         )
 
     def _open_sessions(self, broker_id: int) -> None:
-        if not self._registered.is_set():
-            self._registered.set()
+        if not self.registered:
+            self.registered = True
             try:
                 self._incarnations.registered(self.incarnation)
             except OSError as error:  # more incarnations than needed do no harm

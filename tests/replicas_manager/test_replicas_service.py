@@ -31,6 +31,7 @@ from batonmq.replicas_manager.service import ReplicasManager
 from batonmq.runtime import start_retry
 from batonmq.runtime.clock import boot_ms
 from tests.shared.failing_disk import failing
+from tests.shared.waiting import until
 
 SHORT = SessionTimings(
     heartbeat_ms=5, follower_heartbeat_ms=20, session_timeout_ms=430, master_lease_ms=320
@@ -127,7 +128,7 @@ class Scene:
         manager = self.make(**options)
         await manager.start()
         async with asyncio.timeout(10):
-            await manager.wait_registered()
+            await until(lambda: manager.registered)
         return manager
 
     async def master(self, members: list[int] | None = None) -> Any:
@@ -466,7 +467,7 @@ def test_an_id_that_cannot_be_kept_is_fatal(tmp_path: Path) -> None:
         scene.identity.mkdir()  # so its file cannot be replaced
         async with asyncio.timeout(10):
             assert isinstance(await fatal, OSError)
-        assert not manager._registered.is_set()
+        assert not manager.registered
 
     play(tmp_path, script)
 
@@ -641,7 +642,7 @@ def test_registration_follows_the_leader(tmp_path: Path) -> None:
             manager = scene.make(follower.address, "127.0.0.1:1", scene.controller.address)
             await manager.start()
             async with asyncio.timeout(10):
-                await manager.wait_registered()
+                await until(lambda: manager.registered)
             await follower.session()
             await scene.controller.session()
             await manager.close()
@@ -690,7 +691,7 @@ def test_r45_a_first_start_without_room_goes_on_and_leaks_no_id(
             manager = scene.make(on_fatal=fatal.append)
             with failing(f"room {folder} ENOSPC after {number}"):
                 starting = asyncio.ensure_future(manager.start())
-                while not manager.start_retry.missing and not manager._registered.is_set():  # noqa: ASYNC110
+                while not manager.start_retry.missing and not manager.registered:  # noqa: ASYNC110
                     await asyncio.sleep(0)
                 missing.append(manager.start_retry.missing)
                 if dies:
@@ -700,7 +701,7 @@ def test_r45_a_first_start_without_room_goes_on_and_leaks_no_id(
             if dies:
                 manager = await scene.started(incarnation="life-2")
             async with asyncio.timeout(10):
-                await manager.wait_registered()
+                await until(lambda: manager.registered)
             assert manager.broker_id == 1 and not manager.start_retry.missing
             assert scene.identity.read_text() == "C#broker-a#1"
 

@@ -36,6 +36,7 @@ from batonmq.replicas_manager.service import ReplicasManager
 from batonmq.replicas_manager.switch import SwitchProgress
 from batonmq.runtime.clock import boot_ms
 from tests.shared.ports import free_ports
+from tests.shared.waiting import until
 
 PATIENT = SessionTimings(session_timeout_ms=4_000, master_lease_ms=3_000)
 """A busy machine stalls this process; only a session that ends may cause an election here."""
@@ -144,7 +145,8 @@ class Group:
         self.replicas.append(replica)
         await replica.manager.start()
         async with asyncio.timeout(10):
-            await replica.manager.wait_registered()
+            manager = replica.manager
+            await until(lambda: manager.registered)
         return replica
 
     async def in_sync(self) -> tuple[Replica, Replica]:
