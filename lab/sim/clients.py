@@ -19,6 +19,7 @@ from batonmq.client.consumer.options import (
     PushConsumerOptions,
 )
 from batonmq.client.consumer.push_consumer import PushConsumer
+from batonmq.client.errors import ClientError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.producer.producer import Producer, ProducerOptions
@@ -348,11 +349,20 @@ class Recreator(Client):
             await asyncio.sleep(0.05)
         config = TopicConfig(topic_name=self.TOPIC, read_queue_nums=2, write_queue_nums=2)
         self.messages.begin_deletion(self.TOPIC)
-        await self._until_done(lambda: admin.topics.delete(self.TOPIC, CLUSTER))
+        await self._until_done(lambda: self._delete(admin))
         self.messages.deleted(self.TOPIC)
         await self._until_done(lambda: admin.topics.create_or_update(config, cluster=CLUSTER))
         self.messages.note_created(self.TOPIC)
         self.settled = True
+
+    async def _delete(self, admin: Admin) -> bool:
+        try:
+            return bool(await admin.topics.delete(self.TOPIC, CLUSTER))
+        except ClientError as error:
+            # Not there: no life before, or an earlier attempt deleted it and its answer was lost.
+            if "nothing was deleted" in str(error):
+                return True
+            raise
 
     async def _until_done(self, work: Callable[[], Awaitable[object]]) -> None:
         while True:
