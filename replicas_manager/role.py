@@ -93,6 +93,7 @@ class CurrentView:
         from it; what it already is master of is not refused."""
         if view.master_broker_id != self.broker_id or view.master_epoch <= self._earlier_epoch:
             return False
+        # It may have acknowledged in that epoch; standing down needs a newer one.
         if self.role is Role.MASTER and view.master_epoch == self.key[0]:
             return False
         self._earlier_epoch = view.master_epoch

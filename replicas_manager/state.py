@@ -172,6 +172,7 @@ class ReplicasState:
             master_epoch=current.highest_master_epoch,
             broker_id=current.broker_id,
         )
+        # With the newest view, not the one that failed: it may have been replaced since.
         if current.view is not None and self._changes.due(now_ms, deadlines):
             effects += self._act(current.view, now_ms)
         effects += self._elect_due(now_ms, deadlines)
@@ -249,6 +250,7 @@ class ReplicasState:
         return effects + self._changes.refetch(self.current, self.registration.known_suspicion)
 
     def _on_session_refused(self, event: ev.SessionRefused, now_ms: int) -> list[ev.Effect]:
+        # The group was cleaned, or the controllers lost their folders.
         if event.code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED and self.registered:
             self.registration.begin(now_ms + RETRY_FIRST_MS)
         fields = (

@@ -183,6 +183,8 @@ class PlannedSwitch:
         if code == ResponseCode.SUCCESS:
             self._repeat_ms = self._hold_ends_ms(task)
             return []
+        # The election may have been proposed: the switch stays open until a view, or the
+        # end of the hold.
         if code == ResponseCode.CONTROLLER_NOT_LEADER:
             self._repeat_ms = now_ms + REPEAT_MS
             self.next_ms = self._repeat_ms
@@ -241,6 +243,8 @@ class PlannedSwitch:
         if progress.ack >= self._drained_offset:
             if self._target_done_ms is None:
                 self._target_done_ms = now_ms
+            # Those slaves do not win, but a moment for them spares clients a second
+            # send.
             others_had = now_ms - self._target_done_ms
             if progress.confirm_offset >= self._drained_offset or others_had >= OTHERS_MOST_MS:
                 self.stage = SwitchStage.ELECTING

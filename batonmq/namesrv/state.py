@@ -256,8 +256,10 @@ class RouteInfoManager:
         )
         if group is not None and self._outranked(registration, wrapper.data_version):
             return Registered(RegisterOutcome.IGNORED)
+        # As Java: the change of one topic, of a broker that has not registered.
         if fresh_id and len(topics) == 1:
             return Registered(RegisterOutcome.FAILED)
+        # R58: any host may register members under the name of a group.
         if fresh_id and group is not None and len(group.addrs) >= GROUP_REPLICAS_MAX:
             return Registered(RegisterOutcome.CROWDED)
         first = group is None
@@ -363,10 +365,11 @@ class RouteInfoManager:
     def unregister(
         self, cluster_name: str, broker_addr: str, broker_name: str, asked_on: Hashable = None
     ) -> bool:
-        """Removes one address of a group, whatever id it had; other addresses stay (R32). False for
-        a late good-bye: its broker asked on a connection, `asked_on`, and registered over a later
-        one since."""
+        """Removes one address of a group, whatever id it had (R32). False if the broker asked on a
+        connection, `asked_on`, and has registered over a later one since."""
         live = self._live.get((cluster_name, broker_addr))
+        # The next process of that broker is there already: its predecessor's good-bye must
+        # not remove it.
         if live is not None and asked_on in live.earlier:
             return False
         self._live.remove((cluster_name, broker_addr))

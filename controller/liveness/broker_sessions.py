@@ -358,6 +358,7 @@ class BrokerSessions:
         """How long no answer has reached it, beyond the usual. Only a leader's answers count."""
         if session.round_awake_ms is None or self._gate_opened_ms is None:
             return 0
+        # The broker is heard, but hears nothing: it has no lease and would get no view.
         round_ms = self._silent_for_ms(session.round_awake_ms, now_ms)
         return round_ms - self._config.round_slack_ms
 
@@ -371,6 +372,7 @@ class BrokerSessions:
         """How long it was silent. Silence before the gate opened counts, too (R51), beyond the
         pause that brokers make between heartbeats to a controller that does not lead."""
         since_open_ms = self._silent_for_ms(session.received_awake_ms, now_ms)
+        # What was on its way while the gate opened must be read before silence counts.
         if self._gate_opened_ms is None or since_open_ms < self._config.first_look_ms:
             return since_open_ms
         silent_ms = self._awake_ms(now_ms) - session.received_awake_ms
@@ -391,6 +393,8 @@ class BrokerSessions:
                 "dead", "session_silent", session.silent_since_ms, session.silent_ms
             )
         if session.closed_ms is not None:
+            # R6: a link that breaks again and again must not cause one election after
+            # another.
             if now_ms < session.closed_ms + session.held_back_ms:
                 return _UNKNOWN
             reason = "goodbye" if session.goodbye else "session_closed"

@@ -112,6 +112,7 @@ class Hearing:
         pause_ms = URGENT_PAUSE_MS if urgent else OFFER_PAUSE_MS
         if now_ms - since_ms < SETTLE_MS:
             return []
+        # Two nodes that each hear something else would pass the lead to and fro.
         if self._offered_ms is not None and now_ms - self._offered_ms < pause_ms:
             return []
         wanted = [each for each in self._known.get(broker_name, {}) if each[1] in ids]
@@ -129,6 +130,7 @@ class Hearing:
         return [ev.OfferLead(node, why)]
 
     def _hears(self, peer: _Peer, process: ev.Process) -> bool:
+        # A peer that had not applied the registration yet says nothing of that process.
         since = self._known.get(process[0], {}).get(process)
         return since is not None and since <= peer.index and process not in peer.unheard
 

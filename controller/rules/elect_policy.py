@@ -57,12 +57,16 @@ def choose_master(
     # The living master, named in a stale state, gets an epoch above all that replicas know.
     is_other = asker not in (NO_BROKER, group.master_broker_id)
     is_again = bool(stale) and asker == group.master_broker_id
+    # A living master stays, unless an operator names a replica: an election by mistake must not
+    # move it.
     if group.master_broker_id in living and not (designate and (is_other or is_again)):
         seen = living[group.master_broker_id]
         if seen.incarnation == group.master_incarnation:
             return Choice(winner=group.master_broker_id, keeps_master=True)
+    # R19: without a name the old record might elect a replica that lacks acknowledged bytes.
     if not designate and stale:
         return Choice(blocked=True, refusal=stale)
+    # R16: what any controller heard as confirmed must be in the winner's log.
     floor = max(confirm_floor, group.confirm_floor)
     pool = _clean_pool(group, living, floor)
     if designate and asker in pool:
@@ -135,6 +139,7 @@ def _first_master(
     if stale := why_stale(group, living):
         # There were masters: this log may be the stale one, and the others only late.
         return Choice(blocked=True, refusal=stale)
+    # The one replica with data may be on its way; an empty one must not win meanwhile (R19).
     if missing := with_data - candidates.keys():
         return Choice(refusal=f"the first election waits for {_names(missing)}, which has data")
     if now_ms is not None and now_ms - group.joined_ms < FIRST_ELECTION_SETTLE_MS:

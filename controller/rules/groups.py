@@ -168,6 +168,7 @@ class BrokerGroup(msgspec.Struct, frozen=True):
 
     def next_master_epoch(self, live: Mapping[int, LiveBroker]) -> int:
         """The epoch after this one; above every epoch that a replica reported (R19)."""
+        # R47: two masterships with one epoch number would make two logs look equal.
         return max(self.master_epoch, self.highest_reported_epoch(live)[0]) + 1
 
     def check(self) -> None:
@@ -292,6 +293,7 @@ def without_members(group: BrokerGroup, leaving: Collection[int]) -> BrokerGroup
         group, sync_state_set=kept, sync_state_set_epoch=group.sync_state_set_epoch + 1
     )
     group = without_stale_marks(group)
+    # A master outside the set could acknowledge what no election looks at.
     if group.master_broker_id in leaving:
         group = deposed(group)
     return group

@@ -154,6 +154,7 @@ def register(group: BrokerGroup | None, command: RegisterBroker, clock_ms: int) 
             ResponseCode.CONTROLLER_BROKER_ID_INVALID,
             f"id {broker_id} belongs to another broker of {group.broker_name}",
         )
+    # R52: a delayed request of a process that ended must not replace the one that runs.
     if command.incarnation in record.earlier_lives:
         return refused(
             group,
@@ -220,6 +221,7 @@ def _found_suspicion(
     if earlier and record.incarnation and record.incarnation not in earlier:
         return f"its folder does not know its last life {record.incarnation}: it was put back"
     floor = max(command.confirm_floor, group.confirm_floor)
+    # R17: it acknowledged what it does not have any more.
     if 0 <= renewed.max_offset < floor:
         return f"its log ends at {renewed.max_offset}, confirmed was {floor}"
     return ""
@@ -270,6 +272,8 @@ def _renew(
     if broker_id == group.master_broker_id and renewed.incarnation != group.master_incarnation:
         after = msgspec.structs.replace(after, needs_election=REASON_MASTER_RESTARTED)
     events: list[HistoryEvent] = []
+    # R17: a suspect leaves only if a healthy member stays; else it may be the best copy that is
+    # left.
     if member and (renewed.learner or (renewed.suspect and healthy_left)):
         left = "became a learner" if renewed.learner else f"suspect: {why or 'as before'}"
         after = without_members(after, {broker_id})
