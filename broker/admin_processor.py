@@ -88,8 +88,9 @@ class AdminProcessor:
         processors.register(RequestCode.BATON_REPAIR_REPLICA, self.repair_replica)
 
     async def update_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """17. Creates or changes a topic. Of one that is there, only what is given changes. Fewer
-        queues to read than hold messages need `force`: nobody could read those messages."""
+        """Creates or changes a topic (request 17). Of one that is there, only what is given
+        changes. Fewer queues to read than hold messages need `force`: nobody could read those
+        messages."""
         self._require_writable()
         topic = text(request, "topic")
         check_topic(topic)
@@ -120,8 +121,8 @@ class AdminProcessor:
         return RemotingCommand.response_to(request)
 
     async def update_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """18. The same for several, each given whole. None is made if one of them cannot be; then
-        AT_ONCE at a time, so a change of role may leave the last ones out."""
+        """The same for several, each given whole (request 18). None is made if one of them cannot
+        be; then AT_ONCE at a time, so a change of role may leave the last ones out."""
         self._require_writable()
         mixed = self._settings.enable_mixed_message_type
         configs = []
@@ -172,9 +173,9 @@ class AdminProcessor:
             )
 
     async def clean_unused(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """316. What is left of topics that are not in the table is deleted as a topic is, by a
-        record each: members must agree on what there is. One that another request deletes is only
-        waited for."""
+        """What is left of topics that are not in the table is deleted as a topic is, by a record
+        each: members must agree on what there is (request 316). One that another request deletes is
+        only waited for."""
         self._require_writable()
         store = self._path.store
         for topic in sorted(store.queries.topics()):
@@ -188,7 +189,7 @@ class AdminProcessor:
         return RemotingCommand.response_to(request)
 
     def topic_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """351. The settings of one topic."""
+        """The settings of one topic (request 351)."""
         topic = text(request, "topic")
         config = self._topics.get(topic)
         if config is None:
@@ -196,7 +197,7 @@ class AdminProcessor:
         return RemotingCommand.response_to(request, body=config.encode())
 
     async def delete_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """215. The topic leaves the table and its queues go; the log keeps its records."""
+        """The topic leaves the table and its queues go; the log keeps its records (request 215)."""
         self._require_writable()
         topic = text(request, "topic")
         _refuse_system_topic(topic)
@@ -206,7 +207,7 @@ class AdminProcessor:
         return RemotingCommand.response_to(request)
 
     async def update_group(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """200. Creates or changes a subscription group."""
+        """Creates or changes a subscription group (request 200)."""
         self._require_writable()
         config = SubscriptionGroupConfig.decode_request(request.body)
         check_group(config.group_name)
@@ -231,8 +232,8 @@ class AdminProcessor:
         return RemotingCommand.response_to(request)
 
     async def delete_group(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """207. The group leaves the table, with `cleanOffset` its offsets go, too. A member that is
-        still connected makes it again with its next heartbeat."""
+        """The group leaves the table, with `cleanOffset` its offsets go, too (request 207). A
+        member that is still connected makes it again with its next heartbeat."""
         self._require_writable()
         group = text(request, "groupName")
         if group in SYSTEM_GROUPS:
@@ -246,7 +247,7 @@ class AdminProcessor:
         return RemotingCommand.response_to(request)
 
     async def group_forbidden(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """353. Whether a group may read a topic; with `readable` it is set."""
+        """Whether a group may read a topic; with `readable` it is set (request 353)."""
         group, topic = text(request, "group"), text(request, "topic")
         if request.ext.get("readable"):
             self._require_writable()
@@ -259,7 +260,7 @@ class AdminProcessor:
         return RemotingCommand.response_to(request, body=body.encode())
 
     def group_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """352. The settings of one group."""
+        """The settings of one group (request 352)."""
         group = text(request, "group")
         config = self._topics.groups.get(group)
         if config is None:
@@ -269,19 +270,19 @@ class AdminProcessor:
         return RemotingCommand.response_to(request, body=config.encode())
 
     def system_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """305. The topics that are the broker's own."""
+        """The topics that are the broker's own (request 305)."""
         return RemotingCommand.response_to(
             request, body=TopicList(topic_list=sorted(self._topics.topics.system)).encode()
         )
 
     def runtime(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """28. Key-value texts, with the keys that clusterList and brokerStatus read."""
+        """Key-value texts, with the keys that clusterList and brokerStatus read (request 28)."""
         return RemotingCommand.response_to(
             request, body=KVTable(table=self._status.table()).encode()
         )
 
     def stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """315. One counter by minute, hour and day: `statsName`, `statsKey`."""
+        """One counter by minute, hour and day: `statsName`, `statsKey` (request 315)."""
         name, key = text(request, "statsName"), text(request, "statsKey")
         stats = self._path.stats
         shown = stats.shown(name, key)
@@ -299,11 +300,11 @@ class AdminProcessor:
         return RemotingCommand.response_to(request)
 
     def ha(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """907. Who follows whom, and how far."""
+        """Who follows whom, and how far (request 907)."""
         return RemotingCommand.response_to(request, body=self._status.ha().encode())
 
     def epochs(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """1007. The epoch file, and which process this is; code 1 outside controller mode."""
+        """The epoch list, and which process this is (request 1007); refused in classic mode."""
         answer = self._status.epoch_cache()
         if answer is None:
             raise BrokerRefusal(

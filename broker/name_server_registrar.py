@@ -35,7 +35,7 @@ EXT_RELAYS = "batonRelays"
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
+class RouteRegistration:
     """The content of one registration. `broker_id` is the role id: 0 for a master."""
 
     cluster_name: str
@@ -86,7 +86,7 @@ class Registration:
 
 
 #: The registration with these topics, or with all (None); None while there is none.
-Current = Callable[[Collection[str] | None], Registration | None]
+Current = Callable[[Collection[str] | None], RouteRegistration | None]
 
 
 @dataclass(slots=True)
@@ -221,7 +221,7 @@ class NameServerRegistrar:
             await _until(due.everything, CHANGES_APART_S)
             await _until(due.something, wait_s)
 
-    async def _register(self, address: str, registration: Registration) -> str | None:
+    async def _register(self, address: str, registration: RouteRegistration) -> str | None:
         try:
             connection = await self._client.connection(address)
             if "registrar" not in connection.attachments:

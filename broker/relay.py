@@ -140,7 +140,7 @@ def relay_asks(request: RemotingCommand, channel: Connection) -> RemotingCommand
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class RelayedRequest:
     """One request of a client. `again` hands it to this broker's own handler.
 
     `for_any_role`: a slave answers it as well as the master, so it waits for a role only.
@@ -162,7 +162,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class PassedRequest:
     """Where a request went: the master of that epoch."""
 
     connection: Connection
@@ -189,7 +189,7 @@ class Relay:
         processors.register(RequestCode.BATON_CONNECTION_ENDS, self._master_stops)
         self._client = RemotingClient(processors, name="broker-relay")
         self._clock_ms = clock_ms
-        self._waiting: deque[Asked] = deque()
+        self._waiting: deque[RelayedRequest] = deque()
         self._held = 0
         self._held_bytes = 0
         self._settled: asyncio.Event | None = None
@@ -197,7 +197,7 @@ class Relay:
         self._pause: asyncio.TimerHandle | None = None
         self._pauses = Backoff(PAUSE_FIRST_MS, PAUSE_MAX_MS)
         self._dials: dict[str, asyncio.Task[None]] = {}
-        self._due: deque[Asked] = deque()
+        self._due: deque[RelayedRequest] = deque()
         self._is_closing = False
 
     def __len__(self) -> int:
@@ -278,7 +278,9 @@ class Relay:
         *,
         for_any_role: bool = False,
     ) -> None:
-        asked = Asked(channel, request, again, self._clock_ms() + WAIT_MS, answer_ms, for_any_role)
+        asked = RelayedRequest(
+            channel, request, again, self._clock_ms() + WAIT_MS, answer_ms, for_any_role
+        )
         if self._is_closing and request.code in SENDS:
             return
         asked.size = request.size
@@ -343,7 +345,7 @@ class Relay:
         await asyncio.gather(*self._dials.values(), return_exceptions=True)
         await self._client.close()
 
-    def _go_on(self, asked: Asked, *, is_due: bool = False) -> None:
+    def _go_on(self, asked: RelayedRequest, *, is_due: bool = False) -> None:
         gate = self._gate
         if asked.channel.closed:
             self._release(asked)
@@ -364,7 +366,7 @@ class Relay:
         else:
             self._pass_on_soon(asked)
 
-    def _pass_on_soon(self, asked: Asked) -> None:
+    def _pass_on_soon(self, asked: RelayedRequest) -> None:
         """Two turns later: if the master has just died, the end of its connection, which came in
         the same moment as this client's retry, is seen first. After a request was written to a dead
         connection nobody knows that the master never got it."""
@@ -377,7 +379,7 @@ class Relay:
         due, self._due = self._due, deque()
         asyncio.get_running_loop().call_soon(self._pass_on_due, due)
 
-    def _pass_on_due(self, due: deque[Asked]) -> None:
+    def _pass_on_due(self, due: deque[RelayedRequest]) -> None:
         try:
             for _ in range(min(SLICE, len(due))):
                 self._go_on(due.popleft(), is_due=True)
@@ -385,7 +387,7 @@ class Relay:
             if due:
                 asyncio.get_running_loop().call_soon(self._pass_on_due, due)
 
-    def _pass_on(self, asked: Asked, address: str, epoch: int) -> None:
+    def _pass_on(self, asked: RelayedRequest, address: str, epoch: int) -> None:
         connection = self._client.live_connection(address)
         if connection is None or self._pause is not None:
             self._waiting.append(asked)
@@ -410,11 +412,11 @@ class Relay:
         except BatonError as error:
             self._refuse(asked, str(error))
             return
-        passed = Passed(connection, epoch, request.opaque)
+        passed = PassedRequest(connection, epoch, request.opaque)
         answer.add_done_callback(partial(self._answered, asked, passed))
 
     def _answered(
-        self, asked: Asked, passed: Passed, answer: asyncio.Future[RemotingCommand]
+        self, asked: RelayedRequest, passed: PassedRequest, answer: asyncio.Future[RemotingCommand]
     ) -> None:
         if answer.cancelled() or isinstance(answer.exception(), RequestTimeoutError):
             self._refuse(asked, MASTER_GONE)
@@ -454,7 +456,7 @@ class Relay:
         else:
             self._look_again()
 
-    def _again_in_a_moment(self, asked: Asked) -> None:
+    def _again_in_a_moment(self, asked: RelayedRequest) -> None:
         self._waiting.append(asked)
         self._wait_a_moment()
 
@@ -464,13 +466,13 @@ class Relay:
             loop = asyncio.get_running_loop()
             self._pause = loop.call_later(self._pauses.next_ms() / 1000, self._look_again)
 
-    def _refuse(self, asked: Asked, remark: str) -> None:
+    def _refuse(self, asked: RelayedRequest, remark: str) -> None:
         self.refused += 1
         self._release(asked)
         code = ResponseCode.SERVICE_NOT_AVAILABLE
         asked.channel.reply(asked.request, RemotingCommand.response_to(asked.request, code, remark))
 
-    def _release(self, asked: Asked) -> None:
+    def _release(self, asked: RelayedRequest) -> None:
         self._held -= 1
         self._held_bytes -= asked.size
         if self._settled is not None and not self._held:

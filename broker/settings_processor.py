@@ -51,7 +51,7 @@ class SettingsProcessor:
         processors.register(RequestCode.UPDATE_BROKER_CONFIG, self.update)
 
     def show(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """26. All settings as a property text, sorted by their names."""
+        """All settings as a property text, sorted by their names (request 26)."""
         config = self._config
         sections = (config.broker, config.replicas, config.store, config.ha)
         lines = "".join(map(dump_properties, sections)).splitlines(keepends=True)
@@ -60,9 +60,9 @@ class SettingsProcessor:
         return RemotingCommand.response_to(request, ext={"version": version}, body=body)
 
     async def update(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """25. A property text; all of it is taken, and kept on disk, or nothing. On this broker
-        only, as in Java: each member has settings of its own. The remark of the answer names keys
-        of Java that have no effect here."""
+        """A property text; all of it is taken, and kept on disk, or nothing (request 25). On this
+        broker only, as in Java: each member has settings of its own. The remark of the answer names
+        keys of Java that have no effect here."""
         change = await self._settings.update(request.body)
         if change.kept:
             self._version = self._version.next(wall_ms())

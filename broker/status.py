@@ -10,7 +10,7 @@ from datetime import date
 from typing import Final
 
 from batonmq.broker.config import BrokerSections
-from batonmq.broker.name_server_registrar import Registration
+from batonmq.broker.name_server_registrar import RouteRegistration
 from batonmq.broker.relay import Relay
 from batonmq.broker.replication.replication import Replication
 from batonmq.broker.tables.slave_sync import BrokerTables
@@ -133,7 +133,7 @@ class BrokerStatus:
         """907."""
         return self._replication.service.runtime_info()
 
-    def registration(self, topics: Collection[str] | None = None) -> Registration | None:
+    def registration(self, topics: Collection[str] | None = None) -> RouteRegistration | None:
         """For the name servers: id 0 for a master, its own id for a slave; None without a role.
         `topics`: those it names, by default all."""
         gate, broker = self._path.gate, self._config.broker
@@ -142,7 +142,7 @@ class BrokerStatus:
         table = self._tables.topics.table
         if topics is not None:
             table = {topic: table[topic] for topic in topics if topic in table}
-        return Registration(
+        return RouteRegistration(
             broker.broker_cluster_name,
             broker.broker_name,
             self._replication.broker_id() if gate.role is Role.SLAVE else 0,
@@ -160,7 +160,7 @@ class BrokerStatus:
         )
 
     def table(self) -> dict[str, str]:
-        """28: texts under the keys that `clusterList` and `brokerStatus` read."""
+        """Texts under the keys that `clusterList` and `brokerStatus` read (request 28)."""
         path, (puts, gets) = self._path, self._totals()
         info = {
             "bootTimestamp": str(self._started_ms),

@@ -1,7 +1,6 @@
-"""What waits in the log until the master acts on it: delays, timers, transactions, POP.
+"""The features that live in the log: delays, timers, transactions, POP (`write.log_features`).
 
-All begin and end with the mastership, get the arrivals of their topics, and learn from the log how
-far the group is. Their services and cores decide what is due.
+They begin and end with the mastership, and get the arrivals of their topics.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ class WaitingMessages:
         processors.register(RequestCode.GET_TIMER_METRICS, self.timers.metrics)
 
     def runtime_info(self) -> dict[str, str]:
-        """For 28, under Java's names: of each delay level the next offset to deliver and the end of
-        its queue, how many timed messages wait, and how many of those are not read yet."""
+        """Part of the status, under Java's names: for each delay level the next offset to deliver
+        and the end of its queue; how many timers wait, and how many were not read yet."""
         ends = self._store.queries.max_offset_in_queue
         delays = {
             f"scheduleMessageOffset_{level}": f"{offset},{ends(SCHEDULE_TOPIC, level - 1)}"

@@ -1,19 +1,18 @@
-"""Clients: heartbeat (34), leave (35), the members of a group (38), the check of a subscription
-(46), and the notice 40 to members.
+"""Clients: heartbeat (request 34), unregister (35), members of a group (38), check of a
+subscription (46), and the notice to members that their group changed (40).
 
-Stock clients send a heartbeat each 30 s. So for SIGHTING_MS after a start, and after it became
-master, a broker asks the other members of its broker group (60003) before it answers 38: a list
-that is too short gives a queue two readers, and a client that misses itself lets go of all its
-queues. One question a group at a time; a request that comes while it runs waits for the next one,
-so no answer is older than its request. A member that does not answer in ASK_MS is left out. After a
-start the others are also asked for all that they know, once each: they may be started again, too,
-before the next heartbeat. 60003 is answered from what this member itself knows, so no question
-makes another one.
+Stock clients send a heartbeat every 30 s. So for SIGHTING_MS after a start, and after it became
+master, a broker asks the other replicas (request 60003) before it lists a group's members. A list
+that is too short gives a queue two readers, and a client that is missing from it stops all its
+queues. There is one query a group at a time, and a request that arrives while it runs waits for the
+next, so no reply is older than its request. A replica that does not answer in ASK_MS is left out.
+After a start each replica is also asked once for all that it knows, because it may restart before
+the next heartbeat, too. Replicas answer from their own knowledge only, so queries never cascade.
 
-A member that changes its group by its own heartbeat hears of it OWN_NOTICE_MS later. A stock
-consumer that starts sends that heartbeat to one broker after the other, and rebalances when all
-have it. A notice before that makes it rebalance at once, with a newer subscription that it cannot
-announce while the first heartbeat runs: pulls are refused with 25 until the next one, 30 s later.
+A client whose own heartbeat changes its group gets the notice OWN_NOTICE_MS later. A stock consumer
+that starts sends that heartbeat to one broker after the other. An earlier notice makes it rebalance
+at once, with a newer subscription that it cannot send while the first heartbeat runs; its pulls are
+then refused (SUBSCRIPTION_NOT_LATEST) until the next heartbeat, 30 s later.
 
 Origin: ClientManageProcessor, ConsumerManageProcessor and Broker2Client in Java.
 """
@@ -65,13 +64,13 @@ log = logging.getLogger(__name__)
 
 _NOTICES_AT_ONCE: Final = 128
 _GROUPS_AT_ONCE: Final = 16
-"""Of one heartbeat in a turn: each may make its group and its retry topic, by records."""
+"""Of one heartbeat in a turn: each may create its group and its retry topic, by records."""
 
 _SUBSCRIPTIONS_AT_ONCE: Final = 256
 """Of one heartbeat in a turn."""
 
 _NAMED_MAX: Final = 8
-"""How many entries that are left out the answer to a heartbeat names."""
+"""Refused entries that the reply to a heartbeat names."""
 
 ASK_MS: Final = 300
 PIECES_A_TURN: Final = 20
@@ -99,11 +98,11 @@ class ClientProcessor:
         self._topics = topics
         self._gate = path.gate
         self._clock_ms = path.clock_ms
-        # Group -> members that still are to hear of its last change.
+        # Group -> members that still need the notice of its last change.
         self._notices: dict[str, list[Hashable]] = {}
-        # When, of which group, and who: the sender of the heartbeat that changed it.
+        # Due time, group, and the sender of the heartbeat that changed it.
         self._own_notices: deque[tuple[int, str, Connection]] = deque()
-        # Of each heartbeat that is taken in slices: the groups that its client has left since.
+        # For each heartbeat that is handled in slices: the groups that its client left meanwhile.
         self._left_since: dict[Connection, list[set[tuple[str, str]]]] = {}
 
     def register(self, processors: Processors) -> None:
@@ -114,8 +113,8 @@ class ClientProcessor:
     def heartbeat(
         self, request: RemotingCommand, channel: Connection
     ) -> RemotingCommand | Awaitable[RemotingCommand]:
-        """34. A consumer's heartbeat makes its group and its retry topic on a master. Entries whose
-        group cannot be had are left out, and named in the answer."""
+        """A consumer's heartbeat makes its group and its retry topic on a master (request 34).
+        Entries whose group cannot be had are left out, and named in the answer."""
         data = HeartbeatData.decode_request(request.body)
         if not data.client_id:
             raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, "heartbeat without a clientID")
@@ -131,7 +130,7 @@ class ClientProcessor:
     async def _heard_in_slices(
         self, request: RemotingCommand, channel: Connection, data: HeartbeatData
     ) -> RemotingCommand:
-        """The same of a client that is in many groups."""
+        """The same for a client that is in many groups."""
         left: set[tuple[str, str]] = set()
         self._left_since.setdefault(channel, []).append(left)
         try:
@@ -178,9 +177,9 @@ class ClientProcessor:
         data: HeartbeatData,
         refused: list[str],
     ) -> bool:
-        """Whether a group changed. Appends to `refused` why entries are left out."""
+        """Whether a group changed. Appends to `refused` why entries were left out."""
         if self._gate.refusal is None:
-            consumers = [c for c in data.consumer_data_set if self._made(c.group_name, refused)]
+            consumers = [c for c in data.consumer_data_set if self._exists(c.group_name, refused)]
             data = replace(data, consumer_data_set=consumers)
         changes = self._clients.heartbeat(
             data, channel, request.language, request.version, self._clock_ms()
@@ -191,11 +190,11 @@ class ClientProcessor:
         self.notify(changes, sender=channel)
         return bool(changes)
 
-    def _made(self, name: str, refused: list[str]) -> bool:
-        """Whether a consumer's group and its retry topic are there, made if need be."""
+    def _exists(self, name: str, refused: list[str]) -> bool:
+        """Whether a consumer's group and its retry topic exist, created if necessary."""
         try:
             group, retry = self._topics.group(name, writable=True), retry_topic(name)
-            # A legal group may be too long for one: it consumes, and can give nothing back.
+            # A legal group may be too long for a retry topic: it consumes without send-back.
             if self._topics.get(retry) is None and is_file_name(retry):
                 self._topics.of_group(retry, max(1, group.retry_queue_nums))
         except BatonError as error:
@@ -206,7 +205,7 @@ class ClientProcessor:
         return True
 
     def unregister(self, request: RemotingCommand, channel: Connection) -> RemotingCommand:
-        """35. The client leaves the groups that it names."""
+        """The client leaves the groups that it names (request 35)."""
         producer, consumer = request.ext.get("producerGroup"), request.ext.get("consumerGroup")
         changes = self._clients.unregister(channel, producer, consumer)
         for left in self._left_since.get(channel, ()):
@@ -218,8 +217,8 @@ class ClientProcessor:
         return RemotingCommand.response_to(request)
 
     async def check_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """46. A consumer asks at its start whether its subscription can be used: 23 for one that
-        does not compile, 1 where SQL92 is switched off."""
+        """A consumer asks at its start whether its subscription can be used: 23 for one that does
+        not compile, 1 where SQL92 is switched off (request 46)."""
         asked = CheckClientRequestBody.decode_request(request.body).subscription_data
         kind = asked.expression_type or TAG
         sql92 = self._config.enable_property_filter
@@ -229,8 +228,8 @@ class ClientProcessor:
         return RemotingCommand.response_to(request)
 
     def disconnected(self, channel: Connection) -> None:
-        """A connection closed: its client is gone from all groups here, of which it may have many.
-        It may be on its way to another member: members that ask get the time of its last sign."""
+        """A connection closed: its client leaves all groups here, of which it may have many. It may
+        be moving to another replica, so replicas that ask get the time of its last heartbeat."""
 
         def leave_some() -> bool:
             changes = self._clients.channel_closed(channel)
@@ -249,9 +248,9 @@ class ClientProcessor:
         return bool(changes)
 
     def notify(self, changes: list[GroupChanged], sender: Connection | None = None) -> None:
-        """Sends 40 to the members of every changed group, so that they rebalance now; to those of a
-        large group with the next tick, once for all changes by then; to the `sender` of the
-        heartbeat that made the changes OWN_NOTICE_MS later."""
+        """Sends the members of every changed group a notice (request 40), so that they rebalance
+        now; those of a large group get one with the next tick, for all changes by then, and the
+        `sender` of the heartbeat that made the changes OWN_NOTICE_MS later."""
         waiting: dict[str, tuple[Hashable, ...]] = {}
         for change in changes:
             if not change.channels:
@@ -271,7 +270,7 @@ class ClientProcessor:
             self._notices[group] = list(channels)
 
     def tick(self) -> bool:
-        """Sends a slice of the notices that wait; whether there are more to be sent now."""
+        """Sends a slice of the pending notices; whether there are more to send now."""
         own = self._own_notices
         for _ in range(_NOTICES_AT_ONCE):
             if not own or own[0][0] > self._clock_ms():
@@ -300,7 +299,7 @@ def _is_new_filter(subscription: SubscriptionData) -> bool:
 
 
 def _may_have_filters(data: HeartbeatData) -> bool:
-    """Looks at a few subscriptions only: of many more each may have a filter."""
+    """Also true if there are too many subscriptions to look at in this turn."""
     first = list(islice(_subscriptions(data), _SUBSCRIPTIONS_AT_ONCE + 1))
     return len(first) > _SUBSCRIPTIONS_AT_ONCE or any(map(_is_new_filter, first))
 
@@ -325,7 +324,7 @@ def _send_notices(group: str, channels: Iterable[Hashable]) -> None:
 
 @dataclass(slots=True)
 class _Questions:
-    """About one consumer group: how many were begun, and the answer of the last one."""
+    """Queries about one group: how many were begun, and the result of the last one."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     begun: int = 0
@@ -333,7 +332,7 @@ class _Questions:
 
 
 class ConsumerLists:
-    """`others` gives the addresses of the other members of the broker group."""
+    """`others` gives the addresses of the other replicas."""
 
     def __init__(
         self,
@@ -351,10 +350,10 @@ class ConsumerLists:
         self._unsure_until_ms = 0
         self._copies_until_ms = 0
         self._questions: dict[str, _Questions] = {}
-        # Address -> when to ask it for everything again; None once it has answered with that.
+        # Address -> when to ask it for everything again; None once it has answered.
         self._copy_at_ms: dict[str, int | None] = {}
         self._copies: set[asyncio.Task[None]] = set()
-        # Of who could not be reached: else each group dials it anew.
+        # Of unreachable addresses: otherwise each group would dial them again.
         self._ask_from_ms: dict[str, int] = {}
 
     def register(self, processors: Processors) -> None:
@@ -362,11 +361,11 @@ class ConsumerLists:
         processors.register(RequestCode.BATON_GET_CONSUMER_SIGHTINGS, self.answer_sightings)
 
     def started(self) -> None:
-        """Consumers have not been heard yet."""
+        """No consumer has sent a heartbeat yet."""
         self._unsure_until_ms = self._copies_until_ms = self._clock_ms() + SIGHTING_MS
 
     def became_master(self) -> None:
-        """Some consumers may have been heard by the master before only."""
+        """Some consumers may be known to the previous master only."""
         self._unsure_until_ms = self._clock_ms() + SIGHTING_MS
         self._sightings.became_master()
 
@@ -376,14 +375,14 @@ class ConsumerLists:
     def consumer_list(
         self, request: RemotingCommand, _: Connection
     ) -> RemotingCommand | Awaitable[RemotingCommand]:
-        """38, the base of every rebalance; code 1 if there are no members."""
+        """The members, for a rebalance (request 38). Raises BrokerRefusal if there are none."""
         group = text(request, "consumerGroup")
         if self._clock_ms() < self._unsure_until_ms:
             return self._asked_list(request, group)
         return _list_reply(request, group, self._clients.client_ids(group))
 
     async def client_ids(self, group: str) -> list[str]:
-        """The members of a group, for who shares its queues among them."""
+        """The members of a group, for the assignment of its queues."""
         if self._clock_ms() < self._unsure_until_ms:
             return await self._asked(group)
         return self._clients.client_ids(group)
@@ -392,7 +391,7 @@ class ConsumerLists:
         return _list_reply(request, group, await self._asked(group))
 
     async def answer_sightings(self, request: RemotingCommand, _: Connection) -> Response:
-        """60003, our own: what this member knows of a group, or of all. One JSON a line."""
+        """What this replica knows of a group, or of all (our request 60003). One JSON a line."""
         lines = []
         sent = 0
         pieces = self._sightings.pieces(request.ext.get("consumerGroup", ""), self._clock_ms())
@@ -405,7 +404,8 @@ class ConsumerLists:
         return RemotingCommand.response_to(request, body=b"\n".join(lines))
 
     def tick(self, now_ms: int) -> bool:
-        """Asks for all whom it has not asked yet, and forgets; whether there may be more."""
+        """Asks the replicas that it has not asked yet, and drops old sightings; whether there may
+        be more to drop."""
         if now_ms < self._copies_until_ms:
             for address in self._others():
                 again_ms = self._copy_at_ms.get(address, 0)
@@ -425,7 +425,7 @@ class ConsumerLists:
         await asyncio.gather(*self._copies, return_exceptions=True)
 
     async def _asked(self, group: str) -> list[str]:
-        """The answer of a question that began after this call."""
+        """The result of a query that began after this call."""
         questions = self._questions.setdefault(group, _Questions())
         wanted = questions.begun + 1
         async with questions.lock:
@@ -448,7 +448,7 @@ class ConsumerLists:
             self._copy_at_ms[address] = self._clock_ms() + COPY_AGAIN_MS
 
     async def _ask(self, address: str, group: str, timeout_ms: int) -> bool:
-        """Whether that member has said all that it ever will of a group, or of all for ""."""
+        """Whether that replica has answered for a group, or for all (""), or never will."""
         code = RequestCode.BATON_GET_CONSUMER_SIGHTINGS
         request = RemotingCommand.request(code, {"consumerGroup": group})
         try:
@@ -457,12 +457,12 @@ class ConsumerLists:
                 self._sightings.learn(ConsumerSightingsBody.decode(line), self._clock_ms())
                 await asyncio.sleep(0)
         except ResponseError as error:
-            log.info("consumers_not_told address=%s group=%s why=%s", address, group, error)
+            log.info("consumers_not_learned address=%s group=%s reason=%s", address, group, error)
             return error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED  # a Java broker never will
         except BatonError as error:
             if isinstance(error, ConnectError):
                 self._ask_from_ms[address] = self._clock_ms() + COPY_AGAIN_MS
-            log.info("consumers_not_told address=%s group=%s why=%s", address, group, error)
+            log.info("consumers_not_learned address=%s group=%s reason=%s", address, group, error)
             return False
         return True
 

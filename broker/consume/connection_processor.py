@@ -1,5 +1,5 @@
-"""Who is connected: the members of a consumer group (203) and what of a topic it subscribes to
-(345), the producers of a group (204) and of all groups (328).
+"""Connected clients: members of a consumer group (request 203), its subscription of a topic (345),
+producers of a group (204) and of all groups (328).
 
 Origin: AdminBrokerProcessor, ConsumerManageProcessor in Java.
 """
@@ -41,7 +41,7 @@ class ConnectionProcessor:
         processors.register(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, self.subscription)
 
     async def consumers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """203. The members of a group and what it subscribes to; 206 if nobody is there."""
+        """Members and subscriptions (request 203). Raises BrokerRefusal CONSUMER_NOT_ONLINE."""
         group = text(request, "consumerGroup")
         known = self._clients.groups.get(group)
         if known is None:
@@ -58,7 +58,7 @@ class ConnectionProcessor:
         return RemotingCommand.response_to(request, body=body.encode())
 
     async def producers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """204. The producers of a group; 1 if nobody is there."""
+        """The producers of a group (request 204). Raises BrokerRefusal if there are none."""
         group = text(request, "producerGroup")
         members = self._clients.producers.get(group)
         if not members:
@@ -67,7 +67,7 @@ class ConnectionProcessor:
         return RemotingCommand.response_to(request, body=body.encode())
 
     async def all_producers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """328. The producers of every group, and when they were heard last."""
+        """The producers of every group, with their last heartbeats (request 328)."""
         behind_ms = wall_ms() - self._clock_ms()
         table, pace = ProducerTableInfo(), Pace()
         for group, members in list(self._clients.producers.items()):
@@ -84,7 +84,8 @@ class ConnectionProcessor:
         return RemotingCommand.response_to(request, body=table.encode())
 
     def subscription(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """345. What of a topic a group subscribes to; nothing if it does not, or is not here."""
+        """A group's subscription of a topic, if it is connected and has one (request
+        345)."""
         group, topic = text(request, "group"), text(request, "topic")
         body = QuerySubscriptionResponseBody(
             group=group, subscription_data=self._clients.subscription(group, topic), topic=topic

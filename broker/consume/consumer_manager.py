@@ -1,14 +1,13 @@
-"""Which clients are connected, as producers or as members of which consumer group. Pure.
+"""Which clients are connected, as producers or as members of consumer groups. Pure.
 
-Heartbeats and closed channels in, the members to notify out. A client is known by its channel; it
-leaves with it, or after 120 s of silence.
+Heartbeats and closed channels in, the members to notify out. A client is known by its channel. It
+leaves when the channel closes, or after 120 s without a heartbeat.
 
-`ConsumerSightings` adds which consumers the other members of the broker group have seen. A member
-that was started again knows a stock consumer by its next heartbeat only, up to 30 s later. Until
-then it goes by what the others saw: of each client of a group the newest sighting counts, a
-heartbeat or a good-bye, and no heartbeat counts for longer than SIGHTING_MS. A connection that
-closes is a good-bye, but not to a member that just ceased to lead: from there a consumer goes to
-another one. Times are ms of one monotonic clock, and travel as ages.
+`ConsumerSightings` adds the consumers that other replicas have seen. A restarted replica knows a
+stock consumer only after its next heartbeat, up to 30 s later. Until then the newest sighting of
+each client counts, a heartbeat or a good-bye; a heartbeat counts for SIGHTING_MS. A closed
+connection is a good-bye, except at a replica that has just lost the lead, because its consumers
+then move to another one. Times are ms of one monotonic clock, and travel as ages.
 
 Origin: ConsumerManager, ProducerManager and ConsumerGroupInfo in Java.
 """
@@ -35,10 +34,10 @@ _EXPIRED_AT_ONCE: Final = 128
 _TOPIC: Final = attrgetter("topic")
 
 SIGHTING_MS: Final = 40_000
-"""A stock client that lives is heard every 30 s."""
+"""Above the 30 s between two heartbeats of a stock client."""
 PIECE: Final = 500
-"""How many clients one piece names, and how many old sightings one call drops."""
-TOLD_MAX: Final = 40_000
+"""Clients that one piece names, and old sightings that one call drops."""
+SIGHTINGS_MAX: Final = 40_000
 SAME_MS: Final = 1000
 MOVING_MS: Final = 30_000
 """A stock client learns of another master within this time."""
@@ -65,7 +64,7 @@ class ConsumerGroup:
     consume_from_where: str
     members: dict[Hashable, ClientChannel] = field(default_factory=dict)
     subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
-    #: Sorted, each once. Kept so: of many members each asks for all of them at each rebalance.
+    #: Sorted, each once. Kept ready, because every member asks for all of them at each rebalance.
     client_ids: list[str] = field(default_factory=list)
     _channels_of: dict[str, int] = field(default_factory=dict)
 
@@ -98,9 +97,8 @@ class ConsumerGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupChanged:
-    """The members of `group` changed: each of `channels` gets a notice (code 40). None: the last
-    one has left. `left`: the client id that is gone, "" if none is; `heard_ms`: its last heartbeat.
-    """
+    """The members of `group` changed: each of `channels` gets a notice; none if the last member has
+    left. `left`: the client id that left, or ""; `heard_ms`: its last heartbeat."""
 
     group: str
     channels: tuple[Hashable, ...]
@@ -120,20 +118,20 @@ class ConsumerManager:
     """Tables of consumer groups and producer groups. Times are ms of one monotonic clock."""
 
     def __init__(self) -> None:
-        # Seat -> last heartbeat, the oldest first; and the seats of each channel.
+        # Seat -> last heartbeat, oldest first; and the seats of each channel.
         self._heard: dict[_Seat, int] = {}
         self._seats: dict[Hashable, dict[_Seat, None]] = {}
         self.groups: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[Hashable, ClientChannel]] = {}
         #: Called with the group of a producer that was not known.
         self.producer_came: Callable[[str], None] = lambda group: None
-        # Of each producer, by its client id, the group and channel that it was last seen with.
+        # Client id of a producer -> its last group and channel.
         self._producer_places: dict[str, tuple[str, Hashable]] = {}
 
     def heartbeat(
         self, data: HeartbeatData, channel: Hashable, language: int, version: int, now_ms: int
     ) -> list[GroupChanged]:
-        """Takes a heartbeat; returns the groups whose membership or subscription changed by it."""
+        """Returns the groups whose members or subscriptions this heartbeat changed."""
 
         def client() -> ClientChannel:
             return ClientChannel(channel, data.client_id, language, version, now_ms)
@@ -199,8 +197,8 @@ class ConsumerManager:
         return self._leave(seats)
 
     def channel_closed(self, channel: Hashable) -> list[GroupChanged]:
-        """A client's connection is gone; so is the client, from some of its groups. Call it again
-        while `is_known`."""
+        """A client's connection closed: the client leaves some of its groups. Call it again while
+        `is_known`."""
         return self._leave(list(islice(self._seats.get(channel, ()), _EXPIRED_AT_ONCE)))
 
     def is_known(self, channel: Hashable) -> bool:
@@ -208,8 +206,8 @@ class ConsumerManager:
         return channel in self._seats
 
     def expire(self, now_ms: int) -> list[GroupChanged]:
-        """Drops clients from the groups that they sent no heartbeat for in 120 s; at most 128 a
-        call, those that are silent longest."""
+        """Drops clients from groups for which they sent no heartbeat in 120 s, the longest silent
+        first; at most 128 a call."""
         oldest = now_ms - CLIENT_EXPIRED_MS
         silent = takewhile(lambda seat: self._heard[seat] < oldest, self._heard)
         return self._leave(list(islice(silent, _EXPIRED_AT_ONCE)))
@@ -224,13 +222,13 @@ class ConsumerManager:
         return known.subscriptions.get(topic) if known else None
 
     def producer_channel(self, client_id: str) -> Hashable | None:
-        """The connection of a client that is a producer of any group."""
+        """The connection of a client that is a producer in any group."""
         group, channel = self._producer_places.get(client_id, ("", None))
         member = self.producers.get(group, {}).get(channel)
         return member.channel if member is not None and member.client_id == client_id else None
 
     def next_producer(self, group: str) -> Hashable | None:
-        """The connection of a producer of the group, of each in turn."""
+        """The connection of a producer of the group: round robin."""
         members = self.producers.get(group)
         if not members:
             return None
@@ -272,7 +270,7 @@ class ConsumerManager:
             left.append((name, group.leave(channel)))
             if not group.members:
                 del self.groups[name]
-        # Who stays is listed once a group, however many leave it.
+        # The remaining channels are listed once a group, however many clients leave it.
         staying = {name: self._channels(name) for name, _ in left}
         return [
             GroupChanged(name, staying[name], gone.client_id, gone.last_heartbeat_ms)
@@ -290,11 +288,11 @@ class _Sighting(NamedTuple):
 
 
 class ConsumerSightings:
-    """What other members answered, and who left here, beside the `clients` that are here."""
+    """What other replicas answered, and who left here, beside the `clients` of this one."""
 
     def __init__(self, clients: ConsumerManager) -> None:
         self._clients = clients
-        # Group -> client id -> its newest sighting; and all of them in the order of their coming.
+        # Group -> client id -> its newest sighting; and all of them in order of arrival.
         self._groups: dict[str, dict[str, _Sighting]] = {}
         self._came: deque[tuple[int, str, str, _Sighting]] = deque()
         self._leads = False
@@ -304,12 +302,12 @@ class ConsumerSightings:
         return len(self._came)
 
     def left(self, group: str, client_id: str, now_ms: int) -> None:
-        """A client said good-bye to the group."""
+        """A client unregistered from the group."""
         self._note(group, client_id, _Sighting(now_ms, is_member=False), now_ms)
 
     def closed(self, group: str, client_id: str, heard_ms: int, now_ms: int) -> None:
-        """A client closed its connection to this member, or lost it. After a planned switch it goes
-        to another one, and is listed meanwhile: two would read its queues otherwise."""
+        """A client's connection to this replica closed. After a planned switch the client moves to
+        another one and stays listed meanwhile; otherwise two clients would read its queues."""
         if now_ms < self._moving_until_ms:
             self._note(group, client_id, _Sighting(heard_ms, is_member=True), now_ms)
         else:
@@ -320,20 +318,20 @@ class ConsumerSightings:
         self._moving_until_ms = 0
 
     def role_left(self, now_ms: int) -> None:
-        """Whatever the role was."""
+        """The role ended, whichever it was."""
         if self._leads:
             self._leads = False
             self._moving_until_ms = now_ms + MOVING_MS
 
     def learn(self, piece: ConsumerSightingsBody, now_ms: int) -> None:
-        """Takes what another member knows of some clients of a group."""
+        """Takes what another replica knows of some clients of a group."""
         for client_id, age_ms in piece.seen.items():
             self._note(piece.group, client_id, _Sighting(now_ms - age_ms, is_member=True), now_ms)
         for client_id, age_ms in piece.left.items():
             self._note(piece.group, client_id, _Sighting(now_ms - age_ms, is_member=False), now_ms)
 
     def client_ids(self, group: str, now_ms: int) -> list[str]:
-        """The ids of the members that are here, and of those that others saw; sorted."""
+        """The sorted ids of the members that are connected here or were seen elsewhere."""
         oldest = now_ms - SIGHTING_MS
         learned = self._groups.get(group, {}).items()
         elsewhere = {id_ for id_, seen in learned if seen.is_member and seen.at_ms > oldest}
@@ -341,7 +339,7 @@ class ConsumerSightings:
         return sorted(elsewhere.union(here)) if elsewhere else here
 
     def pieces(self, group: str, now_ms: int) -> Iterator[ConsumerSightingsBody]:
-        """All that this member knows of a group, PIECE clients each; of all groups for ""."""
+        """All that this replica knows of a group, or of all (""), PIECE clients each."""
         for name in [group] if group else sorted({*self._clients.groups, *self._groups}):
             known = self._clients.groups.get(name)
             here = list(known.members.values()) if known is not None else []
@@ -359,7 +357,7 @@ class ConsumerSightings:
                 yield piece
 
     def forget(self, now_ms: int) -> bool:
-        """Drops what has been known for SIGHTING_MS, a slice a call; whether there may be more."""
+        """Drops sightings older than SIGHTING_MS, a slice a call; whether there may be more."""
         dropped = 0
         while self._came and self._came[0][0] <= now_ms - SIGHTING_MS and dropped < PIECE:
             self._drop_first()
@@ -369,7 +367,7 @@ class ConsumerSightings:
     def _note(self, group: str, client_id: str, seen: _Sighting, now_ms: int) -> None:
         before = self._groups.get(group, {}).get(client_id)
         if before is not None:
-            # An age grows on its way: the same heartbeat, received twice, is no newer one.
+            # An age grows while it travels: the same heartbeat, received twice, seems newer.
             newer_by = SAME_MS if before.is_member == seen.is_member else 0
             if seen.at_ms <= before.at_ms + newer_by:
                 return
@@ -377,11 +375,11 @@ class ConsumerSightings:
             return
         self._groups.setdefault(group, {})[client_id] = seen
         self._came.append((now_ms, group, client_id, seen))
-        if len(self._came) > TOLD_MAX:
+        if len(self._came) > SIGHTINGS_MAX:
             self._drop_first()
 
     def _drop_first(self) -> None:
-        """The sighting that came first, unless a newer one of that client took its place."""
+        """Drops the oldest sighting, unless a newer one of that client has replaced it."""
         _, group, client_id, seen = self._came.popleft()
         known = self._groups.get(group, {})
         if known.get(client_id) is seen:

@@ -1,9 +1,9 @@
-"""Helping a consumer: what a topic and a group are at, where a group goes on, what members say.
+"""Administration of consumer groups: progress, offsets, and requests to members.
 
-202, 208, 303 and 317 (positions of a topic, of a group, the same in time, of all groups), 300 and
-343 (groups of a topic, topics of a group), 222 and 314 (offsets are set, or copied), 223 (offsets
-that members hold), 307 and 309 (what a member does, one message consumed again). Calls to members
-go over the connections that they have opened. What walks over queues gives the loop back between.
+Requests: positions of a topic (202), progress of a group (208), in time (303), of all groups (317);
+groups of a topic (300), topics of a group (343); reset (222) and clone offsets (314); offsets that
+members hold (223); running info of a member (307), one message consumed again (309). Members are
+called over the connections that they have opened. Walks over many queues yield to the loop.
 Origin: AdminBrokerProcessor and Broker2Client in Java.
 """
 
@@ -59,7 +59,7 @@ RESET_AT_ONCE: Final = 128
 
 
 class GroupAdminProcessor:
-    """Reads anywhere; 222 on masters only, as the relay sees to it."""
+    """Reads work on every replica; the relay brings changes of offsets to the master."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class GroupAdminProcessor:
     # Positions.
 
     async def topic_stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """202. Of each queue: its range, and when its last message was stored."""
+        """Of each queue: its range, and when its last message was stored (request 202)."""
         topic, config = self._topic(request)
         table = TopicStatsTable(topic_put_tps=self._path.stats.put_tps(topic))
         queues = max(config.read_queue_nums, config.write_queue_nums)
@@ -113,8 +113,8 @@ class GroupAdminProcessor:
         return RemotingCommand.response_to(request, body=table.encode())
 
     async def consume_stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """208. How far a group is: in the topics that are named, else in all that it has an offset
-        in and, if it subscribes to any here, subscribes to."""
+        """The progress of a group (request 208): in the named topics, else in all topics where it
+        has an offset, restricted to its subscriptions if it is connected here."""
         group = text(request, "consumerGroup")
         named = [name for name in request.ext.get("topicList", "").split(";") if name]
         named += [name for name in (request.ext.get("topic"),) if name]
@@ -127,8 +127,8 @@ class GroupAdminProcessor:
         return RemotingCommand.response_to(request, body=stats.encode())
 
     async def all_consume_stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """317. How far every group is in every topic that it has an offset in; with `isOrder` only
-        in topics whose queues are in order."""
+        """The progress of all groups in all topics (request 317); with `isOrder` only in ordered
+        topics."""
         only_ordered = flag(request, "isOrder")
         topics: dict[str, list[str]] = {}
         pace = Pace()
@@ -157,8 +157,8 @@ class GroupAdminProcessor:
     async def _progress_in(
         self, group: str, topic: str, pace: Pace
     ) -> dict[MessageQueue, OffsetWrapper]:
-        """The progress of a group in a topic; empty for a topic that is not there, or that the
-        group, which is here, has no subscription of."""
+        """The progress of a group in a topic; empty if there is no such topic, or if the connected
+        group does not subscribe to it."""
         config = self._topics.get(topic)
         known = self._clients.groups.get(group)
         await pace.step()
@@ -183,8 +183,8 @@ class GroupAdminProcessor:
         )
 
     async def time_span(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """303. Of each queue that may be written: when its first and last message and the last one
-        that the group consumed were stored (-1: none), and for how long the next one has waited."""
+        """For each writable queue (request 303): store times of the first, the last and the last
+        consumed message (-1: none), and how long the next one has waited."""
         topic, config = self._topic(request)
         group = text(request, "group")
         body = QueryConsumeTimeSpanBody()
@@ -210,7 +210,7 @@ class GroupAdminProcessor:
         )
 
     async def groups_of_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """300. The groups that subscribe to a topic now, or have an offset in it."""
+        """The groups that subscribe to a topic now, or have an offset in it (request 300)."""
         topic = text(request, "topic")
         groups = {
             name for name, known in self._clients.groups.items() if topic in known.subscriptions
@@ -224,7 +224,7 @@ class GroupAdminProcessor:
         )
 
     async def topics_of_group(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """343. The topics that a group has an offset in."""
+        """The topics that a group has an offset in (request 343)."""
         topics = await self._topics_of(text(request, "group"))
         body = TopicList(broker_addr=self._address, topic_list=topics)
         return RemotingCommand.response_to(request, body=body.encode())
@@ -243,10 +243,10 @@ class GroupAdminProcessor:
     # Offsets are set.
 
     async def reset_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """222. The group goes on at a time (-1: at the end), of one queue also at an offset. The
-        body says where. With useServerSideResetOffset the broker moves the next pulls, and every
-        required member has the reset before it is answered (R56). Else it sends 220 to the members,
-        which must be there."""
+        """Resets a group to a time (-1: to the end), or one queue to an offset (request 222). The
+        body says where it continues. With useServerSideResetOffset the broker moves the next pulls,
+        and every required member has the reset before the reply (R56). Otherwise the members of the
+        group must be connected, and get RESET_CONSUMER_CLIENT_OFFSET (220)."""
         self._path.gate.require_open()
         topic, config = self._topic(request)
         group = text(request, "group")
@@ -276,20 +276,20 @@ class GroupAdminProcessor:
                 self._path.gate.require_open()
                 end = self._topics.reset_offsets(group, topic, some)
                 await self._path.wait_confirmed(end, what)
-            async for each in in_turns(wanted):  # POP's part goes into the log behind it
+            async for each in in_turns(wanted):  # the record of POP comes behind it in the log
                 self._pull.on_reset(group, topic, each)
             await self._path.still_master(what)
         else:
             self._path.gate.require_open()
             is_forced = flag(request, "isForce", default=True)
-            wanted = await self._tell_members(group, topic, wanted, when, is_forced=is_forced)
+            wanted = await self._send_to_members(group, topic, wanted, when, is_forced=is_forced)
         body = await _reset_body(topic, self._broker_name, wanted)
         return RemotingCommand.response_to(request, body=body)
 
     async def clone_offsets(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """314. `destGroup` goes on where `srcGroup` is, in `topic` or in all that it has offsets
-        in; without `offline` only in those that it subscribes to, if it is here. Java clones
-        nothing where no topic is named."""
+        """Copies the offsets of `srcGroup` to `destGroup` (request 314), in `topic` or in all; if
+        `srcGroup` is connected, without `offline` only in its subscribed topics. Java copies
+        nothing if no topic is named."""
         source, target = text(request, "srcGroup"), text(request, "destGroup")
         if problem := group_problem(target):
             raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, f"destGroup: {problem}")
@@ -322,10 +322,10 @@ class GroupAdminProcessor:
                 f"Target offset {offset} not in consume queue range [{begin}-{end}]",
             )
 
-    async def _tell_members(
+    async def _send_to_members(
         self, group: str, topic: str, wanted: dict[int, int], when: int, *, is_forced: bool
     ) -> dict[int, int]:
-        """220 to every member. Without force only offsets that lie further back are taken."""
+        """Sends the offsets to the members (request 220), without force only those further back."""
         targets = {}
         for queue_id, offset in wanted.items():
             consumed = self._offsets.query(group, topic, queue_id)
@@ -360,7 +360,8 @@ class GroupAdminProcessor:
     # Members are asked.
 
     async def consumer_status(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """223. The offsets that each member holds, or one of them (`clientAddr`), by 221."""
+        """The offsets that the members hold, or one of them (`clientAddr`): request 223, passed on
+        as 221."""
         topic, group = text(request, "topic"), text(request, "group")
         wanted = request.ext.get("clientAddr", "")
         members = [
@@ -382,7 +383,7 @@ class GroupAdminProcessor:
         parts = []
         async for member, answer in in_turns(zip(members, answers, strict=True)):
             if isinstance(answer, BatonError):
-                continue  # it has gone, or does not answer: the others count
+                continue  # it left, or does not answer: the others count
             if isinstance(answer, BaseException):
                 raise answer
             if answer.code == ResponseCode.SUCCESS:
@@ -392,11 +393,11 @@ class GroupAdminProcessor:
         return RemotingCommand.response_to(request, body=body)
 
     async def running_info(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """307. What a member reports of itself."""
+        """What a member reports of itself (request 307)."""
         return await self._passed_on(request, request.ext, b"")
 
     async def consume_directly(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """309. A member consumes one message, named by its offsetMsgId, once more."""
+        """A member consumes one message, named by its offsetMsgId, once more (request 309)."""
         message_id = text(request, "msgId")
         record = self._store.queries.look_message_by_offset(stored_at(message_id))
         if record is None:
@@ -458,7 +459,7 @@ class GroupAdminProcessor:
 
 
 async def _reset_body(topic: str, broker_name: str, offsets: dict[int, int]) -> bytes:
-    """`offsets`: of each queue id where the group goes on."""
+    """`offsets`: queue id -> where the group continues."""
     table = {
         MessageQueue(topic, broker_name, queue_id): offset
         async for queue_id, offset in in_turns(list(offsets.items()))

@@ -1,15 +1,15 @@
-"""Requests that found nothing and wait: for a message, their deadline, or the end of their owner.
+"""Held requests: they wait for a message, their deadline, or the end of their connection. Pure.
 
-Pure. `HeldRequests` is the same for pulls (`PullHold`) and POPs (`PopHold`), which add what a
-message reaches. None is looked at for another one, however many wait.
+`HeldRequests` is what pulls (`PullHold`) and POPs (`PopHold`) have in common; these add which
+requests a message reaches. The cost of one request does not depend on how many others wait.
 
-The dispatch itself ends a held pull. The 5 s scan of Java's PullRequestHoldService remains as a
-second way (`PullProcessor.tick`): it finds a message that arrived between the look-up and the hold.
+Dispatch itself wakes a held pull. The 5 s scan of Java's PullRequestHoldService remains as a
+safeguard (`PullProcessor.tick`), for a message that arrives between the read and the hold.
 
-An arrival wakes one POP of each group, since a message goes to one consumer of a group only; who
-leaves messages over wakes the next. The shell takes out in slices which are awake (`next_ready`).
-Both are bounded: POPs as in Java, by key and in total, pulls in total and by the tags that they
-wait for. Origin: Java `PopLongPollingService`.
+An arrival wakes one POP of each group, since a message goes to one consumer of a group. A POP that
+leaves messages over wakes the next. The shell takes out woken requests in slices (`next_ready`).
+Both are bounded: POPs as in Java, by key and in total; pulls in total and by their tags.
+Origin: Java `PopLongPollingService`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from batonmq.protocol.topic_name import pop_retry_topics
 KEY_MAX: Final = 1024
 ALL_MAX: Final = 100_000
 TAGS_MAX: Final = 1_000_000
-"""Of all held pulls; each takes about 70 bytes."""
+"""Of all held pulls together; a tag takes about 70 bytes."""
 _Place = tuple[str, str, int]
 """Topic, group, queue id."""
 P = TypeVar("P", bound=Hashable)
@@ -35,7 +35,7 @@ P = TypeVar("P", bound=Hashable)
 
 @dataclass(slots=True, eq=False)
 class HeldRequest:
-    """What a hold knows of a request; `owner` is its connection."""
+    """`owner` is its connection."""
 
     topic: str
     queue_id: int
@@ -48,11 +48,11 @@ H = TypeVar("H", bound=HeldRequest)
 
 
 class HeldRequests(Generic[H]):
-    """By owner, with one heap of deadlines. A subclass says in `_link` and `_unlink` for which
+    """By owner, with one heap of deadlines. A subclass keeps in `_link` and `_unlink` for which
     arrivals a request waits."""
 
     def __init__(self) -> None:
-        # Dicts without values: each request leaves at the same cost.
+        # Dicts as ordered sets: a request is removed in constant time.
         self._by_owner: dict[object, dict[H, None]] = {}
         self._deadlines: list[tuple[int, int, H]] = []
         self._counter = itertools.count()
@@ -76,10 +76,10 @@ class HeldRequests(Generic[H]):
         self._size += 1
 
     def expired(self, now_ms: int, limit: int) -> list[H]:
-        """Takes out up to `limit` whose time is over, oldest deadline first. Of those that wait no
-        longer it passes over eight times as many: `is_late` says whether there is more."""
+        """Takes out up to `limit` expired requests, oldest deadline first. `is_late` says whether
+        there are more."""
         late: list[H] = []
-        for _ in range(8 * limit):
+        for _ in range(8 * limit):  # entries of answered requests are still in the heap
             if len(late) == limit or not self.is_late(now_ms):
                 break
             one = heapq.heappop(self._deadlines)[2]
@@ -89,14 +89,14 @@ class HeldRequests(Generic[H]):
         return late
 
     def is_late(self, now_ms: int) -> bool:
-        """Whether there is one for `expired`, or one to pass over."""
+        """Whether `expired` has something to do."""
         if not self._deadlines:
             return False
         deadline_ms, _, one = self._deadlines[0]
         return deadline_ms <= now_ms or not one.is_held
 
     def drop_owner(self, owner: object) -> None:
-        """Forgets those of a closed connection."""
+        """Drops the requests of a closed connection."""
         for one in list(self._by_owner.get(owner, ())):
             self._remove(one)
 
@@ -120,25 +120,24 @@ class HeldRequests(Generic[H]):
 
 
 @dataclass(slots=True, eq=False)
-class Held(HeldRequest, Generic[P]):
-    """One waiting pull. `offset` is the first queue offset that would answer it; `tags`: how many
-    tags it wants."""
+class HeldPull(HeldRequest, Generic[P]):
+    """A pull. `offset`: the queue offset that would answer it; `tags`: how many tags it wants."""
 
     offset: int
     pull: P
     tags: int = 0
 
 
-class PullHold(HeldRequests[Held[P]], Generic[P]):
+class PullHold(HeldRequests[HeldPull[P]], Generic[P]):
     """Held pulls by (topic, queue id)."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._by_topic: dict[str, dict[int, dict[Held[P], None]]] = {}
+        self._by_topic: dict[str, dict[int, dict[HeldPull[P], None]]] = {}
         self._tags = 0
 
-    def has_room(self, tags: int) -> bool:
-        """Whether one more may wait, for so many tags (SAFETY R58)."""
+    def has_place(self, tags: int) -> bool:
+        """Whether one more may wait, with so many tags (R58)."""
         return len(self) < ALL_MAX and self._tags + tags <= TAGS_MAX
 
     def waiting(self, topic: str, queue_id: int) -> int:
@@ -155,8 +154,8 @@ class PullHold(HeldRequests[Held[P]], Generic[P]):
 
     def arrived(
         self, topic: str, queue_id: int, max_offset: int, limit: int | None = None
-    ) -> list[Held[P]]:
-        """Takes out up to `limit` pulls of a queue that `max_offset` (exclusive) reaches."""
+    ) -> list[HeldPull[P]]:
+        """Takes out up to `limit` pulls of a queue whose offset is below `max_offset`."""
         queues = self._by_topic.get(topic)
         waiting = queues.get(queue_id) if queues else None
         if not waiting:
@@ -164,11 +163,11 @@ class PullHold(HeldRequests[Held[P]], Generic[P]):
         reached = (held for held in waiting if held.offset < max_offset)
         return self._removed(list(itertools.islice(reached, limit)))
 
-    def _link(self, one: Held[P]) -> None:
+    def _link(self, one: HeldPull[P]) -> None:
         self._tags += one.tags
         self._by_topic.setdefault(one.topic, {}).setdefault(one.queue_id, {})[one] = None
 
-    def _unlink(self, one: Held[P]) -> None:
+    def _unlink(self, one: HeldPull[P]) -> None:
         self._tags -= one.tags
         queues = self._by_topic[one.topic]
         del queues[one.queue_id][one]
@@ -179,19 +178,18 @@ class PullHold(HeldRequests[Held[P]], Generic[P]):
 
 
 @dataclass(slots=True, eq=False)
-class Waiting(HeldRequest):
+class HeldPop(HeldRequest):
     """A POP, or a notification, of a group."""
 
     group: str
 
 
-class PopHold(HeldRequests[Waiting]):
-    """By place; ANY_QUEUE is a queue id like the others. Of 10,000 groups, or queues, none is
-    looked at for another one."""
+class PopHold(HeldRequests[HeldPop]):
+    """By place; ANY_QUEUE is a queue id like the others."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: dict[_Place, OrderedDict[Waiting, None]] = {}
+        self._waiting: dict[_Place, OrderedDict[HeldPop, None]] = {}
         # Topic -> queue id -> groups that wait there, and (topic, group) -> queue ids.
         self._groups: dict[str, dict[int, dict[str, None]]] = {}
         self._queues: dict[tuple[str, str], dict[int, None]] = {}
@@ -203,21 +201,21 @@ class PopHold(HeldRequests[Waiting]):
         """How many wait in one place."""
         return len(self._waiting.get((topic, group, queue_id), ()))
 
-    def has_room(self, one: Waiting) -> bool:
+    def has_place(self, one: HeldPop) -> bool:
         """Whether one more may wait in its place."""
         in_place = self.count_of(one.topic, one.group, one.queue_id)
         return in_place < KEY_MAX and len(self) < ALL_MAX
 
-    def hold_again(self, one: Waiting) -> None:
-        """Lets one wait that did before: before the others of its place."""
+    def hold_again(self, one: HeldPop) -> None:
+        """Lets a woken request wait again, ahead of the others of its place."""
         self.hold(one)
         self._waiting[one.topic, one.group, one.queue_id].move_to_end(one, last=False)
 
-    def _link(self, one: Waiting) -> None:
+    def _link(self, one: HeldPop) -> None:
         place = one.topic, one.group, one.queue_id
         (self._waiting.get(place) or self._new_place(*place))[one] = None
 
-    def _new_place(self, topic: str, group: str, queue_id: int) -> OrderedDict[Waiting, None]:
+    def _new_place(self, topic: str, group: str, queue_id: int) -> OrderedDict[HeldPop, None]:
         waiting = self._waiting[topic, group, queue_id] = OrderedDict()
         self._groups.setdefault(topic, {}).setdefault(queue_id, {})[group] = None
         queues = self._queues.setdefault((topic, group), {})
@@ -228,7 +226,7 @@ class PopHold(HeldRequests[Waiting]):
         return waiting
 
     def arrived(self, topic: str, queue_id: int) -> bool:
-        """A queue has more to give; whether anybody waits for it."""
+        """A queue has new messages; whether a request waits for it."""
         if topic in self._groups:
             self._arrived[topic, queue_id] = None
         elif topic in self._of_retry:
@@ -238,16 +236,16 @@ class PopHold(HeldRequests[Waiting]):
         return True
 
     def more(self, topic: str, group: str) -> None:
-        """A message is left over: wakes the next request of this group."""
+        """Messages were left over: wakes the next request of this group."""
         queues = list(self._queues.get((topic, group), ()))
         self._ready.append((topic, group, queue) for queue in queues)
 
     def all_ready(self) -> None:
-        """Whoever waits is to look again."""
+        """Wakes all requests."""
         self._arrived.update(dict.fromkeys((topic, ANY_QUEUE) for topic in self._groups))
 
-    def next_ready(self) -> Waiting | None:
-        """Takes out the next one that is awake."""
+    def next_ready(self) -> HeldPop | None:
+        """Takes out the next woken request."""
         while self._ready or self._arrived:
             if not self._ready:
                 arrived = next(iter(self._arrived))
@@ -262,13 +260,13 @@ class PopHold(HeldRequests[Waiting]):
         return None
 
     def _reached_by(self, topic: str, queue_id: int) -> Iterator[_Place]:
-        """The places for which a message of a queue, or of any, is something."""
+        """The places that a message of a queue, or of any, reaches."""
         queues = self._groups.get(topic, {})
         for queue in list(queues) if queue_id == ANY_QUEUE else (queue_id, ANY_QUEUE):
             for group in list(queues.get(queue, ())):
                 yield topic, group, queue
 
-    def _unlink(self, one: Waiting) -> None:
+    def _unlink(self, one: HeldPop) -> None:
         place = topic, group, queue_id = one.topic, one.group, one.queue_id
         del self._waiting[place][one]
         if not self._waiting[place]:

@@ -1,8 +1,8 @@
-"""Queue locks of orderly groups: 41 and 42.
+"""Queue locks of orderly groups: lock (request 41) and unlock (42).
 
-A lock is answered when its record is on every required member (SAFETY R30), a renewal when this
-broker has shown that it is still the master: the answer of one that was deposed, or slept, would
-give a queue a second owner. What a client has given back, or let run out, is a record, too.
+A lock is answered when its record is on every required member (R30), a renewal when this broker has
+shown that it is still the master; a deposed master would give a queue a second owner. A lock that
+was released, or has expired, is a record, too.
 Origin: `AdminBrokerProcessor.lockBatchMQ`, `RebalanceLockManager` in Java.
 """
 
@@ -41,7 +41,7 @@ class LockProcessor:
         processors.register(RequestCode.UNLOCK_BATCH_MQ, self.unlock)
 
     async def lock(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """41. The queues that the client has from now on, for 60 s; another's are left out."""
+        """Grants the client the queues that no other holds, for 60 s (request 41)."""
         asked = self._asked(request)
         group, client_id, now_ms = asked.consumer_group, asked.client_id, self._path.clock_ms()
         granted: list[MessageQueue] = []
@@ -57,7 +57,7 @@ class LockProcessor:
         return RemotingCommand.response_to(request, body=body.encode())
 
     async def unlock(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """42. Others may have the queues at once."""
+        """Releases queues (request 42)."""
         asked = self._asked(request)
         async for queues in in_turns(_parts(asked.mq_set), 1):
             self._require_open()
@@ -70,7 +70,7 @@ class LockProcessor:
             self._topics.put_locks(change)
 
     def tick(self, now_ms: int) -> None:
-        """Forgets some of the locks whose lease is over."""
+        """Releases some expired locks."""
         if self._path.gate.refusal is not None:
             return
         over: dict[tuple[str, str], list[Queue]] = {}

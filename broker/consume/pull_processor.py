@@ -1,9 +1,9 @@
-"""Pull (11, 361): reading a queue, and waiting for its next message that passes the filter.
+"""Pull (request 11) and lite pull (361): read a queue, or wait for its next matching message.
 
-Reads end at confirmOffset (SAFETY G4), so nothing that a consumer saw is ever taken back. A pull
-that finds nothing is held; the dispatch of a message wakes it in the same loop turn. A new master,
-whose confirmOffset lags behind its log, holds a pull between its visible end and its log end
-instead of calling the offset wrong (R28).
+Reads end at confirmOffset (G4), so a consumer never sees a message that may be cut. A pull that
+finds nothing is held; dispatch wakes it in the same loop turn as the message. A new master, whose
+confirmOffset lags behind its log, holds a pull between its visible end and its log end and does not
+correct the offset (R28).
 Origin: PullMessageProcessor, PullRequestHoldService in Java.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from batonmq.broker.config import BrokerConfig
-from batonmq.broker.consume.held_requests import Held, PullHold
+from batonmq.broker.consume.held_requests import HeldPull, PullHold
 from batonmq.broker.consume.pull_request import Pull, PullChecks
 from batonmq.broker.consume.read_checks import ReadForbiddenError
 from batonmq.broker.relay import Relay
@@ -54,7 +54,7 @@ SHORT_POLLING_MS: Final = 1000
 SWEEP_MS: Final = 5000
 _SLICE: Final = 128
 GO_BACK: Final = "NO_MATCHED_MESSAGE"
-"""Status in the answer that sends a reader of a slave back to the master."""
+"""The status that sends a reader of a slave back to the master."""
 
 _CODES: Final = {
     GetMessageStatus.FOUND: ResponseCode.SUCCESS,
@@ -72,10 +72,10 @@ _NOTHING_THERE: Final = (
 
 
 @dataclass(slots=True)
-class _Round:
-    """A look at the pulls of a queue that `max_offset` reaches: so many are `left` of those that
-    waited when it began. One that is held again waits behind them, for the next round: up to
-    `then_to`, 0 if there is none."""
+class _WakeRound:
+    """Answers the pulls of a queue below `max_offset`, in slices: so many are `left` of those that
+    waited when it began. A pull that is held again waits behind them for the next round, which goes
+    up to `then_to`; 0 if there is none."""
 
     max_offset: int
     left: int
@@ -83,7 +83,7 @@ class _Round:
 
 
 class PullProcessor:
-    """The raw handler of 11, and the holder of pulls that wait. Times are ms, monotonic."""
+    """The raw handler of pulls; it holds those that wait. Times are ms of a monotonic clock."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class PullProcessor:
         damaged: Callable[[str], None],
         relay: Relay,
     ) -> None:
-        """`damaged` is called with the fault when a reader meets a bad record of the log."""
+        """`damaged` is called with the fault when a read finds a bad record."""
         self._store = path.store
         self._stats = path.stats
         self._checks = checks
@@ -108,15 +108,15 @@ class PullProcessor:
         self._damaged = damaged
         self._relay = relay
         self._hold: PullHold[Pull] = PullHold()
-        # Queues with more pulls than a turn answers.
-        self._waking: dict[tuple[str, int], _Round] = {}
+        # Queues with more woken pulls than one turn answers.
+        self._waking: dict[tuple[str, int], _WakeRound] = {}
         self._next_sweep_ms = 0
         self._to_sweep: list[tuple[str, int]] = []
         self.messages_total = 0
         self.pulled: dict[tuple[str, str, int], int] = {}
-        """(Group, topic, queue id) -> where the group pulls next, since this broker has its role"""
+        """(Group, topic, queue id) -> where the group pulls next, since this role began."""
         self.on_reset: Callable[[str, str, int], None] = lambda group, topic, queue_id: None
-        """Called at the master that answers a reset of a group in a queue, once it is confirmed."""
+        """Called on the master when a reset of a group in a queue is confirmed."""
 
     def register(self, processors: Processors) -> None:
         processors.register_raw(RequestCode.PULL_MESSAGE, self.pull)
@@ -124,11 +124,11 @@ class PullProcessor:
 
     @property
     def held(self) -> int:
-        """How many pulls wait right now."""
+        """How many pulls wait."""
         return len(self._hold)
 
     def pull(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
-        """11, and 361, the same from a lite pull consumer."""
+        """Requests 11 and 361."""
         request = decode_pull(kind, header)
         if not (self._gate.is_master or self._gate.is_acting):
             self._pull_elsewhere(request, channel, kind, header, body)
@@ -155,14 +155,15 @@ class PullProcessor:
     def _pull_elsewhere(
         self, request: PullFrame, channel: Connection, kind: int, header: bytes, body: bytes
     ) -> None:
-        """On a member that is not master. A slave gives what it shows (R28), and lets a pull at the
-        end of its queue wait; the rest only the master can judge. Its progress goes with 15."""
-        on_purpose = self._config.slave_read_enable and bool(request.ext.read_replica)
+        """On a replica that is not master. A slave serves what is below its confirmOffset (R28),
+        and holds a pull at the end of its queue; others go to the master. The pull's commit offset
+        is ignored: clients also send it to the master (request 15)."""
+        marked = self._config.slave_read_enable and bool(request.ext.read_replica)
         taken = False
-        if self._gate.role is not Role.SLAVE or (request.is_ours and not on_purpose):
+        if self._gate.role is not Role.SLAVE or (request.is_ours and not marked):
             taken = self._relay.take_raw(channel, self.pull, kind, header, body, for_any_role=True)
         elif self._relay.enabled or self._config.slaves_serve_pulls:
-            if self._answered_as_slave(request, channel, on_purpose=on_purpose):
+            if self._answered_as_slave(request, channel, marked=marked):
                 return
             taken = self._relay.take_raw(channel, self.pull, kind, header, body)
         if not taken:
@@ -174,31 +175,29 @@ class PullProcessor:
                 )
             )
 
-    def _answered_as_slave(
-        self, request: PullFrame, channel: Connection, *, on_purpose: bool
-    ) -> bool:
-        """Whether this replica's queue alone answers a pull. One that came here `on_purpose`, since
-        the master suggested it, goes back to the master as soon as there is nothing to give."""
+    def _answered_as_slave(self, request: PullFrame, channel: Connection, *, marked: bool) -> bool:
+        """Whether this slave answers the pull. A `marked` one, which the master sent here, goes
+        back to the master as soon as there is nothing to read."""
         at = request.ext.queue_offset
         try:
             pull = self._checks.checked(channel, request)
         except BatonError as exc:
-            log.debug("pull_passed_on topic=%s why=%s", request.ext.topic, exc)
+            log.debug("pull_passed_on topic=%s reason=%s", request.ext.topic, exc)
             return False
         begins, ends = self._visible(pull.topic, pull.queue_id)
         is_reset = self._resets.runs(pull.group.group_name, pull.topic, pull.queue_id)
-        suspend_ms = 0 if on_purpose else self._suspend_ms(request.ext)
+        suspend_ms = 0 if marked else self._suspend_ms(request.ext)
         is_here = begins <= at < ends or (at == ends and suspend_ms > 0)
         if is_here and not is_reset and not self._is_old(pull, at):
             self._answer_or_hold(pull, at, self._clock_ms() + suspend_ms, suspend_ms > 0)
             return True
-        if self._relay.enabled and not on_purpose:
+        if self._relay.enabled and not marked:
             return False
         self._write(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, GO_BACK, at, begins, ends)
         return True
 
     def arrived(self, topic: str, queue_id: int, max_offset: int) -> None:
-        """Dispatch made messages of a queue visible: the pulls that wait for them are answered."""
+        """Dispatch made messages visible: answers the pulls that wait for them."""
         waiting = self._hold.waiting(topic, queue_id)
         if not waiting:
             return
@@ -210,12 +209,12 @@ class PullProcessor:
         woken = self._hold.arrived(topic, queue_id, max_offset, _SLICE)
         self._look_again(woken, may_hold=True)
         if len(woken) == _SLICE < waiting:
-            self._waking[queue] = _Round(max_offset, waiting - _SLICE)
+            self._waking[queue] = _WakeRound(max_offset, waiting - _SLICE)
             if len(self._waking) == 1:
                 asyncio.get_running_loop().call_soon(self._wake_more)
 
-    def _look_again(self, waited: list[Held[Pull]], *, may_hold: bool) -> None:
-        """Whatever becomes of one of them, those behind it are looked at."""
+    def _look_again(self, waited: list[HeldPull[Pull]], *, may_hold: bool) -> None:
+        """An error of one does not keep the others waiting."""
         for held in waited:
             try:
                 self._answer_or_hold(held.pull, held.offset, held.deadline_ms, may_hold)
@@ -236,20 +235,20 @@ class PullProcessor:
             del self._waking[queue]
             if running.then_to:
                 waiting = self._hold.waiting(*queue)
-                self._waking[queue] = _Round(running.then_to, waiting)
+                self._waking[queue] = _WakeRound(running.then_to, waiting)
         if self._waking:
             asyncio.get_running_loop().call_soon(self._wake_more)
 
     def queues_deleted(self, topic: str) -> None:
-        """Pulls that wait in them learn it: in queues of a topic made again they would wait for
-        messages with higher offsets (R39)."""
+        """Answers the pulls that wait there. If the topic is created again, its offsets begin at 0,
+        and they would wait too long (R39)."""
         for_each(
             self._hold.queues_of(topic), lambda queue: self.arrived(topic, queue, LONG_MAX), _SLICE
         )
 
     def tick(self, now_ms: int) -> bool:
-        """Answers expired pulls; every 5 s checks all queues, as a safeguard. A call does a slice;
-        whether there is more to do at once."""
+        """Answers expired pulls, and checks all queues every 5 s as a safeguard. A call does a
+        slice; whether there is more to do now."""
         late = self._hold.expired(now_ms, _SLICE)
         self._look_again(late, may_hold=False)
         if now_ms >= self._next_sweep_ms:
@@ -264,14 +263,15 @@ class PullProcessor:
         self._hold.drop_owner(channel)
 
     def role_changed(self) -> None:
-        """Those who follow the master by themselves learn it at once; a slave serves the others."""
+        """Refuses held pulls of clients that find the master by themselves; the slave keeps the
+        others."""
         self.pulled.clear()
         before, self._hold = self._hold, PullHold()
-        self._tell(before)
+        self._answer_held(before)
 
-    def _tell(self, before: PullHold[Pull]) -> None:
-        """The pulls that waited when the role changed, a slice in a turn. What arrived for those
-        that wait on, before they were back in the hold, the next sweep finds."""
+    def _answer_held(self, before: PullHold[Pull]) -> None:
+        """The pulls that waited when the role changed, a slice in a turn. The next sweep finds what
+        arrives for the others before they are held again."""
         for held in before.take(_SLICE):
             pull = held.pull
             if self._relay.enabled and not pull.ours:
@@ -286,10 +286,11 @@ class PullProcessor:
             )
         self._next_sweep_ms = 0
         if len(before):
-            asyncio.get_running_loop().call_soon(self._tell, before)
+            asyncio.get_running_loop().call_soon(self._answer_held, before)
 
     def _commit(self, ext: PullFields) -> None:
-        """The pull's progress, unless it would not last: the client commits it again."""
+        """Commits the pull's progress, unless a reset runs or the offset is refused; clients commit
+        it again."""
         queue = (ext.topic, ext.queue_id)
         if self._resets.runs(ext.consumer_group, *queue):
             return
@@ -298,7 +299,7 @@ class PullProcessor:
             self._offsets.commit(ext.consumer_group, *queue, ext.commit_offset)
 
     def _was_reset(self, reset: OffsetReset) -> None:
-        """The group continues elsewhere in these queues, its waiting pulls at once."""
+        """Moves the group in these queues, its held pulls at once."""
         log.info("offsets_reset group=%s topic=%s", reset.group, reset.topic)
         for queue_id in reset.offsets:
             self.pulled.pop((reset.group, reset.topic, queue_id), None)
@@ -309,13 +310,13 @@ class PullProcessor:
             return
         topic, queue_id = pull.topic, pull.queue_id
         tags = len(pull.wanted or ())
-        may_hold = may_hold and self._hold.has_room(tags)
+        may_hold = may_hold and self._hold.has_place(tags)
         if topic in self._store.deleting_topics:
-            # R39: a new master may have the deletion from one that answered it. `queues_deleted`
-            # comes next, or the end of this role.
+            # R39: a new master may have the deletion, already answered, in its log. Either
+            # `queues_deleted` follows, or the end of this role.
             if may_hold:
                 self._hold.hold(
-                    Held(topic, queue_id, deadline_ms, pull.channel, offset, pull, tags)
+                    HeldPull(topic, queue_id, deadline_ms, pull.channel, offset, pull, tags)
                 )
             else:
                 shown, why = self._visible(topic, queue_id), "NO_MESSAGE_IN_QUEUE"
@@ -350,13 +351,13 @@ class PullProcessor:
                 result.next_begin_offset if code == ResponseCode.PULL_RETRY_IMMEDIATELY else offset
             )
             self._hold.hold(
-                Held(topic, queue_id, deadline_ms, pull.channel, waits_from, pull, tags)
+                HeldPull(topic, queue_id, deadline_ms, pull.channel, waits_from, pull, tags)
             )
             return
         self._write_result(pull, offset, code, result)
 
     def _is_old(self, pull: Pull, offset: int) -> bool:
-        """R39: its consumer went on running while the topic was deleted and made again."""
+        """R39: its consumer kept running while the topic was deleted and created again."""
         first_offset_of = self._store.queries.min_offset_in_queue
         group = pull.group.group_name
         return self._offsets.is_old(group, pull.topic, pull.queue_id, offset, first_offset_of)
@@ -385,7 +386,7 @@ class PullProcessor:
     def _write(
         self, pull: Pull, code: int, remark: str, next_offset: int, begins: int, ends: int
     ) -> None:
-        """An answer without messages."""
+        """A reply without messages."""
         offsets = PullOffsets(next_offset, begins, ends)
         flags = self._flags(pull, is_slow=False)
         pull.channel.write(
@@ -400,8 +401,8 @@ class PullProcessor:
         )
 
     def _flags(self, pull: Pull, *, is_slow: bool) -> PullFlags:
-        """`is_slow`: the group reads what has left the memory of this broker; a slave should serve
-        it. Others go to the group's broker, from a slave back to the master."""
+        """Which broker the client should ask next. `is_slow`: the group reads what has left this
+        broker's memory, so a slave should serve it."""
         group, suggested = pull.group, MASTER_ID
         if self._config.slave_read_enable and is_slow:
             suggested = group.which_broker_when_consume_slowly
@@ -413,7 +414,7 @@ class PullProcessor:
         """Whether a pull with this outcome may wait for the next message."""
         if code == ResponseCode.PULL_NOT_FOUND:
             return True
-        # Nothing matched up to the visible end: waiting from there costs no round trips.
+        # Nothing matched up to the visible end: wait there instead of answering each time.
         return (
             result.status is GetMessageStatus.NO_MATCHED_MESSAGE
             and result.next_begin_offset >= result.max_offset

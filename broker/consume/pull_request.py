@@ -1,7 +1,7 @@
-"""What a pull (11, 361) must pass before it reads, in the order of RocketMQ's checks.
+"""The checks of a pull (requests 11 and 361), in Java's order.
 
-The answer is a `Pull`: what is asked, and which messages pass. A subscription that the pull carries
-counts; else the one of the group's heartbeats. Origin: PullMessageProcessor in Java.
+The result is a `Pull`: what to read, and which messages pass. The subscription is the one that the
+pull carries, or else that of the group's heartbeats. Origin: PullMessageProcessor in Java.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ MAX_REPLY_BYTES: Final = 15 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pull:
-    """A checked pull. `wanted` are tag hashes, None for all; `matches` is the SQL92 filter, None
-    for none. `ours`: this project's client asks, which follows the master by itself."""
+    """A checked pull. `wanted`: tag hashes, None for all. `matches`: the SQL92 filter, None for
+    none. `ours`: it comes from this project's client, which finds a new master by itself."""
 
     channel: Connection
     opaque: int
@@ -75,7 +75,7 @@ class PullChecks:
         self._writable = writable
 
     def checked(self, channel: Connection, request: PullFrame) -> Pull:
-        """Raises BrokerRefusal for every reason not to read."""
+        """Raises BrokerRefusal if the pull may not read."""
         ext = request.ext
         if (
             request.code == RequestCode.LITE_PULL_MESSAGE
@@ -115,7 +115,7 @@ class PullChecks:
         return filter_of(kind, expression, sql92=self._config.enable_property_filter)
 
     def _subscribed(self, ext: PullFields, group: SubscriptionGroupConfig) -> tuple[str, str]:
-        """This topic's subscription in the group's heartbeats: expression type and expression."""
+        """(Expression type, expression) from the group's heartbeats."""
         name, topic = ext.consumer_group, ext.topic
         subscription = self._clients.subscription(name, topic)
         if subscription is None:

@@ -56,9 +56,9 @@ class OffsetProcessor:
         return RemotingCommand.response_to(request, ext={"offset": str(offset)})
 
     def update_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """15. Only the master keeps progress, or the slave that acts for it; a slave's copy comes
-        from it (R31). None in a topic that is not there: a consumer may go on for a while after its
-        deletion (R39)."""
+        """Only the master takes offsets, or the slave that acts for it (request 15); slaves copy
+        them (R31). Refused for a topic that does not exist, because a consumer may continue for a
+        while after its deletion (R39)."""
         if not self._gate.is_acting:
             self._require_master()
         group, (topic, queue_id) = text(request, "consumerGroup"), _queue(request)
@@ -81,7 +81,8 @@ class OffsetProcessor:
         return RemotingCommand.response_to(request)
 
     def search_by_time(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """29. The first offset at or after the time (`lower`), or the last at or before it."""
+        """The first offset at or after the time (`lower`), or the last at or before it (request
+        29)."""
         boundary = request.ext.get("boundaryType", "lower").lower()
         if boundary not in ("lower", "upper"):
             raise BrokerRefusal(
@@ -96,8 +97,8 @@ class OffsetProcessor:
         return RemotingCommand.response_to(request, ext={"offset": str(offset)})
 
     def max_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """30. One past the last confirmed message of the queue. With `committed` false, of a master
-        only: past the last one in its log, which a reader may wait for and is not shown."""
+        """One past the last confirmed message of the queue (request 30). With `committed=false`, on
+        a master: one past the last message in its log, where a reader may wait."""
         topic, queue_id = _queue(request)
         if flag(request, "committed", default=True):
             offset = self._store.queries.max_offset_in_queue(topic, queue_id)
@@ -107,12 +108,12 @@ class OffsetProcessor:
         return RemotingCommand.response_to(request, ext={"offset": str(offset)})
 
     def min_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """31. The first message that the queue still has."""
+        """The first message that the queue still has (request 31)."""
         offset = self._store.queries.min_offset_in_queue(*_queue(request))
         return RemotingCommand.response_to(request, ext={"offset": str(offset)})
 
     def earliest_time(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """32. Store time of the queue's first message, ms; -1 if it has none."""
+        """Store time of the queue's first message, ms; -1 if it has none (request 32)."""
         when = self._store.queries.earliest_message_time(*_queue(request))
         return RemotingCommand.response_to(request, ext={"timestamp": str(when)})
 
@@ -139,7 +140,7 @@ class QueryProcessor:
         processors.register(RequestCode.QUERY_CONSUME_QUEUE, self.units)
 
     def by_key(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """12. The hash may collide: callers check the key, as they must with Java."""
+        """The hash may collide: callers check the key, as they must with Java (request 12)."""
         unique = request.ext.get("_UNIQUE_KEY_QUERY", "false").lower() == "true"
         maximum = UNIQUE_QUERY_MAX if unique else number(request, "maxNum")
         found = self._store.queries.query_message(
@@ -164,7 +165,7 @@ class QueryProcessor:
         )
 
     def by_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """33. The record that begins at a physical offset."""
+        """The record that begins at a physical offset (request 33)."""
         offset = number(request, "offset")
         record = self._store.queries.look_message_by_offset(offset)
         if record is None:
@@ -174,7 +175,8 @@ class QueryProcessor:
         return RemotingCommand.response_to(request, body=bytes(record))
 
     def units(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """321. Up to `count` units of a queue from `index` on; 1 for a queue without messages."""
+        """Up to `count` units of a queue from `index` on; 1 for a queue without messages (request
+        321)."""
         topic, queue_id = _queue(request)
         index, count = number(request, "index"), number(request, "count")
         if not 1 <= count <= UNITS_MAX:

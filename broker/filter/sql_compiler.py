@@ -21,7 +21,7 @@ from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import LarkError, VisitError
 
 from batonmq.broker.filter import sql_values
-from batonmq.broker.filter.sql_values import INT_MAX, LONG_MAX, Kind, Matches, SqlError
+from batonmq.broker.filter.sql_values import INT_MAX, LONG_MAX, Matches, SqlError, ValueKind
 from batonmq.protocol.properties import find_property
 
 DEPTH_MAX: Final = 60
@@ -85,7 +85,7 @@ class Node:
     """
 
     source: str
-    kind: Kind
+    kind: ValueKind
     depth: int = 1
     truth: str = ""
     last: str = ""
@@ -125,38 +125,38 @@ class _Operands(Transformer[Token, Node]):
     def text(self, token: Token) -> Node:
         value = _unquoted(token)
         source = self._constant(value)
-        return Node(source, Kind.TEXT, is_constant=True, value=value)
+        return Node(source, ValueKind.TEXT, is_constant=True, value=value)
 
     def decimal(self, token: Token) -> Node:
         value = int(token.rstrip("lL"))
         if value > LONG_MAX:
             raise SqlError(f"the number {token} does not fit into 64 bits")
-        kind = Kind.INT if value <= INT_MAX else Kind.LONG
+        kind = ValueKind.INT if value <= INT_MAX else ValueKind.LONG
         return Node(self._constant(value), kind, is_constant=True, value=value)
 
     def floating(self, token: Token) -> Node:
         value = float(token)
         if not 0.0 < value < float("inf"):
             raise SqlError(f"the number {token} must be above 0 and within a double")
-        return Node(self._constant(value), Kind.DOUBLE, is_constant=True, value=value)
+        return Node(self._constant(value), ValueKind.DOUBLE, is_constant=True, value=value)
 
     def true(self, _: Token) -> Node:
         return Node(
-            self._constant(True), Kind.BOOLEAN, is_boolean=True, is_constant=True, value=True
+            self._constant(True), ValueKind.BOOLEAN, is_boolean=True, is_constant=True, value=True
         )
 
     def false(self, _: Token) -> Node:
         return Node(
-            self._constant(False), Kind.BOOLEAN, is_boolean=True, is_constant=True, value=False
+            self._constant(False), ValueKind.BOOLEAN, is_boolean=True, is_constant=True, value=False
         )
 
     def null(self, _: Token) -> Node:
-        return Node(self._constant(None), Kind.BOOLEAN, is_boolean=True, is_constant=True)
+        return Node(self._constant(None), ValueKind.BOOLEAN, is_boolean=True, is_constant=True)
 
     def name(self, token: Token) -> Node:
         variable = self.names.setdefault(str(token), f"p{len(self.names)}")
         self.uses[variable] += 1
-        return Node(variable, Kind.TEXT, is_property=True)
+        return Node(variable, ValueKind.TEXT, is_property=True)
 
     def plus(self, node: Node) -> Node:
         return node
@@ -165,7 +165,7 @@ class _Operands(Transformer[Token, Node]):
         if node.kind.is_number:
             return Node(f"(-{node.source})", node.kind, node.depth + 1)
         # Its operand is evaluated, and may raise.
-        return Node(f"({node.source}, None)[1]", Kind.NOTHING, node.depth + 1)
+        return Node(f"({node.source}, None)[1]", ValueKind.NOTHING, node.depth + 1)
 
     def _constant(self, value: Any) -> str:
         name = f"c{len(self.constants)}"
@@ -278,7 +278,7 @@ class _Compiler(_Operands):
 
     def _equal(self, left: Node, right: Node) -> Node:
         if left.is_property and right.is_constant:
-            if right.kind is Kind.TEXT:
+            if right.kind is ValueKind.TEXT:
                 p, equal = left.source, f"{left.source} == {right.source}"
                 return _boolean(f"(None if {p} is None else {equal})", left, truth=f"({equal})")
             return self._order(left, "==", right)
@@ -289,15 +289,15 @@ class _Compiler(_Operands):
         return _boolean(call, left, right)
 
     def _order(self, left: Node, sign: str, right: Node) -> Node:
-        if left.is_property and right.kind in (Kind.INT, Kind.LONG):
-            p, most = left.source, 10 if right.kind is Kind.INT else 19
-            convert = "_to_int" if right.kind is Kind.INT else "_to_long"
+        if left.is_property and right.kind in (ValueKind.INT, ValueKind.LONG):
+            p, most = left.source, 10 if right.kind is ValueKind.INT else 19
+            convert = "_to_int" if right.kind is ValueKind.INT else "_to_long"
             number = f"(int({p}) if len({p}) < {most} and {p}.isdigit() else {convert}({p}))"
             ordered = f"{number} {sign} {right.source}"
             source = f"(None if {p} is None else {ordered})"
             return _boolean(source, left, truth=f"({p} is not None and {ordered})")
         a, b = self._variable(), self._variable()
-        if left.kind is right.kind is Kind.TEXT:
+        if left.kind is right.kind is ValueKind.TEXT:
             signed = f"_compare_texts({a}, {b})"
         else:
             signed = (
@@ -326,7 +326,7 @@ class _Compiler(_Operands):
 
     def _tested(self, node: Node, test: Token, literal: Token, negation: str) -> Node:
         searched = _unquoted(literal)
-        if not searched or node.kind is not Kind.TEXT:
+        if not searched or node.kind is not ValueKind.TEXT:
             return _boolean(f"({node.source}, False)[1]", node)
         held, a = self._constant(searched), self._variable()
         condition = {
@@ -343,7 +343,7 @@ def _boolean(source: str, *parts: Node, truth: str = "", last: str = "") -> Node
     depth = 1 + max(part.depth for part in parts)
     if depth > DEPTH_MAX:
         raise SqlError(f"the expression is nested deeper than {DEPTH_MAX}")
-    return Node(source, Kind.BOOLEAN, depth, truth, last, is_boolean=True)
+    return Node(source, ValueKind.BOOLEAN, depth, truth, last, is_boolean=True)
 
 
 def _condition(node: Node) -> Node:

@@ -34,7 +34,7 @@ class SqlError(ValueError):
     """This is no filter expression; the text says where and why."""
 
 
-class Kind(enum.Enum):
+class ValueKind(enum.Enum):
     """What an operand gives when it gives anything but null."""
 
     TEXT = "text"
@@ -47,7 +47,7 @@ class Kind(enum.Enum):
 
     @property
     def is_number(self) -> bool:
-        return self in (Kind.INT, Kind.LONG, Kind.DOUBLE)
+        return self in (ValueKind.INT, ValueKind.LONG, ValueKind.DOUBLE)
 
 
 def to_int(text: bytes) -> int:
@@ -100,32 +100,32 @@ def compare_texts(left: bytes, right: bytes) -> int:
 
 
 _FROM_TEXT: Final = {
-    Kind.INT: to_int,
-    Kind.LONG: to_long,
-    Kind.DOUBLE: to_double,
-    Kind.BOOLEAN: to_boolean,
+    ValueKind.INT: to_int,
+    ValueKind.LONG: to_long,
+    ValueKind.DOUBLE: to_double,
+    ValueKind.BOOLEAN: to_boolean,
 }
 
 
-def compare(left: Any, left_kind: Kind, right: Any, right_kind: Kind) -> int:
+def compare(left: Any, left_kind: ValueKind, right: Any, right_kind: ValueKind) -> int:
     """The sign of `left` - `right`, none of them null. Raises ValueError."""
     if left_kind is not right_kind:
-        if left_kind is Kind.BOOLEAN:
-            if right_kind is Kind.TEXT:
+        if left_kind is ValueKind.BOOLEAN:
+            if right_kind is ValueKind.TEXT:
                 raise ValueError("a boolean before a text: RocketMQ cannot compare them")
             return -1
-        if left_kind is Kind.TEXT:
+        if left_kind is ValueKind.TEXT:
             left, left_kind = _FROM_TEXT[right_kind](left), right_kind
-        elif right_kind is Kind.TEXT:
+        elif right_kind is ValueKind.TEXT:
             right = _FROM_TEXT[left_kind](right)
-        elif right_kind is Kind.BOOLEAN:
+        elif right_kind is ValueKind.BOOLEAN:
             return -1
-    if Kind.DOUBLE in (left_kind, right_kind):
+    if ValueKind.DOUBLE in (left_kind, right_kind):
         return compare_doubles(float(left), float(right))
     return int((left > right) - (left < right))
 
 
-def equal(left: Any, left_kind: Kind, right: Any, right_kind: Kind) -> bool | None:
+def equal(left: Any, left_kind: ValueKind, right: Any, right_kind: ValueKind) -> bool | None:
     """`left = right`, either of which may be null (None). Raises ValueError."""
     if left is None:
         return True if right is None else None

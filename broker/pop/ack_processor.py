@@ -1,8 +1,8 @@
-"""A consumer is done with what it popped (200051, 200151), or wants it later again (200053).
+"""Acks of popped messages (requests 200051, 200151), and another invisible time (200053).
 
-Answered when the record that says so is confirmed: what was acknowledged does not come again. An
-ack for what is not in flight any more (acknowledged before, or given to another meanwhile) is
-answered 0 and changes nothing, as in Java; another time for it is refused.
+The reply waits until the record of the ack is confirmed, so an acknowledged message does not come
+again. An ack for a message that is not in flight any more is answered with success and changes
+nothing, as in Java; another invisible time for it is refused.
 Origin: AckMessageProcessor, ChangeInvisibleTimeProcessor in Java.
 """
 
@@ -34,7 +34,7 @@ OFFSETS_MAX: Final = 4096
 
 
 class _Named(NamedTuple):
-    """The message that a request is about."""
+    """The message that a request names."""
 
     key: Key
     offset: int
@@ -60,7 +60,7 @@ class AckProcessor:
         processors.register(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, self.change_time)
 
     def ack(self, request: RemotingCommand, connection: Connection) -> None:
-        """200051."""
+        """One message (request 200051)."""
         self._service.require_master()
         named = self._named(request)
         maximum = self._store.queries.max_offset_in_queue(*named.key[1:])
@@ -76,7 +76,7 @@ class AckProcessor:
         self._settle([named.acked], request, connection)
 
     def batch_ack(self, request: RemotingCommand, connection: Connection) -> None:
-        """200151."""
+        """Many messages, as bit sets (request 200151)."""
         self._service.require_master()
         entries = BatchAckMessageRequestBody.decode_request(request.body).acks
         if len(entries) > ENTRIES_MAX:
@@ -106,7 +106,7 @@ class AckProcessor:
         self._settle(acked, request, connection)
 
     def change_time(self, request: RemotingCommand, connection: Connection) -> None:
-        """200053: the message comes again after invisibleTime from now on, to whoever asks then."""
+        """The message comes again invisibleTime from now on (request 200053)."""
         self._service.require_master()
         named, time_ms = self._named(request), invisible_time(request, least_ms=0)
         self._check_offset(named, self._store.queries.max_offset_in_queue(*named.key[1:]))
@@ -131,7 +131,7 @@ class AckProcessor:
             )
             answer = pop_time, now_ms + time_ms - pop_time
         else:
-            record = PopRecord(popped=[self._popped_anew(named, now_ms, time_ms)])
+            record = PopRecord(popped=[self._popped_again(named, now_ms, time_ms)])
             answer = now_ms, time_ms
         fields = {
             "popTime": str(answer[0]),
@@ -140,7 +140,7 @@ class AckProcessor:
         }
         self._path.answer_when_confirmed(self._service.put(record), request, connection, fields)
 
-    def _popped_anew(self, named: _Named, now_ms: int, time_ms: int) -> Popped:
+    def _popped_again(self, named: _Named, now_ms: int, time_ms: int) -> Popped:
         unit = self._store.queries.units(*named.key[1:], named.offset, 1)
         return Popped(
             key=named.key,
@@ -163,7 +163,7 @@ class AckProcessor:
         return _Named((group, topic, queue_id), offset, handle)
 
     def _check_offset(self, named: _Named, end: int) -> None:
-        """Raises BrokerRefusal 208 unless the message may be below `end`."""
+        """Raises BrokerRefusal NO_MESSAGE unless the offset is in [first of the queue, `end`)."""
         begin = self._store.queries.min_offset_in_queue(*named.key[1:])
         if not begin <= named.offset < end:
             raise BrokerRefusal(
@@ -182,7 +182,7 @@ class AckProcessor:
             if (offsets := service.table.open_offsets(one))
         ]
         if not acked:
-            # What it was settled by may not be confirmed yet, or not in the log: sent again.
+            # The ack that settled it may not be confirmed yet: success must wait for it, too.
             self._path.answer_when_confirmed(self._store.appender.end, request, connection)
             return
         orders = [
@@ -213,7 +213,7 @@ class AckProcessor:
 
 
 def _bits(text: str) -> int:
-    """The bits of a base64 bit set, lowest byte and lowest bit first. Raises BrokerRefusal 29."""
+    """The bits of a base64 bit set, lowest byte and bit first. Raises BrokerRefusal."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as exc:
@@ -229,5 +229,6 @@ def _bits(text: str) -> int:
 
 
 def _positions(bits: int) -> list[int]:
-    """Of the bits that are set. Its text has them all in one pass."""
+    """Of the bits that are set."""
+    # A text of all bits is made in one pass; shifting a large int bit by bit is quadratic.
     return [at for at, bit in enumerate(reversed(f"{bits:b}")) if bit == "1"]

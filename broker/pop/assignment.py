@@ -1,7 +1,7 @@
-"""The broker says who consumes which queue: 400, and how, pulled or popped: 401.
+"""Which queues a member consumes (request 400), and whether a group pulls or pops (401).
 
-A stock push consumer with `clientRebalance=false` asks 400; on an error it keeps what it has. With
-POP a queue may be given to all members at once, as queueId -1 of each broker group.
+A stock push consumer with `clientRebalance=false` asks for its assignment; on an error it keeps
+what it has. With POP all members may share a queue: each gets queueId -1 of each broker group.
 Origin: QueryAssignmentProcessor, AssignmentManager in Java.
 """
 
@@ -41,7 +41,7 @@ MODES: Final = ("PULL", "POP")
 ROUTE_KEPT_MS: Final = 5000
 ROUTES_MAX: Final = 4096
 ASK_MS: Final = 1000
-"""A stock client waits 3 s for its assignment."""
+"""Below the 3 s that a stock client waits for its assignment."""
 
 
 def popped_share(
@@ -93,7 +93,7 @@ class AssignmentProcessor:
         processors.register(RequestCode.SET_MESSAGE_REQUEST_MODE, self.set_mode)
 
     async def set_mode(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """401."""
+        """Sets PULL or POP for a group in a topic (request 401)."""
         self._path.gate.require_open()
         mode = SetMessageRequestModeRequestBody.decode_request(request.body)
         topic, group = mode.topic, mode.consumer_group
@@ -111,7 +111,7 @@ class AssignmentProcessor:
         return RemotingCommand.response_to(request)
 
     async def assignment(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """400. A null list means: keep what you have."""
+        """A null list means: keep what you have (request 400)."""
         asked = QueryAssignmentRequestBody.decode_request(request.body)
         mode = self._mode(asked.topic, asked.consumer_group)
         queues = await self._queues(asked.topic)
@@ -188,7 +188,7 @@ class AssignmentProcessor:
                     found = _readable_queues(topic, TopicRouteData.decode(reply.body))
                     break
             except (BatonError, OSError) as exc:
-                log.debug("route_not_fetched topic=%s address=%s why=%s", topic, address, exc)
+                log.debug("route_not_fetched topic=%s address=%s reason=%s", topic, address, exc)
         if not found:
             kept = self._routes.get(topic)
             found = kept[1] if kept is not None else self._own_queues(topic)

@@ -1,8 +1,7 @@
-"""POP (200050), and what goes with it: 200052 peeks, 200054 asks whether there is something, 200055
-how many wait.
+"""POP (request 200050), peek (200052), notification (200054) and polling info (200055).
 
-What is given is in flight from the record on that says so; it leaves the broker when the record is
-confirmed. A request that finds nothing is held (`PopHold`).
+A pop puts a record that says which messages are in flight; they leave the broker when that record
+is confirmed. A request that finds nothing is held (`PopHold`).
 Origin: PopMessageProcessor, PeekMessageProcessor, NotificationProcessor, PollingInfoProcessor.
 """
 
@@ -14,9 +13,9 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from batonmq.broker.config import BrokerConfig
-from batonmq.broker.consume.held_requests import PopHold, Waiting
+from batonmq.broker.consume.held_requests import HeldPop, PopHold
 from batonmq.broker.pop.pop_reader import Part, PopReader, Walk
-from batonmq.broker.pop.pop_request import Ask, PopChecks
+from batonmq.broker.pop.pop_request import PopChecks, PopRequest
 from batonmq.broker.pop.pop_service import PopService, Taken
 from batonmq.broker.pop.pop_table import NO_POSITION, Key, Popped, PopRecord, PopTable
 from batonmq.broker.request_fields import number, text
@@ -37,7 +36,7 @@ from batonmq.remoting.connection import Connection, Processors
 log = logging.getLogger(__name__)
 
 SLICE: Final = 64
-"""How many requests that were woken, or are late, are handled in one turn of the loop."""
+"""Requests that were woken, or are late, in one turn of the loop."""
 
 
 class PopProcessor:
@@ -76,34 +75,34 @@ class PopProcessor:
     # Requests.
 
     def pop(self, request: RemotingCommand, connection: Connection) -> None:
-        """200050."""
+        """Request 200050."""
         self._path.gate.require_open()
         now_ms, clock_ms = self._service.now_ms(), self._path.clock_ms()
         self._begin(self._checks.pop(request, connection, now_ms, clock_ms))
 
     def notification(self, request: RemotingCommand, connection: Connection) -> None:
-        """200054: `hasMsg`, at once or when something has come."""
+        """Request 200054: `hasMsg`, at once or when a message arrives."""
         self._path.gate.require_open()
         now_ms, clock_ms = self._service.now_ms(), self._path.clock_ms()
         self._begin(self._checks.notification(request, connection, now_ms, clock_ms))
 
     def peek(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
-        """200052: the next messages of the group; nothing is taken."""
+        """The next messages of the group; none becomes in flight (request 200052)."""
         self._path.gate.require_open()
-        ask = self._checks.peek(request, connection)
-        walk = self._reader.walk(ask)
-        self._reader.look(ask, walk, peek=True)
+        pop = self._checks.peek(request, connection)
+        walk = self._reader.walk(pop)
+        self._reader.look(pop, walk, peek=True)
         if not walk.parts:
             raise BrokerRefusal(ResponseCode.PULL_NOT_FOUND, "there is no message for the group")
         return RemotingCommand.response_to(
             request,
             remark="FOUND",
-            ext=self._fields(ask, walk, []),
+            ext=self._fields(pop, walk, []),
             body=b"".join(part.body for part in walk.parts),
         )
 
     def polling_info(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """200055: how many wait for the group in a queue, -1 for any."""
+        """How many requests wait for the group in a queue, -1 for any (request 200055)."""
         self._path.gate.require_open()
         count = self._hold.count_of(
             text(request, "topic"), text(request, "consumerGroup"), number(request, "queueId")
@@ -112,46 +111,46 @@ class PopProcessor:
 
     # Looking and waiting.
 
-    def _begin(self, ask: Ask) -> None:
+    def _begin(self, pop: PopRequest) -> None:
         if self._may_look():
-            self._go_on(ask, self._reader.walk(ask), woken=False)
+            self._continue(pop, self._reader.walk(pop), woken=False)
         else:
-            self._wait(ask, woken=False)
+            self._wait(pop, woken=False)
 
     def _may_look(self) -> bool:
-        """False while a switch drains the log, and until all that is in flight is known."""
+        """False while a switch drains the log, or a new master reads what is in flight."""
         return self._service.is_loaded and not self._path.hold.active
 
-    def _go_on(self, ask: Ask, walk: Walk, *, woken: bool) -> None:
-        """Looks on; answers, goes on in the next turn, or waits."""
-        if ask.channel.closed:
+    def _continue(self, pop: PopRequest, walk: Walk, *, woken: bool) -> None:
+        """Looks into some more queues; then answers, continues in the next turn, or waits."""
+        if pop.channel.closed:
             return
         if not self._may_look():
-            self._wait(ask, woken=woken)
+            self._wait(pop, woken=woken)
             return
         try:
-            found = self._look(ask, walk)
+            found = self._look(pop, walk)
         except CorruptLogError as exc:
             log.error("corrupt_record_not_served file=%s offset=%d", exc.file, exc.offset)
             trust = self._path.store.trust
             if not trust.reason and (fault := trust.fault_at(exc.offset)):
                 self._damaged(fault)
-            self._refuse(ask, exc)
+            self._refuse(pop, exc)
         except BatonError as exc:
-            self._refuse(ask, exc)
+            self._refuse(pop, exc)
         else:
             if not found and not walk.is_over:
                 loop = asyncio.get_running_loop()
-                loop.call_soon(lambda: self._go_on(ask, walk, woken=woken))
+                loop.call_soon(lambda: self._continue(pop, walk, woken=woken))
             elif not found:
-                self._wait(ask, woken=woken)
+                self._wait(pop, woken=woken)
 
-    def _look(self, ask: Ask, walk: Walk) -> bool:
+    def _look(self, pop: PopRequest, walk: Walk) -> bool:
         """Whether the request is answered, or will be when its record is confirmed."""
-        if ask.is_notification:
-            if not self._reader.has_more(ask, walk):
+        if pop.is_notification:
+            if not self._reader.has_more(pop, walk):
                 return False
-            self._notify(ask, has_message=True)
+            self._notify(pop, has_message=True)
             return True
         if len(self._service.table) >= self._service.in_flight_max:
             raise BrokerRefusal(
@@ -159,37 +158,37 @@ class PopProcessor:
                 f"{len(self._service.table)} messages are in flight, at most"
                 f" {self._service.in_flight_max} are allowed (popInFlightMax): acknowledge some",
             )
-        self._reader.look(ask, walk)
+        self._reader.look(pop, walk)
         if not walk.parts:
             return False
-        self._give(ask, walk)
+        self._give(pop, walk)
         return True
 
-    def _wait(self, ask: Ask, *, woken: bool) -> None:
-        if ask.deadline_ms <= self._path.clock_ms():
-            self._time_out(ask)
+    def _wait(self, pop: PopRequest, *, woken: bool) -> None:
+        if pop.deadline_ms <= self._path.clock_ms():
+            self._time_out(pop)
         elif woken:
-            self._hold.hold_again(ask)
-        elif self._hold.has_room(ask):
-            self._hold.hold(ask)
-        elif ask.is_notification:
-            self._notify(ask, has_message=False, full=True)
+            self._hold.hold_again(pop)
+        elif self._hold.has_place(pop):
+            self._hold.hold(pop)
+        elif pop.is_notification:
+            self._notify(pop, has_message=False, full=True)
         else:
-            what = f"too many POP requests wait for topic {ask.topic} or in all"
-            self._refuse(ask, BrokerRefusal(ResponseCode.POLLING_FULL, what))
+            what = f"too many POP requests wait for topic {pop.topic} or in all"
+            self._refuse(pop, BrokerRefusal(ResponseCode.POLLING_FULL, what))
 
-    def _give(self, ask: Ask, walk: Walk) -> None:
-        """Raises PutRefused; nothing is given then."""
-        record = PopRecord(popped=[_popped(ask, part, walk.pop_time) for part in walk.parts])
+    def _give(self, pop: PopRequest, walk: Walk) -> None:
+        """Raises PutRefused; then no message is in flight."""
+        record = PopRecord(popped=[_popped(pop, part, walk.pop_time) for part in walk.parts])
         end = self._service.put(record)
         positions = self._service.positions
         taken: list[tuple[Part, Taken]] = []
-        if not ask.order:
+        if not pop.order:
             taken = [(part, positions.take(part.key, part.next_offset)) for part in walk.parts]
         answer = RemotingCommand.response_to(
-            ask.request,
+            pop.request,
             remark="FOUND",
-            ext=self._fields(ask, walk, _counts(ask, walk, self._service.table)),
+            ext=self._fields(pop, walk, _counts(pop, walk, self._service.table)),
             body=b"".join(part.body for part in walk.parts),
         )
         self.messages_total += walk.count
@@ -201,21 +200,21 @@ class PopProcessor:
             for part, one in taken:
                 positions.confirmed(part.key, one, part.next_offset, ok=code == 0)
             if code:
-                self._refuse(ask, BrokerRefusal(code, f"what was popped is not safe: {remark}"))
+                self._refuse(pop, BrokerRefusal(code, f"the pop is not confirmed: {remark}"))
             else:
-                ask.channel.reply(ask.request, answer)
+                pop.channel.reply(pop.request, answer)
 
         self._service.when_confirmed(end, outcome)
         if walk.rest:
-            self._hold.more(ask.topic, ask.group)
+            self._hold.more(pop.topic, pop.group)
             self._run_soon()
 
-    def _fields(self, ask: Ask, walk: Walk, counts: list[list[int]]) -> dict[str, str]:
+    def _fields(self, pop: PopRequest, walk: Walk, counts: list[list[int]]) -> dict[str, str]:
         queues = [PoppedQueue(part.flag, part.key[2], part.offsets) for part in walk.parts]
         fields = {
             "popTime": str(walk.pop_time),
-            "invisibleTime": str(ask.invisible_ms),
-            "reviveQid": str(ORDER_QUEUE if ask.order else 0),
+            "invisibleTime": str(pop.invisible_ms),
+            "reviveQid": str(ORDER_QUEUE if pop.order else 0),
             "restNum": str(walk.rest),
             "startOffsetInfo": start_offset_info(queues),
             "msgOffsetInfo": msg_offset_info(queues),
@@ -226,21 +225,21 @@ class PopProcessor:
             )
         return fields
 
-    def _time_out(self, ask: Ask) -> None:
-        if ask.is_notification:
-            self._notify(ask, has_message=False)
+    def _time_out(self, pop: PopRequest) -> None:
+        if pop.is_notification:
+            self._notify(pop, has_message=False)
         else:
-            what = "nothing has come in pollTime"
-            self._refuse(ask, BrokerRefusal(ResponseCode.POLLING_TIMEOUT, what))
+            what = "no message arrived in pollTime"
+            self._refuse(pop, BrokerRefusal(ResponseCode.POLLING_TIMEOUT, what))
 
-    def _notify(self, ask: Ask, *, has_message: bool, full: bool = False) -> None:
+    def _notify(self, pop: PopRequest, *, has_message: bool, full: bool = False) -> None:
         fields = {"hasMsg": str(has_message).lower(), "pollingFull": str(full).lower()}
-        ask.channel.reply(ask.request, RemotingCommand.response_to(ask.request, ext=fields))
+        pop.channel.reply(pop.request, RemotingCommand.response_to(pop.request, ext=fields))
 
-    def _refuse(self, ask: Ask, error: BatonError) -> None:
+    def _refuse(self, pop: PopRequest, error: BatonError) -> None:
         remark = error.remark if isinstance(error, BrokerRefusal) else str(error)
         code = error.code if isinstance(error, BrokerRefusal) else error.response_code
-        ask.channel.reply(ask.request, RemotingCommand.response_to(ask.request, code, remark))
+        pop.channel.reply(pop.request, RemotingCommand.response_to(pop.request, code, remark))
 
     # What wakes them.
 
@@ -250,7 +249,7 @@ class PopProcessor:
             self._run_soon()
 
     def look_again(self, key: Key | None) -> None:
-        """A queue may be popped again, or its topic is gone; None: every one."""
+        """A queue may be popped again, or its topic was deleted; None: all queues."""
         if key is None:
             self._hold.all_ready()
         else:
@@ -270,51 +269,51 @@ class PopProcessor:
             self._again(one)
         self._run_soon()
 
-    def _again(self, one: Waiting) -> None:
-        ask = cast(Ask, one)
-        if self._topics.get(ask.topic) is None:
-            what = f"topic {ask.topic} was deleted"
-            self._refuse(ask, BrokerRefusal(ResponseCode.TOPIC_NOT_EXIST, what))
+    def _again(self, one: HeldPop) -> None:
+        pop = cast(PopRequest, one)
+        if self._topics.get(pop.topic) is None:
+            what = f"topic {pop.topic} was deleted"
+            self._refuse(pop, BrokerRefusal(ResponseCode.TOPIC_NOT_EXIST, what))
             return
-        self._go_on(ask, self._reader.walk(ask), woken=True)
+        self._continue(pop, self._reader.walk(pop), woken=True)
 
     def tick(self, now_ms: int) -> bool:
-        """Answers those whose time is over, a slice a call; whether there may be more."""
+        """Answers expired requests, a slice a call; whether there may be more."""
         late = self._hold.expired(now_ms, SLICE)
         for one in late:
-            self._time_out(cast(Ask, one))
+            self._time_out(cast(PopRequest, one))
         return self._hold.is_late(now_ms)
 
     def disconnected(self, connection: Connection) -> None:
         self._hold.drop_owner(connection)
 
     def role_changed(self, before: PopHold | None = None) -> None:
-        """Held requests are to ask the new master. A slice in a turn: `before` holds the rest."""
+        """Refuses all held requests, a slice in a turn; `before` holds the rest."""
         if before is None:
             before, self._hold = self._hold, PopHold()
         what = "the role of this broker changed: ask the name server for the master"
         for one in before.take(SLICE):
-            self._refuse(cast(Ask, one), BrokerRefusal(ResponseCode.SYSTEM_BUSY, what))
+            self._refuse(cast(PopRequest, one), BrokerRefusal(ResponseCode.SYSTEM_BUSY, what))
         if len(before):
             asyncio.get_running_loop().call_soon(self.role_changed, before)
 
 
-def _popped(ask: Ask, part: Part, pop_time: int) -> Popped:
+def _popped(pop: PopRequest, part: Part, pop_time: int) -> Popped:
     return Popped(
         key=part.key,
         pop_time=pop_time,
-        due=pop_time + ask.invisible_ms,
+        due=pop_time + pop.invisible_ms,
         offsets=part.offsets,
         last_phy=part.last_phy,
-        next=NO_POSITION if ask.order else part.next_offset,
-        order=ask.order,
-        attempt=ask.attempt,
+        next=NO_POSITION if pop.order else part.next_offset,
+        order=pop.order,
+        attempt=pop.attempt,
     )
 
 
-def _counts(ask: Ask, walk: Walk, table: PopTable) -> list[list[int]]:
-    """How often each message was given before, of an orderly POP."""
-    orders = [table.order_of(part.key) for part in walk.parts if ask.order]
+def _counts(pop: PopRequest, walk: Walk, table: PopTable) -> list[list[int]]:
+    """How often each message of an orderly POP was delivered before."""
+    orders = [table.order_of(part.key) for part in walk.parts if pop.order]
     return [
         [order.counts.get(offset, 0) for offset in part.offsets]
         for part, order in zip(walk.parts, orders, strict=False)

@@ -1,6 +1,6 @@
-"""Reads the next messages of a group out of the queues of a topic, and of its failed messages.
+"""Reads the next messages of a group from the queues of a topic and of its retry topics.
 
-One call looks at a bounded number of queues; a `Walk` remembers how far it is.
+One call looks at a bounded number of queues; a `Walk` remembers which are left.
 Origin: Java `PopMessageProcessor.popMsgFromTopic`, `popMsgFromQueue`.
 """
 
@@ -15,7 +15,7 @@ from typing import Final
 
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.pull_request import MAX_REPLY_BYTES
-from batonmq.broker.pop.pop_request import Ask
+from batonmq.broker.pop.pop_request import PopRequest
 from batonmq.broker.pop.pop_service import PopService
 from batonmq.broker.pop.pop_table import Key
 from batonmq.broker.tables.offset_clamp import queue_end
@@ -44,7 +44,7 @@ from batonmq.store.reader import GetMessageResult
 log = logging.getLogger(__name__)
 
 BUDGET: Final = 256
-"""How many queues are looked at in one turn of the loop; reading what does not match costs more."""
+"""Queues in one turn of the loop; a read without a match counts as `_READ_COST` queues."""
 _READ_COST: Final = 64
 _RETRY_FIRST_PERCENT: Final = 20
 
@@ -53,7 +53,7 @@ _PLACE: Final = RECORD_HEAD.only("size", "queue_offset", "physical_offset")
 
 @dataclass(slots=True)
 class Part:
-    """Messages of one queue: of [begin, `next_offset`) those at `offsets`."""
+    """Messages of one queue: those at `offsets`, all below `next_offset`."""
 
     key: Key
     flag: str
@@ -65,7 +65,7 @@ class Part:
 
 @dataclass(slots=True)
 class Walk:
-    """The queues that are still to be looked at, and what was found."""
+    """The queues that are left, and what was found."""
 
     places: Iterator[tuple[str, int]]
     pop_time: int
@@ -73,12 +73,12 @@ class Walk:
     count: int = 0
     size: int = 0
     rest: int = 0
-    """How many messages were left in the queues that were looked at."""
+    """Messages left over in the queues that were read."""
     is_over: bool = False
 
 
 class PopReader:
-    """Changes nothing but positions that lie before messages that do not match."""
+    """Moves a group's position past messages that do not match, and changes nothing else."""
 
     def __init__(
         self, store: MessageStore, topics: TopicService, service: PopService, config: BrokerConfig
@@ -89,26 +89,27 @@ class PopReader:
         self._broker_name = config.broker_name
         self._random = random.Random()
 
-    def walk(self, ask: Ask) -> Walk:
-        """Begins one; go on with `look`."""
-        return Walk(self._places(ask), self._service.now_ms())
+    def walk(self, pop: PopRequest) -> Walk:
+        """Begins one, for `look`."""
+        return Walk(self._places(pop), self._service.now_ms())
 
-    def _places(self, ask: Ask) -> Iterator[tuple[str, int]]:
-        """(flag, queue id): failed messages first in one of five, else last; never in order."""
+    def _places(self, pop: PopRequest) -> Iterator[tuple[str, int]]:
+        """(flag, queue id): retry topics first in one of five requests, else last; an orderly
+        POP has none."""
         retries: list[tuple[str, int]] = []
-        if not ask.order and not is_retry_or_dlq(ask.topic):
+        if not pop.order and not is_retry_or_dlq(pop.topic):
             retries = [
                 (flag, queue_id)
                 for flag in (RETRY_V1, RETRY_V2)
-                if (config := self._topics.get(real_topic(flag, ask.topic, ask.group)))
+                if (config := self._topics.get(real_topic(flag, pop.topic, pop.group)))
                 for queue_id in range(config.read_queue_nums)
             ]
         retry_first = self._random.randrange(100) < _RETRY_FIRST_PERCENT
         if retry_first:
             yield from retries
-        if ask.queue_id != ANY_QUEUE:
-            yield NORMAL, ask.queue_id
-        elif (config := self._topics.get(ask.topic)) is not None:
+        if pop.queue_id != ANY_QUEUE:
+            yield NORMAL, pop.queue_id
+        elif (config := self._topics.get(pop.topic)) is not None:
             queues = config.read_queue_nums
             start = self._random.randrange(queues) if queues else 0
             for queue_id in range(queues):
@@ -116,64 +117,66 @@ class PopReader:
         if not retry_first:
             yield from retries
 
-    def look(self, ask: Ask, walk: Walk, *, peek: bool = False) -> None:
-        """Looks into some more queues, until there is enough. Raises CorruptLogError."""
+    def look(self, pop: PopRequest, walk: Walk, *, peek: bool = False) -> None:
+        """Reads some more queues, until there are enough messages. Raises CorruptLogError."""
         budget = BUDGET
-        while budget > 0 and walk.count < ask.max_num and walk.size < MAX_REPLY_BYTES:
+        while budget > 0 and walk.count < pop.max_num and walk.size < MAX_REPLY_BYTES:
             place = next(walk.places, None)
             if place is None:
                 walk.is_over = True
                 return
-            budget -= self._look_into(ask, walk, *place, peek=peek)
+            budget -= self._look_into(pop, walk, *place, peek=peek)
         walk.is_over = walk.count > 0
 
-    def has_more(self, ask: Ask, walk: Walk) -> bool:
+    def has_more(self, pop: PopRequest, walk: Walk) -> bool:
         """For a notification: whether a queue reaches beyond the group's position."""
         for _ in range(BUDGET):
             place = next(walk.places, None)
             if place is None:
                 walk.is_over = True
                 return False
-            key = ask.group, real_topic(place[0], ask.topic, ask.group), place[1]
-            if self._is_blocked(ask, key):
+            key = pop.group, real_topic(place[0], pop.topic, pop.group), place[1]
+            if self._is_blocked(pop, key):
                 continue
-            if self._begin(ask, key) < self._store.queries.max_offset_in_queue(*key[1:]):
+            if self._begin(pop, key) < self._store.queries.max_offset_in_queue(*key[1:]):
                 walk.is_over = True
                 return True
         return False
 
-    def _is_blocked(self, ask: Ask, key: Key) -> bool:
+    def _is_blocked(self, pop: PopRequest, key: Key) -> bool:
         service = self._service
-        return ask.order and service.table.is_blocked(key, ask.attempt, service.now_ms())
+        return pop.order and service.table.is_blocked(key, pop.attempt, service.now_ms())
 
-    def _look_into(self, ask: Ask, walk: Walk, flag: str, queue_id: int, *, peek: bool) -> int:
+    def _look_into(
+        self, pop: PopRequest, walk: Walk, flag: str, queue_id: int, *, peek: bool
+    ) -> int:
         """What it cost of the budget."""
-        key = ask.group, real_topic(flag, ask.topic, ask.group), queue_id
+        key = pop.group, real_topic(flag, pop.topic, pop.group), queue_id
         _, topic, _ = key
-        begin, end = self._begin(ask, key), self._store.queries.max_offset_in_queue(*key[1:])
+        begin, end = self._begin(pop, key), self._store.queries.max_offset_in_queue(*key[1:])
         if begin >= end:
             return 1
-        if self._is_blocked(ask, key) or topic in self._store.deleting_topics:
+        if self._is_blocked(pop, key) or topic in self._store.deleting_topics:
             walk.rest += end - begin
             return 1
-        wanted, matches = (ask.wanted, ask.matches) if flag == NORMAL else (None, None)
+        wanted, matches = (pop.wanted, pop.matches) if flag == NORMAL else (None, None)
         cost = 1
         while begin < end and cost <= BUDGET:
             found = self._store.queries.get_message(
                 topic,
                 queue_id,
                 begin,
-                ask.max_num - walk.count,
+                pop.max_num - walk.count,
                 MAX_REPLY_BYTES - walk.size,
                 wanted,
                 matches,
             )
             if walk.parts and walk.size + found.size > MAX_REPLY_BYTES:
-                # A read gives one message at least, however large: no frame takes this one, too.
+                # A read returns at least one message, however large: it may not fit this reply.
                 walk.rest += end - begin
                 return cost
             if found.message_count:
-                part = self._part(ask, walk.pop_time, key, flag, found)
+                part = self._part(pop, walk.pop_time, key, flag, found)
                 walk.parts.append(part)
                 walk.count += found.message_count
                 walk.size += len(part.body)
@@ -189,13 +192,13 @@ class PopReader:
             walk.places = itertools.chain(((flag, queue_id),), walk.places)
         return cost
 
-    def _begin(self, ask: Ask, key: Key) -> int:
-        """Where the group goes on; a position outside the queue is corrected."""
+    def _begin(self, pop: PopRequest, key: Key) -> int:
+        """Where the group continues; a position outside the queue is corrected."""
         queries = self._store.queries
         position = self._service.positions.next_of(key)
         least = queries.min_offset_in_queue(*key[1:])
         if position < 0:
-            if not ask.from_max or key[1] != ask.topic or least == 0:
+            if not pop.from_max or key[1] != pop.topic or least == 0:
                 return least
             position = max(least, queries.max_offset_in_queue(*key[1:]) - 1)
             self._service.positions.skip(key, position)
@@ -203,7 +206,9 @@ class PopReader:
             return least
         return min(position, queue_end(self._store, *key[1:]))
 
-    def _part(self, ask: Ask, pop_time: int, key: Key, flag: str, found: GetMessageResult) -> Part:
+    def _part(
+        self, pop: PopRequest, pop_time: int, key: Key, flag: str, found: GetMessageResult
+    ) -> Part:
         data = b"".join(found.parts)
         offsets, records, at, last_phy = [], [], 0, 0
         while at < len(data):
@@ -213,22 +218,21 @@ class PopReader:
             at += size
         if flag != NORMAL:
             handle = PopHandle(
-                offsets[0], pop_time, ask.invisible_ms, 0, flag, self._broker_name, key[2], 0
+                offsets[0], pop_time, pop.invisible_ms, 0, flag, self._broker_name, key[2], 0
             )
             data = b"".join(
-                _as_of_topic(record, ask.topic, handle._replace(queue_offset=offset))
+                _as_of_topic(record, pop.topic, handle._replace(queue_offset=offset))
                 for record, offset in zip(records, offsets, strict=True)
             )
         return Part(key, flag, offsets, found.next_begin_offset, last_phy, data)
 
 
 def _as_of_topic(record: bytes, topic: str, handle: PopHandle) -> bytes:
-    """A failed message as its consumer is to see it: of the topic that it subscribed, and with its
-    handle."""
+    """A retried message as its consumer sees it: under the subscribed topic, with its handle."""
     place, message = decode_record(record, read_body=False), message_to_store(record)
     own = {POP_CK.encode(): handle.encode().encode()}
     properties = with_properties(message.properties, own)
-    while len(properties) > PROPERTIES_SIZE_MAX:  # an older broker kept no room for the handle
+    while len(properties) > PROPERTIES_SIZE_MAX:  # an older broker left no space for it
         name = max(properties.split(b"\x02"), key=len).partition(b"\x01")[0]
         log.warning("property_left_out topic=%s handle=%s name=%r", topic, handle, name[:64])
         properties = without_properties(properties, (name,))

@@ -1,4 +1,4 @@
-"""A POP request, and its checks in Java's order: who may pop what, and with which filter.
+"""A POP request and its checks, in Java's order: who may pop what, with which filter.
 
 Origin: `PopMessageProcessor`, `PeekMessageProcessor`, `NotificationProcessor` in Java.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from batonmq.broker.config import BrokerConfig
-from batonmq.broker.consume.held_requests import Waiting
+from batonmq.broker.consume.held_requests import HeldPop
 from batonmq.broker.consume.read_checks import (
     check_queue,
     check_subscription,
@@ -35,9 +35,9 @@ FROM_MAX: Final = 1
 
 
 @dataclass(slots=True, eq=False)
-class Ask(Waiting):
-    """`wanted`, `matches` as those of a pull. `from_max`: where a group that was never here begins
-    (initMode 1)."""
+class PopRequest(HeldPop):
+    """`wanted` and `matches` as of a pull. `from_max` (initMode 1): a group without an offset
+    begins at the last message."""
 
     channel: Connection
     request: RemotingCommand
@@ -55,7 +55,7 @@ class Ask(Waiting):
 
 
 class PopChecks:
-    """Raises BrokerRefusal for every reason not to read."""
+    """Each method raises BrokerRefusal if the request may not be served."""
 
     def __init__(self, topics: TopicService, config: BrokerConfig) -> None:
         self._topics = topics
@@ -63,19 +63,19 @@ class PopChecks:
 
     def pop(
         self, request: RemotingCommand, connection: Connection, now_ms: int, clock_ms: int
-    ) -> Ask:
-        """200050. `now_ms` is wall clock, `clock_ms` that of deadlines."""
-        ask = self.notification(request, connection, now_ms, clock_ms)
-        ask.max_num = self._max_num(request)
-        ask.invisible_ms = invisible_time(request, least_ms=1)
-        ask.from_max = number(request, "initMode") == FROM_MAX
-        ask.wanted, ask.matches = self._filter(request)
-        return ask
+    ) -> PopRequest:
+        """Request 200050. `now_ms` is the wall clock, `clock_ms` the clock of deadlines."""
+        pop = self.notification(request, connection, now_ms, clock_ms)
+        pop.max_num = self._max_num(request)
+        pop.invisible_ms = invisible_time(request, least_ms=1)
+        pop.from_max = number(request, "initMode") == FROM_MAX
+        pop.wanted, pop.matches = self._filter(request)
+        return pop
 
     def notification(
         self, request: RemotingCommand, connection: Connection, now_ms: int, clock_ms: int
-    ) -> Ask:
-        """200054, and what a POP has in common with it."""
+    ) -> PopRequest:
+        """Request 200054, and what a POP has in common with it."""
         poll_ms = number(request, "pollTime")
         born_ms = number(request, "bornTime") or now_ms
         left_ms = born_ms + poll_ms - now_ms
@@ -84,14 +84,14 @@ class PopChecks:
                 ResponseCode.POLLING_TIMEOUT,
                 f"the request is late: bornTime + pollTime was {-left_ms} ms ago",
             )
-        ask = self.peek(request, connection)
-        ask.deadline_ms = clock_ms + max(0, min(left_ms, poll_ms, POLL_MAX_MS))
-        ask.order = flag(request, "order")
-        ask.attempt = request.ext.get("attemptId") or ""
-        return ask
+        pop = self.peek(request, connection)
+        pop.deadline_ms = clock_ms + max(0, min(left_ms, poll_ms, POLL_MAX_MS))
+        pop.order = flag(request, "order")
+        pop.attempt = request.ext.get("attemptId") or ""
+        return pop
 
-    def peek(self, request: RemotingCommand, connection: Connection) -> Ask:
-        """200052, and what all have in common."""
+    def peek(self, request: RemotingCommand, connection: Connection) -> PopRequest:
+        """Request 200052, and what all have in common."""
         name, topic = text(request, "consumerGroup"), text(request, "topic")
         queue_id = number(request, "queueId")
         config = readable_topic(self._topics, topic)
@@ -99,10 +99,10 @@ class PopChecks:
         check_pop_names(name, topic)
         consuming_group(self._topics, name, writable=True)
         check_subscription(self._topics, name, topic)
-        ask = Ask(topic, queue_id, 0, connection, name, connection, request)
+        pop = PopRequest(topic, queue_id, 0, connection, name, connection, request)
         if request.code == RequestCode.PEEK_MESSAGE:
-            ask.max_num = self._max_num(request)
-        return ask
+            pop.max_num = self._max_num(request)
+        return pop
 
     def _max_num(self, request: RemotingCommand) -> int:
         count = number(request, "maxMsgNums")
@@ -120,7 +120,7 @@ class PopChecks:
 
 
 def invisible_time(request: RemotingCommand, *, least_ms: int) -> int:
-    """The field invisibleTime, ms. Raises BrokerRefusal 29."""
+    """The field invisibleTime, ms. Raises BrokerRefusal."""
     time_ms = number(request, "invisibleTime")
     if not least_ms <= time_ms <= INVISIBLE_MAX_MS:
         raise BrokerRefusal(

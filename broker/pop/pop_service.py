@@ -1,21 +1,20 @@
-"""What is in flight, on the master: kept in the log, found in it again, and given back when due.
+"""Messages in flight, on the master: kept in the log, read from it again, and revived when due.
 
-The shell around `pop_table`. Each change is a record of rmq_sys_BATON_POP, applied when it is put;
-whoever is to hear of it waits until it is confirmed. A new master reads the records from the offset
-of the group CID_RMQ_SYS_REVIVE_GROUP on, and answers POP when it has. That offset and those of the
-groups are of one table, which slaves fetch as one body: what the offsets lack, the records after
-the first have. The oldest check points are written again before too many records would have to be
-read.
+The shell around `pop_table`. Each change is a record of rmq_sys_BATON_POP. It is applied when it is
+put, and answered when it is confirmed. A new master first reads the records from the offset of the
+group CID_RMQ_SYS_REVIVE_GROUP on. Slaves fetch this offset and those of the groups as one body, so
+the records behind it have what the groups' offsets lack. The oldest check points are written again
+before a new master would have too many records to read.
 
-`PopPositions` knows where a group goes on: its offset is committed when what was taken up to there
-is confirmed to be in flight, and not before (R30); until then this master knows better. Whoever
-else sets the offset (a reset, a consumer that pulls) is followed at once.
+`PopPositions` is where a group continues. Its offset is committed when the pop up to there is
+confirmed, not before (R30); until then only this master knows it. If something else sets the
+offset, a reset or a consumer that pulls, that counts at once.
 
-`Reviver` gives what was not acknowledged in time to its group again. The copy goes into the POP
-retry topic of group and topic, with a higher reconsume count; behind it, in the same turn, comes
-the record that ends the flight of the first one. So a master that dies in between leaves a message
-that comes twice, and never one that is lost. Java leaves dead letters to its clients, of which some
-forget the message; here a message that came back `retryMaxTimes` times becomes one.
+`Reviver` delivers to a group again what it did not acknowledge in time. A copy with a higher
+reconsume count goes to the POP retry topic of group and topic. Behind it, in the same turn, comes
+the record that settles the first one. So a master that dies in between delivers a message twice,
+and loses none. A message that came back `retryMaxTimes` times becomes a dead letter; Java leaves
+that to its clients, of which some forget the message.
 Origin: Java `PopReviveService`.
 """
 
@@ -68,26 +67,26 @@ QUEUE: Final = 0
 _FIRST_POP_TIME: Final = b"1ST_POP_TIME\x01"
 
 _HANDLE_MAX: Final = 192
-"""Bytes of the property POP_CK without the broker's name, and of a CRC behind it."""
+"""Bytes of the property POP_CK without the broker's name, and of the CRC behind it."""
 
 PROGRESS_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 READ_RECORDS: Final = 256
-"""How many records are read in one turn of the loop."""
+"""Records in one turn of the loop."""
 POSITIONS_A_TURN: Final = 256
 REVIVES_A_TURN: Final = 8
-"""How many check points are given back in one turn, each of at most 32 messages."""
+"""Check points in one turn, each of at most 32 messages."""
 SPAN_MIN: Final = 16_384
 LEFT_A_TURN: Final = 32
 WAITS_MS: Final = 1000
-"""Until what could not be given back is tried again."""
+"""Until a message that could not be revived is tried again."""
 Outcome = Callable[[int, str], None]
 CarriedOut = Callable[[str, Callable[[], bool]], bool]
 
 
 @dataclass(slots=True, eq=False)
 class Taken:
-    """Taken up to `next_offset`, in `pending` writes that are not confirmed; the offset was
-    `committed` when that was looked at last."""
+    """Popped up to `next_offset`, by `pending` writes that are not confirmed. `committed`: the
+    group's offset when it was last read."""
 
     next_offset: int
     committed: int
@@ -105,11 +104,11 @@ class PopPositions:
         self._taken.clear()
 
     def forget(self, key: Key) -> None:
-        """What was taken before a reset moves the offset no more."""
+        """After a reset: pops before it no longer move the offset."""
         self._taken.pop(key, None)
 
     def next_of(self, key: Key) -> int:
-        """The next offset to give; -1 if the group was never here."""
+        """The next offset to pop; -1 if the group has none."""
         taken = self._current(key)
         return self._offsets.query(*key) if taken is None else taken.next_offset
 
@@ -121,7 +120,7 @@ class PopPositions:
         return taken
 
     def take(self, key: Key, next_offset: int) -> Taken:
-        """What was before `next_offset` is in flight once a write is confirmed."""
+        """All below `next_offset` is in flight once a write is confirmed."""
         taken = self._current(key)
         if taken is None:
             taken = self._taken[key] = Taken(next_offset, self._offsets.query(*key))
@@ -130,7 +129,7 @@ class PopPositions:
         return taken
 
     def confirmed(self, key: Key, taken: Taken, next_offset: int, *, ok: bool) -> None:
-        """The write of `take` is confirmed; not `ok`: it may be, later."""
+        """The write of `take` is confirmed; not `ok`: it may still be confirmed later."""
         taken.pending -= 1
         if not ok or self._current(key) is not taken:
             return
@@ -140,7 +139,7 @@ class PopPositions:
             del self._taken[key]
 
     def skip(self, key: Key, next_offset: int) -> None:
-        """Nothing before `next_offset` is for the group."""
+        """No message below `next_offset` matches the group's filter."""
         taken = self._current(key)
         if taken is None:
             self._commit(key, next_offset)
@@ -152,10 +151,10 @@ class PopPositions:
 
 
 class Reviver:
-    """With enableRetryTopicV2 the topic of failed messages is always named `%RETRY%group+topic`;
-    else `%RETRY%group_topic`, unless that may be another pair's (R46). A stock consumer that pulls
-    reads no name with `+`: where a group pulls by now, it is `%RETRY%group`. `carried_out` sets
-    aside what can never be put (R54)."""
+    """With enableRetryTopicV2 the retry topic is `%RETRY%group+topic`; else `%RETRY%group_topic`,
+    unless another (group, topic) may have the same name (R46). A stock consumer that pulls reads no
+    name with `+`, so a group that pulls by now gets `%RETRY%group`. `carried_out` sets aside what
+    can never be put (R54)."""
 
     def __init__(
         self, path: WritePath, topics: TopicService, config: BrokerConfig, carried_out: CarriedOut
@@ -169,8 +168,8 @@ class Reviver:
         self._properties_max = PROPERTIES_SIZE_MAX - _HANDLE_MAX - len(config.broker_name.encode())
 
     def revive(self, point: CheckPoint, done: list[int]) -> None:
-        """Appends to `done` the open offsets that are settled; the others have to wait. Raises
-        PutRefused, CorruptLogError."""
+        """Appends to `done` the offsets that are settled; the others wait. Raises PutRefused,
+        CorruptLogError."""
         group, topic, _ = point.key
         if topic in self._store.deleting_topics:
             return
@@ -187,7 +186,7 @@ class Reviver:
                 done.append(offset)
 
     def _is_there(self, point: CheckPoint) -> bool:
-        """Whether the queue still has those very messages, and the group is there."""
+        """Whether the queue still has exactly those messages, and the group exists."""
         group, topic, queue_id = point.key
         if topic not in self._topics.topics or self._topics.groups.get(group) is None:
             return False
@@ -195,15 +194,15 @@ class Reviver:
         return bool(last) and last[0][0] == point.last_phy
 
     def _message(self, point: CheckPoint, offset: int) -> NewMessage | None:
-        """None for one that the log has no more."""
+        """None if the log no longer has it."""
         _, topic, queue_id = point.key
         units = self._store.queries.units(topic, queue_id, offset, 1)
         record = self._store.queries.record_at(units[0][0], units[0][1]) if units else None
         return None if record is None else message_to_store(record)
 
     def _retry_topic(self, group: str, topic: str) -> str:
-        """The spelling that can belong to nobody else. What is too long for one, popped before that
-        was refused, is a dead letter, for which there may be room."""
+        """A name that no other (group, topic) has. A pair that is too long for one, popped before
+        such pairs were refused, goes to the dead-letter queue."""
         v2, v1 = pop_retry_topics(group, topic)
         if not is_file_name(v2):
             return dlq_topic(group)
@@ -213,14 +212,14 @@ class Reviver:
         return retry_topic(group) if pulls(self._topics, group, topic) else v2
 
     def _put(self, point: CheckPoint, message: NewMessage) -> bool:
-        """False while a topic may not be written. Raises PutRefused, and BrokerRefusal 29 where
-        the name of the topic would be too long (R54)."""
+        """False while a topic may not be written. Raises PutRefused, and BrokerRefusal
+        INVALID_PARAMETER if the name of the topic would be too long (R54)."""
         group, topic, _ = point.key
         real = topic.removeprefix(left_topic(group, ""))
-        failed = point.due > 0  # else no consumer had it: it goes to those that pull
+        failed = point.due > 0  # else it was moved by `LeftMessages`, and no consumer had it
         try:
             limit = self._topics.group(group, writable=True).retry_max_times
-            if (failed and message.reconsume_times >= limit) or not self._has_room(message):
+            if (failed and message.reconsume_times >= limit) or not self._fits(message):
                 message.topic = dlq_topic(group)
             elif not real.startswith(RETRY_PREFIX):
                 message.topic = self._retry_topic(group, real)
@@ -229,7 +228,7 @@ class Reviver:
                     message.properties = with_properties(message.properties, known)
             self._topics.of_group(message.topic, 1)
         except BrokerRefusal as error:
-            if error.code == ResponseCode.INVALID_PARAMETER:  # no such name: it is set aside
+            if error.code == ResponseCode.INVALID_PARAMETER:  # it can never succeed: set aside
                 raise
             log.warning("popped_message_waits group=%s topic=%s reason=%s", group, topic, error)
             return False
@@ -245,25 +244,25 @@ class Reviver:
         self._path.schedule_flush()
         return True
 
-    def _has_room(self, message: NewMessage) -> bool:
-        """Whether the handle fits that a message which failed carries to its consumer."""
+    def _fits(self, message: NewMessage) -> bool:
+        """Whether its properties leave space for the handle that a retried message carries."""
         return len(message.properties) <= self._properties_max
 
 
 def left_topic(group: str, topic: str) -> str:
-    """The name of POP's retry topic that a stock consumer which pulls does not read."""
+    """The retry topic of POP that a stock consumer which pulls does not read."""
     return f"{RETRY_PREFIX}{group}+{topic}"
 
 
 def pulls(topics: TopicService, group: str, topic: str) -> bool:
-    """Whether an operator has said so (401)."""
+    """Whether an operator has set the group to PULL (request 401)."""
     mode = topics.request_modes.get(topic, group)
     return mode is not None and mode.mode == "PULL"
 
 
 class LeftMessages:
-    """What POP left under `%RETRY%group+topic` of groups that pull by now. It is popped for nobody
-    and is due at once, so `Reviver` moves it."""
+    """Messages that POP left under `%RETRY%group+topic` of groups that pull by now. They are popped
+    without a consumer and are due at once, so `Reviver` moves them."""
 
     def __init__(self, store: MessageStore, topics: TopicService, positions: PopPositions) -> None:
         self._store = store
@@ -273,7 +272,7 @@ class LeftMessages:
         self._pop_time = 0
 
     def find(self) -> None:
-        """Of all groups, at the begin of a mastership."""
+        """For all groups, when a mastership begins."""
         self._keys.clear()
         modes = self._topics.request_modes.wrapper().message_request_mode_map
         for topic, groups in modes.items():
@@ -307,8 +306,8 @@ class LeftMessages:
 
 
 class PopService(LogFeature):
-    """One for a broker, on its loop. `look_again` is called when what was blocked may go on: for a
-    queue of a group, or (None) for all."""
+    """One for a broker, on its loop. `look_again` is called when held requests may find something:
+    in a queue of a group, or in any (None)."""
 
     def __init__(
         self,
@@ -355,7 +354,7 @@ class PopService(LogFeature):
     # Changes.
 
     def require_master(self) -> None:
-        """Raises BrokerRefusal while nothing may be changed, or is known."""
+        """Raises BrokerRefusal unless this is a master that knows what is in flight."""
         gate, remark = self._path.gate, ""
         gate.require_open()
         if self._path.hold.active:
@@ -366,7 +365,7 @@ class PopService(LogFeature):
             raise BrokerRefusal(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
 
     def put(self, record: PopRecord) -> int:
-        """Puts the record and applies it; the end offset that it is safe at. Raises PutRefused."""
+        """Puts and applies the record; returns its end offset. Raises PutRefused."""
         result = self._store.appender.put_message(
             NewMessage(POP_TOPIC, QUEUE, record.encode(), b"", 0, None, None, 0, bytes(8))
         )
@@ -379,7 +378,7 @@ class PopService(LogFeature):
         return result.end_offset
 
     def when_confirmed(self, end_offset: int, outcome: Outcome) -> None:
-        """Calls `outcome` once with a code, 0 when all below `end_offset` is confirmed. Progress
+        """Calls `outcome` once, with code 0 when all below `end_offset` is confirmed. The progress
         waits for it."""
         waits = self._waits
         waits.append(end_offset)
@@ -399,7 +398,7 @@ class PopService(LogFeature):
             self.look_again((group, topic, queue_id))
 
     def pulls_again(self, group: str, topic: str) -> None:
-        """The group's mode was set: what POP left goes where consumers that pull find it."""
+        """The group's mode was set to PULL: messages that POP left go to its retry topic."""
         if self.is_loaded and pulls(self._topics, group, topic):
             self._left.add(group, topic)
             self._wake_in(0)
@@ -444,7 +443,7 @@ class PopService(LogFeature):
         return self._store.queries.max_offset_in_queue(POP_TOPIC, QUEUE)
 
     def _load_slice(self) -> bool:
-        """Reads some records, then commits some positions; whether all is known. Raises
+        """Reads some records, then commits some positions; whether all was read. Raises
         CorruptLogError."""
         table, queries = self.table, self._store.queries
         least = queries.min_offset_in_queue(POP_TOPIC, QUEUE)  # the log may expire meanwhile
@@ -466,13 +465,13 @@ class PopService(LogFeature):
             at = queries.units(topic, queue_id, position.last_offset, 1)
             is_there = bool(at) and at[0][0] == position.last_phy
             if self._offsets.resets.runs(*key):
-                continue  # it is newer than the offsets here (R56)
+                continue  # a reset is newer than what was popped before it (R56)
             if is_there and position.next_offset > self._offsets.query(*key):
                 self._offsets.commit(group, topic, queue_id, position.next_offset)
         return False
 
     def _come_due(self, point: CheckPoint, now_ms: int) -> None:
-        """Raises PutRefused, BrokerRefusal, CorruptLogError; nothing is lost then."""
+        """Raises PutRefused, BrokerRefusal, CorruptLogError; then it stays due."""
         if point.order:
             visible_at = point.visible_at()
             if now_ms >= visible_at + ORDER_KEPT_MS:
@@ -493,7 +492,7 @@ class PopService(LogFeature):
                 self.table.wake(point, now_ms + WAITS_MS)
 
     def _write_oldest_again(self) -> None:
-        """Gives a new master little to read, however long the oldest may take."""
+        """Writes the oldest check points again, so that a new master has few records to read."""
         table = self.table
         for _ in range(REVIVES_A_TURN):
             if table.next_record - table.oldest_record <= max(SPAN_MIN, 4 * len(table)):
@@ -527,8 +526,8 @@ class PopService(LogFeature):
         )
 
     def _keep_progress(self) -> None:
-        """Moves the offset from which a new master reads, when what it rests on is confirmed and
-        the groups' offsets have followed (R30)."""
+        """Moves the offset from which a new master reads, once the records before it are confirmed
+        and the groups' offsets are committed (R30)."""
         if self._mark is not None:
             oldest, end = self._mark
             if self._store.confirm_offset < end or (self._waits and self._waits[0] <= end):
@@ -542,7 +541,7 @@ def _acked(point: CheckPoint, offsets: list[int]) -> Acked:
 
 
 def _readable(record: memoryview | None) -> PopRecord:
-    """What cannot be read is logged and left out: the records behind it matter more."""
+    """An unreadable record is logged and skipped: the records behind it matter more (R54)."""
     if record is None:
         return PopRecord()
     try:

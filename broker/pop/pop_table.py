@@ -1,14 +1,14 @@
-"""What each group has in flight, how far it has popped, and the records that say so. Pure.
+"""What each group has in flight, how far it has popped, and the records of both. Pure.
 
-A record of the one queue of rmq_sys_BATON_POP says what was popped, acknowledged or put off. What
-is in flight is what the records say in their order, so it is confirmed, cut and inherited like the
-messages themselves (R30). A master applies a record when it puts it; a new master reads the records
-from `oldest_record` on, the first that still matters. Java keeps check points and acks as timed
-messages of rmq_sys_REVIVE_LOG, joins them when they are due, and answers before they are safe.
+Records of the topic rmq_sys_BATON_POP, which has one queue, say what was popped, acknowledged or
+put off. Their sequence is the state, so it is confirmed, cut and inherited like messages (R30). A
+master applies a record when it puts it. A new master reads the records from `oldest_record` on.
+Java keeps check points and acks as timed messages of rmq_sys_REVIVE_LOG, joins them when they are
+due, and answers before they are replicated.
 
-A message is in flight for a group at most once: popped again (after a reset), or given another
-invisible time, it is the newer one that counts, and the handle of the older one acknowledges
-nothing. Orderly pops block their queue: `is_blocked`. Times are wall clock ms.
+A message is in flight for a group at most once. If it is popped again after a reset, or gets
+another invisible time, the newer handle counts and the older one acknowledges nothing. An orderly
+pop blocks its queue (`is_blocked`). Times are wall clock ms.
 Origin: Java `PopCheckPoint`, `PopBufferMergeService`, `ConsumerOrderInfoManager`.
 """
 
@@ -28,21 +28,21 @@ from batonmq.protocol.system_record import decode_system_record
 POP_VERSION: Final = 1
 NO_POSITION: Final = -1
 Key = tuple[str, str, int]
-"""Group, topic, queue id: a topic in which POP keeps failed messages is one of its own."""
+"""Group, topic, queue id; a retry topic of POP has keys of its own."""
 
 NEVER: Final = 1 << 62
 _BUCKET_BITS: Final = 7
-"""What is due is looked at in buckets of 128 ms."""
+"""Due times are rounded up to buckets of 128 ms."""
 ORDER_KEPT_MS: Final = 24 * 3600 * 1000
-"""How long an orderly pop that nobody goes on with is remembered, as in Java."""
+"""How long an abandoned orderly pop is remembered, as in Java."""
 
 
 class Popped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Messages that a consumer has until `due` (ms, wall clock).
 
-    `next`: where the group goes on in this queue; NO_POSITION where only the time is another.
-    `last_phy`: the physical offset of the last of them: a queue that was cut, or deleted and made
-    again, has another message there. `order`: the queue is blocked until they are acknowledged.
+    `next`: where the group continues in this queue; NO_POSITION if only the time changes.
+    `last_phy`: the physical offset of the last one; after a cut, or a deletion and new creation of
+    the topic, another message is there. `order`: the queue is blocked until they are acknowledged.
     """
 
     key: Key
@@ -56,7 +56,7 @@ class Popped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Acked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Messages that are done with: acknowledged, or given to the group again elsewhere."""
+    """Messages that are settled: acknowledged, or copied to a retry topic."""
 
     key: Key
     pop_time: int
@@ -73,8 +73,7 @@ class PutOff(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PopRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`reset`: queues whose position was set by an operator: what was popped before says nothing
-    about it any more."""
+    """`reset`: queues whose position an operator has set; pops before it no longer count for it."""
 
     v: int = POP_VERSION
     popped: list[Popped] = []
@@ -99,9 +98,9 @@ def decode_pop_record(body: bytes) -> PopRecord:
 
 @dataclass(slots=True, eq=False)
 class CheckPoint:
-    """Messages of one queue that were popped together. `open` are the offsets not done with;
-    `record`: queue offset of its record. Of an orderly one `visible` says when an offset comes
-    again if not at `due`, and `counts` how often it came before."""
+    """Messages of one queue that were popped together. `open`: the offsets that are not settled.
+    `record`: the queue offset of its record. If orderly, `visible` says when an offset comes again
+    if not at `due`, and `counts` how often it was delivered before."""
 
     key: Key
     pop_time: int
@@ -118,7 +117,7 @@ class CheckPoint:
 
     @property
     def first_open(self) -> int:
-        """The first offset that is not done with, or one past the last."""
+        """The first offset that is not settled, or one past the last."""
         return min(self.open, default=self.offsets[-1] + 1)
 
     def visible_at(self) -> int:
@@ -128,8 +127,8 @@ class CheckPoint:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a group goes on in a queue by the records, if the message at `last_offset` is still
-    the one at `last_phy` of the log."""
+    """Where a group continues in a queue according to the records, if the message at `last_offset`
+    is still the one at `last_phy` of the log."""
 
     next_offset: int
     last_offset: int
@@ -137,7 +136,7 @@ class Position:
 
 
 class PopTable:
-    """`next_record` is the queue offset of the record to read next; before it nothing is known."""
+    """`next_record` is the queue offset of the record to read next."""
 
     def __init__(self, next_record: int = 0) -> None:
         self._in_flight: dict[Key, dict[int, CheckPoint]] = {}
@@ -148,7 +147,7 @@ class PopTable:
         self._count = 0
         self.positions: dict[Key, Position] = {}
         self.collects = False
-        """Whether `positions` takes down what the records say: only a new master needs it."""
+        """Whether `positions` is filled; only a new master needs it."""
         self.next_record = next_record
 
     def __len__(self) -> int:
@@ -207,7 +206,7 @@ class PopTable:
             is_repeated = older.pop_time == point.pop_time or (
                 point.attempt and point.attempt == older.attempt
             )
-            again = 0 if is_repeated else 1  # the same attempt asks again for a lost answer
+            again = 0 if is_repeated else 1  # the same attempt repeats a pop whose reply was lost
             for offset in point.open & set(older.offsets):
                 point.counts[offset] = older.counts.get(offset, 0) + again
             self._close(older, tuple(older.open))
@@ -237,7 +236,7 @@ class PopTable:
             self.wake(order, order.visible_at())
 
     def _close(self, point: CheckPoint, offsets: Iterable[int]) -> None:
-        """These offsets are done with; a check point without any is forgotten."""
+        """These offsets are settled; a check point without open ones is dropped."""
         queue = self._in_flight.get(point.key, {})
         for offset in offsets:
             if offset not in point.open:
@@ -261,7 +260,7 @@ class PopTable:
     # Who has what.
 
     def open_offsets(self, acked: Acked) -> list[int]:
-        """Which of the offsets an ack would be for: those in flight since that very pop."""
+        """Which of the offsets are in flight since exactly that pop."""
         order = self._orders.get(acked.key)
         if order is not None and order.pop_time == acked.pop_time:
             return [offset for offset in acked.offsets if offset in order.open]
@@ -273,11 +272,11 @@ class PopTable:
         ]
 
     def order_of(self, key: Key) -> CheckPoint | None:
-        """The orderly pop that its queue waits for."""
+        """The orderly pop that blocks a queue."""
         return self._orders.get(key)
 
     def is_blocked(self, key: Key, attempt: str, now_ms: int) -> bool:
-        """Whether an orderly pop has to wait; the same attempt gets the same again."""
+        """Whether an orderly pop has to wait; the same attempt gets the same messages again."""
         order = self._orders.get(key)
         if order is None or (attempt and attempt == order.attempt):
             return False
@@ -309,23 +308,23 @@ class PopTable:
         return (self._heap[0] + 1) << _BUCKET_BITS if self._heap else NEVER
 
     def next_due(self, now_ms: int) -> CheckPoint | None:
-        """A check point whose time is over. It stays until its offsets are done with, or until
-        `wake` puts it off."""
+        """A check point whose time is over. It stays until its offsets are settled or `wake` puts
+        it off."""
         if self.wake_ms > now_ms:
             return None
         return next(iter(self._buckets[self._heap[0]]))
 
     def forget(self, point: CheckPoint) -> None:
-        """Drops an orderly pop with which no consumer goes on; its queue is free."""
+        """Drops an abandoned orderly pop; its queue is free."""
         self._close(point, tuple(point.open))
 
     # What the log has to keep.
 
     @property
     def oldest_record(self) -> int:
-        """From this record on all of this can be read again."""
+        """The first record that a new master needs to know all of this."""
         return next(iter(self._records), self.next_record)
 
     def of_oldest_record(self) -> list[CheckPoint]:
-        """What is still open of it."""
+        """Its check points that are still open."""
         return list(next(iter(self._records.values()), ()))

@@ -236,7 +236,8 @@ class ClassicReplication(Replication):
         }
 
     def _exchange_ha_info(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """906. A master that comes back gives its HA address; without one it asks for ours."""
+        """A master that comes back gives its HA address; without one it asks for ours (request
+        906)."""
         ha_address = request.ext.get("masterHaAddress")
         if ha_address and self._config.is_classic_slave:
             self.group.master_announced()
@@ -247,7 +248,7 @@ class ClassicReplication(Replication):
         return RemotingCommand.response_to(request, ext=self._ha_info() if is_asked else {})
 
     def _reset_flush_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """908. Shown by 907; it bounds nothing."""
+        """Shown by 907; it bounds nothing (request 908)."""
         if self._config.is_classic_slave:
             self.ha.master_flush_offset = number(request, "masterFlushOffset")
         return RemotingCommand.response_to(request)

@@ -42,7 +42,7 @@ class GroupPolicy:
     """Between two looks at the group."""
 
 
-class Stage(enum.Enum):
+class GroupStage(enum.Enum):
     STARTING = "starting"
     ONLINE = "online"
     BARRED = "barred"
@@ -59,12 +59,12 @@ class Rival(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AskMembers:
-    """Ask all name servers for the group; then feed `members_told`."""
+    """Ask all name servers for the group; then feed `members_known`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskRival:
-    """Ask the broker at `address` whether it lives; then feed `rival_told`."""
+    """Ask the broker at `address` whether it lives; then feed `rival_known`."""
 
     address: str
 
@@ -108,7 +108,7 @@ class ClassicGroupCore:
 
     def __init__(self, policy: GroupPolicy, now_ms: int) -> None:
         self.policy = policy
-        self.stage = Stage.STARTING
+        self.stage = GroupStage.STARTING
         self.problem = ""
         """What is wrong with the group, or keeps this broker from its role; empty if nothing."""
         self.acts = False
@@ -155,13 +155,13 @@ class ClassicGroupCore:
             self.hinted(now_ms)
 
     @records_event
-    def members_told(self, members: Members | None, now_ms: int) -> list[GroupEffect]:
+    def members_known(self, members: Members | None, now_ms: int) -> list[GroupEffect]:
         """The group as the name servers that answered have it; None: none of them did."""
         policy = self.policy
         if members is None:
-            if self.stage is Stage.STARTING and not policy.pre_online:
+            if self.stage is GroupStage.STARTING and not policy.pre_online:
                 return self._take_role()
-            if self.stage is Stage.STARTING:
+            if self.stage is GroupStage.STARTING:
                 self.problem = "no name server has said who is in its group (pre-online)"
             return []
         self._members = members
@@ -173,20 +173,20 @@ class ClassicGroupCore:
         return self._go_on(now_ms)
 
     @records_event
-    def rival_told(
+    def rival_known(
         self, address: str, rival: Rival, started_ms: int, now_ms: int
     ) -> list[GroupEffect]:
         """What became of `AskRival`; `started_ms` counts for one that lives."""
-        if self.stage is Stage.BARRED:
+        if self.stage is GroupStage.BARRED:
             return []
         policy = self.policy
         who = f"the broker at {address} has the same name and brokerId, {policy.broker_id}"
         is_listed = address in self._members.get(policy.broker_id, ())
         if rival is Rival.GONE:
             self._rival_is_gone = True
-            again = [Register()] if self.stage is Stage.ONLINE and is_listed else []
+            again = [Register()] if self.stage is GroupStage.ONLINE and is_listed else []
             return [*self._go_on(now_ms), *again]
-        if self.stage is Stage.STARTING:
+        if self.stage is GroupStage.STARTING:
             self.problem = f"{who}" + ("" if rival is Rival.LIVES else ", and does not answer")
             return []
         if rival is Rival.SILENT:
@@ -195,7 +195,7 @@ class ClassicGroupCore:
         elif (started_ms, address) < (policy.started_ms, policy.address):
             self.problem = f"{who}, and started earlier"
             if policy.broker_id == MASTER_ID:
-                self.stage = Stage.BARRED
+                self.stage = GroupStage.BARRED
                 return [StandBack(self.problem)]
         else:
             self.problem = f"{who}, and started later"
@@ -214,10 +214,10 @@ class ClassicGroupCore:
     # -- inside
 
     def _go_on(self, now_ms: int) -> list[GroupEffect]:
-        if self.stage is Stage.BARRED:
+        if self.stage is GroupStage.BARRED:
             return []
         self.problem = ""
-        if self.stage is Stage.ONLINE:
+        if self.stage is GroupStage.ONLINE:
             return self._judge()
         if self.policy.pre_online and self.policy.broker_id == MASTER_ID:
             for broker_id in sorted(self._members):
@@ -228,7 +228,7 @@ class ClassicGroupCore:
         return self._take_role()
 
     def _take_role(self) -> list[GroupEffect]:
-        self.stage, self.problem = Stage.ONLINE, ""
+        self.stage, self.problem = GroupStage.ONLINE, ""
         return [TakeRole(), *self._judge()]
 
     def _judge(self) -> list[GroupEffect]:

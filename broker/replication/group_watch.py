@@ -22,11 +22,11 @@ from batonmq.broker.replication.group_core import (
     ClassicGroupCore,
     GroupEffect,
     GroupPolicy,
+    GroupStage,
     Meet,
     Members,
     Register,
     Rival,
-    Stage,
     StandBack,
     TakeRole,
 )
@@ -122,7 +122,7 @@ class GroupWatch:
         return self.core.takes_offsets(self._clock_ms())
 
     def _min_id_changed(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """905: a hint. The look that follows asks every name server, this one too."""
+        """A hint (request 905). The look that follows asks every name server, this one too."""
         log.info("min_broker_id_changed to=%s", request.ext.get("minBrokerId"))
         self.hint()
         return RemotingCommand.response_to(request)
@@ -159,10 +159,10 @@ class GroupWatch:
         match effect:
             case AskMembers():
                 members = await self._members()
-                return core.members_told(members, self._clock_ms())
+                return core.members_known(members, self._clock_ms())
             case AskRival(address):
                 rival, started_ms = await self._ask_rival(address)
-                return core.rival_told(address, rival, started_ms, self._clock_ms())
+                return core.rival_known(address, rival, started_ms, self._clock_ms())
             case Meet(address):
                 try:
                     problem = await actions.meet(address)
@@ -218,11 +218,12 @@ class GroupWatch:
         return Rival.LIVES, int(told) if told.isdigit() else 0
 
     async def _beat_forever(self) -> None:
-        """904: name servers take a broker that is silent for brokerNotActiveTimeoutMillis away."""
+        """Name servers take a broker that is silent for brokerNotActiveTimeoutMillis away (request
+        904)."""
         broker = self._broker
         while True:
             await asyncio.sleep(self._beat_s)
-            if self.core.stage is not Stage.ONLINE:
+            if self.core.stage is not GroupStage.ONLINE:
                 continue
             for name_server in broker.name_servers:
                 connection = self._client.live_connection(name_server)

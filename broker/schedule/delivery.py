@@ -232,7 +232,7 @@ class TimerService(LogFeature):
     def delivered_until_ms(self) -> int:
         """The time up to which all that was due is delivered, on every member; 0 if unknown."""
         queue = self._queue
-        if not self._is_running or not queue.is_level:
+        if not self._is_running or not queue.is_caught_up:
             return 0
         if not self._progress.is_confirmed(queue.progress()):
             return 0
@@ -258,7 +258,7 @@ class TimerService(LogFeature):
         more = self._read_units()
         if more:
             self._wake_in(0)
-        if not self._queue.is_level:  # what was recalled is not known yet
+        if not self._queue.is_caught_up:  # what was recalled is not known yet
             return 0 if more else BLOCKED_MS
         before = self._queue.progress()
         try:

@@ -1,13 +1,13 @@
-"""What waits for its time, when it is due, and how far the group has delivered it. Pure.
+"""Delayed and timed messages: when they are due, and how far the group has delivered them. Pure.
 
 Delayed messages (`DelayQueues`): all of a level wait equally long, so each queue of
-SCHEDULE_TOPIC_XXXX is in the order of its due times, and only its first message is waited for. A
-level with a million waiting messages costs as much as one with none. Java looks every 100 ms.
+SCHEDULE_TOPIC_XXXX is in order of due times, and only its first message needs a timer. A level with
+a million messages costs as much as an empty one. Java looks every 100 ms.
 
-Timed messages (`TimerQueue`): the log and the queue of rmq_sys_wheel_timer hold everything, so the
-heap of (due time, offset in that queue) is derived: a new master fills it from the queue's units.
-A waiting message costs one integer, whatever its size. `TimerCounts` has what 61 tells. Java keeps
-a wheel with a slot for each second and a log of its own beside it.
+Timed messages (`TimerQueue`): the log and the queue of rmq_sys_wheel_timer hold everything. The
+heap of (due time, offset in that queue) is derived from them; a new master fills it from the
+queue's units. A message costs one integer. `TimerCounts` is for GET_TIMER_METRICS (61). Java keeps
+a wheel with a slot for each second, and a log of its own beside it.
 
 Progress (R30): a master that delivers a waiting message puts a copy of it into the log, and right
 behind it, in the same turn, a record of PROGRESS_TOPIC that says how far it is. So the progress of
@@ -89,11 +89,11 @@ class DelayQueues:
         self._levels = {queue_id: _Level(queue_id, at) for queue_id, at in offsets.items()}
 
     def end(self) -> None:
-        """This broker delivers nothing any more."""
+        """The mastership ended."""
         self._levels = {}
 
     def arrived(self, queue_id: int) -> bool:
-        """A message came to a queue; whether it is the first of it, so that it is looked at."""
+        """A message came to a queue; whether it is the first one, so that the queue is read now."""
         level = self._levels.get(queue_id)
         if level is None or level.look_ms != NEVER:
             return False
@@ -102,12 +102,12 @@ class DelayQueues:
 
     @property
     def wake_ms(self) -> int:
-        """When to look next, NEVER if only an arrival can change something."""
+        """When to read next, NEVER if nothing waits."""
         return min((level.look_ms for level in self._levels.values()), default=NEVER)
 
     def next_look(self, now_ms: int) -> Look | None:
-        """A queue to read now, in turn; None if none has anything due. Also one whose first message
-        lies further ahead than its delay by now: the clock was set back."""
+        """A queue to read now, round robin; None if nothing is due. Also one whose first message is
+        further away than its delay: the clock was set back."""
         ids = sorted(self._levels)
         for queue_id in (*ids[self._turn :], *ids[: self._turn]):
             level = self._levels[queue_id]
@@ -147,7 +147,7 @@ class DelayQueues:
         level.look_ms = NOW
 
     def skip_to(self, queue_id: int, offset: int) -> None:
-        """The queue has nothing below `offset` any more."""
+        """The queue begins at `offset` now."""
         self._levels[queue_id].offset = offset
         self._levels[queue_id].look_ms = NOW
 
@@ -291,7 +291,7 @@ class TimerQueue:
         )
 
     @property
-    def is_level(self) -> bool:
+    def is_caught_up(self) -> bool:
         """Whether all was seen that the log had when the mastership began: a recall that the master
         before has answered may be its last record, and becomes visible only when it is confirmed
         again (R30)."""

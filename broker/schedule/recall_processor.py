@@ -1,7 +1,7 @@
-"""Recall of a timed message: request 370.
+"""Recall of a timer message (request 370).
 
-The answer comes when the recall is confirmed: the message is not delivered then, unless it is due
-in this very moment. Origin: org.apache.rocketmq.broker.processor.RecallMessageProcessor.
+The reply waits until the recall is confirmed. The message is not delivered then, unless it became
+due at the same moment. Origin: org.apache.rocketmq.broker.processor.RecallMessageProcessor.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RecallProcessor:
         processors.register(RequestCode.RECALL_MESSAGE, self.recall)
 
     async def recall(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """370; the reply's msgId is the unique key of the recalled message."""
+        """The reply's msgId is the unique key of the recalled message (request 370)."""
         if not self._config.broker.recall_message_enable:
             raise BrokerRefusal(
                 ResponseCode.NO_PERMISSION, "recall is off: set recallMessageEnable to true"
@@ -60,7 +60,7 @@ class RecallProcessor:
         handle = self._checked(topic, text(request, "recallHandle"))
         end_offset = self._put(handle)
         await self._path.wait_confirmed(end_offset, "recall")
-        region = self._config.broker.region_id  # without it stock clients trace no recall
+        region = self._config.broker.region_id  # stock clients trace a recall only with it
         ext = {"msgId": handle.unique_key, MSG_REGION: region}
         return RemotingCommand.response_to(request, ext=ext)
 

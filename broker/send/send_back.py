@@ -52,7 +52,7 @@ class SendBackProcessor:
         processors.register(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
 
     def send_back(self, request: RemotingCommand, connection: Connection) -> RemotingCommand | None:
-        """36. Answered with the code alone."""
+        """Answered with the code alone (request 36)."""
         self._path.gate.require_open()
         if self._path.hold.active:
             raise BrokerRefusal(

@@ -24,7 +24,7 @@ from batonmq.broker.write.put_hooks import (
     SendProperties,
     refuse_inner_batch,
     refuse_to_wait,
-    require_room,
+    require_space,
 )
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.batch import split_batch
@@ -123,7 +123,7 @@ class SendProcessor:
             self._not_put(exc, request, self.send_v2, channel, kind, header, body)
 
     def send_v1(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
-        """10: the same under long names."""
+        """The same under long names (request 10)."""
         if self._hold.active and self._held(self.send_v1, channel, kind, header, body):
             return
         request = decode_send_v1(kind, header)
@@ -133,7 +133,7 @@ class SendProcessor:
             self._not_put(exc, request, self.send_v1, channel, kind, header, body)
 
     def send_batch(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
-        """320: messages with consecutive queue offsets, all stored or none."""
+        """Messages with consecutive queue offsets, all stored or none (request 320)."""
         if self._hold.active and self._held(self.send_batch, channel, kind, header, body):
             return
         request = decode_send_v2(kind, header)
@@ -206,7 +206,7 @@ class SendProcessor:
         if topic != ext.topic:
             given = dead_letter_properties(given)
         properties, tags, keys, unique_key = self._properties.prepare(given)
-        require_room(properties)
+        require_space(properties)
         refuse_inner_batch(properties, ext.sys_flag)
         born_host = channel.attachments.get("born_host")
         if born_host is None or ext.relayed is not None:
@@ -269,7 +269,7 @@ class SendProcessor:
                 "this broker takes no transactions (rejectTransactionMessage)",
             )
         make_half(message)
-        require_room(message.properties)
+        require_space(message.properties)
         result = self._store.appender.put_message(message)
         self._path.stats.put(message.topic, 1, result.size)
         if ext.relayed is None:
@@ -288,7 +288,7 @@ class SendProcessor:
             properties, tags, keys, unique_key = self._properties.prepare(
                 item.properties.decode("utf-8")
             )
-            require_room(properties)
+            require_space(properties)
             refuse_to_wait(properties)
             refuse_inner_batch(properties, ext.sys_flag)
             unique_keys.append(unique_key)

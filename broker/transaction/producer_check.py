@@ -1,8 +1,8 @@
-"""Asking a producer what became of a transaction: CHECK_TRANSACTION_STATE (39), broker to client.
+"""Asks a producer for the state of a transaction: CHECK_TRANSACTION_STATE (39), broker to client.
 
-Asked is one of the group's producers, in turn. A producer is known by its heartbeat, and by the
-half messages that it sent to this master: after a failover a Java producer's next heartbeat may be
-half a minute away. Origin: Java `AbstractTransactionalMessageCheckListener`, `ProducerManager`.
+The producers of a group are asked in turn. A producer is known by its heartbeat, and by the half
+messages that it sent to this master, because after a failover a Java producer's next heartbeat may
+be half a minute away. Origin: Java `AbstractTransactionalMessageCheckListener`, `ProducerManager`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ProducerCheck:
         self._broker_name = broker_name
         self._store_host = store_host
         self._senders: dict[str, Connection] = {}
-        #: Called with a group of which a producer can be asked now.
+        #: Called with a group when a producer of it connects.
         self.came: Callable[[str], None] = lambda group: None
         clients.producer_came = lambda group: self.came(group)
 
@@ -47,7 +47,7 @@ class ProducerCheck:
             self.came(group)
 
     def channel(self, group: str) -> Connection | None:
-        """A producer of the group that can be asked now."""
+        """The connection of a producer of the group; None if there is none."""
         heard = cast("Connection | None", self._clients.next_producer(group))
         known = (heard, self._senders.get(group))
         return next((one for one in known if one is not None and not one.closed), None)
@@ -56,7 +56,7 @@ class ProducerCheck:
         self, channel: Connection, copy: NewMessage, put: PutResult, place: tuple[str, int]
     ) -> None:
         """Asks for the state of the half message `copy`, which was put as `put` and belongs to
-        `place`. The answer is an END_TRANSACTION that names it."""
+        `place`. The producer answers with END_TRANSACTION."""
         if channel.closed:
             return
         key = (copy.uniq_key or b"").decode("utf-8", "replace")

@@ -1,13 +1,13 @@
-"""The records of transactions, which transactions are open, and which is due for a check. Pure.
+"""The records of transactions, which transactions are open, and which are due for a check. Pure.
 
-The records are half message, op, committed message, and the copy for a check. Each is made of the
-one before, so a message keeps its body, properties and birth whatever becomes of it.
+The records are half message, op, committed message, and the copy for a check. Each is made from the
+one before, so a message keeps its body, properties and birth.
 
-A half message is open from when it is confirmed until an op record names its queue offset. All of
-this follows from two queues, that of the half messages and that of the ops, so a new master reads
-them from where the group's progress stands and knows the same (`TransactionTable`). A half that is
-checked is written again with a higher count, and its first copy is ended; a half with the unique
-key of an earlier one takes its place, whether a check or a producer's second try made it.
+A half message is open from its confirmation until an op record names its queue offset. The queues
+of half messages and of ops say all of this, so a new master reads them from the group's progress on
+and knows the same (`TransactionTable`). A half that is checked is written again with a higher
+count, and its first copy is ended. A half with the key of an earlier one replaces it, whether a
+check wrote it or a producer's retry.
 
 Times are wall clock ms. Origin: Java `TransactionalMessageBridge`, `EndTransactionProcessor`,
 `TransactionalMessageServiceImpl.check`, which reads both queues again in each round.
@@ -46,12 +46,12 @@ NEVER: Final = 1 << 62
 QUEUE: Final = 0
 OP_TAG: Final = "d"
 IMMUNITY_DEFAULT_MS: Final = 6000
-_WAITS: Final = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
+_DELAYS: Final = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 
 
 class Half(NamedTuple):
-    """A half message. `checks`: how often it was checked; `immunity_ms`: how long after it was
-    stored it is not, None for the broker's rule; `key`: its `transaction_key`."""
+    """`checks`: how often it was checked. `immunity_ms`: how long after its store time it is not
+    checked, None for the broker's setting. `key`: its `transaction_key`."""
 
     queue_offset: int
     phy_offset: int
@@ -65,8 +65,8 @@ class Half(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CheckRules:
-    """`timeout_ms` after it was stored a half is checked, then each `interval_ms`, at most
-    `check_max` times and not when it is older than `age_max_ms`."""
+    """A half is checked `timeout_ms` after it was stored, then every `interval_ms`. After
+    `check_max` checks, or if it is older than `age_max_ms`, it is given up."""
 
     timeout_ms: int
     interval_ms: int
@@ -75,7 +75,7 @@ class CheckRules:
 
 
 class Due(NamedTuple):
-    """What to do with a half now. `end`: another took its place, and its op is not seen yet."""
+    """What to do with a half now. `end`: another replaced it, and its op was not read yet."""
 
     half: Half
     action: Literal["check", "give up", "end"]
@@ -93,10 +93,10 @@ class TransactionTable:
         self._replaced: set[int] = set()
         self._ops: deque[tuple[int, int]] = deque()
         self._due: list[tuple[int, int]] = []
-        self._unheard: dict[str, list[int]] = {}
+        self._without_producer: dict[str, list[int]] = {}
 
     def begin(self, half_offset: int, op_offset: int) -> None:
-        """A mastership begins: nothing is known but where to read from."""
+        """A mastership begins: reads from these offsets on."""
         self.next_half, self.next_op = half_offset, op_offset
         self._open.clear()
         self._by_key.clear()
@@ -104,13 +104,13 @@ class TransactionTable:
         self._replaced.clear()
         self._ops.clear()
         self._due.clear()
-        self._unheard.clear()
+        self._without_producer.clear()
 
     def __len__(self) -> int:
         return len(self._open)
 
     def half_seen(self, half: Half) -> int | None:
-        """The next half message of the queue; the offset of the one that it replaces."""
+        """The next half message of the queue; returns the offset of the one that it replaces."""
         self.next_half = half.queue_offset + 1
         replaced = self._by_key.get(half.key) if half.key else None
         if replaced is not None:
@@ -126,11 +126,11 @@ class TransactionTable:
         return replaced
 
     def half_gone(self, queue_offset: int) -> None:
-        """The log has this one no more."""
+        """The log no longer has this one, or it cannot be read."""
         self.next_half = queue_offset + 1
 
     def skip_to(self, least_half: int, least_op: int) -> None:
-        """The queues begin there now: what was to be read before has expired."""
+        """The queues begin there now: earlier entries have expired."""
         self.next_half = max(self.next_half, least_half)
         self.next_op = max(self.next_op, least_op)
 
@@ -146,8 +146,8 @@ class TransactionTable:
         self._ops.append((op_offset, max(ended, default=-1)))
 
     def to_end(self, queue_offset: int, key: bytes) -> list[int]:
-        """The open halves of a transaction that its producer ends, named by the offset that it
-        knows, or none if it has ended. They count as being ended from now on."""
+        """The open halves of a transaction, named by the offset that its producer knows; none if it
+        has ended, or is being ended. They count as being ended from now on."""
         offsets = self._open_of(queue_offset, key)
         if any(offset in self._ending for offset in offsets):
             return []
@@ -155,7 +155,7 @@ class TransactionTable:
         return offsets
 
     def is_ending(self, queue_offset: int, key: bytes) -> bool:
-        """Whether a half of that transaction is ended now, by its check or by its producer."""
+        """Whether a half of that transaction is being ended, by its check or by its producer."""
         return any(offset in self._ending for offset in self._open_of(queue_offset, key))
 
     def _open_of(self, queue_offset: int, key: bytes) -> list[int]:
@@ -167,14 +167,14 @@ class TransactionTable:
         ]
 
     def not_ended(self, offsets: list[int], now_ms: int) -> None:
-        """What `to_end` or `next_due` gave could not be carried out. It is looked at once more
-        after the interval: what was due meanwhile was passed over."""
+        """The end of what `to_end` or `next_due` returned failed. It is due again after the
+        interval, because its due time may have passed meanwhile."""
         self._ending.difference_update(offsets)
         for offset in offsets:
             heapq.heappush(self._due, (now_ms + self.rules.interval_ms, offset))
 
     def is_open(self, queue_offset: int) -> bool:
-        """Whether a half message was seen, and no op that names it."""
+        """Whether a half message was read, and no op that names it."""
         return queue_offset in self._open
 
     def place_of(self, queue_offset: int) -> int:
@@ -191,12 +191,11 @@ class TransactionTable:
         return self._due[0][0] if self._due else NEVER
 
     def next_due(self, now_ms: int, believed_ms: int) -> Due | None:
-        """The next half to check or to give up. It counts as being ended from now on: it is written
-        again, or to another topic, and `later` puts a check off.
+        """The next half to check or to give up. It counts as being ended from now on, until
+        `later`.
 
-        `believed_ms`: what time it is as far as that is known without a clock that was set. By
-        `now_ms`, which may have leaped, a half is checked, but not given up.
-        """
+        `now_ms` is the wall clock, which may have leaped: by it a half is checked, but not given
+        up. `believed_ms` is the time by the steady clock."""
         rules = self.rules
         while self._due and self._due[0][0] <= now_ms:
             _, offset = heapq.heappop(self._due)
@@ -211,27 +210,27 @@ class TransactionTable:
         return None
 
     def later(self, half: Half, now_ms: int, pause_ms: int | None = None) -> None:
-        """No producer can be asked, or nothing can be written now: tries again after the interval,
-        or after `pause_ms`."""
+        """A check was not possible: due again after the interval, or after `pause_ms`."""
         self._ending.discard(half.queue_offset)
         wait_ms = self.rules.interval_ms if pause_ms is None else pause_ms
         heapq.heappush(self._due, (now_ms + wait_ms, half.queue_offset))
 
-    def nobody_asked(self, half: Half, now_ms: int) -> None:
-        """No producer of its group is here: `later`, or when one comes."""
+    def no_producer(self, half: Half, now_ms: int) -> None:
+        """No producer of its group is connected: due `later`, or when one connects."""
         self.later(half, now_ms)
-        self._unheard.setdefault(half.group, []).append(half.queue_offset)
+        self._without_producer.setdefault(half.group, []).append(half.queue_offset)
 
     def group_came(self, group: str) -> bool:
-        """A producer of the group is here; whether halves have waited for it. They are due now."""
-        waited = self._unheard.pop(group, None)
+        """A producer of the group connected: halves that waited for one are due now; whether there
+        are any."""
+        waited = self._without_producer.pop(group, None)
         for offset in waited or ():
             if offset in self._open:
                 heapq.heappush(self._due, (0, offset))
         return waited is not None
 
     def progress(self) -> tuple[int, int]:
-        """(half offset, op offset) from which on all of this can be read again."""
+        """(half offset, op offset) from which a new master must read."""
         half = next(iter(self._open), self.next_half)
         ops = self._ops
         while ops and ops[0][1] < half:
@@ -240,8 +239,8 @@ class TransactionTable:
 
 
 def parse_op(body: bytes) -> list[int]:
-    """The half queue offsets of an op record's body, each followed by a comma. What is no number is
-    left out."""
+    """The half queue offsets of an op record's body, each followed by a comma; what is no number is
+    skipped."""
     numbers = map(whole_number, body.split(b","))
     return [number for number in numbers if number is not None and number >= 0]
 
@@ -251,12 +250,12 @@ def op_body(offsets: list[int]) -> bytes:
 
 
 def is_half(properties: bytes) -> bool:
-    """Whether a sent message is to wait for the end of a transaction. Raises BrokerRefusal 13 for
-    one that is to wait for a time as well."""
+    """Whether a sent message belongs to a transaction. Raises BrokerRefusal MESSAGE_ILLEGAL if it
+    is delayed as well."""
     found = decode_properties(properties)
     if found.get(TRAN_MSG, "").lower() != "true":
         return False
-    waits = [name for name in _WAITS if found.get(name, "0") not in ("0", "-1")]
+    waits = [name for name in _DELAYS if found.get(name, "0") not in ("0", "-1")]
     if waits:
         raise BrokerRefusal(
             ResponseCode.MESSAGE_ILLEGAL,
@@ -280,7 +279,7 @@ def make_half(message: NewMessage) -> None:
 
 
 def half_of(record: Buffer) -> Half:
-    """What the table needs of a half message's record."""
+    """The half message of a record."""
     head = scan_record(record)
     assert head is not None, "units point to whole records"
     properties = head.properties
@@ -299,15 +298,15 @@ def half_of(record: Buffer) -> Half:
 
 
 def transaction_key(properties: bytes) -> bytes:
-    """What names a transaction: UNIQ_KEY alone may stand in several, for a message that is sent
-    once more keeps it (R56). Empty without one."""
+    """The identity of a transaction; empty without UNIQ_KEY. UNIQ_KEY alone is not enough, because
+    a message that is sent again keeps it (R56)."""
     names = (b"UNIQ_KEY", REAL_TOPIC.encode(), REAL_QID.encode(), PGROUP.encode())
     parts = [find_property(properties, name) or b"" for name in names]
     return b"\x01".join(parts) if parts[0] else b""
 
 
 def immunity_ms(text: str) -> int:
-    """How long after its birth a half is not checked; -1, and what is no number, mean 6 s."""
+    """How long after its birth a half is not checked; -1 and what is no number mean 6 s."""
     seconds = whole_number(text.strip(), INT_MAX)
     return seconds * 1000 if seconds is not None and seconds >= 0 else IMMUNITY_DEFAULT_MS
 

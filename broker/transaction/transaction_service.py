@@ -1,14 +1,14 @@
-"""Transactions: half messages are kept, ended by their producer, and checked back with it.
+"""Transactions: half messages are kept, ended by their producer, or checked back with it.
 
-A half message waits in RMQ_SYS_TRANS_HALF_TOPIC. Its end, END_TRANSACTION, puts the message into
-its own topic (a commit) and its queue offset into a record of RMQ_SYS_TRANS_OP_HALF_TOPIC; all ends
-of a loop turn share one op. It is answered when the op is confirmed, so what was answered is never
-checked back and never committed twice (R30): where the log of a new master ends between a commit
-and its op, the op is written first (`store.recent_commits`). A half that nobody ends is checked
-back: it is written again with a higher count, and CHECK_TRANSACTION_STATE goes to a producer of its
-group. The last place of one that stays open is TRANS_CHECK_MAX_TIME_TOPIC.
+A half message waits in RMQ_SYS_TRANS_HALF_TOPIC. END_TRANSACTION puts the message into its own
+topic (a commit), and its queue offset into an op record of RMQ_SYS_TRANS_OP_HALF_TOPIC; all ends of
+a loop turn share one op. The reply waits until the op is confirmed, so an answered end is never
+checked back or committed twice (R30). If the log of a new master ends between a commit and its op,
+the op is written first (`store.recent_commits`). A half that stays open is checked back: it is
+written again with a higher count, and a producer of its group gets CHECK_TRANSACTION_STATE. After
+too many checks it goes to TRANS_CHECK_MAX_TIME_TOPIC.
 
-The shell around `transaction_records`. Only a master acts.
+The shell around `transaction_records`.
 Origin: EndTransactionProcessor, TransactionalMessageServiceImpl and TransactionalOpBatchService.
 """
 
@@ -106,12 +106,12 @@ class TransactionService(LogFeature):
         self._ops: list[int] = []
         self._op_done: asyncio.Future[None] | None = None
         self._last_op: asyncio.Future[None] | None = None
-        """Of this turn, or of one whose op may not be confirmed yet."""
+        """The newest op, which may not be confirmed yet."""
         self._owed: list[int] = []
-        """Halves whose commit is in the log, and whose op found no room. They go with the next."""
+        """Halves whose commit is in the log, and whose op was refused. They go with the next op."""
         producers.came = self._producer_came
         self._resumed: set[int] = set()
-        """Where the given-up messages are that this mastership has taken back."""
+        """Physical offsets of the given-up messages that this mastership has taken back."""
         self._wall_at_zero_ms = wall_ms() - boot_ms()
 
     def register(self, processors: Processors) -> None:
@@ -135,11 +135,11 @@ class TransactionService(LogFeature):
         self._resumed.clear()
         if self._op_done is not None and not self._op_done.done():
             self._op_done.set_exception(_changed())
-            self._op_done.exception()  # perhaps nobody waits
+            self._op_done.exception()  # marks it as retrieved: perhaps no request waits
         self._op_done = None
 
     def _producer_came(self, group: str) -> None:
-        """After a failover halves are overdue before any producer is known."""
+        """After a failover halves may be due before any producer is known."""
         if self._table.group_came(group) and self._is_running:
             self._wake_in(0)
 
@@ -150,8 +150,8 @@ class TransactionService(LogFeature):
     def _read(self) -> bool:
         more = self._read_slice()
         halves, ops = self._load_to
-        is_level = self._table.next_half >= halves and self._table.next_op >= ops
-        if not self._loaded.is_set() and is_level:
+        is_caught_up = self._table.next_half >= halves and self._table.next_op >= ops
+        if not self._loaded.is_set() and is_caught_up:
             self._loaded.set()
             self._end_torn()
         return more
@@ -165,16 +165,16 @@ class TransactionService(LogFeature):
         self._keep_progress()
         return pause_ms
 
-    # What the queues say.
+    # Reading the queues.
 
     def _first_offsets(self) -> list[int]:
-        """Where the queues of half messages and of ops begin; the log may expire at any time."""
+        """The first offsets of both queues; the log may expire at any time."""
         least = self._store.queries.min_offset_in_queue
         return [least(topic, QUEUE) for topic in self.TOPICS]
 
     def _read_slice(self) -> bool:
-        """Reads some of both queues, ops when all half messages that they may name were read;
-        whether there is more. Raises CorruptLogError."""
+        """Reads some of both queues; whether there is more. Ops come after all half messages, which
+        they may name. Raises CorruptLogError."""
         queries, table = self._store.queries, self._table
         table.skip_to(*self._first_offsets())
         halves = queries.units(TRANS_HALF_TOPIC, QUEUE, table.next_half, SLICE)
@@ -207,7 +207,7 @@ class TransactionService(LogFeature):
         return bool(ops) and table.next_op < queries.max_offset_in_queue(TRANS_OP_HALF_TOPIC, QUEUE)
 
     def _end_torn(self) -> None:
-        """Half messages whose commit, or whose copy, is in the log without the op."""
+        """Writes the op of half messages whose commit or copy is in the log without it."""
         if self._path.gate.refusal is not None:
             return
         torn, self._torn = [one for one in self._torn if self._table.is_open(one)], []
@@ -215,7 +215,7 @@ class TransactionService(LogFeature):
             self._write_op(torn)
 
     def _keep_progress(self) -> None:
-        """What was read comes from confirmed records, so the progress is safe as it is (R30)."""
+        """Only confirmed records were read, so their progress may be committed now (R30)."""
         if self._path.gate.refusal is None:
             half, ops = self._table.progress()
             self._offsets.commit(TRANS_GROUP, TRANS_HALF_TOPIC, QUEUE, half)
@@ -226,7 +226,7 @@ class TransactionService(LogFeature):
     async def end_transaction(
         self, request: RemotingCommand, channel: Connection
     ) -> RemotingCommand:
-        """37. Answered when the end is confirmed."""
+        """Answered when the op is confirmed (request 37)."""
         gate = self._path.gate
         gate.require_open()
         group = text(request, "producerGroup")
@@ -235,10 +235,12 @@ class TransactionService(LogFeature):
         outcome = number(request, "commitOrRollback")
         from_check = flag(request, "fromTransactionCheck")
         if outcome not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
-            return RemotingCommand.response_to(request)  # not known yet: the check asks again
+            return RemotingCommand.response_to(
+                request
+            )  # the producer does not know yet: a check will ask again
         await self._until_loaded()
         while self._table.next_half <= queue_offset and self._read_slice():
-            pass  # what was confirmed in this very moment
+            pass  # the half may have been confirmed in this turn
         record = self._store.queries.look_message_by_offset(phy_offset)
         half = decode_record(record) if record is not None else None
         if record is None or half is None or half.topic != TRANS_HALF_TOPIC:
@@ -252,7 +254,7 @@ class TransactionService(LogFeature):
             return await self.end_transaction(request, channel)
         if not offsets:
             raise _refused(f"the transaction of half message {queue_offset} has ended already")
-        # A master may have the commit, and the op is still to be written (`_end_torn`, `_check`).
+        # The commit may be in the log without its op (`_end_torn`, `_check`): do not commit twice.
         committed_before = any(map(self._is_committed, offsets))
         try:
             if outcome == TRANSACTION_COMMIT and not committed_before:
@@ -267,8 +269,8 @@ class TransactionService(LogFeature):
         return RemotingCommand.response_to(request)
 
     async def _no_more_ending(self, queue_offset: int, key: bytes) -> bool:
-        """Waits until no half of the transaction is being ended: by its check, which writes a copy,
-        or by an end before. Whether one was."""
+        """Waits while a half of the transaction is being ended, by its check, which writes a copy,
+        or by an earlier end; whether one was."""
         was = is_ending = self._table.is_ending(queue_offset, key)
         while is_ending and self._last_op is not None:
             was_done = self._last_op.done()
@@ -286,9 +288,9 @@ class TransactionService(LogFeature):
         return queue_offset in self._owed or place in self._store.recent_commits
 
     async def resume_check(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """323. `msgId`, an offsetMsgId, names a half message that was given up, or one that is
-        open: it is checked as if it had never been. Answered when that is confirmed. Java takes any
-        message; of one that has ended it would make a second commit."""
+        """Checks a half message from the start, one that was given up or one that is open (request
+        323); `msgId` is its offsetMsgId. Answered when that is confirmed. Java takes any message,
+        and could commit one that has ended a second time."""
         self._path.gate.require_open()
         await self._until_loaded()
         message_id = text(request, "msgId")
@@ -323,15 +325,15 @@ class TransactionService(LogFeature):
         await asyncio.shield(done)
 
     async def _take_back(self, half: MessageExt, copy: NewMessage) -> None:
-        """Writes a half message that was given up again, once: whether it was, or has been
-        committed, shows in the records of its UNIQ_KEY behind it."""
+        """Writes a half message that was given up again, once: a record with its UNIQ_KEY behind it
+        shows that it was taken back before, or committed."""
         name, place = f"half message {half.msg_id}", half.physical_offset
         key = half.properties.get(UNIQ_KEY, "")
         if not key:
-            raise _refused(f"{name} has no UNIQ_KEY: whether it has ended since cannot be told")
+            raise _refused(f"{name} has no UNIQ_KEY: it is unknown whether it has ended since")
         if not self._config.store.message_index_enable:
             raise _refused(
-                f"{name}: whether it has ended since cannot be told with messageIndexEnable=false"
+                f"{name}: without messageIndexEnable it is unknown whether it has ended since"
             )
         for topic in (TRANS_HALF_TOPIC, half.properties[REAL_TOPIC]):
             found = self._store.queries.query_message(topic, key, SLICE, 0, NEVER)
@@ -346,7 +348,7 @@ class TransactionService(LogFeature):
         await self._path.wait_confirmed(put.end_offset, name)
 
     async def _until_loaded(self) -> None:
-        """A new master knows what is open a moment later. Raises BrokerRefusal."""
+        """Waits until a new master has read what is open. Raises BrokerRefusal."""
         try:
             async with asyncio.timeout(LOADING_S_MAX):
                 await self._loaded.wait()
@@ -356,7 +358,7 @@ class TransactionService(LogFeature):
             ) from None
 
     def _commit(self, record: memoryview, half: MessageExt, latest_offset: int) -> None:
-        """`latest_offset`: of its last copy in the log, by which a new master knows the commit."""
+        """`latest_offset`: of its last copy in the log; a new master finds the commit by it."""
         _require_same_topic(self._topics, half)
         place = real_place(message_to_store(record).properties)
         if place is None:
@@ -372,7 +374,7 @@ class TransactionService(LogFeature):
         self._path.schedule_flush()
 
     def _write_op(self, offsets: list[int]) -> asyncio.Future[None]:
-        """Done when the op of this turn, which ends these half messages, is confirmed."""
+        """Ends these half messages with the op of this turn; done when it is confirmed."""
         loop = asyncio.get_running_loop()
         if self._op_done is None:
             self._op_done = self._last_op = loop.create_future()
@@ -417,7 +419,7 @@ class TransactionService(LogFeature):
         table = self._table
         table.rules = check_rules(self._config)
         for _ in range(SLICE):
-            # A half is as old as this process knows: a clock that leaps gives none up unchecked.
+            # Age by the steady clock: a wall clock that leaps must not give up unchecked halves.
             believed_ms = min(now_ms, self._wall_at_zero_ms + boot_ms())
             due = table.next_due(now_ms, believed_ms)
             if due is None:
@@ -449,17 +451,17 @@ class TransactionService(LogFeature):
         is_ended = is_ended or self._topics.deleted_since(topic, half.phy_offset)
         if record is None or is_ended:
             self._write_op([half.queue_offset])
-        elif topic in self._store.deleting_topics:  # its end, or a copy behind the deletion: no
+        elif topic in self._store.deleting_topics:  # the deletion may not be confirmed
             self._table.later(half, now_ms, log_features.REFUSED_MS)
         elif due.action == "give up":
             self._give_up(half, record)
         elif (channel := self._producers.channel(half.group)) is None:
             log.info("transaction_not_checked group=%s: no producer of it is here", half.group)
-            self._table.nobody_asked(half, now_ms)
+            self._table.no_producer(half, now_ms)
         else:
-            self._ask(half, record, channel)
+            self._ask_producer(half, record, channel)
 
-    def _ask(self, half: Half, record: memoryview, channel: Connection) -> None:
+    def _ask_producer(self, half: Half, record: memoryview, channel: Connection) -> None:
         copy = checked_once_more(record, half.checks + 1)
         place = real_place(copy.properties) or ("", 0)
         put = self._store.appender.put_stored(copy)
@@ -492,7 +494,7 @@ class TransactionService(LogFeature):
 
 
 def check_rules(config: BrokerSections) -> CheckRules:
-    """When half messages are checked: the broker's settings."""
+    """From the broker's settings, which may change while it runs."""
     broker = config.broker
     return CheckRules(
         timeout_ms=broker.transaction_time_out,
@@ -503,8 +505,8 @@ def check_rules(config: BrokerSections) -> CheckRules:
 
 
 def _require_same_topic(topics: TopicService, half: MessageExt) -> None:
-    """Raises BrokerRefusal 17 for a half of a topic that was deleted, also if it was made again
-    (R39)."""
+    """Raises BrokerRefusal TOPIC_NOT_EXIST if the half's topic was deleted, also if it was created
+    again (R39)."""
     topic = half.properties.get(REAL_TOPIC, "")
     if topics.deleted_since(topic, half.physical_offset):
         raise BrokerRefusal(
@@ -523,7 +525,7 @@ def _changed() -> BrokerRefusal:
 
 
 def _check_same(half: MessageExt, group: str, queue_offset: int, phy_offset: int) -> None:
-    """Raises BrokerRefusal 1 unless the half message is the one that the request means."""
+    """Raises BrokerRefusal unless the half message is the one that the request names."""
     for what, asked, has in (
         ("producerGroup", group, half.properties.get(PGROUP, "")),
         ("tranStateTableOffset", queue_offset, half.queue_offset),
@@ -534,7 +536,7 @@ def _check_same(half: MessageExt, group: str, queue_offset: int, phy_offset: int
 
 
 def _check_immunity(half: MessageExt, now_ms: int) -> None:
-    """Raises BrokerRefusal 604 for an end that comes when checks may have begun."""
+    """Raises BrokerRefusal ILLEGAL_OPERATION for an end that comes when checks may have begun."""
     given = half.properties.get(CHECK_IMMUNITY_TIME_IN_SECONDS)
     if given is None:
         return

@@ -1,8 +1,8 @@
-"""What came in and went out by minute, hour and day: the counters that 315 asks for.
+"""Traffic by minute, hour and day: the counters of VIEW_BROKER_STATS_DATA (request 315).
 
-A counter costs a hot path one look-up and three additions. All counters of a table are sampled as
+A counter costs the hot path one look-up and three additions. All counters of a table are sampled as
 one copy of its arrays (80 KB for 10,000 keys), every 10 s, 10 min and 1 h. A key without traffic
-for a day is dropped, some keys at a tick.
+for a day is dropped, some keys a tick.
 Origin: org.apache.rocketmq.store.stats.BrokerStatsManager, common.stats.StatsItem in Java.
 """
 
@@ -16,13 +16,13 @@ from typing import Final, NamedTuple
 from batonmq.protocol.bodies import BrokerStatsData, BrokerStatsItem
 
 SPANS: Final = ((10_000, 6), (600_000, 6), (3_600_000, 24))
-"""Minute, hour and day: ms between samples, and how many of them reach back that far."""
+"""Minute, hour and day: ms between samples, and how many samples are kept."""
 SWEEP: Final = 200
-"""So many keys are looked at in one tick for whether they are still in use."""
+"""Keys that one tick checks for traffic."""
 
 
-class Sample(NamedTuple):
-    """The counters of a table at a time (ms). A key that came later is not in it: it had 0."""
+class CounterSample(NamedTuple):
+    """The counters of a table at a time (ms). A key that is newer is not in it, and counts as 0."""
 
     at_ms: int
     messages: array[int]
@@ -56,7 +56,7 @@ class StatsTable:
         if self._free:
             slot = self._free.pop()
             for ring in self._rings:
-                for sample in ring:  # what an earlier key counted there is not this one's
+                for sample in ring:  # an earlier key of this slot counted there
                     if slot < len(sample.calls):
                         sample.messages[slot] = self._messages[slot]
                         sample.bytes[slot] = self._bytes[slot]
@@ -87,8 +87,8 @@ class StatsTable:
                 self._free.append(self._slots.pop(key))
         del self._to_sweep[-SWEEP:]
 
-    def _sample(self, now_ms: int) -> Sample:
-        return Sample(now_ms, self._messages[:], self._bytes[:], self._calls[:])
+    def _sample(self, now_ms: int) -> CounterSample:
+        return CounterSample(now_ms, self._messages[:], self._bytes[:], self._calls[:])
 
     def shown(self, key: str | None, now_ms: int, *, sizes: bool) -> BrokerStatsData | None:
         """The last minute, hour and day of a key, or of all (None): messages, or bytes (`sizes`).
@@ -120,7 +120,7 @@ def _difference(now: array[int], before: array[int], slot: int | None) -> int:
 
 
 class BrokerStats:
-    """The tables of a broker, and their names in 315. Times are ms of `clock_ms`."""
+    """The tables of a broker, under Java's names. Times are ms of `clock_ms`."""
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
         self._clock_ms = clock_ms
@@ -142,11 +142,11 @@ class BrokerStats:
         self._puts.add(topic, messages, size)
 
     def got(self, topic: str, group: str, messages: int, size: int) -> None:
-        """A group got them in one answer."""
+        """A group got them in one reply."""
         self._gets.add(f"{topic}@{group}", messages, size)
 
     def sent_back(self, topic: str, group: str) -> None:
-        """A group gave back one message."""
+        """A group sent one message back."""
         self._send_backs.add(f"{topic}@{group}", 1, 0)
 
     def tick(self, now_ms: int) -> None:
@@ -171,8 +171,8 @@ class BrokerStats:
         return self._shown[name][0].totals()
 
     def shown(self, name: str, key: str) -> BrokerStatsData | None:
-        """`key`: the topic, `topic@group`, or for the broker's own numbers its cluster, which may
-        be any. None if nothing is counted there."""
+        """`key`: the topic, or `topic@group`; ignored for the numbers of the whole broker. None if
+        there is no such counter."""
         now_ms = self._clock_ms()
         if name in ("BROKER_PUT_NUMS", "BROKER_GET_NUMS"):
             table = self._puts if name == "BROKER_PUT_NUMS" else self._gets

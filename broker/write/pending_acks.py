@@ -1,14 +1,14 @@
-"""Writes that wait for confirmOffset, and the only place from which code 0 leaves for one of them.
+"""Writes that wait for confirmOffset; success (code 0) leaves for them only from here. Pure.
 
-Invariant (SAFETY R4): entries belong to one masterEpoch; a role change fails all of them before a
-byte is cut, so no reply made for one epoch is ever released by the confirmOffset of another.
-Entries come in the order of their deadline, the wait being one constant, and nearly of their end
-offset (a reply that waited for name servers comes late, and leaves with those before it), so a
-deque is all that is needed. Pure. Origin: GroupTransferService in Java, without its thread.
+Invariant (R4): all entries belong to one masterEpoch. A role change fails all of them before a byte
+is cut, so the confirmOffset of one epoch never releases a reply of another. Entries come in order
+of their deadline, because all wait equally long, and almost in order of their end offset, so a
+deque is enough. (A reply that waited for name servers comes late, and leaves with those before it.)
+Origin: GroupTransferService in Java, without its thread.
 
-`FlowControl` refuses sends that could only wait (2), so that their producer goes elsewhere: when so
-many wait that one more would be late anyway, and what queued up while the disk held a write of the
-log. Nothing that was refused is stored. Origin: BrokerFastFailure and the bound of the send queue.
+`FlowControl` refuses sends (SYSTEM_BUSY) that would only time out, so that their producer tries
+another broker: if too many wait already, and those that queued up while the disk blocked a write.
+Origin: BrokerFastFailure and the limit of the send queue in Java.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from batonmq.remoting.headers import recode
 from batonmq.store.config import StoreConfig
 
 CLEAN_MS: Final = 50
-"""How long after such a write: time enough to read what waited in the sockets."""
+"""Refusing goes on so long after a slow write: enough to read what waited in the sockets."""
 Outcome = Callable[[int, str], None]
 """Called once with (response code, remark); code 0 means confirmed."""
 SLICE: Final = 512
@@ -43,7 +43,7 @@ _Reply = tuple[int, int, ReplySink, bytes]
 
 
 class PendingAcks:
-    """Acks that wait, all of one masterEpoch. Offsets are exclusive ends; times are ms."""
+    """Acks of one masterEpoch that wait. Offsets are exclusive ends; times are ms."""
 
     def __init__(self, wait_ms: int) -> None:
         self.wait_ms = wait_ms
@@ -56,7 +56,7 @@ class PendingAcks:
         self.failed_by_code: Counter[int] = Counter()
         self._replies: deque[_Reply] = deque()
         self._waiters: deque[tuple[int, int, Outcome]] = deque()
-        # What failed and was not answered yet: replies, code, remark.
+        # Failed replies that were not answered yet: replies, code, remark.
         self._failed: deque[tuple[deque[_Reply], int, str]] = deque()
 
     def __len__(self) -> int:
@@ -89,8 +89,8 @@ class PendingAcks:
         return before - len(replies)
 
     def fail_all(self, code: int, remark: str) -> int:
-        """Every entry gets a refusal (R4): outcomes and a slice of the replies now, the other
-        replies by `answer_failed`. Returns how many there were."""
+        """Fails every entry (R4): outcomes and a slice of the replies now, the other replies by
+        `answer_failed`. Returns how many there were."""
         failed = len(self)
         self.failed_by_code[code] += len(self._replies)
         waiters, self._waiters = self._waiters, deque()
@@ -102,7 +102,7 @@ class PendingAcks:
         return failed
 
     def answer_failed(self) -> bool:
-        """Answers a slice of what failed; whether there is more."""
+        """Answers a slice of the failed replies; whether there are more."""
         left = SLICE
         while self._failed and left:
             replies, code, remark = self._failed[0]
@@ -115,7 +115,7 @@ class PendingAcks:
         return bool(self._failed)
 
     def begin_epoch(self, master_epoch: int) -> None:
-        """Starts a mastership. What waited must have been failed before."""
+        """Starts a mastership; `fail_all` came before."""
         assert not self._replies, "acks of an older epoch are still pending (R4)"
         self.master_epoch = master_epoch
         self.first_due = True
@@ -138,14 +138,15 @@ class PendingAcks:
 
 
 class AckPause:
-    """After a stall of its own a master acknowledges nothing before its lease is renewed (R8).
+    """After its own process was stopped, a master acknowledges nothing until its lease is renewed
+    (R8).
 
-    A process that was stopped for longer than its lease finds the acks of its slaves in its
-    sockets when it wakes. Every member has those bytes, so releasing the replies would break no
-    promise (R1). But another replica may be master by then, and clients must not get replies from
-    two masters. So acks wait until the lease is renewed, or a role change fails them (R4), or
-    `most_ms` are over: then no controller can be reached, and a healthy group goes on (R36).
-    All times are ms of the clock of `lease_valid`.
+    A process that was stopped for longer than its lease finds the acks of its slaves in its sockets
+    when it wakes. Every member has those bytes, so the replies would break no promise (R1). But
+    another replica may be master by then, and clients must not get replies from two masters. So
+    acks wait until the lease is renewed, or a role change fails them (R4), or `most_ms` are over:
+    then no controller is reachable, and a healthy group continues (R36). Times are ms of the clock
+    of `lease_valid`.
     """
 
     def __init__(
@@ -187,7 +188,7 @@ class FlowControl:
             self._clean_until_ms = now_ms + CLEAN_MS
 
     def check(self, waiting: int, now_ms: int) -> None:
-        """A send has come; so many are `waiting` for their answers. Raises BrokerRefusal."""
+        """A send arrived while so many are `waiting`. Raises BrokerRefusal."""
         broker = self._broker
         if waiting >= broker.send_thread_pool_queue_capacity:
             raise BrokerRefusal(

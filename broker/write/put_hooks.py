@@ -1,17 +1,15 @@
-"""What becomes of a message that is put: its properties, and the topic in which it waits. Pure.
+"""What happens to a message when it is put: its properties, and the topic where it waits. Pure.
 
-`SendProperties` takes the property string of a send in one pass: it finds what the store needs
-(TAGS, KEYS, UNIQ_KEY), drops what no client may set, and adds what every stored message carries.
+`SendProperties` handles the property string of a send in one pass: it finds what the store needs
+(TAGS, KEYS, UNIQ_KEY), drops what a client may not set, and adds what every stored message carries.
 The common case searches the string a few times; anything unusual goes through a dictionary.
 
-`PutHooks` gives a message that is to wait to a topic of the broker's own. A message with DELAY
-above 0 goes to the queue of its level in SCHEDULE_TOPIC_XXXX and keeps where it belongs in
-REAL_TOPIC and REAL_QID. One with TIMER_DELAY_SEC, TIMER_DELAY_MS or TIMER_DELIVER_MS goes to
-rmq_sys_wheel_timer, with the millisecond at which it is due in TIMER_OUT_MS (Java: rounded to a
-second). Whatever puts a message for others passes here: sends, commits of transactions, retries.
-What the broker delivers, or writes for itself, does not.
-Origin: org.apache.rocketmq.broker.util.HookUtils.
-"""
+`PutHooks` moves a message that is to wait to a topic of the broker's own. With DELAY above 0 it
+goes to the queue of its level in SCHEDULE_TOPIC_XXXX; REAL_TOPIC and REAL_QID keep where it
+belongs. With TIMER_DELAY_SEC, TIMER_DELAY_MS or TIMER_DELIVER_MS it goes to rmq_sys_wheel_timer,
+with its due time in ms in TIMER_OUT_MS (Java rounds to a second). Sends, commits of transactions
+and retries pass here; what the broker delivers or writes for itself does not. Origin:
+org.apache.rocketmq.broker.util.HookUtils."""
 
 from __future__ import annotations
 
@@ -46,10 +44,10 @@ from batonmq.protocol.topic_name import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from batonmq.store.config import StoreConfig
 
 _ACCEPTED_MAX: Final = PROPERTIES_SIZE_MAX - PROPERTIES_ROOM
-_TIMER_WISHES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
+_TIMER_PROPERTIES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 TIMER_QUEUE: Final = 0
 _INNER: Final = INNER_NUM.encode() + b"\x01"
-_NOT_IN_A_BATCH: Final = (DELAY, TRAN_MSG, *_TIMER_WISHES)
+_NOT_IN_A_BATCH: Final = (DELAY, TRAN_MSG, *_TIMER_PROPERTIES)
 
 SEPARATOR: Final = "\x02"
 _DROPPED: Final = ("POP_CK", "__CRC32#")
@@ -63,13 +61,13 @@ class PutHooks:
         self._config = config
 
     def apply(self, message: NewMessage, now_ms: int) -> None:
-        """Diverts `message`, in place, if it is to wait; a level counts more than a time. `now_ms`
-        is wall clock. Raises BrokerRefusal, 13 for a wish that is none, 1 where timers are switched
-        off; then nothing may be stored. Dead letters do not wait."""
+        """Diverts `message`, in place, if it is to wait; a level takes precedence over a time.
+        `now_ms` is the wall clock. Raises BrokerRefusal, MESSAGE_ILLEGAL for an invalid property,
+        SYSTEM_ERROR if timers are off; nothing may be stored then. Dead letters never wait."""
         if message.topic.startswith(DLQ_PREFIX):
             return
-        wish = find_property(message.properties, DELAY.encode()) or b""
-        level = delay_level(wish.decode("utf-8", "replace"))
+        text = find_property(message.properties, DELAY.encode()) or b""
+        level = delay_level(text.decode("utf-8", "replace"))
         if level > 0:
             self._delay(message, level)
             return
@@ -79,10 +77,10 @@ class PutHooks:
 
     def _delay(self, message: NewMessage, level: int) -> None:
         """A level above the last counts as the last, as in Java. The log must still have the
-        message when it is due (R56): else a client's wish is refused, and a retry waits less."""
+        message when it is due (R56): a client's message is refused, and a retry waits less."""
         if b"TIMER_" in message.properties:
             properties = decode_properties(message.properties)
-            for name in _TIMER_WISHES:
+            for name in _TIMER_PROPERTIES:
                 properties.pop(name, None)
             message.properties = encode_properties(properties).encode()
         level = min(level, len(self._levels))
@@ -95,12 +93,12 @@ class PutHooks:
                 )
             fitting = (one for one in range(level, 0, -1) if self._levels.delay_ms(one) <= kept_ms)
             level = next(fitting, 1)
-        wishes = {
+        changed = {
             DELAY.encode(): b"%d" % level,
             REAL_TOPIC.encode(): message.topic.encode(),
             REAL_QID.encode(): b"%d" % message.queue_id,
         }
-        message.properties = with_properties(message.properties, wishes)
+        message.properties = with_properties(message.properties, changed)
         message.topic, message.queue_id = SCHEDULE_TOPIC, level - 1
 
     def _time(self, message: NewMessage, properties: dict[str, str], now_ms: int) -> None:
@@ -132,7 +130,7 @@ class PutHooks:
 
 
 def delay_level(text: str) -> int:
-    """The value of a DELAY property, 0 if it is absent. Raises BrokerRefusal 13."""
+    """The value of a DELAY property, 0 if absent. Raises BrokerRefusal MESSAGE_ILLEGAL."""
     text = text.strip()
     if not text:
         return 0
@@ -143,7 +141,7 @@ def delay_level(text: str) -> int:
 
 
 def _deliver_ms(properties: dict[str, str], now_ms: int) -> int | None:
-    """When a message is to be delivered, None for one without such a wish."""
+    """When a message is to be delivered, wall clock ms; None if it has no such property."""
     for name, unit_ms, start_ms in (
         (TIMER_DELAY_SEC, 1000, now_ms),
         (TIMER_DELAY_MS, 1, now_ms),
@@ -152,10 +150,10 @@ def _deliver_ms(properties: dict[str, str], now_ms: int) -> int | None:
         text = properties.get(name)
         if text is None:
             continue
-        wish = whole_number(text.strip())
-        if wish is None:
+        value = whole_number(text.strip())
+        if value is None:
             raise _illegal(f"property {name} is {text[:32]!r}, allowed is a whole number")
-        return start_ms + wish * unit_ms
+        return start_ms + value * unit_ms
     return None
 
 
@@ -163,9 +161,9 @@ def _illegal(why: str) -> BrokerRefusal:
     return BrokerRefusal(ResponseCode.MESSAGE_ILLEGAL, f"{why}; the message was not stored")
 
 
-def require_room(properties: bytes) -> None:
-    """Raises BrokerRefusal 13 for the properties of a client's message that leave no room for those
-    that a broker adds later (R54)."""
+def require_space(properties: bytes) -> None:
+    """Raises BrokerRefusal MESSAGE_ILLEGAL if a client's properties leave no space for those that a
+    broker adds later (R54)."""
     if len(properties) > _ACCEPTED_MAX:
         raise _illegal(
             f"its properties have {len(properties)} bytes, at most {_ACCEPTED_MAX} are taken:"
@@ -174,7 +172,8 @@ def require_room(properties: bytes) -> None:
 
 
 def refuse_to_wait(properties: bytes) -> None:
-    """Raises BrokerRefusal 13 for a message of a batch that is to wait: a batch is one write."""
+    """Raises BrokerRefusal MESSAGE_ILLEGAL if a message of a batch is to wait: a batch is one write
+    to one queue."""
     if not any(name.encode() + b"\x01" in properties for name in _NOT_IN_A_BATCH):
         return
     found = decode_properties(properties)
@@ -184,8 +183,8 @@ def refuse_to_wait(properties: bytes) -> None:
 
 
 def refuse_inner_batch(properties: bytes, sys_flag: int) -> None:
-    """Raises BrokerRefusal 13 for several messages in one record: they are for topics with
-    `queue.type=BatchCQ`, which no topic here has."""
+    """Raises BrokerRefusal MESSAGE_ILLEGAL for several messages in one record: only topics with
+    `queue.type=BatchCQ` have them, and no topic here is one."""
     if sys_flag & INNER_BATCH or properties.startswith(_INNER) or b"\x02" + _INNER in properties:
         raise _illegal(
             f"it is an inner batch (property {INNER_NUM}, or bit {INNER_BATCH:#x} of sysFlag): only"
@@ -194,7 +193,7 @@ def refuse_inner_batch(properties: bytes, sys_flag: int) -> None:
 
 
 class SendProperties:
-    """Prepares property strings for one broker. `unique_ids` makes what a message lacks."""
+    """Prepares property strings. `unique_ids` makes a UNIQ_KEY for messages without one."""
 
     def __init__(self, cluster_name: str, region_id: str, unique_ids: UniqIdGenerator) -> None:
         self._suffix = encode_properties(
@@ -242,5 +241,5 @@ class SendProperties:
 
 
 def _fits_into_a_reply(unique_key: str) -> bool:
-    """Whether the reply's template may take it as it is: nothing in it needs escaping in JSON."""
+    """Whether the reply's template may take it as it is, without escaping in JSON."""
     return unique_key.isprintable() and not set(unique_key) & {'"', "\\"} and unique_key != ""

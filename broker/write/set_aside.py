@@ -1,6 +1,6 @@
-"""What a broker could not carry out, and what fails at present (SAFETY R54).
+"""Records that a broker could not carry out, and features that fail now (R54).
 
-One record must not stop a feature. What can never be carried out stays where it is in the log, is
+One record must not stop a feature. A record that can never be carried out stays in the log, is
 named in the process log and by `mqctl health`, and the feature continues behind it.
 """
 
@@ -16,7 +16,7 @@ _NAMED_MAX: Final = 8
 
 
 class SetAside:
-    """Of this process. All are counted, the newest are named."""
+    """Of this process. All are counted; the newest are named."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -30,12 +30,12 @@ class SetAside:
         self._newest.append(f"{feature}: {what}: {error!r}")
 
     def turn_failed(self, feature: str, error: Exception) -> None:
-        """A turn of the feature ended with an error; the next one tries again."""
+        """A turn of the feature failed; the next one tries again."""
         log.error("feature_failed feature=%s reason=%r", feature, error, exc_info=error)
         self._failing[feature] = repr(error)
 
     def turn_done(self, feature: str) -> None:
-        """A turn of the feature ended without an error."""
+        """A turn of the feature succeeded."""
         if self._failing:
             self._failing.pop(feature, None)
 

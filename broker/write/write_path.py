@@ -1,21 +1,19 @@
-"""The way of a write through this broker, and the only place that releases acknowledgements.
+"""The path of a write through this broker, and the only place that releases acknowledgements.
 
 A processor that stores a message checks `gate.refusal` (R36), puts the message into the store's
 turn buffer and its finished reply into `acks`, and calls `schedule_flush`. At the end of the loop
-turn everything that was put is written with one `pwrite` and replicated with one notice. When
-confirmOffset passes the end of a record, its reply leaves (G1, R1).
+turn all of it is written with one `pwrite` and replicated with one notice. When confirmOffset
+passes the end of a record, its reply leaves (G1, R1). `ConfirmRule` says who confirms.
 
-Turns are not lengthened to gather more sends. A short sleep while many are in flight was measured
-with the stock Java client, at 200 to 1500 µs: it saved no processor time and cost up to a third of
-the rate, since one connection with many sends in flight gathers them by itself.
+Turns are not lengthened to gather more sends. A sleep of 200 to 1500 µs was measured with the stock
+Java client: it saved no processor time and cost up to a third of the rate, because a connection
+with many sends in flight gathers them by itself.
 
-`SendHold` keeps sends for a moment instead of refusing them, in their order: while a planned switch
-drains this master (R33), and while a replica that was just elected has not opened yet. Nothing that
-is held is in the log. After the release each is handled as if it came then: by then the gate takes
-it or refuses it. The release is spread over turns of the loop, since thousands at once would delay
-heartbeats longer than R34 allows; a send that comes meanwhile is queued behind them. What is held
-is bounded in number, bytes and time: a send for which there is no room is refused at once (14), and
-when the time is over, all are released.
+`SendHold` keeps sends in order instead of refusing them: while a planned switch drains this master
+(R33), and until a replica that was just elected opens. They are not in the log. After the release
+each is handled as if it arrived then. The release is spread over turns of the loop, because
+thousands at once would delay heartbeats (R34); a send that arrives meanwhile queues behind them.
+Held sends are bounded in number, bytes and time.
 """
 
 from __future__ import annotations
@@ -47,16 +45,16 @@ Handler = Callable[[Connection, int, bytes, bytes], None]
 HELD_MAX = 20_000
 HELD_BYTES_MAX = 64 << 20
 HELD_SLICE = 500
-"""How many more are handled in a turn than came in the turn before; about 10 ms."""
+"""Handled in a turn in addition to as many as arrived in the last one; about 10 ms."""
 HELD_MOST_S = 0.8
-"""Longer than a switch may hold (R33): the limit if no role change comes."""
+"""The limit if no role change follows; longer than a switch may hold (R33)."""
 
 NOT_REPLICATED = "stored, but not on every required replica in time"
 NOT_FLUSHED = "stored, but not on this broker's disk in time"
 
 
 class SendHold:
-    """The hot path checks `active` only: True from `begin` until all is handled."""
+    """The hot path reads only `active`: True from `begin` until all sends are handled."""
 
     def __init__(self) -> None:
         self.active = False
@@ -70,7 +68,7 @@ class SendHold:
         return len(self._held)
 
     def begin(self) -> None:
-        """Keep sends from now on. A second call starts the time limit anew."""
+        """Holds sends from now on. A second call restarts the time limit."""
         self._stop_waiting()
         self.active = True
         self._timer = asyncio.get_running_loop().call_later(HELD_MOST_S, self.release)
@@ -78,7 +76,7 @@ class SendHold:
     def take(
         self, handler: Handler, connection: Connection, kind: int, header: bytes, body: bytes
     ) -> bool:
-        """Keeps the frame. False if there is no room: the caller refuses it."""
+        """Holds the frame. False if the hold is full: the caller refuses the send."""
         if len(self._held) >= HELD_MAX or self._bytes + len(header) + len(body) > HELD_BYTES_MAX:
             return False
         self._held.append((handler, connection, kind, header, body))
@@ -87,7 +85,7 @@ class SendHold:
         return True
 
     def release(self) -> None:
-        """Handles what is held, in its order: the first of it now, the rest in the next turns."""
+        """Handles the held sends in order: some now, the rest in the next turns."""
         self._stop_waiting()
         self._came = 0
         self._release_slice()
@@ -96,7 +94,7 @@ class SendHold:
         self._next_slice = None
         count = min(len(self._held), HELD_SLICE + self._came)
         self._came = 0
-        self.active = False  # handled, not held again
+        self.active = False  # else the handlers would hold these sends again
         try:
             for _ in range(count):
                 handler, connection, kind, header, body = self._held.popleft()
@@ -225,7 +223,7 @@ class WritePath:
         flow: FlowControl | None = None,
         gate: RoleGate | None = None,
     ) -> None:
-        """`hooks` and `flow` None: those of RocketMQ's settings."""
+        """`hooks` and `flow` None: those of the default settings."""
         self.store = store
         self.clock_ms = clock_ms
         self.gate = RoleGate() if gate is None else gate
@@ -241,11 +239,9 @@ class WritePath:
         self._written_end = 0
 
     def put_message(self, message: NewMessage) -> PutResult:
-        """Puts a message of a client, or one that the broker makes for a group: where it belongs,
-        or where it waits (`put_hooks`). `message` is changed then. Call `schedule_flush` next.
-
-        Raises PutRefused, and BrokerRefusal 13 for a wish that is none; nothing is stored then.
-        """
+        """Puts a message into its topic, or into the one where it waits (`put_hooks`); `message`
+        is changed then. Call `schedule_flush` next. Raises PutRefused, and BrokerRefusal
+        MESSAGE_ILLEGAL for an invalid delay property; nothing is stored then."""
         if b"DELAY\x01" in message.properties or b"TIMER_" in message.properties:
             self._hooks.apply(message, wall_ms())
         result = self.store.appender.put_message(message)
@@ -253,7 +249,8 @@ class WritePath:
         return result
 
     def put_stored(self, message: NewMessage) -> PutResult:
-        """`put_message` for what the log took before, whatever maxMessageSize is by now."""
+        """`put_message` for a message that was in the log before; maxMessageSize, which may have
+        been lowered since, does not apply."""
         if b"DELAY\x01" in message.properties or b"TIMER_" in message.properties:
             self._hooks.apply(message, wall_ms())
         result = self.store.appender.put_stored(message)
@@ -261,8 +258,8 @@ class WritePath:
         return result
 
     def put_system_record(self, topic: str, body: bytes) -> int:
-        """Appends a record of this broker's own; returns the end offset that it is safe at. On a
-        broker that takes no writes nothing is appended: the log decides what holds."""
+        """Appends a record of this broker's own; returns its end offset. A broker that takes no
+        writes appends nothing: what its log says holds."""
         if self.gate.refusal is not None:
             return self.store.appender.end
         result = self.store.appender.put_message(
@@ -288,7 +285,7 @@ class WritePath:
             self.acks.add(end_offset, self.clock_ms(), connection, reply)
 
     def wait_confirmed(self, end_offset: int, what: str) -> Awaitable[None]:
-        """Done when all below `end_offset` is confirmed. Raises BrokerRefusal that names `what`."""
+        """Done when all below `end_offset` is confirmed; else raises BrokerRefusal about `what`."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def outcome(code: int, remark: str) -> None:
@@ -303,9 +300,9 @@ class WritePath:
         return future
 
     def still_master(self, what: str) -> Awaitable[None]:
-        """Done when this broker is shown to be the master still: all that was put is confirmed,
-        also what a full disk keeps from the log (R45), and no pause of its own keeps its acks (R8).
-        Raises BrokerRefusal that names `what`."""
+        """Done when this broker is known to be still the master: all that was put is confirmed,
+        also what a full disk keeps from the log (R45), and no pause delays acks (R8). Raises
+        BrokerRefusal, which names `what`."""
         waits = self.wait_confirmed(self.store.appender.end, what)
         self.confirmed(self.store.confirm_offset)
         return waits
@@ -351,17 +348,17 @@ class WritePath:
                 acks.confirm(offset, now_ms)
 
     def tick(self, now_ms: int) -> None:
-        """Releases what a pause that has ended kept. States queue
-        positions where no write does it (R38), but not while a planned switch drains the log."""
+        """Releases acks after a pause, and states queue positions if no write does it (R38), except
+        while a planned switch drains the log."""
         if self.gate.refusal is None and not self.hold.active and self.store.positions.put_if_due():
             self.schedule_flush()
         if self.gate.is_master and self.store.max_phy_offset != self._written_end:
-            self.end_turn()  # a full disk kept records of an earlier turn (R45)
+            self.end_turn()  # a full disk kept records of an earlier turn in memory (R45)
         self.rule.tick()
 
     def fail_late(self, now_ms: int) -> bool:
-        """Fails what waited too long, and goes on answering what failed: a slice a call; whether
-        there may be more."""
+        """Fails writes that waited too long, and answers failed ones, a slice a call; whether there
+        may be more."""
         return self.acks.expire(now_ms, self._why_late) >= SLICE or self.acks.answer_failed()
 
     def _why_late(self, end_offset: int) -> tuple[int, str]:

@@ -30,7 +30,7 @@ from batonmq.protocol.properties import encode_properties
 from batonmq.protocol.topic_name import TRANS_HALF_TOPIC
 from batonmq.remoting.command import RemotingCommand
 
-Ask = Callable[[], Coroutine[Any, Any, RemotingCommand]]
+PopRequest = Callable[[], Coroutine[Any, Any, RemotingCommand]]
 NO_CHECKS: dict[str, object] = {"transaction_time_out": 3_600_000}
 
 
@@ -52,7 +52,7 @@ async def round_trips(rig: Rig) -> None:
         await rig.ask(45)
 
 
-async def end_of_transaction(rig: Rig) -> Ask:
+async def end_of_transaction(rig: Rig) -> PopRequest:
     sent = await rig.send("T", TRAN_MSG="true", PGROUP="pg")
     _, offset = decode_offset_msg_id(sent.ext["msgId"])
     fields = {
@@ -65,18 +65,18 @@ async def end_of_transaction(rig: Rig) -> Ask:
     return lambda: rig.ask(37, fields)
 
 
-async def send_back(rig: Rig) -> Ask:
+async def send_back(rig: Rig) -> PopRequest:
     sent = await rig.send("T")
     _, offset = decode_offset_msg_id(sent.ext["msgId"])
     return lambda: rig.ask(36, {"offset": str(offset), "group": "g", "delayLevel": "0"})
 
 
-async def reply(rig: Rig) -> Ask:
+async def reply(rig: Rig) -> PopRequest:
     """To a requester that has gone: code 1, and stored all the same."""
     return lambda: rig.ask(325, send_header("R", 0, {"REPLY_TO_CLIENT": "nobody"}), b"answer")
 
 
-async def new_topic(rig: Rig) -> Ask:
+async def new_topic(rig: Rig) -> PopRequest:
     fields = {
         "topic": "New",
         "defaultTopic": "TBW102",
@@ -90,42 +90,42 @@ async def new_topic(rig: Rig) -> Ask:
     return lambda: rig.ask(17, fields)
 
 
-async def new_group(rig: Rig) -> Ask:
+async def new_group(rig: Rig) -> PopRequest:
     return lambda: rig.ask(200, body=SubscriptionGroupConfig(group_name="new").encode())
 
 
-async def deleted_topic(rig: Rig) -> Ask:
+async def deleted_topic(rig: Rig) -> PopRequest:
     await rig.send("T")
     return lambda: rig.ask(215, {"topic": "T"})
 
 
-async def new_topics(rig: Rig) -> Ask:
+async def new_topics(rig: Rig) -> PopRequest:
     topics = TopicConfigList(topic_config_list=[TopicConfig(topic_name=f"N{n}") for n in range(2)])
     return lambda: rig.ask(18, body=topics.encode())
 
 
-async def new_groups(rig: Rig) -> Ask:
+async def new_groups(rig: Rig) -> PopRequest:
     groups = [SubscriptionGroupConfig(group_name=f"new{n}") for n in range(2)]
     return lambda: rig.ask(225, body=SubscriptionGroupList(group_config_list=groups).encode())
 
 
-async def deleted_group(rig: Rig) -> Ask:
+async def deleted_group(rig: Rig) -> PopRequest:
     await (await new_group(rig))()
     return lambda: rig.ask(207, {"groupName": "new", "cleanOffset": "true"})
 
 
-async def forbidden_topic(rig: Rig) -> Ask:
+async def forbidden_topic(rig: Rig) -> PopRequest:
     await (await new_group(rig))()
     return lambda: rig.ask(353, {"group": "new", "topic": "T", "readable": "false"})
 
 
-async def request_mode(rig: Rig) -> Ask:
+async def request_mode(rig: Rig) -> PopRequest:
     await rig.send("T")
     mode = SetMessageRequestModeRequestBody(consumer_group="g", topic="T", mode="POP")
     return lambda: rig.ask(401, body=mode.encode())
 
 
-async def lock(rig: Rig) -> Ask:
+async def lock(rig: Rig) -> PopRequest:
     queue = MessageQueue("T", "broker-a", 0)
     body = LockBatchRequestBody(client_id="a", consumer_group="g", mq_set=[queue]).encode()
     return lambda: rig.ask(41, body=body)
@@ -149,7 +149,7 @@ async def lock(rig: Rig) -> Ask:
     ],
 )
 def test_r30_r31_an_answer_waits_for_its_confirmation(
-    tmp_path: Path, prepare: Callable[[Rig], Coroutine[Any, Any, Ask]]
+    tmp_path: Path, prepare: Callable[[Rig], Coroutine[Any, Any, PopRequest]]
 ) -> None:
     async def play(rig: Rig) -> None:
         ask = await prepare(rig)

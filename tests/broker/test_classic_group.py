@@ -17,10 +17,10 @@ from batonmq.broker.replication.group_core import (
     AskRival,
     ClassicGroupCore,
     GroupPolicy,
+    GroupStage,
     Meet,
     Register,
     Rival,
-    Stage,
     StandBack,
     TakeRole,
 )
@@ -43,59 +43,59 @@ def core(broker_id: int = 0, **policy: object) -> ClassicGroupCore:
 def online(broker_id: int = 0, **policy: object) -> ClassicGroupCore:
     made = core(broker_id, **policy)
     assert made.tick(0) == [AskMembers()]
-    assert TakeRole() in made.members_told({0: [OTHER]} if broker_id else {}, 0)
+    assert TakeRole() in made.members_known({0: [OTHER]} if broker_id else {}, 0)
     return made
 
 
 class TestOneId:
     def test_alone_it_takes_its_role_at_once(self):
-        assert core().members_told({}, 0) == [TakeRole()]
-        assert core().members_told({0: [OWN], 1: [OTHER]}, 0) == [TakeRole()]
+        assert core().members_known({}, 0) == [TakeRole()]
+        assert core().members_known({0: [OWN], 1: [OTHER]}, 0) == [TakeRole()]
 
     def test_where_no_name_server_answers_it_takes_its_role(self):
-        assert core().members_told(None, 0) == [TakeRole()]
+        assert core().members_known(None, 0) == [TakeRole()]
 
     @pytest.mark.parametrize("broker_id", [0, 2])
     @pytest.mark.parametrize("rival", [Rival.LIVES, Rival.SILENT])
     def test_the_later_one_waits_and_says_for_whom(self, broker_id, rival):
         group = core(broker_id)
-        assert group.members_told({broker_id: [OTHER]}, 0) == [AskRival(OTHER)]
-        assert group.rival_told(OTHER, rival, 500, 0) == []
-        assert group.stage is Stage.STARTING
+        assert group.members_known({broker_id: [OTHER]}, 0) == [AskRival(OTHER)]
+        assert group.rival_known(OTHER, rival, 500, 0) == []
+        assert group.stage is GroupStage.STARTING
         assert OTHER in group.problem
-        assert group.members_told({}, 5000) == [AskRival(OTHER)], "until it is known to be gone"
-        assert group.rival_told(OTHER, Rival.GONE, 0, 5000) == [TakeRole()]
+        assert group.members_known({}, 5000) == [AskRival(OTHER)], "until it is known to be gone"
+        assert group.rival_known(OTHER, Rival.GONE, 0, 5000) == [TakeRole()]
         assert group.problem == ""
 
     def test_of_two_masters_that_met_late_the_one_that_started_later_stands_back(self):
         group = online()
-        assert group.members_told({0: [OTHER]}, 5000) == [AskRival(OTHER)]
-        effects = group.rival_told(OTHER, Rival.LIVES, 999, 5000)
+        assert group.members_known({0: [OTHER]}, 5000) == [AskRival(OTHER)]
+        effects = group.rival_known(OTHER, Rival.LIVES, 999, 5000)
         assert effects == [StandBack(group.problem)]
-        assert group.stage is Stage.BARRED
-        assert group.rival_told(OTHER, Rival.GONE, 0, 9000) == [], "what it wrote is nowhere else"
+        assert group.stage is GroupStage.BARRED
+        assert group.rival_known(OTHER, Rival.GONE, 0, 9000) == [], "what it wrote is nowhere else"
 
     def test_the_earlier_one_goes_on_and_takes_the_route_back(self):
         group = online()
-        group.members_told({0: [OTHER]}, 5000)
-        assert group.rival_told(OTHER, Rival.LIVES, 1001, 5000) == [Register()]
+        group.members_known({0: [OTHER]}, 5000)
+        assert group.rival_known(OTHER, Rival.LIVES, 1001, 5000) == [Register()]
         assert "started later" in group.problem
-        assert group.stage is Stage.ONLINE
+        assert group.stage is GroupStage.ONLINE
 
     def test_equal_start_times_are_told_apart_by_address(self):
         group = online()
-        group.members_told({0: [OTHER]}, 5000)
-        assert group.rival_told(OTHER, Rival.LIVES, 1000, 5000) == [Register()]
+        group.members_known({0: [OTHER]}, 5000)
+        assert group.rival_known(OTHER, Rival.LIVES, 1000, 5000) == [Register()]
 
     def test_one_that_waits_elsewhere_is_named_though_no_name_server_knows_it(self):
         group = online()
         group.claimed(OTHER, 100)
         assert group.wakeup_ms == 100
-        assert group.members_told({0: [OWN]}, 100) == [AskRival(OTHER)]
-        assert group.rival_told(OTHER, Rival.LIVES, 2000, 100) == []
+        assert group.members_known({0: [OWN]}, 100) == [AskRival(OTHER)]
+        assert group.rival_known(OTHER, Rival.LIVES, 2000, 100) == []
         assert OTHER in group.problem
-        assert group.members_told({0: [OWN]}, 5100) == [AskRival(OTHER)]
-        assert group.rival_told(OTHER, Rival.GONE, 0, 5100) == []
+        assert group.members_known({0: [OWN]}, 5100) == [AskRival(OTHER)]
+        assert group.rival_known(OTHER, Rival.GONE, 0, 5100) == []
         assert group.problem == ""
 
 
@@ -103,22 +103,22 @@ class TestActing:
     def test_the_lowest_id_acts_while_the_master_is_away(self):
         group = online(1, acting=True)
         assert not group.acts
-        assert group.members_told({1: [OWN], 2: [OTHER]}, 1000) == [Act(True), Register()]
-        assert group.members_told({1: [OWN]}, 2000) == []
-        assert group.members_told({0: [OTHER], 1: [OWN]}, 3000) == [Act(False), Register()]
+        assert group.members_known({1: [OWN], 2: [OTHER]}, 1000) == [Act(True), Register()]
+        assert group.members_known({1: [OWN]}, 2000) == []
+        assert group.members_known({0: [OTHER], 1: [OWN]}, 3000) == [Act(False), Register()]
 
     def test_a_higher_id_does_not_act(self):
         group = online(2, acting=True)
-        assert group.members_told({1: [OTHER], 2: [OWN]}, 1000) == []
+        assert group.members_known({1: [OTHER], 2: [OWN]}, 1000) == []
 
     def test_nobody_acts_where_it_is_off_or_unknown(self):
-        assert online(1).members_told({1: [OWN]}, 1000) == []
+        assert online(1).members_known({1: [OWN]}, 1000) == []
         group = online(1, acting=True)
-        assert group.members_told(None, 1000) == []
+        assert group.members_known(None, 1000) == []
 
     def test_no_offsets_are_taken_for_a_master_that_may_have_fetched_them(self):
         group = online(1, acting=True)
-        group.members_told({1: [OWN]}, 1000)
+        group.members_known({1: [OWN]}, 1000)
         assert group.takes_offsets(1000)
         group.master_announced(1000)
         assert not group.takes_offsets(15_999)
@@ -127,18 +127,18 @@ class TestActing:
     def test_a_master_meets_each_member_before_it_takes_its_role(self):
         group = core(0, acting=True, pre_online=True)
         members = {1: ["a:1"], 2: ["b:1"]}
-        assert group.members_told(members, 0) == [Meet("a:1")]
+        assert group.members_known(members, 0) == [Meet("a:1")]
         assert group.met("a:1", "", 1) == [Meet("b:1")]
         assert group.met("b:1", "its log is longer", 2) == []
         assert "b:1: its log is longer" in group.problem
-        assert group.members_told(members, 1000) == [Meet("b:1")]
-        assert group.members_told({1: ["a:1"]}, 2000) == [TakeRole()], "b is gone"
+        assert group.members_known(members, 1000) == [Meet("b:1")]
+        assert group.members_known({1: ["a:1"]}, 2000) == [TakeRole()], "b is gone"
 
     def test_pre_online_waits_for_a_name_server(self):
         group = core(0, acting=True, pre_online=True)
-        assert group.members_told(None, 0) == []
+        assert group.members_known(None, 0) == []
         assert "name server" in group.problem
-        assert group.members_told({}, 1000) == [TakeRole()]
+        assert group.members_known({}, 1000) == [TakeRole()]
 
 
 @contextlib.asynccontextmanager
@@ -355,7 +355,7 @@ def test_905_makes_it_look_at_once(tmp_path, monkeypatch):
             await until(lambda: gate.is_acting)
             core = s.service.replication.group.core
             looked = asyncio.Event()
-            told = core.members_told
+            told = core.members_known
             monkeypatch.setattr(core, "members_told", lambda *args: (looked.set(), told(*args))[1])
             fields = {"minBrokerId": "0", "brokerName": "broker-a", "minBrokerAddr": OTHER}
             assert (await s.ask(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, fields)).code == 0

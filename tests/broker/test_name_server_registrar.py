@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from batonmq.broker import name_server_registrar
-from batonmq.broker.name_server_registrar import NameServerRegistrar, Registration
+from batonmq.broker.name_server_registrar import NameServerRegistrar, RouteRegistration
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
@@ -18,7 +18,7 @@ from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 
 
 class _Registration:
-    """As much of a `Registration` as the registrar touches."""
+    """As much of a `RouteRegistration` as the registrar touches."""
 
     is_partial = False
 
@@ -94,9 +94,9 @@ class _NameServer:
         return self.seen[-1]
 
 
-def _current(topics: Collection[str] | None) -> Registration:
+def _current(topics: Collection[str] | None) -> RouteRegistration:
     named = "all" if topics is None else " ".join(sorted(topics))
-    return Registration("c", "b", 0, "a:1", "a:2", named.encode(), topics is not None)
+    return RouteRegistration("c", "b", 0, "a:1", "a:2", named.encode(), topics is not None)
 
 
 def test_new_topics_travel_alone_and_together() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batonmq.broker.consume.held_requests import KEY_MAX, PopHold, Waiting
+from batonmq.broker.consume.held_requests import KEY_MAX, HeldPop, PopHold
 from batonmq.broker.pop.pop_table import (
     NEVER,
     Acked,
@@ -145,8 +145,8 @@ def test_r30_a_new_master_knows_what_the_old_one_knew(
     assert due(new, 1 << 40) == due(old, 1 << 40)
 
 
-def waiting(group: str = "g", queue: int = -1, deadline: int = 100, owner: str = "c") -> Waiting:
-    return Waiting("T", queue, deadline, owner, group)
+def waiting(group: str = "g", queue: int = -1, deadline: int = 100, owner: str = "c") -> HeldPop:
+    return HeldPop("T", queue, deadline, owner, group)
 
 
 def test_an_arrival_wakes_one_of_each_group() -> None:
@@ -173,9 +173,9 @@ def test_a_hold_is_bounded_ends_and_forgets_who_left() -> None:
     hold.drop_owner("a")
     assert len(hold) == 0 and hold.expired(1000, 10) == []
     for _ in range(KEY_MAX):
-        assert hold.has_room(waiting())
+        assert hold.has_place(waiting())
         hold.hold(waiting())
-    assert not hold.has_room(waiting()) and hold.has_room(waiting("other"))
+    assert not hold.has_place(waiting()) and hold.has_place(waiting("other"))
     hold.hold(waiting("other"))
     assert len(hold.take(KEY_MAX)) == KEY_MAX
     assert len(hold.take(9)) == 1 and not len(hold)

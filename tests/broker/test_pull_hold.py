@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batonmq.broker.consume.held_requests import TAGS_MAX, Held, PullHold
+from batonmq.broker.consume.held_requests import TAGS_MAX, HeldPull, PullHold
 from tests.shared.turns import counted_turns
 
 
 def held(name: str, *, queue: int = 0, offset: int = 0, deadline: int = 100, owner: object = 1):
-    return Held("T", queue, deadline, owner, offset, name)
+    return HeldPull("T", queue, deadline, owner, offset, name)
 
 
-def names(items: list[Held[str]]) -> list[str]:
+def names(items: list[HeldPull[str]]) -> list[str]:
     return [item.pull for item in items]
 
 
@@ -41,15 +41,15 @@ def test_r58_pulls_that_wait_are_bounded_in_number_and_tags(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hold: PullHold[str] = PullHold()
-    assert hold.has_room(TAGS_MAX) and not hold.has_room(TAGS_MAX + 1)
+    assert hold.has_place(TAGS_MAX) and not hold.has_place(TAGS_MAX + 1)
     many = held("a")
     many.tags = TAGS_MAX
     hold.hold(many)
-    assert hold.has_room(0) and not hold.has_room(1)
+    assert hold.has_place(0) and not hold.has_place(1)
     monkeypatch.setattr("batonmq.broker.consume.held_requests.ALL_MAX", 1)
-    assert not hold.has_room(0)
+    assert not hold.has_place(0)
     hold.drop_owner(1)
-    assert hold.has_room(TAGS_MAX)
+    assert hold.has_place(TAGS_MAX)
 
 
 def test_a_closed_connection_is_forgotten() -> None:

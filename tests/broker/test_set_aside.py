@@ -38,7 +38,7 @@ def test_r54_properties_of_any_accepted_length_stop_no_timer(
 ) -> None:
     """Without the room: as logs of older brokers, and of Java's, have them."""
     if not keeps_room:
-        monkeypatch.setattr(send_processor, "require_room", lambda properties: None)
+        monkeypatch.setattr(send_processor, "require_space", lambda properties: None)
 
     async def play(rig: Rig) -> None:
         pad = "x" * await longest(rig, TIMER_DELAY_SEC="250000")

@@ -120,9 +120,9 @@ def test_r30_nothing_is_delivered_before_all_that_the_log_had_at_the_start_was_s
     queue = TimerQueue()
     queue.begin(TimerProgress(next_offset=1), 0, 3)
     for due_ms in (100, 200, -300):
-        assert not queue.is_level
+        assert not queue.is_caught_up
         queue.seen(abs(due_ms))
-    assert queue.is_level
+    assert queue.is_caught_up
 
 
 def test_r44_what_comes_in_place_of_cut_messages_is_not_taken_for_delivered() -> None:
@@ -159,7 +159,7 @@ def test_r30_a_mastership_begins_with_nothing_of_an_earlier_one() -> None:
     queue.recalled(b"k")
     progress = TimerProgress(done_ms=100, done_offset=7, next_offset=9, from_offset=9)
     queue.begin(progress, 0, 8)
-    assert len(queue) == 0 and queue.wake_ms == NEVER and queue.is_level
+    assert len(queue) == 0 and queue.wake_ms == NEVER and queue.is_caught_up
     assert not queue.is_recalled(b"k") and queue.next_offset == 8
     assert queue.progress() == TimerProgress(
         done_ms=100, done_offset=7, next_offset=8, from_offset=8
