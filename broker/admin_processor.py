@@ -1,8 +1,7 @@
-"""Administration: topics (17, 18, 215, 305, 316, 351), groups (200, 207, 225, 352, 353), expiry
-(306, 329), status (28, 315, 907, 1007), repair (60001).
+"""Administration of topics and groups, expiry, status, repair; `register` has the request codes.
 
-A change is answered when every member of the required set has it (SAFETY R31): its record is in the
-log and confirmed. Origin: AdminBrokerProcessor in Java.
+A change is answered when its record is confirmed, so every required member has it (R31).
+Origin: AdminBrokerProcessor in Java.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ from batonmq.runtime.turns import in_turns
 from batonmq.store.errors import StoreStateError
 
 AT_ONCE: Final = 100
-"""Topics or groups of one list that change in one turn, as one record."""
+"""Topics or groups of a list that one record changes."""
 
 
 class AdminProcessor:
-    """Admin codes of one broker."""
+    """On masters, except for reads; the relay brings changes from other replicas."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class AdminProcessor:
         known: Callable[[], Awaitable[None]],
         settings: BrokerConfig,
     ) -> None:
-        """`known` returns when name servers know the topics that there are."""
+        """`known` returns when the name servers know all topics."""
         self._settings = settings
         self._path = path
         self._topics = topics
@@ -114,8 +113,8 @@ class AdminProcessor:
             order=flag(request, "order", base.order),
         )
         self._check_topic(config, is_forced=flag(request, "force"))
-        # Also if the table has it already: an earlier request may have ended before its record was
-        # confirmed, or the record may have been cut since (R31).
+        # Also if nothing changes: the record of an earlier request may not be confirmed, or was cut
+        # (R31).
         await self._path.wait_confirmed(self._topics.put_topic(config), f"topic {topic}")
         await self._known()
         return RemotingCommand.response_to(request)
@@ -159,7 +158,8 @@ class AdminProcessor:
             self._refuse_to_hide(config, known.read_queue_nums)
 
     def _refuse_to_hide(self, config: TopicConfig, before: int) -> None:
-        """`before`: how many queues could be read."""
+        """Raises BrokerRefusal if queues with messages could no longer be read; `before`: how many
+        are readable now."""
         topic = config.topic_name
         queries = self._path.store.queries
         wanted = config.read_queue_nums
@@ -167,9 +167,10 @@ class AdminProcessor:
         if held:
             raise BrokerRefusal(
                 ResponseCode.INVALID_PARAMETER,
-                f"topic {topic}: readQueueNums is {wanted}, but {len(held)} of its queues from "
-                f"{wanted} on hold messages, the last is queue {held[-1]}: nobody could read them. "
-                f"Allowed are {held[-1] + 1} and more, or force=true (mqctl updateTopic --force)",
+                f"topic {topic}: readQueueNums is {wanted}, but {len(held)} of its queues from"
+                f" {wanted} on hold messages, the last is queue {held[-1]}; no consumer could read"
+                f" them. Allowed are {held[-1] + 1} and more, or force=true (mqctl updateTopic"
+                " --force)",
             )
 
     async def clean_unused(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
@@ -238,7 +239,7 @@ class AdminProcessor:
         group = text(request, "groupName")
         if group in SYSTEM_GROUPS:
             raise BrokerRefusal(
-                ResponseCode.INVALID_PARAMETER, f"{group} is a system group: it stays as it is"
+                ResponseCode.INVALID_PARAMETER, f"{group} is a system group: it cannot be changed"
             )
         if group not in self._topics.groups:
             check_group(group)
@@ -295,12 +296,12 @@ class AdminProcessor:
         return RemotingCommand.response_to(request, body=shown.encode())
 
     def delete_expired(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """329 and 306. Expired segments go now and not at `deleteWhen`; queues follow the log."""
+        """Deletes expired segments now, not at `deleteWhen` (requests 306, 329)."""
         self._path.store.expirer.clean_expired(manual=True)
         return RemotingCommand.response_to(request)
 
     def ha(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Who follows whom, and how far (request 907)."""
+        """HA status (request 907)."""
         return RemotingCommand.response_to(request, body=self._status.ha().encode())
 
     def epochs(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
@@ -314,8 +315,8 @@ class AdminProcessor:
         return RemotingCommand.response_to(request, ext=process, body=cache.encode())
 
     def repair_replica(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """60001, our own: an operator trusts this suspect log again (R17). extFields: `suspect`,
-        what is wrong, as in `brokerStatus`. The remark says what was done."""
+        """An operator trusts this suspect log again (our request 60001, R17). extField `suspect`:
+        the reason, as in `brokerStatus`. The remark says what was done."""
         try:
             done = self._path.store.repair(text(request, "suspect"))
         except StoreStateError as error:
@@ -347,5 +348,5 @@ def _check_queues(what: str, queues: int) -> None:
 def _refuse_system_topic(topic: str) -> None:
     if is_system_topic(topic):
         raise BrokerRefusal(
-            ResponseCode.INVALID_PARAMETER, f"{topic} is a system topic: it stays as it is"
+            ResponseCode.INVALID_PARAMETER, f"{topic} is a system topic: it cannot be changed"
         )

@@ -1,11 +1,10 @@
 """The broker's endpoint: its ports listen before its code is loaded and its store is recovered.
 
-A process that was started again would refuse connections for a second or more, and a stock client
-asks nobody else until its next poll. So the ports listen first. Until `open`, nothing is answered
-from the store, which is not there yet: what only the master may do, and pulls, go to the master
-that a name server names (`relay`), in one hop as always; all else waits for `open`, bounded in
-number, bytes and time. The address counts for nothing but that: if it is out of date, whoever gets
-the request refuses it, or holds no required set (SAFETY R1).
+A restarted process would refuse connections for a second or more, and a stock client tries no other
+broker until its next poll. So the ports listen first. Until `open`, requests for the master and
+pulls go to the master that a name server names (`relay`); all others wait, bounded in number, bytes
+and time. If that address is out of date, the broker there refuses the request, or has no required
+set (R1).
 """
 
 from __future__ import annotations
@@ -64,10 +63,7 @@ class Early:
 
 class BrokerEndpoint:
     """Endpoint, role gate and relay of one broker. `listen`, `open`, `close`: once, in this order.
-
-    `gate` is the broker's own; until a controller names a role it is fenced. `laps`: the steps of
-    the start, from when it listens.
-    """
+    `laps`: the steps of the start, from when it listens."""
 
     def __init__(self, config: BrokerSections, clock_ms: Callable[[], int] = boot_ms) -> None:
         self.gate = RoleGate()
@@ -112,7 +108,7 @@ class BrokerEndpoint:
             self._tasks.append(asyncio.create_task(self._find_master(), name="endpoint-master"))
 
     async def open(self, processors: Processors) -> None:
-        """From now on `processors` answer, also what waited."""
+        """From now on `processors` answer, early requests first."""
         await self._end_tasks()
         self.processors.replace(processors)
         self._hand_out()
@@ -124,7 +120,7 @@ class BrokerEndpoint:
             asyncio.get_running_loop().call_soon(self._hand_out)
 
     async def close(self) -> None:
-        """Refuses what waits, and closes all connections. Idempotent."""
+        """Refuses early requests, and closes all connections. Idempotent."""
         await self._end_tasks()
         async for early in in_turns(self._taken()):
             self._refuse(early.channel, early.request)
@@ -144,7 +140,7 @@ class BrokerEndpoint:
             self._refuse(channel, decode_frame(header, b"", kind))
 
     def _frame_again(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
-        """This broker has a role now, in which it answers by itself."""
+        """This broker has a role now and answers by itself."""
         self.processors.raw_handlers[peek_code(kind, header)](channel, kind, header, body)
 
     def _came(self, request: RemotingCommand, channel: Connection) -> Response:
@@ -165,11 +161,11 @@ class BrokerEndpoint:
             hint = NOT_STORED
         code = ResponseCode.SERVICE_NOT_AVAILABLE
         missing = self.start_room.missing
-        remark = f"{STARTING} (it waits for room: {missing})" if missing else STARTING
+        remark = f"{STARTING} (it waits for disk space: {missing})" if missing else STARTING
         channel.reply(request, RemotingCommand.response_to(request, code, remark, ext=hint))
 
     def _taken(self, until_ms: int | None = None) -> Iterator[Early]:
-        """Those whose time is over at `until_ms`, or all, in the order in which they came."""
+        """Takes out those that are late at `until_ms`, or all, in order of arrival."""
         while self._early and (until_ms is None or self._early[0].deadline_ms <= until_ms):
             early = self._early.popleft()
             self._early_bytes -= early.request.size
@@ -177,7 +173,7 @@ class BrokerEndpoint:
                 yield early
 
     def tick(self, now_ms: int) -> bool:
-        """Refuses what has waited too long, a slice a call; whether there may be more."""
+        """Refuses late requests, a slice a call; whether there may be more."""
         late = list(islice(self._taken(now_ms), SLICE))
         for early in late:
             self._refuse(early.channel, early.request)
@@ -189,7 +185,7 @@ class BrokerEndpoint:
             await in_slices(partial(self.tick, self._clock_ms()))
 
     async def _find_master(self) -> None:
-        """Asks one name server after the other, until `open`: the master may change meanwhile."""
+        """Asks one name server after the other, until `open`, because the master may change."""
         broker, known = self._config, ""
         request = partial(
             RemotingCommand.request,

@@ -1,6 +1,6 @@
 """The configuration file of a broker: sections `broker:`, `replicas:`, `store:` and `ha:`.
 
-Keys are spelled as RocketMQ spells them; those that only BatonMQ has are in `replicas:`.
+Keys have RocketMQ's spelling; those that only BatonMQ has are in `replicas:`.
 Origin: org.apache.rocketmq.common.BrokerConfig.
 """
 
@@ -28,11 +28,11 @@ from batonmq.store.config import StoreConfig
 
 
 class BrokerConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who this broker is, where it listens, and how it treats clients.
+    """Identity, addresses, and limits for clients.
 
-    `enableControllerMode` is on where controllers are named, if nothing is written. `brokerRole`
-    and `brokerId` count outside controller mode only; a master's id is 0, whatever is written.
-    Raises ValueError for values that contradict each other; the loader names file and line.
+    Unless `enableControllerMode` is given, it is on if controllers are named. `brokerRole` and
+    `brokerId` count in classic mode only; a master always has id 0. Raises ValueError for values
+    that contradict each other; the loader names file and line.
     """
 
     RANGES: ClassVar[Ranges] = {
@@ -135,7 +135,7 @@ class BrokerConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def slaves_serve_pulls(self) -> bool:
-        """A slave that has acted for its master goes on until the routes name that one again."""
+        """A slave that acted for its master serves pulls until the routes name the master again."""
         return self.slave_read_enable or self.enable_slave_acting_master
 
     @property
@@ -208,16 +208,16 @@ RUNTIME_KEYS: Final = frozenset(
         "truncatedLogMaxSets",
     }
 )
-"""Keys that take effect while running (25): their users read them when they need them."""
+"""Keys that may change while running (request 25): they are read when they are needed."""
 
 
 class ReplicasConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `replicas:` section: controllers, sessions and the lease. Times in ms.
 
-    `controllerAddr` names the controllers' remoting endpoints as RocketMQ does; the gRPC endpoints
-    are one port above, unless `controllerGrpcAddr` names them. `controllerProtocol: remoting` is
-    for RocketMQ's controllers: the two times behind it count there, the `brokerSession…` ones and
-    `masterLeaseMs` under ours. `relayToMaster`: a slave passes on what only the master may do,
+    `controllerAddr` has the controllers' remoting endpoints, as in RocketMQ; gRPC is one port above
+    unless `controllerGrpcAddr` is given. `controllerProtocol: remoting` is for RocketMQ's
+    controllers, with the two times below it; ours use the `brokerSession…` times and
+    `masterLeaseMs`. `relayToMaster`: a slave passes on requests that only the master may handle,
     and serves pulls below its confirmOffset.
     """
 
@@ -301,22 +301,22 @@ class BrokerSections:
 
     @property
     def may_act(self) -> bool:
-        """Whether slaves of this group act for a master that is away."""
+        """Whether slaves of this group act for an absent master; in classic mode only."""
         return not self.controller_mode and self.broker.enable_slave_acting_master
 
     @property
     def needed_slaves(self) -> int:
-        """Outside controller mode: how many slaves must have a write before its ack."""
+        """In classic mode: how many slaves must have a write before it is acknowledged."""
         waits = self.broker.broker_role == "SYNC_MASTER"
         return self.ha.in_sync_replicas - 1 if waits else 0
 
     @property
     def relays(self) -> bool:
-        """Whether a member passes requests on to its master: there is one in controller mode."""
+        """Whether a slave passes requests on to its master; in controller mode only."""
         return self.controller_mode and self.replicas.relay_to_master
 
     def replicas_manager(self) -> ReplicasManagerConfig:
-        """What the ReplicasManager of this broker needs to know."""
+        """The configuration of the ReplicasManager."""
         root, replicas = self.store.root, self.replicas
         identity = replicas.store_path_broker_identity
         return ReplicasManagerConfig(

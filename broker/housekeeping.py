@@ -1,9 +1,9 @@
-"""What a broker does by itself about readers that fall behind: it logs them, and stops slow groups.
+"""Logs what falls behind, and stops slow groups.
 
-Every minute it logs what waits here, and which slaves, or its own dispatch, are behind.
-Every three minutes, with `disableConsumeIfConsumerReadSlowly`, a connected group that has further
-to read than `consumerFallbehindThreshold` loses the right to consume (`consumeEnable`): it would
-push what the others read out of memory. An operator gives it back.
+Every minute it logs how many requests wait, and whether slaves or the dispatch are behind. Every
+three minutes, with `disableConsumeIfConsumerReadSlowly`, a connected group that is further behind
+than `consumerFallbehindThreshold` loses `consumeEnable`, because its old data would displace what
+other groups read from memory. An operator enables it again.
 Origin: BrokerController.protectBroker, printWaterMark and printMasterAndSlaveDiff in Java.
 """
 
@@ -32,7 +32,7 @@ _PHYSICAL_OFFSET: Final = UNIT.only("offset")
 
 
 class Housekeeping:
-    """`waiting()` names what waits here and how much; `slaves()` is the body of 907."""
+    """`waiting()`: kind of request -> how many wait; `slaves()`: the HA status."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Housekeeping:
                 log.info("slave_behind address=%s bytes=%d", slave.addr, slave.diff)
 
     async def protect_broker(self) -> None:
-        """Only as a master: the members have it from its log (R31)."""
+        """On a master only: slaves get the change from its log (R31)."""
         pace = Pace()
         async for name in pace.through(list(self._clients.groups)):
             group = self._topics.groups.get(name)
@@ -97,8 +97,8 @@ class Housekeeping:
                     break
 
     async def _behind(self, group: str, topic: str, pace: Pace) -> int:
-        """How far before the log's end the next message is that the group has to read in a topic,
-        in bytes; 0 if it has read all."""
+        """Bytes from the group's next message in a topic to the end of the log; 0 if it has read
+        all."""
         queries, log_end = self._path.store.queries, self._path.store.max_phy_offset
         most = 0
         for queue_id, offset in self._offsets.offsets_of(group, topic).items():

@@ -1,8 +1,6 @@
-"""The keys of a Java broker's configuration. One that ours lacks has no effect here.
-
-A `.conf` file or a script of an operator that names one must not fail for it: it is accepted with a
-warning. Origin: BrokerConfig, MessageStoreConfig, NettyServerConfig, NettyClientConfig, AuthConfig.
-"""
+"""The keys of a Java broker's configuration. One that ours lacks is accepted with a warning, so
+that an operator's `.conf` file or script does not fail. Origin: BrokerConfig, MessageStoreConfig,
+NettyServerConfig, NettyClientConfig, AuthConfig."""
 
 from typing import Final
 

@@ -1,7 +1,7 @@
 """`python -m batonmq.broker.main -c FILE`: one broker process.
 
-Exit codes: 0 after SIGTERM or SIGINT, 1 if it cannot run (a taken port, a locked folder, damage),
-2 for a configuration that cannot be read.
+Exit codes: 0 after SIGTERM or SIGINT, 1 if it cannot run (port in use, locked folder, damage), 2
+for an unreadable configuration.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SWITCH_INTERVAL_S = 0.0005
 
 
 def _load() -> tuple[type[BrokerService], type[BrokerMetrics]]:
-    """The rest of the code, in a thread: the loop serves the endpoint meanwhile."""
+    """Imports the rest of the code, in a thread, while the loop serves the endpoint."""
     from batonmq.broker.metrics import BrokerMetrics
     from batonmq.broker.service import BrokerService
 

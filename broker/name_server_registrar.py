@@ -1,9 +1,9 @@
 """Registration with every name server: at once when something changes, and every 30 s.
 
-One task per name server, so that a dead one delays no other. The body is RegisterBrokerBody, the
-masterEpoch travels as DataVersion.stateVersion. A name server that has the whole table gets only
-the topics that changed, at most every 20 ms: else thousands of new topics cost thousands of whole
-tables on either side. Over a new connection, after a failure and every 30 s it gets the whole one.
+One task per name server, so that a dead one delays no other. The body is RegisterBrokerBody; the
+masterEpoch is its DataVersion.stateVersion. A name server that has the whole table gets only the
+topics that changed, at most every 20 ms; otherwise thousands of new topics would cost thousands of
+whole tables. Over a new connection, after a failure and every 30 s it gets the whole table.
 Origin: BrokerOuterAPI.registerBrokerAll, BrokerController.registerIncrementBrokerData in Java.
 """
 
@@ -28,10 +28,10 @@ MASTER_WANTED_MS = 1000
 RPC_TIMEOUT_MS = 3000
 CHANGES_APART_S = 0.02
 KNOWN_S = 0.05
-"""The longest that anybody waits for name servers to know a change: a slow one holds up no send."""
+"""How long a send waits at most for name servers to know its new topic."""
 EXT_PARTIAL = "batonPartial"
+"""Marks a registration of some topics; the name server keeps the others."""
 EXT_RELAYS = "batonRelays"
-"""Of a registration with some topics only; a name server must not miss the others in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class RouteRegistration:
     body: bytes
     is_partial: bool = False
     relays: bool = False
-    """It passes requests on to its master: producers may be shown it in its place."""
+    """It passes requests on to its master, so producers may be routed to it."""
     silence_ms: int | None = None
-    """enableSlaveActingMaster: after so long without a heartbeat (904) it is taken for dead."""
+    """With enableSlaveActingMaster: it counts as dead after so long without a heartbeat (904)."""
 
     def request(self) -> RemotingCommand:
         return RemotingCommand.request(
@@ -85,14 +85,14 @@ class RouteRegistration:
         )
 
 
-#: The registration with these topics, or with all (None); None while there is none.
+#: The registration with these topics, or with all (None); None without a role.
 Current = Callable[[Collection[str] | None], RouteRegistration | None]
 
 
 @dataclass(slots=True)
 class _Due:
-    """What one name server does not have yet. `something` is set by any change, `everything` by
-    one that goes beyond `topics`."""
+    """What one name server lacks. Any change sets `something`; one beyond `topics` sets
+    `everything`."""
 
     something: asyncio.Event = field(default_factory=asyncio.Event)
     everything: asyncio.Event = field(default_factory=asyncio.Event)
@@ -110,8 +110,8 @@ class _Due:
 class NameServerRegistrar:
     """Keeps this broker registered.
 
-    `master_named` gets the master's address and HA address that each reply names to a slave, "" if
-    none; while it answers False, this broker asks again every second.
+    `master_named` gets the master's address and HA address from each reply, "" if unknown; while it
+    returns False, this broker registers again every second.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class NameServerRegistrar:
         ]
 
     def changed(self) -> None:
-        """The registration changed: it goes to every name server now."""
+        """The registration changed: sends all of it now."""
         self._changes += 1
         for due in self._due.values():
             due.everything.set()
@@ -156,9 +156,9 @@ class NameServerRegistrar:
             due.something.set()
 
     def when_known(self, then: Callable[[], None]) -> None:
-        """Calls `then` as soon as each name server that has this broker knows all that changed
-        before this call, at the latest after KNOWN_S. So a client that learns of a topic finds its
-        route; in Java the thread that makes a topic waits for that (registerBrokerAll)."""
+        """Calls `then` when each name server that has this broker knows all changes up to now, at
+        the latest after KNOWN_S. So a client that created a topic finds its route; in Java the
+        thread that creates it waits for that (registerBrokerAll)."""
         self._waiting.append((self._changes, then))
         self._release()
         if self._waiting:
@@ -180,8 +180,8 @@ class NameServerRegistrar:
             self._waiting.popleft()[1]()
 
     async def close(self) -> None:
-        """Stops registering, and unregisters at the name servers that have this broker; they will
-        know no more, so whoever waits for that goes on."""
+        """Stops registering, unregisters at the name servers that have this broker, and releases
+        what waits in `when_known`."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -231,7 +231,7 @@ class NameServerRegistrar:
                     registration = self._current(None) or registration
             reply = await connection.invoke(registration.request(), RPC_TIMEOUT_MS)
         except RequestTimeoutError as exc:
-            # The host may have come back with another address: the next attempt dials anew.
+            # The host may have come back with another address: dial again.
             self._client.close_connection(address, "no answer to a registration")
             return str(exc)
         except BatonError as exc:
@@ -244,7 +244,7 @@ class NameServerRegistrar:
         return None
 
     def _lost(self, address: str) -> None:
-        """A name server drops what came over a closed connection: register again."""
+        """A name server drops a broker whose connection closes: register again."""
         self.registered[address] = False
         self._due[address].everything.set()
         self._due[address].something.set()

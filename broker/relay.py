@@ -1,19 +1,19 @@
-"""Requests for the master that reach another member of its group: they are passed on to it.
+"""Passes requests for the master on to it, when they reach another replica.
 
-A stock client asks the address in its route until its next poll, up to 30 s after a switch. So a
-member that is not master keeps such a request until it knows the master, sends it there over one
-shared connection, and gives the answer back under the client's opaque. It adds nothing to an
-acknowledgement: that is the master's (SAFETY R1).
+A stock client uses the address in its route until its next poll, up to 30 s after a switch. So a
+replica that is not master keeps such a request until it knows the master, sends it there over one
+shared connection, and returns the reply under the client's opaque. Only the master acknowledges
+(R1).
 
-- One hop: a relayed request carries RELAY_FIELD (`EPOCH@HOST:PORT`: the masterEpoch that the relay
-  knows, and the client). Who is not master, or master of a lower epoch, refuses it.
-- Once: a request that a master may have taken is never sent again. If the master goes away in
-  between, the client gets 14 and decides. A refusal at the gate proves that nothing was stored, and
-  says so (NOT_STORED); a master that stops says how many requests it took of the connection, with
-  its last frame (BATON_CONNECTION_ENDS). Then the request waits, and is sent again.
-- This project's own clients go to a new master themselves, so they are refused with its address.
+- One hop: a relayed request carries RELAY_FIELD, `EPOCH@HOST:PORT` (the masterEpoch that the relay
+  knows, and the client). A broker that is not master, or master of a lower epoch, refuses it.
+- Once: a request that a master may have taken is never sent again. If the master fails in between,
+  the client gets SERVICE_NOT_AVAILABLE. A refusal at the gate proves that nothing was stored, and
+  says so (NOT_STORED). A stopping master says with its last frame (BATON_CONNECTION_ENDS) how many
+  requests of the connection it took. In both cases the request waits and is sent again.
+- This project's own clients find a new master themselves, so they are refused with its address.
 
-Bounded in number, bytes and time; what does not fit is refused as before.
+Waiting requests are bounded in number, bytes and time; further ones are refused.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ RELAYED_CODES: Final = (
     RequestCode.BATCH_ACK_MESSAGE,
     RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
 )
-"""Handled by the master alone. Sends and pulls have raw handlers, which come here by themselves."""
+"""Only the master handles them. Sends and pulls have raw handlers, which call the relay."""
 
 SENDS: Final = (
     RequestCode.SEND_MESSAGE,
@@ -97,13 +97,13 @@ SENDS: Final = (
 )
 PULL_CODES: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 LONG_POLLS: Final = (*PULL_CODES, RequestCode.POP_MESSAGE, RequestCode.NOTIFICATION)
-"""Answered when there is something."""
+"""Answered when a message arrives."""
 WAIT_MS: Final = 2500
 """How long a request waits for a master: less than the 3 s after which a stock client gives up."""
 ANSWER_MS: Final = 3000
 PULL_ANSWER_MS: Final = 35_000
 NOT_STORED: Final = {RELAY_FIELD: "refused"}
-"""extFields of the reply to a relayed request that the gate did not take."""
+"""extFields of a refusal at the gate of a relayed request."""
 LOST_WAIT_MS: Final = 1000
 SETTLE_S: Final = 0.3
 PAUSE_FIRST_MS: Final = 25
@@ -111,7 +111,7 @@ PAUSE_MAX_MS: Final = 200
 HELD_MAX: Final = 20_000
 HELD_BYTES_MAX: Final = 64 << 20
 SLICE: Final = 500
-"""How many waiting requests are looked at in one turn of the loop."""
+"""Waiting requests that one turn of the loop handles."""
 
 NO_MASTER = "this broker is not the master, and no master of its group answered in time"
 MASTER_GONE = "the master went away before it answered: send it again"
@@ -119,7 +119,7 @@ STOPPING = "this broker is stopping"
 
 
 def relayed_by(field: str) -> tuple[int, str]:
-    """(masterEpoch, the client's "host:port") of a RELAY_FIELD. Raises BrokerRefusal 29."""
+    """(masterEpoch, the client's "host:port") of a RELAY_FIELD. Raises BrokerRefusal."""
     epoch, at, client = field.partition("@")
     if not (at and epoch.isdecimal() and client.rpartition(":")[2].isdecimal()):
         raise BrokerRefusal(
@@ -130,7 +130,7 @@ def relayed_by(field: str) -> tuple[int, str]:
 
 
 def relay_asks(request: RemotingCommand, channel: Connection) -> RemotingCommand:
-    """Another member wants to know how many of its requests were taken."""
+    """Another replica wants to know how many of its requests were taken when this one stops."""
 
     def farewell(taken: int) -> RemotingCommand:
         return RemotingCommand.request(RequestCode.BATON_CONNECTION_ENDS, {TAKEN_FIELD: str(taken)})
@@ -141,10 +141,8 @@ def relay_asks(request: RemotingCommand, channel: Connection) -> RemotingCommand
 
 @dataclass(slots=True, eq=False)
 class RelayedRequest:
-    """One request of a client. `again` hands it to this broker's own handler.
-
-    `for_any_role`: a slave answers it as well as the master, so it waits for a role only.
-    """
+    """A client's request. `again` hands it to this broker's own handler. `for_any_role`: a slave
+    can answer it, too, so it waits for any role."""
 
     channel: Connection
     request: RemotingCommand
@@ -153,17 +151,17 @@ class RelayedRequest:
     answer_ms: int
     for_any_role: bool
     epoch: int = 0
-    """The least masterEpoch of a master that may still take it."""
+    """The lowest masterEpoch of a master that may take it."""
     size: int = 0
-    """Bytes of the request as it came."""
+    """Bytes of the request."""
     is_lost: bool = False
-    """A master went away with it. It is refused once there is another, so that a retry at once, as
-    stock clients make it, finds that one."""
+    """The master failed after it may have taken it. It is refused once there is another master, so
+    that the immediate retry of a stock client finds that one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassedRequest:
-    """Where a request went: the master of that epoch."""
+    """Where a request was sent: to the master of `epoch`."""
 
     connection: Connection
     epoch: int
@@ -171,13 +169,13 @@ class PassedRequest:
 
     @property
     def is_taken(self) -> bool:
-        """Unless the master said that it did not take it. The n-th frame to it has the opaque n."""
+        """False if the master said so. The n-th frame on the connection has the opaque n."""
         taken = self.connection.attachments.get(TAKEN_FIELD)
         return not isinstance(taken, int) or (taken - self.opaque) & OPAQUE_MAX <= OPAQUE_MAX // 2
 
 
 class Relay:
-    """Keeps requests until there is a master, and passes them on. A change at the gate wakes it."""
+    """Keeps requests until there is a master, and passes them on."""
 
     def __init__(self, gate: RoleGate, clock_ms: Callable[[], int], *, enabled: bool) -> None:
         self.enabled = enabled
@@ -201,7 +199,7 @@ class Relay:
         self._is_closing = False
 
     def __len__(self) -> int:
-        """How many requests wait here, or for the master's answer."""
+        """How many requests wait here, or for the master's reply."""
         return self._held
 
     def stand_before(self, processors: Processors) -> None:
@@ -289,7 +287,7 @@ class Relay:
         self._go_on(asked)
 
     def role_changed(self) -> None:
-        """The role, or the known master, is another: what waits is looked at again."""
+        """The role, or the known master, changed: handles waiting requests again."""
         self._pauses.reset()
         self._look_again()
 
@@ -310,8 +308,8 @@ class Relay:
             self._next_slice = loop.call_soon(self._slice, left - SLICE)
 
     def tick(self, now_ms: int) -> bool:
-        """Refuses what has waited too long, a slice a call; whether there may be more. They wait in
-        about the order of their deadlines."""
+        """Refuses late requests, a slice a call; whether there may be more. They wait almost in
+        order of their deadlines."""
         for _ in range(SLICE):
             if not self._waiting or self._waiting[0].deadline_ms > now_ms:
                 return False
@@ -320,11 +318,10 @@ class Relay:
         return True
 
     async def close(self) -> None:
-        """Refuses all that waits; gives the master a moment to answer what was passed on.
+        """Refuses all waiting requests, and waits SETTLE_S for replies of the master.
 
-        Sends that wait, or come now, get no answer, but the end of their connection in a moment:
-        an asynchronous send of a stock client is tried elsewhere after that, and not after a
-        refusal."""
+        Waiting and new sends get no reply; their connection ends soon. A stock client retries an
+        asynchronous send elsewhere after that, but not after a refusal."""
         self._is_closing = True
         pace = Pace(SLICE)
         while self._waiting:
@@ -367,15 +364,15 @@ class Relay:
             self._pass_on_soon(asked)
 
     def _pass_on_soon(self, asked: RelayedRequest) -> None:
-        """Two turns later: if the master has just died, the end of its connection, which came in
-        the same moment as this client's retry, is seen first. After a request was written to a dead
-        connection nobody knows that the master never got it."""
+        """Two turns later. If the master has just died, the end of its connection may have arrived
+        together with this client's retry, and must be handled first: once a request is written to a
+        dead connection, it counts as possibly taken."""
         self._due.append(asked)
         if len(self._due) == 1:
             asyncio.get_running_loop().call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
-        """Requests that come from now on are due a turn later than the earlier ones."""
+        """Requests that arrive from now on are due a turn later."""
         due, self._due = self._due, deque()
         asyncio.get_running_loop().call_soon(self._pass_on_due, due)
 
@@ -405,7 +402,7 @@ class Relay:
                 self._release(asked)
                 return
             answer = connection.request(request, asked.answer_ms)
-        except ConnectError:  # it closed in this very turn, and nothing was sent
+        except ConnectError:  # it closed in this turn, and nothing was sent
             self._waiting.append(asked)
             self._dial(address)
             return
@@ -451,7 +448,7 @@ class Relay:
             connection = await self._client.connection(address, timeout_ms=WAIT_MS)
             connection.oneway(RemotingCommand.request(RequestCode.BATON_CONNECTION_ENDS))
         except ConnectError as error:
-            log.debug("relay_not_connected address=%s why=%s", address, error)
+            log.debug("relay_not_connected address=%s reason=%s", address, error)
             self._wait_a_moment()
         else:
             self._look_again()
@@ -461,7 +458,7 @@ class Relay:
         self._wait_a_moment()
 
     def _wait_a_moment(self) -> None:
-        """What waits is tried again after a pause, or once the role changes."""
+        """Tries waiting requests again after a pause, or when the role changes."""
         if self._pause is None:
             loop = asyncio.get_running_loop()
             self._pause = loop.call_later(self._pauses.next_ms() / 1000, self._look_again)

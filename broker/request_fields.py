@@ -1,4 +1,5 @@
-"""Reading a request's extFields: what is missing or no number is named in the reply."""
+"""Reads a request's extFields. Each function raises BrokerRefusal INVALID_PARAMETER, which names
+the field."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from batonmq.remoting.command import RemotingCommand
 
 
 def text(request: RemotingCommand, key: str) -> str:
-    """A mandatory field. Raises BrokerRefusal 29 that names it."""
+    """A mandatory field."""
     value = request.ext.get(key)
     if not value:
         raise BrokerRefusal(
@@ -20,7 +21,7 @@ def text(request: RemotingCommand, key: str) -> str:
 
 
 def stored_at(message_id: str) -> int:
-    """The physical offset that an offsetMsgId names. Raises BrokerRefusal 29."""
+    """The physical offset in an offsetMsgId."""
     try:
         return decode_offset_msg_id(message_id)[1]
     except ValueError as error:
@@ -30,7 +31,7 @@ def stored_at(message_id: str) -> int:
 
 
 def number(request: RemotingCommand, key: str, default: int | None = None) -> int:
-    """A whole number; mandatory unless there is a default. Raises BrokerRefusal 29."""
+    """A whole number; mandatory unless there is a default."""
     value = request.ext.get(key, "")
     if not value and default is not None:
         return default
@@ -45,7 +46,7 @@ def number(request: RemotingCommand, key: str, default: int | None = None) -> in
 
 
 def flag(request: RemotingCommand, key: str, default: bool = False) -> bool:
-    """`true` or `false`, as Java spells them. Raises BrokerRefusal 29."""
+    """`true` or `false`, in any case."""
     value = request.ext.get(key)
     if not value:
         return default

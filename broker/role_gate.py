@@ -1,9 +1,9 @@
-"""The role that this broker acts in, whether it may take a write now, and the refusal if not.
+"""The role of this broker, and the refusal of writes if it takes none. Pure.
 
-`RoleGate` is the one owner of the role: `RoleActions` changes it, everything else reads it. (The
-ReplicasManager keeps the role views; a role in a view is one that is still to be taken.) Pure:
-events in, one cached refusal out, so that the send path reads a single attribute. The gate is no
-fence (that is confirmOffset, SAFETY R1); it spares clients a wait that cannot succeed (R36).
+`RoleGate` owns the role: `RoleActions` changes it, everything else reads it. (The ReplicasManager
+keeps role views, whose role this broker may not have taken yet.) Events in, one cached refusal out,
+so the send path reads a single attribute. The gate does not make writes safe, confirmOffset does
+(R1); it spares clients a wait that cannot succeed (R36).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Refusal:
     code: int
     remark: str
     master_address: str = ""
-    """Where to send instead: the master of `master_epoch`, if this broker has its address."""
+    """The master of `master_epoch`, if its address is known."""
     master_epoch: int = 0
 
     @property
     def hint(self) -> dict[str, str]:
-        """The same as extFields; empty where no master is known."""
+        """The same as extFields; empty if no master is known."""
         if not self.master_address:
             return {}
         return {MASTER_ADDRESS_HINT: self.master_address, MASTER_EPOCH_HINT: str(self.master_epoch)}
@@ -65,17 +65,17 @@ class RoleGate:
         self._lease = False
         self._whole = False
         self.was_cut_off = False
-        """Whether writes were refused for want of both since this was last reset."""
+        """Whether writes were refused without lease and required set since this was reset."""
         self._stopping: Refusal | None = None
         self._takes_offsets: Callable[[], bool] | None = None
         self.changed: Callable[[], None] = lambda: None
-        """Called after each change of the role or of the master that it names."""
+        """Called after each change of the role, or of the master that it names."""
         self.after_unclean = False
-        """The group had an unclean election: clients may know of more than this master has, also
-        when a clean election has followed."""
+        """The group had an unclean election, perhaps with clean ones after it: clients may have
+        read more than this master has."""
 
     def opening(self, master_epoch: int) -> None:
-        """Mastership of `master_epoch` begins; no write is taken before `open`."""
+        """This broker becomes master of `master_epoch`; it takes no writes before `open`."""
         self.role, self.master_epoch, self.refusal = Role.FENCED, master_epoch, _OPENING
         self.changed()
 
@@ -87,7 +87,7 @@ class RoleGate:
         self.changed()
 
     def leave(self, master_epoch: int, master_address: str) -> None:
-        """Another is master of `master_epoch`; this broker is on its way to follow it."""
+        """Another broker is master of `master_epoch`; this one will follow it."""
         self.role, self.master_epoch = Role.FENCED, master_epoch
         self._refuse(ResponseCode.SERVICE_NOT_AVAILABLE, _LEFT_REMARK, master_address)
 
@@ -102,7 +102,7 @@ class RoleGate:
         self.changed()
 
     def close(self, remark: str) -> None:
-        """The process ends or cannot trust its disk; nothing opens the gate again."""
+        """The process stops, or its disk failed; nothing opens the gate again."""
         known = self.refusal
         self._stopping = Refusal(
             ResponseCode.SERVICE_NOT_AVAILABLE,
@@ -114,8 +114,8 @@ class RoleGate:
         self.changed()
 
     def act(self, takes_offsets: Callable[[], bool] | None) -> None:
-        """As a slave outside controller mode: from now on groups are served here in place of the
-        master, and commit their offsets while `takes_offsets()`; None: not any more."""
+        """In classic mode: this slave serves groups in place of the master from now on, and takes
+        their offsets while `takes_offsets()`; None: no longer."""
         self._takes_offsets = takes_offsets
 
     @property
@@ -124,18 +124,18 @@ class RoleGate:
 
     @property
     def takes_offsets(self) -> bool:
-        """Whether groups may commit their offsets here, as far as the role goes."""
+        """Whether groups may commit their offsets here."""
         return self.refusal is None or (self._takes_offsets is not None and self._takes_offsets())
 
     def _refuse(self, code: int, remark: str, master_address: str) -> None:
-        """A stopping broker goes on to say so, but names the new master."""
+        """A stopping broker keeps its remark, but names the new master."""
         if self._stopping is not None:
             code, remark = self._stopping.code, self._stopping.remark
         self.refusal = Refusal(code, remark, master_address, self.master_epoch)
         self.changed()
 
     def standing(self, *, lease: bool, required_set_whole: bool) -> None:
-        """R36: a master without a lease goes on as long as its whole required set follows."""
+        """R36: a master without a lease continues while its whole required set follows."""
         if (lease, required_set_whole) != (self._lease, self._whole):
             self._lease, self._whole = lease, required_set_whole
             self._judge()

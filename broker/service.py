@@ -1,8 +1,8 @@
 """The broker process: store, write path, replication, processors, endpoint, and its timers.
 
-Start: the endpoint listens; the store is opened and recovered; the endpoint opens; then the
-ReplicasManager registers and the broker waits, fenced, for a role. Outside controller mode it takes
-the role of its configuration at once. Stop: a master hands over; writes are refused, the
+Start: the endpoint listens; the store is opened and recovered; the endpoint opens. Then, in
+controller mode, the ReplicasManager registers and the broker waits, fenced, for a role; in classic
+mode it takes the role of its configuration. Stop: a master hands over; writes are refused, the
 controllers get a Goodbye, then everything is closed from the outside in.
 Origin: BrokerController and BrokerStartup in Java.
 """
@@ -79,7 +79,7 @@ PLANNED_STOP = "planned stop"
 class BrokerService:
     """One broker. `start` once, `close` once, both on the loop that serves it.
 
-    `on_fatal` is called when the process must end: its disk failed, or its log cannot be trusted.
+    `on_fatal` is called when the process must end: its disk failed, or its log is damaged.
     `endpoint` may listen already.
     """
 
@@ -241,7 +241,7 @@ class BrokerService:
                 tick.add_done_callback(self._tick_ended)
             warm_up = asyncio.create_task(self._warm_up(), name="broker-warm-up")
             self._tasks = [*ticks, warm_up]
-            await self.replication.start()  # it may wait for room, however long
+            await self.replication.start()  # it may wait long for disk space
         except BaseException:
             await self.close()
             raise
@@ -279,13 +279,13 @@ class BrokerService:
             raise
 
     def _open_store(self) -> None:
-        """In a thread: the loop serves the endpoint meanwhile, and touches none of this."""
+        """In a thread; the loop serves the endpoint meanwhile, and uses none of this."""
         self.store.on_dropped.append(self.topics.unwritten.dropped)
-        # Before the store: its recovery shows records again that may be newer than these files.
+        # First the tables: recovery applies records that may be newer than these files.
         self.tables.load()
         self.filters.load()
         self.store.open()
-        # Which of these records were deletions is not known any more: the last may be one.
+        # Any record of the log so far may have been a deletion of a topic (R39).
         self.tables.offsets.deleted_end = self.store.confirm_offset
 
     async def close(self) -> None:
@@ -318,16 +318,16 @@ class BrokerService:
         self.pop.look_again(("", topic, ANY_QUEUE))
 
     def _tables_changed(self, topics: Collection[str] | None = None) -> None:
-        """`topics`: only these were made or changed."""
+        """`topics`: only these were created or changed."""
         self.send.topics_changed(topics)
         if topics is None:
             self.routes_changed()
-        elif self.path.gate.is_master:  # name servers take topics from a master only
+        elif self.path.gate.is_master:  # name servers take topics only from a master
             self.registrar.topics_changed(topics)
 
     def _settings_changed(self, broker: BrokerConfig) -> None:
-        """By 25. Topics made by sending need their template: it is there from a start on with
-        autoCreateTopicEnable."""
+        """By request 25. Topics that a send creates need their template, which otherwise exists
+        only if the broker was started with autoCreateTopicEnable."""
         if broker.auto_create_topic_enable and self.topics.get(AUTO_CREATE_TOPIC) is None:
             queues, perm = broker.default_topic_queue_nums, PERM_INHERIT | PERM_READ | PERM_WRITE
             self.tables.topics.put(topic_config(AUTO_CREATE_TOPIC, queues, perm))
@@ -353,17 +353,17 @@ class BrokerService:
         self.clients.disconnected(connection)
 
     def fatal(self, exc: BaseException) -> None:
-        log.critical("broker_fatal error=%s", exc)
+        log.critical("broker_fatal reason=%s", exc)
         self.store.health.give_up(exc)
         self._end("cannot trust its disk", exc)
 
     def _tick_ended(self, task: asyncio.Task[None]) -> None:
-        """One that fails must not leave a master that lives, and has stopped to look at its clock:
-        the process ends, and another replica leads. Its disk is as good as it was."""
+        """A master without its ticks would keep a lease that it no longer checks: the process ends,
+        and another replica leads. The disk is not at fault."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             name = task.get_name()
-            log.critical("broker_task_failed task=%s error=%r", name, error, exc_info=error)
+            log.critical("broker_task_failed task=%s reason=%r", name, error, exc_info=error)
             self._end(f"ends, its task {name} failed", error)
 
     def _end(self, why: str, exc: BaseException) -> None:
@@ -375,14 +375,10 @@ class BrokerService:
         return self.send.stored_total, self.pull.messages_total + self.pop.messages_total
 
     async def _warm_up(self) -> None:
-        """Loads what the first busy turn would otherwise wait for (numpy: 100 ms).
-
-        Meanwhile the interpreter switches threads ten times as often: the loop must not wait 5 ms
-        at each switch while a failover is under way.
-        """
+        """Loads what the first busy turn would otherwise wait for (numpy: 100 ms)."""
         await asyncio.sleep(WARM_UP_AFTER_S)
         interval_s = sys.getswitchinterval()
-        sys.setswitchinterval(interval_s / 10)
+        sys.setswitchinterval(interval_s / 10)  # the loop must not wait 5 ms at each thread switch
         try:
             await asyncio.to_thread(IndexService.preload)
             await asyncio.to_thread(subscription_filter.preload)
@@ -394,7 +390,7 @@ class BrokerService:
         while True:
             await asyncio.sleep(TICK_S)
             now_ms = boot_ms()
-            self._clients_due.set()  # in the same turn: each wait of the loop costs as much
+            self._clients_due.set()  # in the same turn: a timer of its own would cost as much again
             self.replication.tick(now_ms)
             self.path.tick(now_ms)
             if now_ms >= next_second:
@@ -407,7 +403,7 @@ class BrokerService:
                 self._persist_tables()
 
     async def _tick_clients(self) -> None:
-        """What there is to do for clients at any time, in slices: there may be 10,000 of them."""
+        """Work for clients, in slices: there may be 10,000 of them."""
         next_scan = boot_ms()
         while True:
             await self._clients_due.wait()
@@ -426,7 +422,7 @@ class BrokerService:
 
     def _persist_tables(self) -> None:
         if self.store.health.pauses:
-            return  # they would pile up behind what waits for room
+            return  # they would pile up behind writes that wait for disk space
         for job in (*self.tables.writes_due(), *self.filters.writes_due()):
             self.store.background.run_job(job)
 

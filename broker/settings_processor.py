@@ -1,7 +1,7 @@
-"""The settings of a running broker: shown (26), and those of RUNTIME_KEYS changed (25).
+"""Shows the settings of a running broker (request 26), and changes those of RUNTIME_KEYS (25).
 
-What was changed is kept in `config/broker.properties` under the store's root and laid over the
-file's values at the next start; RocketMQ writes it into the configuration file itself.
+Changes are kept in `config/broker.properties` under the store's root, and override the file's
+values at the next start; RocketMQ writes them into the configuration file itself.
 Origin: AdminBrokerProcessor and Configuration in Java.
 """
 
@@ -22,8 +22,8 @@ _NOT_TO_NAME = frozenset({"configBlackList", "brokerConfigPath"})
 
 
 def broker_settings(config: BrokerSections) -> RuntimeSettings[BrokerConfig]:
-    """The settings of all sections; what was changed before is in force on return. Raises
-    ValueError, OSError for a file of changes that cannot be read."""
+    """The settings of all sections, with earlier changes applied. Raises ValueError, OSError if the
+    file of changes cannot be read."""
     path = config.store.root / "config" / "broker.properties"
     rules = ChangeRules(
         RUNTIME_KEYS,
@@ -39,7 +39,7 @@ def broker_settings(config: BrokerSections) -> RuntimeSettings[BrokerConfig]:
 
 
 class SettingsProcessor:
-    """25 and 26 of one broker."""
+    """Changes apply to this broker only, as in Java: each replica has its own settings."""
 
     def __init__(self, config: BrokerSections, settings: RuntimeSettings[BrokerConfig]) -> None:
         self._config = config
@@ -51,7 +51,7 @@ class SettingsProcessor:
         processors.register(RequestCode.UPDATE_BROKER_CONFIG, self.update)
 
     def show(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """All settings as a property text, sorted by their names (request 26)."""
+        """All settings as a property text, sorted by name (request 26)."""
         config = self._config
         sections = (config.broker, config.replicas, config.store, config.ha)
         lines = "".join(map(dump_properties, sections)).splitlines(keepends=True)
@@ -60,9 +60,8 @@ class SettingsProcessor:
         return RemotingCommand.response_to(request, ext={"version": version}, body=body)
 
     async def update(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """A property text; all of it is taken, and kept on disk, or nothing (request 25). On this
-        broker only, as in Java: each member has settings of its own. The remark of the answer names
-        keys of Java that have no effect here."""
+        """Takes all of a property text, and keeps it on disk, or nothing (request 25). The remark
+        names Java's keys that have no effect here."""
         change = await self._settings.update(request.body)
         if change.kept:
             self._version = self._version.next(wall_ms())

@@ -1,4 +1,4 @@
-"""What a broker reports of itself: status (28, 907, 1007) and its registration."""
+"""What a broker reports of itself: status for admin tools, and its registration."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ NOT_HERE: Final = {
     "timerEnqueueTps": "0.0",
     "timerDequeueTps": "0.0",
 }
-"""What tools ask for that no broker has here, with what Java says where it is off or empty."""
+"""Figures of Java that do not exist here, with Java's values where they are off or empty."""
 _SAMPLES = 61  # one a second: rates over 10 s, 1 min
 
 
 def running_for(passed_ms: int) -> str:
-    """A time in Java's words."""
+    """A duration in Java's format."""
     seconds = passed_ms // 1000
     days, hours, minutes = seconds // 86_400, seconds // 3600 % 24, seconds // 60 % 60
     return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds % 60} seconds ]"
@@ -66,7 +66,7 @@ class Throughput:
         self._samples.append((now_ms, puts, gets))
 
     def rates(self, column: int) -> str:
-        """Messages a second over the last 10 s, 60 s and the whole minute, as Java prints them."""
+        """Messages a second over 10 s, 60 s and 60 s, in Java's format."""
         return " ".join(f"{self._rate(seconds, column):.2f}" for seconds in (10, 60, 60))
 
     def _rate(self, seconds: int, column: int) -> float:
@@ -79,8 +79,8 @@ class Throughput:
 
 
 class DailyTotals:
-    """(Messages stored, messages read) since the start, as they were when today and yesterday began
-    in local time; 0 for what began before the start. Origin: BrokerStats.record in Java."""
+    """(Messages stored, messages read) when today and yesterday began in local time; 0 before the
+    start of this process. Origin: BrokerStats.record in Java."""
 
     def __init__(self, totals: Callable[[], tuple[int, int]]) -> None:
         self._totals = totals
@@ -94,10 +94,7 @@ class DailyTotals:
 
 
 class BrokerStatus:
-    """What this broker reports to admin tools and to the name servers.
-
-    `totals` gives the messages stored and the messages read since the start.
-    """
+    """`totals` gives the messages stored and the messages read since the start."""
 
     def __init__(
         self,
@@ -121,21 +118,21 @@ class BrokerStatus:
         self._started_ms = wall_ms()
 
     def tick(self, now_ms: int) -> None:
-        """Takes its samples; called once a second."""
+        """Once a second."""
         self._throughput.tick(now_ms, *self._totals())
         self._days.tick(date.today())
 
     def epoch_cache(self) -> tuple[EpochEntryCache, dict[str, str]] | None:
-        """1007, body and extFields; None outside controller mode."""
+        """Epoch list and identity (request 1007): body and extFields; None in classic mode."""
         return self._replication.epoch_cache()
 
     def ha(self) -> HARuntimeInfo:
-        """907."""
+        """HA status (request 907)."""
         return self._replication.service.runtime_info()
 
     def registration(self, topics: Collection[str] | None = None) -> RouteRegistration | None:
-        """For the name servers: id 0 for a master, its own id for a slave; None without a role.
-        `topics`: those it names, by default all."""
+        """The registration at name servers: id 0 for a master, its own id for a slave; None without
+        a role. `topics`: the topics in it, by default all."""
         gate, broker = self._path.gate, self._config.broker
         if gate.role is Role.FENCED:
             return None
@@ -188,7 +185,7 @@ class BrokerStatus:
         return info | self._of_store() | self._of_role() | {PROBLEMS_KEY: problems}
 
     def problems(self) -> list[str]:
-        """What is wrong with this broker, as far as it knows, in words (`mqctl health`)."""
+        """What is wrong with this broker, in words, for `mqctl health`."""
         path, replication = self._path, self._replication
         store, gate = path.store, path.gate
         refusal = gate.refusal.remark if gate.refusal is not None else store.appender.refusal
@@ -232,7 +229,7 @@ class BrokerStatus:
 
 
 def _bad_names(health: StoreHealth) -> str:
-    """A few of them in words; empty if there is none."""
+    """The first few, in words; empty if there is none."""
     first = list(health.bad_names.items())[:3]
     shown = [f"topic {topic!r} queue {queue} at {at}" for (topic, queue), at in first]
     more = ["..."] if len(health.bad_names) > len(first) else []

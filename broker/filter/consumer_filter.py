@@ -1,12 +1,12 @@
-"""Which SQL92 filters the consumer groups have, and `config/consumerFilter.json`.
+"""The SQL92 filters of consumer groups, and their file `config/consumerFilter.json`.
 
 Heartbeats register (topic, group, expression). A newer version of a subscription replaces the old
-one, an equal one revives it; an expression that does not compile removes it. What is not subscribed
-any more is dead, and goes after a day. Every replica learns its own filters from the heartbeats of
-the clients, which reach each member, and so none is replicated.
+one, an equal one revives it, and one that does not compile removes it. A filter without a
+subscription is dead, and is removed after a day. Filters are not replicated, because heartbeats
+reach every replica.
 
-The Bloom bits are for Java: a Java broker that starts on this folder throws everything away if they
-are not of its size. This broker evaluates every filter on the records themselves.
+The Bloom bits are for Java: a Java broker that starts on this folder drops all filters if the bits
+have another size. This broker evaluates filters on the records themselves.
 Origin: Java `ConsumerFilterManager`, `BloomFilter`, Guava's `murmur3_128`.
 """
 
@@ -45,8 +45,7 @@ _KIND: Final = attrgetter("expression_type")
 
 
 class ConsumerFilterData(Body):
-    """One group's filter of one topic. Times are ms of the wall clock; `client_version` is the
-    subVersion of the subscription."""
+    """Times are ms of the wall clock; `client_version` is the subVersion of the subscription."""
 
     bloom_filter_data: BloomFilterData = msgspec.field(default_factory=BloomFilterData)
     born_time: int = 0
@@ -69,19 +68,18 @@ class ConsumerFilterTable(Body):
 
 
 class ConsumerFilterManager:
-    """group -> topic -> filter. One thread only. Filters are values: they are replaced, never
-    changed in place."""
+    """group -> topic -> filter, for one thread. Filters are replaced, never changed in place."""
 
     def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
         """`path` is `config/consumerFilter.json`; call `load` next."""
         self._file = ConfigFile(path, ConsumerFilterTable)
         self._clock_ms = clock_ms
         self._groups: dict[str, dict[str, ConsumerFilterData]] = {}
-        self._dead: dict[tuple[str, str], None] = {}  # group and topic, the longest dead first
+        self._dead: dict[tuple[str, str], None] = {}  # (group, topic), the longest dead first
         self._dirty = False
 
     def load(self) -> None:
-        """Takes over what is on disk, all dead. Raises CorruptLogError if it cannot be used."""
+        """Loads the file, all filters dead. Raises CorruptLogError."""
         body = self._file.load()
         topics = {} if body is None else body.filter_data_by_topic
         filters = [data for topic in topics.values() for data in topic.group_filter_data.values()]
@@ -96,11 +94,11 @@ class ConsumerFilterManager:
         self._dirty = False
 
     def get(self, group: str, topic: str) -> ConsumerFilterData | None:
-        """The filter of a group in a topic, None if it has none that compiles."""
+        """The filter of a group in a topic; None if it has none, or it does not compile."""
         return self._groups.get(group, {}).get(topic)
 
     def register(self, group: str, subscriptions: Collection[SubscriptionData]) -> None:
-        """Takes what a member of the group says that it subscribes to."""
+        """The subscriptions of a member of the group."""
         if group not in self._groups and set(map(_KIND, subscriptions)) <= {TAG, ""}:
             return
         filters = [each for each in subscriptions if each.expression_type not in (TAG, "")]
@@ -137,7 +135,7 @@ class ConsumerFilterManager:
         self._put(data)
 
     def unregister(self, group: str) -> None:
-        """The last member of a group has gone."""
+        """The last member of a group left."""
         self._kill(group, self._groups.get(group, {}).keys())
 
     def _kill(self, group: str, topics: Collection[str]) -> None:
@@ -163,7 +161,7 @@ class ConsumerFilterManager:
                 del self._groups[group]
 
     def _remove_old(self) -> bool:
-        """Removes some that are dead for a day; whether there may be more."""
+        """Removes some that were dead for a day; whether there may be more."""
         oldest = self._clock_ms() - DEAD_MAX_MS
         for group, topic in list(islice(self._dead, AT_ONCE)):
             if self._groups[group][topic].dead_time >= oldest:

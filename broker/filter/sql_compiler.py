@@ -1,9 +1,9 @@
-"""The grammar of SQL92 filters, and how an expression becomes a Python function.
+"""The grammar of SQL92 filters, and the compilation of an expression to a Python function.
 
-The function finds the few names that the expression has in the raw properties, each when it is
-needed, and tells whether the message passes. AND, OR and NOT are three-valued; a value that cannot
-be compared makes the message fail, as in Java. Text behind a whole expression is refused: Java
-ignores it, so `a LIKE 'x'` passes nothing there and nobody learns why.
+The function looks up the names of the expression in the raw properties, each when it is needed, and
+returns whether the message passes. AND, OR and NOT are three-valued; a value that cannot be
+compared makes the message fail, as in Java. Text behind a complete expression is refused. Java
+ignores it, so `a LIKE 'x'` passes nothing there, without an error.
 
 Names keep their case, keywords do not. NOT binds tighter than any comparison. Origin: Java
 `SelectorParser.jj`, `ComparisonExpression`, `LogicExpression`, `UnaryExpression`.
@@ -26,7 +26,7 @@ from batonmq.protocol.properties import find_property
 
 DEPTH_MAX: Final = 60
 SOURCE_MAX: Final = 64 * 1024
-"""Characters of the Python source that an expression may become."""
+"""Maximum length of the Python source of an expression, in characters."""
 
 _TEXT_TESTS: Final = frozenset({"CONTAINS", "STARTSWITH", "ENDSWITH"})
 _KEYWORDS: Final = frozenset({"NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS"})
@@ -76,12 +76,11 @@ NAME: /[a-z_$][a-z0-9_$]*/i
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An operand: Python source that gives its value, or None for null.
+    """An operand: Python source of its value, None for null.
 
-    `truth`: shorter source that is true where `source` gives True, and false where it gives False
-    or None; `last` the same, but evaluates and raises less, so nothing may come after it but False.
-    Empty: there is none. `is_boolean`: it may stand where a condition is needed; `is_constant`,
-    `value`: of a literal.
+    `truth`: shorter source that is true if `source` gives True, and false if it gives False or
+    None. `last`: the same, but it evaluates and raises less, so nothing but False may follow it.
+    `is_boolean`: it may be used as a condition. `is_constant`, `value`: of a literal.
     """
 
     source: str
@@ -105,8 +104,8 @@ class Node:
 
 @v_args(inline=True)
 class _Operands(Transformer[Token, Node]):
-    """Builds Python source bottom-up; `names` are the properties that it reads, with their
-    variables, `uses` how often each stands there, `constants` what it refers to by name."""
+    """Builds Python source bottom-up. `names`: property -> variable; `uses`: how often each
+    variable occurs; `constants`: name -> value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +115,7 @@ class _Operands(Transformer[Token, Node]):
         self._variables = 0
 
     def _call_userfunc(self, tree: Any, new_children: Any = None) -> Any:
-        """Looks at each piece of source as it grows."""
+        """Limits the source while it grows."""
         node = super()._call_userfunc(tree, new_children)  # type: ignore[no-untyped-call]
         if isinstance(node, Node) and len(node.source) + len(node.truth) > 4 * SOURCE_MAX:
             raise SqlError(f"it becomes more than {SOURCE_MAX} characters of code")
@@ -397,7 +396,7 @@ def _function(compiler: _Compiler, root: Node) -> Matches:
         value = f"raw[{begin}:raw.index(2, {begin})] or _find(raw, n{number})"
         lookup = f"({variable} := None if (at := raw.rfind(k{number})) < 0 else {value})"
         if compiler.uses[variable] == 1:
-            # Its first mention is evaluated before its others: it may be looked up there.
+            # Its only occurrence: looked up there, and not at all if AND or OR decides earlier.
             found[variable] = lookup
         else:
             before.append(f"    {lookup}")
@@ -412,7 +411,7 @@ def _function(compiler: _Compiler, root: Node) -> Matches:
 
 
 def function_of(expression: str) -> Matches:
-    """The test that an expression stands for. Raises SqlError."""
+    """The test of an expression. Raises SqlError."""
     compiler = _Compiler()
     try:
         return _function(compiler, compiler.transform(_parser.parse(expression)))

@@ -1,8 +1,8 @@
-"""How values of an SQL92 expression compare, as RocketMQ's `ComparisonExpression` has it. Pure.
+"""Comparison of values in SQL92 expressions, as in RocketMQ's `ComparisonExpression`. Pure.
 
-A property is text, held as UTF-8 bytes; a literal is text, a whole number of 32 or of 64 bits, a
-double or a boolean. Where two kinds meet, text is converted to the other side's kind, and text that
-is no such number raises: then the message does not pass, whatever else the expression says.
+A property is text, as UTF-8 bytes; a literal is text, a whole number of 32 or 64 bits, a double or
+a boolean. Text is converted to the kind of the other side. If that fails it raises, and the message
+does not pass, whatever else the expression says.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 Matches = Callable[[bytes], bool]
-"""Whether a message passes; given its property string with a byte 2 on either side."""
+"""Whether a message passes; takes its property string with a byte 2 on either side."""
 
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
@@ -31,11 +31,11 @@ _TRIMMED: Final = "".join(map(chr, range(33)))
 
 
 class SqlError(ValueError):
-    """This is no filter expression; the text says where and why."""
+    """Not a filter expression; the text says where and why."""
 
 
 class ValueKind(enum.Enum):
-    """What an operand gives when it gives anything but null."""
+    """The type of an operand, if it is not null."""
 
     TEXT = "text"
     INT = "int"
@@ -43,7 +43,7 @@ class ValueKind(enum.Enum):
     DOUBLE = "double"
     BOOLEAN = "boolean"
     NOTHING = "nothing"
-    """Always null: a minus before what is no number."""
+    """Always null: a minus before something that is no number."""
 
     @property
     def is_number(self) -> bool:

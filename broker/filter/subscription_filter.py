@@ -1,9 +1,9 @@
-"""What a pull, a POP or a subscription asks for: messages with some tags, or by an SQL92 filter.
+"""The filter of a pull, a POP or a subscription: tags, or an SQL92 expression.
 
-Each SQL92 expression is compiled once and kept, or its refusal is. A long one takes a tenth of a
-second, so it is compiled beside the loop, one at a time (`prepared`, SAFETY R58). The parser
-library and the tables of the grammar cost a tenth of a second, so they are loaded with the first
-expression, or a second after the start beside the loop (`preload`), never in a start.
+Each SQL92 expression is compiled once; the result or the error is cached. A long one takes 0.1 s,
+so it is compiled in a thread, one at a time (`prepared`, R58). The parser library and its tables
+cost 0.1 s as well, so they are loaded with the first expression, or in a thread a second after the
+start (`preload`).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from batonmq.protocol.tags import tags_code
 EXPRESSION_MAX: Final = 16_384
 CACHED: Final = 1000
 CACHED_SIZE: Final = 1024 * 1024
-"""Characters of all expressions that are kept; their code is up to twenty times as large."""
+"""Characters of all cached expressions; their code is up to twenty times as large."""
 SHORT: Final = 512
-"""Characters of an expression that may be compiled in a turn of the loop."""
+"""Characters of an expression that may be compiled on the loop."""
 TAGS_MAX: Final = 32_768
-"""Characters of an expression of tags."""
+"""Characters of a tag expression."""
 
 
 class NotCompiledError(Exception):
-    """A long expression is compiled beside the loop: `prepared` comes first."""
+    """A long expression must be `prepared` first."""
 
 
 class SubscriptionFilter(NamedTuple):
-    """`wanted` are tag hashes, None for all; `matches` is the SQL92 filter, None for none."""
+    """`wanted`: tag hashes, None for all. `matches`: the SQL92 filter, None for none."""
 
     wanted: frozenset[int] | None
     matches: Matches | None
@@ -44,8 +44,8 @@ class SubscriptionFilter(NamedTuple):
 def filter_of(
     kind: str, expression: str, *, sql92: bool, off: int = ResponseCode.SYSTEM_ERROR
 ) -> SubscriptionFilter:
-    """`kind` is the expression type, `sql92` whether such filters are switched on. Raises
-    BrokerRefusal 23 for an expression or a type that is none, `off` where SQL92 is off."""
+    """`kind`: the expression type; `sql92`: whether such filters are enabled. Raises BrokerRefusal
+    SUBSCRIPTION_PARSE_FAILED for an invalid expression or type, `off` if SQL92 is disabled."""
     if kind == TAG:
         return SubscriptionFilter(_wanted_tags(expression), None)
     if kind != SQL92:
@@ -74,7 +74,7 @@ def _begin(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _wanted_tags(expression: str) -> frozenset[int] | None:
-    """Tag hashes of `a || b`; None for `*` or nothing, which is everything."""
+    """Tag hashes of `a || b`; None for `*` or an empty expression, which match all."""
     if len(expression) > TAGS_MAX:
         raise BrokerRefusal(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED,
@@ -87,12 +87,12 @@ def _wanted_tags(expression: str) -> frozenset[int] | None:
 
 
 def preload() -> None:
-    """Loads what the first expression would otherwise wait for. May run on another thread."""
+    """Loads the compiler, for another thread than the loop's."""
     import batonmq.broker.filter.sql_compiler  # noqa: F401
 
 
 class Outcomes:
-    """What expressions became: a test, or why there is none. The least recently used go."""
+    """An LRU cache of results: a test, or why the expression does not compile."""
 
     def __init__(self, count_max: int = CACHED, size_max: int = CACHED_SIZE) -> None:
         self.size = 0
@@ -129,12 +129,12 @@ def _outcome_of(expression: str) -> Matches | str:
 
 
 def is_known(expression: str) -> bool:
-    """Whether `compiled` costs nothing."""
+    """Whether `compiled` needs no compilation."""
     return len(expression) > EXPRESSION_MAX or _outcomes.get(expression) is not None
 
 
 async def prepared(expression: str) -> None:
-    """Compiles an expression beside the loop, if it is not known yet."""
+    """Compiles an expression in a thread, if it is not cached yet."""
     lock = _one_at_a_time.setdefault(asyncio.get_running_loop(), asyncio.Lock())
     async with lock:
         if not is_known(expression):
@@ -142,8 +142,8 @@ async def prepared(expression: str) -> None:
 
 
 def compiled(expression: str) -> Matches:
-    """The test that an expression stands for. Raises SqlError; NotCompiledError for a long one
-    that was not prepared."""
+    """The test of an expression. Raises SqlError; NotCompiledError for a long one that was not
+    prepared."""
     if len(expression) > EXPRESSION_MAX:
         outcome: Matches | str | None = (
             f"{len(expression)} characters long, at most {EXPRESSION_MAX} are allowed"

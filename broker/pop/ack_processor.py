@@ -46,7 +46,7 @@ class _Named(NamedTuple):
 
 
 class AckProcessor:
-    """On masters only; the relay brings what reaches another member."""
+    """On masters; the relay brings requests of other replicas."""
 
     def __init__(self, path: WritePath, topics: TopicService, service: PopService) -> None:
         self._path = path

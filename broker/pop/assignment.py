@@ -66,7 +66,7 @@ def popped_share(
 
 
 class AssignmentProcessor:
-    """On masters only; the relay brings what reaches another member."""
+    """On masters; the relay brings requests of other replicas."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ SLICE: Final = 64
 
 
 class PopProcessor:
-    """On masters only; the relay brings what reaches another member."""
+    """On masters; the relay brings requests of other replicas."""
 
     def __init__(
         self,

@@ -1,16 +1,16 @@
-"""A broker outside controller mode: its role from the configuration, its classic HA service.
+"""Replication in classic mode: the role of the configuration, and the classic HA service.
 
 ASYNC_MASTER acknowledges what is on its own disk, SYNC_MASTER what `inSyncReplicas - 1` slaves have
-as well. Consumers see a write at once in both, as with Java: there is no confirmOffset beyond the
-own disk rule. A slave follows the master of its configuration, or the one that a name server knows.
-Before it takes its role, and while it has it, the broker looks at its group (`group_watch`): it
-takes none that another one has, and a slave acts for a master that is away.
+as well. Consumers see a write at once in both, as with Java. A slave follows the master of its
+configuration, or the one that a name server knows. Before it takes its role, and afterwards, the
+broker checks its group (`group_watch`): it takes no role that another broker has, and a slave may
+act for an absent master.
 
-`PreOnline` is what a master does with each other member of its group before it registers. While it
-was away a slave may have acted for it (`enableSlaveActingMaster`): groups committed their offsets
-there. The master tells that member its HA address (906), waits for its connection, and takes back
-what is further than its own (43, 45). A member with a longer log is named instead: this master has
-lost what that one holds, and must not write another history over it.
+`PreOnline` is what a master does with each slave before it registers. While it was absent, a slave
+may have acted for it (`enableSlaveActingMaster`) and taken offsets of groups. The master announces
+its HA address to that slave (request 906), waits for its connection, and takes back offsets that
+are ahead of its own (43, 45). If the slave has a longer log, the master takes no role: it has lost
+messages that the slave holds, and must not write another history over them.
 Origin: Java BrokerController and DefaultHAService without controllers, and BrokerPreOnlineService,
 which takes whole tables by their versions, and does not look at the log.
 """
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 ASK_MS: Final = 3000
 CONNECT_S: Final = 10.0
-"""How long the member has to connect; Java's slaves look at a new address every 5 s."""
+"""How long a slave has to connect; Java's slaves check for a new address every 5 s."""
 CLASSIC_EPOCH: Final = 0
 LOG_END_TIMEOUT_MS: Final = 1000
 SLAVE_REMARK: Final = "this broker is a slave"
@@ -52,7 +52,7 @@ LOOK_S: Final = 0.05
 
 
 class PreOnline:
-    """`meet` once for each member."""
+    """`meet` once for each slave."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class PreOnline:
         self._client = client
 
     async def meet(self, address: str, own: dict[str, str]) -> str:
-        """`own`: the fields of 906. Why that member keeps this master from its role, "" if it does
-        not. Raises BatonError, or ValueError for nonsense."""
+        """Returns why this master may not take its role, "" if it may. `own`: the fields of request
+        906. Raises BatonError, or ValueError for an invalid reply."""
         reply = await self._ask(address, RequestCode.GET_BROKER_HA_STATUS)
         end = HARuntimeInfo.decode(reply.body).ha_client_runtime_info.max_offset
         own_end = self._store.max_phy_offset
@@ -97,7 +97,7 @@ class PreOnline:
         return ""
 
     async def _connected(self, host: str) -> None:
-        """Waits until a slave follows from there, or the time is over."""
+        """Waits until a slave follows from that host, at most CONNECT_S."""
         try:
             async with asyncio.timeout(CONNECT_S):
                 while not self._ha.is_followed_from(host):  # noqa: ASYNC110  seen by its reports
@@ -184,13 +184,15 @@ class ClassicReplication(Replication):
         await self.group.close()
         await self.ha.close()
 
-    # -- what the group makes of this broker
+    # -- effects of the group core
 
     def take_role(self) -> None:
         path = self._path
         if self._config.is_classic_slave:
             path.store.stop_writes(SLAVE_REMARK)
-            path.store.positions.master_begins_at(None)  # until it says so itself (R27)
+            path.store.positions.master_begins_at(
+                None
+            )  # until the master says where its log begins (R27)
             path.gate.follow(CLASSIC_EPOCH)
             self.ha.follow(self._master)
         else:
@@ -204,7 +206,7 @@ class ClassicReplication(Replication):
         self._hooks.routes_changed()
 
     def act(self, on: bool) -> None:
-        """As slave: groups are served here while their master is away."""
+        """As slave: serves groups while the master is absent, or no longer."""
         log.warning("classic_acting_master on=%s", str(on).lower())
         self._path.gate.act(self.group.takes_offsets if on else None)
         if on:
@@ -236,8 +238,7 @@ class ClassicReplication(Replication):
         }
 
     def _exchange_ha_info(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """A master that comes back gives its HA address; without one it asks for ours (request
-        906)."""
+        """A returning master gives its HA address, or, without one, asks for ours (request 906)."""
         ha_address = request.ext.get("masterHaAddress")
         if ha_address and self._config.is_classic_slave:
             self.group.master_announced()
@@ -248,14 +249,13 @@ class ClassicReplication(Replication):
         return RemotingCommand.response_to(request, ext=self._ha_info() if is_asked else {})
 
     def _reset_flush_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """Shown by 907; it bounds nothing (request 908)."""
+        """Takes the master's flush offset, for the HA status only (request 908)."""
         if self._config.is_classic_slave:
             self.ha.master_flush_offset = number(request, "masterFlushOffset")
         return RemotingCommand.response_to(request)
 
     def master_named(self, address: str, ha_address: str) -> bool:
-        """A name server names the master of this group, or "" for both; whether this broker needs
-        no other answer. Only a slave listens to it; `haMasterAddress` outweighs it."""
+        """Only a slave uses it; `haMasterAddress` takes precedence. "" for both: unknown."""
         if not self._config.is_classic_slave:
             return True
         if address == self._config.broker.address:
@@ -267,7 +267,7 @@ class ClassicReplication(Replication):
             if address != self._master.remoting:
                 self._path.gate.follow(CLASSIC_EPOCH, address)
                 followed = Followed(address, CLASSIC_EPOCH) if address else None
-                if not self._path.gate.is_acting:  # else as soon as the whole group has seen it
+                if not self._path.gate.is_acting:  # else when the core ends the acting
                     self._slave_sync.follow(followed)
                 self.group.hint()
             self._master = master
@@ -298,4 +298,4 @@ class ClassicReplication(Replication):
 
     def on_master_lost(self) -> None:
         self.group.hint()
-        self._hooks.routes_changed()  # the reply to the registration says where the master is
+        self._hooks.routes_changed()  # the reply to a registration names the master

@@ -1,12 +1,11 @@
-"""What a broker outside controller mode makes of the others of its group. Pure.
+"""The group in classic mode: may this broker take its role, and does it act for its master? Pure.
 
-STARTING: it looks at the group, as name servers know it, before it takes its role. While another
-broker that lives has its id, it stays so: two masters of one id would write two histories, two
-slaves of one id hide each other. With `enableSlaveActingMaster` a master meets each other member
-before it registers (pre-online): it tells its HA address, and takes back the offsets of groups that
-were committed there. ONLINE: it has its role. A slave acts for the master while no lower id is in
-the group. Of two that began at the same time, and met later, the one that started later stands
-back, for the life of its process: what it wrote is in no other log.
+STARTING: the broker asks name servers for its group before it takes its role. It stays STARTING
+while another living broker has its id: two masters of one id would write two histories, two slaves
+of one id hide each other. With `enableSlaveActingMaster` a master meets each slave before it
+registers (pre-online). ONLINE: it has its role; a slave acts for the master while no lower id is in
+the group. BARRED: two masters of one id were started at the same time; the one that started later
+gives up its role for good, because no other log has what it wrote.
 Origin: BrokerPreOnlineService, BrokerController.syncBrokerMemberGroup and updateMinBroker in Java,
 where nothing detects a second broker of one id.
 """
@@ -24,12 +23,12 @@ from batonmq.runtime.recent_events import RecentEvents, records_event
 Members = Mapping[int, Collection[str]]
 """Broker id -> its addresses: name servers may differ."""
 HANDING_BACK_MS: Final = 15_000
-"""How long a slave takes no offsets for a master that has announced itself and does not come."""
+"""How long a slave takes no offsets after a master has announced itself, if it does not come."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPolicy:
-    """`started_ms` is wall clock, as the brokers tell each other when they started."""
+    """`started_ms` is wall clock, because brokers compare their start times."""
 
     broker_id: int
     address: str
@@ -39,7 +38,7 @@ class GroupPolicy:
     pre_online: bool = False
     """With it: not skipPreOnline."""
     look_ms: int = 5_000
-    """Between two looks at the group."""
+    """Time between two checks of the group."""
 
 
 class GroupStage(enum.Enum):
@@ -49,53 +48,53 @@ class GroupStage(enum.Enum):
 
 
 class Rival(enum.Enum):
-    """What became of a question to the other broker with this id."""
+    """The result of asking the other broker with this id."""
 
     GONE = "gone"
-    """Nothing listens there."""
+    """Nothing listens at its address."""
     SILENT = "silent"
     LIVES = "lives"
 
 
 @dataclass(frozen=True, slots=True)
 class AskMembers:
-    """Ask all name servers for the group; then feed `members_known`."""
+    """Ask all name servers for the group, then feed `members_known`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskRival:
-    """Ask the broker at `address` whether it lives; then feed `rival_known`."""
+    """Ask the broker at `address` whether it lives, then feed `rival_known`."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class Meet:
-    """Pre-online with one member; then feed `met`."""
+    """Pre-online with one slave, then feed `met`."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class TakeRole:
-    """That of the configuration."""
+    """Take the role of the configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Serve groups in place of the master from now on, or not any more."""
+    """Serve groups in place of the master from now on, or no longer."""
 
     on: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """At the name servers, which tell a slave where its master is."""
+    """Register at the name servers, whose replies name the master to a slave."""
 
 
 @dataclass(frozen=True, slots=True)
 class StandBack:
-    """Take no write any more."""
+    """Take no more writes."""
 
     reason: str
 
@@ -104,13 +103,13 @@ GroupEffect = AskMembers | AskRival | Meet | TakeRole | Act | Register | StandBa
 
 
 class ClassicGroupCore:
-    """Feed it events; perform the effects in order. Times are ms; one question at a time."""
+    """Feed it events; perform the effects in order. Times are ms; one request at a time."""
 
     def __init__(self, policy: GroupPolicy, now_ms: int) -> None:
         self.policy = policy
         self.stage = GroupStage.STARTING
         self.problem = ""
-        """What is wrong with the group, or keeps this broker from its role; empty if nothing."""
+        """What is wrong with the group, or why this broker takes no role; empty if nothing."""
         self.acts = False
         self.recent_events = RecentEvents()
         self._due_ms = now_ms
@@ -126,7 +125,7 @@ class ClassicGroupCore:
         return self._due_ms
 
     def takes_offsets(self, now_ms: int) -> bool:
-        """As acting master: not while the master that comes back may have fetched them already."""
+        """As acting master: not while a returning master may have fetched the offsets already."""
         return self.acts and now_ms >= self._handing_back_until_ms
 
     # -- events
@@ -144,25 +143,25 @@ class ClassicGroupCore:
 
     @records_event
     def master_announced(self, now_ms: int) -> None:
-        """The master is about to come back, and takes over what was committed here (906)."""
+        """The master is about to return, and fetches the offsets of groups (request 906)."""
         self._handing_back_until_ms = now_ms + HANDING_BACK_MS
 
     @records_event
     def claimed(self, address: str, now_ms: int) -> None:
-        """The broker at `address` asked whether this one lives, since it has the same id."""
+        """The broker at `address`, which has the same id, asked whether this one lives."""
         if address != self.policy.address:
             self._rival, self._rival_is_gone = address, False
             self.hinted(now_ms)
 
     @records_event
     def members_known(self, members: Members | None, now_ms: int) -> list[GroupEffect]:
-        """The group as the name servers that answered have it; None: none of them did."""
+        """The group according to the name servers that answered; None: none answered."""
         policy = self.policy
         if members is None:
             if self.stage is GroupStage.STARTING and not policy.pre_online:
                 return self._take_role()
             if self.stage is GroupStage.STARTING:
-                self.problem = "no name server has said who is in its group (pre-online)"
+                self.problem = "no name server answers who is in its group (pre-online)"
             return []
         self._members = members
         rivals = sorted(a for a in members.get(policy.broker_id, ()) if a != policy.address)
@@ -170,13 +169,13 @@ class ClassicGroupCore:
             self._rival, self._rival_is_gone = rivals[0], False
         if not self._rival_is_gone:
             return [AskRival(self._rival)]
-        return self._go_on(now_ms)
+        return self._continue(now_ms)
 
     @records_event
     def rival_known(
         self, address: str, rival: Rival, started_ms: int, now_ms: int
     ) -> list[GroupEffect]:
-        """What became of `AskRival`; `started_ms` counts for one that lives."""
+        """The result of `AskRival`; `started_ms` counts if it lives."""
         if self.stage is GroupStage.BARRED:
             return []
         policy = self.policy
@@ -185,7 +184,7 @@ class ClassicGroupCore:
         if rival is Rival.GONE:
             self._rival_is_gone = True
             again = [Register()] if self.stage is GroupStage.ONLINE and is_listed else []
-            return [*self._go_on(now_ms), *again]
+            return [*self._continue(now_ms), *again]
         if self.stage is GroupStage.STARTING:
             self.problem = f"{who}" + ("" if rival is Rival.LIVES else ", and does not answer")
             return []
@@ -204,16 +203,16 @@ class ClassicGroupCore:
 
     @records_event
     def met(self, address: str, problem: str, now_ms: int) -> list[GroupEffect]:
-        """What became of `Meet`; `problem` is empty if all is as it should be."""
+        """The result of `Meet`; `problem` is empty if it succeeded."""
         if problem:
             self.problem = f"pre-online with {address}: {problem}"
             return []
         self._met.add(address)
-        return self._go_on(now_ms)
+        return self._continue(now_ms)
 
     # -- inside
 
-    def _go_on(self, now_ms: int) -> list[GroupEffect]:
+    def _continue(self, now_ms: int) -> list[GroupEffect]:
         if self.stage is GroupStage.BARRED:
             return []
         self.problem = ""
@@ -232,7 +231,7 @@ class ClassicGroupCore:
         return [TakeRole(), *self._judge()]
 
     def _judge(self) -> list[GroupEffect]:
-        """Whether this slave acts for the master now."""
+        """Whether this slave acts for the master."""
         policy = self.policy
         if not policy.acting or policy.broker_id == MASTER_ID:
             return []
@@ -245,5 +244,5 @@ class ClassicGroupCore:
         if acts == self.acts:
             return []
         self.acts = acts
-        self._handing_back_until_ms = 0  # the master that announced itself has come
+        self._handing_back_until_ms = 0  # the announced master is back
         return [Act(acts), Register()]

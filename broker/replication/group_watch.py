@@ -1,7 +1,7 @@
-"""The group of a broker outside controller mode: who else is in it, as name servers tell.
+"""The shell around `group_core`: the other brokers of the group, in classic mode.
 
-The shell around `group_core`: it asks name servers (901) and the other broker of an own id (28,
-60004), sends heartbeats (904) where a slave may act for the master, and takes the notices of others
+It asks name servers for the group (request 901) and a broker of the same id for its status (28,
+60004), sends heartbeats (904) if slaves may act for the master, and takes the notices of others
 (905, 60004). Origin: BrokerController, BrokerPreOnlineService, AdminBrokerProcessor.
 """
 
@@ -43,13 +43,13 @@ log = logging.getLogger(__name__)
 
 ASK_MS: Final = 1000
 LOOK_MS: Final = 5000
-"""Between two looks at the group."""
+"""Between two checks of the group."""
 ACTING_LOOK_MS: Final = 1000
-"""The same where a slave may act: Java's syncBrokerMemberGroupPeriod."""
+"""The same if a slave may act: Java's syncBrokerMemberGroupPeriod."""
 
 
 class GroupActions(Protocol):
-    """What the effects of `group_core` do to this broker."""
+    """Carries out the effects of `group_core`."""
 
     def take_role(self) -> None: ...
 
@@ -60,8 +60,8 @@ class GroupActions(Protocol):
     def stand_back(self, reason: str) -> None: ...
 
     async def meet(self, address: str) -> str:
-        """Why pre-online with that member failed, "" if it did not. Raises BatonError, OSError or
-        ValueError."""
+        """Pre-online with that slave: why this broker may not take its role, "" if it may. Raises
+        BatonError, OSError or ValueError."""
 
 
 class GroupWatch:
@@ -92,14 +92,14 @@ class GroupWatch:
         self.core = ClassicGroupCore(self._policy, clock_ms())
         self._hinted = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._told_problem = ""
+        self._logged_problem = ""
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, self._min_id_changed)
         processors.register(RequestCode.BATON_SAME_BROKER_ID, self._claimed)
 
     async def start(self) -> None:
-        """Looks at the group once before it returns: a broker that is alone has its role then."""
+        """Checks the group once before it returns: a broker that is alone has its role then."""
         await self._look()
         self._tasks = [asyncio.create_task(self._look_forever(), name="group-watch")]
         if self._policy.acting:
@@ -111,7 +111,7 @@ class GroupWatch:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def hint(self) -> None:
-        """Something has changed in the group: look now."""
+        """Something changed in the group: check it now."""
         self.core.hinted(self._clock_ms())
         self._hinted.set()
 
@@ -128,7 +128,7 @@ class GroupWatch:
         return RemotingCommand.response_to(request)
 
     def _claimed(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """60004, our own: a broker that has found this one under its own id."""
+        """A broker has found that this one has the same id (our request 60004)."""
         self.core.claimed(text(request, "brokerAddr"), self._clock_ms())
         self._hinted.set()
         return RemotingCommand.response_to(request)
@@ -147,10 +147,12 @@ class GroupWatch:
         while effects:
             effects += await self._perform(effects.popleft())
         problem = self.core.problem
-        if problem != self._told_problem:
-            self._told_problem = problem
+        if problem != self._logged_problem:
+            self._logged_problem = problem
             if problem:
-                log.error("classic_group_problem stage=%s why=%s", self.core.stage.value, problem)
+                log.error(
+                    "classic_group_problem stage=%s reason=%s", self.core.stage.value, problem
+                )
             else:
                 log.info("classic_group_well stage=%s", self.core.stage.value)
 
@@ -180,7 +182,7 @@ class GroupWatch:
         return ()
 
     async def _members(self) -> Members | None:
-        """The members by all name servers that answer; None if there are some and none answers."""
+        """The members according to all name servers that answer; None if none answers."""
         name_servers = self._broker.name_servers
         answers = await asyncio.gather(*map(self._members_at, name_servers), return_exceptions=True)
         members: dict[int, set[str]] = {}
@@ -202,12 +204,12 @@ class GroupWatch:
         return GetBrokerMemberGroupResponseBody.decode(reply.body)
 
     async def _ask_rival(self, address: str) -> tuple[Rival, int]:
-        """Whether it lives, and since when, by its answer. Ours learns of this broker, too."""
+        """Whether it lives, and since when. A broker of ours learns of this one, too."""
         claim = {"brokerAddr": self._broker.address}
         try:
             request = RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)
             reply = await self._client.call(address, request, ASK_MS)
-            told = KVTable.decode(reply.body).table.get("bootTimestamp", "")
+            started = KVTable.decode(reply.body).table.get("bootTimestamp", "")
             request = RemotingCommand.request(RequestCode.BATON_SAME_BROKER_ID, claim)
             await self._client.oneway(address, request)
         except ConnectError as error:
@@ -215,7 +217,7 @@ class GroupWatch:
             return (Rival.GONE if refused else Rival.SILENT), 0
         except BatonError:
             return Rival.SILENT, 0
-        return Rival.LIVES, int(told) if told.isdigit() else 0
+        return Rival.LIVES, int(started) if started.isdigit() else 0
 
     async def _beat_forever(self) -> None:
         """Name servers take a broker that is silent for brokerNotActiveTimeoutMillis away (request
@@ -227,7 +229,7 @@ class GroupWatch:
                 continue
             for name_server in broker.name_servers:
                 connection = self._client.live_connection(name_server)
-                if connection is not None:  # else the registrar dials, and registers anew
+                if connection is not None:  # else the registrar dials and registers again
                     connection.oneway(
                         RemotingCommand.request(
                             RequestCode.BROKER_HEARTBEAT,

@@ -1,9 +1,9 @@
-"""Role changes of this broker: the order of steps in which nothing acknowledged is lost.
+"""Role changes of this broker, in an order that loses nothing acknowledged.
 
-Becoming master: refuse new writes, fail what waits for acks (R4), let HA truncate an incomplete
-tail and write the epoch (R25, R26), open, register at the name servers. Becoming slave: the same
-first two steps, then follow. Every step before the first await happens in one loop turn, so no ack
-of the old role can leave in between.
+Becoming master: refuse new writes, fail pending writes (R4), let HA truncate an incomplete tail and
+write the epoch (R25, R26), open, register at the name servers. Becoming slave: the same first two
+steps, then follow. All steps before the first await happen in one loop turn, so no ack of the old
+role can leave in between.
 Origin: ReplicasManager.changeToMaster and changeToSlave in Java.
 """
 
@@ -29,16 +29,14 @@ ROLE_CHANGED_REMARK = "the role of this broker changed while the message waited:
 
 
 class EventReport(Protocol):
-    """Adds an event to the group's history."""
+    """Adds an event to the history of the group."""
 
     def __call__(self, kind: str, **fields: object) -> None: ...
 
 
 class RoleActions:
-    """The one place that changes this broker's role: `path.gate` holds it, HA and store follow.
-
-    Implements `batonmq.replicas_manager.link.BrokerActions`.
-    """
+    """The only place that changes the role: `path.gate` holds it, HA and store follow. Implements
+    `batonmq.replicas_manager.link.BrokerActions`."""
 
     def __init__(
         self,
@@ -78,7 +76,7 @@ class RoleActions:
         self._slave_sync.follow(None)
         log_end = await self._ha.change_to_master(view)
         clamped = await self._clamp.for_view(view)
-        await role_durable  # R2: nothing is acknowledged in an epoch that a crash could forget
+        await role_durable  # R2: a crash must not forget an epoch with acknowledged writes
         self._acks.begin_epoch(view.master_epoch)
         self._tables.topics.set_state_version(view.master_epoch)
         self._tables.offsets.set_state_version(view.master_epoch)
@@ -126,18 +124,18 @@ class RoleActions:
         await self._ha.stand_down(view)
 
     async def log_truncated(self) -> None:
-        """Groups may have consumed what this replica has cut: its own offsets of them go back, and
-        the master's replace them (R44)."""
+        """Groups may have consumed what this replica has cut: their offsets go back to the end of
+        the queues, until the master's replace them (R44)."""
         await self._clamp.run()
         self._slave_sync.fetch_offsets_again()
 
     @property
     def offsets_clamped(self) -> int:
-        """How many offsets of groups were set to the end of their queue since the start."""
+        """How many offsets of groups went back to the end of their queue since the start."""
         return self._clamp.total
 
     def lease_changed(self, valid: bool) -> None:
-        """Reports to the history, too, how a mastership continued after its lease had run out."""
+        """Also reports to the history how a mastership continued after its lease expired."""
         if not valid:
             self._lease_lost_ms = self._path.clock_ms()
             self._gate.was_cut_off = False
@@ -151,8 +149,8 @@ class RoleActions:
         self._gate.standing(lease=valid, required_set_whole=self._ha.required_set_whole)
 
     def first_acked(self, waited_ms: int) -> None:
-        """The first ack of a mastership ends the failover in the history. `waited_ms`: how long
-        that write had waited; it separates an outage from a time without writes."""
+        """The first ack of a mastership ends the failover in the history. `waited_ms`, how long
+        that write waited, distinguishes an outage from a time without writes."""
         self._report("first_ack", confirmOffset=self._store.confirm_offset, waitedMs=waited_ms)
 
     def hold_sends(self) -> int:
@@ -178,9 +176,9 @@ class RoleActions:
         )
 
     def role_will_change(self, view: RoleView, *, master: bool) -> None:
-        """Clients that wait here get the new master's address before this broker's own role change,
-        which waits for the disk; early sends at the new master wait until it opens. Nothing is
-        acknowledged to an older master from here on."""
+        """Comes before the role change, which waits for the disk: waiting clients get the new
+        master's address now, and early sends at the new master wait until it opens. From here on
+        this broker acks nothing to an older master."""
         self._ha.fence(view.master_epoch)
         if master:
             self._hold.begin()
@@ -189,17 +187,16 @@ class RoleActions:
             self._hold.release()
 
     def _leave_role(self, master_epoch: int, master_address: str = "") -> None:
-        """R4: what waits is failed before a byte is cut, and nothing new is taken meanwhile.
+        """R4: fails pending writes before a byte is cut, and refuses new ones.
 
-        What was put in this very turn is written first: the log must not grow after HA has read
-        its end.
+        The records of this turn are written first: the log must not grow after HA has read its end.
         """
         if master_address:
             self._gate.leave(master_epoch, master_address)
         else:
             self._gate.opening(master_epoch)
         self._store.end_turn()
-        self._store.positions.end_mastership()  # R27: it expires no more than its next master
+        self._store.positions.end_mastership()  # R27: it may not expire more than its next master
         failed = self._acks.fail_all(ResponseCode.SERVICE_NOT_AVAILABLE, ROLE_CHANGED_REMARK)
         if failed:
             log.warning("pending_acks_failed count=%d master_epoch=%d", failed, master_epoch)

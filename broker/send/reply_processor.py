@@ -1,10 +1,10 @@
-"""Request-reply: 324 and 325, the answer to a message that asked for one.
+"""Request-reply: the reply to a message that asked for one (requests 324 and 325).
 
-The answer is a message of `<cluster>_REPLY_TOPIC`. Its property REPLY_TO_CLIENT names the producer
-that waits; this broker pushes it there (326) over the connection that the producer has opened, and
-stores it (storeReplyMessageEnable). The replier is answered whether the push arrived: a requester
-that is gone, or does not answer, is code 1, though the message is stored. Code 0 comes when the
-stored message is confirmed, as for every send (SAFETY R1). Origin: ReplyMessageProcessor in Java.
+The reply is a message of `<cluster>_REPLY_TOPIC`. Its property REPLY_TO_CLIENT names the producer
+that waits. This broker pushes it to that producer (326) over the connection that the producer has
+opened, and stores it (storeReplyMessageEnable). Success means that the stored message is confirmed,
+as for every send (R1), and that the push arrived; if the requester does not answer, the result is
+SYSTEM_ERROR, although the message is stored. Origin: ReplyMessageProcessor in Java.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NOT_STORED: Final = {"msgId": "0", "queueOffset": "0"}
 
 
 class ReplyProcessor:
-    """On masters only; the relay brings what reaches another member."""
+    """On masters; the relay brings requests of other replicas."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ReplyProcessor:
         processors.register(RequestCode.SEND_REPLY_MESSAGE_V2, self.reply)
 
     async def reply(self, request: RemotingCommand, channel: Connection) -> RemotingCommand:
-        """324 and 325: the fields of a send, under long names or short ones."""
+        """The fields are those of a send, with long names (324) or short ones (325)."""
         self._path.gate.require_open()
         fields = send_fields(request.code, request.ext)
         place = self._send.place_of(fields)
@@ -66,7 +66,7 @@ class ReplyProcessor:
         return RemotingCommand.response_to(request, code, problem or None, ext)
 
     async def _push(self, fields: SendFields, body: bytes, channel: Connection) -> str:
-        """Pushes the answer to the requester; returns what went wrong, "" for nothing."""
+        """Pushes the reply to the requester; returns what failed, or ""."""
         properties = decode_properties(fields.properties or "")
         client_id = properties.get(REPLY_TO_CLIENT)
         if not client_id:

@@ -1,10 +1,9 @@
-"""36: a consumer gives a message back that it could not consume.
+"""Send-back (request 36): a consumer returns a message that it could not consume.
 
-The message is stored again, to come to the group once more after a while, or as a dead letter when
-that was often enough. The consumer is answered when the new record is confirmed: then it moves its
-offset on, and not before (SAFETY R30). How long a retry waits is a delay level; `put_hooks` makes
-it wait. If 36 fails, a stock client sends the message to `%RETRY%group` itself (310), which ends in
-the dead letters by the rules of `SendProcessor`.
+The message is stored again: as a retry, which comes to the group after a delay (`put_hooks`), or as
+a dead letter if it was retried too often. The consumer gets its reply when the new record is
+confirmed, and only then moves its offset (R30). If the request fails, a stock client sends the
+message to `%RETRY%group` itself, where `SendProcessor` has the same limit.
 Origin: AbstractSendMessageProcessor.consumerSendMsgBack in Java, step by step.
 """
 
@@ -35,13 +34,13 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 
 FIRST_RETRY_LEVEL: Final = 3
-"""Delay level of the first retry where the consumer names none; each further one is one higher."""
+"""Delay level of the first retry if the consumer gives none; each further one is one higher."""
 KNOWS_LIMIT_VERSION: Final = 121
-"""From this version on (V3_4_9) a client's own maxReconsumeTimes counts."""
+"""From this version on (V3_4_9) clients send their maxReconsumeTimes."""
 
 
 class SendBackProcessor:
-    """On masters only; the relay brings what reaches another member."""
+    """On masters; the relay brings requests of other replicas."""
 
     def __init__(self, path: WritePath, topics: TopicService) -> None:
         self._path = path
@@ -87,14 +86,14 @@ class SendBackProcessor:
 
 
 def _limit(request: RemotingCommand, group: SubscriptionGroupConfig) -> int:
-    """How often the group may get a message again."""
+    """The maximum number of retries."""
     if request.version >= KNOWS_LIMIT_VERSION:
         return number(request, "maxReconsumeTimes", group.retry_max_times)
     return group.retry_max_times
 
 
 def _once_more(failed: NewMessage, record: memoryview, level: int) -> None:
-    """Notes where the message came from first, that it failed again, and how long it waits."""
+    """Sets the properties of a retry: its original topic and id, and its delay level."""
     raw = failed.properties
     noted = {WAIT: "false", DELAY: str(level)}
     if not find_property(raw, RETRY_TOPIC.encode()):
@@ -107,5 +106,5 @@ def _once_more(failed: NewMessage, record: memoryview, level: int) -> None:
 
 
 def dead_letter_properties(properties: str) -> str:
-    """The property string of a retry that becomes a dead letter by a send: it waits no more."""
+    """The property string of a retry that becomes a dead letter: without a delay."""
     return encode_properties({**decode_properties(properties), DELAY: "-1"})

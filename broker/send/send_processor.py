@@ -1,8 +1,8 @@
-"""Send: 310 and 10 (one message), 320 (a batch). The hot path of the whole cluster.
+"""Send: one message (requests 310 and 10) or a batch (320). The hot path of the whole cluster.
 
-A request is checked, made a record in the store's turn buffer, and its finished reply waits in
-`PendingAcks` until confirmOffset passes the record's end: nothing else releases code 0 (SAFETY G1,
-R1, R4). WAIT=false does not lift that (R29).
+A request is checked and put as a record into the store's turn buffer. Its finished reply waits in
+`PendingAcks` until confirmOffset passes the end of the record; nothing else releases a success (G1,
+R1, R4), also not WAIT=false (R29).
 
 Origin: org.apache.rocketmq.broker.processor.SendMessageProcessor; the checks come in its order.
 """
@@ -71,8 +71,8 @@ class SendProcessor:
         sent_half: Callable[[str, Connection], None],
         when_known: Callable[[Callable[[], None]], None],
     ) -> None:
-        """`sent_half` is told the group and the connection of each half message. `when_known` calls
-        back when name servers know the topics that there are."""
+        """`sent_half` gets the group and the connection of each half message. `when_known` calls
+        back when name servers know all topics."""
         broker = config.broker
         self._sent_half = sent_half
         self._broker_name = broker.broker_name
@@ -104,7 +104,7 @@ class SendProcessor:
         processors.register_raw(RequestCode.SEND_BATCH_MESSAGE, self.send_batch)
 
     def topics_changed(self, topics: Collection[str] | None) -> None:
-        """Forgets what was looked up about these topics, or about all."""
+        """Drops what is cached about these topics, or about all."""
         if topics is None:
             self._known.clear()
             return
@@ -113,7 +113,7 @@ class SendProcessor:
             self._made.discard(topic)
 
     def send_v2(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
-        """310."""
+        """One message (request 310)."""
         if self._hold.active and self._held(self.send_v2, channel, kind, header, body):
             return
         request = decode_send_v2(kind, header)
@@ -123,7 +123,7 @@ class SendProcessor:
             self._not_put(exc, request, self.send_v2, channel, kind, header, body)
 
     def send_v1(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
-        """The same under long names (request 10)."""
+        """The same with long field names (request 10)."""
         if self._hold.active and self._held(self.send_v1, channel, kind, header, body):
             return
         request = decode_send_v1(kind, header)
@@ -145,13 +145,13 @@ class SendProcessor:
     def _held(
         self, handler: RawHandler, channel: Connection, kind: int, header: bytes, body: bytes
     ) -> bool:
-        """Kept until the hold ends (R33), or refused since there is no more room."""
+        """Holds the send until the switch ends (R33), or refuses it if the hold is full."""
         if not self._hold.take(handler, channel, kind, header, body):
-            no_room = BrokerRefusal(
+            full = BrokerRefusal(
                 ResponseCode.SERVICE_NOT_AVAILABLE,
                 f"the master of this group is changing, and {len(self._hold)} sends wait already",
             )
-            self._refuse(channel, decode_send(kind, header), no_room)
+            self._refuse(channel, decode_send(kind, header), full)
         return True
 
     def _put(self, channel: Connection, request: SendFrame, body: bytes) -> None:
@@ -170,7 +170,7 @@ class SendProcessor:
         header: bytes,
         body: bytes,
     ) -> None:
-        """A send that only the gate did not take is passed on to the master; others are refused."""
+        """Passes a send that only the gate refused on to the master; refuses others."""
         if not isinstance(exc, GateClosedError) or not self._relay.take_raw(
             channel, handler, kind, header, body
         ):
@@ -227,7 +227,7 @@ class SendProcessor:
         )
 
     def place_of(self, ext: SendFields) -> tuple[str, int]:
-        """Topic and queue of a send that another processor stores. Raises as a send is refused."""
+        """Topic and queue of a send that another processor stores. Raises BrokerRefusal."""
         if self._hold.active:
             raise BrokerRefusal(
                 ResponseCode.SERVICE_NOT_AVAILABLE,
@@ -238,7 +238,7 @@ class SendProcessor:
     def put_for(
         self, ext: SendFields, place: tuple[str, int], body: bytes, channel: Connection
     ) -> tuple[PutResult, dict[str, str]]:
-        """Puts such a message; with it what its reply says of its place, once it is confirmed."""
+        """Puts such a message; returns also the fields of its reply."""
         result = self._path.put_message(self._message(ext, *place, body, channel))
         self.stored_total += 1
         self._path.schedule_flush()
@@ -252,7 +252,7 @@ class SendProcessor:
         return self._msg_id_prefix + b"%016X" % result.physical_offset
 
     def _recall_handle(self, message: NewMessage) -> bytes:
-        """What a producer needs to recall this timed message; a retry is recalled by nobody."""
+        """What a producer needs to recall this timer message; retries have none."""
         properties = decode_properties(message.properties)
         topic = properties[REAL_TOPIC]
         if topic.startswith(RETRY_PREFIX):
@@ -262,7 +262,7 @@ class SendProcessor:
         return handle.encode().encode()
 
     def _put_half(self, message: NewMessage, channel: Connection, ext: SendFields) -> PutResult:
-        """A message of a transaction waits for its end in the half topic."""
+        """Puts a message of a transaction into the half topic."""
         if self._settings.reject_transaction_message:
             raise BrokerRefusal(
                 ResponseCode.NO_PERMISSION,
@@ -325,8 +325,8 @@ class SendProcessor:
         self._path.schedule_flush()
 
     def _wait(self, topic: str, end_offset: int, channel: Connection, reply: bytes) -> None:
-        """The reply leaves when all below `end_offset` is confirmed, or will not be; that of a send
-        which made its topic, when name servers know it too: who sent it may look for it at once."""
+        """The reply waits until all below `end_offset` is confirmed. If the send created its topic,
+        it also waits until name servers know the topic, because the client may ask them at once."""
         if topic not in self._made:
             self._acks.add(end_offset, self._clock_ms(), channel, reply)
             return
@@ -334,7 +334,7 @@ class SendProcessor:
         def known() -> None:
             self._made.discard(topic)
             if self._gate.is_master and self._acks.master_epoch == epoch:
-                # A pause of this process may have begun (R8): the reply waits for its end.
+                # This process may have been stopped meanwhile: acks may have to wait (R8).
                 self._acks.add(end_offset, self._clock_ms(), channel, reply)
                 self._path.confirmed(end_offset)
             else:
@@ -353,7 +353,7 @@ class SendProcessor:
         self._acks.add_waiter(end_offset, self._clock_ms(), outcome)
 
     def _target(self, ext: SendFields) -> tuple[str, int]:
-        """Where the message goes. Raises BrokerRefusal for every reason not to take it."""
+        """Topic and queue of the message. Raises BrokerRefusal if it may not be stored."""
         if self._gate.refusal is not None:
             raise GateClosedError(self._gate.refusal)
         self._flow.check(len(self._acks), self._clock_ms())
@@ -395,8 +395,8 @@ class SendProcessor:
         return topic, queues
 
     def _retry_target(self, ext: SendFields) -> str:
-        """A retry that was consumed often enough goes to the dead letters of its group; so does
-        each of a group that consumes in order, which sends only what it gives up."""
+        """A retry that was consumed too often goes to the dead letters of its group; so does each
+        of an orderly group, whose clients send only messages that they give up."""
         group = ext.topic[len(RETRY_PREFIX) :].partition("+")[0]
         config = self._topics.group(group, writable=True)
         allowed = ext.max_reconsume_times
@@ -410,7 +410,7 @@ class SendProcessor:
         return dlq_topic(group)
 
     def _born_host(self, channel: Connection, ext: SendFields) -> bytes:
-        """The client's address as records carry it; a relayed send names its client."""
+        """The client's address, as records have it; a relayed send names its client."""
         if ext.relayed is not None:
             epoch, client = relayed_by(ext.relayed)
             if epoch > self._gate.master_epoch:

@@ -356,7 +356,7 @@ def test_905_makes_it_look_at_once(tmp_path, monkeypatch):
             core = s.service.replication.group.core
             looked = asyncio.Event()
             told = core.members_known
-            monkeypatch.setattr(core, "members_told", lambda *args: (looked.set(), told(*args))[1])
+            monkeypatch.setattr(core, "members_known", lambda *args: (looked.set(), told(*args))[1])
             fields = {"minBrokerId": "0", "brokerName": "broker-a", "minBrokerAddr": OTHER}
             assert (await s.ask(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, fields)).code == 0
             await looked.wait()

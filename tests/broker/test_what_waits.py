@@ -194,7 +194,7 @@ def test_r56_an_overdue_half_is_checked_when_its_producer_comes(
         with monkeypatch.context() as away:
             away.setattr(waiting.producers, "channel", lambda group: None)
             await half(rig)
-            await until(lambda: bool(waiting.transactions._table._unheard))
+            await until(lambda: bool(waiting.transactions._table._without_producer))
         body = HeartbeatData(client_id="c", producer_data_set=[ProducerData(group_name="pg")])
         assert (await rig.ask(34, {}, body.encode())).code == 0
         await until(lambda: bool(asked))
