@@ -82,7 +82,7 @@ class RoleGate:
     def open(self) -> None:
         """The store is ready for this epoch's writes."""
         self.role = Role.MASTER
-        self._lease = True
+        self._lease = True  # it was elected just now
         self._judge()
         self.changed()
 
@@ -103,6 +103,7 @@ class RoleGate:
 
     def close(self, remark: str) -> None:
         """The process stops, or its disk failed; nothing opens the gate again."""
+        # Keep the address of the master, to which waiting requests still go.
         known = self.refusal
         self._stopping = Refusal(
             ResponseCode.SERVICE_NOT_AVAILABLE,
@@ -157,5 +158,6 @@ class RoleGate:
         if self._stopping is not None:
             self.refusal = self._stopping
         elif self.role is Role.MASTER:
+            # Either is enough: each ack needs the whole required set anyway (R1).
             self.refusal = None if self._lease or self._whole else _CUT_OFF
             self.was_cut_off = self.was_cut_off or self.refusal is _CUT_OFF

@@ -70,6 +70,7 @@ class ConsumerGroup:
 
     def join(self, member: ClientChannel) -> bool:
         """Takes a member, new or known by its channel; whether it is new under its id."""
+        # A client may change its id on the same connection.
         known = self.members.get(member.channel)
         self.members[member.channel] = member
         if known is not None:
@@ -164,6 +165,7 @@ class ConsumerManager:
         group.message_model = data.message_model
         group.consume_from_where = data.consume_from_where
         changed = group.join(client)
+        # Such a heartbeat keeps the client alive, and says nothing about subscriptions.
         if without_subscription:
             return changed
         subscriptions = data.subscription_data_set
@@ -181,6 +183,7 @@ class ConsumerManager:
             before = known.get(topic)
             if before is None:
                 changed = True
+            # Members update one after the other: an older one must not undo the newer subscription.
             if before is None or sub.sub_version > before.sub_version:
                 known[topic] = sub
         return changed
@@ -233,7 +236,7 @@ class ConsumerManager:
         if not members:
             return None
         channel = next(iter(members))
-        members[channel] = members.pop(channel)
+        members[channel] = members.pop(channel)  # moves it to the end
         return channel
 
     def message_model(self, group: str) -> str:
@@ -250,6 +253,7 @@ class ConsumerManager:
             del self._producer_places[gone.client_id]
 
     def _hear(self, seat: _Seat, now_ms: int) -> None:
+        # Inserted again at the end, so that the dict stays in order of last heartbeats.
         self._heard.pop(seat, None)
         self._heard[seat] = now_ms
         self._seats.setdefault(seat.channel, {})[seat] = None

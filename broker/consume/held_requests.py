@@ -71,6 +71,7 @@ class HeldRequests(Generic[H]):
         """Lets a request wait."""
         self._link(one)
         self._by_owner.setdefault(one.owner, {})[one] = None
+        # The counter keeps the heap from comparing requests of equal deadlines.
         heapq.heappush(self._deadlines, (one.deadline_ms, next(self._counter), one))
         one.is_held = True
         self._size += 1
@@ -111,6 +112,7 @@ class HeldRequests(Generic[H]):
         return ones
 
     def _remove(self, one: H) -> None:
+        # Its entry in the heap stays until its deadline: removing it would cost a search.
         one.is_held = False
         self._size -= 1
         self._unlink(one)
@@ -220,6 +222,7 @@ class PopHold(HeldRequests[HeldPop]):
         self._groups.setdefault(topic, {}).setdefault(queue_id, {})[group] = None
         queues = self._queues.setdefault((topic, group), {})
         if not queues:
+            # A retried message arrives in a topic of another name.
             for retry in pop_retry_topics(group, topic):
                 self._of_retry[retry] = topic, group
         queues[queue_id] = None
@@ -228,7 +231,7 @@ class PopHold(HeldRequests[HeldPop]):
     def arrived(self, topic: str, queue_id: int) -> bool:
         """A queue has new messages; whether a request waits for it."""
         if topic in self._groups:
-            self._arrived[topic, queue_id] = None
+            self._arrived[topic, queue_id] = None  # a dict as an ordered set: many arrivals are one
         elif topic in self._of_retry:
             self.more(*self._of_retry[topic])
         else:
@@ -238,6 +241,7 @@ class PopHold(HeldRequests[HeldPop]):
     def more(self, topic: str, group: str) -> None:
         """Messages were left over: wakes the next request of this group."""
         queues = list(self._queues.get((topic, group), ()))
+        # Lazily: a request that wakes may take what the others would find.
         self._ready.append((topic, group, queue) for queue in queues)
 
     def all_ready(self) -> None:
@@ -262,6 +266,7 @@ class PopHold(HeldRequests[HeldPop]):
     def _reached_by(self, topic: str, queue_id: int) -> Iterator[_Place]:
         """The places that a message of a queue, or of any, reaches."""
         queues = self._groups.get(topic, {})
+        # Of copies: places change while requests are handled.
         for queue in list(queues) if queue_id == ANY_QUEUE else (queue_id, ANY_QUEUE):
             for group in list(queues.get(queue, ())):
                 yield topic, group, queue

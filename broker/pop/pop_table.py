@@ -163,6 +163,7 @@ class PopTable:
         self.next_record = at + 1
         for key in record.reset:
             self.positions.pop(key, None)
+            # A reset must not wait for an orderly pop that blocks the queue.
             if (order := self._orders.get(key)) is not None:
                 self.forget(order)
         for popped in record.popped:
@@ -191,8 +192,9 @@ class PopTable:
             for offset in popped.offsets:
                 older = queue.get(offset)
                 if older is not None:
+                    # Popped again: the older handle may no longer acknowledge this message.
                     self._close(older, (offset,))
-                queue = self._in_flight.setdefault(popped.key, queue)
+                queue = self._in_flight.setdefault(popped.key, queue)  # `_close` drops an empty one
                 queue[offset] = point
         if self.collects and popped.next != NO_POSITION:
             self.positions[popped.key] = Position(popped.next, popped.offsets[-1], popped.last_phy)
@@ -209,6 +211,7 @@ class PopTable:
             again = 0 if is_repeated else 1  # the same attempt repeats a pop whose reply was lost
             for offset in point.open & set(older.offsets):
                 point.counts[offset] = older.counts.get(offset, 0) + again
+            # Of an orderly queue only the newest pop counts.
             self._close(older, tuple(older.open))
         self._orders[point.key] = point
 
@@ -216,6 +219,7 @@ class PopTable:
         order = self._orders.get(acked.key)
         if order is not None and order.pop_time == acked.pop_time:
             self._close(order, acked.offsets)
+            # The rest may become visible earlier, now that this offset no longer counts.
             if order.open:
                 self.wake(order, order.visible_at())
             if self.collects:
@@ -243,7 +247,7 @@ class PopTable:
                 continue
             point.open.discard(offset)
             self._count -= 1
-            if queue.get(offset) is point:
+            if queue.get(offset) is point:  # a newer pop may have taken its place
                 del queue[offset]
         if point.open:
             return
@@ -288,6 +292,7 @@ class PopTable:
         """`next_due` gives the check point at `at_ms`, and not before."""
         self._leave_bucket(point)
         point.wakes_at = at_ms
+        # Buckets keep the heap small: thousands of pops share one entry.
         number = at_ms >> _BUCKET_BITS
         bucket = self._buckets.get(number)
         if bucket is None:
@@ -303,8 +308,10 @@ class PopTable:
     @property
     def wake_ms(self) -> int:
         """When to look next, NEVER if nothing is in flight."""
+        # Acknowledged check points leave empty buckets behind.
         while self._heap and not self._buckets[self._heap[0]]:
             del self._buckets[heapq.heappop(self._heap)]
+        # The end of the bucket, so no message comes back early.
         return (self._heap[0] + 1) << _BUCKET_BITS if self._heap else NEVER
 
     def next_due(self, now_ms: int) -> CheckPoint | None:

@@ -158,6 +158,7 @@ class ClassicGroupCore:
         """The group according to the name servers that answered; None: none answered."""
         policy = self.policy
         if members is None:
+            # If no name server answers, the configuration alone decides, as in Java.
             if self.stage is GroupStage.STARTING and not policy.pre_online:
                 return self._take_role()
             if self.stage is GroupStage.STARTING:
@@ -182,17 +183,20 @@ class ClassicGroupCore:
         who = f"the broker at {address} has the same name and brokerId, {policy.broker_id}"
         is_listed = address in self._members.get(policy.broker_id, ())
         if rival is Rival.GONE:
-            self._rival_is_gone = True
+            self._rival_is_gone = True  # a refused connection proves that it ended
             again = [Register()] if self.stage is GroupStage.ONLINE and is_listed else []
             return [*self._continue(now_ms), *again]
         if self.stage is GroupStage.STARTING:
             self.problem = f"{who}" + ("" if rival is Rival.LIVES else ", and does not answer")
             return []
+        # An online broker keeps its role: a partition must not stop both of them.
         if rival is Rival.SILENT:
             self.problem = f"{who}, and does not answer"
             self._rival_is_gone = not is_listed
+        # The same comparison on both sides, so exactly one of them gives up its role.
         elif (started_ms, address) < (policy.started_ms, policy.address):
             self.problem = f"{who}, and started earlier"
+            # Two slaves of one id only hide each other; two masters write two histories.
             if policy.broker_id == MASTER_ID:
                 self.stage = GroupStage.BARRED
                 return [StandBack(self.problem)]
@@ -240,6 +244,7 @@ class ClassicGroupCore:
             for broker_id, addresses in self._members.items()
             if set(addresses) - {policy.address}
         )
+        # The slave with the lowest id acts, as in Java.
         acts = min(others, default=policy.broker_id) >= policy.broker_id
         if acts == self.acts:
             return []

@@ -57,6 +57,7 @@ class _Level:
 
     def left_ms(self, offset: int, end_offset: int, delay_ms: int, steady_ms: int) -> int:
         """Until a message has been here for its whole delay, whatever wall clocks showed."""
+        # The first look at these messages starts their steady clock.
         if offset >= self.there_to:
             self.there_to, self.there_ms = end_offset, steady_ms
         return self.there_ms + delay_ms - steady_ms
@@ -112,8 +113,9 @@ class DelayQueues:
         for queue_id in (*ids[self._turn :], *ids[: self._turn]):
             level = self._levels[queue_id]
             latest = now_ms + self._delay_ms(queue_id)
+            # Second case: no message waits longer than its delay, so the clock was set back.
             if level.look_ms <= now_ms or latest < level.look_ms < NEVER:
-                self._turn = ids.index(queue_id) + 1
+                self._turn = ids.index(queue_id) + 1  # the next call begins behind it
                 return Look(queue_id, level.offset)
         return None
 
@@ -129,6 +131,7 @@ class DelayQueues:
         level, delay_ms = self._levels[queue_id], self._delay_ms(queue_id)
         for index, due_ms in enumerate(due):
             wait_ms = due_ms - now.wall_ms
+            # Stored by a clock ahead of this one: its due time says nothing here.
             if wait_ms > delay_ms:
                 offset = level.offset + index
                 wait_ms = level.left_ms(offset, end_offset, delay_ms, now.steady_ms)
@@ -202,10 +205,11 @@ class TimerQueue:
 
     def clock_shows(self, now_ms: int) -> None:
         """Before units are read, and what is due is delivered."""
-        if self._done >= self._early:
+        if self._done >= self._early:  # the clock has caught up with what was delivered early
             self._early = self._early_to = 0
         is_ahead = self._done >> _BITS > now_ms
         if is_ahead and not self._late and self._done >= self._early:
+            # What was delivered must not be delivered again when the clock gets there.
             self._early, self._early_to = self._done, max(self.next_offset, self._known_to)
             self._done = now_ms << _BITS
 
@@ -222,7 +226,9 @@ class TimerQueue:
         entry = due_ms << _BITS | offset
         if self._is_delivered(offset, entry):
             return False
+        # A late entry may not move `_done` back: progress would name it as delivered.
         heapq.heappush(self._heap if entry > self._done else self._late, entry)
+        # Blocks, not offsets: progress needs only a lower bound of what is still open.
         block = offset >> _BLOCK_BITS
         self._blocks[block] = self._blocks.get(block, 0) + 1
         return True
@@ -239,6 +245,7 @@ class TimerQueue:
     def recall_over(self, key: bytes) -> None:
         """A recall of this key is due: what it names was due before it."""
         self._recalls[key] -= 1
+        # Two recalls of one key may wait, if a client repeated its request.
         if self._recalls[key] <= 0:
             del self._recalls[key]
 
@@ -278,6 +285,7 @@ class TimerQueue:
         """What is delivered of all that was seen. Not before all was seen that the last progress
         knew of."""
         block = next(iter(self._blocks), None)
+        # Late entries are not in the order of `_done`: progress must end before the first.
         end = min([entry & _OFFSET for entry in self._late], default=self.next_offset)
         start = end if block is None else block << _BLOCK_BITS
         return TimerProgress(
@@ -311,6 +319,7 @@ class TimerCounts:
         """A message with these properties waits (1), or does not any more (-1)."""
         topic = (find_property(properties, _REAL_TOPIC) or b"").decode("utf-8", "replace")
         is_recall = find_property(properties, _RECALLS) is not None
+        # A recall takes one message from the count until both are due.
         self._counts[topic] += -count if is_recall else count
         self._changed_ms[topic] = now_ms
         self._changes += 1

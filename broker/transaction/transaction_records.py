@@ -111,15 +111,18 @@ class TransactionTable:
 
     def half_seen(self, half: Half) -> int | None:
         """The next half message of the queue; returns the offset of the one that it replaces."""
+        # Also where a unit was skipped: the next read begins behind this half.
         self.next_half = half.queue_offset + 1
         replaced = self._by_key.get(half.key) if half.key else None
         if replaced is not None:
+            # The log of the master before may end between a copy and the op of the first one.
             self._replaced.add(replaced)
         self._open[half.queue_offset] = half
         if half.key:
             self._by_key[half.key] = half.queue_offset
         rules = self.rules
         wait_ms = rules.interval_ms if half.checks else rules.timeout_ms
+        # The producer's own limit counts for the first check only; later ones follow the interval.
         if half.immunity_ms is not None and not half.checks:
             wait_ms = half.immunity_ms
         heapq.heappush(self._due, (half.stored_ms + wait_ms, half.queue_offset))
@@ -141,14 +144,17 @@ class TransactionTable:
             half = self._open.pop(offset, None)
             self._ending.discard(offset)
             self._replaced.discard(offset)
+            # A newer half of this key stays: only the one that was named has ended.
             if half is not None and self._by_key.get(half.key) == offset:
                 del self._by_key[half.key]
+        # An op is needed again as long as a half at or below its highest offset is open.
         self._ops.append((op_offset, max(ended, default=-1)))
 
     def to_end(self, queue_offset: int, key: bytes) -> list[int]:
         """The open halves of a transaction, named by the offset that its producer knows; none if it
         has ended, or is being ended. They count as being ended from now on."""
         offsets = self._open_of(queue_offset, key)
+        # An end may not overtake a check that writes a copy: the copy would stay open.
         if any(offset in self._ending for offset in offsets):
             return []
         self._ending.update(offsets)
@@ -162,6 +168,7 @@ class TransactionTable:
         latest = self._by_key.get(key)
         return [
             offset
+            # The producer knows the offset of its send; checks may have written newer copies since.
             for offset in dict.fromkeys((queue_offset, latest))
             if offset is not None and offset in self._open
         ]
@@ -171,6 +178,7 @@ class TransactionTable:
         interval, because its due time may have passed meanwhile."""
         self._ending.difference_update(offsets)
         for offset in offsets:
+            # Its earlier entry may be gone.
             heapq.heappush(self._due, (now_ms + self.rules.interval_ms, offset))
 
     def is_open(self, queue_offset: int) -> bool:
@@ -200,11 +208,12 @@ class TransactionTable:
         while self._due and self._due[0][0] <= now_ms:
             _, offset = heapq.heappop(self._due)
             half = self._open.get(offset)
-            if half is None or offset in self._ending:
+            if half is None or offset in self._ending:  # entries of ended halves stay in the heap
                 continue
             self._ending.add(offset)
             if offset in self._replaced:
                 return Due(half, "end")
+            # Given up before the log may expire with it.
             too_old = believed_ms - half.stored_ms >= rules.age_max_ms
             return Due(half, "give up" if half.checks >= rules.check_max or too_old else "check")
         return None
@@ -226,11 +235,12 @@ class TransactionTable:
         waited = self._without_producer.pop(group, None)
         for offset in waited or ():
             if offset in self._open:
-                heapq.heappush(self._due, (0, offset))
+                heapq.heappush(self._due, (0, offset))  # before all others
         return waited is not None
 
     def progress(self) -> tuple[int, int]:
         """(half offset, op offset) from which a new master must read."""
+        # _open is in order of the queue, so its first entry is the oldest half.
         half = next(iter(self._open), self.next_half)
         ops = self._ops
         while ops and ops[0][1] < half:
@@ -274,6 +284,7 @@ def make_half(message: NewMessage) -> None:
         REAL_QID: str(message.queue_id),
     }
     message.properties = encode_properties(properties).encode()
+    # Java producers mark it as prepared, and such a message gets no unit in its queue.
     message.sys_flag &= ~TRANSACTION_MASK
     message.topic, message.queue_id = TRANS_HALF_TOPIC, QUEUE
 
@@ -325,6 +336,7 @@ def committed(record: Buffer, phy_offset: int, place: tuple[str, int]) -> NewMes
     message = message_to_store(record)
     message.topic, message.queue_id = place
     message.sys_flag = message.sys_flag & ~TRANSACTION_MASK | TRANSACTION_COMMIT
+    # A new master finds by this field that the half was committed (`recent_commits`).
     message.prepared_transaction_offset = phy_offset
     return message
 

@@ -94,6 +94,7 @@ class PendingAcks:
         failed = len(self)
         self.failed_by_code[code] += len(self._replies)
         waiters, self._waiters = self._waiters, deque()
+        # Thousands of refusals in one turn would delay heartbeats (R34).
         self._failed.append((self._replies, code, remark))
         self._replies = deque()
         self.answer_failed()
@@ -160,6 +161,7 @@ class AckPause:
 
     def holds(self, now_ms: int) -> bool:
         """Whether acks wait. Call it in every turn that could release one, and in every tick."""
+        # No call for so long: this process, or its loop, was stopped.
         if self._seen_ms is not None and now_ms - self._seen_ms >= self._stall_ms:
             self._until_ms = now_ms + self._most_ms
         self._seen_ms = now_ms

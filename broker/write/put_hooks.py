@@ -64,6 +64,7 @@ class PutHooks:
         """Diverts `message`, in place, if it is to wait; a level takes precedence over a time.
         `now_ms` is the wall clock. Raises BrokerRefusal, MESSAGE_ILLEGAL for an invalid property,
         SYSTEM_ERROR if timers are off; nothing may be stored then. Dead letters never wait."""
+        # A dead letter may still carry the delay of its last retry.
         if message.topic.startswith(DLQ_PREFIX):
             return
         text = find_property(message.properties, DELAY.encode()) or b""
@@ -72,18 +73,20 @@ class PutHooks:
             self._delay(message, level)
             return
         properties = decode_properties(message.properties)
+        # A message that was delivered by the timers keeps this property: it must not wait again.
         if TIMER_OUT_MS not in properties:
             self._time(message, properties, now_ms)
 
     def _delay(self, message: NewMessage, level: int) -> None:
         """A level above the last counts as the last, as in Java. The log must still have the
         message when it is due (R56): a client's message is refused, and a retry waits less."""
+        # A level takes precedence, and the timers must not delay the message once more.
         if b"TIMER_" in message.properties:
             properties = decode_properties(message.properties)
             for name in _TIMER_PROPERTIES:
                 properties.pop(name, None)
             message.properties = encode_properties(properties).encode()
-        level = min(level, len(self._levels))
+        level = min(level, len(self._levels))  # as in Java
         kept_ms = self._config.file_reserved_time * 3_600_000
         if self._levels.delay_ms(level) > kept_ms:
             if not message.topic.startswith(RETRY_PREFIX):
@@ -117,6 +120,7 @@ class PutHooks:
                 " fileReservedTime)"
             )
         if deliver_ms <= now_ms:
+            # A recall that is due would be stored as an ordinary message of the topic.
             if TIMER_DEL_UNIQKEY in properties:
                 raise _illegal("the message that it recalls is due already")
             return
@@ -213,10 +217,12 @@ class SendProperties:
         if text and text[-1] != SEPARATOR:
             text += SEPARATOR
             marked += SEPARATOR
+        # With a separator on either side one search finds whole names only.
         find = marked.find
         at = find("\x02UNIQ_KEY\x01")
         unique_key = marked[at + 10 : find(SEPARATOR, at + 10)] if at >= 0 else ""
         key = unique_key.encode()
+        # isalnum answers for almost all keys, without a look at each character.
         if not key.isalnum() and not _fits_into_a_reply(unique_key):
             unique_key = self._unique_ids.next()
             key = unique_key.encode()
@@ -229,6 +235,7 @@ class SendProperties:
         tags = tags_code(marked[at + 6 : find(SEPARATOR, at + 6)]) if at >= 0 else 0
         at = find("\x02KEYS\x01")
         keys = marked[at + 6 : find(SEPARATOR, at + 6)].encode() if at >= 0 else None
+        # A retry, or a message that was stored before, has the suffix already.
         if self._mark not in marked:
             text += self._suffix
         return text.encode(), tags, keys or None, key
