@@ -13,6 +13,7 @@ import uvloop
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
 from batonmq.broker.service import BrokerService
 from batonmq.broker.write import log_features
+from batonmq.broker.write.write_path import WritePath
 from batonmq.ha.config import HAConfig
 from batonmq.protocol.message import MessageExt
 from batonmq.protocol.properties import encode_properties
@@ -165,6 +166,29 @@ class Clock:
         real = log_features.wall_ms
         monkeypatch.setattr(log_features, "wall_ms", lambda: real() + self.ahead_ms)
         monkeypatch.setattr(log_features, "LOOK_AGAIN_MS", 1)
+
+
+class HeldConfirms:
+    """Nothing that the broker writes is confirmed until `release`, as while a slave is slow."""
+
+    def __init__(self, path: WritePath) -> None:
+        self._path, self._rule = path, path.rule
+        path.rule = self
+
+    def release(self) -> None:
+        self._path.rule = self._rule
+        self._path.end_turn()
+
+    def written(self, offset: int) -> None: ...
+
+    def flushed(self, offset: int) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def pauses(self, now_ms: int) -> bool:
+        return False
+
+    def first_acked(self, waited_ms: int) -> None: ...
 
 
 async def messages(rig: Rig, topic: str, queue: int = 0) -> list[MessageExt]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from lone_broker import (
+    Clock,
+    HeldConfirms,
     Rig,
     end_of,
     expire_all_but_last,
@@ -21,7 +23,6 @@ from lone_broker import (
 from batonmq.broker.tables.offset_clamp import OffsetClamp
 from batonmq.broker.transaction import transaction_service
 from batonmq.broker.transaction.transaction_records import (
-    Due,
     checked_once_more,
     committed,
     parse_op,
@@ -30,7 +31,7 @@ from batonmq.broker.transaction.transaction_records import (
 from batonmq.broker.write import log_features
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import HeartbeatData, ProducerData
-from batonmq.protocol.errors import BrokerRefusal, CorruptLogError
+from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.layout import UNIT_SIZE
 from batonmq.protocol.message_id import decode_offset_msg_id
 from batonmq.protocol.properties import encode_properties
@@ -45,17 +46,18 @@ from batonmq.protocol.topic_name import (
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
-from batonmq.runtime.clock import wall_ms
 from batonmq.store.appender import PutResult
 from batonmq.store.errors import PutRefused
 
 COMMIT, ROLLBACK, UNKNOWN = "8", "12", "0"
-NO_CHECKS = {"transaction_time_out": 3_600_000}
+HOUR_MS = 3_600_000
+NO_CHECKS = {"transaction_time_out": HOUR_MS}
+ONE_CHECK = {"transaction_check_interval": 3 * HOUR_MS}  # where the clock is 2 hours ahead
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_features, "LOOK_AGAIN_MS", 1)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
 
 
 async def half(
@@ -81,20 +83,20 @@ def end_fields(sent: RemotingCommand, outcome: str, **changed: str) -> dict[str,
     return fields | changed
 
 
-def refuse_ops(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no room for the records that end half messages."""
+def refuse(rig: Rig, monkeypatch: pytest.MonkeyPatch, *topics: str) -> None:
+    """The log takes no records of these topics, as on a full disk."""
     appender = rig.service.store.appender
     real = appender.put_message
 
     def put_message(message: NewMessage, *, stored: bool = False) -> PutResult:
-        if message.topic == TRANS_OP_HALF_TOPIC:
-            raise PutRefused("no room")
+        if message.topic in topics:
+            raise PutRefused("the disk is full")
         return real(message, stored=stored)
 
     monkeypatch.setattr(appender, "put_message", put_message)
 
 
-def test_a_half_is_seen_by_nobody_until_it_is_committed(tmp_path: Path) -> None:
+def test_a_half_is_invisible_until_it_is_committed(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         sent = await half(rig)
         assert sent.ext["transactionId"] == "K1" and sent.ext["queueId"] == "1"
@@ -189,7 +191,7 @@ def test_r30_a_commit_of_what_was_checked_is_known_by_its_last_copy(
         await producer.beat()
         sends.append(await half(rig))
         await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1)
-        refuse_ops(rig, monkeypatch)
+        refuse(rig, monkeypatch, TRANS_OP_HALF_TOPIC)
         assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 14
         await until(lambda: end_of(rig, "T", 1) == 1)
         await producer.client.close()
@@ -255,7 +257,7 @@ class Asked:
     def __init__(self, rig: Rig, outcome: str) -> None:
         self.rig, self.outcome = rig, outcome
         self.requests: list[RemotingCommand] = []
-        self._answers: set[asyncio.Task[Any]] = set()
+        self.answers: set[asyncio.Task[Any]] = set()
         processors = Processors()
         processors.register(39, self._check)
         self.client = RemotingClient(processors)
@@ -272,7 +274,7 @@ class Asked:
         }
         end = RemotingCommand.request(37, fields)
         task = asyncio.ensure_future(self.client.invoke(self.rig.service.address, end, 5000))
-        self._answers.add(task)
+        self.answers.add(task)
 
     async def beat(self) -> None:
         data = HeartbeatData(client_id="p1", producer_data_set=[ProducerData(group_name="pg")])
@@ -281,30 +283,31 @@ class Asked:
         assert reply.code == 0
 
 
-def test_an_end_that_meets_the_check_of_its_half_ends_the_copy(tmp_path: Path) -> None:
-    """The copy is on its way, and the first half is being ended: that is no end. A second end hears
-    that there was one."""
+def test_an_end_that_meets_the_check_of_its_half_ends_the_copy(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """The copy for the check and its op are not confirmed yet when the producer ends the first
+    half: the end waits, and ends the copy. A second end is refused."""
 
     async def play(rig: Rig) -> None:
         producer = Asked(rig, UNKNOWN)
         await producer.beat()
         sent = await half(rig)
-        transactions = rig.service.waiting.transactions
-        channel = next(iter(rig.service.endpoint.server.connections))
-        end = RemotingCommand.request(37, end_fields(sent, COMMIT))
-        transactions._check_due(wall_ms() + 1_000_000)
-        first = asyncio.ensure_future(transactions.end_transaction(end, channel))
-        await asyncio.sleep(0)
-        second = asyncio.ensure_future(transactions.end_transaction(end, channel))
-        assert (await first).code == 0
-        with pytest.raises(BrokerRefusal, match="ended already"):
-            await second
+        held, end = HeldConfirms(rig.service.path), rig.service.store.max_phy_offset
+        clock.ahead_ms = 2 * HOUR_MS
+        await until(lambda: rig.service.store.max_phy_offset > end)
+        ends = [asyncio.ensure_future(rig.ask(37, end_fields(sent, COMMIT))) for _ in range(2)]
+        await rig.ask(45)
+        assert not any(each.done() for each in ends)
+        held.release()
+        answers = await asyncio.gather(*ends)
+        assert sorted(each.code for each in answers) == [0, 1]
         assert end_of(rig, "T", 1) == 1
-        await until(lambda: len(transactions) == 0 and producer.requests)
-        await asyncio.gather(*producer._answers, return_exceptions=True)
+        await until(lambda: len(rig.service.waiting.transactions) == 0 and producer.requests)
+        await asyncio.gather(*producer.answers, return_exceptions=True)
         await producer.client.close()
 
-    run_with_broker(tmp_path, play)
+    run_with_broker(tmp_path, play, broker=NO_CHECKS | ONE_CHECK)
 
 
 def test_an_open_half_is_checked_back_and_committed_once(tmp_path: Path) -> None:
@@ -360,36 +363,33 @@ def test_one_that_stays_unknown_ends_in_the_topic_for_those(tmp_path: Path) -> N
 
 
 def test_a_half_is_checked_and_not_given_up_when_the_clock_leaps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: Clock
 ) -> None:
-    """Its producer committed: that is what the check brings, and no end is refused."""
-    leaped_ms = [0]
-    now_ms = log_features.wall_ms
-    monkeypatch.setattr(log_features, "wall_ms", lambda: now_ms() + leaped_ms[0])
+    """Its producer committed: the check learns it, and no end is refused."""
 
     async def play(rig: Rig) -> None:
         producer = Asked(rig, COMMIT)
         await producer.beat()
         await half(rig)
-        leaped_ms[0] = 40 * 3_600_000
+        clock.ahead_ms = 40 * HOUR_MS
         await until(lambda: end_of(rig, "T", 1) == 1)
         assert end_of(rig, TRANS_CHECK_MAX_TIME_TOPIC) == 0
         await producer.client.close()
 
-    once = NO_CHECKS | {"transaction_check_interval": 50 * 3_600_000}
+    once = NO_CHECKS | {"transaction_check_interval": 50 * HOUR_MS}
     run_with_broker(tmp_path, play, broker=once)
 
 
 def test_only_a_half_that_waits_or_was_given_up_is_checked_again(tmp_path: Path) -> None:
-    """323."""
+    """RESUME_CHECK_HALF_MESSAGE (323)."""
 
     async def play(rig: Rig) -> None:
         sent, plain = await half(rig), await rig.send("T")
-        table = rig.service.waiting.transactions._table
+        transactions = rig.service.waiting.transactions
         again = {"topic": "T", "msgId": sent.ext["msgId"]}
         assert (await rig.ask(323, again)).code == 0
-        await until(lambda: len(table) == 1 and table.is_open(1))
-        assert end_of(rig, TRANS_OP_HALF_TOPIC) == 1
+        await until(lambda: len(transactions) == 1 and end_of(rig, TRANS_OP_HALF_TOPIC) == 1)
+        assert end_of(rig, TRANS_HALF_TOPIC) == 2
         for message_id, code, why in (
             (sent.ext["msgId"], 1, "no half message that waits"),
             (plain.ext["msgId"], 1, "no half message"),
@@ -399,13 +399,16 @@ def test_only_a_half_that_waits_or_was_given_up_is_checked_again(tmp_path: Path)
             refused = await rig.ask(323, {"topic": "T", "msgId": message_id})
             assert refused.code == code and why in (refused.remark or "")
         assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
-        assert len(await messages(rig, "T", 1)) == 1 and not len(table)
+        assert len(await messages(rig, "T", 1)) == 1 and not len(transactions)
 
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
 
-def test_without_a_producer_no_check_is_spent(tmp_path: Path) -> None:
-    """The sender of the half is known; when it has gone, the half waits as it is."""
+def test_without_a_producer_no_check_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The sender of the half has disconnected: the half waits unchanged."""
+    caplog.set_level("INFO")
 
     async def play(rig: Rig) -> None:
         other = RemotingClient()
@@ -413,10 +416,7 @@ def test_without_a_producer_no_check_is_spent(tmp_path: Path) -> None:
         request = RemotingCommand.request(310, header, b"x")
         await other.invoke(rig.service.address, request, 5000)
         await other.close()
-        service = rig.service.waiting
-        await until(lambda: service.producers.channel("pg") is None)
-        first = service.transactions._table.wake_ms
-        await until(lambda: service.transactions._table.wake_ms > first)
+        await until(lambda: caplog.text.count("transaction_not_checked group=pg") > 1)
         assert end_of(rig, TRANS_HALF_TOPIC) == 1
         producer = Asked(rig, COMMIT)
         await producer.beat()
@@ -441,18 +441,18 @@ def test_an_end_later_than_the_immunity_is_left_to_the_check(tmp_path: Path) -> 
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
 
-def test_r30_a_commit_whose_op_found_no_room_is_ended_by_the_check_without_asking(
+def test_r30_r45_a_commit_whose_op_was_refused_is_ended_without_asking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1 the commit is in the log, its op is refused: the producer hears 14. 2 there is room again:
-    the check writes the op, and the message is there once."""
+    """1. The commit is in the log, its op is refused, and so is the end. 2. There is disk space
+    again: the master writes the op, and the message is there once."""
 
     async def play(rig: Rig) -> None:
         asked: list[object] = []
         monkeypatch.setattr(rig.service.waiting.producers, "ask", lambda *what: asked.append(what))
         sent = await half(rig)
         with monkeypatch.context() as full:
-            refuse_ops(rig, full)
+            refuse(rig, full, TRANS_OP_HALF_TOPIC)
             assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 14
         await until(lambda: len(rig.service.waiting.transactions) == 0)
         assert (end_of(rig, "T", 1), end_of(rig, TRANS_HALF_TOPIC)) == (1, 1)
@@ -470,12 +470,12 @@ def test_r30_an_end_that_comes_again_before_the_op_of_the_first_commits_nothing_
 
     async def play(rig: Rig) -> None:
         sent, transactions = await half(rig), rig.service.waiting.transactions
-        with monkeypatch.context() as patches:
-            patches.setattr(transactions, "_slice", lambda _: 1)  # it would write the op first
-            with monkeypatch.context() as full:
-                refuse_ops(rig, full)
-                assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 14
-            assert (await rig.ask(37, end_fields(sent, again))).code == code
+        rig.service.path.hold.begin()  # else the master writes the op by itself
+        with monkeypatch.context() as full:
+            refuse(rig, full, TRANS_OP_HALF_TOPIC)
+            assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 14
+        assert (await rig.ask(37, end_fields(sent, again))).code == code
+        rig.service.path.hold.release()
         await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1 and len(transactions) == 0)
         assert end_of(rig, "T", 1) == 1
 
@@ -491,10 +491,9 @@ def test_r30_a_new_master_commits_nothing_again_while_it_writes_the_op(
 
     async def before(rig: Rig) -> None:
         sends.append(await half(rig))
-        monkeypatch.setattr(rig.service.waiting.transactions, "_put_ops", lambda _: None)
-        ask = asyncio.ensure_future(rig.ask(37, end_fields(sends[0], COMMIT)))
+        refuse(rig, monkeypatch, TRANS_OP_HALF_TOPIC)
+        assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 14
         await until(lambda: end_of(rig, "T", 1) == 1)
-        ask.cancel()
 
     async def after(rig: Rig) -> None:
         service = rig.service.waiting.transactions
@@ -541,24 +540,24 @@ def test_an_end_that_could_not_be_carried_out_can_be_asked_for_again(tmp_path: P
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
 
-def test_r30_a_commit_that_was_cut_is_no_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r30_a_commit_that_was_cut_is_no_commit(tmp_path: Path) -> None:
     """1. A master writes the commit and the op, and is deposed; both are cut. 2. It is elected
     again: the transaction is open, and its commit puts the message where it belongs."""
 
     async def play(rig: Rig) -> None:
         sent = await half(rig)
         store, transactions = rig.service.store, rig.service.waiting.transactions
-        monkeypatch.setattr(transactions, "_keep_progress", lambda: None)  # none is confirmed
-        end = store.max_phy_offset
-        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
+        held, end = HeldConfirms(rig.service.path), store.max_phy_offset
+        cut = asyncio.ensure_future(rig.ask(37, end_fields(sent, COMMIT)))
+        await until(lambda: store.max_phy_offset > end)
         transactions.end()
-        store.slave_log.truncate_to(end, unclean_epoch=True)
+        rig.service.path.acks.fail_all(14, "the role changed")
+        assert (await cut).code == 14
+        store.slave_log.truncate_to(end)
         store.prepare_master()
+        held.release()
         transactions.begin()
-        await until(lambda: transactions._loaded.is_set())
-        assert len(transactions) == 1 and end_of(rig, "T", 1) == 0
+        await until(lambda: len(transactions) == 1)
         assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
         (came,) = await messages(rig, "T", 1)
         assert came.body == b"body" and len(transactions) == 0
@@ -567,7 +566,7 @@ def test_r30_a_commit_that_was_cut_is_no_commit(
 
 
 def test_r44_a_half_whose_end_was_cut_by_an_unclean_election_is_open_again(tmp_path: Path) -> None:
-    """The group's progress is beyond it by then: read from there, nobody would check it back."""
+    """The group's progress is beyond it by then: read from there, it would never be checked."""
 
     async def play(rig: Rig) -> None:
         sent, other = await half(rig), await half(rig, "K2")
@@ -583,8 +582,8 @@ def test_r44_a_half_whose_end_was_cut_by_an_unclean_election_is_open_again(tmp_p
         view = RoleView("C", "broker-a", 0, master_epoch=5, unclean_epoch=5)
         await OffsetClamp(service.tables, store).for_view(view)
         transactions.begin()
-        await until(lambda: transactions._loaded.is_set())
-        assert len(transactions) == 1, "the one that was rolled back before the cut is not"
+        assert (await rig.ask(37, end_fields(other, ROLLBACK, msgId="K2"))).code == 1, "it ended"
+        assert len(transactions) == 1
         assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
         assert [came.body for came in await messages(rig, "T", 1)] == [b"body"]
 
@@ -593,42 +592,24 @@ def test_r44_a_half_whose_end_was_cut_by_an_unclean_election_is_open_again(tmp_p
 
 def test_r4_ends_of_one_mastership_are_not_written_in_the_next(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
-        service = rig.service.waiting.transactions
-        ended = service._write_op([7])
-        service.end()
-        service.begin()
-        await service._write_op([8])
+        first, second = await half(rig), await half(rig, "K2")
+        transactions = rig.service.waiting.transactions
+        channel = next(iter(rig.service.endpoint.server.connections))
+        request = RemotingCommand.request(37, end_fields(first, ROLLBACK))
+        ended = asyncio.ensure_future(transactions.end_transaction(request, channel))
+        await asyncio.sleep(0)
+        transactions.end()
+        transactions.begin()
         with pytest.raises(BrokerRefusal, match="the role of this broker changed"):
             await ended
+        assert (await rig.ask(37, end_fields(second, ROLLBACK, msgId="K2"))).code == 0
         (op,) = await messages(rig, TRANS_OP_HALF_TOPIC)
-        assert op.body == b"8,"
-        rig.service.path.gate.close("stopping")
-        changes = rig.service.tables.offsets.change_count
-        service._table.next_half = 99
-        service._keep_progress()
-        assert rig.service.tables.offsets.change_count == changes, "R36: nobody would have it"
+        assert op.body == b"1,"
 
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
 
-def test_an_end_waits_until_a_new_master_has_read_what_is_open(tmp_path: Path) -> None:
-    async def play(rig: Rig) -> None:
-        sent = await half(rig)
-        transactions = rig.service.waiting.transactions
-        transactions._load_to = 1 << 40, 0
-        transactions._loaded.clear()
-        waits = asyncio.ensure_future(rig.ask(37, end_fields(sent, COMMIT)))
-        await rig.ask(45)
-        await rig.ask(45)
-        assert not waits.done() and end_of(rig, "T", 1) == 0
-        transactions._load_to = 0, 0
-        transactions._wake_in(0)
-        assert (await waits).code == 0
-
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
-
-
-def test_a_new_master_goes_on_when_half_messages_expire_while_it_reads_them(
+def test_a_new_master_continues_when_half_messages_expire_while_it_reads_them(
     tmp_path: Path,
 ) -> None:
     async def play(rig: Rig) -> None:
@@ -640,39 +621,42 @@ def test_a_new_master_goes_on_when_half_messages_expire_while_it_reads_them(
         rig.service.tables.offsets.commit(progress, TRANS_HALF_TOPIC, 0, 0)
         transactions.begin()
         expire_all_but_last(rig, TRANS_HALF_TOPIC)
-        await until(lambda: transactions._loaded.is_set())
         sent = await half(rig, "last")
         assert (await rig.ask(37, end_fields(sent, COMMIT, msgId="last"))).code == 0
 
     run_with_broker(tmp_path, play, broker=NO_CHECKS, mapped_file_size_consume_queue=2 * UNIT_SIZE)
 
 
-def test_r30_a_producer_is_asked_when_the_check_is_confirmed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And a half that a Java producer marks as prepared (sysFlag 4) is found."""
+def test_r30_a_producer_is_asked_when_the_check_is_confirmed(tmp_path: Path, clock: Clock) -> None:
+    """Also for a half that a Java producer marks as prepared (sysFlag 4). A master whose role ends
+    meanwhile asks no producer."""
 
     async def play(rig: Rig) -> None:
         producer = Asked(rig, UNKNOWN)
         await producer.beat()
         header = send_header("T", 1, {"TRAN_MSG": "true", "PGROUP": "pg"}) | {"f": "4"}
         assert (await rig.ask(310, header, b"body")).code == 0
-        await until(lambda: len(rig.service.waiting.transactions) == 1)
-        path, end = rig.service.path, rig.service.store.max_phy_offset
-        confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
-        real = log_features.wall_ms
-        monkeypatch.setattr(log_features, "wall_ms", lambda: real() + 4_000_000)
-        await until(lambda: rig.service.store.max_phy_offset > end)
-        await rig.ask(45)
+        transactions, store = rig.service.waiting.transactions, rig.service.store
+        await until(lambda: len(transactions) == 1)
+        held, end = HeldConfirms(rig.service.path), store.max_phy_offset
+        clock.ahead_ms = 2 * HOUR_MS
+        await until(lambda: store.max_phy_offset > end)
         await rig.ask(45)
         assert not producer.requests
-        path.confirmed = confirmed  # type: ignore[method-assign]
-        path.end_turn()
+        held.release()
         await until(lambda: len(producer.requests) == 1)
-        await asyncio.gather(*producer._answers)
+        await asyncio.gather(*producer.answers)
+        held, end = HeldConfirms(rig.service.path), store.max_phy_offset
+        clock.ahead_ms = 4 * HOUR_MS
+        await until(lambda: store.max_phy_offset > end)
+        rig.service.path.acks.fail_all(14, "the role changed")
+        rig.service.role_left()
+        held.release()
+        await rig.ask(45)
+        assert len(producer.requests) == 1
         await producer.client.close()
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+    run_with_broker(tmp_path, play, broker=NO_CHECKS | ONE_CHECK)
 
 
 def test_r30_ops_are_read_though_half_messages_keep_coming(tmp_path: Path) -> None:
@@ -686,26 +670,6 @@ def test_r30_ops_are_read_though_half_messages_keep_coming(tmp_path: Path) -> No
         await half(rig, "K2")
         service._read_slice()
         assert service._table.is_open(1) and not service._table.is_open(0)
-
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
-
-
-def test_checks_and_progress_go_on_while_there_is_more_to_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def play(rig: Rig) -> None:
-        service, kept = rig.service.waiting.transactions, rig.service.tables.offsets
-        await Asked(rig, UNKNOWN).beat()
-        await half(rig)
-        await until(lambda: len(service) == 1)
-        real_read, real_ms = service._read_slice, log_features.wall_ms
-        service._read_slice = lambda: True  # type: ignore[method-assign]
-        service._table.next_op = 7
-        monkeypatch.setattr(log_features, "wall_ms", lambda: real_ms() + 4_000_000)
-        await until(lambda: end_of(rig, TRANS_HALF_TOPIC) == 2)
-        progress = TRANS_GROUP
-        await until(lambda: kept.query(progress, TRANS_OP_HALF_TOPIC, 0) == 7)
-        service._read_slice = real_read  # type: ignore[method-assign]
 
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
@@ -726,11 +690,11 @@ def test_r30_an_end_and_a_second_start_of_checks_at_once_deliver_once(tmp_path: 
 
 
 def test_r30_what_was_given_up_is_taken_back_once(tmp_path: Path) -> None:
-    """Two 323 in one turn, one while its copy waits, one when that is committed; and one that no
-    key tells apart from others."""
+    """Requests 323: two in one turn, one while the copy waits, one when that is committed, and one
+    for a message without a key."""
 
     async def play(rig: Rig) -> None:
-        table = rig.service.waiting.transactions._table
+        table = rig.service.waiting.transactions
         await half(rig, TRANSACTION_CHECK_TIMES="99")
         await until(lambda: end_of(rig, TRANS_CHECK_MAX_TIME_TOPIC) == 1)
         keyless = encode_properties({"REAL_TOPIC": "T", "REAL_QID": "1"}).encode()
@@ -749,7 +713,8 @@ def test_r30_what_was_given_up_is_taken_back_once(tmp_path: Path) -> None:
         end = {"tranStateTableOffset": "1", "commitLogOffset": str(copy.physical_offset)}
         fields = {"producerGroup": "pg", "commitOrRollback": COMMIT} | end
         assert (await rig.ask(37, fields)).code == 0
-        rig.service.waiting.transactions._resumed.clear()  # as at the next master
+        rig.service.role_left()
+        rig.service.master_opened()
         late, nameless = await rig.ask(323, again), await rig.ask(323, {"msgId": unnamed.msg_id})
         assert late.code == 1 and "taken back or ended" in (late.remark or "")
         assert nameless.code == 1 and "no UNIQ_KEY" in (nameless.remark or "")
@@ -758,62 +723,52 @@ def test_r30_what_was_given_up_is_taken_back_once(tmp_path: Path) -> None:
     run_with_broker(tmp_path, play, broker=NO_CHECKS | {"transaction_check_interval": 100})
 
 
-def test_r30_many_ends_of_one_turn_are_all_written(tmp_path: Path) -> None:
+def test_r30_many_ends_of_one_turn_are_all_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction_service, "OP_OFFSETS_MAX", 2)
+
     async def play(rig: Rig) -> None:
-        ends = list(range(2 * transaction_service.OP_OFFSETS_MAX + 1))
-        await rig.service.waiting.transactions._write_op(ends)
+        sends = [await half(rig, f"K{number}") for number in range(5)]
+        ends = [rig.ask(37, end_fields(sent, ROLLBACK)) for sent in sends]
+        assert [each.code for each in await asyncio.gather(*ends)] == [0] * 5
         ops = await messages(rig, TRANS_OP_HALF_TOPIC)
-        assert [end for op in ops for end in parse_op(op.body)] == ends
+        assert sorted(end for op in ops for end in parse_op(op.body)) == [0, 1, 2, 3, 4]
 
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
 
-def test_a_check_that_finds_no_room_comes_again_and_none_while_a_switch_drains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("checks", ["0", "99"], ids=["check", "give up"])
+def test_r30_r45_a_copy_that_a_full_disk_refuses_ends_nothing_and_is_tried_again(
+    tmp_path: Path,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    checks: str,
 ) -> None:
+    """A half that is checked, or given up, is copied before its op: the op alone would lose an
+    acknowledged message. While a switch drains the log nothing is copied (R33)."""
     monkeypatch.setattr(log_features, "REFUSED_MS", 1)
+    places = TRANS_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
     async def play(rig: Rig) -> None:
-        transactions, checked = rig.service.waiting.transactions, []
-
-        def check(due: Due, now_ms: int) -> None:
-            checked.append(due.half.queue_offset)
-            raise PutRefused("no room")
-
-        monkeypatch.setattr(transactions, "_act_on", check)
-        await half(rig)
-        await until(lambda: len(checked) > 1)
-        rig.service.path.hold.begin()
-        before = len(checked)
-        transactions._wake()
-        assert len(checked) == before
+        transactions = rig.service.waiting.transactions
+        await Asked(rig, UNKNOWN).beat()
+        await half(rig, TRANSACTION_CHECK_TIMES=checks)
+        await until(lambda: len(transactions) == 1)
+        with monkeypatch.context() as full:
+            refuse(rig, full, *places)
+            clock.ahead_ms = 2 * HOUR_MS
+            await until(lambda: caplog.text.count("transaction_check_waits") > 1)
+            assert end_of(rig, TRANS_OP_HALF_TOPIC) == 0 and len(transactions) == 1
+            rig.service.path.hold.begin()
+        await rig.ask(45)
+        assert sum(end_of(rig, place) for place in places) == 1
         rig.service.path.hold.release()
-        await until(lambda: len(checked) > before)
+        await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) > 0)
+        assert sum(end_of(rig, place) for place in places) == 2
 
-    run_with_broker(tmp_path, play, broker={"transaction_time_out": 0})
-
-
-def test_g8_a_damaged_record_of_a_transaction_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is told, a good copy may lead by then, or it is mended; the others wait so long."""
-
-    async def play(rig: Rig) -> None:
-        transactions, faults, reads = rig.service.waiting.transactions, [], []
-        await until(lambda: transactions._loaded.is_set())
-        monkeypatch.setattr(transactions, "_damaged", faults.append)
-
-        def damaged_once() -> bool:
-            reads.append(len(faults))
-            if not faults:
-                raise CorruptLogError("a file", 7, "CRC")
-            return False
-
-        monkeypatch.setattr(transactions, "_read_slice", damaged_once)
-        await until(lambda: len(reads) > 1)
-        assert len(faults) == 1
-
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+    run_with_broker(tmp_path, play, broker=NO_CHECKS | {"transaction_check_interval": HOUR_MS})
 
 
 def test_r17_g8_a_half_message_that_went_bad_makes_the_log_suspect(tmp_path: Path) -> None:
@@ -849,8 +804,8 @@ def test_r44_progress_beyond_the_queues_leaves_nothing_out(tmp_path: Path) -> No
 def test_r30_a_commit_that_names_two_open_copies_is_known_by_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1. A half is written again for its check; there is no room for the op of the first copy, nor
-    for that of the commit that comes then. 2. A new master ends both copies, and commits none."""
+    """1. A half is written again for its check; the op of the first copy is refused, and that of
+    the commit that comes then. 2. A new master ends both copies, and commits none."""
     sends: list[RemotingCommand] = []
 
     async def before(rig: Rig) -> None:
@@ -859,10 +814,10 @@ def test_r30_a_commit_that_names_two_open_copies_is_known_by_the_last(
         record = rig.service.store.queries.look_message_by_offset(offset)
         assert record is not None
         with monkeypatch.context() as full:
-            refuse_ops(rig, full)
+            refuse(rig, full, TRANS_OP_HALF_TOPIC)
             rig.service.store.appender.put_message(checked_once_more(record, 1))
             rig.service.path.schedule_flush()
-            await until(lambda: rig.service.waiting.transactions._table.next_half == 2)
+            await until(lambda: len(rig.service.waiting.transactions) == 2)
             assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 14
             await until(lambda: end_of(rig, "T", 1) == 1)
             rig.service.waiting.transactions.end()
@@ -879,87 +834,68 @@ def test_r30_a_commit_that_names_two_open_copies_is_known_by_the_last(
     run_with_broker(tmp_path, after, broker=NO_CHECKS)
 
 
-def test_r30_a_copy_that_found_no_room_ends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A half that is checked, or given up, is written elsewhere before its op: the op alone would
-    lose an acknowledged message."""
-
-    async def play(rig: Rig) -> None:
-        monkeypatch.setattr(rig.service.waiting.producers, "channel", lambda group: object())
-        await half(rig)
-        transactions = rig.service.waiting.transactions
-        await until(lambda: len(transactions) == 1)
-        (waiting,) = transactions._table._open.values()
-        appender = rig.service.store.appender
-        real = appender.put_message
-
-        def put_message(message: NewMessage, *, stored: bool = False) -> PutResult:
-            if message.topic in (TRANS_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC):
-                raise PutRefused("no room")
-            return real(message, stored=stored)
-
-        monkeypatch.setattr(appender, "put_message", put_message)
-        for action in ("check", "give up"):
-            with pytest.raises(PutRefused):
-                transactions._check(Due(waiting, action), 0)  # type: ignore[arg-type]
-        await rig.ask(45)
-        assert end_of(rig, TRANS_OP_HALF_TOPIC) == 0 and len(transactions) == 1
-
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
-
-
 def test_r30_a_half_that_another_replaced_is_ended_without_a_third_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The op of the first was refused when its copy was read, so the check finds it open."""
+
     async def play(rig: Rig) -> None:
         asked: list[object] = []
-        monkeypatch.setattr(rig.service.waiting.producers, "channel", lambda group: object())
         monkeypatch.setattr(rig.service.waiting.producers, "ask", lambda *what: asked.append(what))
-        await half(rig)
-        transactions = rig.service.waiting.transactions
-        await until(lambda: len(transactions) == 1)
-        (waiting,) = transactions._table._open.values()
-        transactions._check(Due(waiting, "end"), 0)
-        await until(lambda: len(transactions) == 0)
-        assert end_of(rig, TRANS_HALF_TOPIC) == 1 and not asked
+        _, offset = decode_offset_msg_id((await half(rig)).ext["msgId"])
+        record = rig.service.store.queries.look_message_by_offset(offset)
+        assert record is not None
+        with monkeypatch.context() as full:
+            refuse(rig, full, TRANS_OP_HALF_TOPIC)
+            rig.service.store.appender.put_message(checked_once_more(record, 1))
+            rig.service.path.schedule_flush()
+            await until(lambda: len(rig.service.waiting.transactions) == 2)
+        await until(lambda: len(rig.service.waiting.transactions) == 1)
+        (op,) = await messages(rig, TRANS_OP_HALF_TOPIC)
+        assert op.body == b"0," and end_of(rig, TRANS_HALF_TOPIC) == 2 and not asked
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+    broker = NO_CHECKS | {"transaction_check_interval": 100}
+    run_with_broker(tmp_path, play, broker=broker)
 
 
-@pytest.mark.parametrize("load_to", [(1 << 40, 0), (0, 1 << 40)], ids=["halves", "ops"])
+@pytest.mark.parametrize("unread", ["half", "op"])
 def test_r30_nothing_is_ended_or_checked_before_halves_and_ops_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load_to: tuple[int, int]
+    tmp_path: Path, clock: Clock, unread: str
 ) -> None:
-    """What seems to be open may have been committed: its op comes later."""
+    """A new master finds a half, or an op, that is not confirmed yet: what seems to be open may
+    have ended."""
 
     async def play(rig: Rig) -> None:
-        sent = await half(rig)
-        transactions, checked = rig.service.waiting.transactions, []
-        monkeypatch.setattr(transactions, "_act_on", lambda due, now_ms: checked.append(due))
-        monkeypatch.setattr(log_features, "wall_ms", lambda: 1 << 50)
-        transactions._loaded.clear()
-        transactions._load_to = load_to
-        waits = asyncio.ensure_future(rig.ask(37, end_fields(sent, COMMIT)))
-        for _ in range(3):
-            transactions._wake()
-            await rig.ask(45)
-        assert not waits.done() and not checked and end_of(rig, "T", 1) == 0
-        transactions._load_to = 0, 0
-        transactions._wake()
-        assert checked and (await waits).code in (0, 1)
+        await Asked(rig, UNKNOWN).beat()
+        sent, other, store = await half(rig), await half(rig, "K2"), rig.service.store
+        held, end = HeldConfirms(rig.service.path), store.max_phy_offset
+        if unread == "half":
+            late = asyncio.ensure_future(half(rig, "K3"))
+        else:
+            late = asyncio.ensure_future(rig.ask(37, end_fields(other, ROLLBACK, msgId="K2")))
+        await until(lambda: store.max_phy_offset > end)
+        rig.service.role_left()
+        rig.service.master_opened()
+        clock.ahead_ms, end = 2 * HOUR_MS, store.max_phy_offset
+        ended = asyncio.ensure_future(rig.ask(37, end_fields(sent, COMMIT)))
+        await rig.ask(45)
+        await rig.ask(45)
+        assert not ended.done() and store.max_phy_offset == end
+        clock.ahead_ms = 0
+        held.release()
+        assert (await ended).code == 0 and end_of(rig, "T", 1) == 1
+        await asyncio.gather(late, return_exceptions=True)
 
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
 
-def test_r30_a_half_that_the_log_has_no_more_holds_nobody_up(
+def test_r30_a_half_that_the_log_no_longer_has_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its unit is there still: only whole files of a queue go."""
 
     async def play(rig: Rig) -> None:
-        for number in range(3):
-            await half(rig, f"K{number}")
+        sends = [await half(rig, f"K{number}") for number in range(3)]
         transactions, queries = rig.service.waiting.transactions, rig.service.store.queries
         (gone, _, _), *_ = queries.units(TRANS_HALF_TOPIC, 0, 0, 1)
         real = queries.record_at
@@ -969,36 +905,30 @@ def test_r30_a_half_that_the_log_has_no_more_holds_nobody_up(
 
         monkeypatch.setattr(queries, "record_at", record_at)
         transactions.begin()
-        await until(lambda: transactions._loaded.is_set())
-        assert list(transactions._table._open) == [1, 2]
+        for sent in sends[1:]:
+            assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
+        assert len(transactions) == 0
 
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
 
-def test_r30_a_role_that_ends_asks_nobody_and_writes_no_op(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_r36_a_master_that_is_cut_off_writes_no_op_until_it_takes_writes_again(
+    tmp_path: Path,
 ) -> None:
-    """Nor does a master that is cut off end what is torn (R36); it does when it may write again."""
-
     async def play(rig: Rig) -> None:
-        asked: list[object] = []
-        monkeypatch.setattr(rig.service.waiting.producers, "channel", lambda group: object())
-        monkeypatch.setattr(rig.service.waiting.producers, "ask", lambda *what: asked.append(what))
-        await half(rig)
-        transactions, gate = rig.service.waiting.transactions, rig.service.path.gate
-        await until(lambda: len(transactions) == 1)
+        _, offset = decode_offset_msg_id((await half(rig)).ext["msgId"])
+        record, gate = (
+            rig.service.store.queries.look_message_by_offset(offset),
+            rig.service.path.gate,
+        )
+        assert record is not None
         gate.standing(lease=False, required_set_whole=False)
-        transactions._torn = [0]
-        transactions._end_torn()
-        assert transactions._op_done is None and transactions._torn == [0]
+        rig.service.store.appender.put_message(checked_once_more(record, 1))
+        rig.service.path.schedule_flush()
+        await until(lambda: len(rig.service.waiting.transactions) == 2)
+        assert end_of(rig, TRANS_OP_HALF_TOPIC) == 0
         gate.standing(lease=True, required_set_whole=False)
-        transactions._end_torn()
-        assert transactions._op_done is not None and not transactions._torn
-        (waiting,) = transactions._table._open.values()
-        transactions._check(Due(waiting, "check"), 0)
-        transactions.end()
-        await rig.ask(45)
-        assert end_of(rig, TRANS_OP_HALF_TOPIC) == 0 and not asked
+        await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1)
 
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
