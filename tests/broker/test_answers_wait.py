@@ -267,7 +267,7 @@ def test_r28_a_pull_between_the_confirmed_and_the_written_end_is_not_sent_elsewh
     run_with_broker(tmp_path, play)
 
 
-def test_who_waits_hears_of_a_change_of_role_some_in_a_turn(
+def test_held_pulls_are_refused_in_slices_when_the_role_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """300 pulls wait, every second one of our client: those are told, the others wait on."""

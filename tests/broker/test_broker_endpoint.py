@@ -313,7 +313,7 @@ def test_sync_flush_answers_after_the_disk_has_it(tmp_path: Path) -> None:
     run_with_broker(tmp_path, play, flush_disk_type="SYNC_FLUSH")
 
 
-def test_a_broker_goes_on_from_a_java_store(tmp_path: Path) -> None:
+def test_a_broker_continues_a_java_store(tmp_path: Path) -> None:
     """The golden directory of a Java broker: old messages are pulled, new ones appended."""
     folder = tmp_path / "store"
     shutil.copytree(GOLDEN / "store" / "b0", folder)

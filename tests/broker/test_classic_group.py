@@ -75,14 +75,14 @@ class TestOneId:
         assert group.stage is GroupStage.BARRED
         assert group.rival_known(OTHER, Rival.GONE, 0, 9000) == [], "what it wrote is nowhere else"
 
-    def test_the_earlier_one_goes_on_and_takes_the_route_back(self):
+    def test_the_earlier_one_continues_and_takes_the_route_back(self):
         group = online()
         group.members_known({0: [OTHER]}, 5000)
         assert group.rival_known(OTHER, Rival.LIVES, 1001, 5000) == [Register()]
         assert "started later" in group.problem
         assert group.stage is GroupStage.ONLINE
 
-    def test_equal_start_times_are_told_apart_by_address(self):
+    def test_equal_start_times_are_decided_by_address(self):
         group = online()
         group.members_known({0: [OTHER]}, 5000)
         assert group.rival_known(OTHER, Rival.LIVES, 1000, 5000) == [Register()]
@@ -111,7 +111,7 @@ class TestActing:
         group = online(2, acting=True)
         assert group.members_known({1: [OTHER], 2: [OWN]}, 1000) == []
 
-    def test_nobody_acts_where_it_is_off_or_unknown(self):
+    def test_no_slave_acts_if_it_is_off_or_the_group_unknown(self):
         assert online(1).members_known({1: [OWN]}, 1000) == []
         group = online(1, acting=True)
         assert group.members_known(None, 1000) == []

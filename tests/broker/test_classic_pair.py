@@ -94,7 +94,7 @@ def test_without_a_slave_a_write_is_stored_answered_11_and_consumed(tmp_path):
     uvloop.run(play())
 
 
-def test_an_async_master_waits_for_nobody(tmp_path):
+def test_an_async_master_waits_for_no_slave(tmp_path):
     async def play():
         async with master(tmp_path / "m", "ASYNC_MASTER") as m:
             assert (await m.send()).code == 0
@@ -209,7 +209,7 @@ def test_a_slave_ahead_of_its_master_is_not_followed_and_named(tmp_path):
     uvloop.run(play())
 
 
-def test_a_slave_that_comes_back_goes_on_where_its_log_ends(tmp_path):
+def test_a_slave_that_comes_back_continues_at_the_end_of_its_log(tmp_path):
     async def play():
         async with master(tmp_path / "m") as m:
             async with slave(tmp_path / "s", m) as s:

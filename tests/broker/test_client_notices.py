@@ -50,7 +50,7 @@ def test_the_members_of_a_large_group_hear_of_many_changes_once_and_in_slices() 
     assert [channel.noticed for channel in large] == [1] * 1000 and slices == 8
 
 
-def test_who_joins_hears_of_it_when_its_first_heartbeat_is_over() -> None:
+def test_a_new_member_gets_its_notice_after_its_first_heartbeat() -> None:
     """A stock consumer announces itself to one broker after the other, then rebalances. A notice in
     between makes it pull with a subscription that it cannot announce: it starves for 30 s."""
     now_ms = 0

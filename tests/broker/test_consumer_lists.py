@@ -128,7 +128,7 @@ def test_a_member_lists_who_has_not_been_heard_since_its_start(tmp_path: Path) -
     play(tmp_path, script)
 
 
-def test_a_rolling_restart_between_two_heartbeats_forgets_nobody(tmp_path: Path) -> None:
+def test_a_rolling_restart_between_two_heartbeats_forgets_no_consumer(tmp_path: Path) -> None:
     async def script(group: Members) -> None:
         await group.beat("c1", "a", "b", "c")
         await group.beat("gone", "a", "b", "c")

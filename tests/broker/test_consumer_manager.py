@@ -13,7 +13,7 @@ def beat(manager: ConsumerManager, client: str, channel: str, *topics: str, now:
     return manager.heartbeat(heartbeat(client, *topics), channel, 0, 479, now)
 
 
-def test_a_new_member_notifies_all_a_known_one_nobody() -> None:
+def test_only_a_new_member_causes_notices() -> None:
     manager = ConsumerManager()
     assert beat(manager, "c1", "ch1", "T") == [GroupChanged("g", ("ch1",))]
     assert beat(manager, "c2", "ch2", "T") == [GroupChanged("g", ("ch1", "ch2"))]

@@ -145,7 +145,7 @@ def test_r39_what_a_java_master_sends_counts_without_a_place_in_the_log(tmp_path
     assert slave.query("g", "T", 0) == -1
 
 
-def test_r39_a_replica_that_begins_anew_keeps_no_offsets_of_its_own(tmp_path: Path) -> None:
+def test_r39_an_emptied_replica_keeps_no_offsets_of_its_own(tmp_path: Path) -> None:
     """The deletion of a topic may have expired with the log before."""
     manager = offsets_at(tmp_path)
     manager.commit("g", "T", 0, 5)
@@ -183,7 +183,7 @@ def test_r27_a_snapshot_that_waited_does_not_replace_a_later_one(tmp_path: Path)
     assert not offsets_at(tmp_path).table
 
 
-def test_a_write_that_found_no_room_is_done_again(
+def test_a_write_that_a_full_disk_refused_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offsets = offsets_at(tmp_path)

@@ -21,7 +21,7 @@ def test_r30_nothing_goes_back_by_what_a_master_sends(tmp_path: Path) -> None:
     assert own.timer.next_offset == 6
 
 
-def test_r27_a_log_that_begins_anew_knows_of_no_deliveries(tmp_path: Path) -> None:
+def test_r27_an_emptied_log_knows_of_no_deliveries(tmp_path: Path) -> None:
     own = manager(tmp_path / "own.json", 5, {1: 7})
     own.begin_anew()
     again = DelayOffsetManager(tmp_path / "own.json")

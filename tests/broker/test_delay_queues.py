@@ -102,7 +102,7 @@ def test_each_message_once_in_order_never_early_and_on_time(gaps: list[int], sli
     assert delivered == list(enumerate(due))
 
 
-def test_r30_a_queue_whose_first_messages_expired_goes_on_at_the_first_that_is_there() -> None:
+def test_r30_a_queue_continues_at_its_first_message_that_has_not_expired() -> None:
     core = queues(q0=2)
     core.skip_to(0, 7)
     assert core.next_look(0) == Look(0, 7) and core.offset_of(0) == 7

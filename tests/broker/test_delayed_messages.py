@@ -16,10 +16,9 @@ from batonmq.broker.schedule.due_queues import (
     decode_progress,
 )
 from batonmq.broker.tables.consumer_offset import DelayOffsetManager, TimerProgress
-from batonmq.broker.write import log_features
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.protocol.batch import BatchItem, encode_batch
-from batonmq.protocol.errors import CorruptLogError, RemoteProtocolError
+from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.properties import encode_properties
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.topic_name import PROGRESS_TOPIC, SCHEDULE_TOPIC
@@ -63,7 +62,7 @@ def test_r30_a_delayed_message_waits_in_the_queue_of_its_level_and_comes_once(
     run_with_broker(tmp_path, play)
 
 
-def test_r30_a_restart_goes_on_where_the_log_says(tmp_path: Path, clock: Clock) -> None:
+def test_r30_a_restart_continues_where_the_log_says(tmp_path: Path, clock: Clock) -> None:
     """Two are delivered before the stop, of which the file knows nothing; one after it."""
 
     async def before(rig: Rig) -> None:
@@ -143,7 +142,7 @@ def test_r39_messages_of_a_deleted_topic_do_not_come_back(tmp_path: Path, clock:
     run_with_broker(tmp_path, play)
 
 
-def test_r30_r45_progress_of_a_level_that_found_no_room_is_noted_when_there_is_room(
+def test_r30_r45_refused_progress_of_a_level_is_written_when_there_is_disk_space(
     tmp_path: Path, clock: Clock
 ) -> None:
     """What waited was of a topic that is deleted, so nothing else is put."""
@@ -163,7 +162,7 @@ def test_r30_r45_progress_of_a_level_that_found_no_room_is_noted_when_there_is_r
 
 
 @pytest.mark.parametrize("level", ["x", "1.5", "9" * 12, "\u0663"])
-def test_a_delay_that_is_none_is_refused_and_not_stored(tmp_path: Path, level: str) -> None:
+def test_an_invalid_delay_is_refused_and_not_stored(tmp_path: Path, level: str) -> None:
     async def play(rig: Rig) -> None:
         await rig.send()
         end = rig.service.store.max_phy_offset
@@ -205,7 +204,7 @@ def test_which_messages_wait_and_where(topic: str, delay: str, queue: int | None
 
 
 @pytest.mark.parametrize("text", ["", "1x", "s", "1s,5s", "10"])
-def test_a_list_of_levels_that_is_none_stops_the_start(text: str) -> None:
+def test_an_invalid_list_of_levels_stops_the_start(text: str) -> None:
     with pytest.raises(ValueError, match="messageDelayLevel"):
         StoreConfig(message_delay_level=text)
     assert DelayLevels("1s 2m").delay_ms(2) == 120_000
@@ -313,48 +312,6 @@ def test_r30_what_was_delivered_before_one_was_refused_comes_once(
     run_with_broker(tmp_path, play)
 
 
-def test_delivery_waits_while_the_replicas_are_far_behind(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def play(rig: Rig) -> None:
-        await rig.send("T", DELAY="1")
-        monkeypatch.setattr(log_features, "UNCONFIRMED_BYTES_MAX", -1)
-        clock.ahead_ms = 1_100
-        for _ in range(3):
-            await rig.send("Other")
-        rig.service.waiting.schedule._wake()
-        assert end_of(rig, "T") == 0
-        monkeypatch.setattr(log_features, "UNCONFIRMED_BYTES_MAX", 16 << 20)
-        await until(lambda: end_of(rig, "T") == 1)
-
-    run_with_broker(tmp_path, play)
-
-
-def test_r24_delivery_goes_on_after_a_damaged_record(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is told, and looked at again: the bytes may be fetched from a replica meanwhile."""
-    monkeypatch.setattr(log_features, "DAMAGED_MS", 1)
-
-    async def play(rig: Rig) -> None:
-        schedule, faults = rig.service.waiting.schedule, []
-        do_slice = schedule._slice
-
-        def damaged_twice(now_ms: int) -> int:
-            if len(faults) < 2:
-                raise CorruptLogError("a file", 7, "CRC")
-            return do_slice(now_ms)
-
-        monkeypatch.setattr(schedule, "_damaged", faults.append)
-        monkeypatch.setattr(schedule, "_slice", damaged_twice)
-        await rig.send("T", DELAY="1")
-        clock.ahead_ms = 1_100
-        await until(lambda: end_of(rig, "T") == 1)
-        assert len(faults) == 2 and "CRC" in faults[0]
-
-    run_with_broker(tmp_path, play)
-
-
 def test_r17_g8_a_waiting_message_that_went_bad_makes_the_log_suspect(
     tmp_path: Path, clock: Clock
 ) -> None:
@@ -407,29 +364,7 @@ def test_r30_an_older_record_that_is_confirmed_takes_nothing_back(tmp_path: Path
         assert progress.delays == {1: 3} and progress.timer == TimerProgress(done_ms=3)
 
 
-def test_r30_r36_who_may_not_write_delivers_nothing(tmp_path: Path, clock: Clock) -> None:
-    """A master that is cut off, and one that was a master: what is due stays for who may."""
-
-    async def play(rig: Rig) -> None:
-        schedule, gate = rig.service.waiting.schedule, rig.service.path.gate
-        await rig.send("T", DELAY="1")
-        end = rig.service.store.max_phy_offset
-        gate.standing(lease=False, required_set_whole=False)
-        clock.ahead_ms = 1_100
-        schedule._wake()
-        schedule.end()
-        gate.standing(lease=True, required_set_whole=True)
-        schedule._wake()
-        assert schedule._timer is None and rig.service.store.appender.end == end
-        schedule.begin()
-        await until(lambda: end_of(rig, "T") == 1)
-
-    run_with_broker(tmp_path, play)
-
-
-def test_r30_progress_that_found_no_room_ends_with_its_mastership(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_r30_r45_refused_progress_ends_with_its_mastership(tmp_path: Path, clock: Clock) -> None:
     """What was delivered with it may be cut: the next one would leave messages out."""
 
     async def play(rig: Rig) -> None:

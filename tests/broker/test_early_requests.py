@@ -176,7 +176,7 @@ def test_our_own_client_is_sent_to_the_master(tmp_path: Path) -> None:
     play(tmp_path, script)
 
 
-def test_another_member_hears_that_nothing_was_stored(tmp_path: Path) -> None:
+def test_a_relaying_member_learns_that_nothing_was_stored(tmp_path: Path) -> None:
     """It took this one for the master, of an earlier life: its client's send waits there."""
 
     async def script(start: Start, named: asyncio.Event) -> None:

@@ -102,7 +102,7 @@ def test_when_a_group_consumed_and_how_long_the_next_message_waits(tmp_path: Pat
     run_with_broker(tmp_path, play)
 
 
-def test_a_group_goes_on_where_another_is(tmp_path: Path) -> None:
+def test_clone_copies_the_offsets_of_another_group(tmp_path: Path) -> None:
     """314."""
 
     async def play(rig: Rig) -> None:
@@ -259,7 +259,7 @@ def test_a_reset_reaches_a_waiting_pull_and_no_member_that_has_gone_uses_it_up(
     run_with_broker(tmp_path, play)
 
 
-def test_another_groups_waiting_pull_goes_on_waiting(tmp_path: Path) -> None:
+def test_a_reset_wakes_no_pull_of_another_group(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         await rig.send()
         await rig.pull(commit=1)
@@ -273,7 +273,7 @@ def test_another_groups_waiting_pull_goes_on_waiting(tmp_path: Path) -> None:
     run_with_broker(tmp_path, play)
 
 
-def test_without_the_server_side_the_members_are_told(tmp_path: Path) -> None:
+def test_without_server_side_reset_the_members_get_it(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         for _ in range(3):
             await rig.send()

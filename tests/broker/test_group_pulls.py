@@ -117,7 +117,7 @@ def test_an_sql92_filter_of_a_pull(tmp_path: Path) -> None:
     run_with_broker(tmp_path, play)
 
 
-def test_the_filter_that_heartbeats_told(tmp_path: Path) -> None:
+def test_the_filter_comes_from_heartbeats(tmp_path: Path) -> None:
     """24 before the first heartbeat, 25 for an older version, 27 for one that does not compile."""
     silent = pull_header(sysFlag=0, subVersion=5)
 
@@ -255,7 +255,7 @@ def test_who_is_far_behind_is_sent_to_a_slave_and_back(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_without_slave_read_enable_nobody_is_sent_away(tmp_path: Path) -> None:
+def test_without_slave_read_enable_no_pull_is_sent_to_a_slave(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         await rig.send()
         assert (await rig.pull()).ext["suggestWhichBrokerId"] == "0"
@@ -266,7 +266,7 @@ def test_without_slave_read_enable_nobody_is_sent_away(tmp_path: Path) -> None:
     run_with_broker(tmp_path, play, access_message_in_memory_max_ratio=0)
 
 
-def test_g8_a_bad_record_is_not_served_and_told_once(tmp_path: Path) -> None:
+def test_g8_a_bad_record_is_not_served_and_reported_once(tmp_path: Path) -> None:
     """It went bad on the disk between two clean starts; the second one reads no old records."""
 
     async def fill(rig: Rig) -> None:

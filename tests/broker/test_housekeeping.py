@@ -86,7 +86,7 @@ def test_each_minute_it_tells_what_waits_and_who_is_behind(
     ]
 
 
-def test_r31_who_lost_its_role_while_it_looked_cuts_nobody_off(tmp_path: Path) -> None:
+def test_r31_a_master_that_loses_its_role_meanwhile_stops_no_group(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         await rig.send("T")
         await rig.ask(34, body=heartbeat("slow@1", "T", group="slow").encode())

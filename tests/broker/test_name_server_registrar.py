@@ -29,7 +29,7 @@ class _Registration:
         return RemotingCommand.request(RequestCode.UNREGISTER_BROKER)
 
 
-def test_a_name_server_that_does_not_answer_is_dialled_anew(
+def test_a_name_server_that_does_not_answer_is_dialled_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(name_server_registrar, "RPC_TIMEOUT_MS", 20)
@@ -128,7 +128,7 @@ def test_new_topics_travel_alone_and_together() -> None:
     uvloop.run(scenario())
 
 
-def test_who_made_a_topic_hears_when_name_servers_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_send_that_made_its_topic_waits_for_name_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """1 nothing is due: at once. 2 a topic: with the answer of the name server, not before. 3 the
     name server does not answer: after KNOWN_S. 4 it does not have this broker: at once.
     5 this broker stops."""
@@ -187,7 +187,7 @@ async def _registered() -> AsyncIterator[tuple[_NameServer, NameServerRegistrar]
     await server.server.close()
 
 
-def test_after_a_refusal_the_whole_table_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_refusal_the_whole_table_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the topics that were refused nobody would speak any more, if others came next."""
     monkeypatch.setattr(name_server_registrar, "RETRY_MS", 1)
 

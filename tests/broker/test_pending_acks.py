@@ -76,7 +76,7 @@ def test_waiters_get_their_outcome_once() -> None:
     assert outcomes == [0, 12, 10]
 
 
-def test_r4_who_waits_for_a_confirmation_hears_of_the_role_change_too() -> None:
+def test_r4_a_waiter_for_a_confirmation_fails_with_the_role_change() -> None:
     """Offsets of retries, locks, topics and ends of transactions wait so."""
     acks, outcomes = PendingAcks(3000), list[tuple[int, str]]()
     acks.add_waiter(100, 0, lambda code, remark: outcomes.append((code, remark)))

@@ -403,7 +403,7 @@ def test_r30_a_new_master_reads_little_however_long_the_oldest_takes(
     run_with_broker(tmp_path, play)
 
 
-def test_a_new_master_goes_on_when_records_expire_while_it_reads_them(
+def test_a_new_master_continues_when_records_expire_while_it_reads_them(
     tmp_path: Path, clock: Clock
 ) -> None:
     async def play(rig: Rig) -> None:
@@ -576,7 +576,7 @@ def test_r45_an_ack_sent_again_waits_for_the_record_that_a_full_disk_keeps(
     run_with_broker(tmp_path, play, flush_interval_consume_queue=20, slave_timeout=60_000)
 
 
-def test_r30_a_group_in_order_goes_on_when_the_ack_is_confirmed(
+def test_r30_an_orderly_group_continues_when_the_ack_is_confirmed(
     tmp_path: Path, clock: Clock
 ) -> None:
     """Its offset is what a new master goes by: it would leave out what is not known to be done."""
@@ -730,7 +730,7 @@ def test_r30_a_new_master_does_not_take_a_group_back_to_what_it_popped(
     run_with_broker(tmp_path, after)
 
 
-def test_r30_what_a_new_master_reads_from_waits_for_records_that_nobody_waits_for(
+def test_r30_progress_also_waits_for_records_without_a_pending_reply(
     tmp_path: Path, clock: Clock
 ) -> None:
     """What is in flight is written again further on, and not confirmed there: a replica that lacks

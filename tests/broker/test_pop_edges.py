@@ -132,7 +132,7 @@ def test_r54_a_count_at_its_limit_ends_no_revive(tmp_path: Path, clock: pops.Clo
 
 
 @pytest.mark.parametrize("left", [0, 20, 40, 120, 2000])
-def test_r54_properties_without_room_stop_no_group(
+def test_r54_properties_without_space_for_a_handle_stop_no_group(
     tmp_path: Path, clock: pops.Clock, left: int
 ) -> None:
     """As logs of earlier brokers, and of Java's, have them: all of it comes to the group, or is a
@@ -275,7 +275,7 @@ def test_a_group_that_cannot_be_had_loses_no_other_entry_of_a_heartbeat(
     run_with_broker(tmp_path, play, broker={"auto_create_subscription_group": False})
 
 
-def test_r45_a_master_without_room_is_no_slave_to_its_readers(tmp_path: Path) -> None:
+def test_r45_a_master_with_a_full_disk_still_answers_pulls_as_master(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         for number in range(9):
             await rig.send("T", b"%d" % number)

@@ -86,7 +86,7 @@ def test_an_orderly_pop_blocks_its_queue_until_acked_or_visible() -> None:
     assert table.order_of(KEY) is None and not table.is_blocked(KEY, "", 0)
 
 
-def test_r30_a_new_master_goes_on_in_order_at_the_first_that_is_not_acked() -> None:
+def test_r30_a_new_master_continues_in_order_at_the_first_unacked_message() -> None:
     table = PopTable()
     table.collects = True
     table.apply(PopRecord(popped=[popped(4, 5, 6, order=True, next=7)]), 0)

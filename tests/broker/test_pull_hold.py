@@ -64,7 +64,7 @@ def test_a_closed_connection_is_forgotten() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(0, 50)), max_size=30))
-def test_nobody_is_woken_twice_or_forgotten(pulls: list[tuple[int, int, int]]) -> None:
+def test_each_held_pull_is_woken_once(pulls: list[tuple[int, int, int]]) -> None:
     hold: PullHold[str] = PullHold()
     for number, (queue, offset, deadline) in enumerate(pulls):
         hold.hold(held(str(number), queue=queue, offset=offset, deadline=deadline))

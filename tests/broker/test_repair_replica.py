@@ -10,7 +10,7 @@ from lone_broker import lone_broker
 from batonmq.protocol.codes import RequestCode, ResponseCode
 
 
-def test_r17_r24_a_damaged_log_without_a_master_goes_on_where_an_operator_says_so(
+def test_r17_r24_an_operator_repairs_a_damaged_log_without_a_master(
     tmp_path: Path,
 ) -> None:
     """1 a byte flips in the log of a broker that stands alone. 2 it serves what lies before it and

@@ -125,7 +125,7 @@ def test_r36_a_master_that_lost_lease_and_slaves_refuses_writes_by_the_next_tick
     run_with_broker(tmp_path, play)
 
 
-def test_r33_a_switch_hears_of_each_confirmation_while_it_drains(tmp_path: Path) -> None:
+def test_r33_a_draining_switch_learns_of_each_confirmation(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         with managed(rig) as (manager, replication):
             replication.on_confirm_offset(0)

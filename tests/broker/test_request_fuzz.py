@@ -70,7 +70,7 @@ async def check_features(rig: Rig) -> None:
     await producer.beat()
     await half(rig, "open", topic=topic)
     await until(lambda: end_of(rig, topic, 1) > committed)
-    while open_answers := [answer for answer in producer._answers if not answer.done()]:
+    while open_answers := [answer for answer in producer.answers if not answer.done()]:
         await asyncio.wait(open_answers)
     await producer.client.close()
     await until(lambda: end_of(rig, topic) >= delivered + 2)

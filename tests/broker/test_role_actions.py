@@ -80,7 +80,7 @@ class Rig:
 
 
 @pytest.mark.parametrize("change", ["become_slave", "become_master", "stand_down"])
-def test_r4_who_waits_hears_14_before_ha_may_cut(change: str) -> None:
+def test_r4_pending_writes_fail_before_truncation(change: str) -> None:
     """And what was put in this turn is written before: the log must not grow behind HA's back."""
     rig = Rig()
     rig.wait_for(700)
@@ -345,7 +345,7 @@ def test_a_sync_master_acknowledges_what_is_on_its_own_disk_and_on_its_slaves(fi
 
 
 @pytest.mark.parametrize("flushed, code", [(99, 10), (100, 12)])
-def test_a_late_write_hears_what_it_waits_for(flushed: int, code: int) -> None:
+def test_a_late_write_is_answered_with_what_it_waits_for(flushed: int, code: int) -> None:
     path, heard = sync_flush_path()
     path.store.log.flushed_offset = flushed
     path.fail_late(13_000)

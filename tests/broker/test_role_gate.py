@@ -30,7 +30,7 @@ def test_only_an_opened_master_takes_writes() -> None:
     assert code(gate) == 14
 
 
-def test_r36_a_master_without_lease_goes_on_while_its_whole_set_follows() -> None:
+def test_r36_a_master_without_lease_takes_writes_while_its_whole_set_follows() -> None:
     """1. The lease lapses (no controller majority), all followers are there: writes go on.
     2. A follower is gone too: 14 at once. 3. Either comes back: open again."""
     gate = opened()

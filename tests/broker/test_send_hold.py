@@ -61,9 +61,7 @@ def test_r33_at_a_role_change_held_sends_get_the_new_master_and_are_not_stored(
     run_with_broker(tmp_path, play)
 
 
-def test_a_hold_without_room_refuses_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_hold_refuses_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def play(rig: Rig) -> None:
         assert (await rig.send()).code == 0
         hold = rig.service.path.hold
@@ -84,9 +82,7 @@ def test_a_hold_without_room_refuses_at_once(
     run_with_broker(tmp_path, play)
 
 
-def test_a_hold_that_nobody_ends_ends_by_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hold_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def play(rig: Rig) -> None:
         assert (await rig.send()).code == 0
         monkeypatch.setattr(write_path, "HELD_MOST_S", 0.01)

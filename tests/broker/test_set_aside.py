@@ -112,27 +112,6 @@ def test_r54_a_message_that_cannot_be_delivered_is_set_aside_and_named(
     run_with_broker(tmp_path, play)
 
 
-def test_r54_no_exception_ends_a_features_timer(tmp_path: Path, clock: Clock) -> None:
-    async def play(rig: Rig) -> None:
-        waiting = rig.service.waiting
-        features = (waiting.schedule, waiting.timers, waiting.transactions)
-        for feature in features:
-
-            def fails(now_ms: int) -> int:
-                raise ZeroDivisionError
-
-            feature._slice = fails  # type: ignore[method-assign]
-            feature._wake_in(0)
-        await until(lambda: rig.service.path.aside.problem.count("tried again") == len(features))
-        for feature in features:
-            assert feature._timer is not None
-            del feature._slice  # type: ignore[method-assign]
-            feature._wake_in(0)
-        await until(lambda: not rig.service.path.aside.problem)
-
-    run_with_broker(tmp_path, play)
-
-
 @pytest.mark.parametrize("immunity", ["9" * 5000, "9" * 19, "-1", "٣", "1_0"])
 def test_r54_no_number_of_a_half_message_stops_transactions(tmp_path: Path, immunity: str) -> None:
     async def play(rig: Rig) -> None:

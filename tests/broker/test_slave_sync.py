@@ -268,7 +268,7 @@ def test_r30_a_master_says_of_all_progress_which_log_it_rests_on(tmp_path: Path)
 
 
 @pytest.mark.parametrize("error", [None, "no such code"])
-def test_r42_tables_that_are_followed_no_more_are_told(
+def test_r42_tables_that_are_no_longer_followed_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str | None
 ) -> None:
     """By an answer that is never taken (another epoch) as by one that refuses."""

@@ -33,7 +33,7 @@ def write_one(folder):
 
 
 @pytest.mark.parametrize("prepare", [lambda folder: None, write_one], ids=["first", "again"])
-def test_r45_a_start_goes_on_whatever_finds_no_room(tmp_path, monkeypatch, prepare):
+def test_r45_a_start_continues_whichever_file_the_full_disk_refuses(tmp_path, monkeypatch, prepare):
     """The n-th call that needs room fails, for each n; nothing stays open of what was given up."""
     monkeypatch.setattr(start_retry, "SPACE_POLL_S", 0)
 
@@ -81,7 +81,7 @@ def test_another_error_of_the_disk_ends_the_start(tmp_path):
         run_with_broker(tmp_path / "store", lambda rig: asyncio.sleep(0))
 
 
-def test_who_waits_for_room_to_register_lets_no_request_wait_too_long(tmp_path, monkeypatch):
+def test_a_broker_that_cannot_register_on_a_full_disk_refuses_late_requests(tmp_path, monkeypatch):
     """The endpoint is open by then, and has ended its own timer."""
     config = sections_of(tmp_path / "store")
 

@@ -102,7 +102,7 @@ def play(tmp_path):
     return run
 
 
-def test_r42_the_tables_are_told_once_they_are_here(play):
+def test_r42_complete_tables_are_reported_once(play):
     async def scenario(master, sync, told, tables):
         sync.follow(Followed(MAIN, 3))
         await until(lambda: told)
@@ -134,7 +134,7 @@ def test_r42_with_one_port_blocked_the_other_serves(play):
     play(scenario)
 
 
-def test_r42_with_both_ports_blocked_it_is_told_and_tried_for_ever(play):
+def test_r42_with_both_ports_blocked_it_is_reported_and_retried(play):
     async def scenario(master, sync, told, tables):
         master.blocked = {VIP, MAIN}
         sync.follow(Followed(MAIN, 3))

@@ -98,7 +98,7 @@ def test_what_is_due_already_is_stored_at_once_and_a_level_counts_more(tmp_path:
         ({"TIMER_DELIVER_MS": "5", "TIMER_DEL_UNIQKEY": "T+K"}, 13, "due already"),
     ],
 )
-def test_a_wish_that_cannot_be_kept_is_refused_and_not_stored(
+def test_an_invalid_delivery_time_is_refused_and_not_stored(
     tmp_path: Path, wish: dict[str, str], code: int, named: str
 ) -> None:
     async def play(rig: Rig) -> None:
@@ -241,7 +241,7 @@ def test_recall_is_off_unless_it_is_switched_on(tmp_path: Path) -> None:
     run_with_broker(tmp_path, play)
 
 
-def test_r30_a_restart_goes_on_where_the_log_says(tmp_path: Path, clock: Clock) -> None:
+def test_r30_a_restart_continues_where_the_log_says(tmp_path: Path, clock: Clock) -> None:
     """Two are delivered before the crash, of which the files know nothing; the rest after it."""
 
     async def before(rig: Rig) -> None:
@@ -283,7 +283,7 @@ def test_a_backlog_is_read_and_delivered_in_slices(
     run_with_broker(tmp_path, after)
 
 
-def test_r45_progress_that_finds_no_room_stops_no_timer(tmp_path: Path, clock: Clock) -> None:
+def test_r45_refused_progress_stops_no_timer(tmp_path: Path, clock: Clock) -> None:
     """What is due was recalled, so nothing is to be put but how far the timer is, and the disk is
     full. What is due later comes when there is room."""
 
@@ -303,7 +303,7 @@ def test_r45_progress_that_finds_no_room_stops_no_timer(tmp_path: Path, clock: C
     run_with_broker(tmp_path, play, broker=RECALLS)
 
 
-def test_r30_r45_progress_that_found_no_room_is_noted_when_there_is_room(
+def test_r30_r45_refused_progress_is_written_when_there_is_disk_space(
     tmp_path: Path, clock: Clock
 ) -> None:
     """Also when nothing becomes due any more: what is done would count as waiting for good."""
@@ -324,7 +324,7 @@ def test_r30_r45_progress_that_found_no_room_is_noted_when_there_is_room(
     run_with_broker(tmp_path, play, broker=RECALLS)
 
 
-def test_a_new_master_goes_on_when_messages_expire_while_it_reads_them(
+def test_a_new_master_continues_when_messages_expire_while_it_reads_them(
     tmp_path: Path, clock: Clock
 ) -> None:
     async def play(rig: Rig) -> None:
@@ -486,7 +486,7 @@ def test_r30_a_new_master_delivers_nothing_before_it_has_read_the_recalls(
     run_with_broker(tmp_path, after, broker=RECALLS)
 
 
-def test_r30_a_timed_message_that_finds_no_room_comes_when_there_is_some(
+def test_r30_r45_a_refused_timer_message_comes_when_there_is_disk_space(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "REFUSED_MS", 1)

@@ -338,7 +338,7 @@ def test_several_topics_are_made_at_once_or_none(tmp_path: Path) -> None:
     run_with_broker(tmp_path, play)
 
 
-def test_expired_segments_go_when_they_are_told_to(tmp_path: Path) -> None:
+def test_expired_segments_are_deleted_on_request(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         asked: list[bool] = []
         rig.service.store.expirer.clean_expired = (  # type: ignore[method-assign]

@@ -52,7 +52,7 @@ def test_r39_also_after_a_restart(tmp_path: Path) -> None:
     run_with_broker(tmp_path, made_again)
 
 
-def test_r39_a_consumer_that_goes_on_commits_nothing_in_a_deleted_topic(tmp_path: Path) -> None:
+def test_r39_a_running_consumer_commits_nothing_in_a_deleted_topic(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         await consumed_and_deleted(rig)
         late = await rig.ask(15, WHERE | {"commitOffset": "5"})
@@ -78,7 +78,7 @@ async def read_on(rig: Rig, offset: int, *, suspend_ms: int = 0) -> list[bytes]:
 
 @pytest.mark.parametrize("count", [1, 4, 5, 6, 9])
 @pytest.mark.parametrize("commits_first", [False, True])
-def test_r39_a_consumer_that_goes_on_at_its_old_offset_reads_the_new_messages(
+def test_r39_a_running_consumer_at_its_old_offset_reads_the_new_messages(
     tmp_path: Path, count: int, commits_first: bool
 ) -> None:
     """It was at 5; the topic made again has fewer messages, as many, or more."""
@@ -101,7 +101,7 @@ def test_r39_a_consumer_that_goes_on_at_its_old_offset_reads_the_new_messages(
 
 
 @pytest.mark.parametrize("asks", ["where the group is", "for the first message"])
-def test_r39_a_group_that_began_anew_goes_where_it_likes(tmp_path: Path, asks: str) -> None:
+def test_r39_a_group_that_began_again_may_set_any_offset(tmp_path: Path, asks: str) -> None:
     """A consumer that asks, and finds nothing, may begin at the end (CONSUME_FROM_LAST_OFFSET)."""
 
     async def play(rig: Rig) -> None:
@@ -119,7 +119,7 @@ def test_r39_a_group_that_began_anew_goes_where_it_likes(tmp_path: Path, asks: s
     run_with_broker(tmp_path, play)
 
 
-def test_r39_nobody_reads_a_topic_whose_deletion_is_in_the_log(tmp_path: Path) -> None:
+def test_r39_no_pull_reads_a_topic_whose_deletion_is_in_the_log(tmp_path: Path) -> None:
     """A new master has it from one that answered it, and cannot confirm it yet."""
 
     async def play(rig: Rig) -> None:
@@ -197,7 +197,7 @@ def test_r39_retry_topics_of_pop_go_with_it_and_those_of_groups_stay(tmp_path: P
     run_with_broker(tmp_path, play)
 
 
-def test_r39_a_replica_that_begins_anew_forgets_what_the_log_will_not_delete(
+def test_r39_an_emptied_replica_forgets_what_the_log_will_not_delete(
     tmp_path: Path,
 ) -> None:
     async def play(rig: Rig) -> None:

@@ -107,7 +107,7 @@ def test_immunity_moves_the_first_check_only() -> None:
     assert table(half(0, checks=1, immunity_ms=60_000)).wake_ms == 30_000
 
 
-def test_one_that_nobody_can_be_asked_about_waits() -> None:
+def test_a_half_without_a_producer_waits() -> None:
     core = table(half(0))
     due = core.next_due(6_000, 6_000)
     assert due is not None

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from lone_broker import Clock, Rig, end_of, messages, run_with_broker, until
-from test_transactions import COMMIT, NO_CHECKS, end_fields, half, refuse_ops
+from test_transactions import COMMIT, NO_CHECKS, end_fields, half, refuse
 
 from batonmq.broker.schedule.due_queues import TimerQueue
 from batonmq.broker.tables.consumer_offset import TimerProgress
 from batonmq.broker.tables.offset_clamp import queue_end
-from batonmq.broker.transaction import transaction_service
+from batonmq.broker.write import log_features
 from batonmq.protocol.bodies import HeartbeatData, ProducerData
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.topic_name import TRANS_OP_HALF_TOPIC
@@ -23,6 +23,7 @@ from batonmq.store.commit_log import CommitLog
 from batonmq.store.message_store import MessageStore
 
 HOUR_MS = 3_600_000
+NO_CHECKS_A_DAY = {"transaction_time_out": 24 * HOUR_MS}  # the clock is hours ahead
 
 
 @pytest.fixture
@@ -120,7 +121,7 @@ def test_r55_a_mastership_that_begins_again_delivers_nothing_twice(
         assert [one.body for one in await messages(rig, "T")] == [b"0", b"1", b"2", b"last"]
         assert len(rig.service.waiting.transactions) == 1
 
-    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+    run_with_broker(tmp_path, play, broker=NO_CHECKS_A_DAY)
 
 
 @pytest.mark.parametrize("wait", [{"DELAY": "1"}, {"TIMER_DELAY_SEC": "1"}])
@@ -162,23 +163,21 @@ def test_r56_two_transactions_of_one_unique_key_both_end(tmp_path: Path) -> None
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
 
-def test_r56_the_op_that_found_no_room_goes_with_the_next(
+def test_r56_r45_a_refused_op_goes_with_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many commits come before the half is looked at again."""
 
     async def play(rig: Rig) -> None:
         sent = await half(rig)
-        transactions = rig.service.waiting.transactions
-        transactions._wake_in = lambda delay_ms: None  # type: ignore[method-assign]
-        with monkeypatch.context() as no_room:
-            refuse_ops(rig, no_room)
+        rig.service.path.hold.begin()  # else the master writes the op by itself
+        with monkeypatch.context() as full:
+            refuse(rig, full, TRANS_OP_HALF_TOPIC)
             assert (await rig.ask(37, end_fields(sent, COMMIT))).code != 0
         rig.service.store.recent_commits.cut(0)  # as after 4096 others
         again = await rig.ask(37, end_fields(sent, COMMIT))
-        assert (
-            again.code == 0 and end_of(rig, "T", 1) == 1 and end_of(rig, TRANS_OP_HALF_TOPIC) == 1
-        )
+        assert (again.code, end_of(rig, "T", 1), end_of(rig, TRANS_OP_HALF_TOPIC)) == (0, 1, 1)
+        rig.service.path.hold.release()
 
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
@@ -186,7 +185,7 @@ def test_r56_the_op_that_found_no_room_goes_with_the_next(
 def test_r56_an_overdue_half_is_checked_when_its_producer_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transaction_service, "LOOK_AGAIN_MS", 1)
+    monkeypatch.setattr(log_features, "LOOK_AGAIN_MS", 1)
 
     async def play(rig: Rig) -> None:
         waiting, asked = rig.service.waiting, []
@@ -254,7 +253,7 @@ def test_r56_what_waited_for_a_deleted_topic_comes_into_none_made_again(
 
     lives: list[Callable[[Rig], object]] = [first, then] if restarts else [both]
     for life in lives:
-        run_with_broker(tmp_path, life, broker=NO_CHECKS)  # type: ignore[arg-type]
+        run_with_broker(tmp_path, life, broker=NO_CHECKS_A_DAY)  # type: ignore[arg-type]
 
 
 def test_r56_a_restart_does_not_forget_that_a_topic_was_deleted(tmp_path: Path) -> None:
