@@ -76,7 +76,7 @@ class BrokerEndpoint:
         self.server = RemotingServer(self.processors, name="broker")
         self._early: deque[Early] = deque()
         self._early_bytes = 0
-        self.start_room = StartRetry(config.store.root)
+        self.start_retry = StartRetry(config.store.root)
         self._client = RemotingClient(name="broker-endpoint")
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -160,7 +160,7 @@ class BrokerEndpoint:
         if RELAY_FIELD in request.ext:
             hint = NOT_STORED
         code = ResponseCode.SERVICE_NOT_AVAILABLE
-        missing = self.start_room.missing
+        missing = self.start_retry.missing
         remark = f"{STARTING} (it waits for disk space: {missing})" if missing else STARTING
         channel.reply(request, RemotingCommand.response_to(request, code, remark, ext=hint))
 

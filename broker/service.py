@@ -219,7 +219,7 @@ class BrokerService:
         try:
             if not self.endpoint.is_listening:
                 await self.endpoint.listen()
-            await self.endpoint.start_room.wait(self._opened_store)
+            await self.endpoint.start_retry.wait(self._opened_store)
         except BaseException:
             await self.endpoint.close()
             raise

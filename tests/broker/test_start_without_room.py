@@ -59,7 +59,7 @@ def test_r45_it_says_what_is_missing_and_can_be_stopped(tmp_path, caplog):
         stop = asyncio.Event()
         with failing("room store ENOSPC"):
             start = asyncio.ensure_future(started(service.start(), stop.wait()))
-            await until(lambda: bool(service.endpoint.start_room.missing))
+            await until(lambda: bool(service.endpoint.start_retry.missing))
             asked = asyncio.ensure_future(rig.ask(28))
             await until(lambda: len(service.endpoint) == 1)
             service.endpoint.tick(1 << 62)
