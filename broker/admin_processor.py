@@ -88,7 +88,7 @@ class AdminProcessor:
 
     async def update_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Creates or changes a topic (request 17). Of one that is there, only what is given
-        changes. Fewer queues to read than hold messages need `force`: nobody could read those
+        changes. Fewer queues to read than hold messages need `force`: no consumer could read those
         messages."""
         self._require_writable()
         topic = text(request, "topic")

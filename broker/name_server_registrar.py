@@ -51,6 +51,9 @@ class RouteRegistration:
     """With enableSlaveActingMaster: it counts as dead after so long without a heartbeat (904)."""
 
     def request(self) -> RemotingCommand:
+        acting = {"enableActingMaster": "true", "heartbeatTimeoutMillis": str(self.silence_ms)}
+        if self.silence_ms is None:
+            acting = {}
         return RemotingCommand.request(
             RequestCode.REGISTER_BROKER,
             {
@@ -63,15 +66,10 @@ class RouteRegistration:
                 "bodyCrc32": str(zlib.crc32(self.body) & 0x7FFFFFFF),
                 **({EXT_PARTIAL: "true"} if self.is_partial else {}),
                 **({EXT_RELAYS: "true"} if self.relays else {}),
-                **self._acting_fields(),
+                **acting,
             },
             self.body,
         )
-
-    def _acting_fields(self) -> dict[str, str]:
-        if self.silence_ms is None:
-            return {}
-        return {"enableActingMaster": "true", "heartbeatTimeoutMillis": str(self.silence_ms)}
 
     def farewell(self) -> RemotingCommand:
         return RemotingCommand.request(

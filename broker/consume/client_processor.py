@@ -133,41 +133,32 @@ class ClientProcessor:
         """The same for a client that is in many groups."""
         left: set[tuple[str, str]] = set()
         self._left_since.setdefault(channel, []).append(left)
+        consumers, producers = data.consumer_data_set, data.producer_data_set
+        is_changed = False
+        refused: list[str] = []
         try:
-            return await self._heard_without(left, request, channel, data)
+            async for each in in_turns(_subscriptions(data)):
+                if _is_new_filter(each):
+                    await prepared(each.sub_string)
+            for begin in range(0, max(len(consumers), len(producers)), _GROUPS_AT_ONCE):
+                if channel.closed:
+                    break  # it has left all groups
+                end = begin + _GROUPS_AT_ONCE
+                some = replace(
+                    data,
+                    consumer_data_set=[
+                        c for c in consumers[begin:end] if ("consumer", c.group_name) not in left
+                    ],
+                    producer_data_set=[
+                        p for p in producers[begin:end] if ("producer", p.group_name) not in left
+                    ],
+                )
+                is_changed |= self._heard(request, channel, some, refused)
+                await asyncio.sleep(0)
         finally:
             others = [other for other in self._left_since.pop(channel) if other is not left]
             if others:
                 self._left_since[channel] = others
-
-    async def _heard_without(
-        self,
-        left: set[tuple[str, str]],
-        request: RemotingCommand,
-        channel: Connection,
-        data: HeartbeatData,
-    ) -> RemotingCommand:
-        async for each in in_turns(_subscriptions(data)):
-            if _is_new_filter(each):
-                await prepared(each.sub_string)
-        consumers, producers = data.consumer_data_set, data.producer_data_set
-        is_changed = False
-        refused: list[str] = []
-        for begin in range(0, max(len(consumers), len(producers)), _GROUPS_AT_ONCE):
-            if channel.closed:
-                break  # it has left all groups
-            end = begin + _GROUPS_AT_ONCE
-            some = replace(
-                data,
-                consumer_data_set=[
-                    c for c in consumers[begin:end] if ("consumer", c.group_name) not in left
-                ],
-                producer_data_set=[
-                    p for p in producers[begin:end] if ("producer", p.group_name) not in left
-                ],
-            )
-            is_changed |= self._heard(request, channel, some, refused)
-            await asyncio.sleep(0)
         return _heartbeat_reply(request, is_changed=is_changed, refused=refused)
 
     def _heard(

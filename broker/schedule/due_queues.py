@@ -362,7 +362,7 @@ def decode_progress(body: bytes) -> ProgressRecord:
 class DeliveryProgress:
     """How far the group is. What all members have stands in the table of delays. Above it a master
     knows the unconfirmed records of its log, taken over or put by itself, and what it delivered
-    since: a mastership that begins again, without standing down in between, goes on behind that.
+    since: a mastership that begins again, without an end in between, continues behind that.
     """
 
     def __init__(self, delays: DelayOffsetManager) -> None:
@@ -379,7 +379,7 @@ class DeliveryProgress:
         self._delays.set_all(record.delays)
         for level in record.delays:
             if level in self._unconfirmed and self._unconfirmed[level][1] <= end:
-                del self._unconfirmed[level]  # a later mastership goes on behind it (R55)
+                del self._unconfirmed[level]  # a later mastership continues behind it (R55)
         if record.timer is not None:
             self._delays.set_timer(record.timer)
             if self._unconfirmed_timer is not None and self._unconfirmed_timer[1] <= end:
@@ -426,7 +426,7 @@ class DeliveryProgress:
 
     @property
     def delays(self) -> Mapping[int, int]:
-        """Delay level -> where a mastership that begins now goes on."""
+        """Delay level -> where a mastership that begins now continues."""
         unconfirmed = {level: at for level, (at, _) in self._unconfirmed.items()}
         return {**self._delays.table, **unconfirmed, **self._owed}
 

@@ -25,7 +25,7 @@ from batonmq.remoting.headers import recode
 from batonmq.store.config import StoreConfig
 
 CLEAN_MS: Final = 50
-"""Refusing goes on so long after a slow write: enough to read what waited in the sockets."""
+"""How long sends are refused after a slow write: enough to read what waited in the sockets."""
 Outcome = Callable[[int, str], None]
 """Called once with (response code, remark); code 0 means confirmed."""
 SLICE: Final = 512

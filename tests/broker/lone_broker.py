@@ -159,7 +159,7 @@ async def lone_broker(
 
 
 class Clock:
-    """The wall clock of deliveries. It goes on, and a test moves it ahead."""
+    """The wall clock of the log features. It runs, and a test moves it ahead."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead_ms = 0

@@ -270,7 +270,7 @@ def test_r28_a_pull_between_the_confirmed_and_the_written_end_is_not_sent_elsewh
 def test_held_pulls_are_refused_in_slices_when_the_role_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """300 pulls wait, every second one of our client: those are told, the others wait on."""
+    """300 pulls wait, every second one of our client: those are refused, the others wait."""
 
     async def play(rig: Rig) -> None:
         await rig.send()

@@ -1,4 +1,5 @@
-"""R45 as clients and operators see it: code 14 with the reason, the status, and the way back."""
+"""R45 as clients and operators see it: writes are refused with the reason, the status, and the
+recovery."""
 
 import asyncio
 import errno

@@ -38,7 +38,7 @@ async def master(folder: Path, role: str = "SYNC_MASTER", **settings: object):
 
 @contextlib.asynccontextmanager
 async def slave(folder: Path, of: Rig, *, broker_id: int = 1, **settings: object):
-    """A slave that has been told its master's addresses, as by a name server."""
+    """A slave that knows its master's addresses, as from a name server."""
     async with lone_broker(
         folder, broker={"broker_role": "SLAVE", "broker_id": broker_id}, **settings
     ) as rig:
@@ -278,7 +278,7 @@ def test_haSyncFlush_reports_only_what_is_on_the_slaves_disk(tmp_path, sync_flus
 
 
 def test_r45_a_slaves_full_disk_is_named_and_ends_by_itself(tmp_path, monkeypatch):
-    """Java ignores the failed append and redials for ever without a word."""
+    """Java ignores the failed append and redials without end, and logs nothing."""
 
     async def play():
         async with master(tmp_path / "m") as m, slave(tmp_path / "s", m) as s:

@@ -32,7 +32,8 @@ from tests.shared.turns import counted_turns
 
 
 class Members:
-    """The brokers of one group; each may be started again. Clients are told to whom to beat."""
+    """The brokers of one group; each may be started again. Clients are given the broker for their
+    heartbeats."""
 
     def __init__(self, folder: Path, stack: contextlib.AsyncExitStack) -> None:
         self._folder, self._stack = folder, stack
@@ -140,7 +141,7 @@ def test_a_rolling_restart_between_two_heartbeats_forgets_no_consumer(tmp_path: 
         await group.clients["gone"].call(group.rigs["c"].service.address, goodbye)
         rig = group.rigs["c"]
         await until(lambda: rig.service.clients._clients.client_ids("g") == ["c1"])
-        # The notice of c makes the others ask, so the master hears of it.
+        # The notice of c makes the others ask, so the master learns of it.
         assert await group.listed("a") == ["c1"]
         await group.restart("c")
         assert [await group.listed(name) for name in "abc"] == [["c1"]] * 3

@@ -174,7 +174,7 @@ def test_r44_what_is_lowered_is_stored(tmp_path):
 
 
 def test_r27_a_snapshot_that_waited_does_not_replace_a_later_one(tmp_path: Path) -> None:
-    """Its write is still a job of another thread when the owner begins the log anew."""
+    """Its write is still a job of another thread when the owner empties the log."""
     offsets = offsets_at(tmp_path)
     offsets.commit("g", "T", 0, 7)
     (waiting,) = offsets.writes_due()
@@ -190,8 +190,10 @@ def test_a_write_that_a_full_disk_refused_is_repeated(
     offsets.commit("g", "T", 0, 7)
     (write,) = offsets.writes_due()
     with monkeypatch.context() as full:
-        full.setattr("batonmq.runtime.disk.replace", Mock(side_effect=OSError(28, "no room")))
-        with pytest.raises(OSError, match="no room"):
+        full.setattr(
+            "batonmq.runtime.disk.replace", Mock(side_effect=OSError(28, "the disk is full"))
+        )
+        with pytest.raises(OSError, match="the disk is full"):
             write()
     write()
     assert offsets_at(tmp_path).query("g", "T", 0) == 7

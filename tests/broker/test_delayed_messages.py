@@ -301,7 +301,7 @@ def test_r30_what_was_delivered_before_one_was_refused_comes_once(
         def put(message: NewMessage, *, stored: bool = False) -> PutResult:
             if message.topic == "T" and message.body == b"1" and not refused:
                 refused.append(message)
-                raise PutRefused("no room")
+                raise PutRefused("the disk is full")
             return put_message(message, stored=stored)
 
         monkeypatch.setattr(appender, "put_message", put)

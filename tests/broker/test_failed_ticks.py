@@ -11,7 +11,7 @@ from lone_broker import run_with_broker
 def test_a_task_that_fails_ends_the_broker_and_names_itself(
     tmp_path, monkeypatch, caplog, task, of
 ):
-    """Sends fail late and nothing is registered any more where nobody ticks."""
+    """Without ticks sends fail late, and nothing is registered any more."""
 
     async def play(rig):
         assert (await rig.send()).code == 0

@@ -1,4 +1,4 @@
-"""Sends that could only wait are refused at once, with 2; what else comes goes on."""
+"""Sends that would only time out are refused at once (SYSTEM_BUSY); other requests are served."""
 
 from __future__ import annotations
 

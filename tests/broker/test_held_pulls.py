@@ -41,7 +41,7 @@ def test_a_reset_looks_at_each_pull_of_the_queue_once(tmp_path):
             pull = rig.service.pull
             reset = OffsetReset(group="another", topic="T", offsets={0: 0})
             pull._was_reset(reset)
-            pull._was_reset(reset)  # while the first one goes on
+            pull._was_reset(reset)  # while the first one runs
             for _ in range(20):
                 await asyncio.sleep(0)
             assert (looked.call_count, pull.held, pull._waking) == (2 * MANY, MANY, {})

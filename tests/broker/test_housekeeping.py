@@ -24,7 +24,7 @@ async def commit(rig: Rig, group: str, offset: int) -> None:
 
 
 def test_a_connected_group_that_is_far_behind_is_cut_off(tmp_path: Path) -> None:
-    """One that keeps up, or is away, or has nothing to read, goes on."""
+    """A group that keeps up, is not connected, or has nothing to read, may consume."""
 
     async def play(rig: Rig) -> None:
         for _ in range(8):

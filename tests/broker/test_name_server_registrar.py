@@ -188,7 +188,7 @@ async def _registered() -> AsyncIterator[tuple[_NameServer, NameServerRegistrar]
 
 
 def test_after_a_refusal_the_whole_table_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the topics that were refused nobody would speak any more, if others came next."""
+    """The refused topics would never be sent again, if others came next."""
     monkeypatch.setattr(name_server_registrar, "RETRY_MS", 1)
 
     async def scenario() -> None:

@@ -61,7 +61,7 @@ def test_r44_offsets_above_the_end_of_their_queue_go_back_to_it_once(
         assert offsets.writes_due(), "it is stored"
         logged = [record.getMessage() for record in caplog.records]
         assert "consumer_offsets_clamped group=g topic=T queues=2 messages=1002" in logged
-        # What the table is told in that epoch is of its queues: nothing is looked at again.
+        # Offsets that the table takes in that epoch are within its queues: none is checked again.
         offsets.set_state_version(5)
         offsets.commit("h", "T", 0, 77)
         assert await clamp.for_view(AFTER_UNCLEAN) == 0
@@ -215,7 +215,7 @@ def test_r31_r36_a_master_that_is_cut_off_commits_nothing_but_serves_what_is_con
         found = await rig.pull(offset=0, commit=4, group="h")
         assert found.code == 0 and found.body
         assert offsets.query("h", "T", 0) == 3
-        # Without a lease, but with its whole set, it goes on (R36).
+        # Without a lease, but with its whole set, it takes writes (R36).
         gate.standing(lease=False, required_set_whole=True)
         assert (await rig.ask(15, commit(4, "h"))).code == 0
         await rig.pull(offset=0, commit=5, group="h")

@@ -39,7 +39,7 @@ def test_replies_leave_in_order_up_to_confirm_offset() -> None:
 
 
 def test_r4_a_role_change_fails_what_waits_before_the_next_epoch_begins() -> None:
-    """1. Two writes wait in epoch 1. 2. The role changes: both are answered 14. 3. In epoch 2 the
+    """1. Two writes wait in epoch 1. 2. The role changes: both are refused. 3. In epoch 2 the
     same offsets are confirmed, with other bytes: nothing of epoch 1 is released by that."""
     acks, sink = PendingAcks(3000), Sink()
     acks.begin_epoch(1)

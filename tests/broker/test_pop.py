@@ -603,7 +603,7 @@ def test_r30_an_orderly_group_continues_when_the_ack_is_confirmed(
 def test_r30_what_a_new_master_reads_from_waits_for_the_groups_offsets(
     tmp_path: Path, clock: Clock
 ) -> None:
-    """1. All that was popped is acked. 2. A record is confirmed, who waits for it was not told yet:
+    """1. All that was popped is acked. 2. A record is confirmed, its waiter was not called yet:
     the offset stays. 3. A mastership ends: what it was about to note is not noted by the next."""
 
     async def play(rig: Rig) -> None:
@@ -668,7 +668,7 @@ def test_r30_of_messages_given_back_in_part_the_rest_follows_and_none_comes_twic
         def put(message: NewMessage, *, stored: bool = False) -> PutResult:
             if message.topic == RETRY and message.body == b"1" and not refused:
                 refused.append(message)
-                raise PutRefused("no room")
+                raise PutRefused("the disk is full")
             return put_message(message, stored=stored)
 
         monkeypatch.setattr(appender, "put_message", put)
@@ -788,7 +788,7 @@ def test_r30_r33_nothing_is_popped_or_acked_while_a_planned_switch_drains_the_lo
 def test_r30_what_was_taken_and_not_confirmed_is_not_the_next_masterships(
     tmp_path: Path, clock: Clock
 ) -> None:
-    """The record of the pop may be cut: the group goes on where its offset is."""
+    """The record of the pop may be cut: the group continues at its offset."""
 
     async def play(rig: Rig) -> None:
         service = rig.service.waiting.pop

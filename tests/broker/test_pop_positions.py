@@ -1,4 +1,4 @@
-"""Where a group goes on popping: nothing is committed before what was taken is confirmed (R30)."""
+"""Where a group continues to pop: nothing is committed before the pop is confirmed (R30)."""
 
 from __future__ import annotations
 

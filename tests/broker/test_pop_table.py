@@ -108,7 +108,7 @@ _STEP = st.one_of(
 def test_r30_a_new_master_knows_what_the_old_one_knew(
     steps: list[tuple[str, int, int]], read_from: int
 ) -> None:
-    """It reads from any progress on that the old one may have told of: the same is in flight, and
+    """It reads from any progress on that the old one may have committed: the same is in flight, and
     the group goes on at the same place."""
     records: list[PopRecord] = []
     old, progress = PopTable(), [0]

@@ -1,4 +1,4 @@
-"""PullHold: held pulls are woken by the message they wait for, by their deadline, or by nobody."""
+"""PullHold: held pulls wake for their message, at their deadline, or never."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_r45_a_hand_over_that_failed_is_tried_again_soon_and_one_that_did_not_is
 
 
 def test_only_a_master_hands_over(tmp_path: Path) -> None:
-    """Neither for want of room (R45) nor because it stops: it is another one's role (R33)."""
+    """A slave does not, neither with a full disk (R45) nor when it stops (R33)."""
 
     async def play(rig: Rig) -> None:
         with managed(rig) as (manager, replication):

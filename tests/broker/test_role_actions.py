@@ -397,6 +397,6 @@ def test_r42_tables_and_requests_follow_a_master_to_another_address() -> None:
     rig.sync.follow.assert_called_once_with(Followed("back:10911", 4))
     refusal = rig.path.gate.refusal
     assert refusal is not None and refusal.master_address == "back:10911"
-    rig.sync.followed = None  # a master follows nobody
+    rig.sync.followed = None  # a master has no master
     rig.actions.master_moved(replace(OTHER, master_address="third:10911"))
     rig.sync.follow.assert_called_once()

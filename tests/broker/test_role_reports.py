@@ -87,7 +87,7 @@ def test_the_oldest_reply_shows_how_long_writes_wait():
 
 
 def test_r38_a_replica_that_lacks_queue_positions_reports_a_log_that_begins_behind_its_end():
-    """Controllers take nobody into the set whose log begins behind the master's."""
+    """Controllers add no replica whose log begins behind the master's."""
     master = Master()
     master.path.store.positions.whole_from = 641
     master.path.store.max_phy_offset = 640

@@ -180,7 +180,7 @@ def test_r33_a_held_send_that_fails_keeps_no_other_one_waiting() -> None:
 
 
 def test_a_client_that_left_is_not_written_for(tmp_path: Path) -> None:
-    """It gave up while it was held: what nobody waits for is not stored."""
+    """The client gave up while its send was held: it is not stored."""
 
     async def play(rig: Rig) -> None:
         assert (await rig.send()).code == 0

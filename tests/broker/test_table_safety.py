@@ -236,7 +236,7 @@ def test_r31_a_deletion_that_was_never_confirmed_costs_nothing(tmp_path: Path) -
 
 
 def test_r31_a_new_master_deletes_what_it_took_over_when_it_is_confirmed(tmp_path: Path) -> None:
-    """The tail that it takes over deletes a topic and makes it anew."""
+    """The tail that it takes over deletes a topic and creates it again."""
     tables = Tables(tmp_path / "slave")
     records = [
         MetadataChange(topics={"T": topic("T")}).encode(),

@@ -189,7 +189,7 @@ def test_r42_a_failure_at_the_master_before_says_nothing_of_this_one(play):
 
 
 def test_r42_a_master_that_has_not_opened_yet_is_asked_again_soon(play):
-    """It says -1: a slave hears of an election before the winner has opened."""
+    """It says -1: a slave learns of an election before the winner has opened."""
 
     async def scenario(master, sync, told, tables):
         master.epoch = -1

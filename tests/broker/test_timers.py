@@ -410,7 +410,8 @@ def test_r30_60_says_nothing_of_what_is_delivered_and_not_confirmed(
 def test_how_many_wait_for_which_topic(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """61. Kept from the first question on, counted in slices, begun anew by a new master."""
+    """GET_TIMER_METRICS (61). Kept from the first request on, counted in slices, and from zero by a
+    new master."""
     monkeypatch.setattr(delivery, "COUNTED_UNITS", 2)
 
     async def counts(rig: Rig) -> dict[str, int]:
@@ -500,7 +501,7 @@ def test_r30_r45_a_refused_timer_message_comes_when_there_is_disk_space(
         def put_message(message: NewMessage, *, stored: bool = False) -> PutResult:
             if message.topic == "T":
                 refused.append(message)
-                raise PutRefused("no room")
+                raise PutRefused("the disk is full")
             return real(message, stored=stored)
 
         with monkeypatch.context() as full:

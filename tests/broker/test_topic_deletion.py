@@ -1,4 +1,4 @@
-"""A topic that is deleted and made again begins anew, for its groups too (R39)."""
+"""A topic that is deleted and created again begins at 0, for its groups too (R39)."""
 
 from __future__ import annotations
 

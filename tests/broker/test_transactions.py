@@ -231,7 +231,7 @@ def test_an_end_of_something_else_is_refused_by_name(
 
 
 def test_what_a_transaction_may_not_be(tmp_path: Path) -> None:
-    """Delayed or timed (13), part of a batch (13), or there at all where that is off (16)."""
+    """Delayed, timed or part of a batch (MESSAGE_ILLEGAL), or sent where transactions are off."""
 
     async def play(rig: Rig) -> None:
         await rig.send("T")
