@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import zlib
+from typing import TYPE_CHECKING
 
 from batonmq.ha.lineage import SAMPLE_BYTES, LogSample
-from batonmq.ha.ports import LogStore
+
+if TYPE_CHECKING:
+    from batonmq.store.message_store import MessageStore
 
 
 class StoreSamples:
     """`segment_size`: no sample leaves its segment, for logs may begin at different segments."""
 
-    def __init__(self, store: LogStore, segment_size: int) -> None:
+    def __init__(self, store: MessageStore, segment_size: int) -> None:
         self._store = store
         self._segment_size = segment_size
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from batonmq.epoch.entry import EpochEntry
 from batonmq.ha.links import SlaveLink
@@ -14,13 +15,17 @@ from batonmq.ha.master_core import (
     SendBytes,
     SendLog,
 )
-from batonmq.ha.ports import EpochList, HAListener, LogStore
+from batonmq.ha.ports import HAListener
 from batonmq.ha.shells import MasterLinks, master_info
 from batonmq.ha.sync_state import ConfirmAdvanced, ProposeSet, RecordedSet
 from batonmq.ha.wire import SlaveFrameReader
 from batonmq.protocol.bodies import HAConnectionRuntimeInfo, HARuntimeInfo
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.role_view import RoleView
+
+if TYPE_CHECKING:
+    from batonmq.epoch.file_cache import EpochFileCache
+    from batonmq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +41,7 @@ class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
     def __init__(
         self,
         core: MasterCore,
-        store: LogStore,
+        store: MessageStore,
         listener: HAListener,
         now_ms: Callable[[], int],
     ) -> None:
@@ -196,6 +201,6 @@ class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
         return master_info(sync.log.written, slaves)
 
 
-def append_epoch(epochs: EpochList, epoch: int, start_offset: int) -> None:
+def append_epoch(epochs: EpochFileCache, epoch: int, start_offset: int) -> None:
     appended = epochs.append(EpochEntry(epoch, start_offset))
     assert appended, f"epoch {epoch} does not fit {epochs.entries}"

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from batonmq.ha.config import HAConfig
 from batonmq.ha.java_peer import JavaMaster
@@ -17,7 +18,7 @@ from batonmq.ha.links import OpenLinks, SlaveLink, WaitingLinks
 from batonmq.ha.log_samples import StoreSamples
 from batonmq.ha.master_core import MasterCore
 from batonmq.ha.master_shell import AutoSwitchLink, MasterShell, append_epoch
-from batonmq.ha.ports import HAListener, LogStore
+from batonmq.ha.ports import HAListener
 from batonmq.ha.proof import Registrations
 from batonmq.ha.slave_core import SlaveCore
 from batonmq.ha.slave_shell import SlaveShell, local_log
@@ -30,6 +31,9 @@ from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.sockets import listening_as
 from batonmq.store.config import StoreConfig
 
+if TYPE_CHECKING:
+    from batonmq.store.message_store import MessageStore
+
 log = logging.getLogger(__name__)
 
 
@@ -40,7 +44,7 @@ class AutoSwitchHAService:
 
     def __init__(
         self,
-        store: LogStore,
+        store: MessageStore,
         config: HAConfig,
         listener: HAListener,
         *,

@@ -7,14 +7,16 @@ import logging
 import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from batonmq.ha.links import ByteRate, LinkTasks, MasterLink, OpenLinks, SlaveLink
 from batonmq.ha.master_core import SendLog
-from batonmq.ha.ports import LogStore
 from batonmq.ha.slave_effects import AppendLog, BeginAt
 from batonmq.protocol.bodies import HAClientRuntimeInfo, HAConnectionRuntimeInfo, HARuntimeInfo
 from batonmq.runtime.clock import wall_ms
+
+if TYPE_CHECKING:
+    from batonmq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +89,7 @@ class MasterLinks(Timed, Generic[R, E]):
     core: MasterEnd[E]
     least_ms = 1
 
-    def __init__(self, store: LogStore, now_ms: Callable[[], int]) -> None:
+    def __init__(self, store: MessageStore, now_ms: Callable[[], int]) -> None:
         super().__init__(now_ms)
         self._store = store
         self._links: dict[int, SlaveLink[R]] = {}
@@ -151,7 +153,7 @@ def master_info(log_end: int, slaves: list[HAConnectionRuntimeInfo]) -> HARuntim
 class ReceivedPieces:
     """Received pieces that are not in the log yet; they go there with one write."""
 
-    def __init__(self, store: LogStore) -> None:
+    def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._parts: list[memoryview] = []
         self._offset = 0
@@ -184,7 +186,9 @@ class ReceivedPieces:
 class MasterFollower(Timed, Generic[R]):
     """The connection to the current master. Implements `links.SlaveSide`."""
 
-    def __init__(self, store: LogStore, now_ms: Callable[[], int], open_links: OpenLinks) -> None:
+    def __init__(
+        self, store: MessageStore, now_ms: Callable[[], int], open_links: OpenLinks
+    ) -> None:
         super().__init__(now_ms)
         self.rate = ByteRate()
         self._store = store

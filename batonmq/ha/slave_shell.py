@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from batonmq.epoch.entry import EpochEntry
 from batonmq.ha import slave_effects as fx
 from batonmq.ha.java_peer import JavaMaster
 from batonmq.ha.lineage import LogSamples
 from batonmq.ha.links import MasterLink, OpenLinks
-from batonmq.ha.ports import HAListener, LogStore
+from batonmq.ha.ports import HAListener
 from batonmq.ha.received_log import LocalLog
 from batonmq.ha.shells import BUFFER_SIZE, MasterFollower
 from batonmq.ha.slave_core import SlaveCore
@@ -23,10 +24,13 @@ from batonmq.protocol.role_view import RoleView
 from batonmq.runtime import disk
 from batonmq.store.errors import TruncationRefused
 
+if TYPE_CHECKING:
+    from batonmq.store.message_store import MessageStore
+
 log = logging.getLogger(__name__)
 
 
-def local_log(store: LogStore, samples: LogSamples | None = None) -> LocalLog:
+def local_log(store: MessageStore, samples: LogSamples | None = None) -> LocalLog:
     """The store as the cores see it. A log without a file has offsets 0."""
     return LocalLog(
         max(0, store.min_phy_offset),
@@ -46,7 +50,7 @@ class SlaveShell(MasterFollower[MasterFrameReader]):
     def __init__(
         self,
         core: SlaveCore,
-        store: LogStore,
+        store: MessageStore,
         listener: HAListener,
         now_ms: Callable[[], int],
         java_master: JavaMaster,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from batonmq.ha.classic.master_core import (
     Acknowledged,
@@ -14,10 +15,13 @@ from batonmq.ha.classic.master_core import (
 from batonmq.ha.classic.wire import ReportReader
 from batonmq.ha.links import SlaveLink
 from batonmq.ha.master_core import SendLog
-from batonmq.ha.ports import ClassicListener, LogStore
+from batonmq.ha.ports import ClassicListener
 from batonmq.ha.shells import MasterLinks, master_info
 from batonmq.protocol.bodies import HAConnectionRuntimeInfo, HARuntimeInfo
 from batonmq.protocol.errors import RemoteProtocolError
+
+if TYPE_CHECKING:
+    from batonmq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +32,7 @@ class ClassicMasterShell(MasterLinks[ReportReader, ClassicEffect]):
     def __init__(
         self,
         core: ClassicMasterCore,
-        store: LogStore,
+        store: MessageStore,
         listener: ClassicListener,
         now_ms: Callable[[], int],
     ) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from batonmq.ha.classic.master_core import ClassicMasterCore, ClassicPolicy
 from batonmq.ha.classic.master_shell import ClassicMasterShell, ReportLink
@@ -16,11 +17,14 @@ from batonmq.ha.classic.slave_shell import ClassicSlaveShell
 from batonmq.ha.classic.wire import BODY_SIZE_MAX, ReportReader
 from batonmq.ha.config import HAConfig
 from batonmq.ha.links import OpenLinks, SlaveLink
-from batonmq.ha.ports import ClassicListener, LogStore
+from batonmq.ha.ports import ClassicListener
 from batonmq.protocol.bodies import HAClientRuntimeInfo, HARuntimeInfo
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.sockets import listening_as
 from batonmq.store.config import StoreConfig
+
+if TYPE_CHECKING:
+    from batonmq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +36,7 @@ class ClassicHAService:
 
     def __init__(
         self,
-        store: LogStore,
+        store: MessageStore,
         config: HAConfig,
         listener: ClassicListener,
         *,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING
 
 from batonmq.ha import slave_effects as fx
 from batonmq.ha.classic.slave_core import (
@@ -17,11 +18,14 @@ from batonmq.ha.classic.slave_core import (
 )
 from batonmq.ha.classic.wire import ClassicFrameReader, FrameHead
 from batonmq.ha.links import MasterLink, OpenLinks
-from batonmq.ha.ports import ClassicListener, LogStore
+from batonmq.ha.ports import ClassicListener
 from batonmq.ha.shells import MasterFollower
 from batonmq.protocol.bodies import HAClientRuntimeInfo
 from batonmq.protocol.errors import BatonError, CorruptLogError, RemoteProtocolError
 from batonmq.runtime import disk
+
+if TYPE_CHECKING:
+    from batonmq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +38,7 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
     def __init__(
         self,
         core: ClassicSlaveCore,
-        store: LogStore,
+        store: MessageStore,
         listener: ClassicListener,
         now_ms: Callable[[], int],
         log_end_of: Callable[[str], Awaitable[int]],
