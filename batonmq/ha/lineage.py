@@ -60,10 +60,7 @@ def points_of(entries: Sequence[EpochEntry], log_end: int) -> tuple[int, ...]:
 
 
 def take_samples(
-    own: LogSamples,
-    own_points: Sequence[int],
-    points: Sequence[int],
-    disputed: Collection[int],
+    own: LogSamples, own_points: Sequence[int], points: Sequence[int], disputed: Collection[int]
 ) -> Iterator[LogSample]:
     """A master's answer to a slave's `points`, ascending: samples at the newest ends that both logs
     reach. Disputed ends differ from the slave's sound bytes; our bytes there prove nothing if they
@@ -71,9 +68,10 @@ def take_samples(
     if not points or not own_points:
         return
     below = min(points[-1], own_points[-1])
+    # Where the epochs end in either log: a difference shows first at one of these.
     ends = sorted({end for end in (*own_points, *points) if 0 < end <= below})
     for end in ends[-EPOCHS_COMPARED:]:
-        if end in disputed and own.fault_before(end):
+        if end in disputed and own.fault_before(end):  # G8: our copy is the damaged one
             continue
         sample = own.take(end)
         if sample is not None:
@@ -83,9 +81,10 @@ def take_samples(
 def first_difference(own: LogSamples, samples: Sequence[LogSample], below: int) -> int | None:
     """The lowest end, at most `below`, at which the logs differ; None if none is known."""
     for end, size, crc in sorted(samples):
-        if end > below:
+        if end > below:  # beyond it the epochs differ anyway
             return None
         mine = own.crc(end, size)
+        # Damaged bytes of our own are fetched again; they say nothing about the history.
         if mine is not None and mine != crc and not own.fault_before(end):
             return end
     return None
@@ -107,6 +106,7 @@ def common_point(
     """The end (exclusive) of the common part of two logs that differ before `difference`: the start
     of that epoch if they are equal there, else NO_CONSISTENT_POINT."""
     epoch = entry_at(entries, difference - 1)
+    # Bytes were compared at ends of epochs only, so the whole epoch counts as different.
     if epoch is not None and are_equal_at(own, samples, epoch.start_offset):
         return epoch.start_offset
     return NO_CONSISTENT_POINT

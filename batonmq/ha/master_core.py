@@ -375,11 +375,7 @@ class MasterCore:
 
     @records_event
     def epoch_begun(
-        self,
-        master_epoch: int,
-        recorded: RecordedSet,
-        entries: Sequence[EpochEntry],
-        now_ms: int,
+        self, master_epoch: int, recorded: RecordedSet, entries: Sequence[EpochEntry], now_ms: int
     ) -> list[MasterEffect]:
         """This master was elected again; `entries` end with the new, durable epoch. Connections
         stay, their acks do not count: a slave may have followed another master meanwhile and cut
@@ -439,9 +435,7 @@ class MasterCore:
         """The first byte to send: the slave's end; for an empty slave our first byte."""
         if ack > connection.verified:
             return self._close(
-                connection,
-                f"first ack is {ack}, our log ended at {connection.verified}",
-                now_ms,
+                connection, f"first ack is {ack}, our log ended at {connection.verified}", now_ms
             )
         start = ack
         if ack == 0:

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING
 
 from batonmq.epoch.entry import EpochEntry
 from batonmq.ha.links import SlaveLink
-from batonmq.ha.master_core import (
-    CloseConnection,
-    MasterCore,
-    MasterEffect,
-    SendBytes,
-    SendLog,
-)
+from batonmq.ha.master_core import CloseConnection, MasterCore, MasterEffect, SendBytes, SendLog
 from batonmq.ha.ports import HAListener
 from batonmq.ha.shells import MasterLinks, master_info
 from batonmq.ha.sync_state import ConfirmAdvanced, ProposeSet, RecordedSet
@@ -39,11 +33,7 @@ class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
     """The HA connections of one mastership."""
 
     def __init__(
-        self,
-        core: MasterCore,
-        store: MessageStore,
-        listener: HAListener,
-        now_ms: Callable[[], int],
+        self, core: MasterCore, store: MessageStore, listener: HAListener, now_ms: Callable[[], int]
     ) -> None:
         super().__init__(store, now_ms)
         self.core: MasterCore = core

@@ -17,13 +17,7 @@ from typing import Final
 
 from batonmq.epoch.entry import NO_CONSISTENT_POINT, EpochEntry, consistent_point, within_log
 from batonmq.ha import slave_effects as fx
-from batonmq.ha.lineage import (
-    LogSamples,
-    are_equal_at,
-    common_point,
-    first_difference,
-    is_compared,
-)
+from batonmq.ha.lineage import LogSamples, are_equal_at, common_point, first_difference, is_compared
 from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.ha.wire import MasterHandshake, encode_ack, encode_epoch_mark
 

@@ -331,13 +331,7 @@ class AutoSwitchHAService:
             policy=policy,
         )
         sync = SyncState(
-            own.broker_id,
-            view.master_epoch,
-            log_end,
-            RecordedSet.of(view),
-            written,
-            now_ms,
-            policy,
+            own.broker_id, view.master_epoch, log_end, RecordedSet.of(view), written, now_ms, policy
         )
         core = MasterCore(
             sync,

@@ -9,11 +9,7 @@ from typing import Self
 import msgspec
 
 from batonmq.protocol import properties as names
-from batonmq.protocol.sysflag import (
-    COMPRESSED,
-    COMPRESSION_MASK,
-    COMPRESSION_ZLIB,
-)
+from batonmq.protocol.sysflag import COMPRESSED, COMPRESSION_MASK, COMPRESSION_ZLIB
 
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True, rename="camel"):

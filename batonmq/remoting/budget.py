@@ -249,7 +249,7 @@ class MemoryBudget:
         self._timer: asyncio.TimerHandle | None = None
 
     def hold(self, holder: Holder, size: int) -> bool:
-        """`holder` holds `size` bytes from now on. False: it may not read before `room_came`."""
+        """`holder` holds `size` bytes from now on. False: it may not read before `memory_came`."""
         before, since_s = self._holders.get(holder, (0, boot_s()))
         if size < before:  # its frame is complete: these bytes are another's
             del self._holders[holder]

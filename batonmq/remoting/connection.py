@@ -367,6 +367,8 @@ class Connection(asyncio.BufferedProtocol):
             self.abort(reason)
             return
         if self.farewell is not None:
+            # The peer closes; what it still sends is read away, or the kernel would reset the
+            # connection.
             self.intake.read_on()
             self._transport.write_eof()
             self._loop.call_later(LINGER_S, self.drop)
@@ -397,6 +399,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+        # `sent`: the requests may have been carried out
         self._pending.fail_all(ConnectError(self.peer, f"connection ended: {reason}", sent=True))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -419,7 +422,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         now_s = boot_s()
         self.last_active_ms = int(now_s * 1000)
-        if self._budget.spent_s >= TURN_S:
+        if self._budget.spent_s >= TURN_S:  # R58: other connections come first
             self.intake.put_by(nbytes)
         else:
             self._take_frames(nbytes, now_s)
@@ -434,17 +437,19 @@ class Connection(asyncio.BufferedProtocol):
                 self.taken += 1
                 code = peek_code(serialize_type, header)
                 raw = raw_handlers.get(code)
+                # Only strangers are limited: our own requests have answers of any size.
                 if len(header) > HEADER_SIZE_MAX and self._server_side:
                     self._refuse_header(serialize_type, header)
                 elif raw is None or peek_is_response(serialize_type, header):
                     cmd = decode_frame(header, body, serialize_type)
                     if not cmd.is_response:
                         self._dispatcher.request(self, cmd)
-                    elif not self._pending.resolve(cmd):
+                    elif not self._pending.resolve(cmd):  # its time-out came first
                         log.debug("late_response peer=%s opaque=%d", self.peer, cmd.opaque)
                 else:
                     self._dispatcher.raw(self, raw, serialize_type, header, body)
                     untimed += 1
+                    # Reading the clock costs as much as a small request.
                     if untimed < _UNTIMED and not self.closed:
                         continue
                 untimed = 0

@@ -51,9 +51,7 @@ class HasRecentEvents(Protocol):
 Core = TypeVar("Core", bound=HasRecentEvents)
 
 
-def records_event(
-    method: Callable[Concatenate[Core, P], R],
-) -> Callable[Concatenate[Core, P], R]:
+def records_event(method: Callable[Concatenate[Core, P], R]) -> Callable[Concatenate[Core, P], R]:
     """For a method of a core that takes an event."""
     name = method.__name__
     parameters = tuple(inspect.signature(method).parameters)[1:]
@@ -70,9 +68,7 @@ def records_event(
     return recorded
 
 
-def shows_events(
-    method: Callable[Concatenate[Core, P], R],
-) -> Callable[Concatenate[Core, P], R]:
+def shows_events(method: Callable[Concatenate[Core, P], R]) -> Callable[Concatenate[Core, P], R]:
     """For `check_invariants`, which is no event."""
 
     @wraps(method)

@@ -135,11 +135,7 @@ def _read_yaml(text: str, file: str, sections: Sections, found: _Found) -> None:
 
 
 def _read_section(
-    file: str,
-    section: str,
-    body: yaml.MappingNode,
-    sections: Sections,
-    found: dict[str, _Setting],
+    file: str, section: str, body: yaml.MappingNode, sections: Sections, found: dict[str, _Setting]
 ) -> None:
     fields = msgspec.structs.fields(sections[section])
     known = {field.encode_name: field.type for field in fields}

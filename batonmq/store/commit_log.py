@@ -387,6 +387,7 @@ class CommitLog:
         """Allocates the next segment in a thread once the last one is more than half full."""
         if (
             self.end_of_segments - self.max_offset < self.segment_size // 2
+            # a full disk is not asked by each turn
             and self.missing_segment != self.end_of_segments
             and not self._allocation_lock.locked()
         ):
@@ -412,8 +413,9 @@ class CommitLog:
                 self.folder, self._private, start, self.segment_size, self.health
             )
         except OSError as error:
+            # R45: upkeep tries again, though the loop may not need it yet
             self.missing_segment = start
-            self.health.note_full(error, pauses=False)
+            self.health.note_full(error, pauses=False)  # Puts still fit into the present segment.
             raise
         self.segments.append(segment)
         self.missing_segment = None
@@ -436,6 +438,7 @@ class CommitLog:
         with self._flush_lock:
             self.health.check_log()
             self.health.check_usable()
+            # Segments are synced without the lock; a cut in between must not count as flushed.
             cuts = self._cuts
             flushed = self.flushed_offset
             target = min(target, self.max_offset)  # the log may have been cut since
@@ -460,12 +463,14 @@ class CommitLog:
         """Takes the last segment off the log: moved into `aside`, or unlinked."""
         with self._allocation_lock:
             segment = self.segments.pop()
+        # first: no flush may vouch for bytes that leave
         self._lower_end(segment.start_offset)
         _take_away(segment, aside)
         sync_directory(self.folder)
 
     def drop_detached(self, aside: Path | None) -> None:
         """Removes the files behind a gap, the last one first."""
+        # from the end, so that a crash leaves a contiguous log
         while self._detached:
             _take_away(self._detached.pop(), aside)
             sync_directory(self.folder)

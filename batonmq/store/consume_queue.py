@@ -133,6 +133,7 @@ class ConsumeQueue:
         begins with filler up to `index` in its first file, and `index` becomes its minimum. A gap
         inside a queue (lost log) is closed with filler. Raises CorruptLogError as `begin_at` does.
         """
+        # Dispatch may repeat records after a start.
         if phy_offset + size <= self.last_physical_end:
             return False
         expected = self.max_offset
@@ -157,12 +158,14 @@ class ConsumeQueue:
         CorruptLogError for a gap larger than a file behind messages that the log still has. If it
         has none of them the gap may be of any size: after a full disk and a kill, segments may have
         expired whose units were only in memory."""
+        # R38: a stated position; the first file will begin there
         if not self._files.starts and not self._tail:
             self._tail_position = index * UNIT_SIZE
             self._minimum = index
             self._minimum_phy = -1
             return
         missing = index - self.max_offset
+        # So large a jump over live messages is no lost segment but a wrong record.
         if len(self) and missing * UNIT_SIZE > self._files.file_size:
             raise CorruptLogError(
                 self._files.directory,
@@ -323,7 +326,7 @@ class ConsumeQueue:
             return
         self._minimum = max(self._minimum, self._first_index_at_or_above(log_min_offset))
         unit = self.unit_at(self._minimum)
-        is_known = unit is not None and unit[1] != FILLER_SIZE
+        is_known = unit is not None and unit[1] != FILLER_SIZE  # a filler has no record to compare
         self._minimum_phy = unit[0] if unit is not None and is_known else -1
 
     def truncate_dirty(self, phy_offset: int) -> list[Path] | None:
@@ -347,6 +350,7 @@ class ConsumeQueue:
         index = self._first_index_at_or_above(phy_offset)
         if index >= self.max_offset:
             return
+        # units grow with the log: a lower one behind it is proof
         lower = any(
             offset < phy_offset and size != FILLER_SIZE
             for _, offset, size, _ in self.iter_units(index)
@@ -360,7 +364,7 @@ class ConsumeQueue:
         """Makes `position` (bytes) the end; what follows is removed or zeroed."""
         written_end = self._tail_position
         if position >= written_end:
-            del self._tail[position - written_end :]
+            del self._tail[position - written_end :]  # nothing of it is on disk
         else:
             self._tail.clear()
             self._tail_position = position
@@ -382,6 +386,7 @@ class ConsumeQueue:
         while len(files.starts) > 1:
             last_unit = self.unit_at(files.starts[1] // UNIT_SIZE - 1)
             assert last_unit is not None
+            # the newest record of the file is still there
             if last_unit[1] != FILLER_SIZE and last_unit[0] >= log_min_offset:
                 break
             files.drop_first()

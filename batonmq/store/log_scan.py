@@ -84,11 +84,7 @@ class LogScanner:
                 position = self.offset - self._start
             try:
                 head = scan_in_file(
-                    self._view,
-                    position,
-                    self.offset,
-                    self._segment_end,
-                    check_crc=self._check_crc,
+                    self._view, position, self.offset, self._segment_end, check_crc=self._check_crc
                 )
             except CorruptRecord as error:
                 self.problem = error.what

@@ -48,12 +48,7 @@ class QueryResult:
 class StoreQueries:
     """Read access to the visible part of a store."""
 
-    def __init__(
-        self,
-        files: StoreFiles,
-        dispatcher: LogDispatcher,
-        appender: Appender,
-    ) -> None:
+    def __init__(self, files: StoreFiles, dispatcher: LogDispatcher, appender: Appender) -> None:
         self._files = files
         self._log = files.log
         self._queues = dispatcher.queues
@@ -172,11 +167,7 @@ class StoreQueries:
         return queue.next_offset if queue is not None else 0
 
     def offset_in_queue_by_time(
-        self,
-        topic: str,
-        queue_id: int,
-        timestamp_ms: int,
-        boundary: Boundary = Boundary.LOWER,
+        self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER
     ) -> int:
         """The queue offset that a store time selects; see `ConsumeQueue.offset_by_time`."""
         queue = self._queues.get(topic, queue_id)

@@ -7,13 +7,7 @@ from pathlib import Path
 
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.runtime import disk
-from batonmq.runtime.durable_file import (
-    BLOCK_SIZE,
-    is_zero,
-    next_data,
-    write_all,
-    zero_range,
-)
+from batonmq.runtime.durable_file import BLOCK_SIZE, is_zero, next_data, write_all, zero_range
 from batonmq.store.file_handles import FileHandles
 
 _NAME_DIGITS = 20

@@ -207,12 +207,7 @@ class StoredQueueReader:
         self._config = config
 
     def read(
-        self,
-        queue: Queue,
-        offset: int,
-        max_num: int,
-        max_bytes: int | None,
-        wanted: RecordFilter,
+        self, queue: Queue, offset: int, max_num: int, max_bytes: int | None, wanted: RecordFilter
     ) -> GetMessageResult:
         """Messages from queue offset `offset`, which must lie in the queue: at least one if any
         matches, at most `max_num` and, from the second on, `max_bytes`. Raises CorruptLogError for
@@ -243,12 +238,7 @@ class StoredQueueReader:
         return good
 
     def _read(
-        self,
-        queue: Queue,
-        offset: int,
-        max_num: int,
-        max_bytes: int | None,
-        wanted: RecordFilter,
+        self, queue: Queue, offset: int, max_num: int, max_bytes: int | None, wanted: RecordFilter
     ) -> GetMessageResult:
         consume_queue = queue.consume_queue
         result = GetMessageResult(

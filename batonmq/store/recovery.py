@@ -24,12 +24,7 @@ from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.commit_log import CommitLog, Segment
 from batonmq.store.consume_queue import ConsumeQueue
 from batonmq.store.dispatch import LogDispatcher
-from batonmq.store.log_scan import (
-    LogScanner,
-    check_record,
-    find_valid_record,
-    whole_records_end,
-)
+from batonmq.store.log_scan import LogScanner, check_record, find_valid_record, whole_records_end
 from batonmq.store.queue_table import QueueTable
 from batonmq.store.store_files import StoreFiles
 from batonmq.store.suspicion import Suspicion

@@ -122,7 +122,7 @@ class ClassicMasterCore:
         if slave is None:
             return []
         slave.read_ms = now_ms
-        if slave.next_offset < 0:
+        if slave.next_offset < 0:  # the first report chooses the start
             refusal = self._begin(slave, log_end)
         else:
             refusal = (
@@ -132,10 +132,11 @@ class ClassicMasterCore:
             )
         if refusal:
             return self._close(connection_id, refusal)
+        # It reported after the newest connection of its host was made, so it is another slave.
         slave.vouches = True
         slave.acked = max(slave.acked, log_end)
         effects = [*self._send(slave, now_ms), *self._count()]
-        if connection_id in self._strangers:
+        if connection_id in self._strangers:  # from now on it counts as a slave (R58)
             self._strangers.remove(connection_id)
             extra = self._reporting.add(connection_id, slave.address)
             if extra is not None:
@@ -176,6 +177,7 @@ class ClassicMasterCore:
 
     def slaves_within_gap(self) -> int:
         """How many slaves are at most `gap_bytes` behind."""
+        # RocketMQ's measure of an in-sync slave in this mode
         lowest = self.end - self.policy.gap_bytes
         return sum(slave.vouches and slave.acked > lowest for slave in self._slaves())
 
