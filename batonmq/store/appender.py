@@ -24,7 +24,7 @@ from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
 from batonmq.store.dispatch import NO_UNIT, Pending
 from batonmq.store.errors import PutIllegal, PutPropertiesTooLong, PutRefused, PutUnavailable
-from batonmq.store.queue_table import Queue, QueueTable, may_have_folder
+from batonmq.store.queue_table import QueueTable, StoredQueue, may_have_folder
 
 _CRC_TAIL_MAX: Final = 21  # 20 bytes, perhaps a separator before them
 
@@ -226,7 +226,7 @@ class Appender:
             )
 
     def _encode_batch(
-        self, messages: Sequence[NewMessage], queue: Queue, offset: int
+        self, messages: Sequence[NewMessage], queue: StoredQueue, offset: int
     ) -> list[bytes]:
         records = []
         for queue_offset, message in enumerate(messages, queue.next_offset):
@@ -244,7 +244,12 @@ class Appender:
         return records
 
     def _keep(
-        self, message: NewMessage, record: bytes, queue: Queue, queue_offset: int, has_unit: bool
+        self,
+        message: NewMessage,
+        record: bytes,
+        queue: StoredQueue,
+        queue_offset: int,
+        has_unit: bool,
     ) -> PutResult:
         offset, size, stored_at = self._end, len(record), self._turn_ms
         end = self._end = offset + size

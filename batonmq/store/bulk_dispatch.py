@@ -31,7 +31,7 @@ from batonmq.protocol.records.columns import (
 from batonmq.protocol.tags import tags_code
 from batonmq.store.index_batch import U32, PieceHashes, index_hashes
 from batonmq.store.index_service import IndexService
-from batonmq.store.queue_table import Queue, QueueTable
+from batonmq.store.queue_table import QueueTable, StoredQueue
 
 ROWS_MAX: Final = 1024
 
@@ -244,7 +244,7 @@ def _in_order(uniq: _Values, keys: _Values) -> _Values:
 class _Share(NamedTuple):
     """What one queue gets of a run."""
 
-    queue: Queue
+    queue: StoredQueue
     units: bytes
     next_offset: int
 
@@ -255,7 +255,7 @@ def dispatch_run(
     behind: int,
     queues: QueueTable,
     index: IndexService | None,
-    touched: set[Queue],
+    touched: set[StoredQueue],
 ) -> bool:
     """Makes the rows [first, behind) visible. False if they must be dispatched one by one; then
     nothing changed. Raises OSError if the disk fails."""

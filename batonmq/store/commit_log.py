@@ -200,7 +200,7 @@ class Segment:
             return  # still being sent; the last reference closes the map
 
 
-class Lineage:
+class HistoryName:
     """The name of the history that a log belongs to (R47), in the file `path`. The group's first
     master creates it at random, a replica takes its master's."""
 
@@ -246,7 +246,7 @@ class CommitLog:
         self._cuts = 0  # how often the log was shortened
         self._private = folder / _PRIVATE_FOLDER
         self._log_id = ""
-        self.lineage = Lineage(self._private / _LINEAGE_FILE)
+        self.lineage = HistoryName(self._private / _LINEAGE_FILE)
 
     # Opening.
 

@@ -30,7 +30,7 @@ from batonmq.store.log_scan import (
     bulk_pays,
     fault_behind,
 )
-from batonmq.store.queue_table import Queue, QueueTable
+from batonmq.store.queue_table import QueueTable, StoredQueue
 
 ArrivalListener = Callable[[str, int, int], None]
 NO_UNIT: Final = -1
@@ -46,7 +46,7 @@ class Pending(NamedTuple):
     end_offset: int
     physical_offset: int
     size: int
-    queue: Queue
+    queue: StoredQueue
     queue_offset: int
     tags_code: int
     keys: bytes | None
@@ -123,7 +123,7 @@ class LogDispatcher:
         self.has_more = self._is_behind_deletion = False
         # Only slices end there: a caller without a limit wants all of it now.
         self._ends_at_deletion = scan_bytes_max is not None
-        touched: set[Queue] = set()
+        touched: set[StoredQueue] = set()
         try:
             if self.pending:
                 self._dispatch_pending(target, touched)
@@ -136,7 +136,7 @@ class LogDispatcher:
                     listener(queue.topic, queue.queue_id, queue.consume_queue.max_offset)
         return self.offset
 
-    def _dispatch_pending(self, target: int, touched: set[Queue]) -> None:
+    def _dispatch_pending(self, target: int, touched: set[StoredQueue]) -> None:
         pending = self.pending
         index_put = self._index_put
         while pending and pending[0][0] <= target:
@@ -205,13 +205,13 @@ class LogDispatcher:
             raise CorruptLogError(self._log.file_of(scanner.offset), scanner.offset, fault)
         return scanner.offset
 
-    def _dispatch_system_record(self, queue: Queue, phy_offset: int, end: int) -> None:
+    def _dispatch_system_record(self, queue: StoredQueue, phy_offset: int, end: int) -> None:
         scanner = LogScanner(self._log, phy_offset, end, check_crc=False)
         head = scanner.next()
         assert head is not None and queue.handler is not None
         queue.handler(head, scanner.body(head))
 
-    def _dispatch_log(self, target: int, limit: int, touched: set[Queue]) -> None:
+    def _dispatch_log(self, target: int, limit: int, touched: set[StoredQueue]) -> None:
         end = min(target, self._log.max_offset)
         # two parts: what this process has checked already, and the rest
         check_crc = self.verified.end < end
@@ -221,7 +221,9 @@ class LogDispatcher:
             self._dispatch_part(end, limit, touched, check_crc=True)
         self.has_more = self.offset < end and (limit <= self.offset or self._is_behind_deletion)
 
-    def _dispatch_part(self, end: int, limit: int, touched: set[Queue], *, check_crc: bool) -> None:
+    def _dispatch_part(
+        self, end: int, limit: int, touched: set[StoredQueue], *, check_crc: bool
+    ) -> None:
         scanner = LogScanner(self._log, self.offset, end, check_crc=check_crc)
         try:
             if not check_crc and bulk_pays(min(limit, end) - self.offset, BULK_DISPATCH_BYTES):
@@ -234,7 +236,7 @@ class LogDispatcher:
                 self._log.file_of(scanner.offset), scanner.offset, scanner.problem
             )
 
-    def _dispatch_in_bulk(self, scanner: LogScanner, limit: int, touched: set[Queue]) -> None:
+    def _dispatch_in_bulk(self, scanner: LogScanner, limit: int, touched: set[StoredQueue]) -> None:
         """Dispatches up to `limit` or the first bytes that are no record, many common records at
         once."""
         from batonmq.store.bulk_dispatch import RecordColumns, dispatch_run
@@ -266,7 +268,7 @@ class LogDispatcher:
                 return
 
     def _dispatch_each(
-        self, scanner: LogScanner, limit: int, touched: set[Queue], check_crc: bool = False
+        self, scanner: LogScanner, limit: int, touched: set[StoredQueue], check_crc: bool = False
     ) -> None:
         """Dispatches the records that begin below `limit`, up to bytes that are no record, or to
         the end of the slice."""
@@ -277,7 +279,7 @@ class LogDispatcher:
             self._dispatch_record(head, scanner, touched)
 
     def _dispatch_common(
-        self, scanner: LogScanner, limit: int, touched: set[Queue], check_crc: bool
+        self, scanner: LogScanner, limit: int, touched: set[StoredQueue], check_crc: bool
     ) -> None:
         """Dispatches common records as long as nothing else comes; moves the scanner."""
         view, start = scanner.window()
@@ -303,7 +305,9 @@ class LogDispatcher:
             offset += size
             scanner.offset = offset
 
-    def _dispatch_record(self, head: RecordHead, scanner: LogScanner, touched: set[Queue]) -> None:
+    def _dispatch_record(
+        self, head: RecordHead, scanner: LogScanner, touched: set[StoredQueue]
+    ) -> None:
         queue = self.queues.of_bytes(head.topic, head.queue_id)
         if queue.handler is not None:
             queue.handler(head, scanner.body(head))
@@ -324,7 +328,7 @@ class LogDispatcher:
             )
         self.last_store_timestamp = record.store_timestamp
 
-    def _describe(self, head: RecordHead, queue: Queue) -> Pending:
+    def _describe(self, head: RecordHead, queue: StoredQueue) -> Pending:
         """What dispatch needs of a record read from the log."""
         properties = head.properties
         transaction = head.sys_flag & TRANSACTION_MASK

@@ -16,7 +16,7 @@ from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
 from batonmq.store.errors import PutRefused
 from batonmq.store.queue_positions import POSITIONS_QUEUE, position_record
-from batonmq.store.queue_table import Queue, QueueTable
+from batonmq.store.queue_table import QueueTable, StoredQueue
 
 _PIECE_BYTES_MAX: Final = 16 * 1024
 _QUEUE_BYTES: Final = 40  # of one entry without the topic's name, at most
@@ -30,7 +30,7 @@ class _PositionRound:
     """`queues` at the begin of the round; `at`: the first one not yet looked at."""
 
     since: int
-    queues: list[Queue]
+    queues: list[StoredQueue]
     at: int = 0
     size: int = 0
 
@@ -158,7 +158,7 @@ class PositionRounds:
             at += 1
         return positions, at
 
-    def _needs_statement(self, queue: Queue, since: int) -> bool:
+    def _needs_statement(self, queue: StoredQueue, since: int) -> bool:
         return (
             queue.next_offset > 0
             and queue.handler is None

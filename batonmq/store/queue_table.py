@@ -290,7 +290,7 @@ class ConsumeQueueStore:
         self._handles.close()
 
 
-class Queue:
+class StoredQueue:
     """One (topic, queue id). `next_offset`: of the next message put there."""
 
     __slots__ = (
@@ -336,10 +336,10 @@ class QueueTable:
         """The hooks are those of `MessageStore`."""
         self.consume_queues = consume_queues
         self.positions = positions
-        self.queues: dict[tuple[str, int], Queue] = {}
+        self.queues: dict[tuple[str, int], StoredQueue] = {}
         #: While a new master takes over unconfirmed records.
         self.shows_unconfirmed = False
-        self._by_bytes: dict[tuple[bytes, int], Queue] = {}
+        self._by_bytes: dict[tuple[bytes, int], StoredQueue] = {}
         self._on_system_record = on_system_record
         self._on_unknown_topic = on_unknown_topic
         self._on_new_beginning = on_new_beginning
@@ -355,7 +355,7 @@ class QueueTable:
                     queue.consume_queue.begin_at(position, 0)
                     queue.next_offset = position
 
-    def of_bytes(self, topic: bytes, queue_id: int) -> Queue:
+    def of_bytes(self, topic: bytes, queue_id: int) -> StoredQueue:
         """The queue of a record in the log; announced at its first record, even if found on disk:
         an earlier process may have been killed before its topic was stored."""
         queue = self._by_bytes.get((topic, queue_id))
@@ -376,15 +376,15 @@ class QueueTable:
         names = {METADATA_TOPIC, *DUE_TOPICS, *self._on_system_record}
         return {name.encode("utf-8") for name in names}
 
-    def get(self, topic: str, queue_id: int) -> Queue | None:
+    def get(self, topic: str, queue_id: int) -> StoredQueue | None:
         return self.queues.get((topic, queue_id))
 
-    def find_or_create(self, topic: str, queue_id: int) -> Queue:
+    def find_or_create(self, topic: str, queue_id: int) -> StoredQueue:
         """The queue; a new one leaves nothing on disk before its first unit."""
         queue = self.queues.get((topic, queue_id))
         if queue is None:
             consume_queue = self.consume_queues.find_or_create(topic, queue_id)
-            queue = self.queues[topic, queue_id] = Queue(topic, queue_id, consume_queue)
+            queue = self.queues[topic, queue_id] = StoredQueue(topic, queue_id, consume_queue)
             if (topic, queue_id) == (METADATA_TOPIC, POSITIONS_QUEUE):
                 queue.handled_by(self._take_positions)
             elif not may_have_folder(topic, queue_id):
@@ -406,7 +406,7 @@ class QueueTable:
         if record.whole and not self.shows_unconfirmed:
             self.positions.note_round(record.since, end)
 
-    def _take_position(self, queue: Queue, position: int, record_end: int) -> None:
+    def _take_position(self, queue: StoredQueue, position: int, record_end: int) -> None:
         if position > queue.next_offset:
             queue.next_offset = position
             queue.is_gapless = False

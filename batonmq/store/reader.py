@@ -21,7 +21,7 @@ from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import DelayLevels, StoreConfig
 from batonmq.store.consume_queue import ConsumeQueue
 from batonmq.store.log_scan import LogScanner, VerifiedLog, check_record
-from batonmq.store.queue_table import Queue
+from batonmq.store.queue_table import StoredQueue
 
 SLAVE_RATIO_LESS: Final = 10  # points of accessMessageInMemoryMaxRatio
 SCAN_UNITS_MIN: Final = 16_000 // UNIT_SIZE  # Java: max(16000 bytes, maxMsgNums units)
@@ -114,7 +114,7 @@ class UnitChecks:
         # One bit per unit, in blocks, for each queue that was read.
         self._good: dict[tuple[ConsumeQueue, int], bytearray] = {}
 
-    def ensure(self, queue: Queue, index: int, unit: tuple[int, int, int]) -> None:
+    def ensure(self, queue: StoredQueue, index: int, unit: tuple[int, int, int]) -> None:
         """Raises CorruptLogError unless `unit` agrees with the log and its record is good."""
         key = queue.consume_queue, index // _BLOCK_UNITS
         bits = self._good.get(key)
@@ -127,7 +127,7 @@ class UnitChecks:
             raise CorruptLogError(*queue.consume_queue.place_of(index), what)
         bits[cell] |= bit
 
-    def repair(self, queue: Queue, index: int) -> bool:
+    def repair(self, queue: StoredQueue, index: int) -> bool:
         """Rebuilds the unit from the log. False if its record is not found nearby."""
         begin = self._begin_of_search(queue, index)
         end = min(self._log.max_offset, begin + _SCAN_BYTES_MAX)
@@ -141,7 +141,7 @@ class UnitChecks:
                 return True
         return False
 
-    def _begin_of_search(self, queue: Queue, index: int) -> int:
+    def _begin_of_search(self, queue: StoredQueue, index: int) -> int:
         consume_queue = queue.consume_queue
         lowest = max(consume_queue.min_offset, index - _NEIGHBOURS_MAX)
         for earlier in range(index - 1, lowest - 1, -1):
@@ -150,13 +150,13 @@ class UnitChecks:
                 return unit[0] + unit[1]
         return self._log.min_offset
 
-    def _agrees(self, queue: Queue, index: int, unit: tuple[int, int, int]) -> bool:
+    def _agrees(self, queue: StoredQueue, index: int, unit: tuple[int, int, int]) -> bool:
         try:
             return unit[0] >= self._log.min_offset and not self._fault(queue, index, unit)
         except CorruptLogError:
             return False
 
-    def _fault(self, queue: Queue, index: int, unit: tuple[int, int, int]) -> str:
+    def _fault(self, queue: StoredQueue, index: int, unit: tuple[int, int, int]) -> str:
         """What is wrong with a unit; "" if nothing is."""
         phy_offset, size, tags = unit
         if size == FILLER_SIZE:
@@ -177,17 +177,17 @@ class UnitChecks:
             return f"unit {index} has another tags code than its record"
         return ""
 
-    def _tags_code(self, queue: Queue, head: RecordHead) -> int:
+    def _tags_code(self, queue: StoredQueue, head: RecordHead) -> int:
         return self._delay_levels.tags_code(queue.topic, head.properties, head.store_timestamp)
 
-    def _is_known_place(self, phy_offset: int, queue: Queue, index: int) -> bool:
+    def _is_known_place(self, phy_offset: int, queue: StoredQueue, index: int) -> bool:
         """Whether a bad record of that queue offset lies there, by its own head."""
         head = self._log.view(phy_offset, _PLACE.size)
         place = (queue.queue_id, index, phy_offset)
         return len(head) == _PLACE.size and _PLACE.unpack(head) == place
 
 
-def _is_message(head: RecordHead, queue: Queue, index: int) -> bool:
+def _is_message(head: RecordHead, queue: StoredQueue, index: int) -> bool:
     return (
         head.kind == "message"
         and head.queue_offset == index
@@ -207,7 +207,12 @@ class StoredQueueReader:
         self._config = config
 
     def read(
-        self, queue: Queue, offset: int, max_num: int, max_bytes: int | None, wanted: RecordFilter
+        self,
+        queue: StoredQueue,
+        offset: int,
+        max_num: int,
+        max_bytes: int | None,
+        wanted: RecordFilter,
     ) -> GetMessageResult:
         """Messages from queue offset `offset`, which must lie in the queue: at least one if any
         matches, at most `max_num` and, from the second on, `max_bytes`. Raises CorruptLogError for
@@ -219,7 +224,9 @@ class StoredQueueReader:
                 raise bad.error from None
         return self._read(queue, offset, max_num, max_bytes, wanted)
 
-    def checked_units(self, queue: Queue, offset: int, count: int) -> list[tuple[int, int, int]]:
+    def checked_units(
+        self, queue: StoredQueue, offset: int, count: int
+    ) -> list[tuple[int, int, int]]:
         """(physical offset, size, tags code) of up to `count` messages from `offset` on; none
         outside the queue. Raises CorruptLogError, mends bad units."""
         units = list(_unpack_each(queue.consume_queue.read_units(offset, count)))
@@ -238,7 +245,12 @@ class StoredQueueReader:
         return good
 
     def _read(
-        self, queue: Queue, offset: int, max_num: int, max_bytes: int | None, wanted: RecordFilter
+        self,
+        queue: StoredQueue,
+        offset: int,
+        max_num: int,
+        max_bytes: int | None,
+        wanted: RecordFilter,
     ) -> GetMessageResult:
         consume_queue = queue.consume_queue
         result = GetMessageResult(
@@ -257,7 +269,7 @@ class StoredQueueReader:
     def _collect(
         self,
         result: GetMessageResult,
-        queue: Queue,
+        queue: StoredQueue,
         units: bytes,
         max_num: int,
         max_bytes: int | None,
@@ -330,7 +342,7 @@ class StoredQueueReader:
         )
 
     def _is_good_unit(
-        self, queue: Queue, index: int, unit: tuple[int, int, int], *, first: bool
+        self, queue: StoredQueue, index: int, unit: tuple[int, int, int], *, first: bool
     ) -> bool:
         try:
             self._unit_checks.ensure(queue, index, unit)

@@ -38,7 +38,7 @@ from batonmq.broker.filter import subscription_filter
 from batonmq.remoting.connection import Connection
 from batonmq.runtime import disk, lock_file, sockets
 from batonmq.store.index_service import IndexService
-from batonmq.store.queue_table import Queue
+from batonmq.store.queue_table import StoredQueue
 from lab.sim.disk import SimDisks
 from lab.sim.loop import START_S, SimLoop, numbered, process_here
 from lab.sim.network import Network
@@ -212,7 +212,9 @@ def _replace_network(patches: Patches, network: Network) -> None:
     patches.set(batonmq.client.instance.connections, "_serial", itertools.count(1))
     # Sets of them are walked where connections are closed.
     patches.set(Connection, "__hash__", numbered)
-    patches.set(Queue, "__hash__", lambda queue: zlib.crc32(queue.topic_bytes) + queue.queue_id)
+    patches.set(
+        StoredQueue, "__hash__", lambda queue: zlib.crc32(queue.topic_bytes) + queue.queue_id
+    )
 
 
 def _local_ip() -> str:
