@@ -289,6 +289,14 @@ def test_a_slave_ahead_of_its_master_does_not_follow() -> None:
     assert core.wakeup_ms > NOW + 500, "it does not hammer"
 
 
+def test_r45_a_slave_whose_disk_has_space_again_connects_at_once() -> None:
+    core = a_slave(500)
+    core.append_failed(500, "the disk is full", NOW)
+    assert core.wakeup_ms > NOW
+    assert core.dial_now(NOW) == [fx.Dial(core.master.ha)] and core.master.ha
+    assert core.dial_now(NOW) == [], "it does so already"
+
+
 def test_the_master_is_asked_before_the_first_report() -> None:
     core = ClassicSlaveCore(SlavePolicy(), SEGMENT, NOW)
     core.follow(MasterAddresses("m:10912", "m:10911"), NOW)

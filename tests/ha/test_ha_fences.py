@@ -5,22 +5,24 @@ and sockets only note calls."""
 from __future__ import annotations
 
 import asyncio
-from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from batonmq.ha import service as ha_service
-from batonmq.ha.classic.slave_core import ClassicSlaveCore
+from batonmq.ha.classic.slave_core import ClassicSlaveCore, MasterAddresses
 from batonmq.ha.classic.slave_shell import ClassicSlaveShell
+from batonmq.ha.classic.wire import encode_head, encode_report
 from batonmq.ha.config import HAConfig
+from batonmq.ha.links import OpenLinks
 from batonmq.ha.service import AutoSwitchHAService
-from batonmq.ha.slave_effects import SendToMaster
 from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.protocol.errors import CorruptLogError, FencedError
 from batonmq.protocol.role_view import RoleView
+from batonmq.runtime.clock import boot_ms
 from batonmq.store.config import StoreConfig
 from tests.ha.cores import entries, identity
+from tests.shared.waiting import until
 
 
 class Reached(Exception):
@@ -112,21 +114,52 @@ def test_r24_a_slave_cuts_what_is_damaged_before_it_follows() -> None:
 
 
 def test_r37_g8_a_classic_slave_whose_log_failed_reports_nothing_and_keeps_no_bad_record() -> None:
+    """1. A frame arrives, and its end is reported. 2. A record is bad: it is taken back. 3. The log
+    fails: what seems to be in it is reported no more."""
+
     async def play() -> None:
-        store, link = Mock(max_phy_offset=0), Mock()
-        core = ClassicSlaveCore(SlavePolicy(), 1 << 20, 0)
-        shell = ClassicSlaveShell(core, store, Mock(), lambda: 0, Mock(), Mock())
-        shell._link = link
-        written: Any = link.transport.write
+        streams: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+        server = await asyncio.start_server(lambda *ends: streams.put_nowait(ends), "127.0.0.1", 0)
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        store = Mock(max_phy_offset=0)
         store.log.health.has_failed = False
-        shell._perform([SendToMaster(b"one")])
-        store.log.health.has_failed = True
-        shell._perform([SendToMaster(b"two")])
-        written.assert_called_once_with(b"one")
-        store.log.health.has_failed = False
-        shell._store_failed(CorruptLogError("file", 0, "bad"))
+        store.log.flushed_offset = store.slave_log.whole_end = 0
+        core = ClassicSlaveCore(SlavePolicy(), 1 << 20, boot_ms())
+        shell = ClassicSlaveShell(core, store, Mock(), boot_ms, AsyncMock(), OpenLinks())
+        writers = []
+
+        async def connected() -> asyncio.StreamReader:
+            reader, writer = await streams.get()
+            writers.append(writer)
+            assert await reader.readexactly(8) == encode_report(store.max_phy_offset)
+            return reader
+
+        def written(*_: object) -> int:
+            store.max_phy_offset += 4
+            return store.max_phy_offset
+
+        shell.follow(MasterAddresses(address))
+        reader = await connected()
+        store.slave_log.append_replicated.side_effect = written
+        writers[-1].write(encode_head(0, 4) + b"good")
+        assert await reader.readexactly(8) == encode_report(4)
+        store.slave_log.append_replicated.side_effect = CorruptLogError("file", 4, "bad")
+        writers[-1].write(encode_head(4, 4) + b"evil")
+        assert await reader.read() == b""
         store.slave_log.drop_unverified.assert_called_once_with()
+        shell.dial_now()
+        reader = await connected()
+        store.slave_log.append_replicated.side_effect = written
+        store.log.health.has_failed = True
+        writers[-1].write(encode_head(4, 4) + b"more")
+        await until(lambda: store.max_phy_offset == 8)
         shell.close()
+        assert await reader.read() == b""
+        for writer in writers:
+            writer.close()
+            await writer.wait_closed()
+        server.close()
+        await server.wait_closed()
 
     asyncio.run(play())
 

@@ -102,6 +102,13 @@ class ClassicSlaveCore:
         if self.stage not in (ClassicPhase.IDLE, ClassicPhase.WAIT):
             return []
         self.stage = ClassicPhase.WAIT
+        return self.dial_now(now_ms)
+
+    @records_event
+    def dial_now(self, now_ms: int) -> list[ClassicSlaveEffect]:
+        """What kept it from following is gone: connects without the rest of its pause."""
+        if self.stage is not ClassicPhase.WAIT:
+            return []
         self._redial.progress()
         self._redial.at(now_ms)
         return self.tick(now_ms)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from batonmq.ha import slave_effects as fx
 from batonmq.ha.classic.slave_core import (
     AskLogEnd,
-    ClassicPhase,
     ClassicSlaveCore,
     ClassicSlaveEffect,
     MasterAddresses,
@@ -58,10 +57,8 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
 
     def dial_now(self) -> None:
         """The obstacle is gone."""
-        master = self.core.master
-        if not self._closed and self.core.stage is ClassicPhase.WAIT:
-            self.core.follow(MasterAddresses(), self._now_ms())
-            self.follow(master)
+        if not self._closed:
+            self._run(self.core.dial_now(self._now_ms()))
 
     @property
     def address(self) -> str:
