@@ -26,6 +26,8 @@ INFLATED_SIZE_MAX: Final = 16 << 20
 """What a frame holds uncompressed. A stream that inflates to more is refused (R58)."""
 _INFLATED_AT_ONCE: Final = 256 << 10
 _TOPICS_AT_ONCE: Final = 256
+_LOOSE_MEMBERS_MAX: Final = 65_536
+"""5,000 topics have 45,000."""
 
 
 class RegisterBrokerBody(Body):
@@ -52,7 +54,7 @@ class RegisterBrokerBody(Body):
     ) -> Generator[None, None, "RegisterBrokerBody"]:
         """The same in steps: a compressed body of 16 kB may hold 16 MiB of topics (R58)."""
         if not is_compressed(data):
-            return cls.decode(data) if data else cls()
+            return _decode_plain(data) if data else cls()
         return (yield from _decode_compressed(data, version))
 
 
@@ -63,6 +65,20 @@ def is_compressed(data: bytes) -> bool:
 def crc32_of(body: bytes) -> int:
     """The header field `bodyCrc32`: never negative; 0: unchecked."""
     return zlib.crc32(body) & 0x7FFFFFFF
+
+
+def _decode_plain(data: bytes) -> RegisterBrokerBody:
+    """Java's dialect is read by Python code, so a large body has to be standard JSON (R58)."""
+    members = data.count(b",")
+    if members <= _LOOSE_MEMBERS_MAX:
+        return RegisterBrokerBody.decode(data)
+    try:
+        return msgspec.json.decode(data, type=RegisterBrokerBody)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(
+            f"RegisterBrokerBody: {members} members, more than {_LOOSE_MEMBERS_MAX} are read only"
+            f" as standard JSON: {error}"
+        ) from error
 
 
 def _inflated(data: bytes) -> Generator[None, None, bytes]:

@@ -51,6 +51,8 @@ T = TypeVar("T")
 
 _encode_sorted: Final = msgspec.json.Encoder(order="sorted").encode
 _ANSWER_SIZE_MAX: Final = FRAME_SIZE_MAX // 2
+_MEMBERS_MAX: Final = 1_024
+"""More than a group has. Each id costs a line before the rules look at it (R58)."""
 
 HEARTBEAT_TIMEOUT_DEFAULT_MS: Final = 10_000
 NOTICE_TIMEOUT_MS: Final = 3_000
@@ -115,15 +117,19 @@ class RemotingEndpoint:
         self, request: RemotingCommand, _: Connection
     ) -> RemotingCommand:
         body = _decode(request.body, _SetBody)
+        members = set(body.sync_state_set)
+        if len(members) > _MEMBERS_MAX:
+            raise BrokerRefusal(
+                ResponseCode.CONTROLLER_INVALID_REQUEST,
+                f"{len(members)} members of a SyncStateSet, at most {_MEMBERS_MAX} are allowed",
+            )
         result = await self._requests.submit(
             AlterSyncStateSet(
                 broker_name=request.require("brokerName"),
                 master_broker_id=request.require_int("masterBrokerId"),
                 master_epoch=request.require_int("masterEpoch"),
                 sync_state_set_epoch=body.sync_state_set_epoch,
-                new_set=tuple(
-                    NewMember(broker_id) for broker_id in sorted(set(body.sync_state_set))
-                ),
+                new_set=tuple(NewMember(broker_id) for broker_id in sorted(members)),
                 reason="alter by remoting",
             )
         )

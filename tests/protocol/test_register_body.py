@@ -103,6 +103,22 @@ def test_malformed_bodies_name_themselves(data: bytes) -> None:
         RegisterBrokerBody.decode_wire(data)
 
 
+def test_r58_a_large_plain_body_is_standard_json() -> None:
+    """Java's dialect is read by Python code: 16 MiB of it would hold a name server for seconds."""
+    loose = b'"readQueueNums":"4"'
+    for topics, is_read in ((5_000, True), (10_000, False)):
+        body = body_of(*(TopicConfig(topic_name=f"T{number}") for number in range(topics)))
+        plain = body.encode()
+        assert RegisterBrokerBody.decode_wire(plain) == body
+        dialect = plain.replace(b'"readQueueNums":16', loose, 1)
+        assert loose in dialect
+        if is_read:
+            RegisterBrokerBody.decode_wire(dialect)
+        else:
+            with pytest.raises(RemoteProtocolError, match="only as standard JSON"):
+                RegisterBrokerBody.decode_wire(dialect)
+
+
 def test_r58_a_stream_inflates_in_steps_and_to_a_frame_at_most() -> None:
     with pytest.raises(RemoteProtocolError, match="too long"):
         RegisterBrokerBody.decode_wire(zlib.compress(bytes(INFLATED_SIZE_MAX + 1)))
