@@ -92,7 +92,7 @@ class Delivery:
         message.topic, message.queue_id = topic, readable_queue(config, queue_id)
         try:
             result = self._store.appender.put_stored(message)
-        except PutPropertiesTooLong:  # an older broker, or Java's, kept no room
+        except PutPropertiesTooLong:  # an older broker, or Java's, left no bytes free
             message.properties = without_properties(message.properties, _OWN)
             result = self._store.appender.put_stored(message)
         self._path.stats.put(topic, 1, result.size)
@@ -308,8 +308,8 @@ class TimerService(LogFeature):
         counts, queue, queries = self._counts, self._queue, self._store.queries
         least = queries.min_offset_in_queue(TIMER_TOPIC, QUEUE)
         begin = max(counts.next_offset, queue.progress().from_offset, least)
-        room = min(COUNTED_UNITS, queue.next_offset - begin)
-        units = queries.units(TIMER_TOPIC, QUEUE, begin, room) if room > 0 else []
+        count = min(COUNTED_UNITS, queue.next_offset - begin)
+        units = queries.units(TIMER_TOPIC, QUEUE, begin, count) if count > 0 else []
         for offset, (phy_offset, size, due_ms) in enumerate(units, begin):
             if due_ms >> _HASH_BITS in (0, -1):
                 due_ms = self._due_of_record(phy_offset, size)
@@ -339,7 +339,7 @@ class TimerService(LogFeature):
                 return REFUSED_MS
             if queue.done() and offset < self._counts.next_offset:
                 if properties is None:
-                    self._counts = TimerCounts()  # nobody knows of which topic it was
+                    self._counts = TimerCounts()  # its topic is unknown: count again
                 else:
                     self._counts.add(properties, -1, now_ms)
         return 0

@@ -177,7 +177,7 @@ class TimerQueue:
         self._recalls: Counter[bytes] = Counter()
         self._late: list[int] = []
         self._early = self._early_to = 0
-        self._done = self._known_to = self._level_at = 0
+        self._done = self._known_to = self._seen_all_at = 0
         self.next_offset = 0
 
     def begin(self, progress: TimerProgress, least_offset: int, end_offset: int) -> None:
@@ -189,7 +189,7 @@ class TimerQueue:
         self._recalls.clear()
         self._done = progress.done_ms << _BITS | progress.done_offset
         self._known_to = min(progress.next_offset, end_offset)
-        self._level_at = end_offset
+        self._seen_all_at = end_offset
         self.next_offset = min(max(progress.from_offset, least_offset), end_offset)
 
         self._early = progress.early_ms << _BITS | progress.early_offset
@@ -303,7 +303,7 @@ class TimerQueue:
         """Whether all was seen that the log had when the mastership began: a recall that the master
         before has answered may be its last record, and becomes visible only when it is confirmed
         again (R30)."""
-        return self.next_offset >= self._level_at
+        return self.next_offset >= self._seen_all_at
 
 
 class TimerCounts:

@@ -71,7 +71,7 @@ class ConfigFile(Generic[B]):
         is that by then; nothing is written if it is the content already.
 
         May run on another thread than the tables' owner. What encodes holds the interpreter for a
-        thousandth of a second at most: the owner goes on meanwhile.
+        thousandth of a second at most: the owner continues meanwhile.
         """
         return self.write_of_made(lambda: body)
 

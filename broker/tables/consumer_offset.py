@@ -225,7 +225,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         return self._commits + self.resets.changes
 
     def wrapper(self) -> OffsetTable:
-        """Without Java's `groupTopicMap`, which is derived, and which nobody reads."""
+        """Without Java's `groupTopicMap`, which is derived and never read."""
         table = dict(zip(self._table, map(dict, self._table.values()), strict=True))
         return OffsetTable(
             data_version=self.data_version,
@@ -332,7 +332,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         self._new_version()
 
     def begin_anew(self) -> None:
-        """The log of this replica begins anew behind deletions that it will not see: only what the
+        """The log of this replica begins again behind deletions that it will not see: only what the
         master sends counts. Durable on return; raises OSError."""
         self._table.clear()
         self._keys = _Keys()
@@ -558,7 +558,7 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
         )
 
     def begin_anew(self) -> None:
-        """The log of this replica begins anew: only what the master sends counts. Durable on
+        """The log of this replica begins again: only what the master sends counts. Durable on
         return; raises OSError."""
         self._table.clear()
         self._timer = TimerProgress()  # which replaces what `timercheck` says, too

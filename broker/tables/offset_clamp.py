@@ -5,7 +5,7 @@ lacks. Left as they are, they would skip the new messages that get those offsets
 sets each to the end of its queue before it takes a write, and a replica that cuts its log does so
 with what its own table still has of then (`OffsetClamp`). A topic that is deleted and made again
 has new queues (R39): offsets go with the deletion. Consumers that hold a position of either kind
-themselves may not commit it, and a pull from there goes on where the group does. How far delay
+themselves may not commit it, and a pull from there continues where the group does. How far delay
 levels are delivered goes back likewise after an unclean election. Half messages and ops are read
 from the first one on again: the op of a transaction that counted as ended may have been cut.
 """
@@ -82,7 +82,7 @@ class OffsetClamp:
 
 
 class Progress(NamedTuple):
-    """What a consumer says: its group goes on at `offset` in this queue."""
+    """What a consumer says: its group continues at `offset` in this queue."""
 
     group: str
     topic: str

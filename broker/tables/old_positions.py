@@ -16,7 +16,7 @@ class OldPositions:
     queues that are gone (R39).
 
     Of topics that were deleted, the newest 4096, also after a restart. No position of a group
-    counts in such a queue before the group has begun anew in it: it asked where to begin, or is at
+    counts in such a queue before the group has begun again in it: it asked where to begin, or is at
     the first message, or has progress there. From the first use of the topic made again this goes
     on for `KEPT_MS`.
     """

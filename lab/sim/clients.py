@@ -120,7 +120,7 @@ class Operator:
         self.world = world
 
     def elect(self, broker_id: int, *, unclean: bool = False, cut: bool = False) -> None:
-        """Names the next master. `cut`: with what others go on to acknowledge."""
+        """Names the next master. `cut`: with what others still acknowledge."""
         self._do(
             "not elected",
             lambda controllers: controllers.elect_master(
@@ -210,7 +210,7 @@ class Sender(Client):
         return result.acknowledged
 
     async def _send_keyed(self, producer: Producer, topic: str) -> None:
-        """The next of a key; nobody else sends of it meanwhile."""
+        """The next of a key; no other client sends of it meanwhile."""
         number = self.rng.randrange(_KEYS)
         key = f"{self.address}-{self.starts}-{topic}-{number}"
         n = self._keys.get(key, 1)

@@ -5,7 +5,7 @@ Six servers, each with a role when the fault begins: the leading controller L, i
 F2, the master M, its slaves S1 and S2. In a life one thing breaks for good: a link between two of
 them, both ways or one; the links between two of three zones, each with a controller and a broker;
 or one disk, link or process is slow, full or hangs. A while later the master is killed, or no
-server hears it any more. All the time the group must go on to acknowledge (`lab.sim.service`).
+server hears it any more. All the time the group must keep acknowledging (`lab.sim.service`).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from lab.sim.threads import current_thread
 SECTOR = 512
 MOST_WRITTEN = 1 << 26
 """Bytes that one host may write in its life, some 200 times what lives need: code with a defect
-that writes for ever would take the memory of the machine."""
+that never stops writing would take the memory of the machine."""
 _GRAVES = ".graves"
 
 
@@ -54,7 +54,7 @@ class DiskPlan:
 
     full: bool = False
     log_is_full: bool = False
-    """The log has no room though its segments are allocated, as on a copy-on-write file system."""
+    """The log has no disk space in its allocated segments, as on a copy-on-write file system."""
     on_log: Callable[[bytes], None] | None = None
     """Is shown what comes to be written to the log."""
     fail_call: tuple[str, int] | None = None  # EIO at the n-th call of that name from now

@@ -268,7 +268,7 @@ class BrokerHost(Host):
     def _fatal(self, error: BaseException) -> None:
         self.last_failure = error
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            self.world.violate(f"R45: {self.incarnation} ends for want of room: {error}")
+            self.world.violate(f"R45: {self.incarnation} ends because its disk is full: {error}")
         if not isinstance(error, OSError | BatonError):
             self.world.loop.note_error(error)  # a defect, and no fault of its disk
         self.world.tell(self.name, f"cannot go on: {error!r}")
@@ -336,7 +336,7 @@ class ControllerHost(Host):
         """As `exit_process`."""
         self.last_failure = what
         if f"[Errno {errno.ENOSPC}]" in what:
-            self.world.violate(f"R53: {self.name} ends for want of room: {what}")
+            self.world.violate(f"R53: {self.name} ends because its disk is full: {what}")
         self.world.tell(self.name, f"cannot go on: {what}")
         if self.process is not None:
             self.process.kill()

@@ -73,7 +73,7 @@ _START_S = 10.0
 _WHOLE_S = 25.0
 _DELIVERED_S = 95.0
 """A consumer whose end no living member saw keeps its queues for 40 s (ConsumerSightings), its
-locks for 60 s, anew in each election."""
+locks for 60 s, counted again in each election."""
 _STEP_S = 0.25
 _WHOLE_SET_S = 1.5
 """After the first ack. Until then all replicas have joined, and what lasts finds a whole group."""
@@ -199,7 +199,7 @@ def run(
 
 
 def run_numbered(seed: int, *, plain: bool = False) -> tuple[int, Outcome]:
-    """For a pool of processes. This one ends after it: nobody collects its garbage."""
+    """For a pool of processes. This one ends after it: its garbage is not collected."""
     gc.disable()
     return seed, run(seed, plain=plain)
 

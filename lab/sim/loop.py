@@ -252,7 +252,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.note_error(context.get("exception") or context["message"])
 
     def note_error(self, error: BaseException | str) -> None:
-        """Not those of a disk that was made to fail: asyncio logs them, and goes on."""
+        """Not those of a disk that was made to fail: asyncio logs them and continues."""
         if isinstance(error, Crash):
             return
         cause = error.__cause__ if isinstance(error, StoreFailedError) else error

@@ -30,7 +30,7 @@ class Sent:
 
 
 def read_body(topic: str, body: bytes) -> Sent:
-    """Raises ValueError for a body that nobody has sent."""
+    """Raises ValueError for a body that was never sent."""
     name, key, n, life, _ = body.split(b"|", 4)
     sent = Sent(name.decode(), topic, key.decode(), int(n), int(life))
     if sent.body(len(body)) != body:
@@ -96,7 +96,7 @@ class Messages:
         return sent.life < self.lives.get(sent.topic, 0)
 
     def begin_deletion(self, topic: str) -> None:
-        """From now on what the topic holds may be gone, and its offsets may begin anew."""
+        """From now on what the topic holds may be gone, and its offsets may begin at 0 again."""
         self.lives[topic] = self.lives.get(topic, 0) + 1
         for place in [place for place in self.at if place[0] == topic]:
             del self.at[place]

@@ -1,6 +1,6 @@
 """A group leaves its controllers for a while: one broker writes in classic mode, and comes back.
 
-The operator follows docs/migrate.md: all brokers stop, the master of before goes on alone without
+The operator follows docs/migrate.md: all brokers stop, the last master continues alone without
 controllers, takes writes, and stops or is killed; its machine may be started again. Then it comes
 back under the controllers, and once it leads again the others come: emptied, or as they are (R48).
 """
@@ -35,7 +35,7 @@ class ModeFaults(Kinds):
         for host in others:
             host.stop()
         self._once(lambda: not any(host.is_up for host in others), self._stop, fault, keeper)
-        return f"{keeper.name} goes on alone, without controllers"
+        return f"{keeper.name} continues alone, without controllers"
 
     def _once(self, done: Callable[[], bool], then: Callable[..., None], *args: object) -> None:
         if done():

@@ -85,7 +85,7 @@ class Network:
         self.more_is_reachable()
 
     def more_is_reachable(self) -> None:
-        """A link was healed, or somebody listens anew."""
+        """A link was healed, or a server listens again."""
         self._more.set()
         self._more = asyncio.Event()
 
@@ -257,7 +257,7 @@ class SimTransport(asyncio.Transport):
         self.out: Pipe
         self.protocol: Any = None
         self.ended = False
-        self.give_up_s = 0.0  # how long bytes may be unacknowledged; 0: for ever
+        self.give_up_s = 0.0  # how long bytes may be unacknowledged; 0: without limit
         self._unread: deque[Any] | None = None  # while reading is paused
         process.on_kill.append(self._killed)
 

@@ -1,6 +1,6 @@
 """Disks of another time come back: a volume of an earlier cluster, controllers without memory.
 
-One of these comes before the other faults of a life. What nobody could decide is not drawn: while
+One of these comes before the other faults of a life. What could not be decided is not drawn: while
 controllers know less than before, the replicas that know the newest epoch run.
 """
 
@@ -132,7 +132,7 @@ class ReturnFaults(ServedKinds):
         change()
         self.cluster.promises.controllers_know(known)
         if all(host.is_up for host in self.cluster.brokers.values()):
-            # The set is whole, so its master goes on (R36) until an operator names one.
+            # The set is whole, so its master continues (R36) until an operator names one.
             self._service.expect(fault.kind, BOUNDS_S[fault.kind])
             self.cluster.later((1 - _LOST_AFTER) * fault.for_s, self._service.end)
         for host in self.cluster.controllers.values():

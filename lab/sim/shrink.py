@@ -1,4 +1,4 @@
-"""Leaves out faults of a failing life while it goes on failing.
+"""Leaves out faults of a failing life as long as it still fails.
 
 Delta debugging (ddmin): halves, quarters, … of the schedule are left out; what the life fails by
 may change, since leaving out one fault changes everything behind it.

@@ -1,6 +1,6 @@
 """What must hold whenever one looks: roles and their views, routes, leases.
 
-R1, R3, R4: a master follows nobody, is the process that was elected, and nothing waits at others.
+R1, R3, R4: a master follows no other, is the process that was elected, and nothing waits at others.
 R20: the view that a broker follows never goes back. R32: a name server gives a master up only at
 its own request, or for one of no lower epoch. R7: a lease begins with a heartbeat that a leading
 controller had, and not with the arrival of its answer. R8: right after a stall nothing is
@@ -163,7 +163,7 @@ class Sightings:
         if self._tails.get(host.name) == seen:
             return
         if store.slave_log._truncation._intent_path.exists() and not store.health.has_failed:
-            self._violate(f"R37: {host.incarnation} goes on with a cut that is not finished")
+            self._violate(f"R37: {host.incarnation} continues with a cut that is not finished")
         segment = store.log.segment_at(end)
         if segment is None or not plan.is_idle or store.health.full or store.health.has_failed:
             return

@@ -1,6 +1,6 @@
 """Faults that come together: a switch while a member hangs, a connection that broke at one end, a
-stranger that comes as a slave of another group, and in the name of the master; a log that has no
-room for the commit of a transaction, and a switch there and back; a master that ends before the
+stranger that comes as a slave of another group, and in the name of the master; a log without disk
+space for the commit of a transaction, and a switch there and back; a master that ends before the
 op, or behind the answer to a recall.
 """
 
@@ -130,9 +130,9 @@ class StrainFaults(Kinds):
         return f"as {slave.name}, to {master.name}"
 
     def no_room_for_a_commit(self, fault: Fault) -> str | None:
-        """The log of the master has no room from the next commit on, and the producer ends. Another
-        master is named, and what had no room is forgotten; then this one leads again, before it
-        asks how that transaction ended (R55)."""
+        """The log of the master has no disk space from the next commit on, and the producer ends.
+        Another master is named, and what found none is forgotten; then this one leads again, before
+        it asks how that transaction ended (R55)."""
         master, slaves = self._master_and_slaves()
         heir = self._of(slaves, fault.pick)
         if master is None or heir is None:

@@ -3,7 +3,7 @@
 `Threads` takes the place of the module `threading` in the code under test (and `Queues` of
 `queue`): the code of a thread runs as it is, but it waits in virtual time. A thread belongs to the
 process that started it and ends with it, by an exception that no `except Exception` catches.
-Where the loop itself waits for a thread (`join`, a lock that is held), that thread goes on at once.
+Where the loop itself waits for a thread (`join`, a lock that is held), that thread runs on at once.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class SimpleQueue:
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         while not self._items:
-            assert _current is not None, "the loop would wait for ever"
+            assert _current is not None, "the loop would never end its wait"
             self._waiting.append(_current)
             _current.pause(None)
         return self._items.popleft()

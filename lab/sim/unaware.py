@@ -1,7 +1,7 @@
 """Which brokers lately ran without a change that others had answered: they cannot obey it yet.
 
 R39 binds who has the deletion of a topic. A broker that is cut off does not have it: outside of the
-set nothing waits for it (R31), and it goes on to show what it has (R36).
+set nothing waits for it (R31), and it continues to show what it has (R36).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Faults of disks that wear out: bits flip at rest, calls fail for good, cuts find no room.
+"""Faults of disks that wear out: bits flip at rest, calls fail for good, cuts find no disk space.
 
 One broker of a life has such a disk: nothing is promised where two disks lose the same byte. It
 is met only while others have all that it may lose.
@@ -73,7 +73,7 @@ class WearFaults(Kinds):
         return f"{host.name} at the {call}th {name} from now"
 
     def failing_cut(self, fault: Fault) -> str | None:
-        """The next cut of any log finds no room at one of its steps (R37)."""
+        """The next cut of any log finds no disk space at one of its steps (R37)."""
         call = 1 + int(fault.pick2 * 12)
         for host in self.cluster.brokers.values():
             host.disk.plan.fail_within = ("store/truncation.intent", call, errno.ENOSPC)

@@ -3,7 +3,7 @@
 "Early" is by the clock of the broker that delivers, in the moment in which it does: the store
 timestamp of the copy. A timer is due at its TIMER_OUT_MS. A level is due its delay after the store
 timestamp of the message that waits; where that was taken by a clock that is ahead, it is due when
-the whole delay has passed, by a clock that nobody sets (R56).
+the whole delay has passed, by a clock that is never set (R56).
 
 What waits is due when its sender wished it, by the clock of the broker that stored it. Nothing that
 was to wait comes without, but a time that was over when it was stored.
