@@ -37,8 +37,8 @@ HARMLESS = """R1: nothing is wrong with it.
 --- a/broker/write/pending_acks.py
 +++ b/broker/write/pending_acks.py
 @@ -1,1 +1,1 @@
--from collections import deque
-+from collections import deque  # as before
+-from typing import Final, Protocol
++from typing import Final, Protocol  # as before
 """
 
 
@@ -84,9 +84,9 @@ def test_each_defect_names_its_rule_and_is_small() -> None:
 
 def test_a_hunk_is_found_where_its_lines_have_moved() -> None:
     defect = parse("moved", HARMLESS)
-    text = "import a\n" * 30 + "from collections import deque\nrest\n"
+    text = "import a\n" * 30 + "from typing import Final, Protocol\nrest\n"
     (after,) = defect.plant(lambda path: text).values()
-    assert after == text.replace("deque", "deque  # as before")
+    assert after == text.replace("Protocol", "Protocol  # as before")
 
 
 @pytest.mark.parametrize("text", ["R1: no hunk.\n", HARMLESS + "no line of a diff\n"])
@@ -121,7 +121,7 @@ def test_the_runner_tells_what_was_found_and_what_was_not(tmp_path: Path) -> Non
     shortest = min(plans, key=lambda plan: (plan.seconds, len(plan.faults))).seed
     shutil.copy(FOLDER / f"{EASY}.patch", folder / "easy.patch")
     (folder / "harmless.patch").write_text(noting(HARMLESS, shortest))
-    (folder / "misfit.patch").write_text(HARMLESS.replace("import deque\n", "import queue\n"))
+    (folder / "misfit.patch").write_text(HARMLESS.replace("Final, Protocol\n", "Final, queue\n"))
     (folder / "nameless.patch").write_text(
         HARMLESS.replace("as before", "as before\n+no_such_name")
     )
