@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from batonmq.runtime import sockets
 from tests import running
 
 sys.path.insert(0, str(Path(__file__).parent / "shared"))
@@ -43,8 +44,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+HELD_DESCRIPTORS = sockets.HELD_MAX
+
+
 def pytest_configure() -> None:
     running.show_stacks_on_demand()
+    # A broker that a test kills in its own process would keep thousands of them for all others.
+    setattr(sockets, "HELD_MAX", 0)  # noqa: B010  it is Final
+
+
+@pytest.fixture
+def held_descriptors(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Brokers hold low descriptors while they dial, as in a process of their own; how many."""
+    monkeypatch.setattr(sockets, "HELD_MAX", HELD_DESCRIPTORS)
+    return HELD_DESCRIPTORS
 
 
 @pytest.hookimpl(trylast=True)

@@ -23,7 +23,7 @@ import pytest
 from msgspec.structs import replace
 
 from batonmq.broker.consume.consumer_manager import ConsumerManager
-from batonmq.broker.consume.held_requests import Held, PopHold, PullHold, Waiting
+from batonmq.broker.consume.held_requests import HeldPop, HeldPull, PopHold, PullHold
 from batonmq.broker.filter.consumer_filter import DEAD_MAX_MS, ConsumerFilterManager
 from batonmq.broker.pop.assignment import popped_share
 from batonmq.broker.relay import SLICE, WAIT_MS, Relay
@@ -471,7 +471,7 @@ async def _pulls(world: World) -> None:
     hold: PullHold[int] = PullHold()
     for number in range(MANY):
         await asyncio.sleep(0)
-        hold.hold(Held("T1", 0, 0, number, 0, number))
+        hold.hold(HeldPull("T1", 0, 0, number, 0, number))
     pull = world.service.pull
     pull._hold, before = hold, pull._hold  # type: ignore[assignment]
     answered: list[int] = []
@@ -488,8 +488,8 @@ async def _pulls_of_a_deleted_topic(world: World) -> None:
     hold: PullHold[int] = PullHold()
     for number in range(MANY):
         await asyncio.sleep(0)
-        hold.hold(Held("wide", number, LATER_MS, number, 0, number))
-        hold.hold(Held(f"T{number}", 0, LATER_MS, number, 0, number))
+        hold.hold(HeldPull("wide", number, LATER_MS, number, 0, number))
+        hold.hold(HeldPull(f"T{number}", 0, LATER_MS, number, 0, number))
     pull = world.service.pull
     pull._hold, before = hold, pull._hold  # type: ignore[assignment]
     answered: list[int] = []
@@ -507,7 +507,7 @@ async def _pops(world: World) -> None:
     hold = PopHold()
     for number in range(2 * MANY):
         await asyncio.sleep(0)
-        hold.hold(Waiting("T1", -1, number, number, f"g{number // 2}"))
+        hold.hold(HeldPop("T1", -1, number, number, f"g{number // 2}"))
     await asyncio.sleep(0)
     hold.arrived("T1", 0)
     for _ in range(100):

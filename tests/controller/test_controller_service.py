@@ -640,6 +640,7 @@ def test_a_taken_port_is_named_and_nothing_stays_open(offset: int, tmp_path: Pat
             controller_store_path=str(tmp_path),
         )
         with socket.socket() as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             taken.bind(("127.0.0.1", base + offset))
             taken.listen()

@@ -202,6 +202,7 @@ def peers_by_descriptor() -> list[tuple[int, int]]:
     return found
 
 
+@pytest.mark.usefixtures("held_descriptors")
 def test_clients_have_lower_descriptors_than_the_sessions(tmp_path: Path) -> None:
     """Of a killed broker the kernel closes the highest first: by the end of its sessions the
     controllers notice the kill, however many clients it had."""
