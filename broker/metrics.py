@@ -21,7 +21,7 @@ from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.role_view import Role
 from batonmq.protocol.topic_name import RETRY_PREFIX, is_system_topic
 from batonmq.runtime.clock import wall_ms
-from batonmq.runtime.metrics import Histogram, Page
+from batonmq.runtime.metrics import Histogram, Page, label_text
 from batonmq.store.upkeep import disk_space
 
 _LAG: Final = (
@@ -213,16 +213,15 @@ class BrokerMetrics:
                 self._add_queue(lag, (group, topic, queue_id), consumed, now_ms, stored_ms)
                 await pace.step()
         self._stored_ms = stored_ms
+        texts: dict[tuple[str, str], str] = {}
+        async for group, topic in pace.through(lags):
+            labels = {"consumer_group": group, "topic": topic}
+            labels["is_retry"] = _flag(topic.startswith(RETRY_PREFIX))
+            texts[group, topic] = label_text(labels | {"is_system": _flag(is_system_group(group))})
         for at, (name, what) in enumerate(_LAG):
             family = page.family(name, "gauge", what)
-            async for (group, topic), lag in pace.through(lags.items()):
-                family.add(
-                    lag.values()[at],
-                    consumer_group=group,
-                    topic=topic,
-                    is_retry=_flag(topic.startswith(RETRY_PREFIX)),
-                    is_system=_flag(is_system_group(group)),
-                )
+            async for place, lag in pace.through(lags.items()):
+                family.add_as(texts[place], lag.values()[at])
 
     def _add_queue(
         self,

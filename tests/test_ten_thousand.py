@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from batonmq.broker.consume.consumer_manager import ConsumerManager
 from batonmq.broker.consume.held_requests import HeldPop, HeldPull, PopHold, PullHold
 from batonmq.broker.filter.consumer_filter import DEAD_MAX_MS, ConsumerFilterManager
+from batonmq.broker.metrics import BrokerMetrics
 from batonmq.broker.pop.assignment import popped_share
 from batonmq.broker.relay import SLICE, WAIT_MS, Relay
 from batonmq.broker.role_gate import RoleGate
@@ -76,6 +77,7 @@ from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.remoting.command import RemotingCommand, encode_frame
 from batonmq.remoting.connection import PendingRequests, Processors
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.runtime.metrics import Metrics, MetricsConfig
 from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
 from batonmq.runtime.turns import in_slices
 from tests.broker.heartbeats import heartbeat
@@ -277,6 +279,20 @@ def situation(name: str) -> Callable[[Any], Any]:
 @situation("208 progress in 10,000 queues; other requests are in `tests.test_request_cost`")
 def _progress(world: World) -> Any:
     return world.ask(208, {"consumerGroup": "g1", "topic": "wide"})
+
+
+@situation("/metrics with 10,000 topics and groups")
+async def _metrics(world: World) -> None:
+    for number in range(MANY):
+        world.service.path.stats.put(f"T{number}", 1, 100)
+        world.service.path.stats.got(f"T{number}", f"g{number}", 1, 100)
+        await asyncio.sleep(0)
+    metrics = Metrics(MetricsConfig(), "broker")
+    metrics.show(BrokerMetrics(world.service))
+    page = b"".join(await metrics.page())
+    assert page.count(b"rocketmq_messages_in_total{") == MANY
+    assert page.count(b"rocketmq_consumer_lag_messages{") >= 2 * MANY
+    assert b"batonmq_metrics_failures{" in page
 
 
 @situation("60002, 41, 42 queue locks")

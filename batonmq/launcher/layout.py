@@ -63,8 +63,7 @@ class NameServerNode:
 
     @property
     def ports(self) -> tuple[int, ...]:
-        steps = (0, 2, 3, 4) if self.controller_id else (0,)
-        return (*(self.port + step for step in steps), self.metrics_port)
+        return tuple(self.port + step for step in ((0, 2, 3, 4) if self.controller_id else (0,)))
 
     @property
     def metrics_port(self) -> int:
@@ -101,7 +100,7 @@ class BrokerNode:
 
     @property
     def ports(self) -> tuple[int, ...]:
-        return (self.port - 2, self.port, self.port + 1, self.metrics_port)
+        return (self.port - 2, self.port, self.port + 1)
 
     @property
     def metrics_port(self) -> int:
@@ -127,6 +126,8 @@ class Layout:
     name_servers: tuple[NameServerNode, ...]
     brokers: tuple[BrokerNode, ...]
     overrides: Settings = field(default_factory=dict)
+    metrics: bool = True
+    """Whether each process shows its figures; earlier versions refuse that section."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -290,11 +291,12 @@ def config_of(layout: Layout, node: Node) -> dict[str, dict[str, object]]:
                 "controllerAddr": ";".join(peer.controller_address for peer in layout.controllers)
             },
         }
-    sections["metrics"] = {
-        "metricsExporterType": "PROM",
-        "metricsPromExporterHost": node.host,
-        "metricsPromExporterPort": node.metrics_port,
-    }
+    if layout.metrics:
+        sections["metrics"] = {
+            "metricsExporterType": "PROM",
+            "metricsPromExporterHost": node.host,
+            "metricsPromExporterPort": node.metrics_port,
+        }
     for section, values in layout.overrides.items():
         if section in sections:
             sections[section].update(values)

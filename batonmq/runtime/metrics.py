@@ -39,8 +39,8 @@ REQUEST_S: Final = 5.0
 ANSWER_S: Final = 30.0
 PAGE_S: Final = 1.0
 """For so long a page is given again."""
-PIECE: Final = 64 << 10
 LINES_A_TURN: Final = 1_000
+STEPS_A_TURN: Final = 200
 LAG_LOOK_S: Final = 0.25
 _LAG_BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -100,6 +100,10 @@ class Family:
 
     def add(self, value: float, **labels: str) -> None:
         """One series. Beyond the limit it is counted as dropped instead."""
+        self.add_as(label_text(labels), value)
+
+    def add_as(self, labels: str, value: float) -> None:
+        """The same, with the text of its labels: several names may have the same ones."""
         if self._left <= 0:
             self._page.dropped += 1
             return
@@ -116,7 +120,7 @@ class Page:
         self.dropped = 0
         self.lines: list[str] = []
         self._names: set[str] = set()
-        self.pace = Pace(LINES_A_TURN)
+        self.pace = Pace(STEPS_A_TURN)
 
     def family(self, name: str, kind: Kind, what: str) -> Family:
         """Begins the series of a name; each name once."""
@@ -137,14 +141,13 @@ class Page:
         below = 0
         for bound, count in zip((*histogram.bounds, "+Inf"), histogram.counts, strict=True):
             below += count
-            self.line(f"{name}_bucket", {"le": str(bound)}, below)
-        self.line(f"{name}_sum", {}, histogram.sum)
-        self.line(f"{name}_count", {}, below)
+            self.line(f"{name}_bucket", label_text({"le": str(bound)}), below)
+        self.line(f"{name}_sum", "", histogram.sum)
+        self.line(f"{name}_count", "", below)
 
-    def line(self, name: str, labels: Mapping[str, str], value: float) -> None:
-        own = "".join(f',{label}="{_escaped(text)}"' for label, text in labels.items())
+    def line(self, name: str, labels: str, value: float) -> None:
         # The plus makes a bool a number.
-        self.lines.append(f"{name}{{{self._constant}{own}}} {+value}\n")
+        self.lines.append(f"{name}{{{self._constant}{labels}}} {+value}\n")
 
 
 @functools.cache
@@ -152,6 +155,11 @@ def _release() -> str:
     import importlib.metadata  # takes 10 ms, which a start has not
 
     return importlib.metadata.version("batonmq")
+
+
+def label_text(labels: Mapping[str, str]) -> str:
+    """As they stand behind the constant labels."""
+    return "".join(f',{label}="{_escaped(text)}"' for label, text in labels.items())
 
 
 def _escaped(text: str) -> str:
@@ -188,7 +196,7 @@ class Metrics:
         self._loop_lag = Histogram(_LAG_BUCKETS)
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
-        self._page: asyncio.Task[bytes] | None = None
+        self._page: asyncio.Task[list[bytes]] | None = None
         self._page_until_s = 0.0
         self._looks: asyncio.TimerHandle | None = None
 
@@ -252,46 +260,42 @@ class Metrics:
         async with asyncio.timeout(REQUEST_S):
             head = await reader.readuntil(b"\r\n\r\n")
         method, _, rest = head.partition(b" ")
-        status, kind, body = await self._answer(rest.split(b" ", 1)[0].split(b"?", 1)[0])
-        if method not in (b"GET", b"HEAD"):
-            status, kind, body = "405 Method Not Allowed", "text/plain", b"GET is allowed\n"
+        if method in (b"GET", b"HEAD"):
+            status, kind, body = await self._answer(rest.split(b" ", 1)[0].split(b"?", 1)[0])
+        else:
+            status, kind, body = "405 Method Not Allowed", "text/plain", [b"GET is allowed\n"]
         writer.write(
-            f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
-            "Connection: close\r\n\r\n".encode()
+            f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n"
+            f"Content-Length: {sum(map(len, body))}\r\nConnection: close\r\n\r\n".encode()
         )
-        if method == b"HEAD":
-            body = b""
         async with asyncio.timeout(ANSWER_S):
-            for at in range(0, len(body), PIECE):
-                writer.write(body[at : at + PIECE])
+            for piece in body if method != b"HEAD" else ():
+                writer.write(piece)
                 await writer.drain()
             await writer.drain()
 
-    async def _answer(self, path: bytes) -> tuple[str, str, bytes]:
+    async def _answer(self, path: bytes) -> tuple[str, str, list[bytes]]:
         if path == b"/metrics":
             return "200 OK", CONTENT_TYPE, await self.page()
         if path == b"/livez":  # whoever reads this has got a turn of the loop
-            return "200 OK", "text/plain", b"ok\n"
+            return "200 OK", "text/plain", [b"ok\n"]
         if path == b"/readyz":
             why = [reason for source in self._sources for reason in source.why_not_ready()]
             reasons = "".join(f"{reason}\n" for reason in why or self._starting())
-            return (
-                ("503 Service Unavailable" if reasons else "200 OK"),
-                "text/plain",
-                (reasons or "ok\n").encode(),
-            )
-        return "404 Not Found", "text/plain", b"/metrics, /livez and /readyz are here\n"
+            status = "503 Service Unavailable" if reasons else "200 OK"
+            return status, "text/plain", [(reasons or "ok\n").encode()]
+        return "404 Not Found", "text/plain", [b"/metrics, /livez and /readyz are here\n"]
 
     def _starting(self) -> list[str]:
         return [] if self._sources else ["it is starting"]
 
-    async def page(self) -> bytes:
-        """The text of a scrape. Whoever asks while one is made gets the same."""
+    async def page(self) -> list[bytes]:
+        """The text of a scrape, in pieces. Whoever asks while one is made gets the same."""
         if self._page is None or (self._page.done() and boot_s() >= self._page_until_s):
             self._page = asyncio.create_task(self._build(), name="metrics-page")
         return await asyncio.shield(self._page)
 
-    async def _build(self) -> bytes:
+    async def _build(self) -> list[bytes]:
         page = Page(
             self._config.labels | {"node_type": self._node_type} | self._labels,
             self._config.cardinality_limit,
@@ -306,12 +310,12 @@ class Metrics:
                 log.exception("metrics_incomplete")
         page.gauge("batonmq_metrics_failures", "parts that are missing on this page", failed)
         page.gauge("batonmq_metrics_series_dropped", "beyond the limit of a name", page.dropped)
-        encoded = bytearray()
+        pieces = []
         for at in range(0, len(page.lines), LINES_A_TURN):
-            encoded += "".join(page.lines[at : at + LINES_A_TURN]).encode()
+            pieces.append("".join(page.lines[at : at + LINES_A_TURN]).encode())
             await asyncio.sleep(0)
         self._page_until_s = boot_s() + PAGE_S
-        return bytes(encoded)
+        return pieces
 
     def _of_process(self, page: Page) -> None:
         """Under the names of Prometheus' own clients, and how late the loop is."""

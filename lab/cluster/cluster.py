@@ -68,6 +68,7 @@ class Cluster:
             layout,
             name_servers=tuple(replace(n, host=address[n.name]) for n in layout.name_servers),
             brokers=tuple(replace(n, host=address[n.name]) for n in layout.brokers),
+            metrics=False,  # a process may run an earlier version
         )
         self.controllers = [Process(node) for node in self.layout.name_servers]
         self.brokers = [Process(node) for node in self.layout.brokers]

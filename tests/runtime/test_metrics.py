@@ -169,7 +169,7 @@ def test_a_name_has_a_limited_number_of_series() -> None:
     source.collects = collects
 
     async def script() -> None:
-        found = samples(await metrics.page())
+        found = samples(b"".join(await metrics.page()))
         assert len(found["batonmq_many"]) == 3
         assert [value for _, value in found["batonmq_metrics_series_dropped"]] == [2]
 
@@ -190,7 +190,7 @@ def test_a_part_that_fails_is_missed_and_the_rest_is_there(
     broken.collects = collects
 
     async def script() -> None:
-        found = samples(await metrics.page())
+        found = samples(b"".join(await metrics.page()))
         assert [value for _, value in found["batonmq_metrics_failures"]] == [1]
         assert found["batonmq_calls"]
         assert "the disk is gone" in caplog.text
