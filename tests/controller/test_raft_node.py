@@ -220,6 +220,7 @@ def test_a_taken_port_is_said_at_once(tmp_path: Path) -> None:
     async def run() -> None:
         (peer,) = free_peers(1)
         with socket.socket() as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             taken.bind(("127.0.0.1", peer.raft_port))
             taken.listen()
             node = RaftLog(RaftSettings(peer, (peer,), QUICK, tmp_path), Machine())
