@@ -65,7 +65,9 @@ def test_r54_what_is_longer_than_clients_may_send_by_now_is_delivered(
         timed = await rig.send("W", b"x" * 200_000, UNIQ_KEY="K4", TIMER_DELAY_SEC="60")
         failed = await rig.send("F", b"x" * 200_000, UNIQ_KEY="K5")
         assert timed.code == failed.code == 0
-        assert (await rig.ask(25, {}, b"maxMessageSize=100000\n")).code == 0
+        assert (
+            await rig.ask(25, {}, b"maxMessageSize=100000\ntransactionCheckMax=100000\n")
+        ).code == 0
         clock.ahead_ms = HOUR_MS
         await until(lambda: end_of(rig, "T") == end_of(rig, "U") == 1)
         end = {
