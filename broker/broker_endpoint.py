@@ -160,9 +160,14 @@ class BrokerEndpoint:
         if RELAY_FIELD in request.ext:
             hint = NOT_STORED
         code = ResponseCode.SERVICE_NOT_AVAILABLE
+        response = RemotingCommand.response_to(request, code, self.why_starting, ext=hint)
+        channel.reply(request, response)
+
+    @property
+    def why_starting(self) -> str:
+        """What the start waits for, in words."""
         missing = self.start_retry.missing
-        remark = f"{STARTING} (it waits for disk space: {missing})" if missing else STARTING
-        channel.reply(request, RemotingCommand.response_to(request, code, remark, ext=hint))
+        return f"{STARTING} (it waits for disk space: {missing})" if missing else STARTING
 
     def _taken(self, until_ms: int | None = None) -> Iterator[Early]:
         """Takes out those that are late at `until_ms`, or all, in order of arrival."""

@@ -75,13 +75,17 @@ class BrokerMetrics:
 
     def why_not_ready(self) -> list[str]:
         """Reasons in words; none once this broker serves as master or slave."""
-        gate = self._path.gate
-        if gate.role is not Role.FENCED and not self._path.store.health.has_failed:
+        gate, store = self._path.gate, self._path.store
+        if not store.is_open:
+            return [self._service.endpoint.why_starting]
+        if gate.role is not Role.FENCED and not store.health.has_failed:
             return []
         problems = self._status.problems()
         return problems or ["it has no role yet: it waits for the controllers"]
 
     async def collect(self, page: Page) -> None:
+        if not self._path.store.is_open:
+            return  # its parts do not exist yet; a start may wait long for disk space (R45)
         self._of_role(page)
         self._of_store(page)
         self._of_work(page)
@@ -185,9 +189,10 @@ class BrokerMetrics:
             ),
         ):
             family = page.family(name, "counter", what)
-            labels = _topic_labels if counted.startswith("TOPIC") else _group_labels
             async for key, messages, size in pace.through(stats.totals(counted)):
-                family.add(size if sizes else messages, **labels(key))
+                topic, by_group, group = key.partition(SEPARATOR)
+                labels = _group_labels(topic, group) if by_group else _topic_labels(topic)
+                family.add(size if sizes else messages, **labels)
 
     async def _of_clients(self, page: Page) -> None:
         connections = page.family("rocketmq_consumer_connections", "gauge", "members of a group")
@@ -215,9 +220,7 @@ class BrokerMetrics:
         self._stored_ms = stored_ms
         texts: dict[tuple[str, str], str] = {}
         async for group, topic in pace.through(lags):
-            labels = {"consumer_group": group, "topic": topic}
-            labels["is_retry"] = _flag(topic.startswith(RETRY_PREFIX))
-            texts[group, topic] = label_text(labels | {"is_system": _flag(is_system_group(group))})
+            texts[group, topic] = label_text(_group_labels(topic, group))
         for at, (name, what) in enumerate(_LAG):
             family = page.family(name, "gauge", what)
             async for place, lag in pace.through(lags.items()):
@@ -258,8 +261,7 @@ def _topic_labels(topic: str) -> dict[str, str]:
     return {"topic": topic, "is_system": _flag(is_system_topic(topic))}
 
 
-def _group_labels(key: str) -> dict[str, str]:
-    topic, _, group = key.rpartition("@")
+def _group_labels(topic: str, group: str) -> dict[str, str]:
     return {
         "topic": topic,
         "consumer_group": group,

@@ -6,7 +6,7 @@ every known replica is in the SyncStateSet, and no broker tells of a problem of 
 writes, a full disk, a suspect log, transfers that fail. Outside controller mode: every node
 answers, every group has a master in the routes, and no broker tells of a problem.
 `Findings.problems` decides; `poll` asks all nodes at once. The state is `ok` without problems,
-`down` if a group takes no writes or nobody can tell, else `degraded`.
+`down` if a group takes no writes or its state is unknown, else `degraded`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _ADVICE: Final = {
 
 
 class Problem(str):
-    """One line about what is wrong. `is_down`: a group takes no writes, or nobody can tell.
+    """One line about what is wrong. `is_down`: a group takes no writes, or its state is unknown.
     `next_step`: one command, or what to do."""
 
     __slots__ = ("is_down", "next_step")

@@ -182,7 +182,7 @@ class RequestDispatcher:
         self.tasks.discard(task)
         connection.intake.handler_ended()
         if task.cancelled() and asyncio.iscoroutine(result):
-            # Cancelled before its first step: nobody awaited the handler's coroutine.
+            # Cancelled before its first step: the handler's coroutine was never awaited.
             result.close()
 
 

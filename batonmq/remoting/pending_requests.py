@@ -65,7 +65,7 @@ class PendingRequests:
         return True
 
     def drop(self, opaque: int) -> None:
-        """Removes a request that nobody awaits."""
+        """Removes a request whose caller has given up."""
         self._waiting.pop(opaque, None)
 
     def fail_all(self, error: Exception) -> None:

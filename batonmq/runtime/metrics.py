@@ -1,9 +1,10 @@
 """`/metrics`, `/livez` and `/readyz` of a server process, over HTTP.
 
 A page is built in slices on the loop, at most one at a time and one a second, so neither a large
-cluster nor an eager stranger delays sends. Nothing is counted for it on a hot path: collectors read
-what the services keep anyway. Names are those that RocketMQ 5 publishes where it has one (as its
-Prometheus exporter spells them, with the unit), and `batonmq_…` for what only we have.
+cluster nor a client that asks often delays sends. Collectors read what the services keep anyway;
+what is counted only for them is how long each send waited for its acknowledgement. Names are those
+that RocketMQ 5 publishes where it has one (as its Prometheus exporter spells them, with the unit),
+and `batonmq_…` for what only we have.
 Origin: BrokerMetricsManager and BatchSplittingMetricExporter in Java; Prometheus text format 0.0.4.
 """
 
@@ -43,7 +44,6 @@ LINES_A_TURN: Final = 1_000
 STEPS_A_TURN: Final = 200
 LAG_LOOK_S: Final = 0.25
 _LAG_BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-_CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class MetricsConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -250,7 +250,7 @@ class Metrics:
                 self._open.add(task)
                 await self._serve(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # a stranger who sends no request, or does not read: it has had its time
+            pass  # the client sent no request in time, or did not read the answer
         finally:
             self._open.discard(task)
             with contextlib.suppress(OSError):

@@ -123,7 +123,7 @@ class MessageStore:
         self._next_slice: asyncio.Handle | None = None
         self._on_fatal: Callable[[BaseException], None] = _raise
         self._opened_at_ms = 0
-        self._is_open = False
+        self.is_open = False
 
     # Opening and closing.
 
@@ -151,7 +151,7 @@ class MessageStore:
                 error.filename = str(self.config.root)  # names the disk
             raise
         self._opened_at_ms = self._clock_ms()
-        self._is_open = True
+        self.is_open = True
 
     def _build_parts(self, files: StoreFiles) -> None:
         config = self.config
@@ -247,7 +247,7 @@ class MessageStore:
         that failed (R40) or whose full disk kept something out of the files (R45) is abandoned: the
         abort mark stays, and the next start recovers. Raises OSError, and what a job raised, with
         the same outcome."""
-        if not self._is_open:
+        if not self.is_open:
             return
         self._stop_timers()
         self.appender.refuse("the store is closed")
@@ -277,7 +277,7 @@ class MessageStore:
     def abandon(self) -> None:
         """Closes files and lock without writing or syncing; the abort mark stays. For a broker
         whose disk failed."""
-        if not self._is_open:
+        if not self.is_open:
             return
         self._stop_timers()
         self.appender.refuse("the store is abandoned")
@@ -295,7 +295,7 @@ class MessageStore:
             self._lock.release()
 
     def _stop_timers(self) -> None:
-        self._is_open = False
+        self.is_open = False
         self._loop = None
         self.background.stop_timers()
         if self._next_slice is not None:

@@ -126,7 +126,7 @@ class TopicAdmin:
         `create_or_update` does; broker name or address -> what it is there now.
 
         Brokers of ours refuse fewer queues than hold messages (29), unless `force`. Raises
-        ClientError if messages would go to queues that nobody reads, unless `force`.
+        ClientError if messages would go to queues that consumers do not read, unless `force`.
         """
         _check_name(topic)
         targets = await self._cluster.targets(cluster, broker)

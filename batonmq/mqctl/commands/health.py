@@ -36,8 +36,8 @@ async def health(
 
     ok (exit code 0): every node answers, every broker group has a master that name servers route
     to, every replica is in the set, the controllers have one leader. degraded (3): all groups take
-    writes, but something is wrong. down (1): a group takes no writes, or nobody can tell; also a
-    local cluster that has ended: --watch waits for one to start. With --classic name servers and
+    writes, but something is wrong. down (1): a group takes no writes, or its state is unknown; also
+    a local cluster that has ended: --watch waits for one to start. With --classic name servers and
     brokers are asked, and no controller. A node that hangs is waited for twice --timeout at most.
 
     JSON: healthy, state, cluster, problems, nextSteps (one for each problem), notes,
@@ -194,7 +194,9 @@ def _show_problems(context: CommandContext, findings: Findings) -> None:
     local = context.target.local
     notes = findings.notes()
     if local is not None and not local.supervised:
-        notes.append("`batonmq up` of this cluster has ended: nobody starts a process again")
+        notes.append(
+            "`batonmq up` of this cluster has ended: a process that ends is not started again"
+        )
     for note in notes:
         context.out.line(f"note: {note}", style=DIM)
     if not problems:
@@ -202,6 +204,8 @@ def _show_problems(context: CommandContext, findings: Findings) -> None:
     else:
         is_down = findings.state == "down"
         what = (
-            "a group takes no writes, or nobody can tell" if is_down else "all groups take writes"
+            "a group takes no writes, or its state is unknown"
+            if is_down
+            else "all groups take writes"
         )
         context.out.line(f"{findings.state}: {what}", style=BAD)
