@@ -235,6 +235,8 @@ class LowDescriptors:
     def __init__(self) -> None:
         limit = min(HELD_MAX, int(descriptors_allowed() * _SHARE))
         self._held: list[int] = []
+        if limit <= 0:
+            return
         try:
             descriptor = os.open(os.devnull, os.O_RDONLY)
             self._held.append(descriptor)

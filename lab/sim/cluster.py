@@ -17,7 +17,6 @@ from lab.sim.decisions import fault_of_vote
 from lab.sim.hosts import BROKERS, CONTROLLERS, BrokerHost, ControllerHost, Host, controlled
 from lab.sim.loop import process_here
 from lab.sim.promises import Promises
-from lab.sim.raft import SimRaftTransport
 from lab.sim.settings import Settings
 from lab.sim.sightings import Sightings
 from lab.sim.standing import Standing
@@ -54,7 +53,7 @@ class Cluster(World):
                 self.promises.host_of,
             ).check,
         ]
-        SimRaftTransport.watches = [self._watch_vote]
+        self.network.raft_watch = self._watch_vote
 
     def _watch_vote(self, sender: str, receiver: str, message: Any) -> None:
         fault = fault_of_vote(self.disks.host(sender.rpartition(":")[0]), message, receiver)

@@ -112,9 +112,9 @@ class Process:
         self.loop.note(self.host, "killed" if not vanish else "gone with its host")
         for callback in self.on_kill:
             callback()
-        for thread in self.threads:
+        threads, self.threads = self.threads, []  # each takes itself off the list as it ends
+        for thread in threads:
             thread.end()
-        self.threads.clear()
 
     def pause(self) -> None:
         self.paused = self.hindered = True

@@ -38,6 +38,8 @@ class Network:
         self._more = asyncio.Event()
         self.slow = False
         self.muted = False
+        #: Gets sender, receiver and each message of Raft before it leaves.
+        self.raft_watch: Callable[[str, str, Any], None] = lambda *_: None
         self._next_port = 40_000
         loop.network = self
 

@@ -12,7 +12,7 @@ import os
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 import pysyncobj.pickle
 from pysyncobj.node import Node, TCPNode
@@ -114,8 +114,7 @@ class RaftStream(asyncio.Protocol):
     def send(self, message: Any) -> None:
         if self._transport is not None:
             if self.node is not None:
-                for watch in self._owner.watches:
-                    watch(self._owner.own_address, self.node.id, message)
+                self._owner.watch(self._owner.own_address, self.node.id, message)
             data = pysyncobj.pickle.dumps(message)
             self._transport.write(_LENGTH.pack(len(data)) + data)
 
@@ -149,9 +148,6 @@ class RaftStream(asyncio.Protocol):
 class SimRaftTransport(MendedTransport):
     """Takes the place of `GuardedTransport`; its methods run in the tick thread."""
 
-    watches: ClassVar[list[Callable[[str, str, Any], None]]] = []
-    """They get sender, receiver and each message before it leaves."""
-
     def __init__(
         self,
         core: Any,
@@ -177,6 +173,7 @@ class SimRaftTransport(MendedTransport):
         self._dialling: dict[TCPNode, float] = {}
         self._process: Process = current_process()
         self._loop: SimLoop = self._process.loop
+        self.watch: Callable[[str, str, Any], None] = self._loop.network.raft_watch
         host, _, port = own.address.rpartition(":")
         self._server = self._loop.network.listen(
             self._process, lambda: RaftStream(self, None), host, int(port)

@@ -7,10 +7,12 @@ the same life everywhere.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +20,9 @@ from typing import cast
 
 import pytest
 
+from batonmq.broker.service import BrokerService
+from batonmq.store.message_store import MessageStore
+from lab.sim.cluster import Cluster
 from lab.sim.given_up import GivenUp, Unclean
 from lab.sim.hosts import BrokerHost
 from lab.sim.life import Outcome, Plan, Statistics, plan_of, run
@@ -33,6 +38,24 @@ def test_lives_in_which_no_promise_is_broken(seed: int) -> None:
     outcome = run(seed)
     assert outcome.violation is None, outcome.error
     assert outcome.statistics.acked and outcome.statistics.delivered
+
+
+def _open_files() -> Counter[str]:
+    """What the descriptors of this process lead to."""
+    own = Path("/proc/self/fd")
+    return Counter(os.readlink(each) for each in own.iterdir() if each.is_symlink())
+
+
+def test_a_life_leaves_nothing_behind() -> None:
+    """Killed processes release their stores: each map of a segment keeps a descriptor."""
+    run(1)  # what is loaded once is there
+    gc.collect()
+    before = _open_files()
+    run(2)
+    gc.collect()
+    left = Counter(type(each) for each in gc.get_objects())
+    assert not left[Cluster] and not left[BrokerService] and not left[MessageStore]
+    assert _open_files() == before
 
 
 @pytest.mark.parametrize(
