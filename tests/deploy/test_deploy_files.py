@@ -5,6 +5,9 @@ from __future__ import annotations
 import configparser
 import importlib.util
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -184,17 +187,60 @@ def test_the_image_holds_every_package() -> None:
         assert Path(package).parts[0] not in kept_out
 
 
-def test_the_unit_starts_what_there_is_and_has_its_loop_watched() -> None:
+def unit_section(name: str) -> configparser.SectionProxy:
+    """The section of the service unit."""
     unit = configparser.ConfigParser(interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(DEPLOY / "systemd" / "batonmq@.service")
-    service = unit["Service"]
+    return unit[name]
+
+
+def test_the_unit_starts_what_there_is_and_has_its_loop_watched() -> None:
+    service = unit_section("Service")
     assert (service["Type"], service["Restart"], service["RestartSec"]) == ("notify", "always", "0")
     assert float(service["WatchdogSec"]) >= DEFAULT_WATCHDOG_S
     words = service["ExecStart"].split()
     module = words[words.index("-m") + 1]
     for kind in ("broker", "namesrv", "controller"):
         assert importlib.util.find_spec(module.replace("%i", kind)) is not None
+
+
+def test_the_unit_may_write_to_its_own_folder_only() -> None:
+    service = unit_section("Service")
+    confined = {
+        "ProtectSystem": "strict",
+        "NoNewPrivileges": "true",
+        "PrivateTmp": "true",
+        "StateDirectory": "batonmq",
+        "CapabilityBoundingSet": "",
+    }
+    assert {key: service[key] for key in confined} == confined
+    assert "ReadWritePaths" not in service
+    assert int(service["LimitNOFILE"]) >= 1 << 20
+    assert service["MemoryMax"].endswith("G")
+    # The folder of the example files is the one that systemd makes.
+    for kind in ("broker", "namesrv"):
+        text = (DEPLOY / "config" / f"{kind}.yaml").read_text()
+        assert f"/var/lib/{service['StateDirectory']}/" in text
+
+
+@pytest.mark.parametrize("name", ["batonmq@broker.service", "batonmq@broker.socket"])
+def test_systemd_takes_the_units(tmp_path: Path, name: str) -> None:
+    """`systemd-analyze verify` prints each key that it does not know, and each bad value."""
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        pytest.skip("systemd-analyze is not installed")
+    for file in (DEPLOY / "systemd").iterdir():
+        # It looks for the program and the user, which this machine may not have.
+        text = file.read_text().replace("/opt/batonmq/bin/python", sys.executable)
+        (tmp_path / file.name).write_text(text.replace("User=batonmq", "User=root"))
+    done = subprocess.run(
+        [tool, "verify", "--man=no", str(tmp_path / name)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_socket_unit_holds_the_ports_that_a_broker_listens_on_by_default() -> None:
