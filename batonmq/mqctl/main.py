@@ -21,6 +21,8 @@ from batonmq.mqctl.params import kebab
 FAMILIES: dict[str, dict[str, str]] = {
     "Cluster": {
         "health": "health",
+        "verdict": "verdict",
+        "doctor": "doctor",
         "timeline": "timeline",
         "clusterList": "cluster",
         "brokerStatus": "cluster",

@@ -6,9 +6,11 @@ Reads what brokers of ours and Java brokers write, also while one runs.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from batonmq.protocol.layout import RECORD_HEAD
 from batonmq.protocol.records.codec import scan_in_file
@@ -16,6 +18,8 @@ from batonmq.protocol.records.faults import CorruptRecord, Fault
 from batonmq.protocol.records.search import OFFSET_END, candidates, is_record
 
 WINDOW_BYTES = 4 << 20
+SEGMENT_NAME: Final = re.compile(r"\d{20}")
+"""Of a file of a commit log or of a queue."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,3 +140,11 @@ CHECKPOINT_OURS: Final = RecordLayout(
     ("crc", ">u4"),  # 80
 )
 CHECKPOINT_MAGIC: Final = b"BATONCP1"
+
+# What a controller keeps (`controller.raft`). The journal: its magic, then groups of u32 length,
+# u32 CRC-32, and so many bytes. The snapshot: its magic, the u32 CRC-32 of the rest, the rest.
+
+JOURNAL_MAGIC: Final = b"BATONJ01"
+JOURNAL_GROUP: Final = struct.Struct(">II")
+SNAPSHOT_MAGIC: Final = b"BATONSS1"
+SNAPSHOT_CRC: Final = struct.Struct(">I")

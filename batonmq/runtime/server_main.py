@@ -164,6 +164,7 @@ async def _run(name: str, sections: Mapping[str, Any], serve: Serve) -> int:
     main = ServerMain(name, sections)
     keep_what_is_loaded()
     gc.callbacks.append(ShortCollections())
+    log.info("server_started name=%s pid=%d", name, os.getpid())
     try:
         await main.metrics.start()
         await serve(main)
@@ -176,6 +177,8 @@ async def _run(name: str, sections: Mapping[str, Any], serve: Serve) -> int:
     if main.failure is not None:
         print(f"{name}: stopped: {_reason(main.failure)}", file=sys.stderr)
         return 1
+    # `mqctl verdict` tells by this line a process that was stopped from one that was killed.
+    log.info("server_stopped name=%s pid=%d", name, os.getpid())
     return 0
 
 

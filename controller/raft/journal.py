@@ -45,14 +45,15 @@ import msgspec
 
 from batonmq.controller.raft.snapshot import LogEntry
 from batonmq.protocol.errors import BatonError
+from batonmq.protocol.layout import JOURNAL_GROUP, JOURNAL_MAGIC
 from batonmq.runtime import disk
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.durable_file import replace_file, sync_directory, write_all
 
 log = logging.getLogger(__name__)
 
-_MAGIC: Final = b"BATONJ01"
-_GROUP: Final = struct.Struct(">II")
+_MAGIC: Final = JOURNAL_MAGIC
+_GROUP: Final = JOURNAL_GROUP
 _ADD: Final = struct.Struct(">BQQI")
 _CUT: Final = struct.Struct(">BQ")
 _JOINED: Final = b"\x03"

@@ -15,7 +15,6 @@ import base64
 import binascii
 import json
 import logging
-import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from typing import Any, Final, NoReturn
 
 from pysyncobj.config import SERIALIZER_STATE
 
+from batonmq.protocol.layout import SNAPSHOT_CRC, SNAPSHOT_MAGIC
 from batonmq.runtime import disk
 from batonmq.runtime.clock import boot_s
 from batonmq.runtime.durable_file import replace_file
@@ -33,8 +33,8 @@ LogEntry = tuple[bytes, int, int]
 
 log = logging.getLogger(__name__)
 
-_MAGIC: Final = b"BATONSS1"
-_CRC: Final = struct.Struct(">I")
+_MAGIC: Final = SNAPSHOT_MAGIC
+_CRC: Final = SNAPSHOT_CRC
 _HEAD_SIZE: Final = len(_MAGIC) + _CRC.size
 _VERSION: Final = 1
 _FULL_RETRY_S: Final = 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +14,6 @@ from batonmq.mqctl.params import SECONDS, command, option
 if TYPE_CHECKING:
     from batonmq.mqctl.store_check import Verdict
 
-_SEGMENT_NAME: Final = re.compile(r"\d{20}")
 DAMAGES_SHOWN: Final = 20
 
 
@@ -37,11 +35,11 @@ async def verify_store(context: CommandContext, store: Path, rate: float | None)
     """
     import asyncio
 
-    from batonmq.mqctl.store_check import Verdict, verify
+    from batonmq.mqctl.store_check import SEGMENT_NAME, Verdict, verify
     from batonmq.runtime.clock import boot_s
 
     log = store / "commitlog" if (store / "commitlog").is_dir() else store
-    segments = sorted(file for file in log.iterdir() if _SEGMENT_NAME.fullmatch(file.name))
+    segments = sorted(file for file in log.iterdir() if SEGMENT_NAME.fullmatch(file.name))
     if not segments:
         raise click.UsageError(f"{store}: no commit log is there (files named by 20 digits)")
     verdict = Verdict()

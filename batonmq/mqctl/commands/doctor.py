@@ -1,0 +1,155 @@
+"""One file with all that support needs to look at a cluster, without its secrets and messages."""
+
+from __future__ import annotations
+
+import io
+import json
+import platform
+import re
+import sys
+import tarfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from batonmq.mqctl.commands.verdict import ANSWER_S, READ_S, document, gather
+from batonmq.mqctl.context import CommandContext
+from batonmq.mqctl.params import command, option
+
+if TYPE_CHECKING:
+    from batonmq.mqctl.verdict.evidence import Evidence
+
+LOG_BYTES: Final = 512 << 10
+HISTORY_BYTES: Final = 4 << 20
+SCRAPE_S: Final = 0.5
+SECRET: Final = re.compile(r"(?i)(password|secret|token|access.?key|credential)")
+
+
+@command("doctor", controllers=True, timeout_s=ANSWER_S)
+@option(
+    "--bundle",
+    required=True,
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write, FILE.tar.gz.",
+)
+@click.argument(
+    "folders",
+    metavar="[DIR]...",
+    nargs=-1,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+)
+@option("--classic", is_flag=True, help="The cluster has no controllers.")
+async def doctor(
+    context: CommandContext, bundle: Path, folders: tuple[Path, ...], classic: bool
+) -> None:
+    """Pack verdict, evidence, logs, settings, metrics and histories into one file.
+
+    Settings with a password, secret, token or key in their name have no value in it, and messages
+    are not read. DIR: as of `mqctl verdict`.
+
+    JSON: bundle, files (names in it).
+    """
+    from batonmq.mqctl.verdict.judge import judge
+
+    evidence = await gather(context, folders, READ_S, classic=classic)
+    parts = dict(_parts(evidence, document(evidence, judge(evidence))))
+    _write(bundle, parts)
+    if context.out.as_json:
+        context.out.document({"bundle": str(bundle), "files": sorted(parts)})
+    else:
+        context.out.line(f"{bundle}: {len(parts)} files; look through them before you send it")
+
+
+def _write(bundle: Path, parts: dict[str, bytes]) -> None:
+    with tarfile.open(bundle, "w:gz") as archive:
+        for name, content in sorted(parts.items()):
+            info = tarfile.TarInfo(f"doctor/{name}")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+def _parts(evidence: Evidence, verdict: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
+    yield "verdict.json", json.dumps(verdict, indent=2, ensure_ascii=False).encode()
+    yield "timeline.txt", _timeline(evidence).encode()
+    yield "versions.txt", _versions().encode()
+    reports = {node.name: dict(node.report) for node in evidence.nodes if node.report}
+    yield (
+        "health.json",
+        json.dumps({"state": evidence.health, "reports": reports}, indent=2).encode(),
+    )
+    for node in evidence.nodes:
+        name = Path(node.name).name.replace(":", "-")
+        folder = Path(node.folder)
+        if not node.folder:
+            continue
+        yield from _tail(f"logs/{name}.log", folder / "process.log", LOG_BYTES)
+        config = folder.parent / "conf" / f"{name}.yaml"
+        settings = _settings(config)
+        if settings is not None:
+            yield f"conf/{name}.yaml", settings
+            yield from _metrics(f"metrics/{name}.txt", config)
+        for history in sorted(folder.glob("**/history-*.jsonl")):
+            yield from _tail(f"history/{name}/{history.name}", history, HISTORY_BYTES)
+
+
+def _tail(name: str, path: Path, size: int) -> Iterator[tuple[str, bytes]]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - size))
+            yield name, file.read()
+    except OSError:
+        return
+
+
+def _settings(path: Path) -> bytes | None:
+    """A settings file without secrets; None if it cannot be read."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return None
+    return yaml.safe_dump(without_secrets(found), sort_keys=False).encode()
+
+
+def without_secrets(value: Any) -> Any:
+    """The same document; what has a secret's name has no value."""
+    if isinstance(value, dict):
+        return {
+            key: "(removed)" if SECRET.search(str(key)) else without_secrets(each)
+            for key, each in value.items()
+        }
+    return [without_secrets(each) for each in value] if isinstance(value, list) else value
+
+
+def _metrics(name: str, config: Path) -> Iterator[tuple[str, bytes]]:
+    import yaml
+
+    try:
+        section = yaml.safe_load(config.read_text()).get("metrics") or {}
+        host, port = section["metricsPromExporterHost"], int(section["metricsPromExporterPort"])
+        with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=SCRAPE_S) as answer:
+            yield name, answer.read()
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return
+
+
+def _timeline(evidence: Evidence) -> str:
+    from batonmq.history.story_text import lines
+
+    parts = []
+    for story in evidence.stories:
+        parts.append(f"{story.kind} {story.broker_name} epoch {story.master_epoch}")
+        parts += [f"  {line}" for line in lines(story, 0)]
+    return "\n".join(parts) + "\n"
+
+
+def _versions() -> str:
+    from importlib.metadata import distributions
+
+    found = sorted(f"{each.name}=={each.version}" for each in distributions())
+    return "\n".join([platform.platform(), f"python {sys.version}", *found]) + "\n"

@@ -1,0 +1,236 @@
+"""Asks what runs, and adds the answers to the evidence of files. Each source has its own limit of
+time; one that does not answer is noted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from batonmq.history.event import HistoryEvent
+from batonmq.history.fold import stories
+from batonmq.history.merge import merged
+from batonmq.mqctl.health import Findings, poll, poll_classic
+from batonmq.mqctl.verdict.evidence import (
+    BROKER,
+    NAME_SERVER,
+    Consumers,
+    Evidence,
+    Group,
+    Node,
+    Source,
+)
+from batonmq.mqctl.verdict.gather import SYSTEM_GROUPS, groups_of
+from batonmq.protocol.codes import MASTER_ID
+from batonmq.protocol.errors import BatonError
+
+if TYPE_CHECKING:
+    from batonmq.client.admin.admin import Admin
+    from batonmq.client.admin.controller_admin import ControllerAdmin
+
+T = TypeVar("T")
+HISTORY_EVENTS: Final = 500
+GROUPS_MAX: Final = 100
+CONSUMERS_S: Final = 1.5
+
+
+async def ask(
+    evidence: Evidence,
+    admin: Admin,
+    controller: ControllerAdmin | None,
+    expected: Sequence[tuple[str, str]],
+    timeout_ms: int,
+) -> Evidence:
+    """The evidence with what answers now. `controller` None: a cluster without controllers.
+    `timeout_ms`: of one answer."""
+    found = await (poll_classic(admin) if controller is None else poll(admin, controller, expected))
+    sources: list[Source] = []
+    reports, routes, events, consumers = await asyncio.gather(
+        _reports(admin, found),
+        _routes(found, timeout_ms),
+        _history(controller, sources),
+        _within(CONSUMERS_S, "consumer groups", _consumers(admin, found), sources),
+    )
+    nodes = _nodes(evidence, found, reports)
+    answers = {
+        a: str(answer) if isinstance(answer, BatonError) else None
+        for a, answer in found.controllers.items()
+    }
+    told = {
+        p
+        for answer in found.controllers.values()
+        if not isinstance(answer, BatonError) and answer.log is not None
+        for p in answer.log.problems
+    }
+    is_live = any(why is None for why in (*found.brokers.values(), *answers.values()))
+    base = evidence.groups or groups_of(events, is_current=False)
+    return replace(
+        evidence,
+        classic=controller is None,
+        nodes=nodes,
+        groups=_groups(found, base, reports),
+        stories=stories(events) if events else evidence.stories,
+        routes=routes,
+        leader=found.leader,
+        controllers=answers,
+        controller_problems=tuple(sorted(told)),
+        consumers=tuple(consumers) if consumers is not None else evidence.consumers,
+        sources=(*evidence.sources, *sources),
+        is_live=is_live,
+        health=found.state if is_live else "",
+        start="" if is_live else evidence.start,
+    )
+
+
+async def _within(seconds: float, name: str, work: Awaitable[T], sources: list[Source]) -> T | None:
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError:
+        sources.append(Source(name, f"no answer within {seconds:g} s"))
+    except BatonError as error:
+        sources.append(Source(name, str(error)))
+    return None
+
+
+async def _reports(admin: Admin, found: Findings) -> dict[str, Mapping[str, str]]:
+    async def one(address: str) -> tuple[str, Mapping[str, str]]:
+        try:
+            return address, await admin.brokers.runtime_info(address)
+        except BatonError:
+            return address, {}
+
+    alive = [address for address, why in found.brokers.items() if why is None]
+    return dict(await asyncio.gather(*map(one, alive)))
+
+
+async def _routes(found: Findings, timeout_ms: int) -> dict[str, dict[str, str]]:
+    """Which master each name server names, asked one by one."""
+    from batonmq.client.admin.admin import Admin
+
+    async def one(address: str) -> tuple[str, dict[str, str]]:
+        try:
+            async with Admin((address,), timeout_ms=timeout_ms) as alone:
+                table = (await alone.cluster.info()).broker_addr_table
+        except BatonError:
+            return address, {}
+        return address, {n: data.broker_addrs.get(MASTER_ID, "") for n, data in table.items()}
+
+    alive = [address for address, why in found.name_servers.items() if why is None]
+    if len(alive) < 2:
+        return {}
+    return dict(await asyncio.gather(*map(one, alive)))
+
+
+async def _history(
+    controller: ControllerAdmin | None, sources: list[Source]
+) -> tuple[HistoryEvent, ...]:
+    if controller is None:
+        return ()
+    answers = await asyncio.gather(
+        *(controller.history(limit=HISTORY_EVENTS, address=a) for a in controller.addresses),
+        return_exceptions=True,
+    )
+    known = {}
+    for address, answer in zip(controller.addresses, answers, strict=True):
+        if isinstance(answer, BatonError):
+            sources.append(Source(f"history of {address}", str(answer)))
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            known[address] = answer
+    return merged(known).events
+
+
+async def _consumers(admin: Admin, found: Findings) -> list[Consumers]:
+    if not any(why is None for why in found.brokers.values()):
+        return []
+    names = [n for n in await admin.consumer_groups.names() if not n.startswith(SYSTEM_GROUPS)]
+    some = await asyncio.gather(*map(admin.consumer_groups.progress, names[:GROUPS_MAX]))
+    consumers = []
+    for progress in some:
+        for topic in sorted({each.queue.topic for each in progress.queues}):
+            queues = [each for each in progress.queues if each.queue.topic == topic]
+            consumers.append(
+                Consumers(
+                    progress.group,
+                    topic,
+                    sum(max(0, each.lag) for each in queues),
+                    len(progress.members),
+                    sum(each.in_flight for each in queues),
+                    _idle_ms([each.last_consumed_ms for each in queues if each.lag > 0]),
+                )
+            )
+    return consumers
+
+
+def _idle_ms(times: Sequence[int]) -> int:
+    from batonmq.runtime.clock import wall_ms
+
+    known = [each for each in times if each > 0]
+    return wall_ms() - max(known) if known else -1
+
+
+def _nodes(
+    evidence: Evidence, found: Findings, reports: Mapping[str, Mapping[str, str]]
+) -> tuple[Node, ...]:
+    nodes = {node.address: node for node in evidence.nodes}
+    group_of = {a: name for name, members in found.expected.items() for a in members} | {
+        replica.broker_address: name
+        for name, info in found.replicas.replicas_info_table.items()
+        for replica in (*info.in_sync_replicas, *info.not_in_sync_replicas)
+    }
+    for name, data in found.routes.broker_addr_table.items():
+        group_of |= dict.fromkeys(data.broker_addrs.values(), name)
+    removed = {each.broker_address for name in found.groups for each in found.removed(name)}
+    for address, why in found.name_servers.items():
+        node = nodes.get(address, Node(address, NAME_SERVER, address))
+        nodes[address] = replace(node, asked=True, refused=why)
+    for address, why in found.brokers.items():
+        if address in removed:
+            continue
+        node = nodes.get(address, Node(address, BROKER, address, group_of.get(address, "")))
+        nodes[address] = replace(
+            node,
+            asked=True,
+            refused=why,
+            report=reports.get(address, {}),
+            told=tuple(found.reported.get(address, ())),
+        )
+    return tuple(nodes.values())
+
+
+def _groups(
+    found: Findings, recorded: Sequence[Group], reports: Mapping[str, Mapping[str, str]]
+) -> tuple[Group, ...]:
+    """As the leading controller records them; without one as they were recorded last."""
+    groups = {group.name: group for group in recorded}
+    for name, info in found.replicas.replicas_info_table.items():
+        every = (*info.in_sync_replicas, *info.not_in_sync_replicas)
+        before = groups.get(name, Group(name))
+        routed = found.routes.broker_addr_table.get(name)
+        has_master = bool(info.master_address)
+        groups[name] = replace(
+            before,
+            cluster=routed.cluster if routed is not None else before.cluster,
+            master=(info.master_broker_id or 0) if has_master else 0,
+            last_master=(info.master_broker_id if has_master else 0) or before.last_master,
+            master_epoch=info.master_epoch or 0,
+            members=tuple(sorted(r.broker_id for r in info.in_sync_replicas)),
+            replicas={r.broker_id: r.broker_address for r in every},
+            alive=frozenset(r.broker_id for r in every if r.alive),
+            is_current=True,
+            where="the leading controller",
+        )
+    for name, group in groups.items():
+        addresses = set(group.replicas.values())
+        ends = [int(r.get("confirmOffset") or -1) for a, r in reports.items() if a in addresses]
+        if name not in found.replicas.replicas_info_table:
+            up = {a for a, why in found.brokers.items() if why is None}
+            alive = frozenset(i for i, a in group.replicas.items() if a in up)
+            masters = {a for a, r in reports.items() if r.get("brokerRole", "").endswith("MASTER")}
+            master = next((i for i, a in group.replicas.items() if a in masters), 0)
+            group = replace(group, alive=alive, master=master)
+        groups[name] = replace(group, confirmed=max([group.confirmed, *ends]))
+    return tuple(groups[name] for name in sorted(groups))

@@ -1,0 +1,256 @@
+"""What a verdict rests on: facts of each process, store and group, and which sources are absent.
+
+Pure. Times are ms since 1970, 0 unknown; offsets are bytes of the log, ends exclusive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from batonmq.history.story import Story
+
+BROKER: Final = "broker"
+NAME_SERVER: Final = "name server"
+"""A name server process, with its controller if it has one."""
+
+NodeKind = Literal["broker", "name server"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Something that was looked at; `why` says why it is absent, "" if it is there."""
+
+    name: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """A process of this host. `pid` 0: none serves. `stopped`: by SIGSTOP or a debugger."""
+
+    pid: int = 0
+    stopped: bool = False
+    descriptors: int = 0
+    descriptors_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogTail:
+    """The end of a process's log. `starts_ms`: of each start in it; `ended_well`: the last process
+    stopped on request; `last_words`: the line with which it refused to run, if it did."""
+
+    lines: tuple[str, ...] = ()
+    starts_ms: tuple[int, ...] = ()
+    ended_well: bool = False
+    last_words: str = ""
+    last_ms: int = 0
+
+    def latest(self, *texts: str) -> str:
+        """The newest line of the last process that has one of these texts."""
+        return next((line for line in reversed(self.lines) if any(t in line for t in texts)), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A file that is not what was written. `kind`: see `incidents.FILES`."""
+
+    kind: str
+    file: str
+    what: str
+    offset: int = 0
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """A broker's data folder. The log was read in [`read_from`, `end`); `damages` are in it."""
+
+    folder: str
+    cluster: str = ""
+    group: str = ""
+    broker_id: int = 0
+    log_id: str = ""
+    lineage: str = ""
+    epochs: tuple[tuple[int, int], ...] = ()
+    """(masterEpoch, first offset), ascending."""
+    role_epoch: int = 0
+    begin: int = 0
+    end: int = 0
+    """Behind the last whole record."""
+    read_from: int = 0
+    newest_ms: int = 0
+    faults: tuple[Fault, ...] = ()
+    suspect: str = ""
+    """What the broker noted itself; "" nothing."""
+    suspect_kind: str = ""
+    lives: tuple[str, ...] = ()
+    """Incarnations that wrote here, as far as the file lists them."""
+    clean: bool = True
+    """Stopped on request, or never started."""
+    lost_cache: bool = False
+    """It ran under another boot of this host, and acknowledged before its disk had the bytes."""
+    known_end: int = 0
+    """The log reached at least this offset, by checkpoint and consume queues."""
+    confirmed: int = 0
+    kept_bytes: int = 0
+    """Cut from the log, and kept in `truncated/`."""
+    topics: Mapping[str, int] = field(default_factory=dict)
+    """Topic -> messages in its consume queues."""
+    lags: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(group, topic) -> messages that the group has not consumed."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Without a log of its own: lost, wiped, or never used."""
+        return not self.log_id and self.end == 0
+
+    @property
+    def damages(self) -> tuple[Fault, ...]:
+        return tuple(fault for fault in self.faults if fault.size and fault.kind.startswith("log-"))
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerFacts:
+    """A controller's data folder. `history_end`: Raft index of its newest event."""
+
+    folder: str
+    node_id: str
+    is_empty: bool = False
+    faults: tuple[Fault, ...] = ()
+    members: tuple[str, ...] = ()
+    configured: tuple[str, ...] = ()
+    history_end: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A process of the cluster. None: not known (another host, not asked)."""
+
+    name: str
+    kind: NodeKind
+    address: str
+    group: str = ""
+    folder: str = ""
+    start: str = ""
+    """The command that starts it."""
+    process: ProcessFacts | None = None
+    log: LogTail = LogTail()
+    free_bytes: int = -1
+    disk_bytes: int = 0
+    read_only: bool = False
+    refused: str | None = None
+    """Why it did not answer; None: it did, or was not asked."""
+    asked: bool = False
+    report: Mapping[str, str] = field(default_factory=dict)
+    """What a broker answered of itself (request 28)."""
+    told: tuple[str, ...] = ()
+    """Its own problems, as in `mqctl health`."""
+    store: StoreFacts | None = None
+    controller: ControllerFacts | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is known to serve now."""
+        if self.asked:
+            return self.refused is None
+        return self.process is not None and self.process.pid > 0
+
+    @property
+    def is_hung(self) -> bool:
+        """It has a process that answers nobody."""
+        process = self.process
+        if process is None or not process.pid:
+            return self.asked and self.refused is not None and "no answer" in self.refused
+        return process.stopped or (self.asked and self.refused is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A broker group as the controllers record it, or their history. `is_current`: nothing newer
+    can have been recorded. `replicas`: id -> address; `lives`: id -> its registered process."""
+
+    name: str
+    cluster: str = ""
+    master: int = 0
+    """0: none."""
+    last_master: int = 0
+    master_epoch: int = 0
+    members: tuple[int, ...] = ()
+    replicas: Mapping[int, str] = field(default_factory=dict)
+    alive: frozenset[int] = frozenset()
+    lives: Mapping[int, str] = field(default_factory=dict)
+    is_current: bool = False
+    where: str = ""
+    """Where this is recorded, for people."""
+    confirmed: int = -1
+    """The highest confirmed offset that was reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consumers:
+    """A consumer group at one topic. `members` -1: not known. `idle_ms`: since the newest consumed
+    message was stored, -1 unknown."""
+
+    group: str
+    topic: str
+    lag: int
+    members: int = -1
+    in_flight: int = 0
+    idle_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that is known at `now_ms`. `start`: the command that starts the whole cluster, "" if it
+    runs or is not of `batonmq up`."""
+
+    now_ms: int
+    cluster: str = ""
+    start: str = ""
+    local: bool = False
+    classic: bool = False
+    nodes: tuple[Node, ...] = ()
+    groups: tuple[Group, ...] = ()
+    stories: Sequence[Story] = ()
+    routes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Name server -> group -> address of the master that it names."""
+    leader: str = ""
+    controllers: Mapping[str, str | None] = field(default_factory=dict)
+    """Controller -> why it does not answer."""
+    controller_problems: tuple[str, ...] = ()
+    consumers: tuple[Consumers, ...] = ()
+    sources: tuple[Source, ...] = ()
+    is_live: bool = False
+    """Some process answered."""
+    health: str = ""
+    """The state that `mqctl health` would report, "" if it was not asked."""
+
+    def brokers(self, group: str = "") -> Iterator[Node]:
+        return (n for n in self.nodes if n.kind == BROKER and group in ("", n.group))
+
+    def name_servers(self) -> Iterator[Node]:
+        return (node for node in self.nodes if node.kind == NAME_SERVER)
+
+    def stores(self, group: str) -> list[StoreFacts]:
+        found = (node.store for node in self.brokers(group))
+        return [store for store in found if store is not None]
+
+    def group(self, name: str) -> Group:
+        return next((group for group in self.groups if group.name == name), Group(name))
+
+    def id_of(self, node: Node) -> int:
+        """The broker id of a node; 0 unknown."""
+        for broker_id, address in self.group(node.group).replicas.items():
+            if address and address == node.address:
+                return broker_id
+        return node.store.broker_id if node.store is not None else 0
+
+    def node_of(self, group: str, broker_id: int) -> Node | None:
+        return next((n for n in self.brokers(group) if self.id_of(n) == broker_id), None)
+
+    @property
+    def group_names(self) -> list[str]:
+        return sorted({g.name for g in self.groups} | {n.group for n in self.brokers()} - {""})

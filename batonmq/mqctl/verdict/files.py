@@ -1,0 +1,460 @@
+"""What the folders of brokers and controllers show, read only, also when nothing runs.
+
+Small files come first, then the logs, the newest parts first, until the time is over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from batonmq.epoch.file_cache import REDO_SUFFIX, continuation, decode_entries, digest
+from batonmq.mqctl.store_check import SEGMENT_NAME, Verdict, verify
+from batonmq.mqctl.verdict.evidence import ControllerFacts, Fault, LogTail, ProcessFacts, StoreFacts
+from batonmq.protocol.layout import (
+    CHECKPOINT,
+    CHECKPOINT_MAGIC,
+    CHECKPOINT_OURS,
+    CHECKPOINT_OURS_AT,
+    CHECKPOINT_SIZE,
+    FILLER_SIZE,
+    INDEX_HEADER,
+    JOURNAL_GROUP,
+    JOURNAL_MAGIC,
+    RECORD_HEAD,
+    SNAPSHOT_CRC,
+    SNAPSHOT_MAGIC,
+    UNIT,
+    UNIT_SIZE,
+)
+from batonmq.protocol.records.codec import MAGIC_V1, MAGIC_V2
+
+LOG_TAIL_BYTES: Final = 128 << 10
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}")
+_LAST_WORDS: Final = re.compile(r"(broker|namesrv|controller): ")
+_TABLES: Final = ("topics.json", "consumerOffset.json", "subscriptionGroup.json")
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+Until = Callable[[], bool]
+"""Whether there is time left."""
+
+
+# Processes of this host.
+
+
+def process_facts(pid: int) -> ProcessFacts:
+    """Of a process of this host; what may not be read is left out."""
+    folder = Path(f"/proc/{pid}")
+    facts = ProcessFacts(pid)
+    try:
+        state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+        facts = replace(facts, stopped=state in "Tt")
+        limits = re.search(r"Max open files\s+(\d+)", (folder / "limits").read_text())
+        count = len(os.listdir(folder / "fd"))
+        return replace(facts, descriptors=count, descriptors_max=int(limits[1]) if limits else 0)
+    except OSError:
+        return facts
+
+
+def log_tail(path: Path) -> LogTail:
+    """The end of a process's log; empty without one."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return LogTail()
+    starts = [at for at, line in enumerate(lines) if " server_started " in line]
+    own = lines[starts[-1] :] if starts else lines
+    times = [_line_ms(line) for line in lines]
+    # A process that refuses its settings ends before it says that it started.
+    words = next((line for line in reversed(own) if line.strip()), "")
+    return LogTail(
+        tuple(own),
+        tuple(times[at] for at in starts),
+        any(" server_stopped " in line for line in own[-8:]),
+        words if _LAST_WORDS.match(words) else "",
+        max(times, default=0),
+    )
+
+
+def _line_ms(line: str) -> int:
+    found = _TIME.match(line)
+    return round(datetime.fromisoformat(found[0]).timestamp() * 1000) if found else 0
+
+
+# Controllers.
+
+
+def controller_facts(folder: Path, node_id: str, configured: tuple[str, ...]) -> ControllerFacts:
+    raft = folder / "raft"
+    faults: list[Fault] = []
+    if not (raft / "journal").exists() and not (raft / "meta").exists():
+        return ControllerFacts(str(folder), node_id, True, (), (), configured)
+    for kind, name, check in (
+        ("raft-journal", "journal", _journal_fault),
+        ("raft-vote", "meta", _meta_fault),
+        ("raft-snapshot", "snapshot", _snapshot_fault),
+    ):
+        path = raft / name
+        try:
+            what = check(path.read_bytes())
+        except FileNotFoundError:
+            what = "" if name == "snapshot" else "it is missing"
+        except OSError as error:
+            what = f"cannot be read: {error.strerror}"
+        if what:
+            faults.append(Fault(kind, str(path), what))
+    members = _json_of(raft / "members") or {}
+    ids = tuple(map(str, members.get("ids", ()))) if isinstance(members, dict) else ()
+    return ControllerFacts(str(folder), node_id, False, tuple(faults), ids, configured)
+
+
+def _journal_fault(data: bytes) -> str:
+    """A torn last group is none: no message about it left the node."""
+    if not data.startswith(JOURNAL_MAGIC):
+        return "no journal"
+    at, bad = len(JOURNAL_MAGIC), -1
+    while at + JOURNAL_GROUP.size <= len(data):
+        size, crc = JOURNAL_GROUP.unpack_from(data, at)
+        payload = data[at + JOURNAL_GROUP.size : at + JOURNAL_GROUP.size + size]
+        if not size or len(payload) < size or zlib.crc32(payload) != crc:
+            bad = at
+            break
+        at += JOURNAL_GROUP.size + size
+    if bad < 0:
+        return ""
+    for at in range(bad + 1, min(len(data), bad + (1 << 20)) - JOURNAL_GROUP.size):
+        size, crc = JOURNAL_GROUP.unpack_from(data, at)
+        begin = at + JOURNAL_GROUP.size
+        if 0 < size <= len(data) - begin and zlib.crc32(data[begin : begin + size]) == crc:
+            return f"a bad group at offset {bad}, with a good one behind it"
+    size, _ = JOURNAL_GROUP.unpack_from(data, bad)
+    is_whole = 0 < size <= len(data) - bad - JOURNAL_GROUP.size
+    return f"a bad group at offset {bad}" if is_whole else ""
+
+
+def _meta_fault(data: bytes) -> str:
+    checksum, _, text = data.rstrip(b"\n").partition(b" ")
+    return "" if checksum == b"%08x" % zlib.crc32(text) else "its checksum differs"
+
+
+def _snapshot_fault(data: bytes) -> str:
+    begin = len(SNAPSHOT_MAGIC)
+    head = data[: begin + SNAPSHOT_CRC.size]
+    if len(head) < begin + SNAPSHOT_CRC.size or not head.startswith(SNAPSHOT_MAGIC):
+        return "no snapshot"
+    is_good = SNAPSHOT_CRC.unpack_from(data, begin)[0] == zlib.crc32(data[len(head) :])
+    return "" if is_good else "its checksum differs"
+
+
+# Brokers.
+
+
+def store_facts(folder: Path) -> StoreFacts:
+    """All but the log and what points into it."""
+    reader = _StoreReader(folder)
+    reader.read()
+    return reader.facts
+
+
+class _StoreReader:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.facts = StoreFacts(str(folder))
+        self._faults: list[Fault] = []
+
+    def fault(self, kind: str, file: Path, what: str) -> None:
+        self._faults.append(Fault(kind, str(file), what))
+
+    def read(self) -> None:
+        self._identity()
+        self._run_mark()
+        self._epochs()
+        self._role()
+        self._checkpoint()
+        self._tables()
+        folder = self.folder
+        private = folder / "commitlog" / ".baton"
+        suspect = folder / "suspect"
+        noted = _json_of(suspect)
+        kind, what = "", ""
+        if isinstance(noted, dict):
+            kind, what = str(noted.get("kind", "damage")), str(noted.get("what", ""))
+        elif suspect.exists():
+            kind, what = "reboot", "its note cannot be read"
+        kept = sum(f.stat().st_size for f in (folder / "truncated").rglob("*") if f.is_file())
+        self.facts = replace(
+            self.facts,
+            log_id=_text(private / "log_id"),
+            lineage=_text(private / "lineage"),
+            lives=tuple(_text(folder / "lives").split()),
+            suspect=what,
+            suspect_kind=kind,
+            kept_bytes=kept,
+            faults=tuple(self._faults),
+        )
+
+    def _identity(self) -> None:
+        path = self.folder / "brokerIdentity"
+        try:
+            fields = path.read_bytes().decode(errors="replace").strip().split("#")
+        except OSError:
+            return
+        if len(fields) != 3 or not fields[2].isdigit():
+            self.fault("identity-file", path, f"no identity: {'#'.join(fields)[:60]!r}")
+            return
+        self.facts = replace(
+            self.facts, cluster=fields[0], group=fields[1], broker_id=int(fields[2])
+        )
+
+    def _run_mark(self) -> None:
+        try:
+            lines = [*(self.folder / "abort").read_text(errors="replace").split("\n"), "", ""]
+        except OSError:
+            return
+        boot = _text(_BOOT_ID)
+        lost = bool(lines[1]) and lines[1] != boot and lines[2] != "flushed"
+        self.facts = replace(self.facts, clean=False, lost_cache=lost)
+
+    def _epochs(self) -> None:
+        path = self.folder / "epochFileCheckpoint"
+        whys, found = [], False
+        for candidate in (path, path.with_name(path.name + ".bak")):
+            try:
+                content = candidate.read_bytes()
+                entries = decode_entries(content)
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError) as error:
+                found = True
+                whys.append(f"{candidate.name}: {error}")
+                continue
+            redo = path.with_name(path.name + REDO_SUFFIX)
+            data = redo.read_bytes() if redo.exists() else b""
+            listed = (*entries, *continuation(data, digest(content)))
+            epochs = tuple((each.epoch, each.start_offset) for each in listed)
+            self.facts = replace(self.facts, epochs=epochs)
+            break
+        else:
+            found = found and bool(whys)
+            if found:
+                self.fault("epoch-file", path, "; ".join(whys))
+            return
+        if whys:
+            self.fault("epoch-file-copy", path, f"{whys[0]}; its copy is used")
+
+    def _role(self) -> None:
+        path = self.folder / "masterEpoch"
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return
+        epochs = []
+        for at in range(0, 128, 64):
+            digits, _, crc = data[at : at + 64].rstrip().partition(b" ")
+            if digits.isdigit() and crc == b"%08x" % zlib.crc32(digits):
+                epochs.append(int(digits))
+        if len(epochs) < 2 or len(data) != 128:
+            self.fault("role-file", path, "it cannot be read: the highest masterEpoch is in it")
+        self.facts = replace(self.facts, role_epoch=max(epochs, default=0))
+
+    def _checkpoint(self) -> None:
+        path = self.folder / "checkpoint"
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return
+        if len(data) != CHECKPOINT_SIZE:
+            self.fault("checkpoint", path, f"{len(data)} bytes instead of {CHECKPOINT_SIZE}")
+            return
+        ours = data[CHECKPOINT_OURS_AT : CHECKPOINT_OURS_AT + CHECKPOINT_OURS.size]
+        magic, recovery, crc = CHECKPOINT_OURS.struct.unpack(ours)
+        head = data[: CHECKPOINT.size]
+        if magic != CHECKPOINT_MAGIC or crc != zlib.crc32(
+            ours[: CHECKPOINT_OURS.at["crc"]], zlib.crc32(head)
+        ):
+            if any(data):
+                self.fault("checkpoint", path, "its checksum differs")
+            return
+        newest_ms, *_, confirmed = CHECKPOINT.struct.unpack(head)
+        self.facts = replace(
+            self.facts,
+            newest_ms=newest_ms,
+            confirmed=confirmed,
+            known_end=max(recovery, confirmed),
+        )
+
+    def _tables(self) -> None:
+        for name in _TABLES:
+            path = self.folder / "config" / name
+            copies = [each for each in (path, path.with_name(f"{name}.bak")) if each.exists()]
+            if not copies or any(isinstance(_json_of(each), dict) for each in copies):
+                continue
+            self.fault("tables", path, "no JSON object, and no copy of it is")
+        text = _text(self.folder / "queuePositions", strip=False)
+        crc, _, body = text.encode().partition(b"\n")
+        if text and crc != b"%08x" % zlib.crc32(body.rstrip(b"\n")):
+            self.fault("queue-positions", self.folder / "queuePositions", "its checksum differs")
+
+
+def segments_of(folder: Path) -> list[Path]:
+    """The files of a commit log, oldest first."""
+    try:
+        files = (folder / "commitlog").iterdir()
+        return sorted(file for file in files if SEGMENT_NAME.fullmatch(file.name))
+    except OSError:
+        return []
+
+
+def read_log(facts: StoreFacts, until: Until) -> Iterator[StoreFacts]:
+    """The facts with the log read, again and again, its newest file first; the last ones count."""
+    segments = segments_of(Path(facts.folder))
+    if not segments:
+        return
+    facts = replace(facts, begin=int(segments[0].name))
+    following = -1
+    for path in reversed(segments):
+        check = Verdict()
+        for _ in verify([path], check, is_open=False):
+            if not until():
+                return
+        found = _log_faults(path, check, facts, is_last=path is segments[-1])
+        if following >= 0 and check.end != following and not check.damages:
+            what = "the log has a hole here: the file that follows begins later"
+            found = (Fault("log-part", str(path), what, check.end, following - check.end),)
+        end = check.end if following < 0 else facts.end
+        facts = replace(
+            facts,
+            end=end,
+            read_from=int(path.name),
+            faults=(*found, *facts.faults),
+        )
+        following = int(path.name)
+        yield facts
+
+
+def _log_faults(
+    path: Path, check: Verdict, facts: StoreFacts, *, is_last: bool
+) -> tuple[Fault, ...]:
+    base = int(path.name)
+    found = []
+    for damage in check.damages:
+        is_tail = is_last and damage.offset == check.end
+        if is_tail and not facts.clean and _is_torn(path, damage.offset - base, damage.size):
+            continue  # a write that the end of its process cut off was not acknowledged
+        kind = "log-tail" if is_tail else "log-middle"
+        found.append(Fault(kind, damage.file, damage.what, damage.offset, damage.size))
+    return tuple(found)
+
+
+def _is_torn(path: Path, position: int, used: int) -> bool:
+    """Whether the bytes at the log's end are the beginning of a record, and no whole bad one."""
+    if used < RECORD_HEAD.only("size", "magic").size:
+        return True
+    with path.open("rb") as file:
+        file.seek(position)
+        size, magic = RECORD_HEAD.only("size", "magic").unpack(file.read(8))
+    return magic in (MAGIC_V1, MAGIC_V2) and size > used
+
+
+def read_derived(facts: StoreFacts, until: Until) -> StoreFacts:
+    """The facts with consume queues, index and offsets of groups."""
+    folder = Path(facts.folder)
+    faults: list[Fault] = []
+    counts: dict[str, dict[int, int]] = {}
+    known = facts.known_end
+    for queue in sorted((folder / "consumequeue").glob("*/*")):
+        if not until():
+            break
+        if queue.name.isdigit():
+            count, end, what = _read_queue(queue, facts)
+            counts.setdefault(queue.parent.name, {})[int(queue.name)] = count
+            known = max(known, end)
+            if what:
+                faults.append(Fault("consume-queue", str(queue), what))
+    for path in sorted((folder / "index").glob("*")):
+        if path.is_file() and (what := _index_fault(path)):
+            faults.append(Fault("index", str(path), what))
+    return replace(
+        facts,
+        faults=(*facts.faults, *faults),
+        known_end=known,
+        topics={topic: sum(of.values()) for topic, of in counts.items()},
+        lags=_lags(folder, counts),
+    )
+
+
+def _read_queue(folder: Path, facts: StoreFacts) -> tuple[int, int, str]:
+    """(end of the queue, log offset that it reaches, what is wrong)."""
+    count, end, before, last_size = 0, 0, -1, 0
+    for path in sorted(f for f in folder.iterdir() if SEGMENT_NAME.fullmatch(f.name)):
+        base = int(path.name)
+        if base % UNIT_SIZE:
+            return count, end, f"{path.name} begins within a unit"
+        data = path.read_bytes().rstrip(b"\0")
+        data += bytes(-len(data) % UNIT_SIZE)
+        for at, (offset, size, _) in enumerate(UNIT.struct.iter_unpack(data)):
+            if size == FILLER_SIZE:
+                continue
+            where = f"{path.name}, unit {at}: "
+            if offset < 0 or size <= 0:
+                return count, end, f"{where}no place of a record"
+            if offset <= before or offset < before + last_size:
+                return count, end, f"{where}its offset {offset} is not above the one before"
+            before, last_size = offset, size
+            count = base // UNIT_SIZE + at + 1
+            if size < (64 << 20):
+                end = offset + size
+    if facts.end and end > max(facts.end, facts.known_end) + (1 << 32):
+        return count, 0, f"it points to offset {end}, far behind the log's end"
+    return count, end, ""
+
+
+def _index_fault(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            head = file.read(INDEX_HEADER.size)
+        if len(head) < INDEX_HEADER.size:
+            return "it is shorter than its header"
+        begin_ms, end_ms, begin, end, used, count = INDEX_HEADER.struct.unpack(head)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    sane = begin_ms >= 0 and begin >= 0 and 0 <= used <= max(count, 1)
+    return "" if sane and (count <= 1 or (begin_ms <= end_ms and begin <= end)) else "a bad header"
+
+
+def _lags(folder: Path, counts: dict[str, dict[int, int]]) -> dict[tuple[str, str], int]:
+    table = _json_of(folder / "config" / "consumerOffset.json")
+    lags: dict[tuple[str, str], int] = {}
+    offsets = table.get("offsetTable", {}) if isinstance(table, dict) else {}
+    for key, queues in offsets.items():
+        topic, _, group = str(key).partition("@")
+        ends = counts.get(topic, {})
+        if group and isinstance(queues, dict):
+            behind = (ends.get(int(q), 0) - int(at) for q, at in queues.items())
+            lags[group, topic] = sum(max(0, each) for each in behind)
+    return lags
+
+
+def _json_of(path: Path) -> Any:
+    """None if it is missing or no JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _text(path: Path, *, strip: bool = True) -> str:
+    try:
+        text = path.read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+    return text.strip() if strip else text

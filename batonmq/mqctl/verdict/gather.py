@@ -1,0 +1,273 @@
+"""Gathers evidence: from the folders of a cluster or of single stores, and from what answers.
+
+Every source has its part of the time, and one that is absent is noted, never an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from batonmq.history.event import HistoryEvent
+from batonmq.history.fold import stories
+from batonmq.history.merge import in_order, merged
+from batonmq.history.reader import read_histories
+from batonmq.launcher.current import serves
+from batonmq.mqctl.verdict.evidence import (
+    BROKER,
+    NAME_SERVER,
+    Consumers,
+    Evidence,
+    Group,
+    Node,
+    ProcessFacts,
+    Source,
+    StoreFacts,
+)
+from batonmq.mqctl.verdict.files import (
+    controller_facts,
+    log_tail,
+    process_facts,
+    read_derived,
+    read_log,
+    store_facts,
+)
+from batonmq.runtime.clock import wall_ms
+
+SYSTEM_GROUPS: Final = ("CID_RMQ_SYS_", "TOOLS_CONSUMER", "FILTERSRV_", "SELF_TEST_", "CID_ONS")
+
+
+def from_folders(folders: Iterable[Path], until: Callable[[], bool]) -> Evidence:
+    """The evidence of data folders of `batonmq up`, of brokers, of controllers, in any mix."""
+    nodes: list[Node] = []
+    sources: list[Source] = []
+    cluster, start, local = "", "", False
+    for folder in (each.absolute() for each in folders):
+        documents = [folder / "cluster.json", folder / "conf" / "cluster.json"]
+        document = next((d for path in documents if (d := _document(path))), None)
+        if document is not None:
+            found, supervised = _nodes_of(folder, document)
+            nodes += found
+            cluster, local = str(folder), True
+            if not supervised and not any(n.process and n.process.pid for n in found):
+                start = f"batonmq up --data {folder}"
+        elif (folder / "commitlog").is_dir() or (folder / "brokerIdentity").exists():
+            nodes.append(_store_node(folder))
+        elif (folder / "raft").is_dir() or list(folder.glob("history-*.jsonl")):
+            name = next((p.name[8:-6] for p in folder.glob("history-*.jsonl")), folder.name)
+            facts = controller_facts(folder, name, ())
+            nodes.append(Node(str(folder), NAME_SERVER, "", folder=str(folder), controller=facts))
+        else:
+            sources.append(Source(str(folder), "neither a cluster nor a store is in it"))
+    events, problems = _history(nodes)
+    sources += [Source("history", problem) for problem in problems]
+    nodes = _with_logs(nodes, sources, until)
+    return Evidence(
+        wall_ms(),
+        cluster,
+        start,
+        local,
+        nodes=tuple(nodes),
+        groups=groups_of(events, _all_are_read(nodes, events)),
+        stories=stories(events),
+        consumers=_consumers(nodes),
+        sources=tuple(sources),
+    )
+
+
+def _document(path: Path) -> dict[str, Any] | None:
+    try:
+        document = json.loads(path.read_bytes())
+        return document if isinstance(document, dict) and "brokers" in document else None
+    except (OSError, ValueError):
+        return None
+
+
+def _nodes_of(folder: Path, document: dict[str, Any]) -> tuple[list[Node], bool]:
+    """The processes of a local cluster, and whether `batonmq up` watches them. A copied folder has
+    its files at another place than its documents say."""
+    supervised = Path(f"/proc/{document.get('supervisorPid', 0)}").exists()
+    controllers = {
+        str(each.get("address", "")).rpartition(":")[2]: str(each.get("id", ""))
+        for each in document.get("controllers", ())
+    }
+    ids = tuple(sorted(filter(None, controllers.values())))
+    nodes = []
+    for entry in document.get("nameServers", ()):
+        config = folder / "conf" / Path(str(entry.get("config", ""))).name
+        name = config.stem
+        address = str(entry.get("address", ""))
+        port = address.rpartition(":")[2]
+        node_id = controllers.get(str(int(port) + 2), "") if port.isdigit() else ""
+        node = _node(folder, name, NAME_SERVER, address)
+        if node_id:
+            facts = controller_facts(folder / name / "controller", node_id, ids)
+            node = replace(node, controller=facts)
+        nodes.append(node)
+    for entry in document.get("brokers", ()):
+        name = Path(str(entry.get("config", ""))).stem
+        node = _node(folder, name, BROKER, str(entry.get("address", "")))
+        store = store_facts(folder / name)
+        nodes.append(replace(node, group=str(entry.get("name", "")), store=store))
+    return nodes, supervised
+
+
+def _node(folder: Path, name: str, kind: Any, address: str) -> Node:
+    pid_file = folder / "run" / f"{name}.pid"
+    pid = serves(pid_file)
+    what = "broker" if kind == BROKER else "namesrv"
+    free, size, read_only = _disk(folder / name)
+    return Node(
+        name,
+        kind,
+        address,
+        folder=str(folder / name),
+        start=f"batonmq {what} -c {folder}/conf/{name}.yaml --pid-file {pid_file}",
+        process=process_facts(pid) if pid else ProcessFacts(),
+        log=log_tail(folder / name / "process.log"),
+        free_bytes=free,
+        disk_bytes=size,
+        read_only=read_only,
+    )
+
+
+def _store_node(folder: Path) -> Node:
+    store = store_facts(folder)
+    free, size, read_only = _disk(folder)
+    return Node(
+        str(folder),
+        BROKER,
+        "",
+        store.group,
+        str(folder),
+        log=log_tail(folder / "process.log"),
+        free_bytes=free,
+        disk_bytes=size,
+        read_only=read_only,
+        store=store,
+    )
+
+
+def _disk(folder: Path) -> tuple[int, int, bool]:
+    """(free bytes, all bytes, whether it is read-only) of a folder's file system."""
+    try:
+        space = os.statvfs(folder)
+    except OSError:
+        return -1, 0, False
+    return (
+        space.f_bavail * space.f_frsize,
+        space.f_blocks * space.f_frsize,
+        bool(space.f_flag & os.ST_RDONLY),
+    )
+
+
+def _history(nodes: Iterable[Node]) -> tuple[Sequence[HistoryEvent], list[str]]:
+    folders = [Path(n.controller.folder) for n in nodes if n.controller is not None]
+    folders = [folder for folder in folders if list(folder.glob("history-*.jsonl"))]
+    if not folders:
+        return (), ["no history of the controllers is here"]
+    try:
+        sources, problems = read_histories(folders)
+    except OSError as error:
+        return (), [f"cannot be read: {error}"]
+    found = merged(sources)
+    return found.events, [*problems, *found.problems]
+
+
+def _all_are_read(nodes: Iterable[Node], events: Sequence[HistoryEvent]) -> bool:
+    """Whether nothing newer than `events` can be recorded: the last leader's own history is here.
+    It writes an event before it answers the broker that asked."""
+    leaders = [e.node for e in in_order(events) if e.kind == "controller_leader_changed"]
+    held = {
+        n.controller.node_id
+        for n in nodes
+        if n.controller is not None
+        and (Path(n.controller.folder) / f"history-{n.controller.node_id}.jsonl").exists()
+    }
+    return bool(leaders) and leaders[-1] in held
+
+
+def groups_of(events: Iterable[HistoryEvent], is_current: bool) -> tuple[Group, ...]:
+    """The newest record of each group in the controllers' history."""
+    groups: dict[str, Group] = {}
+    for event in in_order(events):
+        name, detail = event.broker_name, event.detail
+        if not name:
+            continue
+        group = groups.get(name, Group(name, is_current=is_current, where="history"))
+        confirmed = max(group.confirmed, event.confirm_offset, detail.confirm_offset)
+        group = replace(group, confirmed=confirmed)
+        if event.kind == "broker_registered":
+            group = replace(
+                group,
+                replicas={**group.replicas, event.broker_id: event.address},
+                lives={**group.lives, event.broker_id: event.incarnation},
+            )
+        elif event.kind == "elected":
+            group = replace(
+                group,
+                master=event.broker_id,
+                last_master=event.broker_id,
+                master_epoch=event.master_epoch,
+                members=event.sync_state_set,
+                confirmed=-1 if event.unclean else group.confirmed,
+            )
+        elif event.kind == "election_failed":
+            group = replace(group, master=0, master_epoch=event.master_epoch)
+        elif event.kind == "set_altered" and event.sync_state_set:
+            group = replace(group, members=event.sync_state_set)
+        elif event.kind == "broker_cleaned":
+            known = {i: a for i, a in group.replicas.items() if i != event.broker_id}
+            group = replace(group, replicas=known)
+        groups[name] = group
+    return tuple(groups[name] for name in sorted(groups))
+
+
+def _with_logs(
+    nodes: Sequence[Node], sources: list[Source], until: Callable[[], bool]
+) -> list[Node]:
+    """The nodes with their logs read, of all in turn; only those whose broker does not run, since
+    the others check what they serve."""
+    found: dict[int, StoreFacts] = {}
+    reading = {
+        at: read_log(node.store, until)
+        for at, node in enumerate(nodes)
+        if node.store is not None and not (node.process is not None and node.process.pid)
+    }
+    while reading:
+        for at, reader in list(reading.items()):
+            facts = next(reader, None)
+            if facts is None:
+                del reading[at]
+            else:
+                found[at] = facts
+    known: list[Node] = []
+    for at, node in enumerate(nodes):
+        store = found.get(at, node.store)
+        if store is not None:
+            if at in found and found[at].read_from > found[at].begin:
+                unread = found[at].read_from - found[at].begin
+                why = f"its oldest {unread >> 20} MiB were not read in time: mqctl verifyStore"
+                sources.append(Source(f"log of {node.name}", why))
+            store = read_derived(store, until)
+        known.append(replace(node, store=store))
+    return known
+
+
+def _consumers(nodes: Iterable[Node]) -> tuple[Consumers, ...]:
+    """From the store with the longest log of each group of brokers."""
+    best: dict[str, StoreFacts] = {}
+    for node in nodes:
+        store = node.store
+        if store is not None and store.end >= best.get(node.group, store).end:
+            best[node.group] = store
+    found: dict[tuple[str, str], int] = {}
+    for store in best.values():
+        for key, lag in store.lags.items():
+            if not key[0].startswith(SYSTEM_GROUPS):
+                found[key] = found.get(key, 0) + lag
+    return tuple(Consumers(g, topic, lag) for (g, topic), lag in sorted(found.items()))

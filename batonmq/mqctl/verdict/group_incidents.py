@@ -1,0 +1,286 @@
+"""Incidents of the whole cluster, of broker groups and of clients. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from batonmq.mqctl.verdict.evidence import Evidence
+from batonmq.mqctl.verdict.incidents import (
+    LOOP_MS,
+    REFILL_BYTES_S,
+    SKEW_MS,
+    START_S,
+    Finding,
+    Recogniser,
+    Repair,
+    since,
+    start_of,
+)
+
+STUCK_MS: Final = 60_000
+LAG_MANY: Final = 10_000
+
+
+def _whole(evidence: Evidence) -> Iterator[Finding]:
+    local = [node for node in evidence.nodes if node.process is not None]
+    if not local or any(node.process and node.process.pid for node in local) or evidence.is_live:
+        return
+    well = all(n.log.ended_well or (n.store and n.store.clean) for n in local)
+    names = evidence.group_names
+    last = max((node.log.last_ms for node in local), default=0)
+    how = "was stopped" if well else "was killed: no process said that it stops"
+    repairs = (Repair("start the cluster again", evidence.start, START_S * 2),)
+    name = "cluster-stopped" if well else "cluster-killed"
+    yield Finding(name, evidence.cluster, f"the whole cluster {how}", last, tuple(names), repairs)
+
+
+def _quorum(evidence: Evidence) -> Iterator[Finding]:
+    answers = evidence.controllers
+    up = sum(why is None for why in answers.values())
+    if evidence.is_live and answers and up * 2 <= len(answers):
+        away = [n for n in evidence.name_servers() if n.controller and not n.runs]
+        cause = (
+            f"{up} of {len(answers)} controllers run: masters continue to take writes, and none"
+            " that fails is replaced"
+        )
+        repairs = tuple(start_of(evidence, node) for node in away[:2])
+        began = max((since(evidence, n) for n in away), default=0)
+        groups = tuple(evidence.group_names)
+        yield Finding("quorum-lost", "controllers", cause, began, groups, repairs)
+    elif evidence.is_live and answers and not evidence.leader:
+        cause = "a majority of the controllers answers, and none leads"
+        look = Repair("see which of them cannot reach the others", "mqctl getControllerMetaData")
+        yield Finding("no-leader", "controllers", cause, 0, (), (look,))
+    for problem in evidence.controller_problems[:3]:
+        if "differ" in problem:
+            fix = Repair("empty the folder of the one that is wrong, and start it")
+            yield Finding("controllers-differ", "controllers", problem, 0, (), (fix,))
+        elif "does not answer on its Raft port" in problem and up == len(answers):
+            look = Repair("look at the network between the controllers", "mqctl health")
+            yield Finding("controllers-cut", "controllers", problem, 0, (), (look,))
+
+
+def _masterless(evidence: Evidence) -> Iterator[Finding]:
+    if not evidence.is_live or evidence.classic:
+        return
+    for group in evidence.groups:
+        master = evidence.node_of(group.name, group.master)
+        serves = group.master and group.master in group.alive and (not master or master.runs)
+        if serves or not group.members:
+            continue
+        away = [i for i in group.members if i not in group.alive]
+        suspects = [
+            n.name for n in evidence.brokers(group.name) if any("suspect" in t for t in n.told)
+        ]
+        nodes = [n for i in away if (n := evidence.node_of(group.name, i)) is not None]
+        repairs = [start_of(evidence, node) for node in nodes]
+        ids = ", ".join(map(str, group.members))
+        if not any(n.runs for n in evidence.brokers(group.name)):
+            name, why = "group-down", "none of its brokers runs"
+        elif suspects:
+            name, why = "only-suspects", f"the logs of {', '.join(suspects)} are suspect"
+        elif away:
+            name, why = "members-away", f"of the SyncStateSet {{{ids}}} broker {away} is away"
+        else:
+            name, why = "no-master", "an election is under way, or no controller leads"
+        repairs += _unclean(evidence, group.name)
+        cause = f"{group.name} has no master: {why}"
+        began = max(
+            (s.began_ms for s in evidence.stories if s.broker_name == group.name), default=0
+        )
+        yield Finding(name, group.name, cause, began, (group.name,), tuple(repairs))
+
+
+def _unclean(evidence: Evidence, name: str) -> list[Repair]:
+    """What each election of a replica that may lack messages would cost."""
+    group = evidence.group(name)
+    repairs = []
+    for node in evidence.brokers(name):
+        end = int(node.report.get("commitLogMaxOffset") or -1)
+        if not node.runs or end < 0:
+            continue
+        me = evidence.id_of(node)
+        lacks = max(group.confirmed, *(s.end for s in evidence.stores(name)), 0) - end
+        lost = (
+            f"up to {lacks} bytes that were acknowledged" if lacks > 0 else "what only others have"
+        )
+        cluster = group.cluster or "DefaultCluster"
+        command = f"mqctl electMaster -bn {name} -b {me} -c {cluster} --unclean"
+        repairs.append(
+            Repair(f"only if the others are gone for good: {node.name}", command, 2, lost, 1)
+        )
+    return repairs
+
+
+def _slaves(evidence: Evidence) -> Iterator[Finding]:
+    """Replicas that run and are not in the set, or cannot follow."""
+    for node in evidence.brokers():
+        group, me = evidence.group(node.group), evidence.id_of(node)
+        if not node.runs or not node.report or not group.master or me == group.master:
+            continue
+        stuck = next((t for t in node.told if t.startswith(STUCK)), "")
+        outside = me not in group.members
+        if stuck:
+            name = "peers-cut" if "connect" in stuck or "answer" in stuck else "slave-stuck"
+            cause = f"{node.name} runs and cannot follow its master: {stuck.partition(': ')[2]}"
+            look = Repair("look at the way from it to its master", "mqctl haStatus")
+            yield Finding(name, node.name, cause, 0, (node.group,), (look,))
+        elif outside:
+            master = evidence.node_of(node.group, group.master)
+            ends = [int(n.report.get("commitLogMaxOffset") or 0) for n in (master, node) if n]
+            behind = max(0, ends[0] - ends[-1]) if len(ends) == 2 else 0
+            cause = f"{node.name} runs and is not in the SyncStateSet: {behind} bytes behind"
+            wait = Repair(
+                "wait: it copies its master", "mqctl health --watch", 1 + behind // REFILL_BYTES_S
+            )
+            yield Finding("slave-behind", node.name, cause, 0, (node.group,), (wait,))
+
+
+STUCK: Final = ("cannot follow its master", "gets no tables", "does not join yet")
+
+
+def _told(evidence: Evidence) -> Iterator[Finding]:
+    """What running brokers report of themselves, where no recogniser above says more."""
+    for node in evidence.brokers():
+        for told in node.told:
+            what, _, why = told.partition(": ")
+            name, advice, command = TOLD.get(what, ("", "", ""))
+            if what == "refuses writes" and "lease" in why:
+                name = "lease-lost"
+            elif what == "refuses writes" and "minInSyncReplicas" in why:
+                name = "too-few-in-sync"
+            if name:
+                fix = Repair(advice, command.format(node.address))
+                cause = f"{node.name}: {told}"
+                yield Finding(name, node.name, cause, 0, (node.group,), (fix,))
+
+
+TOLD: Final = {
+    "refuses writes": ("refuses-writes", "see what it waits for", "mqctl brokerStatus -b {}"),
+    "is not registered": ("not-registered", "see who has its id", "mqctl getSyncStateSet"),
+    "its log is suspect": ("log-suspect", "nothing while its group has a master", ""),
+    "has set messages aside": ("messages-aside", "read the reason", "mqctl brokerStatus -b {}"),
+    "its group is not well": ("classic-group", "see who is there", "mqctl clusterList"),
+    "acts for its master, which is away": ("classic-master-away", "start the master", ""),
+}
+
+
+def _routes(evidence: Evidence) -> Iterator[Finding]:
+    names = sorted({name for routes in evidence.routes.values() for name in routes})
+    for name in names:
+        known = {ns: routes.get(name, "") for ns, routes in evidence.routes.items()}
+        if len(set(known.values())) > 1:
+            text = ", ".join(f"{ns} names {to or 'nobody'}" for ns, to in sorted(known.items()))
+            cause = f"{name}: the name servers differ: {text}"
+            wait = Repair("wait for the next registration", "mqctl health --watch", 30)
+            yield Finding("routes-differ", name, cause, 0, (name,), (wait,))
+
+
+def _cut_off(evidence: Evidence) -> Iterator[Finding]:
+    """A broker that answers here, and that the controllers call dead."""
+    if not evidence.leader:
+        return
+    for node in evidence.brokers():
+        group, me = evidence.group(node.group), evidence.id_of(node)
+        if node.runs and node.asked and me in group.replicas and me not in group.alive:
+            cause = f"{node.name} answers here, and the controllers do not hear it: a cut network"
+            look = Repair(
+                "look at the way from it to the controllers",
+                f"mqctl brokerStatus -b {node.address}",
+            )
+            yield Finding("controllers-unreached", node.name, cause, 0, (node.group,), (look,))
+
+
+def _stories(evidence: Evidence) -> Iterator[Finding]:
+    for story in evidence.stories:
+        where = (story.broker_name,)
+        if story.unclean:
+            cause = (
+                f"{story.broker_name}: an operator elected broker {story.winner}, which may have"
+                f" lacked messages (masterEpoch {story.master_epoch})"
+            )
+            kept = Repair("what others cut is in their truncated/: compare", "mqctl messageAudit")
+            yield Finding("unclean-election", where[0], cause, story.began_ms, where, (kept,))
+        elif story.kind == "switch_failed" and evidence.now_ms - story.ended_ms < LOOP_MS:
+            cause = f"{story.broker_name}: a planned switch did not happen: {story.reason}"
+            again = Repair("try it again when the set is full", "mqctl health --watch")
+            yield Finding("switch-failed", where[0], cause, story.began_ms, where, (again,))
+        elif story.kind == "diverged" and not story.complete and evidence.is_live:
+            cause = f"{story.broker_name}: a replica cannot follow: {story.reason}"
+            look = Repair("see what it says", "mqctl haStatus")
+            yield Finding("slave-stuck", where[0], cause, story.began_ms, where, (look,))
+
+
+# Clients.
+
+
+def _consumers(evidence: Evidence) -> Iterator[Finding]:
+    for each in evidence.consumers:
+        look = Repair("see queue by queue", f"mqctl consumerProgress -g {each.group}")
+        base = f"group {each.group} is {each.lag} messages behind on {each.topic}"
+        if each.lag <= 0:
+            continue
+        if each.members == 0:
+            yield Finding("consumers-gone", each.group, f"{base}: it has no member", 0, (), (look,))
+        elif each.members > 0 and each.in_flight and each.idle_ms > STUCK_MS:
+            cause = f"{base}: members hold {each.in_flight} messages and finish none"
+            yield Finding("consumers-stuck", each.group, cause, 0, (), (look,))
+        elif each.members > 0 and each.lag >= LAG_MANY:
+            yield Finding("consumers-behind", each.group, f"{base}", 0, (), (look,))
+    for topic, count in sorted(_topics(evidence).items()):
+        if topic.startswith("%DLQ%") and count:
+            group = topic.removeprefix("%DLQ%")
+            cause = f"{count} messages of group {group} went to its dead-letter topic"
+            look = Repair("read them", f"mqctl consumeMessage -t {topic}")
+            yield Finding("dead-letters", group, cause, 0, (), (look,))
+
+
+def _topics(evidence: Evidence) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for store in (n.store for n in evidence.brokers() if n.store is not None):
+        for topic, count in store.topics.items():
+            found[topic] = max(count, found.get(topic, 0))
+    return found
+
+
+def _waiting(evidence: Evidence) -> Iterator[Finding]:
+    """Timers, delays and half messages that a serving master does not work off."""
+    for node in evidence.brokers():
+        behind = int(node.report.get("timerOffsetBehind") or 0)
+        if node.runs and node.report.get("brokerRole") != "SLAVE" and behind >= LAG_MANY:
+            cause = f"{node.name}: {behind} timed messages were not read yet"
+            look = Repair("see whether that falls", f"mqctl brokerStatus -b {node.address}")
+            yield Finding("timers-behind", node.name, cause, 0, (node.group,), (look,))
+
+
+def _clocks(evidence: Evidence) -> Iterator[Finding]:
+    for node in evidence.nodes:
+        ahead = node.log.last_ms - evidence.now_ms
+        stored = node.store.newest_ms - evidence.now_ms if node.store else 0
+        if max(ahead, stored) > SKEW_MS:
+            cause = f"{node.name}: its clock is {max(ahead, stored) // 1000} s ahead of this host's"
+            fix = Repair("set the clock: no message is lost by it", "timedatectl; chronyc tracking")
+            yield Finding("clock-skew", node.name, cause, 0, (), (fix,))
+    for story in evidence.stories[-8:]:
+        for wrong in list(story.out_of_order().values())[:1]:
+            behind = [int(w) for w in wrong.split() if w.isdigit()]
+            if max(behind, default=0) > SKEW_MS and evidence.now_ms - story.ended_ms < LOOP_MS:
+                fix = Repair("set the clock: no message is lost by it", "chronyc tracking")
+                who = story.broker_name or "controllers"
+                yield Finding("clock-skew", who, wrong, story.began_ms, (), (fix,))
+
+
+OF_GROUPS: Final[tuple[Recogniser, ...]] = (
+    _whole,
+    _quorum,
+    _masterless,
+    _slaves,
+    _cut_off,
+    _told,
+    _routes,
+    _stories,
+    _clocks,
+    _consumers,
+    _waiting,
+)

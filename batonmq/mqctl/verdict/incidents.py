@@ -1,0 +1,357 @@
+"""Incidents of processes, stores and disks: how each is recognised, and what may be done. Pure.
+
+A recogniser looks at the evidence and yields findings; `judge` puts them in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from batonmq.mqctl.verdict.evidence import BROKER, Evidence, Node
+from batonmq.mqctl.verdict.safety import distrust, safety
+
+START_S: Final = 3
+REFILL_BYTES_S: Final = 50 << 20
+SKEW_MS: Final = 2_000
+LOOP_MS: Final = 600_000
+LOOP_STARTS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """`lost`: what of the acknowledged messages it gives up, "" nothing; `copies`: complete copies
+    of the group while it runs, -1 where that does not change."""
+
+    what: str
+    command: str = ""
+    seconds: int = 0
+    lost: str = ""
+    copies: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One incident. `subject`: the node or group that it happened to; `repairs`: best first."""
+
+    incident: str
+    subject: str
+    cause: str
+    since_ms: int = 0
+    groups: tuple[str, ...] = ()
+    repairs: tuple[Repair, ...] = ()
+    symptom_of: str = ""
+
+
+Recogniser = Callable[[Evidence], Iterable[Finding]]
+
+
+# Repairs.
+
+
+def start_of(evidence: Evidence, node: Node) -> Repair:
+    whole = evidence.start
+    what = "start the cluster again" if whole else f"start {node.name} again"
+    return Repair(what, whole or node.start, START_S)
+
+
+def refill(evidence: Evidence, node: Node) -> Repair:
+    """Let it copy its master; only where another store has everything."""
+    store = node.store
+    size = max((each.end - each.begin for each in evidence.stores(node.group)), default=0)
+    seconds = START_S + max(size, store.end if store else 0) // REFILL_BYTES_S
+    state = safety(evidence, node.group)
+    others = [name for name in state.holders if name != node.name]
+    if state.state != "safe" or not others:
+        what = "keep this folder: nothing proves that another store has everything"
+        return Repair(what, f"cp -a {node.folder} {node.folder}.kept")
+    what = f"move the store aside and start: it copies its master ({', '.join(others)} has all)"
+    command = f"batonmq moveAside {node.folder} && {evidence.start or node.start}"
+    return Repair(what, command, seconds, copies=len(others))
+
+
+# What happened to a process.
+
+
+def _role(evidence: Evidence, node: Node) -> str:
+    """`master` if it is or was the master of its group until this happened."""
+    if node.kind != BROKER:
+        return "name-server"
+    me, group = evidence.id_of(node), evidence.group(node.group)
+    if me and me == group.last_master:
+        return "master"
+    last = [s for s in evidence.stories if s.broker_name == node.group and s.is_election]
+    if me and last and last[-1].kind == "failover" and last[-1].master_before == me:
+        return "master"
+    return "slave"
+
+
+def _processes(evidence: Evidence) -> Iterator[Finding]:
+    for node in evidence.nodes:
+        process = node.process
+        groups = (node.group,) if node.kind == BROKER else ()
+        if node.is_hung:
+            pid = process.pid if process is not None else 0
+            is_stopped = process is not None and process.stopped
+            how = "is stopped (SIGSTOP, a debugger)" if is_stopped else "answers nobody"
+            kill = Repair("end it: it is started again, or start it", f"kill -9 {pid}", START_S)
+            on = Repair("let it continue", f"kill -CONT {pid}") if is_stopped else None
+            repairs = tuple(filter(None, (on, kill if pid else start_of(evidence, node))))
+            cause = f"{_title(evidence, node)}: its process {pid or ''} {how}".replace("  ", " ")
+            name = f"{_role(evidence, node)}-hung"
+            yield Finding(name, node.name, cause, since(evidence, node), groups, repairs)
+        elif process is not None and not process.pid and node.folder:
+            yield from _ended(evidence, node, groups)
+        elif process is None and node.asked and not node.runs:
+            cause = f"{_title(evidence, node)}: {node.refused}"
+            name = f"{_role(evidence, node)}-away"
+            yield Finding(name, node.name, cause, since(evidence, node), groups)
+
+
+def _ended(evidence: Evidence, node: Node, groups: tuple[str, ...]) -> Iterator[Finding]:
+    who, log = _title(evidence, node), node.log
+    began = since(evidence, node)
+    repairs: tuple[Repair, ...] = (start_of(evidence, node),)
+    recent = [ms for ms in log.starts_ms if ms > log.last_ms - LOOP_MS]
+    if words := log.last_words:
+        name = next((n for text, n in LAST_WORDS.items() if text in words.lower()), "")
+        name = name or ("config-wrong" if "allowed" in words else "start-refused")
+        cause = f"{node.name} ended: {words.partition(': ')[2]}"
+        repairs = (REFUSED.get(name, Repair("cure what it says, then start it")), *repairs)
+        yield Finding(name, node.name, cause, began, groups, repairs)
+    elif len(recent) >= LOOP_STARTS and not log.ended_well:
+        cause = f"{who} ended {len(recent)} times within 10 min, by a signal or out of memory"
+        look = Repair("look for the killer", f"dmesg | tail; tail -50 {node.folder}/process.log")
+        yield Finding("crash-loop", node.name, cause, recent[0], groups, (look, *repairs))
+    else:
+        stopped = log.ended_well or (node.store is not None and node.store.clean and log.lines)
+        how = "was stopped on request" if stopped else "was killed: its log ends without a word"
+        name = f"{_role(evidence, node)}-{'stopped' if stopped else 'killed'}"
+        yield Finding(name, node.name, f"{who} {how}", began, groups, repairs)
+
+
+def _title(evidence: Evidence, node: Node) -> str:
+    if node.kind != BROKER:
+        part = f" with controller {node.controller.node_id}" if node.controller else ""
+        return f"name server {node.address or node.name}{part}"
+    return f"{node.name} ({_role(evidence, node)} of {node.group}, {node.address})"
+
+
+def since(evidence: Evidence, node: Node) -> int:
+    """When the cluster noticed that this node was gone, else its last line."""
+    me = evidence.id_of(node)
+    seen = [
+        s.began_ms
+        for s in evidence.stories
+        if node.kind == BROKER and s.broker_name == node.group
+        if me in s.missing or (s.is_election and s.master_before == me)
+    ]
+    return max(seen, default=0) or node.log.last_ms
+
+
+LAST_WORDS: Final = {
+    "no space left": "disk-full",
+    "read-only file system": "disk-read-only",
+    "input/output error": "disk-failing",
+    "too many open files": "descriptors-exhausted",
+    "address already in use": "port-taken",
+    "is in use": "port-taken",
+    "is not free": "port-taken",
+    "holds brokerclustername": "foreign-group",
+    "another process": "folder-locked",
+    "locked": "folder-locked",
+    "written in a quorum of": "members-changed",
+}
+"""What a process said when it ended (lower case) -> the incident."""
+
+REFUSED: Final = {
+    "port-taken": Repair("end what listens there, or change the port", "ss -ltnp"),
+    "config-wrong": Repair("correct the setting that it names"),
+    "disk-full": Repair("free disk space; nothing is lost"),
+    "members-changed": Repair("give every controller the same controllerDLegerPeers"),
+}
+
+
+# What files show.
+
+FILES: Final[Mapping[str, tuple[str, bool]]] = {
+    "log-middle": ("bytes within the log are damaged", True),
+    "log-part": ("a part of the log is missing", True),
+    "log-tail": ("the log's last bytes are damaged", True),
+    "epoch-file": ("the epoch list and its copy are damaged", True),
+    "epoch-file-copy": ("one of two copies of the epoch list is damaged", False),
+    "role-file": ("the file of the highest masterEpoch is damaged", True),
+    "identity-file": ("the file that names this broker is damaged", True),
+    "tables": ("a table of topics, groups or offsets is damaged", False),
+    "checkpoint": ("the checkpoint is damaged", False),
+    "queue-positions": ("the file of queue positions is damaged", False),
+    "consume-queue": ("a consume queue is damaged", False),
+    "index": ("an index file is damaged", False),
+    "raft-journal": ("a controller's Raft journal is damaged", True),
+    "raft-vote": ("a controller's file of term and vote is damaged", True),
+    "raft-snapshot": ("a controller's snapshot is damaged", True),
+}
+"""Kind of a damaged file -> what it means, and whether its process needs help with it: the others
+are made again from the log, or from a copy, at the next start."""
+
+
+def _damaged(kind: str) -> Recogniser:
+    def find(evidence: Evidence) -> Iterator[Finding]:
+        for node in evidence.nodes:
+            faults = node.store.faults if node.store else ()
+            faults += node.controller.faults if node.controller else ()
+            own = [fault for fault in faults if fault.kind == kind]
+            if not own:
+                continue
+            first = own[0]
+            place = f" at offset {first.offset}, {first.size} bytes" if first.size else ""
+            more = f" (and {len(own) - 1} more)" if len(own) > 1 else ""
+            meaning, needs_help = FILES[kind]
+            cause = f"{node.name}: {meaning}: {first.file}{place}: {first.what}{more}"
+            groups = (node.group,) if node.kind == BROKER else ()
+            repairs = (start_of(evidence, node),)
+            if needs_help and node.kind == BROKER:
+                repairs = (refill(evidence, node),)
+            elif needs_help:
+                repairs = (_empty_controller(evidence, node),)
+            name = f"{kind}-damaged"
+            yield Finding(name, node.name, cause, since(evidence, node), groups, repairs)
+
+    return find
+
+
+def _empty_controller(evidence: Evidence, node: Node) -> Repair:
+    controller = node.controller
+    assert controller is not None
+    bad = [
+        each.name
+        for each in evidence.name_servers()
+        if each.controller and (each.controller.faults or each.controller.is_empty)
+    ]
+    known = sum(each.controller is not None for each in evidence.name_servers())
+    if 2 * len(bad) >= known:
+        return Repair("restore the folder of one controller from a backup: a majority is damaged")
+    raft = f"{controller.folder}/raft"
+    command = f"mv {raft} {raft}.aside && {evidence.start or node.start}"
+    return Repair("move its log aside and start: it fetches it from the others", command, START_S)
+
+
+def _lost_stores(evidence: Evidence) -> Iterator[Finding]:
+    for node in evidence.brokers():
+        store, group = node.store, evidence.group(node.group)
+        me = evidence.id_of(node)
+        if store is None or not store.is_empty or not (me in group.replicas or store.broker_id):
+            continue
+        others = evidence.stores(node.group)
+        if not any(other.end for other in others) and group.confirmed <= 0:
+            continue
+        cause = f"{node.name}: its store is empty, {store.folder} was lost, wiped or not mounted"
+        repairs = (refill_from(evidence, node),)
+        yield Finding("store-lost", node.name, cause, 0, (node.group,), repairs)
+
+
+def refill_from(evidence: Evidence, node: Node) -> Repair:
+    state = safety(evidence, node.group)
+    if state.state == "safe":
+        return replace(start_of(evidence, node), what="start it: it copies its master")
+    return Repair("mount the volume again, or restore it: no other store is proven complete")
+
+
+def _wrong_stores(evidence: Evidence) -> Iterator[Finding]:
+    for node in evidence.brokers():
+        store = node.store
+        if store is None or store.is_empty:
+            continue
+        group = evidence.group(node.group)
+        why = distrust(group, evidence.id_of(node), store, evidence.stores(node.group))
+        name = next((n for text, n in DISTRUSTED.items() if text in why), "")
+        if name:
+            cause = f"{node.name}: {why}"
+            repairs = (refill(evidence, node),)
+            yield Finding(name, node.name, cause, 0, (node.group,), repairs)
+
+
+DISTRUSTED: Final = {
+    "it is a store of": "foreign-group",
+    "lineage": "foreign-lineage",
+    "older than the process": "store-old",
+    "the disk failed": "disk-failing",
+    "noted that the log is suspect": "log-suspect",
+    "its host was started again": "power-lost",
+    "and had reached": "log-tail-missing",
+}
+
+
+def _controllers_lost(evidence: Evidence) -> Iterator[Finding]:
+    for node in evidence.name_servers():
+        facts = node.controller
+        if facts is None:
+            continue
+        if facts.is_empty and evidence.stories:
+            cause = f"{node.name}: the folder of controller {facts.node_id} is empty"
+            repairs = (_empty_controller(evidence, node),)
+            if not repairs[0].command.startswith("mv"):
+                yield Finding("controller-lost", node.name, cause, 0, (), repairs)
+            else:
+                yield Finding(
+                    "controller-lost", node.name, cause, 0, (), (start_of(evidence, node),)
+                )
+        elif facts.members and facts.configured and set(facts.members) != set(facts.configured):
+            cause = (
+                f"{node.name}: its log was written by {', '.join(facts.members)}, configured are"
+                f" {', '.join(facts.configured)}"
+            )
+            repairs = (REFUSED["members-changed"],)
+            yield Finding("members-changed", node.name, cause, 0, (), repairs)
+
+
+# Disks and limits.
+
+
+def _disks(evidence: Evidence) -> Iterator[Finding]:
+    for node in evidence.nodes:
+        repairs: tuple[Repair, ...]
+        groups = (node.group,) if node.kind == BROKER else ()
+        told = next(
+            (t for t in node.told if "disk is full" in t or "waits for disk space" in t), ""
+        )
+        line = node.log.latest("No space left", "ENOSPC")
+        is_full = bool(told) or 0 <= node.free_bytes < max(1 << 20, node.disk_bytes // 1000)
+        if is_full or (line and not node.runs):
+            free = f"{node.free_bytes >> 20} MiB are free in {node.folder}" if node.folder else ""
+            cause = f"{node.name}: its disk is full; {free or told}"
+            keep = f"mqctl updateBrokerConfig -b {node.address} -k fileReservedTime -v 24"
+            repairs = (Repair("free disk space; it continues by itself", f"df -h {node.folder}"),)
+            if node.kind == BROKER and node.runs:
+                repairs += (Repair("keep messages for a shorter time", keep, 60),)
+            name = "disk-full" if node.kind == BROKER else "controller-disk-full"
+            yield Finding(name, node.name, cause, since(evidence, node), groups, repairs)
+        if node.read_only or (not node.runs and node.log.latest("Read-only file system")):
+            cause = f"{node.name}: the file system of {node.folder} is read-only"
+            repairs = (Repair("look why", "dmesg | tail -30"), Repair("then make it writable"))
+            yield Finding("disk-read-only", node.name, cause, 0, groups, repairs)
+        elif not node.runs and node.log.latest("Input/output error"):
+            cause = f"{node.name}: its disk reports errors: {_words(node, 'Input/output error')}"
+            repairs = (refill(evidence, node),) if node.kind == BROKER else ()
+            yield Finding("disk-failing", node.name, cause, node.log.last_ms, groups, repairs)
+        process = node.process
+        count, most = (process.descriptors, process.descriptors_max) if process else (0, 0)
+        if (most and count * 20 >= most * 19) or node.log.latest("Too many open files"):
+            cause = f"{node.name}: it has {count} of {most} file descriptors"
+            repairs = (Repair("raise its limit and restart it", "ulimit -n 65536", START_S),)
+            yield Finding("descriptors-exhausted", node.name, cause, 0, groups, repairs)
+
+
+def _words(node: Node, text: str) -> str:
+    return node.log.latest(text)[-120:]
+
+
+OF_NODES: Final[tuple[Recogniser, ...]] = (
+    *(_damaged(kind) for kind in FILES),
+    _lost_stores,
+    _wrong_stores,
+    _controllers_lost,
+    _disks,
+    _processes,
+)

@@ -1,0 +1,250 @@
+"""Which acknowledged messages are safe, and which process may be restarted now. Pure.
+
+An acknowledged message is on every member of the SyncStateSet (R1), and always on its master. So
+the whole log of one trusted member, or of the last master, holds all of them. A replica is not
+trusted where R12, R17, R24 and R47 would not elect it: other processes wrote to its folder, its log
+is of another lineage, is suspect, or ends before a place that it had reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from batonmq.mqctl.verdict.evidence import BROKER, Evidence, Fault, Group, Node, StoreFacts
+
+State = Literal["safe", "lost", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Safety:
+    """Of one group. `holders`: names of nodes whose stores prove it; `end`: all that was
+    acknowledged lies below; `lost`: [begin, end) of the log that no trusted store has."""
+
+    group: str
+    state: State
+    how: str
+    holders: tuple[str, ...] = ()
+    end: int = -1
+    lost: tuple[tuple[int, int], ...] = ()
+
+
+def safety(evidence: Evidence, name: str) -> Safety:
+    """What is known about the acknowledged messages of a group."""
+    group = evidence.group(name)
+    unclean = [s for s in evidence.stories if s.broker_name == name and s.unclean]
+    if unclean:
+        story = unclean[-1]
+        cut = max((before for _, before, _, _ in story.truncations), default=-1)
+        how = (
+            f"an operator elected broker {story.winner} in masterEpoch {story.master_epoch}, which"
+            " may have lacked acknowledged messages; what others had beyond it is in their"
+            " truncated/"
+        )
+        lost = ((story.opened_offset, cut),) if cut > story.opened_offset >= 0 else ()
+        return Safety(name, "lost" if lost else "unknown", how, lost=lost)
+    if evidence.is_live and (live := _live(evidence, group)) is not None:
+        return live
+    return _stored(evidence, group)
+
+
+def _live(evidence: Evidence, group: Group) -> Safety | None:
+    """From what the master reports; None if no master serves."""
+    node = evidence.node_of(group.name, group.master)
+    if not group.master or node is None or not node.runs or not node.report:
+        return None
+    if any(told.startswith("its log is suspect") for told in node.told):
+        return Safety(group.name, "unknown", f"the log of its master {node.address} is suspect")
+    confirmed = int(node.report.get("confirmOffset") or -1)
+    members = ", ".join(map(str, group.members))
+    how = (
+        f"broker {group.master} is master of masterEpoch {group.master_epoch}; every member of the"
+        f" SyncStateSet {{{members}}} has the log up to the confirmed offset {confirmed}"
+    )
+    return Safety(group.name, "safe", how, (node.name,), confirmed)
+
+
+def _stored(evidence: Evidence, group: Group) -> Safety:
+    """From the stores' files."""
+    name = group.name
+    nodes = {id_: n for n in evidence.brokers(name) if n.store and (id_ := evidence.id_of(n))}
+    names_master = group.last_master and group.master_epoch >= max(
+        (n.store.role_epoch for n in nodes.values() if n.store), default=0
+    )
+    if not group.members or not (group.is_current or names_master):
+        why = "no record of its SyncStateSet is here, or a newer one may be elsewhere"
+        return Safety(name, "unknown", why)
+    wanted = {*group.members, group.last_master} if group.is_current else {group.last_master}
+    others = [node.store for node in nodes.values() if node.store is not None]
+    doubts = {
+        id_: distrust(group, id_, node.store, others) for id_, node in nodes.items() if node.store
+    }
+    trusted = {id_: nodes[id_] for id_ in wanted & nodes.keys() if not doubts[id_]}
+    holders = [n for n in trusted.values() if n.store and not _bad_tail(n.store)]
+    if not holders:
+        return _without_holder(group, wanted, nodes, doubts)
+    best = max(holders, key=lambda node: node.store.end if node.store else 0)
+    store = best.store
+    assert store is not None
+    missing = [
+        (fault.offset, fault.offset + fault.size)
+        for fault in store.damages
+        if not _has(trusted.values(), best, fault)
+    ]
+    if missing:
+        where = ", ".join(f"{begin} to {end}" for begin, end in missing)
+        why = f"no trusted store has the log at {where}"
+        return Safety(name, "lost", why, (), store.end, tuple(missing))
+    if store.read_from > store.begin:
+        why = f"the log of {best.name} below offset {store.read_from} was not read: --full reads it"
+        return Safety(name, "unknown", why, (best.name,), store.end)
+    role = "was the last master" if _is_last_master(evidence, group, best) else "is a member"
+    how = (
+        f"{best.name} {role} of the SyncStateSet {_set(group)} of masterEpoch {group.master_epoch};"
+        f" its log is whole up to {store.end}"
+    )
+    full = [n.name for n in holders if n.store and n.store.end == store.end and not n.store.damages]
+    return Safety(name, "safe", how, tuple(full or [best.name]), store.end)
+
+
+def _set(group: Group) -> str:
+    return "{" + ", ".join(map(str, group.members)) + "}"
+
+
+def _is_last_master(evidence: Evidence, group: Group, node: Node) -> bool:
+    return evidence.id_of(node) == group.last_master
+
+
+def _without_holder(
+    group: Group, wanted: set[int], nodes: dict[int, Node], doubts: dict[int, str]
+) -> Safety:
+    here = wanted & nodes.keys()
+    why = "; ".join(
+        f"broker {i}: {doubts[i] or 'its last bytes are damaged'}" for i in sorted(here)
+    )
+    ends = [n.store.end for i, n in nodes.items() if n.store and doubts[i] != EMPTY]
+    end = max(ends, default=0)
+    if here != wanted:
+        gone = ", ".join(str(each) for each in sorted(wanted - here))
+        text = f"the stores of the members {gone} of {_set(group)} are not here"
+        return Safety(group.name, "unknown", f"{text}; {why}" if why else text, end=end)
+    if all(doubts[each] in (EMPTY, FOREIGN) for each in here) and group.confirmed > end:
+        return Safety(group.name, "lost", why, end=end, lost=((end, group.confirmed),))
+    is_gone = all(doubts[each] in (EMPTY, FOREIGN) for each in here)
+    return Safety(group.name, "lost" if is_gone else "unknown", why, end=end)
+
+
+EMPTY = "its store is empty"
+FOREIGN = "its log is of another lineage"
+
+
+def distrust(group: Group, broker_id: int, store: StoreFacts, others: Iterable[StoreFacts]) -> str:
+    """Why a store may lack what its broker acknowledged; "" if it is trusted."""
+    if store.is_empty:
+        return EMPTY
+    if store.group and store.group != group.name:
+        return f"it is a store of {store.group}"
+    if doubt := lineage_doubt(store, others):
+        return doubt
+    registered = group.lives.get(broker_id, "")
+    if registered and store.lives and store.lives[0] != "?" and registered not in store.lives:
+        return (
+            "its folder is older than the process that registered last: a backup, or another disk"
+        )
+    if store.suspect:
+        return f"its broker noted that the log is suspect: {store.suspect}"
+    if store.lost_cache:
+        return "its host was started again before the disk had all that was acknowledged"
+    if store.end and store.end < store.known_end:
+        return f"its log ends at {store.end}, and had reached {store.known_end}"
+    return ""
+
+
+def lineage_doubt(store: StoreFacts, others: Iterable[StoreFacts]) -> str:
+    """Why this log may be no part of the group's history (R47): most other stores are of another
+    lineage, or the only other one is."""
+    found = [o.lineage for o in others if o.lineage and o.end and o.folder != store.folder]
+    if not store.lineage or not store.end or not found or store.lineage in found:
+        return ""
+    most = max(set(found), key=found.count)
+    return FOREIGN if found.count(most) > 1 else "it and the only other log differ in lineage"
+
+
+def _bad_tail(store: StoreFacts) -> bool:
+    return any(fault.kind == "log-tail" for fault in store.damages)
+
+
+def _has(nodes: Iterable[Node], besides: Node, fault: Fault) -> bool:
+    """Whether another one's log has the bytes of that damage."""
+    begin, end = fault.offset, fault.offset + fault.size
+    for node in nodes:
+        store = node.store
+        if node is besides or store is None or not store.read_from <= begin or store.end < end:
+            continue
+        if not any(f.offset < end and begin < f.offset + f.size for f in store.damages):
+            return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Whether a process may be restarted now. `first`: a command to give before, "" if none."""
+
+    node: str
+    allowed: bool
+    why: str
+    first: str = ""
+
+
+def may_restart(evidence: Evidence, node: Node) -> Restart:
+    """Whether the cluster keeps a copy of every acknowledged message in sync, its controllers their
+    majority and clients a name server while this process restarts."""
+    if node.kind != BROKER:
+        return _name_server_may(evidence, node)
+    group = evidence.group(node.group)
+    if evidence.is_live and node.asked and not node.runs:
+        return Restart(node.name, True, "it does not serve")
+    if not evidence.is_live:
+        return Restart(node.name, True, "nothing of its group serves")
+    if not group.members:
+        return Restart(node.name, False, f"the SyncStateSet of {node.group} is not known")
+    me = evidence.id_of(node)
+    others = [
+        each
+        for each in group.members
+        if each != me and each in group.alive and _serves(evidence, group.name, each)
+    ]
+    if not others and me in group.members:
+        return Restart(node.name, False, f"{node.group} would lose its last copy in sync")
+    if not evidence.leader and me == group.master:
+        return Restart(node.name, False, "no controller leads: nobody could replace this master")
+    who = ", ".join(map(str, others))
+    if me == group.master:
+        first = f"mqctl drain {node.address}"
+        return Restart(
+            node.name, True, f"broker {who} has everything; move the master first", first
+        )
+    what = f"broker {who} has everything" if me in group.members else "it is not in the set"
+    return Restart(node.name, True, what)
+
+
+def _serves(evidence: Evidence, group: str, broker_id: int) -> bool:
+    node = evidence.node_of(group, broker_id)
+    return node is None or not node.asked or node.runs
+
+
+def _name_server_may(evidence: Evidence, node: Node) -> Restart:
+    others = [each for each in evidence.name_servers() if each.name != node.name]
+    if not evidence.is_live or not node.runs:
+        return Restart(node.name, True, "it does not serve")
+    if not any(other.runs for other in others):
+        return Restart(node.name, False, "clients would lose the last name server")
+    if node.controller is not None:
+        known = sum(each.controller is not None for each in evidence.name_servers())
+        left = sum(other.runs for other in others if other.controller is not None)
+        if left * 2 <= known:
+            text = f"the controllers would lose their majority: {left} of {known} would run"
+            return Restart(node.name, False, text)
+        return Restart(node.name, True, f"{left} of {known} controllers continue")
+    return Restart(node.name, True, "another name server answers")

@@ -1,0 +1,252 @@
+"""`mqctl verdict`: what is proven by files alone, who may be restarted, receipts, the bundle."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batonmq.history.event import HistoryEvent
+from batonmq.mqctl.commands.doctor import without_secrets
+from batonmq.mqctl.verdict.evidence import BROKER, NAME_SERVER, ControllerFacts, Evidence, Node
+from batonmq.mqctl.verdict.evidence import Group as Recorded
+from batonmq.mqctl.verdict.incidents import FILES, LAST_WORDS
+from batonmq.mqctl.verdict.judge import INCIDENTS
+from batonmq.mqctl.verdict.safety import may_restart
+from tests.mqctl.test_mqctl_verify import SEGMENT, change, make_log
+
+Run = Callable[..., Any]
+RECORDS = 60
+
+
+def event(index: int, kind: str, **fields: Any) -> HistoryEvent:
+    return HistoryEvent(log="L", raft_index=index, time_ms=1_000 + index, kind=kind, **fields)
+
+
+def write_history(folder: Path, members: tuple[int, ...], master: int = 1) -> None:
+    """Of three replicas, whose last recorded set is `members`."""
+    events = [event(1, "controller_leader_changed", node="n0")]
+    for broker in (1, 2, 3):
+        events.append(
+            event(
+                1 + broker,
+                "broker_registered",
+                broker_name="broker-a",
+                broker_id=broker,
+                incarnation=f"h1-{broker}",
+            )
+        )
+    events.append(
+        event(
+            9,
+            "elected",
+            broker_name="broker-a",
+            broker_id=master,
+            master_epoch=1,
+            sync_state_set=members,
+        )
+    )
+    (folder / "raft").mkdir(parents=True)
+    lines = "".join(each.to_json() + "\n" for each in events)
+    (folder / "history-n0.jsonl").write_text(lines)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    """Three equal stores of a group, and their controller's folder; the set is {1, 2}."""
+    stores = []
+    for broker in (1, 2, 3):
+        store = tmp_path / f"store-{broker}"
+        make_log(store, RECORDS)
+        (store / "brokerIdentity").write_text(f"C#broker-a#{broker}")
+        (store / "lives").write_text(f"h1-{broker}\n")
+        private = store / "commitlog" / ".baton"
+        private.mkdir()
+        (private / "log_id").write_text(f"log-{broker}")
+        (private / "lineage").write_text("one")
+        stores.append(store)
+    write_history(tmp_path / "controller", (1, 2))
+    return [*stores, tmp_path / "controller"]
+
+
+def group_of(mqctl: Run, folders: list[Path], *more: str) -> dict[str, Any]:
+    ran = mqctl("verdict", *map(str, folders), "--json", *more)
+    assert ran.code in (0, 1, 3), ran.err
+    (group,) = ran.json["groups"]
+    return dict(group)
+
+
+def test_r1_a_whole_log_of_a_member_proves_that_nothing_is_lost(
+    mqctl: Run, folders: list[Path]
+) -> None:
+    group = group_of(mqctl, folders)
+    assert group["state"] == "safe" and len(group["holders"]) == 2
+    shutil.rmtree(folders[0])
+    folders[0].mkdir()
+    group = group_of(mqctl, folders[1:])
+    assert group["state"] == "safe" and "is a member" in group["how"]
+
+
+def test_r1_a_replica_outside_the_set_proves_nothing(mqctl: Run, folders: list[Path]) -> None:
+    assert group_of(mqctl, folders[2:])["state"] == "unknown"
+
+
+def test_without_the_controllers_history_nothing_is_proven(mqctl: Run, folders: list[Path]) -> None:
+    assert group_of(mqctl, folders[:3])["state"] == "unknown"
+
+
+def test_a_damage_is_no_loss_while_another_member_has_the_bytes(
+    mqctl: Run, folders: list[Path]
+) -> None:
+    change(folders[0], SEGMENT + 300, b"\xff" * 8)
+    assert group_of(mqctl, folders)["state"] == "safe"
+    change(folders[1], SEGMENT + 300, b"\xff" * 8)
+    group = group_of(mqctl, folders)
+    assert group["state"] == "lost"
+    (begin, end), *_ = group["lost"]
+    assert begin <= SEGMENT + 300 < end
+
+
+@pytest.mark.parametrize(
+    ("rule", "file", "text"),
+    [
+        ("r12: another process was registered", "lives", "h1-9\n"),
+        ("r17: its broker noted it", "suspect", '{"kind": "fsync", "what": "it failed"}'),
+        ("r17: another boot", "abort", "7\n0-0\ncached\n"),
+        ("r47: another history", "commitlog/.baton/lineage", "two"),
+    ],
+)
+def test_r17_r47_a_store_that_would_not_be_elected_proves_nothing(
+    mqctl: Run, folders: list[Path], rule: str, file: str, text: str
+) -> None:
+    for store in folders[:2]:
+        (store / file).write_text(text)
+        if file.endswith("lineage"):
+            (folders[2] / file).write_text("three")
+            break
+    group = group_of(mqctl, [*folders[:1], *folders[2:]] if "lineage" in file else folders)
+    assert group["state"] == "unknown", rule
+
+
+def test_a_receipt_holds_for_copies_and_for_no_other_bytes(
+    mqctl: Run, folders: list[Path], tmp_path: Path
+) -> None:
+    receipt = tmp_path / "receipt.json"
+    group_of(mqctl, folders, "--receipt", str(receipt))
+    assert json.loads(receipt.read_text())["groups"][0]["syncStateSet"] == [1, 2]
+    copy = tmp_path / "copy"
+    shutil.copytree(folders[1], copy)
+    assert mqctl("verdict", "--check", str(receipt), str(copy)).code == 0
+    assert mqctl("verdict", "--check", str(receipt), str(folders[2])).code == 1
+    change(copy, SEGMENT + 300, b"\xff")
+    ran = mqctl("verdict", "--check", str(receipt), str(copy))
+    assert ran.code == 1 and "other bytes" in ran.out
+    receipt.write_text("[]")
+    assert mqctl("verdict", "--check", str(receipt), str(copy)).code == 1
+
+
+def test_the_first_three_lines_say_state_cause_and_command(mqctl: Run, folders: list[Path]) -> None:
+    change(folders[0], SEGMENT + 300, b"\xff" * 8)
+    ran = mqctl("verdict", *map(str, folders))
+    state, cause, do, *rest = ran.out.splitlines()
+    assert state.startswith("degraded: log-middle-damaged") and ran.code == 3
+    assert cause.startswith("cause: ") and rest
+    assert any("moveAside" in line for line in ran.out.splitlines()), do
+    shown = [line for line in ran.out.splitlines() if not line.startswith(("next:", "  "))]
+    assert max(map(len, shown)) <= 80
+
+
+# Who may be restarted.
+
+
+def live(members: tuple[int, ...], alive: set[int], controllers: int = 3) -> Evidence:
+    brokers = [
+        Node(
+            f"broker-{i}",
+            BROKER,
+            f"h:{i}",
+            "g",
+            asked=True,
+            refused=None if i in alive else "refused",
+        )
+        for i in (1, 2, 3)
+    ]
+    servers = [
+        Node(
+            f"namesrv-{i}",
+            NAME_SERVER,
+            f"n:{i}",
+            asked=True,
+            refused=None if i < controllers else "refused",
+            controller=ControllerFacts("", f"n{i}"),
+        )
+        for i in range(3)
+    ]
+    group = Recorded(
+        "g",
+        master=1,
+        last_master=1,
+        members=members,
+        replicas={i: f"h:{i}" for i in (1, 2, 3)},
+        alive=frozenset(alive),
+        is_current=True,
+    )
+    nodes = (*brokers, *servers)
+    return Evidence(1, nodes=nodes, groups=(group,), leader="n", is_live=True)
+
+
+@pytest.mark.parametrize(
+    ("members", "alive", "allowed"),
+    [
+        ((1, 2, 3), {1, 2, 3}, {1: True, 2: True, 3: True}),
+        ((1, 2), {1, 2, 3}, {1: True, 2: True, 3: True}),
+        ((1, 2), {1, 3}, {1: False, 2: True, 3: True}),
+        ((1,), {1, 2, 3}, {1: False, 2: True, 3: True}),
+    ],
+)
+def test_no_restart_takes_the_last_copy_in_sync(
+    members: tuple[int, ...], alive: set[int], allowed: Mapping[int, bool]
+) -> None:
+    evidence = live(members, alive)
+    found = {
+        i: may_restart(evidence, node).allowed for i, node in enumerate(evidence.brokers("g"), 1)
+    }
+    assert found == allowed
+
+
+def test_no_restart_takes_the_controllers_majority() -> None:
+    for up, allowed in ((3, True), (2, False)):
+        evidence = live((1, 2, 3), {1, 2, 3}, controllers=up)
+        first = next(iter(evidence.name_servers()))
+        assert may_restart(evidence, first).allowed is allowed
+    evidence = replace(live((1, 2, 3), {1, 2, 3}), leader="")
+    master, slave, _ = evidence.brokers("g")
+    assert not may_restart(evidence, master).allowed
+    assert may_restart(evidence, slave).allowed
+
+
+# The table and the bundle.
+
+
+def test_every_name_in_the_tables_is_an_incident() -> None:
+    assert {f"{kind}-damaged" for kind in FILES} <= INCIDENTS.keys()
+    assert set(LAST_WORDS.values()) <= INCIDENTS.keys()
+    for incident in INCIDENTS.values():
+        assert set(incident.hides) <= INCIDENTS.keys()
+    assert len(INCIDENTS) >= 40
+
+
+def test_a_bundle_has_no_secrets(mqctl: Run, folders: list[Path], tmp_path: Path) -> None:
+    bundle = tmp_path / "b.tar.gz"
+    assert mqctl("doctor", "--bundle", str(bundle), *map(str, folders)).code == 0
+    with tarfile.open(bundle) as archive:
+        names = archive.getnames()
+    assert {"doctor/verdict.json", "doctor/timeline.txt", "doctor/versions.txt"} <= {*names}
+    kept = without_secrets({"a": {"raftPasswordFile": "x", "port": 1}, "accessKey": "y"})
+    assert kept == {"a": {"raftPasswordFile": "(removed)", "port": 1}, "accessKey": "(removed)"}
