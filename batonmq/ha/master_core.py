@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from batonmq.epoch.entry import EpochEntry, entry_after, entry_at, entry_of, with_bytes, with_ends
 from batonmq.ha.java_peer import heartbeat_epoch
 from batonmq.ha.lineage import LogSamples, points_of
-from batonmq.ha.proof import STRANGERS_MAX, Admission, Registrations, master_introduced
+from batonmq.ha.proof import STRANGERS_MAX, ProofVerdict, Registrations, master_introduced
 from batonmq.ha.sync_state import RecordedSet, SyncEffect, SyncState
 from batonmq.ha.wire import (
     TRANSFER_HEADER,
@@ -245,9 +245,9 @@ class MasterCore:
     ) -> list[MasterEffect]:
         """Closes an older connection of the same replica (R18), once the new one counts."""
         standing, reason = self._registrations.judge(handshake)
-        if standing is Admission.REFUSED:
+        if standing is ProofVerdict.REFUSED:
             return self._close(connection, reason, now_ms)
-        if standing is Admission.AWAITED:
+        if standing is ProofVerdict.AWAITED:
             connection.stage = LinkStage.WAIT_RECORD
             return []
         effects: list[MasterEffect] = []
@@ -361,7 +361,7 @@ class MasterCore:
             if connection.handshake is None or connection.stage is LinkStage.WAIT_RECORD:
                 continue
             standing, reason = self._registrations.judge(connection.handshake)
-            if standing is not Admission.COUNTS:
+            if standing is not ProofVerdict.COUNTS:
                 effects += self._close(connection, reason, now_ms)
         for connection in list(self.connections.values()):
             if connection.handshake is not None and connection.stage is LinkStage.WAIT_RECORD:

@@ -19,7 +19,7 @@ STRANGERS_MAX: Final = 64
 """Connections to one HA port that have not shown yet which replica they are (R58)."""
 
 
-class Admission(Enum):
+class ProofVerdict(Enum):
     COUNTS = "counts"  # The registered process, or the slave of a registered Java broker.
     AWAITED = "awaited"
     """It names a process or an id that this master has not heard of. A new process is often faster
@@ -38,38 +38,38 @@ class Registrations:
     def renew(self, replicas: Sequence[Replica]) -> None:
         self._replicas = {replica.broker_id: replica for replica in replicas}
 
-    def judge(self, handshake: SlaveHandshake) -> tuple[Admission, str]:
+    def judge(self, handshake: SlaveHandshake) -> tuple[ProofVerdict, str]:
         """Whether a connection with that handshake counts; if not, why."""
         own, broker_id, identity = self.own, handshake.broker_id, handshake.identity
         if broker_id == own.broker_id:
-            return Admission.REFUSED, f"slave claims to be broker {broker_id}, this master"
+            return ProofVerdict.REFUSED, f"slave claims to be broker {broker_id}, this master"
         registered = self._replicas.get(broker_id)
         if identity is None:
             if registered is None:
-                return Admission.AWAITED, f"broker {broker_id} is not registered"
+                return ProofVerdict.AWAITED, f"broker {broker_id} is not registered"
             if not registered.incarnation:  # a Java broker: nothing to compare
-                return Admission.COUNTS, ""
+                return ProofVerdict.COUNTS, ""
             return (
-                Admission.REFUSED,
+                ProofVerdict.REFUSED,
                 f"it claims to be broker {broker_id} and does not name its process, which is"
                 f" registered as incarnation {registered.incarnation}",
             )
         named = (identity.cluster_name, identity.broker_name, identity.broker_id)
         if named != (own.cluster_name, own.broker_name, broker_id):
             return (
-                Admission.REFUSED,
+                ProofVerdict.REFUSED,
                 f"it is {identity}, no replica {broker_id} of {own.cluster_name}/{own.broker_name}",
             )
         if registered is None:
-            return Admission.AWAITED, f"{identity} is not registered"
+            return ProofVerdict.AWAITED, f"{identity} is not registered"
         is_registered = identity.incarnation == registered.incarnation and (
             # controllers of an earlier version record none
             not registered.log_id or identity.log_id == registered.log_id
         )
         if is_registered:
-            return Admission.COUNTS, ""
+            return ProofVerdict.COUNTS, ""
         return (
-            Admission.AWAITED,
+            ProofVerdict.AWAITED,
             f"it is {identity}, registered are incarnation {registered.incarnation}"
             f" and log {registered.log_id}",
         )
