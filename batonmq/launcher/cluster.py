@@ -1,4 +1,4 @@
-"""A local cluster, for `up` and `demo`: `Cluster` starts the processes, polls the cluster twice a
+"""A local cluster, for `up` and `demo`: `LocalCluster` starts the processes, polls the cluster twice a
 second, updates `cluster.json`, and reports changes.
 
 It goes on when a process dies, and gives up when those processes end by themselves without which
@@ -38,7 +38,7 @@ POLL_STARTING_S = 0.05
 POLL_S = 0.5
 
 
-class Cluster:
+class LocalCluster:
     """A local cluster of this process's children. Use `start`, then `stop`, in one event loop."""
 
     def __init__(

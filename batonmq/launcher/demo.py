@@ -26,7 +26,7 @@ from batonmq.client.producer.producer import Producer, ProducerOptions
 from batonmq.history.fold import failovers
 from batonmq.history.story import Story
 from batonmq.history.story_text import document, lines
-from batonmq.launcher.cluster import Cluster, stop_event
+from batonmq.launcher.cluster import LocalCluster, stop_event
 from batonmq.launcher.events import Event, JsonReporter, LineReporter, Reporter
 from batonmq.launcher.forks import ForkServer
 from batonmq.launcher.layout import HOST, Layout, plan
@@ -106,7 +106,7 @@ async def _demo(options: DemoOptions, fork_server: ForkServer) -> int:
         )
     )
     stop = asyncio.create_task(stop_event().wait(), name="stop")
-    cluster = Cluster(layout, reporter, fork_server)
+    cluster = LocalCluster(layout, reporter, fork_server)
     try:
         await cluster.start()
         await cluster.wait_whole(WHOLE_S)
@@ -127,7 +127,7 @@ class Demo:
     """One run on a whole cluster."""
 
     def __init__(
-        self, options: DemoOptions, layout: Layout, cluster: Cluster, reporter: Reporter
+        self, options: DemoOptions, layout: Layout, cluster: LocalCluster, reporter: Reporter
     ) -> None:
         self._options = options
         self._layout = layout

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from batonmq.launcher.cluster import Cluster
+from batonmq.launcher.cluster import LocalCluster
 from batonmq.launcher.events import Event, MemoryReporter
 from batonmq.launcher.layout import BrokerNode, Layout
 from batonmq.protocol.errors import BatonError
@@ -29,13 +29,13 @@ class LiveView(MemoryReporter):
     def __init__(self, layout: Layout) -> None:
         super().__init__()
         self._layout = layout
-        self._cluster: Cluster | None = None
+        self._cluster: LocalCluster | None = None
         self._progress: dict[str, int] = {}
         """Where the log of each broker ends, by address."""
         self._live = Live(auto_refresh=False)
         self._task: asyncio.Task[None] | None = None
 
-    def attach(self, cluster: Cluster) -> None:
+    def attach(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
         self._live.start()
         self._task = asyncio.create_task(self._draw_forever(), name="live-view")

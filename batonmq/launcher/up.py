@@ -6,7 +6,7 @@ import sys
 
 import uvloop
 
-from batonmq.launcher.cluster import Cluster, stop_event
+from batonmq.launcher.cluster import LocalCluster, stop_event
 from batonmq.launcher.events import Event, JsonReporter, LineReporter, Reporter
 from batonmq.launcher.forks import ForkServer
 from batonmq.launcher.layout import Layout
@@ -37,7 +37,7 @@ async def _up(
     else:
         view = None
     reporter: Reporter = view or (JsonReporter if as_json else LineReporter)(sys.stdout)
-    cluster = Cluster(layout, reporter, fork_server, respawn=respawn, watchdog_s=watchdog_s)
+    cluster = LocalCluster(layout, reporter, fork_server, respawn=respawn, watchdog_s=watchdog_s)
     cluster.announced = True
     try:
         if view is not None:
