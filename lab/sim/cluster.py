@@ -27,7 +27,7 @@ MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
 """Where files of a life lie; None: in the machine's folder for such."""
 
 
-class Cluster(World):
+class SimCluster(World):
     """A world with the hosts of one cluster."""
 
     def __init__(self, seed: int, settings: Settings, root: Path, tell: Tell | None = None) -> None:
@@ -118,7 +118,7 @@ class Cluster(World):
 class _Telling(logging.Handler):
     """Log lines of the servers, as things that happened."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SimCluster) -> None:
         super().__init__()
         self._cluster = cluster
         self._names = {host.address: host.name for host in cluster.hosts}
@@ -145,11 +145,11 @@ def _own_folder() -> Iterator[None]:
 @contextlib.contextmanager
 def cluster_of(
     seed: int, settings: Settings, *, tell: Tell | None = None, logs: int | None = None
-) -> Iterator[Cluster]:
+) -> Iterator[SimCluster]:
     """A cluster on disks in memory, and around it nothing of the real machine. `logs`: from which
     level on lines of the servers' logs are told, too."""
     with _own_folder():
-        cluster = Cluster(seed, settings, Path(), tell)
+        cluster = SimCluster(seed, settings, Path(), tell)
         with (
             _around(cluster, logs),
             ambient(seed, cluster.network, cluster.clocks, cluster.disks),
@@ -161,7 +161,7 @@ def cluster_of(
 
 
 @contextlib.contextmanager
-def _around(cluster: Cluster, logs: int | None) -> Iterator[None]:
+def _around(cluster: SimCluster, logs: int | None) -> Iterator[None]:
     """Its loop, logs and warnings in place of those of this process."""
     handler, logger = _Telling(cluster), logging.getLogger()
     before_level, before_disabled = logger.level, logging.root.manager.disable

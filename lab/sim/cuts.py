@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from lab.sim.clients import Sender, Topics
-from lab.sim.cluster import Cluster, cluster_of
+from lab.sim.cluster import SimCluster, cluster_of
 from lab.sim.hosts import Host
 from lab.sim.messages import Messages
 from lab.sim.service import BOUNDS_S, Service
@@ -103,7 +103,7 @@ class WholeGroup:
     """A cluster under traffic whose replicas are all members. Raises Violation if it does not
     become so."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SimCluster) -> None:
         self.messages = Messages(cluster.violate)
         self.messages.is_confirmed = cluster.promises.is_confirmed
         self.messages.is_created = cluster.promises.is_created
@@ -135,7 +135,7 @@ class WholeGroup:
 
 
 class _CutLife:
-    def __init__(self, cluster: Cluster, cut: Cut) -> None:
+    def __init__(self, cluster: SimCluster, cut: Cut) -> None:
         self._cluster, self._cut = cluster, cut
         self._service = Service(cluster)
         self._alone_s = self._after_s = 0.0
@@ -179,7 +179,7 @@ class _CutLife:
                 self._cluster.network.block(master.address, other.address)
 
 
-def roles_of(cluster: Cluster) -> dict[str, Host]:
+def roles_of(cluster: SimCluster) -> dict[str, Host]:
     """By the role that each plays now."""
     controllers, brokers = list(cluster.controllers.values()), list(cluster.brokers.values())
     lead = next((h for h in controllers if h.service is not None and h.service.gate.open), None)
@@ -191,7 +191,7 @@ def roles_of(cluster: Cluster) -> dict[str, Host]:
     return dict(zip(ROLES, (lead, *followers, master, *slaves), strict=True))
 
 
-def _break(cluster: Cluster, cut: Cut, role: dict[str, Host]) -> None:
+def _break(cluster: SimCluster, cut: Cut, role: dict[str, Host]) -> None:
     cluster.tell("fault", f"{cut.name.partition(',')[0]}: {[h.name for h in role.values()]}")
     network = cluster.network
     for one, other in cut.ways:

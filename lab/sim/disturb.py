@@ -39,7 +39,7 @@ from batonmq.remoting.command import (
     encode_frame,
 )
 from lab.sim.clients import CLIENT_OPTIONS
-from lab.sim.cluster import Cluster
+from lab.sim.cluster import SimCluster
 from lab.sim.hosts import (
     BROKER_PORT,
     CLUSTER,
@@ -67,7 +67,7 @@ _OTHERS_MASTER = HAIdentity(CLUSTER, "broker-b", 1, "another life", "another log
 
 
 class DisturbFaults(Kinds):
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SimCluster) -> None:
         super().__init__(cluster)
         cluster.checks.append(self._check_cost)
 

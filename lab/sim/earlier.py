@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lab.sim.clients import Sender, Topics
-from lab.sim.cluster import MEMORY, Cluster, cluster_of
+from lab.sim.cluster import MEMORY, SimCluster, cluster_of
 from lab.sim.messages import Messages
 from lab.sim.settings import NOT_PLAIN, Settings
 from lab.sim.world import Violation
@@ -54,7 +54,7 @@ def old_volumes(
         shutil.rmtree(kept, ignore_errors=True)
 
 
-def _live(cluster: Cluster, rng: random.Random, topics: dict[str, int], has_begun: bool) -> None:
+def _live(cluster: SimCluster, rng: random.Random, topics: dict[str, int], has_begun: bool) -> None:
     """Until it has acknowledged something (`has_begun`: its topics), and maybe for some epochs
     more."""
     messages = Messages(cluster.violate)
@@ -78,7 +78,7 @@ def _live(cluster: Cluster, rng: random.Random, topics: dict[str, int], has_begu
     cluster.run(rng.choice(_LIVES_S))
 
 
-def _until(cluster: Cluster, done: object) -> None:
+def _until(cluster: SimCluster, done: object) -> None:
     while not done():  # type: ignore[operator]
         if cluster.now_s > _START_S:
             raise Violation("liveness: the earlier cluster does not start")

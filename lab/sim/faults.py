@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lab.sim.clients import Client, Operator, Reader
-from lab.sim.cluster import Cluster
+from lab.sim.cluster import SimCluster
 from lab.sim.disk import DiskPlan
 from lab.sim.disturb import DisturbFaults
 from lab.sim.hosts import BrokerHost, ControllerHost, Host
@@ -303,7 +303,7 @@ class NetworkFaults(Kinds):
 class ClientFaults(Kinds):
     """Clients come and go; an operator names masters."""
 
-    def __init__(self, cluster: Cluster, clients: Sequence[Client]) -> None:
+    def __init__(self, cluster: SimCluster, clients: Sequence[Client]) -> None:
         super().__init__(cluster)
         self.clients = clients
         self.operator = Operator(cluster)
@@ -392,7 +392,7 @@ class ClientFaults(Kinds):
 class Faults:
     """Carries them out. `clients` are those that may be killed or may leave."""
 
-    def __init__(self, cluster: Cluster, clients: Sequence[Client], service: Service) -> None:
+    def __init__(self, cluster: SimCluster, clients: Sequence[Client], service: Service) -> None:
         self.cluster = cluster
         self._service = service
         self.counts: dict[str, int] = {}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from lab.sim.cluster import Cluster
+from lab.sim.cluster import SimCluster
 from lab.sim.disk import DiskPlan
 from lab.sim.hosts import BrokerHost, Host, controlled
 
@@ -169,7 +169,7 @@ def draw_first(rng: random.Random, at_s: float, kinds_of: Mapping[str, int]) -> 
 class Kinds:
     """A method for each kind: what it did, None if it could not meet anybody."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SimCluster) -> None:
         self.cluster = cluster
         self.over = False
         self._rolling = False

@@ -18,7 +18,7 @@ from batonmq.protocol.layout import FILLER_SIZE
 from batonmq.store.message_store import MessageStore
 from lab.sim.ambient import processor_seconds
 from lab.sim.clients import Client, Reader, Recreator, Sender, Topics
-from lab.sim.cluster import Cluster, cluster_of
+from lab.sim.cluster import SimCluster, cluster_of
 from lab.sim.disk import DiskPlan
 from lab.sim.earlier import old_volumes
 from lab.sim.faults import Faults
@@ -238,7 +238,7 @@ def _old_volumes(plan: Plan) -> Iterator[Sequence[Path]]:
 
 
 class Life:
-    def __init__(self, cluster: Cluster, plan: Plan) -> None:
+    def __init__(self, cluster: SimCluster, plan: Plan) -> None:
         self.cluster = cluster
         self.plan = plan
         self.messages = Messages(cluster.violate)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lab.sim.clients import Operator
-from lab.sim.cluster import Cluster
+from lab.sim.cluster import SimCluster
 from lab.sim.hosts import BrokerHost
 from lab.sim.kinds import Fault, Kinds
 
@@ -20,7 +20,7 @@ _NAMED_S = 0.7
 
 
 class ModeFaults(Kinds):
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SimCluster) -> None:
         super().__init__(cluster)
         self._operator = Operator(cluster)
 

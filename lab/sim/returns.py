@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from lab.sim.clients import Operator
-from lab.sim.cluster import Cluster
+from lab.sim.cluster import SimCluster
 from lab.sim.decisions import Known
 from lab.sim.hosts import BrokerHost
 from lab.sim.kinds import Fault
@@ -27,7 +27,7 @@ _LOST_AFTER = 0.3
 
 
 class ReturnFaults(ServedKinds):
-    def __init__(self, cluster: Cluster, service: Service) -> None:
+    def __init__(self, cluster: SimCluster, service: Service) -> None:
         super().__init__(cluster, service)
         self._operator = Operator(cluster)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from lab.sim.cluster import Cluster
+from lab.sim.cluster import SimCluster
 from lab.sim.kinds import Kinds
 from lab.sim.service import BOUNDS_S, Reach, Service
 
 
 class ServedKinds(Kinds):
-    def __init__(self, cluster: Cluster, service: Service) -> None:
+    def __init__(self, cluster: SimCluster, service: Service) -> None:
         super().__init__(cluster)
         self._service = service
 

@@ -30,7 +30,7 @@ from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.properties import TIMER_DEL_UNIQKEY
 from batonmq.protocol.topic_name import TRANS_OP_HALF_TOPIC
 from lab.sim.clients import Client, Operator
-from lab.sim.cluster import Cluster
+from lab.sim.cluster import SimCluster
 from lab.sim.features.transactions import TransactionSender
 from lab.sim.hosts import CLUSTER, GROUP, GRPC_ADDRESSES, BrokerHost, controlled
 from lab.sim.kinds import Fault, Kinds
@@ -53,7 +53,7 @@ _RECALL = TIMER_DEL_UNIQKEY.encode()
 
 
 class StrainFaults(Kinds):
-    def __init__(self, cluster: Cluster, clients: Sequence[Client]) -> None:
+    def __init__(self, cluster: SimCluster, clients: Sequence[Client]) -> None:
         super().__init__(cluster)
         self._clients = clients
         self._operator = Operator(cluster)

@@ -19,7 +19,7 @@ from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageExt
 from batonmq.remoting.command import RemotingCommand
 from lab.sim.clients import CLIENT_OPTIONS, Client, Reader, Topics, producer_of
-from lab.sim.cluster import Cluster
+from lab.sim.cluster import SimCluster
 from lab.sim.features import delays, filters, orderly, pops, questions, retries, transactions
 from lab.sim.features.log import FeatureLog
 from lab.sim.hosts import CLUSTER, DELAY_LEVELS_S, NAME_SERVERS
@@ -35,7 +35,7 @@ _FAILS = (0, 0, 0, 0, 0, 1, 1, 2, 99)
 class Features:
     """`clients` run from the start; `killable` are those of them that faults may meet."""
 
-    def __init__(self, cluster: Cluster, messages: Messages) -> None:
+    def __init__(self, cluster: SimCluster, messages: Messages) -> None:
         settings = cluster.settings
         self.log = log = FeatureLog(cluster)
         self.clients: list[Client] = []

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from batonmq.protocol.properties import find_property
-from lab.sim.cluster import Cluster
+from lab.sim.cluster import SimCluster
 from lab.sim.hosts import BrokerHost
 from lab.sim.records import LogRecord, records
 
@@ -16,7 +16,7 @@ class FeatureLog:
     group and name. Nothing is checked any more after an unclean election that gave something up, or
     once a segment has expired."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SimCluster) -> None:
         self.cluster = cluster
         self.checkers: list[Checker] = []
         self.sent: dict[str, str] = {}

@@ -14,7 +14,7 @@ import pytest
 from batonmq.controller.rules.groups import BrokerGroup
 from batonmq.runtime.clock import boot_ms
 from lab.sim.clients import Operator
-from lab.sim.cluster import Cluster, cluster_of
+from lab.sim.cluster import SimCluster, cluster_of
 from lab.sim.cuts import WholeGroup
 from lab.sim.hosts import BrokerHost, controlled
 from lab.sim.settings import Settings
@@ -40,7 +40,7 @@ class Seen:
 
 
 class Scene:
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SimCluster) -> None:
         self.cluster = cluster
         self.traffic = WholeGroup(cluster)
         (self.master,) = (host for host in cluster.brokers.values() if host.is_open)
