@@ -29,7 +29,7 @@ from batonmq.launcher.preparation import (
     taken_ports,
     write_configs,
 )
-from batonmq.launcher.watch import ClusterView, poll
+from batonmq.launcher.watch import ClusterSnapshot, poll
 from batonmq.runtime.clock import boot_s, wall_ms
 from batonmq.runtime.lock_file import FolderLock
 from batonmq.runtime.sockets import listens
@@ -52,7 +52,7 @@ class LocalCluster:
     ) -> None:
         """Who made `fork_server` closes it."""
         self.layout = layout
-        self.view = ClusterView()
+        self.view = ClusterSnapshot()
         self.whole = False
         self.announced = False
         """Whether `~/.batonmq/current` names this cluster while it runs."""
@@ -74,7 +74,7 @@ class LocalCluster:
         self._asked: list[str] = []
         self.hopeless: asyncio.Future[StartError] | None = None
         """Done with the reason why this start cannot succeed any more."""
-        self.on_view: Callable[[ClusterView], None] = lambda view: None
+        self.on_view: Callable[[ClusterSnapshot], None] = lambda view: None
 
     async def start(self) -> None:
         """Starts every process. Raises StartError for what keeps the cluster from starting."""
@@ -245,7 +245,7 @@ class LocalCluster:
         if before is not None:
             await before.close()
 
-    def _report_changes(self, before: ClusterView, after: ClusterView) -> None:
+    def _report_changes(self, before: ClusterSnapshot, after: ClusterSnapshot) -> None:
         for name, group in after.groups.items():
             old = before.groups.get(name)
             if old is None or old.master_address != group.master_address:

@@ -1,7 +1,7 @@
 """Roles, sets and routes of a cluster, polled a few times a second.
 
 Each poll is one request to the leading controller (1006) and one to a name server (106).
-`ClusterView` decides what the cluster lacks.
+`ClusterSnapshot` decides what the cluster lacks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class GroupView:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterView:
+class ClusterSnapshot:
     """All groups, and which master each name server routes to."""
 
     groups: Mapping[str, GroupView] = field(default_factory=dict)
@@ -72,8 +72,8 @@ class ClusterView:
 
 
 async def poll(
-    admin: Admin, names: Sequence[str], controllers: Sequence[str], before: ClusterView
-) -> ClusterView:
+    admin: Admin, names: Sequence[str], controllers: Sequence[str], before: ClusterSnapshot
+) -> ClusterSnapshot:
     """Asks once for the groups of these names. What gets no reply (an election runs) stays as it
     was `before`."""
     groups = dict(before.groups)
@@ -93,7 +93,7 @@ async def poll(
         }
     except BatonError:
         pass
-    return ClusterView(groups, routes)
+    return ClusterSnapshot(groups, routes)
 
 
 def _group(name: str, info: ReplicasInfo) -> GroupView:
