@@ -31,7 +31,7 @@ class FaultComparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class HistoryComparison:
     """`unplanned`: elections between two faults, on a busy machine."""
 
     faults: list[FaultComparison]
@@ -44,7 +44,7 @@ class Comparison:
         return not self.wrong and not any(one.wrong for one in self.faults)
 
 
-def compare(records: Sequence[FaultRecord], tables: Tables) -> Comparison:
+def compare(records: Sequence[FaultRecord], tables: Tables) -> HistoryComparison:
     """Every record against every table. Records are of one group, in the order of the faults."""
     faults = [_of_record(record, tables) for record in records]
     mine = {row.epoch for one in faults for row in one.failovers}
@@ -63,7 +63,7 @@ def compare(records: Sequence[FaultRecord], tables: Tables) -> Comparison:
     ]
     wrong += contiguous([row for row in tables.masterships if row.group in group])
     wrong += _same_masters(rows, [row for row in tables.masterships if row.group in group])
-    return Comparison(faults, between, wrong)
+    return HistoryComparison(faults, between, wrong)
 
 
 def stream_wrong(streamed: Sequence[Name], kept: Collection[Name]) -> list[str]:

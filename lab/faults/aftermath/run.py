@@ -16,7 +16,7 @@ from batonmq.launcher.events import Event, Reporter
 from lab.cluster.checks import Finding
 from lab.cluster.cluster_view import GROUP
 from lab.faults.aftermath import jobs
-from lab.faults.aftermath.compare import Comparison, compare, stream_wrong
+from lab.faults.aftermath.compare import HistoryComparison, compare, stream_wrong
 from lab.faults.aftermath.fault_records import FaultRecord, fault_record
 from lab.faults.aftermath.fault_schedule import DOZEN
 from lab.faults.aftermath.readers import Readers
@@ -230,7 +230,7 @@ class Aftermath:
         self.audit()
         self._job("topic_stats", ["--stores", self.paths.stores, "--bucket", "1s"])
 
-    def compare_history(self) -> Comparison:
+    def compare_history(self) -> HistoryComparison:
         """The history as tables, held against the record."""
         paths = self.paths
         self._job("epoch_history", ["--history", paths.histories, "--stores", paths.stores])

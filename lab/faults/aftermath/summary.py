@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from lab.cluster.checks import Finding
-from lab.faults.aftermath.compare import Comparison, FaultComparison
+from lab.faults.aftermath.compare import FaultComparison, HistoryComparison
 from lab.faults.aftermath.fault_records import FaultRecord
 from lab.faults.aftermath.jobs import DONE, JobResult
 from lab.faults.aftermath.tables import Failover
@@ -24,7 +24,7 @@ class AftermathResult:
     records: list[FaultRecord] = field(default_factory=list)
     acked: int = 0
     findings: list[Finding] = field(default_factory=list)
-    comparison: Comparison | None = None
+    comparison: HistoryComparison | None = None
     audit: JobResult | None = None
     streamed: int = 0
     stream_wrong: list[str] = field(default_factory=list)
@@ -40,7 +40,7 @@ class AftermathResult:
             and self.audit.code == DONE
         )
 
-    def finished(self) -> tuple[Comparison, JobResult]:
+    def finished(self) -> tuple[HistoryComparison, JobResult]:
         """The comparison and the audit. Raises RuntimeError if a job has yet to run."""
         if self.comparison is None or self.audit is None:
             raise RuntimeError("not every job has run")
@@ -96,7 +96,7 @@ def _found(document: Mapping[str, Any]) -> list[str]:
     return [*shown, f"  and {len(rows) - SHOWN} sorts more"] if len(rows) > SHOWN else shown
 
 
-def table(comparison: Comparison) -> list[str]:
+def table(comparison: HistoryComparison) -> list[str]:
     """Each fault beside what the history says of it, in columns."""
     rows = [HEAD, *(row for one in comparison.faults for row in _rows(one))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]

@@ -15,7 +15,7 @@ from lab.cluster.cluster_view import GroupState
 from lab.cluster.probe import acked_line
 from lab.faults.aftermath import fault_schedule as catalogue
 from lab.faults.aftermath import summary
-from lab.faults.aftermath.compare import Comparison, compare, contiguous, stream_wrong
+from lab.faults.aftermath.compare import HistoryComparison, compare, contiguous, stream_wrong
 from lab.faults.aftermath.fault_records import FaultRecord, fault_record, read_records
 from lab.faults.aftermath.fault_schedule import DOZEN, FAILOVER, FEW, PLANNED, kind_of
 from lab.faults.aftermath.jobs import JobResult
@@ -64,11 +64,11 @@ def with_failover(number: int, **changes: object) -> Tables:
     return replace(TABLES, failovers=rows)
 
 
-def compared(tables: Tables, *records: FaultRecord) -> Comparison:
+def compared(tables: Tables, *records: FaultRecord) -> HistoryComparison:
     return compare(records or (KILL, SWITCH), tables)
 
 
-def everything_wrong(found: Comparison) -> str:
+def everything_wrong(found: HistoryComparison) -> str:
     return "\n".join([*(text for one in found.faults for text in one.wrong), *found.wrong])
 
 
@@ -108,7 +108,7 @@ def test_the_cost_of_two_losses_in_a_row_may_hold_two_gaps() -> None:
     twice = replace(KILL, epoch_after=3, master_after=3, set_epoch_after=6)
     times = {"elected_at": 10_900}
 
-    def cost(unavailable_ms: int) -> Comparison:
+    def cost(unavailable_ms: int) -> HistoryComparison:
         rows = list(with_failover(1, unavailable_ms=None).failovers)
         rows[2] = replace(rows[2], kind=FAILOVER, times_ms=times, unavailable_ms=unavailable_ms)
         return compared(replace(TABLES, failovers=rows), twice)
