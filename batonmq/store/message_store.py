@@ -34,7 +34,7 @@ from batonmq.store.log_scan import VerifiedLog
 from batonmq.store.position_rounds import PositionRounds
 from batonmq.store.queries import StoreQueries
 from batonmq.store.queue_table import QueueTable, SystemRecordHandler, remove_folders
-from batonmq.store.recovery import ConfirmRule, recover_store
+from batonmq.store.recovery import StartConfirmRule, recover_store
 from batonmq.store.slave_log import LogTrust, SlaveLog
 from batonmq.store.store_files import StoreFiles, abort_path, load_files
 from batonmq.store.suspicion import RunMark, kernel_boot_id
@@ -81,7 +81,7 @@ class MessageStore:
         config: StoreConfig,
         *,
         store_host: bytes,
-        confirm_rule: ConfirmRule,
+        confirm_rule: StartConfirmRule,
         clock_ms: Callable[[], int] = wall_ms,
         disk_use_of: DiskUseOf = disk_use,
         boot_id: Callable[[], str] = kernel_boot_id,

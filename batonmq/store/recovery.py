@@ -38,7 +38,7 @@ _ZERO_SECTOR: Final = bytes(_SECTOR_SIZE)
 _RECORD_SIZE: Final = RECORD_HEAD.only("size")
 
 
-class ConfirmRule(Protocol):
+class StartConfirmRule(Protocol):
     """What counts as confirmed after a start, a type for each mode. Offsets are exclusive ends;
     `visible`: the end of what the consume queues hold."""
 
@@ -116,7 +116,7 @@ def recover_store(
     truncation: Truncation,
     dispatcher: LogDispatcher,
     *,
-    confirm_rule: ConfirmRule,
+    confirm_rule: StartConfirmRule,
     boot_id: str,
 ) -> None:
     """Finds the end of the log, and builds missing derived data up to the confirmed offset. First

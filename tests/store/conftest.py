@@ -13,7 +13,7 @@ from batonmq.protocol.tags import tags_code
 from batonmq.store.appender import PutResult
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
-from batonmq.store.recovery import ConfirmedBySet, ConfirmRule
+from batonmq.store.recovery import ConfirmedBySet, StartConfirmRule
 from batonmq.store.upkeep import DiskUse
 
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
@@ -43,7 +43,7 @@ class StoreRig:
         self._lives = 0
         self._open: list[MessageStore] = []
 
-    def open(self, *, confirm_rule: ConfirmRule = BY_SET, **config: object) -> MessageStore:
+    def open(self, *, confirm_rule: StartConfirmRule = BY_SET, **config: object) -> MessageStore:
         changed = msgspec.structs.replace(self.config, store_path_root_dir=str(self.root), **config)
         store = MessageStore(
             changed,
