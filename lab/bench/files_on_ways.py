@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lab.cluster import frames
-from lab.cluster.connection import Connection, ask
+from lab.cluster.connection import BlockingConnection, ask
 from lab.cluster.processes import ROOT, wait_for
 from lab.cluster.up import ClusterProcess
 
@@ -116,7 +116,7 @@ def while_idle(cluster: RecordedCluster) -> set[str]:
     return set.intersection(*watched)
 
 
-def one_send(cluster: RecordedCluster, connection: Connection) -> dict[str, set[str]]:
+def one_send(cluster: RecordedCluster, connection: BlockingConnection) -> dict[str, set[str]]:
     """With a topic that exists and a connection that is open."""
     roles = {"master": cluster.pid_of(cluster.master())}
     roles |= {f"slave {number}": cluster.pid_of(s) for number, s in enumerate(cluster.slaves())}
@@ -144,7 +144,7 @@ def one_failover(cluster: RecordedCluster) -> dict[str, set[str]]:
 def _first_to_acknowledge(addresses: list[str]) -> str | None:
     for address in addresses:
         try:
-            with Connection(address, timeout_s=1.0) as connection:
+            with BlockingConnection(address, timeout_s=1.0) as connection:
                 if connection.send(TOPIC, b"first").code == frames.OK:
                     return address
         except OSError:
@@ -176,7 +176,7 @@ def main() -> None:
     ):
         cluster.wait_in_sync(3)
         cluster.wait_for("two slaves", lambda: len(cluster.slaves()) == 2)
-        with Connection(cluster.master()["address"]) as connection:
+        with BlockingConnection(cluster.master()["address"]) as connection:
             assert connection.send(TOPIC, b"first").code == frames.OK
             time.sleep(1.0)  # the creation of the topic is over
             idle = while_idle(cluster)

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from lab.bench.cpu import CpuMeter, CpuUse
 from lab.cluster import frames
-from lab.cluster.connection import Connection
+from lab.cluster.connection import BlockingConnection
 
 IN_FLIGHT: Final = 16
 
@@ -18,7 +18,7 @@ IN_FLIGHT: Final = 16
 class Target(NamedTuple):
     """Where a message goes. A topic that is new gets `queues` queues."""
 
-    connection: Connection
+    connection: BlockingConnection
     topic: str
     queue_id: int
     queues: int
@@ -42,7 +42,7 @@ def write(
     targets: Iterable[Target], body: bytes, meter: CpuMeter, *, in_flight: int = IN_FLIGHT
 ) -> Phase:
     """Sends until `targets` end. Raises RuntimeError for a send that was refused."""
-    under_way: deque[Connection] = deque()
+    under_way: deque[BlockingConnection] = deque()
     acked, gap_s = 0, 0.0
     began = last = time.monotonic()
 

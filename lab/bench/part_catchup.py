@@ -17,7 +17,7 @@ from lab.bench.report import Mark, Row
 from lab.bench.run import Part, Run, progress
 from lab.bench.side import Side, SideError
 from lab.cluster import frames
-from lab.cluster.connection import Connection, HaStatus, ha_status, parse_ha_status
+from lab.cluster.connection import BlockingConnection, HaStatus, ha_status, parse_ha_status
 
 TOPIC = "BenchCatchUp"
 QUEUES = 8
@@ -81,7 +81,7 @@ def watch(master: str) -> tuple[float, float, int]:
     deadline = time.monotonic() + LIMIT_S
     first = time.monotonic()
     seen_start = False
-    with Connection(master) as connection:
+    with BlockingConnection(master) as connection:
         while (now := time.monotonic()) < deadline:
             status = _status(connection)
             acked = max(status.acked.values(), default=0)
@@ -95,7 +95,7 @@ def watch(master: str) -> tuple[float, float, int]:
     raise SideError(f"the emptied slave was not level within {LIMIT_S:.0f} s: {ha_status(master)}")
 
 
-def _status(connection: Connection) -> HaStatus:
+def _status(connection: BlockingConnection) -> HaStatus:
     return parse_ha_status(connection.request(frames.HA_STATUS).body)
 
 
@@ -116,7 +116,7 @@ def fill(master: str, size: int) -> None:
     """Writes until the log is at least `size` bytes long, a few frames under way at once."""
     prefix = uuid.uuid4().hex[:16]
     number = under_way = 0
-    with Connection(master, timeout_s=30.0) as connection:
+    with BlockingConnection(master, timeout_s=30.0) as connection:
         while True:
             while under_way < FRAMES_UNDER_WAY:
                 ext = frames.send_ext(TOPIC, number // BATCH % QUEUES) | {"m": "true"}

@@ -17,7 +17,7 @@ from lab.bench.report import Row
 from lab.bench.run import Part, Run, progress
 from lab.bench.side import Side, SideError
 from lab.cluster import frames
-from lab.cluster.connection import Connection, ask
+from lab.cluster.connection import BlockingConnection, ask
 from lab.cluster.java import JavaError, JavaProgram
 from lab.cluster.processes import wait_for
 
@@ -164,7 +164,7 @@ def _measure_held(run: Run, side: Side, table: dict[str, Row]) -> None:
         if early := sum(connection.take().total() for connection in connections):
             raise SideError(f"{side.name}: {early} of {held} pulls were not held")
         memory = anon_mib([pid])
-        with Connection(master) as sender:
+        with BlockingConnection(master) as sender:
             began = time.monotonic()
             sender.send(HELD_TOPIC, b"x" * 100)
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from lab.cluster.connection import Connection
+from lab.cluster.connection import BlockingConnection
 from lab.cluster.processes import spawn_talking
 
 PAUSE_S: Final = 0.005
@@ -54,7 +54,7 @@ def pinging(address: str, log: Path) -> Iterator[Pinged]:
 
 def main(address: str) -> None:
     longest_s, said = 0.0, False
-    with Connection(address, timeout_s=60) as connection:
+    with BlockingConnection(address, timeout_s=60) as connection:
         while not select.select([0], [], [], PAUSE_S)[0] or os.read(0, 1):
             began = time.monotonic()
             connection.request(NO_SUCH_REQUEST)

@@ -23,7 +23,7 @@ from lab.bench.load_loop import Phase, Target, write
 from lab.bench.our_cluster import OurCluster
 from lab.bench.store_scale import measure_store
 from lab.cluster import frames
-from lab.cluster.connection import Connection, ask
+from lab.cluster.connection import BlockingConnection, ask
 from lab.cluster.processes import wait_for
 
 BODY: Final = b"x" * 1024
@@ -64,7 +64,7 @@ def meter_of(side: OurCluster, master: str) -> CpuMeter:
 def written(side: OurCluster, places: Iterator[tuple[str, int]], per_topic: int) -> str:
     master = side.master()
     epoch = epoch_of(side, master)
-    with Connection(master, timeout_s=60) as connection:
+    with BlockingConnection(master, timeout_s=60) as connection:
         targets = (Target(connection, *place, per_topic) for place in places)
         phase = write(targets, BODY, meter_of(side, master))
     return text_of(phase, epoch_of(side, side.master()) - epoch)

@@ -16,7 +16,7 @@ from typing import Any
 
 from lab.bench.cpu import cpu_seconds
 from lab.cluster import frames
-from lab.cluster.connection import Connection
+from lab.cluster.connection import BlockingConnection
 from lab.cluster.up import ClusterProcess
 
 TOPIC = "RelayedSends"
@@ -27,7 +27,7 @@ def send_all(address: str, count: int, flight: int) -> float:
     """Sends as a stock client does; the median time until an answer, in ms."""
     sent_at: dict[int, float] = {}
     took: list[float] = []
-    with Connection(address) as connection:
+    with BlockingConnection(address) as connection:
         for number in range(1, count + 1):
             ext = frames.send_ext(TOPIC, number % 4, frames.key_properties(f"{number:032X}"))
             frame = frames.encode(frames.SEND_V2, ext, number, b"x" * SIZE, language="JAVA")

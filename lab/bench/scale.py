@@ -28,7 +28,7 @@ from lab.bench.pinger import pinging
 from lab.bench.run import progress
 from lab.bench.scale_groups import members
 from lab.bench.scale_store import behind_memory
-from lab.cluster.connection import Connection
+from lab.cluster.connection import BlockingConnection
 from lab.cluster.load import Load
 from lab.cluster.up import ClusterProcess
 
@@ -135,7 +135,7 @@ def values_of(phase: Phase, size: int) -> Values:
     }
 
 
-def in_turn(connections: list[Connection], queues: int, seconds: float) -> Iterator[Target]:
+def in_turn(connections: list[BlockingConnection], queues: int, seconds: float) -> Iterator[Target]:
     """Every queue after the other, every connection after the other, so long, and each once."""
     end, number, each = time.monotonic() + seconds, 0, QUEUES_OF_A_TOPIC
     while number < max(queues, len(connections)) or time.monotonic() < end:
@@ -148,7 +148,9 @@ def in_turn(connections: list[Connection], queues: int, seconds: float) -> Itera
 def groups(bench: Bench, count: int) -> Values:
     with bench.cluster(count) as cluster:
         names = sorted({broker["name"] for broker in cluster.brokers})
-        opened = [Connection(cluster.master(name)["address"], timeout_s=60) for name in names]
+        opened = [
+            BlockingConnection(cluster.master(name)["address"], timeout_s=60) for name in names
+        ]
         targets = in_turn(opened, 8, bench.sizes.seconds)
         found = bench.load(cluster, targets, in_flight=IN_FLIGHT * count)
         for connection in opened:
@@ -158,7 +160,7 @@ def groups(bench: Bench, count: int) -> Values:
 
 def queues(bench: Bench, count: int) -> Values:
     with bench.cluster() as cluster:
-        with Connection(cluster.master()["address"], timeout_s=60) as connection:
+        with BlockingConnection(cluster.master()["address"], timeout_s=60) as connection:
             first = bench.load(cluster, in_turn([connection], count, 0))
             found = bench.load(cluster, in_turn([connection], count, bench.sizes.seconds))
         return (
@@ -173,7 +175,7 @@ def connections(bench: Bench, count: int) -> Values:
     with bench.cluster() as cluster:
         address = cluster.master()["address"]
         before = anon_mib(pids(cluster, "MASTER"))
-        opened = [Connection(address, timeout_s=60) for _ in range(count)]
+        opened = [BlockingConnection(address, timeout_s=60) for _ in range(count)]
         found = bench.load(cluster, in_turn(opened, 8, bench.sizes.seconds))
         each_kib = (anon_mib(pids(cluster, "MASTER")) - before) * 1024 / count
         failover = bench.failover(cluster)
@@ -184,7 +186,7 @@ def connections(bench: Bench, count: int) -> Values:
 
 def bodies(bench: Bench, size: int) -> Values:
     with bench.cluster() as cluster:
-        with Connection(cluster.master()["address"], timeout_s=60) as connection:
+        with BlockingConnection(cluster.master()["address"], timeout_s=60) as connection:
             targets = in_turn([connection], 8, bench.sizes.seconds)
             found = bench.load(cluster, targets, b"x" * size)
         return found | bench.failover(cluster)

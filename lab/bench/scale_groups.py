@@ -8,7 +8,7 @@ import time
 from typing import Any, Final
 
 from lab.cluster import frames
-from lab.cluster.connection import Connection
+from lab.cluster.connection import BlockingConnection
 
 HEARTBEAT: Final = 34
 CONSUMER_LIST: Final = 38
@@ -20,10 +20,10 @@ def members(address: str, count: int) -> dict[str, float]:
     """`count` connections of groups of GROUP_SIZE. One of each group closes: `notice_ms` until all
     others were told, `rebalance_ms` until they also have the list of members that is left."""
     began = time.monotonic()
-    groups: dict[str, list[Connection]] = {}
+    groups: dict[str, list[BlockingConnection]] = {}
     for number in range(count):
         group = f"scale{number // GROUP_SIZE}"
-        member = Connection(address, timeout_s=NOTICE_LIMIT_S)
+        member = BlockingConnection(address, timeout_s=NOTICE_LIMIT_S)
         groups.setdefault(group, []).append(member)
         member.request(HEARTBEAT, body=_heartbeat(group, f"member{number}"))
     joined_s = time.monotonic() - began
@@ -66,7 +66,7 @@ def _heartbeat(group: str, client: str) -> bytes:
     return json.dumps(beat).encode()
 
 
-def _members_of(group: str, member: Connection) -> list[Any]:
+def _members_of(group: str, member: BlockingConnection) -> list[Any]:
     reply = member.request(CONSUMER_LIST, {"consumerGroup": group})
     if reply.code != frames.OK:
         raise RuntimeError(f"members of {group}: code {reply.code} {reply.remark}")
@@ -74,7 +74,7 @@ def _members_of(group: str, member: Connection) -> list[Any]:
     return listed
 
 
-def _wait_for_notices(members: list[Connection]) -> None:
+def _wait_for_notices(members: list[BlockingConnection]) -> None:
     """Each gets the notice that the members of its group changed: nothing else comes unasked."""
     deadline = time.monotonic() + NOTICE_LIMIT_S
     with selectors.DefaultSelector() as selector:

@@ -11,7 +11,7 @@ from typing import Final
 from lab.bench.cpu import CpuMeter
 from lab.bench.load_loop import Target, write
 from lab.cluster import frames
-from lab.cluster.connection import Connection
+from lab.cluster.connection import BlockingConnection
 
 TOPIC: Final = "ScaleBacklog"
 QUEUES: Final = 8
@@ -24,7 +24,7 @@ def behind_memory(
     """Rates of writing and of reading. The pages of the log are dropped in between, as far as the
     kernel does it for a file that a broker has mapped."""
     count = int(gigabytes * 1e9 / len(BODY))
-    with Connection(address, timeout_s=60) as connection:
+    with BlockingConnection(address, timeout_s=60) as connection:
         phase = write(_targets(connection, count), BODY, meter)
         _drop_pages(folder)
         began = time.monotonic()
@@ -42,7 +42,7 @@ def behind_memory(
     }
 
 
-def _targets(connection: Connection, count: int) -> Iterator[Target]:
+def _targets(connection: BlockingConnection, count: int) -> Iterator[Target]:
     for number in range(count):
         yield Target(connection, TOPIC, number % QUEUES, QUEUES)
 
@@ -57,7 +57,7 @@ def _drop_pages(folder: Path) -> None:
             os.close(descriptor)
 
 
-def _read_all(connection: Connection) -> int:
+def _read_all(connection: BlockingConnection) -> int:
     """How many messages there are; each queue has one pull under way."""
     asked: dict[int, tuple[int, int]] = {}
 

@@ -18,7 +18,7 @@ from lab.cluster.frames import Reply
 _NO_FIELDS: Final[Mapping[str, object]] = {}
 
 
-class Connection:
+class BlockingConnection:
     """One connection to one address, used by one thread. Raises OSError for everything that breaks,
     ConnectionError when the peer closes."""
 
@@ -100,7 +100,7 @@ def ask(
     timeout_s: float = 5.0,
 ) -> Reply:
     """One request on a connection of its own."""
-    with Connection(address, timeout_s=timeout_s) as connection:
+    with BlockingConnection(address, timeout_s=timeout_s) as connection:
         return connection.request(code, ext, body)
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from lab.cluster import frames
 from lab.cluster.acks import key_of, parts_of
 from lab.cluster.checks import Finding
-from lab.cluster.connection import Connection
+from lab.cluster.connection import BlockingConnection
 from lab.cluster.writer import Writer
 
 PER_TOPIC: Final = 4
@@ -47,7 +47,7 @@ class ManyQueuesWriter(Writer):
         for ack in list(self.acks):
             wanted.setdefault(self.place(ack.number), []).append((ack.queue_offset, ack.number))
         found: list[Finding] = []
-        with Connection(master, timeout_s=15.0) as connection:
+        with BlockingConnection(master, timeout_s=15.0) as connection:
             for (topic, queue_id), acked in wanted.items():
                 stored = list(_stored(connection, topic, queue_id))
                 found += [
@@ -58,7 +58,7 @@ class ManyQueuesWriter(Writer):
         return found
 
 
-def _stored(connection: Connection, topic: str, queue_id: int) -> Iterator[int]:
+def _stored(connection: BlockingConnection, topic: str, queue_id: int) -> Iterator[int]:
     """The numbers in a queue from its first message on. Raises RuntimeError for a queue that does
     not begin at 0 or cannot be read."""
     offset = 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from batonmq.protocol.records.codec import decode_records
 from lab.cluster import frames
-from lab.cluster.connection import Connection, ha_status
+from lab.cluster.connection import BlockingConnection, ha_status
 from lab.cluster.mixed import MixedGroup
 from lab.cluster.writer import Writer, number_in, wait_acks
 
@@ -34,7 +34,7 @@ def nothing_lost(group: MixedGroup, load: Writer) -> None:
     acks, master = list(load.acks), group.master()
     assert master is not None
     numbers: list[int] = []
-    with Connection(group.address(master)) as connection:
+    with BlockingConnection(group.address(master)) as connection:
         while len(numbers) <= acks[-1].queue_offset:
             reply = connection.pull(load.topic, len(numbers), count=32)
             assert reply.code in (frames.OK, frames.PULL_RETRY), reply

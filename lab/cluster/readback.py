@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lab.cluster import frames
 from lab.cluster.acks import padded, parts_of
-from lab.cluster.connection import Connection
+from lab.cluster.connection import BlockingConnection
 from lab.cluster.probe import QUEUES, TOPIC
 
 _AT_A_TIME = 512
@@ -35,11 +35,11 @@ class ReadBack:
         """Reads what is new. Raises OSError if the connection breaks, MasterMoved if that broker is
         not the master, RuntimeError if the master does not serve what it says it holds, ValueError
         for bytes that are no records."""
-        with Connection(master, timeout_s=15.0) as connection:
+        with BlockingConnection(master, timeout_s=15.0) as connection:
             for queue_id in range(QUEUES):
                 self._read_queue(connection, queue_id)
 
-    def _read_queue(self, connection: Connection, queue_id: int) -> None:
+    def _read_queue(self, connection: BlockingConnection, queue_id: int) -> None:
         asked = connection.request(frames.MAX_OFFSET, {"topic": TOPIC, "queueId": queue_id})
         end = int(asked.ext.get("offset", "0"))
         if end < self._next[queue_id]:

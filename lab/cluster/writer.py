@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from lab.cluster import frames
-from lab.cluster.connection import Connection
+from lab.cluster.connection import BlockingConnection
 from lab.cluster.processes import READY_S, wait_for
 
 AFTER_ERROR_S = 0.002
@@ -105,12 +105,12 @@ class Writer(WriterThread):
             address = self.addresses[turn % len(self.addresses)]
             turn += 1
             try:
-                with Connection(address, timeout_s=self._timeout_s) as connection:
+                with BlockingConnection(address, timeout_s=self._timeout_s) as connection:
                     self._write_to(connection)
             except OSError:
                 self.stopping.wait(AFTER_ERROR_S)
 
-    def _write_to(self, connection: Connection) -> None:
+    def _write_to(self, connection: BlockingConnection) -> None:
         """Writes to one broker until it refuses. Raises OSError."""
         while not self.stopping.wait(self._pause_s):
             number = len(self.acks)

@@ -18,7 +18,7 @@ import docker
 from docker.models.containers import Container
 from docker.models.networks import Network
 
-from lab.cluster.connection import Connection, ask
+from lab.cluster.connection import BlockingConnection, ask
 from lab.cluster.frames import HA_STATUS
 from lab.cluster.mqctl import Ran, mqctl
 from lab.cluster.processes import wait_for
@@ -242,7 +242,7 @@ def first_ack(addresses: list[str], topic: str, deadline_s: float = 60.0) -> flo
     def acknowledged() -> float | None:
         for address in addresses:
             try:
-                with Connection(address, timeout_s=1.0) as probe:
+                with BlockingConnection(address, timeout_s=1.0) as probe:
                     if probe.send(topic, b"first").code == 0:
                         return time.monotonic()
             except OSError:

@@ -13,7 +13,7 @@ import pytest
 
 from lab.cluster import frames
 from lab.cluster.classic import ClassicGroup, in_sync
-from lab.cluster.connection import Connection, ask
+from lab.cluster.connection import BlockingConnection, ask
 from lab.cluster.java import JavaProgram
 from lab.cluster.processes import free_base_port, wait_for
 from tests.interop.conftest import RunJava
@@ -46,7 +46,7 @@ def group(
 def send(address: str, first: int) -> set[str]:
     """COUNT messages into queue 0; their keys, all acknowledged."""
     keys = [str(number) for number in range(first, first + COUNT)]
-    with Connection(address) as connection:
+    with BlockingConnection(address) as connection:
         for key in keys:
             reply = connection.send(TOPIC, b"x", properties=f"KEYS\x01{key}\x02")
             assert reply.code == frames.OK, reply
@@ -55,7 +55,7 @@ def send(address: str, first: int) -> set[str]:
 
 def takes_writes(address: str) -> bool:
     try:
-        with Connection(address) as connection:
+        with BlockingConnection(address) as connection:
             return connection.send(TOPIC, b"first").code == frames.OK
     except OSError:
         return False

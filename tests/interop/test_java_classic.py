@@ -11,7 +11,7 @@ import pytest
 from batonmq.protocol.records.codec import decode_records
 from lab.cluster import frames
 from lab.cluster.classic import SEGMENT, ClassicGroup, in_sync
-from lab.cluster.connection import Connection, ask, ha_status
+from lab.cluster.connection import BlockingConnection, ask, ha_status
 from lab.cluster.mixed_checks import log_of
 from lab.cluster.processes import free_base_port, wait_for
 
@@ -39,7 +39,7 @@ def wait_level(address: str) -> None:
 def send(address: str, first: int, count: int) -> list[bytes]:
     """Sends into queue 0 over one connection; the bodies, all acknowledged."""
     bodies = [b"%d " % number + b"x" * 6_000 for number in range(first, first + count)]
-    with Connection(address) as connection:
+    with BlockingConnection(address) as connection:
         for body in bodies:
             reply = connection.send(TOPIC, body)
             assert reply.code == frames.OK, reply
@@ -50,14 +50,14 @@ def serves_pulls(address: str) -> bool:
     """Whether that broker answers and is master: its endpoint listens before its store is open."""
     if ha_status(address, timeout_s=1.0) is None:
         return False
-    with Connection(address) as connection:
+    with BlockingConnection(address) as connection:
         return connection.pull(TOPIC, 0).code == frames.OK
 
 
 def bodies_at(address: str, count: int) -> list[bytes]:
     """What queue 0 holds at that broker, read by offset."""
     found: list[bytes] = []
-    with Connection(address) as connection:
+    with BlockingConnection(address) as connection:
         while len(found) < count:
             reply = connection.pull(TOPIC, len(found))
             assert reply.code == frames.OK, reply
@@ -126,7 +126,7 @@ def test_a_store_is_swapped_cold_both_ways(group: ClassicGroup, tmp_path: Path) 
 
 def takes_sends(address: str) -> bool:
     try:
-        with Connection(address) as connection:
+        with BlockingConnection(address) as connection:
             return connection.send("Other", b"x").code == frames.OK
     except OSError:
         return False

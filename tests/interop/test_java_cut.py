@@ -9,7 +9,7 @@ import pytest
 from left_out import namespaces
 
 from lab.cluster import frames
-from lab.cluster.connection import Connection
+from lab.cluster.connection import BlockingConnection
 from lab.cluster.mixed import MixedGroup
 from lab.cluster.mixed_checks import logs_equal, nothing_lost, steady_load, wait_master
 from lab.cluster.network import Namespaces
@@ -43,7 +43,7 @@ def test_a_java_master_that_is_cut_off_acknowledges_nothing(
             at = {name: network.address[name] for name in HOSTS}
             network.cut(between([at["broker-a-1"]], [at["namesrv-0"], at["broker-a-0"]]))
             wait_master(group, load, OURS)
-            with Connection(group.address(JAVA)) as connection:
+            with BlockingConnection(group.address(JAVA)) as connection:
                 assert connection.send("Cut", b"to nobody", queue_id=1).code != frames.OK
                 assert connection.pull("Cut", 0).code == frames.OK
             network.heal()

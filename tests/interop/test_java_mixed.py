@@ -18,7 +18,7 @@ import pytest
 
 from batonmq.protocol.records.codec import decode_records
 from lab.cluster import frames
-from lab.cluster.connection import Connection, ask
+from lab.cluster.connection import BlockingConnection, ask
 from lab.cluster.mixed import GROUP, SEGMENT, MixedGroup
 from lab.cluster.mixed_checks import logs_equal, nothing_lost, steady_load, wait_master
 from lab.cluster.mqctl import mqctl
@@ -81,7 +81,7 @@ def wait_table(group: MixedGroup, place: int, file: str, text: str) -> None:
 
 def bodies_of(group: MixedGroup, place: int, topic: str) -> list[bytes]:
     """Of the first messages in queue 0 there."""
-    with Connection(group.address(place)) as connection:
+    with BlockingConnection(group.address(place)) as connection:
         reply = connection.pull(topic, 0)
     return [message.body for message in decode_records(reply.body)] if reply.body else []
 
@@ -90,7 +90,7 @@ def send_later(group: MixedGroup, place: int) -> set[bytes]:
     """Two messages that are due in 10 s, by level and by timer; their bodies."""
     wishes = {"level": "DELAY\x013\x02", "timer": "TIMER_DELAY_SEC\x0110\x02"}
     sent = {f"{place} by {kind}".encode(): wish for kind, wish in wishes.items()}
-    with Connection(group.address(place)) as connection:
+    with BlockingConnection(group.address(place)) as connection:
         for body, wish in sent.items():
             assert connection.send(LATER, body, properties=wish).code == frames.OK
     assert not sent.keys() & set(bodies_of(group, place, LATER))
@@ -130,7 +130,7 @@ def commit_half(group: MixedGroup, place: int, fields: dict[str, object]) -> Non
 def test_java_takes_over_from_our_killed_master(group: MixedGroup, load: Writer) -> None:
     """Ours is killed with kill -9, and comes back as the slave of a Java master."""
     make_readers(group, OURS)
-    with Connection(group.address(OURS)) as connection:
+    with BlockingConnection(group.address(OURS)) as connection:
         for topic in (LATER, HALVES):
             assert connection.send(topic, b"makes the topic").code == frames.OK
     commit(group, OURS, 7)
@@ -163,7 +163,7 @@ def test_our_controllers_restart_under_a_java_master(group: MixedGroup, load: Wr
 def test_ours_takes_over_from_a_killed_java_master(group: MixedGroup, load: Writer) -> None:
     """What Java's master was told meanwhile is there; it comes back as our slave."""
     commit(group, JAVA, 11)
-    with Connection(group.address(JAVA)) as connection:
+    with BlockingConnection(group.address(JAVA)) as connection:
         assert connection.send("MadeAtJava", b"first").code == frames.OK
     wait_table(group, OURS, "consumerOffset.json", f"{TOPIC}@{READERS}:{{0:11")
     wait_table(group, OURS, "topics.json", "MadeAtJava")
@@ -174,7 +174,7 @@ def test_ours_takes_over_from_a_killed_java_master(group: MixedGroup, load: Writ
     assert committed(group, OURS) == 11
     commit_half(group, OURS, half)
     wait_delivered(group, OURS, later)
-    with Connection(group.address(OURS)) as connection:
+    with BlockingConnection(group.address(OURS)) as connection:
         assert connection.pull("MadeAtJava", 0).code == frames.OK
     group.start_java(JAVA, haSendHeartbeatInterval=1000, allAckInSyncStateSet="false")
     group.wait_in_sync(OURS, JAVA)
@@ -187,7 +187,7 @@ def test_all_ack_is_switched_on_at_run_time(group: MixedGroup, load: Writer) -> 
     group.wait_in_sync(OURS, JAVA)
     group.signal(OURS, signal.SIGSTOP)
     try:
-        with Connection(group.address(JAVA)) as connection:
+        with BlockingConnection(group.address(JAVA)) as connection:
             assert connection.send("AllAck", b"Java has it").code == frames.OK
             changed = connection.request(frames.UPDATE_CONFIG, {}, b"allAckInSyncStateSet=true")
             assert changed.code == frames.OK, changed

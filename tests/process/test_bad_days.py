@@ -18,7 +18,7 @@ import yaml
 
 from batonmq.protocol.records.codec import decode_records
 from lab.cluster.cluster import SMALL_STORE
-from lab.cluster.connection import Connection
+from lab.cluster.connection import BlockingConnection
 from lab.cluster.processes import ROOT, free_base_port, wait_for
 from lab.cluster.stores import read_log, record_ends
 from lab.cluster.up import ClusterProcess
@@ -35,14 +35,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess
     """Three replicas, each with a log of more than three segments."""
     overrides: dict[str, dict[str, object]] = {"store": {"mappedFileSizeCommitLog": SEGMENT}}
     with ClusterProcess(tmp_path_factory.mktemp("bad"), overrides=overrides) as running:
-        with Connection(running.master()["address"]) as probe:
+        with BlockingConnection(running.master()["address"]) as probe:
             for number in range(3 * SEGMENT // len(BODY) + 50):
                 assert probe.send(TOPIC, BODY + b"%d" % number).code == 0
         yield running
 
 
 def write_some(cluster: ClusterProcess, count: int = 20) -> None:
-    with Connection(cluster.master()["address"]) as probe:
+    with BlockingConnection(cluster.master()["address"]) as probe:
         for number in range(count):
             assert probe.send(TOPIC, BODY + b"%d" % number).code == 0
 
@@ -278,7 +278,7 @@ def test_g8_a_reader_that_meets_a_bad_record_gets_it_from_another_replica(
     cluster.restart(spoiled)
     cluster.wait_in_sync(3)
     elect(cluster, spoiled)
-    with Connection(spoiled["address"]) as probe:
+    with BlockingConnection(spoiled["address"]) as probe:
         replies = [probe.pull(TOPIC, offset, count=1) for offset in range(20)]
     refused = [reply for reply in replies if reply.code == 1]
     assert refused and all(str(folder / "commitlog") in reply.remark for reply in refused)
@@ -302,7 +302,7 @@ def test_r24_a_damaged_log_is_no_master(tmp_path: Path) -> None:
     overrides: dict[str, dict[str, object]] = {"store": {"mappedFileSizeCommitLog": SEGMENT}}
     with ClusterProcess(tmp_path, replicas=1, controllers=1, overrides=overrides) as cluster:
         master = cluster.master()
-        with Connection(master["address"]) as probe:
+        with BlockingConnection(master["address"]) as probe:
             for number in range(2 * SEGMENT // len(BODY) + 50):
                 assert probe.send(TOPIC, BODY + b"%d" % number).code == 0
         cluster.kill(master)
@@ -324,7 +324,7 @@ def test_g8_a_flipped_byte_is_never_served(tmp_path: Path) -> None:
        flipped body; the messages behind it can be read.
     """
     with ClusterProcess(tmp_path, replicas=1, controllers=1) as cluster:
-        with Connection(cluster.master()["address"]) as probe:
+        with BlockingConnection(cluster.master()["address"]) as probe:
             for number in range(30):
                 assert probe.send(TOPIC, b"%03d" % number + BODY).code == 0
         folder = Path(cluster.master()["dataDir"])
@@ -335,7 +335,7 @@ def test_g8_a_flipped_byte_is_never_served(tmp_path: Path) -> None:
         cluster.start()
         address = cluster.master()["address"]
         assert bodies(address, 0)[-1][:3] == b"014"
-        with Connection(address) as probe:
+        with BlockingConnection(address) as probe:
             damaged = probe.pull(TOPIC, 15)
         assert damaged.code == 1
         file = folder / "commitlog" / f"{0:020d}"
@@ -382,7 +382,7 @@ def flip(folder: Path, at: int) -> None:
 
 
 def bodies(address: str, offset: int) -> list[bytes]:
-    with Connection(address) as probe:
+    with BlockingConnection(address) as probe:
         reply = probe.pull(TOPIC, offset)
     assert reply.code == 0, reply
     return [message.body for message in decode_records(reply.body)]
@@ -391,7 +391,7 @@ def bodies(address: str, offset: int) -> list[bytes]:
 def refuses(address: str) -> bool:
     """A send is answered, but not with code 0. False while nobody answers."""
     try:
-        with Connection(address) as probe:
+        with BlockingConnection(address) as probe:
             code = probe.send(TOPIC, b"on top of a hole").code
     except OSError:
         return False

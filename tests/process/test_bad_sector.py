@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.cluster.connection import Connection, ask
+from lab.cluster.connection import BlockingConnection, ask
 from lab.cluster.processes import is_running, wait_for
 from lab.cluster.stores import check_logs_equal
 from lab.cluster.up import ClusterProcess
@@ -27,7 +27,7 @@ def test_r24_the_master_that_dies_of_a_bad_page_names_it_and_is_filled_again(
     with ClusterProcess(tmp_path / "cluster", controllers=1, replicas=2) as cluster:
         cluster.wait_in_sync(2)
         master = cluster.master()
-        with Connection(master["address"]) as probe:
+        with BlockingConnection(master["address"]) as probe:
             replies = [probe.send(TOPIC, b"m" * 500 + b"%d" % n) for n in range(COUNT)]
         assert {reply.code for reply in replies} == {0}
         offset = int(replies[-1].ext["msgId"][-16:], 16)
@@ -48,7 +48,7 @@ def test_r24_the_master_that_dies_of_a_bad_page_names_it_and_is_filled_again(
         assert f"bad_sector file={segment} position=4096" in log
         assert "damaged_tail_discarded" in log and log.count("Bus error") == 1
         assert segment.stat().st_size == size
-        with Connection(cluster.master()["address"]) as probe:
+        with BlockingConnection(cluster.master()["address"]) as probe:
             assert probe.send(TOPIC, b"after").code == 0
         folders = cluster.data_folders
         cluster.stop()

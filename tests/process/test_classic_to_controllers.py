@@ -11,7 +11,7 @@ from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
 from batonmq.store.recovery import ConfirmedByLog
 from lab.cluster import frames
-from lab.cluster.connection import Connection
+from lab.cluster.connection import BlockingConnection
 from lab.cluster.mixed import SEGMENT, MixedGroup
 from lab.cluster.mixed_checks import log_of
 
@@ -41,7 +41,7 @@ def classic_store(root: Path) -> int:
 def numbers_at(address: str) -> list[int] | None:
     """All that the master has; None if that broker does not lead (now)."""
     found: list[int] = []
-    with Connection(address) as connection:
+    with BlockingConnection(address) as connection:
         while len(found) < COUNT:
             reply = connection.pull(TOPIC, len(found))
             if reply.code == frames.SYSTEM_BUSY:

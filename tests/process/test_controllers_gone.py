@@ -8,7 +8,7 @@ import pytest
 
 from batonmq.blocking import BlockingProducer
 from batonmq.protocol.message import Message
-from lab.cluster.connection import Connection, ask
+from lab.cluster.connection import BlockingConnection, ask
 from lab.cluster.frames import METADATA
 from lab.cluster.processes import wait_for
 from lab.cluster.queues import check_writers
@@ -72,7 +72,7 @@ def test_r36_a_healthy_group_goes_on_without_any_controller(cluster: ClusterProc
         assert {code for _, _, code, _ in writer.refusals} <= {12, 14}
         remark = writer.refusals[-1][3]
         assert "lease" in remark and "replicas" in remark
-    with Connection(master["address"]) as probe:
+    with BlockingConnection(master["address"]) as probe:
         assert probe.send("Orphaned", b"no").code == 14
 
 

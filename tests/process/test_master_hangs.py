@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from lab.cluster.connection import Connection
+from lab.cluster.connection import BlockingConnection
 from lab.cluster.frames import SEND_V2, send_ext
 from lab.cluster.queues import check_writers
 from lab.cluster.stores import check_logs_equal
@@ -29,7 +29,7 @@ def test_r1_r4_a_woken_master_acknowledges_nothing_of_its_old_epoch(
     master = cluster.master()
     with Writer(cluster.addresses(), topic, 0, timeout_s=1.0) as writer:
         wait_acks(writer, 50)
-        with Connection(master["address"], timeout_s=30.0) as stuck:
+        with BlockingConnection(master["address"], timeout_s=30.0) as stuck:
             assert stuck.send(topic, b"9 0 warm", queue_id=3).code == 0
             cluster.kill(master, signal.SIGSTOP)
             waiting = {

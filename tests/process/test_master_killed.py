@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from batonmq.blocking import BlockingPullConsumer
-from lab.cluster.connection import Connection
+from lab.cluster.connection import BlockingConnection
 from lab.cluster.frames import FLAG_ONEWAY, RUNTIME_INFO, SEND_V2, send_ext
 from lab.cluster.processes import wait_for
 from lab.cluster.queues import check_writers, read_topic
@@ -71,7 +71,7 @@ def test_g1_g3_g4_masters_killed_under_load(cluster: ClusterProcess) -> None:
     """
     topic = "UnderLoad"
     addresses = cluster.addresses()
-    with Connection(cluster.master()["address"]) as probe:
+    with BlockingConnection(cluster.master()["address"]) as probe:
         assert probe.send(topic, b"0 0 ", queue_id=0).code == 0
     with ExitStack() as stack:
         reader = stack.enter_context(Reader(cluster.name_servers, topic))
@@ -135,7 +135,7 @@ PATIENT = {
 }
 
 
-def log_end(probe: Connection) -> int:
+def log_end(probe: BlockingConnection) -> int:
     return int(probe.request(RUNTIME_INFO).json["table"]["commitLogMaxOffset"])
 
 
@@ -159,7 +159,7 @@ def test_r21_r22_a_diverged_old_master_truncates(tmp_path: Path) -> None:
             wait_acks(before, 40)
         for slave in slaves:
             cluster.kill(slave, signal.SIGSTOP)
-        with Connection(master["address"]) as probe:
+        with BlockingConnection(master["address"]) as probe:
             tail = [b"tail %d " % number + b"t" * 10_000 for number in range(60)]
             for body in tail:
                 probe.post(SEND_V2, send_ext(topic, 2), body, FLAG_ONEWAY)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lab.cluster.connection import Connection
+from lab.cluster.connection import BlockingConnection
 from lab.cluster.frames import QUERY_OFFSET, UPDATE_OFFSET
 from lab.cluster.mqctl import mqctl
 from lab.cluster.processes import is_running, wait_for
@@ -60,7 +60,7 @@ def taken_over(cluster: ClusterProcess, master: dict[str, Any]) -> dict[str, Any
     return new
 
 
-def known_offset(probe: Connection) -> int | None:
+def known_offset(probe: BlockingConnection) -> int | None:
     reply = probe.request(QUERY_OFFSET, {**GROUP, "setZeroIfNotFound": "false"})
     return int(reply.ext["offset"]) if reply.code == 0 else None
 
@@ -69,7 +69,7 @@ def test_r38_a_replaced_replica_that_leads_numbers_on(cluster: ClusterProcess) -
     """1. All messages of Rare expire; a group that has read them is offline. 2. A replica is
     replaced: its log begins behind them. 3. It leads, and the group misses no new message."""
     master = cluster.master()
-    with Connection(master["address"]) as probe:
+    with BlockingConnection(master["address"]) as probe:
         for _ in range(5):
             assert probe.send("Rare", b"old").code == 0
         assert probe.request(UPDATE_OFFSET, {**GROUP, "commitOffset": 5}).code == 0
@@ -83,7 +83,7 @@ def test_r38_a_replaced_replica_that_leads_numbers_on(cluster: ClusterProcess) -
     assert int(segments(slave)[0].name) >= 2 * SEGMENT
 
     new = taken_over(cluster, master)
-    with Connection(new["address"]) as probe:
+    with BlockingConnection(new["address"]) as probe:
         reply = probe.send("Rare", b"new")
         assert (reply.code, reply.ext.get("queueOffset")) == (0, "5")
         wait_for("the group's offset", lambda: known_offset(probe) == 5)
@@ -99,11 +99,11 @@ def test_r39_a_topic_made_again_is_read_from_its_start_at_every_member(
     where = ("-n", cluster.name_servers, "-t", "Rare", "-c", "DefaultCluster")
     assert mqctl("deleteTopic", *where, home=tmp_path).code == 0
     assert mqctl("updateTopic", *where, "-r", "4", "-w", "4", home=tmp_path).code == 0
-    with Connection(master["address"]) as probe:
+    with BlockingConnection(master["address"]) as probe:
         assert known_offset(probe) is None
         reply = probe.send("Rare", b"begun anew")
         assert (reply.code, reply.ext.get("queueOffset")) == (0, "0")
     new = taken_over(cluster, master)
-    with Connection(new["address"]) as probe:
+    with BlockingConnection(new["address"]) as probe:
         assert known_offset(probe) is None
         wait_for("the message", lambda: b"begun anew" in probe.pull("Rare", 0).body)

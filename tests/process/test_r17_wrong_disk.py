@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from lab.cluster.connection import Connection, ask
+from lab.cluster.connection import BlockingConnection, ask
 from lab.cluster.frames import ELECT_MASTER
 from lab.cluster.mqctl import mqctl
 from lab.cluster.processes import is_running, wait_for
@@ -44,7 +44,7 @@ def write_some(cluster: ClusterProcess, count: int = 50) -> None:
     """Each until it is acknowledged: a busy machine may cost a master its lead meanwhile."""
     done = 0
     while done < count:
-        with contextlib.suppress(OSError), Connection(cluster.master()["address"]) as probe:
+        with contextlib.suppress(OSError), BlockingConnection(cluster.master()["address"]) as probe:
             while done < count and probe.send(TOPIC, b"m" * 500 + b"%d" % done).code == 0:
                 done += 1
 

@@ -6,7 +6,7 @@ import pytest
 
 from batonmq.client.errors import NoRouteError
 from batonmq.protocol.message import MessageExt
-from lab.cluster.connection import Connection
+from lab.cluster.connection import BlockingConnection
 from lab.cluster.frames import QUERY_OFFSET, UPDATE_OFFSET
 from lab.cluster.processes import wait_for
 from lab.cluster.queues import read_topic
@@ -22,7 +22,7 @@ def test_r31_a_topic_made_by_its_first_message_survives_kill_9(cluster: ClusterP
     """
     for number in range(5):
         master = cluster.master()
-        with Connection(master["address"]) as probe:
+        with BlockingConnection(master["address"]) as probe:
             reply = probe.send(f"Fresh{number}", b"only one", queue_id=number % 4)
             cluster.kill(master)
         assert reply.code == 0, reply
@@ -46,7 +46,7 @@ def messages(cluster: ClusterProcess, topic: str) -> list[MessageExt]:
     return [message for queue in stored.values() for message in queue]
 
 
-def known_offset(probe: Connection, group: dict[str, object]) -> int | None:
+def known_offset(probe: BlockingConnection, group: dict[str, object]) -> int | None:
     reply = probe.request(QUERY_OFFSET, {**group, "setZeroIfNotFound": "false"})
     return int(reply.ext["offset"]) if reply.code == 0 else None
 
@@ -58,15 +58,15 @@ def test_r31_consumer_offsets_follow(cluster: ClusterProcess) -> None:
     """
     group: dict[str, object] = {"consumerGroup": "follows", "topic": "Offsets", "queueId": 0}
     master = cluster.master()
-    with Connection(master["address"]) as probe:
+    with BlockingConnection(master["address"]) as probe:
         for number in range(10):
             assert probe.send("Offsets", b"%d" % number).code == 0
         assert probe.request(UPDATE_OFFSET, {**group, "commitOffset": 7}).code == 0
     for slave in cluster.slaves():
-        with Connection(slave["address"]) as probe:
+        with BlockingConnection(slave["address"]) as probe:
             wait_for("the offset on a slave", lambda probe=probe: known_offset(probe, group) == 7)
     cluster.kill(master)
     new = cluster.wait_new_master(master["address"])
-    with Connection(new["address"]) as probe:
+    with BlockingConnection(new["address"]) as probe:
         reply = probe.request(QUERY_OFFSET, group)
     assert (reply.code, reply.ext.get("offset")) == (0, "7")

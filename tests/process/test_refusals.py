@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.cluster.connection import Connection, ask
+from lab.cluster.connection import BlockingConnection, ask
 from lab.cluster.frames import HA_STATUS, MAX_OFFSET, SEND_V1, UPDATE_TOPIC, Reply
 from lab.cluster.processes import wait_for
 from lab.cluster.up import ClusterProcess
@@ -27,7 +27,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
     overrides: dict[str, dict[str, object]] = {"store": {"minInSyncReplicas": 2}}
     folder = tmp_path_factory.mktemp("refusals")
     with ClusterProcess(folder, replicas=2, overrides=overrides) as running:
-        with Connection(running.master()["address"]) as probe:
+        with BlockingConnection(running.master()["address"]) as probe:
             assert probe.send(TOPIC, b"first").code == 0
         yield running
 
@@ -49,7 +49,7 @@ def test_a_wish_that_is_none_is_refused_with_13(pair: ClusterProcess, properties
     """Code 13, a remark that says why, and nothing is stored as an ordinary message."""
     master = pair.master()["address"]
     before = max_offset(master)
-    with Connection(master) as probe:
+    with BlockingConnection(master) as probe:
         reply = probe.send(TOPIC, b"later", properties=properties)
         assert reply.code == 13 and "not stored" in reply.remark
     assert max_offset(master) == before
@@ -60,7 +60,7 @@ def test_an_unknown_code_is_answered_with_3(pair: ClusterProcess) -> None:
     address = pair.master()["address"]
     host, _, port = address.rpartition(":")
     for endpoint in (address, f"{host}:{int(port) - 2}"):
-        with Connection(endpoint) as probe:
+        with BlockingConnection(endpoint) as probe:
             for code in (2_003, 31_999):
                 reply = probe.request(code, {"topic": TOPIC})
                 assert (reply.code, bool(reply.remark)) == (3, True), (code, reply)
@@ -69,7 +69,7 @@ def test_an_unknown_code_is_answered_with_3(pair: ClusterProcess) -> None:
 def test_the_same_handlers_answer_on_port_minus_2(pair: ClusterProcess) -> None:
     """Send (310 and 10), pull, offsets, HA status and topic admin on port - 2."""
     host, _, port = pair.master()["address"].rpartition(":")
-    with Connection(f"{host}:{int(port) - 2}") as probe:
+    with BlockingConnection(f"{host}:{int(port) - 2}") as probe:
         assert probe.send(TOPIC, b"by the other port").code == 0
         long_names = {
             "producerGroup": "probe", "topic": TOPIC, "defaultTopic": "TBW102",
@@ -90,7 +90,7 @@ def test_the_same_handlers_answer_on_port_minus_2(pair: ClusterProcess) -> None:
 
 def test_a_slave_takes_no_message_and_serves_no_reader(pair: ClusterProcess) -> None:
     """Send and pull at a slave: 2, with the advice to ask the name server."""
-    with Connection(pair.slaves()[0]["address"]) as probe:
+    with BlockingConnection(pair.slaves()[0]["address"]) as probe:
         for reply in (probe.send(TOPIC, b"to a slave"), probe.pull(TOPIC, 0)):
             assert reply.code == 2 and "name server" in reply.remark
 
@@ -120,7 +120,7 @@ def test_a_malformed_frame_closes_that_one_connection(
     connection goes on, on the broker as on the name server."""
     master = pair.master()
     for address in (master["address"], pair.name_servers.split(";")[0]):
-        with Connection(address) as sound, Connection(address) as faulty:
+        with BlockingConnection(address) as sound, BlockingConnection(address) as faulty:
             sound.request(HA_STATUS)
             faulty.write(nonsense)
             assert faulty.is_closed_by_peer()
@@ -137,7 +137,7 @@ def test_malformed_frames_leave_one_log_line_each(pair: ClusterProcess) -> None:
 
     before = lines()
     for _ in range(3):
-        with Connection(master["address"]) as faulty:
+        with BlockingConnection(master["address"]) as faulty:
             faulty.write(frame(b"nonsense"))
             assert faulty.is_closed_by_peer()
     wait_for("three lines", lambda: lines() >= before + 3)
@@ -148,9 +148,9 @@ def test_a_cut_frame_harms_nobody(pair: ClusterProcess) -> None:
     """A peer sends half of a frame and goes: its connection ends, nothing is stored."""
     master = pair.master()["address"]
     before = max_offset(master)
-    with Connection(master) as probe:
+    with BlockingConnection(master) as probe:
         probe.write(frame(b'{"code":310,"extFields":{', length=4_000))
-    with Connection(master) as probe:
+    with BlockingConnection(master) as probe:
         assert probe.request(HA_STATUS).code == 0
     assert max_offset(master) == before
 
@@ -165,7 +165,7 @@ def test_r15_min_in_sync_replicas(pair: ClusterProcess) -> None:
     before = max_offset(master["address"])
     pair.kill(slave)
     pair.wait_in_sync(1)
-    with Connection(master["address"]) as probe:
+    with BlockingConnection(master["address"]) as probe:
         reply = wait_for("a refusal", lambda: refused(probe))
         assert reply.code == 1
         assert "1" in reply.remark and "minInSyncReplicas is 2" in reply.remark
@@ -173,11 +173,11 @@ def test_r15_min_in_sync_replicas(pair: ClusterProcess) -> None:
         assert probe.send("NewTopicMeanwhile", b"x").code == 1
     pair.restart(slave)
     pair.wait_in_sync(2)
-    with Connection(master["address"]) as probe:
+    with BlockingConnection(master["address"]) as probe:
         assert wait_for("an ack", lambda: probe.send(TOPIC, b"again").code == 0)
 
 
-def refused(probe: Connection) -> Reply | None:
+def refused(probe: BlockingConnection) -> Reply | None:
     reply = probe.send(TOPIC, b"single copy")
     assert reply.code != 0, "acknowledged with a single copy"
     return reply if reply.code == 1 else None

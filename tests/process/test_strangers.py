@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from batonmq.runtime import sockets
-from lab.cluster.connection import Connection
+from lab.cluster.connection import BlockingConnection
 from lab.cluster.up import ClusterProcess
 
 pytestmark = pytest.mark.process
@@ -66,12 +66,12 @@ def test_r58_floods_at_all_ports_cost_no_member_its_place(few_descriptors: Clust
     master = cluster.master()
     ports = ports_of(cluster)
     assert len(ports) >= 9, "each broker has three, the controller three"
-    with Connection(master["address"]) as before:
+    with BlockingConnection(master["address"]) as before:
         assert before.request(HEART_BEAT, body=CLIENT).code == 0
         assert before.send(TOPIC, b"before").code == 0
         strangers = [each for port in ports for each in flooded(port)]
         assert before.send(TOPIC, b"meanwhile").code == 0
-    with Connection(master["address"]) as late:
+    with BlockingConnection(master["address"]) as late:
         assert late.send(TOPIC, b"late").code == 0
     (slave,) = cluster.slaves()
     for node in (slave, master):
@@ -79,7 +79,7 @@ def test_r58_floods_at_all_ports_cost_no_member_its_place(few_descriptors: Clust
         cluster.wait_in_sync(1)
         cluster.restart(node)
         cluster.wait_in_sync(2)
-    with Connection(cluster.master()["address"]) as new:
+    with BlockingConnection(cluster.master()["address"]) as new:
         assert new.send(TOPIC, b"after").code == 0
     for each in strangers:
         each.close()

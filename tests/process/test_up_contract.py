@@ -21,7 +21,7 @@ import pytest
 
 from batonmq.launcher.children import LIVED_MS
 from lab.cluster import frames
-from lab.cluster.connection import Connection, ask
+from lab.cluster.connection import BlockingConnection, ask
 from lab.cluster.frames import ROUTE
 from lab.cluster.processes import ROOT, free_base_port, is_running, wait_for
 from lab.cluster.queues import read_topic
@@ -171,7 +171,7 @@ def test_an_existing_folder_is_resumed(tmp_path: Path) -> None:
     the new cluster's, topics, messages and ids are those of before, and writes go on."""
     running = ClusterProcess(tmp_path)
     with running:
-        with Connection(running.master()["address"]) as probe:
+        with BlockingConnection(running.master()["address"]) as probe:
             for number in range(20):
                 assert probe.send("Resumed", b"%d" % number).code == 0
         ids = {broker["address"]: broker["id"] for broker in running.brokers}
@@ -184,7 +184,7 @@ def test_an_existing_folder_is_resumed(tmp_path: Path) -> None:
         running.start()
         assert running.document["startedAt"] > first_start
         assert {broker["address"]: broker["id"] for broker in running.brokers} == ids
-        with Connection(running.master()["address"]) as probe:
+        with BlockingConnection(running.master()["address"]) as probe:
             assert probe.send("Resumed", b"20").code == 0
         stored = read_topic(running.name_servers, "Resumed")
         assert [m.body for m in stored[0]] == [b"%d" % number for number in range(21)]
