@@ -50,7 +50,7 @@ MB = 1_000_000
 
 
 @dataclass
-class Cost:
+class ReadCost:
     """Wall and processor seconds of one run over so many bytes."""
 
     wall_s: float
@@ -120,7 +120,7 @@ def measure(
     runs: int,
     work: Callable[[], object],
     prepare: Callable[[], object] = lambda: None,
-) -> Cost:
+) -> ReadCost:
     """Median costs of some runs, printed. `prepare` comes before each and does not count; nor does
     the disk's writing of what was left by then."""
     costs = []
@@ -129,8 +129,8 @@ def measure(
         os.sync()
         cpu, wall = cpu_of_tree(), time.perf_counter()
         work()
-        costs.append(Cost(time.perf_counter() - wall, cpu_of_tree() - cpu))
-    median = Cost(
+        costs.append(ReadCost(time.perf_counter() - wall, cpu_of_tree() - cpu))
+    median = ReadCost(
         statistics.median(cost.wall_s for cost in costs),
         statistics.median(cost.cpu_s for cost in costs),
     )
@@ -183,7 +183,7 @@ class SparkRuns:
         shutil.rmtree(self._out)
         shutil.rmtree(self._parts)
 
-    def _scan(self) -> Cost:
+    def _scan(self) -> ReadCost:
         """Spark's own scan of the bytes. A new frame each time: one that was collected keeps its
         result."""
         from pyspark.sql import functions as F
@@ -204,7 +204,7 @@ class SparkRuns:
 
         write_parquet(self._session, {"path": self._root}, self._out)
 
-    def _into_parquet(self, scan: Cost, how: str, work: Callable[[], object]) -> None:
+    def _into_parquet(self, scan: ReadCost, how: str, work: Callable[[], object]) -> None:
         cost = self._measure(f"batonmq into Parquet, {how}", work)
         self._written.append(self._session.read.parquet(self._out).count())
         print(
@@ -212,7 +212,7 @@ class SparkRuns:
             f"{scan.cpu_s / cost.cpu_s:.2f}x by processor time"
         )
 
-    def _measure(self, name: str, work: Callable[[], object]) -> Cost:
+    def _measure(self, name: str, work: Callable[[], object]) -> ReadCost:
         def remove_out() -> None:
             shutil.rmtree(self._out, ignore_errors=True)
 
