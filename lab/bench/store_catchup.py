@@ -29,7 +29,7 @@ HOST: Final = host_bytes("127.0.0.1", 10911)
 PIECE: Final = 1 << 20
 
 
-class Cost(NamedTuple):
+class CatchUpCost(NamedTuple):
     """Seconds of processor time for all records."""
 
     check: float
@@ -79,7 +79,7 @@ def _log_of(folder: Path, size: int, kind: str) -> tuple[bytes, int]:
     return data, count
 
 
-def _catch_up(folder: Path, data: bytes) -> Cost:
+def _catch_up(folder: Path, data: bytes) -> CatchUpCost:
     slave = _store(folder)
     slave.open()
     check = dispatch = 0.0
@@ -95,7 +95,7 @@ def _catch_up(folder: Path, data: bytes) -> Cost:
     assert slave.confirm_offset == len(data)
     slave.abandon()
     shutil.rmtree(folder)
-    return Cost(check, dispatch)
+    return CatchUpCost(check, dispatch)
 
 
 def _line(name: str, seconds: list[float], size: int, count: int) -> str:
