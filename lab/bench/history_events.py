@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class JobCost:
     """One run of the job; `peak_mib` of all its processes at once, `jvm_mib` of the JVM alone."""
 
     events: int
@@ -40,7 +40,7 @@ class Cost:
     failovers: int
 
 
-def measured(folder: Path, count: int, asked: argparse.Namespace) -> Cost:
+def measured(folder: Path, count: int, asked: argparse.Namespace) -> JobCost:
     """Generate, run, measure, remove. Raises RuntimeError if the job fails."""
     data, out = folder / "data", folder / "out"
     generate(data, count=count, groups=asked.groups, controllers=asked.controllers, days=asked.days)
@@ -66,7 +66,7 @@ def measured(folder: Path, count: int, asked: argparse.Namespace) -> Cost:
         print(log.read_text(), end="")
     for made in (data, out, folder / "spark"):
         shutil.rmtree(made, ignore_errors=True)
-    return Cost(
+    return JobCost(
         summary["events"],
         size // MIB,
         wall_s,
