@@ -121,7 +121,7 @@ class HostFaults(Kinds):
         return f"{host.name} by {off_s / 3600:.1f} hours"
 
 
-class DiskFaults(Kinds):
+class DiskFaultKinds(Kinds):
     """Power is lost, a process ends at a call to its disk, disks are slow."""
 
     def lose_power(self, fault: Fault) -> str | None:
@@ -399,7 +399,7 @@ class Faults:
         self._of_clients = ClientFaults(cluster, clients)
         self._kinds = (
             HostFaults(cluster),
-            DiskFaults(cluster),
+            DiskFaultKinds(cluster),
             WearFaults(cluster),
             StrainFaults(cluster, clients),
             DisturbFaults(cluster),
