@@ -215,7 +215,7 @@ class _Counted:
         return True
 
 
-class DiskFaults:
+class SpoiledDiskCalls:
     """Takes the place of the calls that its rules name, until `remove`."""
 
     def __init__(self, rules: tuple[DiskFault, ...]) -> None:
@@ -303,7 +303,7 @@ class _FaultPoints:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._disk_source = environ.get(DISK_VARIABLE, "")
         self._clock_source = environ.get(CLOCK_VARIABLE, "")
-        self._disk: DiskFaults | None = None
+        self._disk: SpoiledDiskCalls | None = None
 
     def load(self) -> None:
         """Puts them in force. Raises FaultRuleError, OSError for a file that cannot be read."""
@@ -311,7 +311,7 @@ class _FaultPoints:
         jump = parse_jump(_text(self._clock_source))
         if self._disk is not None:
             self._disk.remove()
-        self._disk = DiskFaults(rules) if rules else None
+        self._disk = SpoiledDiskCalls(rules) if rules else None
         jump_wall_clock(jump)
         log.critical(
             "FAULTS ON PURPOSE: this process fails as %s and %s say: disk=%s clock=%+gs",

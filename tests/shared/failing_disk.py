@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from lab.cluster.fault_points import DiskFaults, parse_disk_faults
+from lab.cluster.fault_points import SpoiledDiskCalls, parse_disk_faults
 
 
 class Struck:
     """Whether the rule has spoiled a call."""
 
-    def __init__(self, faults: DiskFaults) -> None:
+    def __init__(self, faults: SpoiledDiskCalls) -> None:
         self._faults = faults
 
     def __bool__(self) -> bool:
@@ -22,7 +22,7 @@ class Struck:
 @contextmanager
 def failing(rules: str) -> Iterator[Struck]:
     """`rules`: those of `lab.cluster.fault_points`, such as "pwrite * EIO once after 3"."""
-    faults = DiskFaults(parse_disk_faults(rules))
+    faults = SpoiledDiskCalls(parse_disk_faults(rules))
     try:
         yield Struck(faults)
     finally:

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from lab.cluster.fault_points import DiskFaults, parse_disk_faults
+from lab.cluster.fault_points import SpoiledDiskCalls, parse_disk_faults
 
 KILLS = {"before": "kill before changes *", "during": "kill during pwrite *"}
 
@@ -29,7 +29,7 @@ def in_child(operation: Callable[[], object], rules: str = "") -> int:
     if child:
         return os.waitpid(child, 0)[1]
     try:
-        DiskFaults(parse_disk_faults(rules))
+        SpoiledDiskCalls(parse_disk_faults(rules))
         operation()
     except BaseException:
         traceback.print_exc()

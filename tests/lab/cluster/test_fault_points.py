@@ -17,8 +17,8 @@ from batonmq.runtime import clock, disk
 from batonmq.runtime.durable_file import replace_file
 from lab.cluster import fault_points
 from lab.cluster.fault_points import (
-    DiskFaults,
     FaultRuleError,
+    SpoiledDiskCalls,
     fault_environment,
     jump_wall_clock,
     parse_disk_faults,
@@ -27,9 +27,9 @@ from lab.cluster.fault_points import (
 
 
 @pytest.fixture
-def faults() -> Iterator[list[DiskFaults]]:
+def faults() -> Iterator[list[SpoiledDiskCalls]]:
     before = {name: getattr(disk, name) for name in disk.CALLS}
-    made: list[DiskFaults] = []
+    made: list[SpoiledDiskCalls] = []
     yield made
     disk.replace_calls(before)
 
@@ -61,10 +61,10 @@ def errors_of(count: int, fd: int) -> list[int]:
     ],
 )
 def test_a_call_fails_as_often_as_the_rule_says(
-    tmp_path: Path, faults: list[DiskFaults], options: str, expected: list[int]
+    tmp_path: Path, faults: list[SpoiledDiskCalls], options: str, expected: list[int]
 ) -> None:
     fd, other = opened(tmp_path), opened(tmp_path, "checkpoint")
-    DiskFaults(parse_disk_faults(f"fdatasync commitlog EIO {options}"))
+    SpoiledDiskCalls(parse_disk_faults(f"fdatasync commitlog EIO {options}"))
     assert errors_of(4, fd) == expected
     assert errors_of(1, other) == [0], "another file"
     disk.pwrite(fd, b"x", 0)  # another call
@@ -73,12 +73,12 @@ def test_a_call_fails_as_often_as_the_rule_says(
 
 
 def test_a_fault_with_a_time_ends_after_it(
-    tmp_path: Path, faults: list[DiskFaults], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, faults: list[SpoiledDiskCalls], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1_000]
     monkeypatch.setattr(fault_points, "boot_ms", lambda: now[0])
     fd = opened(tmp_path)
-    DiskFaults(parse_disk_faults("fdatasync * ENOSPC after 1 for 5s"))
+    SpoiledDiskCalls(parse_disk_faults("fdatasync * ENOSPC after 1 for 5s"))
     assert errors_of(2, fd) == [0, errno.ENOSPC]
     now[0] += 5_000
     assert errors_of(1, fd) == [errno.ENOSPC]
@@ -87,9 +87,11 @@ def test_a_fault_with_a_time_ends_after_it(
     os.close(fd)
 
 
-def test_removed_rules_leave_the_plain_calls(tmp_path: Path, faults: list[DiskFaults]) -> None:
+def test_removed_rules_leave_the_plain_calls(
+    tmp_path: Path, faults: list[SpoiledDiskCalls]
+) -> None:
     before = {name: getattr(disk, name) for name in disk.CALLS}
-    one = DiskFaults(parse_disk_faults("* * EIO; kill before replace epochFileCheckpoint"))
+    one = SpoiledDiskCalls(parse_disk_faults("* * EIO; kill before replace epochFileCheckpoint"))
     assert disk.pwrite is not os.pwrite
     one.remove()
     assert before == {name: getattr(disk, name) for name in disk.CALLS}
@@ -131,12 +133,12 @@ def test_a_wrong_rule_is_refused_with_what_is_allowed(rule: str, why: str) -> No
 
 
 def test_a_full_disk_takes_what_has_its_place_already(
-    tmp_path: Path, faults: list[DiskFaults]
+    tmp_path: Path, faults: list[SpoiledDiskCalls]
 ) -> None:
     given, sparse = opened(tmp_path, "given"), opened(tmp_path, "sparse")
     os.posix_fallocate(given, 0, 1 << 16)
     os.ftruncate(sparse, 1 << 16)
-    DiskFaults(parse_disk_faults("room * ENOSPC"))
+    SpoiledDiskCalls(parse_disk_faults("room * ENOSPC"))
     disk.pwrite(given, b"x" * 4096, 8192)
     disk.posix_fallocate(given, 0, 1 << 16)
     disk.fsync(given)
@@ -162,7 +164,7 @@ def killed_at(rule: str, folder: Path) -> int:
     """How a child ends that replaces a file under that rule."""
     child = os.fork()
     if child == 0:
-        DiskFaults(parse_disk_faults(rule))
+        SpoiledDiskCalls(parse_disk_faults(rule))
         replace_file(folder / "file", b"new content")
         os._exit(0)
     return os.waitpid(child, 0)[1]
