@@ -16,7 +16,7 @@ from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.launcher.children import ChildChanged, Children, tail_of_log
 from batonmq.launcher.cluster_file import cluster_document, write_document
 from batonmq.launcher.current import announce, withdraw
-from batonmq.launcher.events import Event, Reporter
+from batonmq.launcher.events import ClusterEvent, Reporter
 from batonmq.launcher.forks import ForkServer
 from batonmq.launcher.layout import BrokerNode, Layout, NameServerNode, Node
 from batonmq.launcher.preparation import (
@@ -175,7 +175,7 @@ class LocalCluster:
                 took = wall_ms() - self._started_at_ms
                 at = self.layout.name_server_addresses
                 text = f"the cluster is whole after {took} ms; name servers: {at}"
-                self._reporter.report(Event("cluster_ready", text, {"ms": took}))
+                self._reporter.report(ClusterEvent("cluster_ready", text, {"ms": took}))
             self._write()
             try:
                 async with asyncio.timeout(POLL_S if self.whole else POLL_STARTING_S):
@@ -194,7 +194,7 @@ class LocalCluster:
             text, kind = f"{name} ended: {change.how}", "process_ended"
             if died and change.how.startswith("exit"):
                 text += "\n" + tail_of_log(self.children.by_name[name])
-        self._reporter.report(Event(kind, text, fields, bad=died))
+        self._reporter.report(ClusterEvent(kind, text, fields, bad=died))
         failed = change.how.startswith("exit ") and change.how != "exit 0"
         # Before the cluster was whole it will fail again, for example for a wrong setting.
         if died and failed and not (self._respawn and self.whole):
@@ -250,7 +250,7 @@ class LocalCluster:
             old = before.groups.get(name)
             if old is None or old.master_address != group.master_address:
                 self._reporter.report(
-                    Event(
+                    ClusterEvent(
                         "master_changed",
                         f"{name}: master is {group.master_address or 'nobody'}"
                         f" (epoch {group.master_epoch})",
@@ -264,7 +264,7 @@ class LocalCluster:
                 )
             if old is None or old.in_sync != group.in_sync:
                 self._reporter.report(
-                    Event(
+                    ClusterEvent(
                         "set_changed",
                         f"{name}: {group.in_sync} of {len(group.replicas)} replicas in sync",
                         {

@@ -27,7 +27,7 @@ from batonmq.history.fold import failovers
 from batonmq.history.story import Story
 from batonmq.history.story_text import document, lines
 from batonmq.launcher.cluster import LocalCluster, stop_event
-from batonmq.launcher.events import Event, JsonReporter, LineReporter, Reporter
+from batonmq.launcher.events import ClusterEvent, JsonReporter, LineReporter, Reporter
 from batonmq.launcher.forks import ForkServer
 from batonmq.launcher.layout import HOST, Layout, plan
 from batonmq.launcher.preparation import StartError
@@ -98,7 +98,7 @@ async def _demo(options: DemoOptions, fork_server: ForkServer) -> int:
     base_port = options.base_port or free_base_port(options.replicas)
     layout = plan(options.data_dir, replicas=options.replicas, base_port=base_port)
     reporter.report(
-        Event(
+        ClusterEvent(
             "demo_begins",
             f"3 controllers and {options.replicas} brokers on ports from {base_port},"
             f" data in {options.data_dir}",
@@ -116,7 +116,7 @@ async def _demo(options: DemoOptions, fork_server: ForkServer) -> int:
             return play.result()
         play.cancel()
         await asyncio.gather(play, return_exceptions=True)
-        reporter.report(Event("interrupted", "stopped before the verdict", bad=True))
+        reporter.report(ClusterEvent("interrupted", "stopped before the verdict", bad=True))
         return 1
     finally:
         stop.cancel()
@@ -193,7 +193,7 @@ class Demo:
         killed_ms = wall_ms()
         killed_at = boot_s()
         self._reporter.report(
-            Event(
+            ClusterEvent(
                 "kill",
                 f"kill -9 number {number}: the master {node.name} at {address} (pid {pid})",
                 {"number": number, "address": address, "pid": pid},
@@ -220,7 +220,7 @@ class Demo:
         if story is not None:
             text += "\n" + "\n".join(f"          {line}" for line in lines(story))
         self._reporter.report(
-            Event(
+            ClusterEvent(
                 "failover",
                 text,
                 {
@@ -239,7 +239,7 @@ class Demo:
         rejoin = await self._story(killed_ms, lambda found: True)
         cut = rejoin.truncated_bytes if rejoin else 0
         self._reporter.report(
-            Event(
+            ClusterEvent(
                 "rejoined",
                 f"{name} is back in the set; it truncated {cut} unacknowledged bytes and caught up",
                 {"name": name, "truncatedBytes": cut},
@@ -297,7 +297,7 @@ class Demo:
         if unread:
             text += f"\nnot consumed in time: {unread}"
         bad = bool(lost or unread)
-        self._reporter.report(Event("verdict", text, fields, bad=bad))
+        self._reporter.report(ClusterEvent("verdict", text, fields, bad=bad))
         return 1 if bad else 0
 
 

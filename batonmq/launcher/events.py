@@ -14,7 +14,7 @@ from batonmq.runtime.clock import wall_ms
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ClusterEvent:
     """One thing that happened. `kind` is a stable word; `text` is the line for people."""
 
     kind: str
@@ -26,7 +26,7 @@ class Event:
 class Reporter(Protocol):
     """Where events go."""
 
-    def report(self, event: Event) -> None: ...
+    def report(self, event: ClusterEvent) -> None: ...
 
 
 class JsonReporter:
@@ -35,7 +35,7 @@ class JsonReporter:
     def __init__(self, out: TextIO) -> None:
         self._out = out
 
-    def report(self, event: Event) -> None:
+    def report(self, event: ClusterEvent) -> None:
         record = {"time": wall_ms(), "event": event.kind, **event.fields}
         self._out.write(json.dumps(record) + "\n")
         self._out.flush()
@@ -47,7 +47,7 @@ class LineReporter:
     def __init__(self, out: TextIO) -> None:
         self._out = out
 
-    def report(self, event: Event) -> None:
+    def report(self, event: ClusterEvent) -> None:
         clock = time.strftime("%H:%M:%S")
         text = click.style(event.text, fg="red") if event.bad else event.text
         click.echo(f"{clock}  {text}", file=self._out)
@@ -58,8 +58,8 @@ class MemoryReporter:
 
     def __init__(self, keep: int = 12) -> None:
         self._keep = keep
-        self.lines: list[tuple[str, Event]] = []
+        self.lines: list[tuple[str, ClusterEvent]] = []
 
-    def report(self, event: Event) -> None:
+    def report(self, event: ClusterEvent) -> None:
         self.lines.append((time.strftime("%H:%M:%S"), event))
         del self.lines[: -self._keep]

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from batonmq.launcher.cluster import LocalCluster
-from batonmq.launcher.events import Event, MemoryReporter
+from batonmq.launcher.events import ClusterEvent, MemoryReporter
 from batonmq.launcher.layout import BrokerNode, Layout
 from batonmq.protocol.errors import BatonError
 
@@ -40,7 +40,7 @@ class LiveView(MemoryReporter):
         self._live.start()
         self._task = asyncio.create_task(self._draw_forever(), name="live-view")
 
-    def report(self, event: Event) -> None:
+    def report(self, event: ClusterEvent) -> None:
         super().report(event)
         self._draw()
 
@@ -121,7 +121,7 @@ class LiveView(MemoryReporter):
     def _events(self, lines: int) -> Text:
         """The newest that fit into so many lines: what is cut off must not be the news."""
         text, width = Text(), self._live.console.width
-        shown: list[tuple[str, Event]] = []
+        shown: list[tuple[str, ClusterEvent]] = []
         for clock, event in reversed(self.lines):
             lines -= sum(
                 1 + (len(clock) + 2 + len(part)) // width for part in event.text.split("\n")

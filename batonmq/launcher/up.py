@@ -7,7 +7,7 @@ import sys
 import uvloop
 
 from batonmq.launcher.cluster import LocalCluster, stop_event
-from batonmq.launcher.events import Event, JsonReporter, LineReporter, Reporter
+from batonmq.launcher.events import ClusterEvent, JsonReporter, LineReporter, Reporter
 from batonmq.launcher.forks import ForkServer
 from batonmq.launcher.layout import Layout
 
@@ -52,5 +52,5 @@ async def _up(
         if view is not None:
             await view.close()
         await cluster.stop()
-    reporter.report(Event("stopped", "all processes have ended"))
+    reporter.report(ClusterEvent("stopped", "all processes have ended"))
     return 0

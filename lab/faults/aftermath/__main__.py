@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from batonmq.launcher.events import Event, JsonReporter, LineReporter, Reporter
+from batonmq.launcher.events import ClusterEvent, JsonReporter, LineReporter, Reporter
 from batonmq.mqctl.commands.analysis import lacking
 from lab.faults.aftermath import summary
 from lab.faults.aftermath.fault_schedule import DOZEN, FEW
@@ -63,15 +63,15 @@ def main() -> int:
     )  # fmt: skip
     run = Aftermath(options, reporter)
     text = f"seed {seed}, everything in {options.folder}"
-    reporter.report(Event("folder", text, {"seed": seed, "folder": str(options.folder)}))
+    reporter.report(ClusterEvent("folder", text, {"seed": seed, "folder": str(options.folder)}))
     try:
         verdict = run.run()
     except (KeyboardInterrupt, SystemExit) as stop:
-        reporter.report(Event("interrupted", "stopped before the verdict", bad=True))
+        reporter.report(ClusterEvent("interrupted", "stopped before the verdict", bad=True))
         return 143 if isinstance(stop, SystemExit) else 130
     except (RuntimeError, OSError) as error:
         text = f"{type(error).__name__}: {error}"
-        reporter.report(Event("failed", text, {"error": text}, bad=True))
+        reporter.report(ClusterEvent("failed", text, {"error": text}, bad=True))
         return 1
     _report(run, verdict, reporter)
     return 0 if verdict.is_good else 1
@@ -84,7 +84,7 @@ def _report(run: Aftermath, verdict: AftermathResult, reporter: Reporter) -> Non
     where.append(f"cluster, logs and tables: {run.paths.folder}")
     text = "\n".join(["verdict", *summary.lines(verdict), *where])
     fields = {**summary.document(verdict), "reports": reports}
-    reporter.report(Event("verdict", text, fields, bad=not verdict.is_good))
+    reporter.report(ClusterEvent("verdict", text, fields, bad=not verdict.is_good))
 
 
 if __name__ == "__main__":

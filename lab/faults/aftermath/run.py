@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from batonmq.launcher.events import Event, Reporter
+from batonmq.launcher.events import ClusterEvent, Reporter
 from lab.cluster.checks import Finding
 from lab.cluster.cluster_view import GROUP
 from lab.faults.aftermath import jobs
@@ -270,7 +270,7 @@ class Aftermath:
         return progress
 
     def _report(self, kind: str, text: str, *, bad: bool = False, **fields: object) -> None:
-        self._reporter.report(Event(kind, text, fields, bad=bad))
+        self._reporter.report(ClusterEvent(kind, text, fields, bad=bad))
 
 
 def _master(lab: Lab, index: int | None) -> str:

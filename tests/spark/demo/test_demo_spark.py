@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.launcher.events import Event
+from batonmq.launcher.events import ClusterEvent
 from lab.faults.aftermath import summary
 from lab.faults.aftermath.compare import TOLERANCE_MS
 from lab.faults.aftermath.fault_records import read_records
@@ -31,9 +31,9 @@ class KeptEvents:
     """A reporter that keeps every event."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events: list[ClusterEvent] = []
 
-    def report(self, event: Event) -> None:
+    def report(self, event: ClusterEvent) -> None:
         self.events.append(event)
 
 
