@@ -14,7 +14,7 @@ from typing import Final
 
 from lab.faults.aftermath.fault_records import FaultRecord
 from lab.faults.aftermath.fault_schedule import FAILOVER, PLANNED
-from lab.faults.aftermath.tables import Failover, Mastership, Name, SetChange, Tables
+from lab.faults.aftermath.tables import FailoverRow, Mastership, Name, SetChange, Tables
 
 TOLERANCE_MS: Final = 100
 """One clock, but each process reads it when it gets its turn on a busy machine: the load receives
@@ -26,7 +26,7 @@ class FaultComparison:
     """A fault, its failovers in the history, and where the two disagree (one sentence each)."""
 
     record: FaultRecord
-    failovers: tuple[Failover, ...]
+    failovers: tuple[FailoverRow, ...]
     wrong: tuple[str, ...]
 
 
@@ -35,7 +35,7 @@ class HistoryComparison:
     """`unplanned`: elections between two faults, on a busy machine."""
 
     faults: list[FaultComparison]
-    unplanned: list[Failover]
+    unplanned: list[FailoverRow]
     wrong: list[str]
     """Of the tables as a whole."""
 
@@ -92,7 +92,7 @@ def _of_record(record: FaultRecord, tables: Tables) -> FaultComparison:
     return FaultComparison(record, rows, tuple(wrong))
 
 
-def _elections(record: FaultRecord, rows: Sequence[Failover]) -> Iterable[str]:
+def _elections(record: FaultRecord, rows: Sequence[FailoverRow]) -> Iterable[str]:
     """Epoch, kind, old and new master; each master follows the one before it."""
     if record.elections and not rows:
         yield f"epochs {record.epoch_before + 1} to {record.epoch_after} are not in failovers"
@@ -117,7 +117,7 @@ def _elections(record: FaultRecord, rows: Sequence[Failover]) -> Iterable[str]:
         yield "recorded as a planned switch, nobody asked for one"
 
 
-def _times(record: FaultRecord, rows: Sequence[Failover]) -> Iterable[str]:
+def _times(record: FaultRecord, rows: Sequence[FailoverRow]) -> Iterable[str]:
     first, last = record.began_ms - TOLERANCE_MS, record.ended_ms + TOLERANCE_MS
     for row in rows:
         for name, moment in row.times_ms.items():
@@ -128,7 +128,7 @@ def _times(record: FaultRecord, rows: Sequence[Failover]) -> Iterable[str]:
             yield f"epoch {row.epoch}: when it was elected is not recorded"
 
 
-def _costs(record: FaultRecord, rows: Sequence[Failover]) -> Iterable[str]:
+def _costs(record: FaultRecord, rows: Sequence[FailoverRow]) -> Iterable[str]:
     """A cost counted from a loss before (a master that was overtaken) may hold two gaps."""
     gaps = 0
     for row in rows:
@@ -181,7 +181,7 @@ def contiguous(rows: Sequence[Mastership]) -> list[str]:
 
 
 def _same_masters(
-    failovers: Sequence[Failover], masterships: Sequence[Mastership]
+    failovers: Sequence[FailoverRow], masterships: Sequence[Mastership]
 ) -> Iterable[str]:
     """Both tables name the same master for each epoch."""
     one = {row.epoch: row.master for row in failovers}

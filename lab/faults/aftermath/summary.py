@@ -10,7 +10,7 @@ from lab.cluster.checks import Finding
 from lab.faults.aftermath.compare import FaultComparison, HistoryComparison
 from lab.faults.aftermath.fault_records import FaultRecord
 from lab.faults.aftermath.jobs import DONE, JobResult
-from lab.faults.aftermath.tables import Failover
+from lab.faults.aftermath.tables import FailoverRow
 
 HEAD: Final = ("", "fault", "processes", "gap", "epoch", "recorded as", "master", "no writes")
 RIGHT: Final = frozenset({0, 3, 4, 7})
@@ -118,7 +118,7 @@ def _rows(fault: FaultComparison) -> Iterable[tuple[str, ...]]:
         yield (*(done if number == 0 else ("",) * len(done)), *_failover_cells(row))
 
 
-def _failover_cells(row: Failover) -> tuple[str, ...]:
+def _failover_cells(row: FailoverRow) -> tuple[str, ...]:
     lost_ms = row.unavailable_ms if row.without_writes_ms is None else row.without_writes_ms
     cost = "-" if lost_ms is None else f"{lost_ms} ms"
     kind, cause = row.kind.replace("_", " "), row.cause.replace("_", " ")

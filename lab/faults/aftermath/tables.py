@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Failover:
+class FailoverRow:
     """A row of the table `failovers`. `times_ms`: the moments that are known, since 1970.
 
     `without_writes_ms`: `unavailable_ms` with the silence of a master that hung before.
@@ -56,7 +56,7 @@ class SetChange:
 class Tables:
     """Everything in the order of time."""
 
-    failovers: list[Failover]
+    failovers: list[FailoverRow]
     masterships: list[Mastership]
     set_changes: list[SetChange]
 
@@ -84,7 +84,7 @@ _TIMES = ("detected_at", "elected_at", "role_at", "opened_at", "first_ack_at")
 def read_tables(output: Path) -> Tables:
     """The tables that `spark.jobs.epoch_history` wrote. Raises OSError if one is not there."""
     failovers = [
-        Failover(
+        FailoverRow(
             row["group"],
             row["master_epoch"],
             row["kind"],

@@ -20,7 +20,7 @@ from lab.faults.aftermath.fault_records import FaultRecord, fault_record, read_r
 from lab.faults.aftermath.fault_schedule import DOZEN, FAILOVER, FEW, PLANNED, kind_of
 from lab.faults.aftermath.jobs import JobResult
 from lab.faults.aftermath.summary import AftermathResult
-from lab.faults.aftermath.tables import Failover, Mastership, SetChange, Tables
+from lab.faults.aftermath.tables import FailoverRow, Mastership, SetChange, Tables
 from lab.faults.harmless import PlannedSwitch
 from lab.faults.kills import KillMaster
 from lab.faults.trial import Span, Trial
@@ -36,10 +36,12 @@ SWITCH = FaultRecord(
 )  # fmt: skip
 
 
-def failover(epoch: int, before: int, master: int, at_ms: int, kind: str = FAILOVER) -> Failover:
+def failover(epoch: int, before: int, master: int, at_ms: int, kind: str = FAILOVER) -> FailoverRow:
     times = {"detected_at": at_ms, "elected_at": at_ms + 2, "first_ack_at": at_ms + 30}
     changed = kind != PLANNED
-    return Failover(GROUP, epoch, kind, "session_closed", before, master, times, 30, 0, changed, 45)
+    return FailoverRow(
+        GROUP, epoch, kind, "session_closed", before, master, times, 30, 0, changed, 45
+    )
 
 
 def change(epoch: int, at_ms: int, left: int = 0, joined: int = 0) -> SetChange:
