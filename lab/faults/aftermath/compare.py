@@ -14,7 +14,7 @@ from typing import Final
 
 from lab.faults.aftermath.fault_records import FaultRecord
 from lab.faults.aftermath.fault_schedule import FAILOVER, PLANNED
-from lab.faults.aftermath.tables import FailoverRow, Mastership, Name, SetChange, Tables
+from lab.faults.aftermath.tables import FailoverRow, MastershipRow, Name, SetChange, Tables
 
 TOLERANCE_MS: Final = 100
 """One clock, but each process reads it when it gets its turn on a busy machine: the load receives
@@ -167,7 +167,7 @@ def _set_changes(
                 yield f"broker {broker} was affected, but did not leave the set and join it again"
 
 
-def contiguous(rows: Sequence[Mastership]) -> list[str]:
+def contiguous(rows: Sequence[MastershipRow]) -> list[str]:
     """Masterships of one group follow each other: none overlaps, none but the last is open."""
     wrong = []
     for one, two in pairwise(rows):
@@ -181,7 +181,7 @@ def contiguous(rows: Sequence[Mastership]) -> list[str]:
 
 
 def _same_masters(
-    failovers: Sequence[FailoverRow], masterships: Sequence[Mastership]
+    failovers: Sequence[FailoverRow], masterships: Sequence[MastershipRow]
 ) -> Iterable[str]:
     """Both tables name the same master for each epoch."""
     one = {row.epoch: row.master for row in failovers}

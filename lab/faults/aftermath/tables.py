@@ -30,7 +30,7 @@ class FailoverRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Mastership:
+class MastershipRow:
     """A row of the table `masterships`; `ended_ms` None: master to the end."""
 
     group: str
@@ -57,7 +57,7 @@ class Tables:
     """Everything in the order of time."""
 
     failovers: list[FailoverRow]
-    masterships: list[Mastership]
+    masterships: list[MastershipRow]
     set_changes: list[SetChange]
 
 
@@ -100,7 +100,7 @@ def read_tables(output: Path) -> Tables:
         for row in _rows(output / "failovers")
     ]
     masterships = [
-        Mastership(
+        MastershipRow(
             row["group"],
             row["master_epoch"],
             row["broker_id"],

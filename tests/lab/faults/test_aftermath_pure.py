@@ -20,7 +20,7 @@ from lab.faults.aftermath.fault_records import FaultRecord, fault_record, read_r
 from lab.faults.aftermath.fault_schedule import DOZEN, FAILOVER, FEW, PLANNED, kind_of
 from lab.faults.aftermath.jobs import JobResult
 from lab.faults.aftermath.summary import AftermathResult
-from lab.faults.aftermath.tables import FailoverRow, Mastership, SetChange, Tables
+from lab.faults.aftermath.tables import FailoverRow, MastershipRow, SetChange, Tables
 from lab.faults.harmless import PlannedSwitch
 from lab.faults.kills import KillMaster
 from lab.faults.trial import Span, Trial
@@ -52,9 +52,9 @@ def change(epoch: int, at_ms: int, left: int = 0, joined: int = 0) -> SetChange:
 TABLES = Tables(
     [failover(1, 0, 1, 1_000), failover(2, 1, 2, 10_012), failover(3, 2, 3, 20_012, PLANNED)],
     [
-        Mastership(GROUP, 1, 1, 1_002, 10_012),
-        Mastership(GROUP, 2, 2, 10_014, 20_014),
-        Mastership(GROUP, 3, 3, 20_014, None),
+        MastershipRow(GROUP, 1, 1, 1_002, 10_012),
+        MastershipRow(GROUP, 2, 2, 10_014, 20_014),
+        MastershipRow(GROUP, 3, 3, 20_014, None),
     ],
     [change(4, 10_014, left=1), change(5, 12_000, joined=1)],
 )
@@ -137,8 +137,8 @@ def test_an_election_between_two_faults_is_named_and_no_contradiction() -> None:
         [*with_failover(2, kind=FAILOVER).failovers, failover(4, 3, 1, 20_012, PLANNED)],
         [
             *TABLES.masterships[:2],
-            Mastership(GROUP, 3, 3, 20_014, 20_014),
-            Mastership(GROUP, 4, 1, 20_014, None),
+            MastershipRow(GROUP, 3, 3, 20_014, 20_014),
+            MastershipRow(GROUP, 4, 1, 20_014, None),
         ],
         [*TABLES.set_changes, change(6, 15_000)],
     )
