@@ -14,7 +14,7 @@ from typing import Final
 
 from lab.faults.aftermath.fault_records import FaultRecord
 from lab.faults.aftermath.fault_schedule import FAILOVER, PLANNED
-from lab.faults.aftermath.tables import FailoverRow, MastershipRow, Name, SetChange, Tables
+from lab.faults.aftermath.tables import FailoverRow, MastershipRow, Name, SetChangeRow, Tables
 
 TOLERANCE_MS: Final = 100
 """One clock, but each process reads it when it gets its turn on a busy machine: the load receives
@@ -145,7 +145,7 @@ def _costs(record: FaultRecord, rows: Sequence[FailoverRow]) -> Iterable[str]:
 
 
 def _set_changes(
-    record: FaultRecord, changes: Sequence[SetChange], unchanged: int
+    record: FaultRecord, changes: Sequence[SetChangeRow], unchanged: int
 ) -> Iterable[str]:
     """Each step of syncStateSetEpoch is recorded once, except the `unchanged` ones (elections that
     kept the set). An affected broker left the set and joined it again."""

@@ -41,7 +41,7 @@ class MastershipRow:
 
 
 @dataclass(frozen=True, slots=True)
-class SetChange:
+class SetChangeRow:
     """A row of the table `set_changes`. `epoch`: the syncStateSetEpoch."""
 
     group: str
@@ -58,7 +58,7 @@ class Tables:
 
     failovers: list[FailoverRow]
     masterships: list[MastershipRow]
-    set_changes: list[SetChange]
+    set_changes: list[SetChangeRow]
 
 
 Name = tuple[str, int, int]
@@ -110,7 +110,7 @@ def read_tables(output: Path) -> Tables:
         for row in _rows(output / "masterships")
     ]
     changes = [
-        SetChange(
+        SetChangeRow(
             row["group"],
             _ms(row["at"]) or 0,
             row["sync_state_set_epoch"] or 0,

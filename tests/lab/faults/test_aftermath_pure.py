@@ -20,7 +20,7 @@ from lab.faults.aftermath.fault_records import FaultRecord, fault_record, read_r
 from lab.faults.aftermath.fault_schedule import DOZEN, FAILOVER, FEW, PLANNED, kind_of
 from lab.faults.aftermath.jobs import JobResult
 from lab.faults.aftermath.summary import AftermathResult
-from lab.faults.aftermath.tables import FailoverRow, MastershipRow, SetChange, Tables
+from lab.faults.aftermath.tables import FailoverRow, MastershipRow, SetChangeRow, Tables
 from lab.faults.harmless import PlannedSwitch
 from lab.faults.kills import KillMaster
 from lab.faults.trial import Span, Trial
@@ -44,9 +44,9 @@ def failover(epoch: int, before: int, master: int, at_ms: int, kind: str = FAILO
     )
 
 
-def change(epoch: int, at_ms: int, left: int = 0, joined: int = 0) -> SetChange:
+def change(epoch: int, at_ms: int, left: int = 0, joined: int = 0) -> SetChangeRow:
     sets = (frozenset({one} - {0}) for one in (joined, left))
-    return SetChange(GROUP, at_ms, epoch, *sets, frozenset({1, 2, 3} - {left}))
+    return SetChangeRow(GROUP, at_ms, epoch, *sets, frozenset({1, 2, 3} - {left}))
 
 
 TABLES = Tables(
@@ -160,7 +160,7 @@ def test_an_election_after_the_last_fault_is_pointed_out() -> None:
         ([change(4, 10_014), *TABLES.set_changes[1:]], "did not leave the set and join it again"),
     ],
 )
-def test_every_step_of_the_set_is_recorded_once(changes: list[SetChange], expected: str) -> None:
+def test_every_step_of_the_set_is_recorded_once(changes: list[SetChangeRow], expected: str) -> None:
     assert expected in everything_wrong(compared(replace(TABLES, set_changes=changes)))
 
 
