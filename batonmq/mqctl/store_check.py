@@ -14,7 +14,7 @@ from typing import Final
 
 from batonmq.protocol.layout import RECORD_HEAD
 from batonmq.protocol.records.codec import scan_in_file
-from batonmq.protocol.records.faults import CorruptRecord, Fault
+from batonmq.protocol.records.faults import CorruptRecord, RecordFault
 from batonmq.protocol.records.search import OFFSET_END, candidates, is_record
 
 WINDOW_BYTES = 4 << 20
@@ -137,7 +137,7 @@ def _good_records(file: _File, position: int, verdict: Verdict) -> Iterator[int]
             at += head.size
             verdict.end = offset + head.size
         if at == 0 and len(window) < most:
-            raise CorruptRecord(Fault.NOT_WHOLE)
+            raise CorruptRecord(RecordFault.NOT_WHOLE)
         most = WINDOW_BYTES if at else 2 * most  # a record that is larger than the window
         position += at
         yield position

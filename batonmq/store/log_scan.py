@@ -17,7 +17,7 @@ from typing import Final
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.records.codec import FIXED_SIZE_V1, RecordHead, scan_in_file
 from batonmq.protocol.records.common import quick_size
-from batonmq.protocol.records.faults import CorruptRecord, Fault
+from batonmq.protocol.records.faults import CorruptRecord, RecordFault
 from batonmq.protocol.records.search import (
     MAGIC_SIZE,
     ends_in_property_crc,
@@ -147,7 +147,7 @@ def whole_records_end(log: CommitLog, offset: int, end: int) -> tuple[int, str |
 
 def check_record(log: CommitLog, offset: int) -> RecordHead:
     """The head of the CRC-checked record at `offset`. Raises CorruptLogError."""
-    what = Fault.NOT_WHOLE.text()
+    what = RecordFault.NOT_WHOLE.text()
     try:
         head = _scan(log, offset, check_crc=True)
         if head is not None and head.kind == "message":
@@ -183,7 +183,9 @@ def fault_at(log: CommitLog, offset: int) -> CorruptLogError | None:
     scanner = LogScanner(log, offset, log.max_offset, check_crc=True)
     if scanner.next() is not None:
         return None
-    return CorruptLogError(log.file_of(offset), offset, scanner.problem or Fault.NOT_WHOLE.text())
+    return CorruptLogError(
+        log.file_of(offset), offset, scanner.problem or RecordFault.NOT_WHOLE.text()
+    )
 
 
 def fault_before(log: CommitLog, end: int) -> CorruptLogError | None:
@@ -225,12 +227,12 @@ def fault_behind(commit_log: CommitLog, scanner: LogScanner) -> str | None:
         return None
     behind = find_valid_record(commit_log, scanner.offset)
     if behind is not None:
-        problem = scanner.problem or Fault.NOT_WHOLE.text()
+        problem = scanner.problem or RecordFault.NOT_WHOLE.text()
         return f"{problem}, but there are records behind it, at {behind}"
     if scanner.problem is None:
         view = commit_log.view(scanner.offset, commit_log.segment_size)
         if ends_in_property_crc(view, 0, len(view)):
-            return Fault.SIZE_WRONG.text()
+            return RecordFault.SIZE_WRONG.text()
     return scanner.problem
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from batonmq.protocol.records.codec import MAGIC_BLANK, scan_record
-from batonmq.protocol.records.faults import CorruptRecord, Fault
+from batonmq.protocol.records.faults import CorruptRecord, RecordFault
 from batonmq.protocol.records.search import is_record
 from batonmq.spark.differences.findings import Finding
 from batonmq.spark.differences.message import Message, message_at
@@ -250,4 +250,4 @@ def _problem(data: bytes) -> str:
         head = scan_record(data, check_crc=True)
     except CorruptRecord as error:
         return error.what
-    return Fault.CUT_OFF.text() if head is None else "a record of another place or size"
+    return RecordFault.CUT_OFF.text() if head is None else "a record of another place or size"

@@ -19,7 +19,7 @@ import numpy as np
 
 from batonmq.protocol.records.codec import END_FILE_MIN_BLANK, scan_in_file, scan_record
 from batonmq.protocol.records.columns import Records, chain, locate, suspects
-from batonmq.protocol.records.faults import CorruptRecord, Fault
+from batonmq.protocol.records.faults import CorruptRecord, RecordFault
 from batonmq.protocol.records.search import OFFSET_END, candidates, is_record
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.storage import OpenFile
@@ -202,8 +202,8 @@ class RangeReader:
         except CorruptRecord as error:
             return error.what
         if head is None:
-            return Fault.CUT_OFF.text()
-        return None if head.kind == "message" else Fault.BLANK.text()
+            return RecordFault.CUT_OFF.text()
+        return None if head.kind == "message" else RecordFault.BLANK.text()
 
     def _inspect(self, position: int) -> tuple[bool, str | None]:
         """(is_end, reason) of the place where a chain of records ended.
@@ -212,7 +212,7 @@ class RangeReader:
         """
         first = self._read_file(position, _FIRST)
         if len(first) < _FIRST:
-            return False, Fault.CUT_OFF.text()
+            return False, RecordFault.CUT_OFF.text()
         file_end = self._range.file_end
         try:
             if scan_in_file(first, 0, position, file_end) is not None:
@@ -221,7 +221,7 @@ class RangeReader:
             return False, error.what
         size = int.from_bytes(first[:4], "big")
         if position + size > file_end - END_FILE_MIN_BLANK:
-            return False, Fault.LEAVES_FILE.text()
+            return False, RecordFault.LEAVES_FILE.text()
         if size > self._record_bytes_max:
             return False, f"a record of {size} bytes, above maxRecordBytes"
         if position + size > self._range.limit:
@@ -254,7 +254,7 @@ class RangeReader:
             return None
         if reason is None:
             data = self._read(position, self._size_at(position))
-            reason = self._problem(data, 0, position) or Fault.NOT_WHOLE.text()
+            reason = self._problem(data, 0, position) or RecordFault.NOT_WHOLE.text()
         return self._damage_at(position, reason)
 
     def _find(self, position: int, before: int) -> int | None:

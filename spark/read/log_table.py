@@ -10,7 +10,7 @@ from itertools import pairwise
 import pyarrow as pa
 
 from batonmq.protocol.records.codec import scan_record
-from batonmq.protocol.records.faults import CorruptRecord, Fault
+from batonmq.protocol.records.faults import CorruptRecord, RecordFault
 from batonmq.protocol.records.search import is_record
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.log_range import Block, LogGap, LogRange, RangeReader
@@ -128,7 +128,7 @@ def _of_time(storage: Storage, files: list[Segment], options: ReadOptions) -> li
         data = _first_bytes(storage, files[index], options.record_bytes_max)
         head = scan_record(data, check_crc=True)
         if head is None or head.physical_offset != files[index].start:
-            raise CorruptRecord(Fault.NOT_WHOLE)
+            raise CorruptRecord(RecordFault.NOT_WHOLE)
         return head.store_timestamp
 
     def first_with(at_least_ms: int) -> int:

@@ -18,7 +18,7 @@ from batonmq.protocol.layout import BLANK, HOST_V4_SIZE, HOST_V6_SIZE, RECORD_V4
 from batonmq.protocol.message import MessageExt
 from batonmq.protocol.message_id import encode_offset_msg_id, host_text
 from batonmq.protocol.properties import decode_properties, find_property
-from batonmq.protocol.records.faults import CorruptRecord, Fault
+from batonmq.protocol.records.faults import CorruptRecord, RecordFault
 from batonmq.protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
 from batonmq.protocol.tags import tags_code
 
@@ -171,15 +171,15 @@ def scan_record(buf: Buffer, pos: int = 0, *, check_crc: bool = False) -> Record
     size, magic = _FIRST.unpack_from(buf, pos)
     if magic == MAGIC_BLANK:
         if not 8 <= size <= 0x7FFFFFFF:
-            raise CorruptRecord(Fault.BLANK_SIZE, size=size)
+            raise CorruptRecord(RecordFault.BLANK_SIZE, size=size)
         return RecordHead(size, "blank", 0, 0, 0, 0, 0, b"", b"", pos + 8, 0)
     if magic != MAGIC_V1 and magic != MAGIC_V2:
         raise _wrong_magic(size, magic)
     if available < size:
         if size < FIXED_SIZE_V1:
-            raise CorruptRecord(Fault.SIZE_TOO_SMALL, size=size)
+            raise CorruptRecord(RecordFault.SIZE_TOO_SMALL, size=size)
         if size > 0x7FFFFFFF:
-            raise CorruptRecord(Fault.SIZE_TOO_LARGE, size=size)
+            raise CorruptRecord(RecordFault.SIZE_TOO_LARGE, size=size)
         return None
     head, body_at, topic_at, topic_end, properties_at = _locate(buf, pos, size, magic)
     end = pos + size
@@ -213,19 +213,19 @@ def scan_in_file(
     head = scan_record(buf, pos, check_crc=check_crc)
     if head is None:
         if file_end - offset <= len(buf) - pos:
-            raise CorruptRecord(Fault.LEAVES_FILE)
+            raise CorruptRecord(RecordFault.LEAVES_FILE)
         return None
     size = head.size
     if head.kind == "blank":
         if offset + size != file_end:
-            raise CorruptRecord(Fault.BLANK_WITHIN_FILE, size=size)
+            raise CorruptRecord(RecordFault.BLANK_WITHIN_FILE, size=size)
     elif head.physical_offset != offset:
-        raise CorruptRecord(Fault.MISPLACED, offset=head.physical_offset)
+        raise CorruptRecord(RecordFault.MISPLACED, offset=head.physical_offset)
     elif offset + size + END_FILE_MIN_BLANK > file_end:
-        raise CorruptRecord(Fault.NO_SPACE_BEHIND)
+        raise CorruptRecord(RecordFault.NO_SPACE_BEHIND)
     # A property CRC was checked and does not end in a NUL.
     elif check_crc and head.properties.endswith(b"\0"):
-        raise CorruptRecord(Fault.TORN_PROPERTIES)
+        raise CorruptRecord(RecordFault.TORN_PROPERTIES)
     return head
 
 
@@ -327,7 +327,7 @@ def decode_records(buf: Buffer) -> list[MessageExt]:
     while pos < len(buf):
         message = decode_record(buf, pos)
         if message.body_crc != _crc32(message.body) & 0x7FFFFFFF and message.body:
-            raise CorruptRecord(Fault.BODY_CRC)
+            raise CorruptRecord(RecordFault.BODY_CRC)
         messages.append(message)
         pos += message.store_size
     return messages
@@ -337,14 +337,14 @@ def _read_first(buf: Buffer, pos: int) -> tuple[int, int]:
     """(size, magic) of the record that begins at `pos` and ends in `buf`. Raises CorruptRecord."""
     available = len(buf) - pos
     if available < 8:
-        raise CorruptRecord(Fault.CUT_OFF)
+        raise CorruptRecord(RecordFault.CUT_OFF)
     size, magic = _FIRST.unpack_from(buf, pos)
     if magic == MAGIC_BLANK:
-        raise CorruptRecord(Fault.BLANK)
+        raise CorruptRecord(RecordFault.BLANK)
     if magic != MAGIC_V1 and magic != MAGIC_V2:
         raise _wrong_magic(size, magic)
     if available < size:
-        raise CorruptRecord(Fault.CUT_OFF)
+        raise CorruptRecord(RecordFault.CUT_OFF)
     return size, magic
 
 
@@ -352,7 +352,7 @@ def _locate(buf: Buffer, pos: int, size: int, magic: int) -> tuple[_Head, int, i
     """(unpacked head, body_at, topic_at, topic_end, properties_at) of a record that is whole in
     `buf`."""
     if size < FIXED_SIZE_V1:
-        raise CorruptRecord(Fault.SIZE_TOO_SMALL, size=size)
+        raise CorruptRecord(RecordFault.SIZE_TOO_SMALL, size=size)
     head = _HEAD_V4.unpack_from(buf, pos)
     body_at = pos + _HEAD_V4.size
     host_bits = head[7] & (BORN_HOST_V6 | STORE_HOST_V6)
@@ -361,14 +361,14 @@ def _locate(buf: Buffer, pos: int, size: int, magic: int) -> tuple[_Head, int, i
             20 if host_bits & BORN_HOST_V6 else 8, 20 if host_bits & STORE_HOST_V6 else 8
         ]
         if size < layout.size + 3:
-            raise CorruptRecord(Fault.SIZE_OF_HOSTS, size=size)
+            raise CorruptRecord(RecordFault.SIZE_OF_HOSTS, size=size)
         head = layout.unpack_from(buf, pos)
         body_at = pos + layout.size
     end = pos + size
     body_len = head[14]
     after_body = body_at + body_len
     if body_len < 0 or after_body + 4 > end + (magic == MAGIC_V1):
-        raise CorruptRecord(Fault.BODY_LENGTH, length=body_len, size=size)
+        raise CorruptRecord(RecordFault.BODY_LENGTH, length=body_len, size=size)
     if magic == MAGIC_V1:
         topic_len = buf[after_body]
         topic_at = after_body + 1
@@ -378,11 +378,11 @@ def _locate(buf: Buffer, pos: int, size: int, magic: int) -> tuple[_Head, int, i
     topic_end = topic_at + topic_len
     properties_at = topic_end + 2
     if properties_at > end:
-        raise CorruptRecord(Fault.TOPIC_LENGTH, length=topic_len, size=size)
+        raise CorruptRecord(RecordFault.TOPIC_LENGTH, length=topic_len, size=size)
     properties_len = _I16.unpack_from(buf, topic_end)[0]
     if properties_len < 0 or properties_at + properties_len != end:
         parts = properties_at + properties_len - pos
-        raise CorruptRecord(Fault.PARTS, parts=parts, size=size)
+        raise CorruptRecord(RecordFault.PARTS, parts=parts, size=size)
     return head, body_at, topic_at, topic_end, properties_at
 
 
@@ -392,17 +392,17 @@ def _check_crc(buf: Buffer, pos: int, end: int, body_crc: int, body_at: int, bod
     tail = bytes(view[tail_at:end])
     if tail.startswith(CRC_PROPERTY):
         if tail != crc_tail(_crc32(view[pos:tail_at]) & 0x7FFFFFFF):
-            raise CorruptRecord(Fault.PROPERTY_CRC)
+            raise CorruptRecord(RecordFault.PROPERTY_CRC)
         return
     # Good digits behind a bad name: the name itself was damaged; else the flip would go unseen.
     digits = tail[len(CRC_PROPERTY) :]
     if digits[:-1].isdigit() and crc_tail(_crc32(view[pos:tail_at]) & 0x7FFFFFFF).endswith(digits):
-        raise CorruptRecord(Fault.PROPERTY_CRC_NAME)
+        raise CorruptRecord(RecordFault.PROPERTY_CRC_NAME)
     if body_len and body_crc != _crc32(view[body_at : body_at + body_len]) & 0x7FFFFFFF:
-        raise CorruptRecord(Fault.BODY_CRC)
+        raise CorruptRecord(RecordFault.BODY_CRC)
 
 
 def _wrong_magic(size: int, magic: int) -> CorruptRecord:
     if magic == 0 and size == 0:
-        return CorruptRecord(Fault.ZEROS)
-    return CorruptRecord(Fault.MAGIC, magic=magic)
+        return CorruptRecord(RecordFault.ZEROS)
+    return CorruptRecord(RecordFault.MAGIC, magic=magic)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Fault(Enum):
+class RecordFault(Enum):
     """The value is the text; `text` fills in the numbers."""
 
     # Of any bytes.
@@ -40,7 +40,7 @@ class Fault(Enum):
 class CorruptRecord(Exception):
     """These bytes are no whole record. `what`: the reason; the caller adds file and offset."""
 
-    def __init__(self, fault: Fault, **numbers: int) -> None:
+    def __init__(self, fault: RecordFault, **numbers: int) -> None:
         self.fault = fault
         self.what = fault.text(**numbers)
         super().__init__(self.what)

@@ -16,7 +16,7 @@ from batonmq.protocol.records.codec import (
     Buffer,
     scan_record,
 )
-from batonmq.protocol.records.faults import CorruptRecord, Fault
+from batonmq.protocol.records.faults import CorruptRecord, RecordFault
 from batonmq.protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
 
 # From a record's start to the end of its physical offset.
@@ -96,7 +96,7 @@ def wrong_size(part: Buffer) -> str | None:
         return None
     (properties_length,) = _I16.unpack_from(part, at)
     parts = at + _I16.size + properties_length
-    return None if parts == size else Fault.PARTS.text(parts=parts, size=size)
+    return None if parts == size else RecordFault.PARTS.text(parts=parts, size=size)
 
 
 def ends_in_property_crc(buf: Buffer, start: int, end: int) -> bool:

@@ -23,7 +23,7 @@ from batonmq.protocol.records.codec import (
     scan_in_file,
 )
 from batonmq.protocol.records.common import quick_record, quick_size
-from batonmq.protocol.records.faults import CorruptRecord, Fault
+from batonmq.protocol.records.faults import CorruptRecord, RecordFault
 from batonmq.protocol.records.search import candidates
 from tests.records import record_of
 
@@ -221,29 +221,29 @@ BEFORE, _ = log_of({}, {"topic": b"L" * 130, "born_host": HOST_V6})
 NO_CRC = {"append_prop_crc": False}
 #: What shows each fault behind two good records, and how much room its file has behind that.
 SHOWN = {
-    Fault.ZEROS: (lambda: bytes(200), 100),
-    Fault.MAGIC: (damaged({}, ("magic", MAGIC_V1 ^ 1)), 100),
-    Fault.BLANK_SIZE: (lambda: encode_blank(7), 100),
-    Fault.SIZE_TOO_SMALL: (damaged({}, ("size", 90)), 100),
-    Fault.SIZE_OF_HOSTS: (damaged({"properties": b""} | NO_CRC, ("sys_flag", 0x30)), 100),
-    Fault.SIZE_TOO_LARGE: (damaged({}, ("size", 1 << 31)), 100),
-    Fault.BODY_LENGTH: (damaged({}, ("body_length", -1), signed=True), 100),
-    Fault.TOPIC_LENGTH: (damaged({}, ("topic_length", 255), signed=True), 100),
-    Fault.PARTS: (damaged({}, ("properties_length", 1), signed=True), 100),
-    Fault.PROPERTY_CRC: (damaged({}, ("flag", 0)), 100),
-    Fault.PROPERTY_CRC_NAME: (replaced(-20, b"-"), 100),
-    Fault.BODY_CRC: (replaced(88, b"B", **NO_CRC), 100),
-    Fault.MISPLACED: (damaged({}, ("physical_offset", 0), signed=True), 100),
-    Fault.LEAVES_FILE: (damaged({}, ("size", 1000)), 0),
-    Fault.NO_SPACE_BEHIND: (damaged({}), 7),
-    Fault.BLANK_WITHIN_FILE: (lambda: encode_blank(300).ljust(300, b"\0"), 9),
-    Fault.TORN_PROPERTIES: (replaced(-1, b"\0", **NO_CRC), 100),
+    RecordFault.ZEROS: (lambda: bytes(200), 100),
+    RecordFault.MAGIC: (damaged({}, ("magic", MAGIC_V1 ^ 1)), 100),
+    RecordFault.BLANK_SIZE: (lambda: encode_blank(7), 100),
+    RecordFault.SIZE_TOO_SMALL: (damaged({}, ("size", 90)), 100),
+    RecordFault.SIZE_OF_HOSTS: (damaged({"properties": b""} | NO_CRC, ("sys_flag", 0x30)), 100),
+    RecordFault.SIZE_TOO_LARGE: (damaged({}, ("size", 1 << 31)), 100),
+    RecordFault.BODY_LENGTH: (damaged({}, ("body_length", -1), signed=True), 100),
+    RecordFault.TOPIC_LENGTH: (damaged({}, ("topic_length", 255), signed=True), 100),
+    RecordFault.PARTS: (damaged({}, ("properties_length", 1), signed=True), 100),
+    RecordFault.PROPERTY_CRC: (damaged({}, ("flag", 0)), 100),
+    RecordFault.PROPERTY_CRC_NAME: (replaced(-20, b"-"), 100),
+    RecordFault.BODY_CRC: (replaced(88, b"B", **NO_CRC), 100),
+    RecordFault.MISPLACED: (damaged({}, ("physical_offset", 0), signed=True), 100),
+    RecordFault.LEAVES_FILE: (damaged({}, ("size", 1000)), 0),
+    RecordFault.NO_SPACE_BEHIND: (damaged({}), 7),
+    RecordFault.BLANK_WITHIN_FILE: (lambda: encode_blank(300).ljust(300, b"\0"), 9),
+    RecordFault.TORN_PROPERTIES: (replaced(-1, b"\0", **NO_CRC), 100),
 }
 #: Of decoders, and of what a store finds at the end of its log (`tests/store`).
-ELSEWHERE = {Fault.CUT_OFF, Fault.BLANK, Fault.SIZE_WRONG, Fault.NOT_WHOLE}
+ELSEWHERE = {RecordFault.CUT_OFF, RecordFault.BLANK, RecordFault.SIZE_WRONG, RecordFault.NOT_WHOLE}
 
 
-@pytest.mark.parametrize("fault", [fault for fault in Fault if fault not in ELSEWHERE])
+@pytest.mark.parametrize("fault", [fault for fault in RecordFault if fault not in ELSEWHERE])
 def test_r24_each_fault_is_seen_by_all_readers(fault):
     make, room = SHOWN[fault]
     bad = make()
@@ -257,7 +257,7 @@ def test_r24_each_fault_is_seen_by_all_readers(fault):
     assert quick_record(view, at, len(bad) + room, BASE + at) is None
 
 
-@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("fault", list(RecordFault))
 def test_a_fault_tells_its_numbers(fault):
     numbers = dict.fromkeys(("size", "magic", "length", "parts", "offset"), 7)
     error = CorruptRecord(fault, **numbers)
@@ -266,7 +266,10 @@ def test_a_fault_tells_its_numbers(fault):
 
 def test_a_decoder_refuses_a_blank_and_what_is_cut_off():
     data, _ = log_of({})
-    for made, fault in ((encode_blank(8), Fault.BLANK), (bytes(data[:-1]), Fault.CUT_OFF)):
+    for made, fault in (
+        (encode_blank(8), RecordFault.BLANK),
+        (bytes(data[:-1]), RecordFault.CUT_OFF),
+    ):
         with pytest.raises(CorruptRecord) as raised:
             decode_record(made)
         assert raised.value.fault is fault
@@ -310,6 +313,6 @@ def test_properties_of_32_kib_are_no_record_to_any_reader():
     data[:4] = len(data).to_bytes(4)
     sign(data, 0, len(data))
     file_end = BASE + len(data) + 100
-    assert scalar_answer(data, file_end) == ([], Fault.PARTS)
+    assert scalar_answer(data, file_end) == ([], RecordFault.PARTS)
     assert len(numpy_answer(data, file_end)[0]) == 0
     assert quick_record(memoryview(data), 0, len(data) + 100, BASE) is None
