@@ -52,7 +52,7 @@ from lab.sim.hosts import (
     ControllerHost,
     controlled,
 )
-from lab.sim.kinds import Fault, Kinds
+from lab.sim.kinds import Kinds, PlannedFault
 from lab.sim.loop import Process
 
 _STRANGER = "10.0.3.2"
@@ -74,7 +74,7 @@ class DisturbFaults(Kinds):
     def _master(self) -> BrokerHost | None:
         return next((host for host in self.cluster.brokers.values() if host.is_open), None)
 
-    def clean(self, fault: Fault) -> str | None:
+    def clean(self, fault: PlannedFault) -> str | None:
         """A slave is cut off from the controllers and the others, cleaned, and comes back."""
         slaves = [h for h in self.cluster.brokers.values() if h.service and not h.is_open]
         host = self._of(slaves, fault.pick)
@@ -109,7 +109,7 @@ class DisturbFaults(Kinds):
                 pair = frozenset((host.address, other.address))
                 self.cluster.network.heal_link(pair)
 
-    def reset_session(self, fault: Fault) -> str | None:
+    def reset_session(self, fault: PlannedFault) -> str | None:
         """Of the master with each controller, twice."""
         master = self._master()
         if master is None:
@@ -123,7 +123,7 @@ class DisturbFaults(Kinds):
             if not stream.done() and stream.client_host == host.address:
                 stream.reset()
 
-    def foreign_switch(self, fault: Fault) -> str | None:
+    def foreign_switch(self, fault: PlannedFault) -> str | None:
         """To a slave of the set, with a drained offset beyond every log. Or its id is claimed."""
         group = self.cluster.promises.group
         slaves = [i for i in group.sync_state_set if i != group.master_broker_id] if group else []
@@ -177,7 +177,7 @@ class DisturbFaults(Kinds):
                 if reply.status.code == 0:
                     self.cluster.violate(f"R59: {address} gives {request.broker_id} to a stranger")
 
-    def bad_names(self, fault: Fault) -> str | None:
+    def bad_names(self, fault: PlannedFault) -> str | None:
         """Of topics and groups, in requests to the master. The name of a topic is a
         path out of its folder, that of a group is longer than a file name may be (R46)."""
         master = self._master()
@@ -188,7 +188,7 @@ class DisturbFaults(Kinds):
         self._later(fault, process.kill)
         return f"at {master.name}"
 
-    def stranger_master(self, fault: Fault) -> str | None:
+    def stranger_master(self, fault: PlannedFault) -> str | None:
         """The master ends while no controller could name another one, and the master of another
         group, with the same epochs, answers at its address."""
         master = self._master()
@@ -208,7 +208,7 @@ class DisturbFaults(Kinds):
     def _poses(self, hello: bytes) -> asyncio.Protocol:
         return _StrangeMaster(hello, self.cluster.violate)
 
-    def announced_frames(self, fault: Fault) -> str | None:
+    def announced_frames(self, fault: PlannedFault) -> str | None:
         """Of the largest size, at a broker or a name server; a little of each comes. And there are
         more connections to the HA port of a broker than it has places."""
         host = self._of(self._up(), fault.pick)

@@ -9,7 +9,7 @@ from lab.sim.cluster import SimCluster
 from lab.sim.disk import DiskPlan
 from lab.sim.disturb import DisturbFaults
 from lab.sim.hosts import BrokerHost, ControllerHost, Host
-from lab.sim.kinds import FAILING, Fault, Kinds
+from lab.sim.kinds import FAILING, Kinds, PlannedFault
 from lab.sim.lasting import LastingFaults
 from lab.sim.modes import ModeFaults
 from lab.sim.returns import ReturnFaults
@@ -36,19 +36,19 @@ class HostFaults(Kinds):
                 return host
         return None
 
-    def kill_broker(self, fault: Fault) -> str | None:
+    def kill_broker(self, fault: PlannedFault) -> str | None:
         host = self._of(self._brokers(), fault.pick)
         return self._down(fault, host, host.kill) if host else None
 
-    def kill_master(self, fault: Fault) -> str | None:
+    def kill_master(self, fault: PlannedFault) -> str | None:
         host = self._of([host for host in self._brokers() if host.is_open], fault.pick)
         return self._down(fault, host, host.kill) if host else None
 
-    def stop_broker(self, fault: Fault) -> str | None:
+    def stop_broker(self, fault: PlannedFault) -> str | None:
         host = self._of(self._brokers(), fault.pick)
         return self._down(fault, host, host.stop) if host else None
 
-    def rolling_restart(self, fault: Fault) -> str | None:
+    def rolling_restart(self, fault: PlannedFault) -> str | None:
         """Each member is stopped, which hands over if it is the master, and started again; the next
         one once it is back in the set."""
         if self._rolling:
@@ -77,15 +77,15 @@ class HostFaults(Kinds):
         if not self.over:
             self.cluster.later(_LOOK_S, self._roll_on, left)
 
-    def kill_controller(self, fault: Fault) -> str | None:
+    def kill_controller(self, fault: PlannedFault) -> str | None:
         host = self._of([h for h in self.cluster.controllers.values() if h.is_up], fault.pick)
         return self._down(fault, host, host.kill) if host else None
 
-    def kill_lead(self, fault: Fault) -> str | None:
+    def kill_lead(self, fault: PlannedFault) -> str | None:
         host = self._lead()
         return self._down(fault, host, host.kill) if host else None
 
-    def pause(self, fault: Fault) -> str | None:
+    def pause(self, fault: PlannedFault) -> str | None:
         host = self._of(self._up(), fault.pick)
         if host is None or host.process is None or host.process.paused:
             return None
@@ -93,7 +93,7 @@ class HostFaults(Kinds):
         self._later(fault, host.process.resume)
         return f"{host.name} for {fault.for_s:.2f} s"
 
-    def crash_at_callback(self, fault: Fault) -> str | None:
+    def crash_at_callback(self, fault: PlannedFault) -> str | None:
         host = self._of(self._up(), fault.pick)
         if host is None or host.process is None:
             return None
@@ -102,7 +102,7 @@ class HostFaults(Kinds):
         self._later(fault, host.start)
         return f"{host.name} at the {callbacks}th from now"
 
-    def clock_jump(self, fault: Fault) -> str | None:
+    def clock_jump(self, fault: PlannedFault) -> str | None:
         host = self._of(self.cluster.hosts, fault.pick)
         assert host is not None
         off_s = (fault.pick2 - 0.5) * 7200
@@ -110,7 +110,7 @@ class HostFaults(Kinds):
         self._later(fault, self.cluster.clocks.jumps.pop, host.address, None)
         return f"{host.name} by {off_s:.0f} s"
 
-    def clock_leap(self, fault: Fault) -> str | None:
+    def clock_leap(self, fault: PlannedFault) -> str | None:
         """By hours, of a broker."""
         host = self._of(self._brokers(), fault.pick)
         if host is None:
@@ -124,7 +124,7 @@ class HostFaults(Kinds):
 class DiskFaultKinds(Kinds):
     """Power is lost, a process ends at a call to its disk, disks are slow."""
 
-    def lose_power(self, fault: Fault) -> str | None:
+    def lose_power(self, fault: PlannedFault) -> str | None:
         """Where something is acknowledged unflushed, one machine at a time: the host may lose what
         it acked, and another member has it."""
         brokers = list(self.cluster.brokers.values())
@@ -135,16 +135,16 @@ class DiskFaultKinds(Kinds):
             return None
         return self._down(fault, host, host.lose_power)
 
-    def lose_power_of_controller(self, fault: Fault) -> str | None:
+    def lose_power_of_controller(self, fault: PlannedFault) -> str | None:
         host = self._of(list(self.cluster.controllers.values()), fault.pick)
         return self._down(fault, host, host.lose_power) if host else None
 
-    def lose_power_of_all_controllers(self, fault: Fault) -> str | None:
+    def lose_power_of_all_controllers(self, fault: PlannedFault) -> str | None:
         for host in self.cluster.controllers.values():
             self._down(fault, host, host.lose_power)
         return f"for {fault.for_s:.2f} s"
 
-    def crash_at_disk_call(self, fault: Fault) -> str | None:
+    def crash_at_disk_call(self, fault: PlannedFault) -> str | None:
         host = self._of(self._up(), fault.pick)
         if host is None or host.disk.plan.crash_at is not None:
             return None
@@ -153,7 +153,7 @@ class DiskFaultKinds(Kinds):
         self._later(fault, host.start)
         return f"{host.name} at the {calls}th from now"
 
-    def replace_disk(self, fault: Fault) -> str | None:
+    def replace_disk(self, fault: PlannedFault) -> str | None:
         """The machine is down until it has left the set, and comes back with an empty disk. Not
         where bits of another disk flipped: its disk may hold the only good copy of them."""
         host = self._of(list(self.cluster.brokers.values()), fault.pick)
@@ -178,7 +178,7 @@ class DiskFaultKinds(Kinds):
         self.cluster.tell("fault", f"replace disk: {host.name} comes back with an empty one")
         host.start()
 
-    def fail_disk_call(self, fault: Fault) -> str | None:
+    def fail_disk_call(self, fault: PlannedFault) -> str | None:
         """EIO, once, at a controller: a broker is suspect after it, and where it was the last of
         the set the group rightly waits for an operator."""
         hosts = [host for host in self.cluster.controllers.values() if host.is_up]
@@ -191,14 +191,14 @@ class DiskFaultKinds(Kinds):
         self._later(fault, setattr, host.disk.plan, "fail_call", None)
         return f"{host.name} at the {call}th {name} from now"
 
-    def short_write(self, fault: Fault) -> str | None:
+    def short_write(self, fault: PlannedFault) -> str | None:
         host = self._of(self._up(), fault.pick)
         if host is None:
             return None
         host.disk.plan.short_write = 1 + int(fault.pick2 * 10)
         return f"{host.name} at the {host.disk.plan.short_write}th from now"
 
-    def full_disk(self, fault: Fault) -> str | None:
+    def full_disk(self, fault: PlannedFault) -> str | None:
         host = self._of(list(self.cluster.brokers.values()), fault.pick)
         if host is None:
             return None
@@ -206,7 +206,7 @@ class DiskFaultKinds(Kinds):
         self._later(fault, setattr, host.disk.plan, "full", False)
         return f"{host.name} for {fault.for_s:.2f} s"
 
-    def disk_fills_up(self, fault: Fault) -> str | None:
+    def disk_fills_up(self, fault: PlannedFault) -> str | None:
         """Not wholly: old segments expire at any hour, or any segment, or writes are refused."""
         host = self._of(list(self.cluster.brokers.values()), fault.pick)
         if host is None:
@@ -214,17 +214,17 @@ class DiskFaultKinds(Kinds):
         self._fill(fault, host, (0.8, 0.87, 0.87, 0.93)[int(fault.pick2 * 4)])
         return f"{host.name} to {100 * host.disk.plan.used:.0f} %"
 
-    def _fill(self, fault: Fault, host: BrokerHost, used: float) -> None:
+    def _fill(self, fault: PlannedFault, host: BrokerHost, used: float) -> None:
         host.disk.plan.used = used
         self._later(fault, setattr, host.disk.plan, "used", DiskPlan().used)
 
-    def hours_pass(self, fault: Fault) -> str | None:
+    def hours_pass(self, fault: PlannedFault) -> str | None:
         hours = 1 + int(fault.pick * 4)
         self.cluster.promises.note_written()
         self.cluster.clocks.passed_s += 3600 * hours
         return f"{hours} of them"
 
-    def left_behind(self, fault: Fault) -> str | None:
+    def left_behind(self, fault: PlannedFault) -> str | None:
         """It is down until the log of its group begins behind the end of its own."""
         slaves = [h for h in self.cluster.brokers.values() if h.service and not h.is_open]
         host = self._of(slaves, fault.pick)
@@ -235,7 +235,7 @@ class DiskFaultKinds(Kinds):
         self._once_expired(host, end, self.cluster.now_s + _AWAY_S, host.start)
         return f"{host.name}, at {end}"
 
-    def slow_disk(self, fault: Fault) -> str | None:
+    def slow_disk(self, fault: PlannedFault) -> str | None:
         host = self._of(self._up(), fault.pick)
         if host is None:
             return None
@@ -247,21 +247,21 @@ class DiskFaultKinds(Kinds):
 class NetworkFaults(Kinds):
     """Links are cut, slow, or break."""
 
-    def cut(self, fault: Fault) -> str | None:
+    def cut(self, fault: PlannedFault) -> str | None:
         one, other = self._two(fault)
         pair = frozenset((one.address, other.address))
         self.cluster.network.blocked.add(pair)
         self._later(fault, self.cluster.network.heal_link, pair)
         return f"{one.name} and {other.name} for {fault.for_s:.2f} s"
 
-    def cut_one_way(self, fault: Fault) -> str | None:
+    def cut_one_way(self, fault: PlannedFault) -> str | None:
         one, other = self._two(fault)
         way = (one.address, other.address)
         self.cluster.network.one_way.add(way)
         self._later(fault, self.cluster.network.heal_link, way)
         return f"{one.name} to {other.name} for {fault.for_s:.2f} s"
 
-    def isolate(self, fault: Fault) -> str | None:
+    def isolate(self, fault: PlannedFault) -> str | None:
         """From all servers. Clients go on to reach it: a master has a tail that nobody confirms,
         and half of the time it is one, for so long that another is elected."""
         host: Host | None = self._of(self.cluster.hosts, fault.pick)
@@ -277,25 +277,25 @@ class NetworkFaults(Kinds):
                 self.cluster.later(for_s, self.cluster.network.heal_link, pair)
         return f"{host.name} for {for_s:.2f} s"
 
-    def _two(self, fault: Fault) -> tuple[Host, Host]:
+    def _two(self, fault: PlannedFault) -> tuple[Host, Host]:
         hosts = self.cluster.hosts
         one = hosts[int(fault.pick * len(hosts))]
         rest = [host for host in hosts if host is not one]
         return one, rest[int(fault.pick2 * len(rest))]
 
-    def slow_network(self, fault: Fault) -> str | None:
+    def slow_network(self, fault: PlannedFault) -> str | None:
         self.cluster.network.slow = True
         self._later(fault, setattr, self.cluster.network, "slow", False)
         return f"for {fault.for_s:.2f} s"
 
-    def slow_link(self, fault: Fault) -> str | None:
+    def slow_link(self, fault: PlannedFault) -> str | None:
         one, other = self._two(fault)
         pair = frozenset((one.address, other.address))
         self.cluster.network.slow_links[pair] = 0.02 + 0.2 * fault.pick2
         self._later(fault, self.cluster.network.slow_links.pop, pair, None)
         return f"{one.name} and {other.name} for {fault.for_s:.2f} s"
 
-    def reset(self, fault: Fault) -> str | None:
+    def reset(self, fault: PlannedFault) -> str | None:
         self.cluster.network.reset_one()
         return "a connection"
 
@@ -309,7 +309,7 @@ class ClientFaults(Kinds):
         self.operator = Operator(cluster)
         self._target: tuple[BrokerHost, int] | None = None  # of an unclean election
 
-    def switch(self, fault: Fault) -> str | None:
+    def switch(self, fault: PlannedFault) -> str | None:
         """An operator names the next master."""
         group = self.cluster.promises.group
         target = self._of(group.sync_state_set, fault.pick) if group is not None else None
@@ -318,7 +318,7 @@ class ClientFaults(Kinds):
         self.operator.elect(target)
         return f"to broker id {target}"
 
-    def unclean_election(self, fault: Fault) -> str | None:
+    def unclean_election(self, fault: PlannedFault) -> str | None:
         """A replica falls out of the set and behind; then the others are killed, or out of sight of
         it and of the controllers, and an operator elects that replica."""
         slaves = [h for h in self.cluster.brokers.values() if h.service and not h.is_open]
@@ -330,7 +330,7 @@ class ClientFaults(Kinds):
         self.cluster.later(_LOOK_S, self._once_outside, fault)
         return f"{host.name} falls behind"
 
-    def _once_outside(self, fault: Fault) -> None:
+    def _once_outside(self, fault: PlannedFault) -> None:
         group = self.cluster.promises.group
         if self._target is None or group is None or self.over:
             return
@@ -349,7 +349,7 @@ class ClientFaults(Kinds):
         self.cluster.tell("fault", f"unclean election: the others {how}")
         self.cluster.later(_LEASE_OVER_S, self._elect, fault, _TRIES)
 
-    def _elect(self, fault: Fault, tries: int) -> None:
+    def _elect(self, fault: PlannedFault, tries: int) -> None:
         group = self.cluster.promises.group
         if self._target is None or group is None or self.over:
             return
@@ -361,7 +361,7 @@ class ClientFaults(Kinds):
         both_s = _BOTH_S if 0.5 <= fault.pick2 < 0.75 and tries else 0.0
         self.cluster.later(both_s, self._come_together, fault, winner)
 
-    def _come_together(self, fault: Fault, winner: BrokerHost) -> None:
+    def _come_together(self, fault: PlannedFault, winner: BrokerHost) -> None:
         """Clients may have found the new master by then, while some were at the old one (R44)."""
         if self._target is None or self.over:
             return
@@ -372,7 +372,7 @@ class ClientFaults(Kinds):
         for host in self.cluster.brokers.values():
             host.start()
 
-    def kill_client(self, fault: Fault) -> str | None:
+    def kill_client(self, fault: PlannedFault) -> str | None:
         client = self._of(self.clients, fault.pick)
         if client is None:
             return None
@@ -380,7 +380,7 @@ class ClientFaults(Kinds):
         self._later(fault, client.start)
         return client.name
 
-    def leave(self, fault: Fault) -> str | None:
+    def leave(self, fault: PlannedFault) -> str | None:
         reader = self._of([c for c in self.clients if isinstance(c, Reader)], fault.pick)
         if reader is None:
             return None
@@ -410,11 +410,11 @@ class Faults:
             self._of_clients,
         )
 
-    def schedule(self, faults: Sequence[Fault]) -> None:
+    def schedule(self, faults: Sequence[PlannedFault]) -> None:
         for fault in faults:
             self.cluster.later(fault.at_s, self._begin, fault)
 
-    def _begin(self, fault: Fault) -> None:
+    def _begin(self, fault: PlannedFault) -> None:
         name = fault.kind.replace(" ", "_")
         (handler,) = (getattr(kinds, name) for kinds in self._kinds if hasattr(kinds, name))
         detail = handler(fault)

@@ -128,7 +128,7 @@ FAILING = ("pwrite", "fdatasync", "open", "pread", "read_bytes", "fsync", "link"
 
 
 @dataclass(frozen=True)
-class Fault:
+class PlannedFault:
     at_s: float
     kind: str
     pick: float
@@ -143,13 +143,13 @@ class Fault:
 
 def draw_faults(
     rng: random.Random, seconds: float, kinds_of: Mapping[str, int]
-) -> tuple[Fault, ...]:
+) -> tuple[PlannedFault, ...]:
     """In the order of their times."""
     kinds, weights = tuple(kinds_of), tuple(kinds_of.values())
     allowed = rng.sample(kinds, rng.randint(min(5, len(kinds)), len(kinds)))
     weights = tuple(w if k in allowed else 0 for k, w in zip(kinds, weights, strict=True))
     pace_s = rng.choice((0.1, 0.25, 0.6) if kinds_of is WEIGHTS else (0.6, 1.5))
-    faults: list[Fault] = []
+    faults: list[PlannedFault] = []
     at_s = 0.0
     while True:
         at_s += rng.expovariate(1 / pace_s)
@@ -157,13 +157,13 @@ def draw_faults(
             return tuple(faults)
         for_s = rng.choice((0.02, 0.1, 0.3, 0.7, 1.0, 2.0)) * rng.uniform(0.5, 1.5)
         (kind,) = rng.choices(kinds, weights)
-        faults.append(Fault(at_s, kind, rng.random(), rng.random(), for_s))
+        faults.append(PlannedFault(at_s, kind, rng.random(), rng.random(), for_s))
 
 
-def draw_first(rng: random.Random, at_s: float, kinds_of: Mapping[str, int]) -> Fault:
+def draw_first(rng: random.Random, at_s: float, kinds_of: Mapping[str, int]) -> PlannedFault:
     """One that comes alone, before the others."""
     (kind,) = rng.choices(tuple(kinds_of), tuple(kinds_of.values()))
-    return Fault(at_s, kind, rng.random(), rng.random(), rng.uniform(4.0, 7.0))
+    return PlannedFault(at_s, kind, rng.random(), rng.random(), rng.uniform(4.0, 7.0))
 
 
 class Kinds:
@@ -178,7 +178,7 @@ class Kinds:
     def _of(hosts: Sequence[T], pick: float) -> T | None:
         return hosts[int(pick * len(hosts))] if hosts else None
 
-    def _later(self, fault: Fault, undo: Callable[..., object], *args: object) -> None:
+    def _later(self, fault: PlannedFault, undo: Callable[..., object], *args: object) -> None:
         self.cluster.later(fault.for_s, undo, *args)
 
     def _is_member(self, host: BrokerHost) -> bool:
@@ -220,7 +220,7 @@ class Kinds:
     def _up(self) -> list[Host]:
         return [host for host in self.cluster.hosts if host.is_up]
 
-    def _down(self, fault: Fault, host: Host | None, how: Callable[[], None]) -> str | None:
+    def _down(self, fault: PlannedFault, host: Host | None, how: Callable[[], None]) -> str | None:
         if host is None:
             return None
         how()

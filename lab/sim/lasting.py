@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from lab.sim.cuts import ROLES, break_host, roles_of
 from lab.sim.hosts import Host
-from lab.sim.kinds import Fault
+from lab.sim.kinds import PlannedFault
 from lab.sim.served import ServedKinds
 from lab.sim.world import Violation
 
@@ -22,15 +22,15 @@ _TERMS = 3
 
 
 class LastingFaults(ServedKinds):
-    def lasting_link(self, fault: Fault) -> str | None:
+    def lasting_link(self, fault: PlannedFault) -> str | None:
         two = self._two(fault)
         return self._cut(fault, "link", [two, two[::-1]]) if two else None
 
-    def lasting_one_way(self, fault: Fault) -> str | None:
+    def lasting_one_way(self, fault: PlannedFault) -> str | None:
         two = self._two(fault)
         return self._cut(fault, "one way", [two]) if two else None
 
-    def lasting_zone(self, fault: Fault) -> str | None:
+    def lasting_zone(self, fault: PlannedFault) -> str | None:
         """A controller and a broker are cut off from all others, or the leading controller from
         all brokers (R50)."""
         brokers = list(self.cluster.brokers.values())
@@ -46,7 +46,7 @@ class LastingFaults(ServedKinds):
         ways = [(one, other) for one in inside if one for other in outside]
         return self._cut(fault, "zone", ways + [way[::-1] for way in ways])
 
-    def lasting_slow_link(self, fault: Fault) -> str | None:
+    def lasting_slow_link(self, fault: PlannedFault) -> str | None:
         two = self._two(fault)
         if two is None:
             return None
@@ -55,18 +55,18 @@ class LastingFaults(ServedKinds):
         self._later(fault, self.cluster.network.slow_links.pop, pair, None)
         return self._begin(fault, "slow link", " and ".join(host.name for host in two))
 
-    def lasting_slow_disk(self, fault: Fault) -> str | None:
+    def lasting_slow_disk(self, fault: PlannedFault) -> str | None:
         """Not of a broker whose flush the acks wait for: a group with that has a fault itself."""
         flushed = self.cluster.settings.sync_flush or self.cluster.settings.ha_sync_flush
         controllers = list(self.cluster.controllers.values())
         host = self._of(controllers if flushed else self.cluster.hosts, fault.pick)
         return self._hit(fault, host, "slow disk")
 
-    def lasting_full_disk(self, fault: Fault) -> str | None:
+    def lasting_full_disk(self, fault: PlannedFault) -> str | None:
         host = self._of(list(self.cluster.controllers.values()), fault.pick)
         return self._hit(fault, host, "full disk")
 
-    def lasting_pause(self, fault: Fault) -> str | None:
+    def lasting_pause(self, fault: PlannedFault) -> str | None:
         host = self._of(list(self.cluster.controllers.values()), fault.pick)
         return self._hit(fault, host, "pause")
 
@@ -76,7 +76,7 @@ class LastingFaults(ServedKinds):
         except Violation:
             return None
 
-    def _two(self, fault: Fault) -> tuple[Host, Host] | None:
+    def _two(self, fault: PlannedFault) -> tuple[Host, Host] | None:
         try:
             role = roles_of(self.cluster)
         except Violation:
@@ -85,7 +85,7 @@ class LastingFaults(ServedKinds):
         others = [each for each in ROLES if each != one]
         return role[one], role[others[int(fault.pick2 * len(others))]]
 
-    def _cut(self, fault: Fault, kind: str, ways: list[tuple[Host, Host]]) -> str:
+    def _cut(self, fault: PlannedFault, kind: str, ways: list[tuple[Host, Host]]) -> str:
         network = self.cluster.network
         for one, other in ways:
             way = (one.address, other.address)
@@ -93,7 +93,7 @@ class LastingFaults(ServedKinds):
             self._later(fault, network.heal_link, way)
         return self._begin(fault, kind, ", ".join(f"{one.name} to {two.name}" for one, two in ways))
 
-    def _hit(self, fault: Fault, host: Host | None, kind: str) -> str | None:
+    def _hit(self, fault: PlannedFault, host: Host | None, kind: str) -> str | None:
         if host is None:
             return None
         break_host(host, kind)
@@ -106,7 +106,7 @@ class LastingFaults(ServedKinds):
         if host.process is not None:
             host.process.resume()
 
-    def _begin(self, fault: Fault, kind: str, what: str) -> str:
+    def _begin(self, fault: PlannedFault, kind: str, what: str) -> str:
         self._expect(kind, f"a lasting {kind} ({what})")
         third = int(fault.pick2 * 1000) % _THIRDS
         if third:
@@ -125,14 +125,14 @@ class LastingFaults(ServedKinds):
         if rose > _TERMS:
             self.cluster.violate(f"R51: the term rose {rose} times while {what} lasted")
 
-    def _kill_master(self, fault: Fault, what: str) -> None:
+    def _kill_master(self, fault: PlannedFault, what: str) -> None:
         master = self._master()
         if master is not None:
             master.kill()
             self._then(fault, "kill", what, master)
             self.cluster.later(fault.for_s / 2, master.start)
 
-    def _silence_master(self, fault: Fault, what: str) -> None:
+    def _silence_master(self, fault: PlannedFault, what: str) -> None:
         master = self._master()
         if master is None:
             return
@@ -143,7 +143,7 @@ class LastingFaults(ServedKinds):
                 self.cluster.later(fault.for_s / 2, self.cluster.network.heal_link, pair)
         self._then(fault, "silence", what, master)
 
-    def _then(self, fault: Fault, kind: str, what: str, master: Host) -> None:
+    def _then(self, fault: PlannedFault, kind: str, what: str, master: Host) -> None:
         self.cluster.tell("fault", f"{fault.kind}: {master.name} ends by {kind}")
         self._expect(kind, f"{fault.kind} ({what}) and {kind} of {master.name}")
 

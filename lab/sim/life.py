@@ -39,7 +39,7 @@ from lab.sim.kinds import (
     UNCLEAN,
     WEARING,
     WEIGHTS,
-    Fault,
+    PlannedFault,
     draw_faults,
     draw_first,
 )
@@ -113,7 +113,7 @@ class Plan:
 
     seed: int
     settings: Settings
-    faults: tuple[Fault, ...]
+    faults: tuple[PlannedFault, ...]
     seconds: float
 
 
@@ -173,16 +173,16 @@ def plan_of(seed: int, *, plain: bool = False) -> Plan:
 
 
 def _after(
-    first: Fault, faults: Iterable[Fault], seconds: float
-) -> tuple[tuple[Fault, ...], float]:
+    first: PlannedFault, faults: Iterable[PlannedFault], seconds: float
+) -> tuple[tuple[PlannedFault, ...], float]:
     """`faults`, within `seconds`, once `first` is over."""
     over_s = first.at_s + first.for_s
     later = (replace(fault, at_s=fault.at_s + over_s) for fault in faults)
     return (first, *later), seconds + over_s
 
 
-def _strains(settings: Settings, rng: random.Random, seconds: float) -> tuple[Fault, ...]:
-    faults: tuple[Fault, ...] = ()
+def _strains(settings: Settings, rng: random.Random, seconds: float) -> tuple[PlannedFault, ...]:
+    faults: tuple[PlannedFault, ...] = ()
     if settings.wears:
         faults += draw_faults(rng, seconds, WEARING)
     if settings.strains:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from lab.sim.clients import Operator
 from lab.sim.cluster import SimCluster
 from lab.sim.hosts import BrokerHost
-from lab.sim.kinds import Fault, Kinds
+from lab.sim.kinds import Kinds, PlannedFault
 
 _LOOK_S = 0.1
 _CLASSIC_S = 1.0
@@ -24,7 +24,7 @@ class ModeFaults(Kinds):
         super().__init__(cluster)
         self._operator = Operator(cluster)
 
-    def change_of_mode(self, fault: Fault) -> str | None:
+    def change_of_mode(self, fault: PlannedFault) -> str | None:
         hosts = list(self.cluster.brokers.values())
         keeper = next((host for host in hosts if host.is_open), None)
         if keeper is None or not all(host.service for host in hosts):
@@ -43,21 +43,21 @@ class ModeFaults(Kinds):
         else:
             self.cluster.later(_LOOK_S, self._once, done, then, *args)
 
-    def _stop(self, fault: Fault, keeper: BrokerHost) -> None:
+    def _stop(self, fault: PlannedFault, keeper: BrokerHost) -> None:
         keeper.stop()
         self._once(lambda: not keeper.is_up, self._become_classic, fault, keeper)
 
-    def _become_classic(self, fault: Fault, keeper: BrokerHost) -> None:
+    def _become_classic(self, fault: PlannedFault, keeper: BrokerHost) -> None:
         keeper.classic = True
         keeper.start_by_hand()
         self.cluster.later(_CLASSIC_S, self._end_classic, fault, keeper)
 
-    def _end_classic(self, fault: Fault, keeper: BrokerHost) -> None:
+    def _end_classic(self, fault: PlannedFault, keeper: BrokerHost) -> None:
         end = keeper.kill if fault.pick < 0.3 else keeper.stop
         end()
         self._once(lambda: not keeper.is_up, self._come_back, fault, keeper)
 
-    def _come_back(self, fault: Fault, keeper: BrokerHost) -> None:
+    def _come_back(self, fault: PlannedFault, keeper: BrokerHost) -> None:
         """In most lives behind a reboot, but for a process that was killed: what it did not flush
         would be gone."""
         if 0.3 <= fault.pick < 0.8:
@@ -67,7 +67,7 @@ class ModeFaults(Kinds):
         keeper.start()
         self._name(fault, keeper)
 
-    def _name(self, fault: Fault, keeper: BrokerHost) -> None:
+    def _name(self, fault: PlannedFault, keeper: BrokerHost) -> None:
         """Until it leads the operator names it. It holds all that was acknowledged."""
         if keeper.is_open:
             self._let_others_come(fault, keeper)
@@ -76,7 +76,7 @@ class ModeFaults(Kinds):
             self._operator.elect(keeper.service.replication.broker_id())
         self.cluster.later(_NAMED_S, self._name, fault, keeper)
 
-    def _let_others_come(self, fault: Fault, keeper: BrokerHost) -> None:
+    def _let_others_come(self, fault: PlannedFault, keeper: BrokerHost) -> None:
         for host in self.cluster.brokers.values():
             if host is keeper:
                 continue

@@ -14,7 +14,7 @@ from lab.sim.clients import Operator
 from lab.sim.cluster import SimCluster
 from lab.sim.decisions import Known
 from lab.sim.hosts import BrokerHost
-from lab.sim.kinds import Fault
+from lab.sim.kinds import PlannedFault
 from lab.sim.records import log_end
 from lab.sim.served import ServedKinds
 from lab.sim.service import BOUNDS_S, Service
@@ -31,7 +31,7 @@ class ReturnFaults(ServedKinds):
         super().__init__(cluster, service)
         self._operator = Operator(cluster)
 
-    def foreign_volume(self, fault: Fault) -> str | None:
+    def foreign_volume(self, fault: PlannedFault) -> str | None:
         """A broker's disk is replaced by one of an earlier cluster, most often by that of the same
         id: at once, or once it has left the set, or once its id was forgotten as well. Where
         segments expire, once the log of the group begins behind the end of the volume's: no byte is
@@ -79,12 +79,12 @@ class ReturnFaults(ServedKinds):
         self.cluster.tell("fault", f"foreign volume: {host.name} starts on it")
         host.start()
 
-    def lost_controllers(self, fault: Fault) -> str | None:
+    def lost_controllers(self, fault: PlannedFault) -> str | None:
         """All disks of controllers are lost."""
         self._lose(fault, self._wipe_controllers, Known())
         return f"after {_LOST_AFTER * fault.for_s:.2f} s"
 
-    def restored_controllers(self, fault: Fault) -> str | None:
+    def restored_controllers(self, fault: PlannedFault) -> str | None:
         """The same, and older copies of them are put back."""
         kept = {
             host: host.disk.copy_to(Path("kept") / f"{fault.at_s:.3f}" / host.name)
@@ -102,7 +102,7 @@ class ReturnFaults(ServedKinds):
         for host in self.cluster.controllers.values():
             host.disk.wipe()
 
-    def _lose(self, fault: Fault, change: Callable[[], None], known: Known) -> None:
+    def _lose(self, fault: PlannedFault, change: Callable[[], None], known: Known) -> None:
         """Before it, in some lives the master is another one, so that copies are older than that.
         One slave may be away at that time."""
         lost_s = _LOST_AFTER * fault.for_s
@@ -122,7 +122,7 @@ class ReturnFaults(ServedKinds):
     def _running(self) -> list[BrokerHost]:
         return [host for host in self.cluster.brokers.values() if host.service is not None]
 
-    def _swap(self, fault: Fault, change: Callable[[], None], known: Known) -> None:
+    def _swap(self, fault: PlannedFault, change: Callable[[], None], known: Known) -> None:
         """A machine that stops, and starts with another disk."""
         if self.over:
             return
@@ -139,7 +139,7 @@ class ReturnFaults(ServedKinds):
             self.cluster.later(_AWAY_S, host.start)
         self.cluster.later(_AWAY_S + 2 * _OPERATOR_S, self._name, fault, 0)
 
-    def _name(self, fault: Fault, tries: int) -> None:
+    def _name(self, fault: PlannedFault, tries: int) -> None:
         """An operator names a master until there is one: at first anyone, then the replica that
         holds most. Neither may lose anything: it is no unclean election (R49)."""
         group, promises = self.cluster.promises.group, self.cluster.promises

@@ -33,7 +33,7 @@ from lab.sim.clients import Client, Operator
 from lab.sim.cluster import SimCluster
 from lab.sim.features.transactions import TransactionSender
 from lab.sim.hosts import CLUSTER, GROUP, GRPC_ADDRESSES, BrokerHost, controlled
-from lab.sim.kinds import Fault, Kinds
+from lab.sim.kinds import Kinds, PlannedFault
 from lab.sim.loop import Process
 
 _STRANGER = "10.0.3.1"
@@ -68,7 +68,7 @@ class StrainFaults(Kinds):
     def _is_running(host: BrokerHost) -> bool:
         return host.process is not None and not host.process.paused
 
-    def strained_switch(self, fault: Fault) -> str | None:
+    def strained_switch(self, fault: PlannedFault) -> str | None:
         """To one slave, while the other hangs: the chosen one has what nobody has confirmed. Or
         while the link to the chosen one is slow: it lacks what was sent last."""
         master, slaves = self._master_and_slaves()
@@ -90,7 +90,7 @@ class StrainFaults(Kinds):
         self.cluster.later(_HANGS_S, process.resume)
         return f"to {chosen.name}, {other.name} hangs"
 
-    def half_open(self, fault: Fault) -> str | None:
+    def half_open(self, fault: PlannedFault) -> str | None:
         """A slave loses its connection and dials again. The master does not hear of the loss."""
         master, slaves = self._master_and_slaves()
         slave = self._of(slaves, fault.pick)
@@ -105,7 +105,7 @@ class StrainFaults(Kinds):
                 return f"{slave.name} to {master.name}"
         return None
 
-    def stranger(self, fault: Fault) -> str | None:
+    def stranger(self, fault: PlannedFault) -> str | None:
         """A slave of another group comes to the master by a member's id, and acks what it gets.
         And a process that knows all that is public of the master opens sessions in its name."""
         master, slaves = self._master_and_slaves()
@@ -129,7 +129,7 @@ class StrainFaults(Kinds):
         self._later(fault, process.kill)
         return f"as {slave.name}, to {master.name}"
 
-    def no_room_for_a_commit(self, fault: Fault) -> str | None:
+    def no_room_for_a_commit(self, fault: PlannedFault) -> str | None:
         """The log of the master has no disk space from the next commit on, and the producer ends.
         Another master is named, and what found none is forgotten; then this one leads again, before
         it asks how that transaction ended (R55)."""
@@ -183,7 +183,7 @@ class StrainFaults(Kinds):
         if host.service is not None:
             self._operator.elect(host.service.replication.broker_id())
 
-    def end_before_the_op(self, fault: Fault) -> str | None:
+    def end_before_the_op(self, fault: PlannedFault) -> str | None:
         """The master ends when each slave has the commit of a transaction, and its op is under way:
         so it is for the next master to write, which takes its time by a slow link, while the
         producer asks for the commit again (R30)."""
@@ -197,7 +197,7 @@ class StrainFaults(Kinds):
 
     def _commit_came(
         self,
-        fault: Fault,
+        fault: PlannedFault,
         master: BrokerHost,
         slave: BrokerHost,
         slaves: list[BrokerHost],
@@ -211,14 +211,16 @@ class StrainFaults(Kinds):
         self._later(fault, self.cluster.network.heal_link, pair)
         self.cluster.later(0.0, self._end_master, fault, master, slaves)
 
-    def _end_master(self, fault: Fault, master: BrokerHost, slaves: list[BrokerHost]) -> None:
+    def _end_master(
+        self, fault: PlannedFault, master: BrokerHost, slaves: list[BrokerHost]
+    ) -> None:
         if all(each.disk.plan.on_log is None for each in slaves):
             self._down(fault, master, master.kill)
             others, links = frozenset(s.address for s in slaves), self.cluster.network.slow_links
             links[others] = _SLOW_S
             self._later(fault, links.pop, others, None)
 
-    def end_after_a_recall(self, fault: Fault) -> str | None:
+    def end_after_a_recall(self, fault: PlannedFault) -> str | None:
         """The master ends once it has answered a recall, before a slave knows that it is confirmed.
         No controller names another master before what was recalled is due: that one must see the
         recall first (R30)."""
@@ -232,7 +234,7 @@ class StrainFaults(Kinds):
 
     def _recall_came(
         self,
-        fault: Fault,
+        fault: PlannedFault,
         master: BrokerHost,
         slave: BrokerHost,
         slaves: list[BrokerHost],

@@ -9,14 +9,14 @@ from __future__ import annotations
 import errno
 
 from lab.sim.hosts import BrokerHost
-from lab.sim.kinds import FAILING, Fault, Kinds
+from lab.sim.kinds import FAILING, Kinds, PlannedFault
 from lab.sim.records import LogRecord, records
 
 _NEWEST = 3
 
 
 class WearFaults(Kinds):
-    def _worn(self, fault: Fault) -> BrokerHost | None:
+    def _worn(self, fault: PlannedFault) -> BrokerHost | None:
         """The broker whose disk wears out, if it may lose something now. The first fault says
         which."""
         brokers = self.cluster.brokers.values()
@@ -25,7 +25,7 @@ class WearFaults(Kinds):
         host = host or self._of(list(brokers), fault.pick)
         return host if host is not None and self.is_held_elsewhere(host) else None
 
-    def rot(self, fault: Fault) -> str | None:
+    def rot(self, fault: PlannedFault) -> str | None:
         """A byte of a record changes while the process is down. Half of the time it is one of the
         newest: a start reads those."""
         host = self._worn(fault)
@@ -42,7 +42,7 @@ class WearFaults(Kinds):
         self._later(fault, host.start)
         return what
 
-    def rot_while_up(self, fault: Fault) -> str | None:
+    def rot_while_up(self, fault: PlannedFault) -> str | None:
         """The same, in what this process of a slave has not read yet."""
         host = self._worn(fault)
         if host is None or host.service is None or host.is_open:
@@ -55,12 +55,12 @@ class WearFaults(Kinds):
         found = records(self.cluster.promises.truth, begin, end)
         return [record for record in found if record.offset + record.size <= end]
 
-    def _flip(self, host: BrokerHost, record: LogRecord, fault: Fault) -> str:
+    def _flip(self, host: BrokerHost, record: LogRecord, fault: PlannedFault) -> str:
         at = int(fault.pick2 * 1e6) % record.size
         self.cluster.promises.rot.flip(host, record.offset + at, 1 << int(fault.pick * 8))
         return f"{host.name} at byte {at} of the record at {record.offset}"
 
-    def failing_disk(self, fault: Fault) -> str | None:
+    def failing_disk(self, fault: PlannedFault) -> str | None:
         """EIO, once: the process ends, and is suspect (R40)."""
         host = self._worn(fault)
         if host is None or host.disk.plan.fail_call is not None:
@@ -72,7 +72,7 @@ class WearFaults(Kinds):
         self._later(fault, setattr, host.disk.plan, "fail_call", None)
         return f"{host.name} at the {call}th {name} from now"
 
-    def failing_cut(self, fault: Fault) -> str | None:
+    def failing_cut(self, fault: PlannedFault) -> str | None:
         """The next cut of any log finds no disk space at one of its steps (R37)."""
         call = 1 + int(fault.pick2 * 12)
         for host in self.cluster.brokers.values():
