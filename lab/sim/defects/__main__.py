@@ -23,7 +23,7 @@ from types import FrameType
 
 from lab.sim.ambient import real_seconds
 from lab.sim.defects.patches import Defect, PatchError, defects_in, noting
-from lab.sim.defects.runner import Finding, Runner, line_of
+from lab.sim.defects.runner import DefectResult, Runner, line_of
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -86,14 +86,14 @@ def _chosen(defects: list[Defect], names: list[str] | None) -> list[Defect]:
     return [known[name] for name in names]
 
 
-def _note(folder: Path, findings: Sequence[Finding]) -> None:
+def _note(folder: Path, findings: Sequence[DefectResult]) -> None:
     for finding in findings:
         if finding.seed is not None:
             path = folder / f"{finding.name}.patch"
             path.write_text(noting(path.read_text("utf-8"), finding.seed), "utf-8")
 
 
-def _show(findings: Sequence[Finding], seconds: float) -> None:
+def _show(findings: Sequence[DefectResult], seconds: float) -> None:
     # The table stays on the standard error where the standard output is JSON's.
     for finding in findings:
         print(f"{line_of(finding)}\n    {finding.what}", file=sys.stderr)

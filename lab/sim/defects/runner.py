@@ -36,7 +36,7 @@ _OF_THE_PATCH = ("NameError: ", "ImportError: ", "SyntaxError: ", "UnboundLocalE
 
 
 @dataclass(frozen=True)
-class Finding:
+class DefectResult:
     """What became of one defect. `seed` found it, after `lives` of them, by `violation`; None if
     none did. `error`: why it could not be planted, or did not run."""
 
@@ -152,7 +152,7 @@ class Runner:
         self._lock = threading.Lock()
         self._is_stopping = False
 
-    def run(self, defects: Iterable[Defect]) -> list[Finding]:
+    def run(self, defects: Iterable[Defect]) -> list[DefectResult]:
         """In the order of `defects`. Whatever ends it, no hunt and no copy stays behind."""
         with tempfile.TemporaryDirectory(prefix="batonmq-defects-") as folder:
             all_copies = [Copy(Path(folder) / str(number)) for number in range(self._jobs)]
@@ -160,7 +160,7 @@ class Runner:
             for copy in all_copies:
                 copies.put(copy)
 
-            def seek(defect: Defect) -> Finding:
+            def seek(defect: Defect) -> DefectResult:
                 copy = copies.get()
                 try:
                     return self._seek(defect, copy)
@@ -176,7 +176,7 @@ class Runner:
                     for copy in all_copies:
                         copy.stop()
 
-    def _seek(self, defect: Defect, copy: Copy) -> Finding:
+    def _seek(self, defect: Defect, copy: Copy) -> DefectResult:
         began, lives, error = real_seconds(), 0, ""
         known = [defect.seed] if defect.seed is not None and not self._anew else []
         others = (n for n in _seeds_for(defect) if n not in known)
@@ -196,7 +196,7 @@ class Runner:
             error = str(failed)
         by = violation if seed is not None else ""
         took_s = real_seconds() - began
-        finding = Finding(defect.name, defect.what, seed, lives, by, took_s, error)
+        finding = DefectResult(defect.name, defect.what, seed, lives, by, took_s, error)
         self._say(line_of(finding))
         return finding
 
@@ -239,7 +239,7 @@ def _seeds_for(defect: Defect) -> Iterator[int]:
             yield seed
 
 
-def line_of(finding: Finding) -> str:
+def line_of(finding: DefectResult) -> str:
     """One row of the table."""
     if finding.error:
         end = f"ERROR      {finding.error}"
