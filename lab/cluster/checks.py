@@ -23,27 +23,29 @@ class Epoch:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class BrokenPromise:
     """A broken promise. `rule` is short (`lost`, `order`, `two masters`, `late ack`, …)."""
 
     rule: str
     text: str
 
 
-def check_lost(acks: Iterable[Ack], stored: Mapping[int, int]) -> list[Finding]:
+def check_lost(acks: Iterable[Ack], stored: Mapping[int, int]) -> list[BrokenPromise]:
     """`stored`: number of a write -> physical offset. An acked write that is not there is lost."""
     return [
-        Finding("lost", f"acknowledged, not stored: {a}") for a in acks if a.number not in stored
+        BrokenPromise("lost", f"acknowledged, not stored: {a}")
+        for a in acks
+        if a.number not in stored
     ]
 
 
-def check_order(acks: Sequence[Ack], stored: Mapping[int, int]) -> list[Finding]:
+def check_order(acks: Sequence[Ack], stored: Mapping[int, int]) -> list[BrokenPromise]:
     """Two orders that the log must keep.
 
     Of one connection: as sent. Of all: a write that was acknowledged before another was sent
     stands before it.
     """
-    found: list[Finding] = []
+    found: list[BrokenPromise] = []
     in_log = sorted((a for a in acks if a.number in stored), key=lambda a: stored[a.number])
     last_of_line: dict[int, Ack] = {}
     latest: Ack | None = None
@@ -51,12 +53,12 @@ def check_order(acks: Sequence[Ack], stored: Mapping[int, int]) -> list[Finding]
         before = last_of_line.get(ack.line)
         if before is not None and before.number > ack.number:
             found.append(
-                Finding("order", f"sent on one connection, stored reversed: {ack} {before}")
+                BrokenPromise("order", f"sent on one connection, stored reversed: {ack} {before}")
             )
         last_of_line[ack.line] = ack
         if latest is not None and ack.acked_s < latest.sent_s:
             found.append(
-                Finding("order", f"{ack} was acked before {latest} was sent, stored after")
+                BrokenPromise("order", f"{ack} was acked before {latest} was sent, stored after")
             )
         if latest is None or ack.sent_s > latest.sent_s:
             latest = ack
@@ -82,23 +84,29 @@ def ackers(
 
 def check_masters(
     acked_by: Mapping[int, set[int]], winners: Mapping[int, set[int]]
-) -> list[Finding]:
+) -> list[BrokenPromise]:
     """At most one broker acknowledged in an epoch, and it is the one that was elected for it.
 
     `winners`: epoch -> the brokers elected for it, by the controllers' history.
     """
-    found: list[Finding] = []
+    found: list[BrokenPromise] = []
     for epoch, brokers in sorted(acked_by.items()):
         if len(brokers) > 1:
-            found.append(Finding("two masters", f"epoch {epoch} was acknowledged by {brokers}"))
+            found.append(
+                BrokenPromise("two masters", f"epoch {epoch} was acknowledged by {brokers}")
+            )
         elected = winners.get(epoch)
         if elected is not None and not brokers <= elected:
             found.append(
-                Finding("two masters", f"epoch {epoch}: {elected} elected, {brokers} acknowledged")
+                BrokenPromise(
+                    "two masters", f"epoch {epoch}: {elected} elected, {brokers} acknowledged"
+                )
             )
     for epoch, elected in sorted(winners.items()):
         if len(elected) > 1:
-            found.append(Finding("two masters", f"epoch {epoch} has several winners: {elected}"))
+            found.append(
+                BrokenPromise("two masters", f"epoch {epoch} has several winners: {elected}")
+            )
     return found
 
 
@@ -111,14 +119,14 @@ def check_late(
     sent_after_s: float,
     acked_after_s: float,
     epoch: int,
-) -> list[Finding]:
+) -> list[BrokenPromise]:
     """A deposed master acknowledges nothing of its old epoch (or older) after `acked_after_s`.
 
     Only writes sent after `sent_after_s` count: an ack of a write that every member of the set held
     before that may arrive late, and is true.
     """
     return [
-        Finding(
+        BrokenPromise(
             "late ack", f"epoch {epoch_at(epochs, stored.get(a.number, -1))} after it was over: {a}"
         )
         for a in acks

@@ -12,7 +12,7 @@ from typing import Final
 
 from lab.cluster import frames
 from lab.cluster.acks import key_of, parts_of
-from lab.cluster.checks import Finding
+from lab.cluster.checks import BrokenPromise
 from lab.cluster.connection import BlockingConnection
 from lab.cluster.writer import Writer
 
@@ -40,18 +40,20 @@ class ManyQueuesWriter(Writer):
             self.are_all_made.set()
         return frames.key_properties(key_of(PREFIX, number))
 
-    def find_lost(self, master: str) -> list[Finding]:
+    def find_lost(self, master: str) -> list[BrokenPromise]:
         """Reads all queues of a whole cluster's master: each acknowledged message is where its ack
         said. Raises OSError if the connection breaks."""
         wanted: dict[tuple[str, int], list[tuple[int, int]]] = {}
         for ack in list(self.acks):
             wanted.setdefault(self.place(ack.number), []).append((ack.queue_offset, ack.number))
-        found: list[Finding] = []
+        found: list[BrokenPromise] = []
         with BlockingConnection(master, timeout_s=15.0) as connection:
             for (topic, queue_id), acked in wanted.items():
                 stored = list(_stored(connection, topic, queue_id))
                 found += [
-                    Finding("lost", f"{topic} queue {queue_id} offset {offset} is not {number}")
+                    BrokenPromise(
+                        "lost", f"{topic} queue {queue_id} offset {offset} is not {number}"
+                    )
                     for offset, number in acked
                     if offset >= len(stored) or stored[offset] != number
                 ]

@@ -24,7 +24,7 @@ from batonmq.client.consumer.push_consumer import PushConsumer
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageExt
 from lab.cluster.acks import Ack, padded, parts_of
-from lab.cluster.checks import Finding
+from lab.cluster.checks import BrokenPromise
 from lab.cluster.probe import TOPIC
 from lab.cluster.processes import Helper, input_ended
 
@@ -100,7 +100,7 @@ class Consumers:
     def __exit__(self, *exc: object) -> None:
         self._helper.kill()
 
-    def check(self, acks: Iterable[Ack], limit_s: float = DELIVERY_S) -> list[Finding]:
+    def check(self, acks: Iterable[Ack], limit_s: float = DELIVERY_S) -> list[BrokenPromise]:
         """Waits until each group was given each of these writes at least once; what is missing."""
         wanted = {ack.number for ack in acks}
         missing: dict[str, list[int]] = {}
@@ -113,7 +113,7 @@ class Consumers:
                 break
             time.sleep(LOOK_S)
         return [
-            Finding("not delivered", f"{len(lost)} writes to {group}, the first: {lost[:5]}")
+            BrokenPromise("not delivered", f"{len(lost)} writes to {group}, the first: {lost[:5]}")
             for group, lost in missing.items()
             if lost
         ]

@@ -11,7 +11,7 @@ import signal
 import time
 from typing import ClassVar, Final
 
-from lab.cluster.checks import Finding
+from lab.cluster.checks import BrokenPromise
 from lab.cluster.cluster_view import Process
 from lab.cluster.load import longest_gap
 from lab.cluster.network_commands import one_way
@@ -22,14 +22,16 @@ SERVICE_GAP_S: Final = 4.0
 """The bound of the simulation's lives, 3 s, on a machine that has other work."""
 
 
-def gap_finding(lab: Lab, injected: InjectedFault) -> list[Finding]:
+def gap_finding(lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
     """If no write was acknowledged for too long while the fault lasted."""
     healed_s = injected.notes["healedS"]
     assert isinstance(healed_s, float)
     gap_s = longest_gap(lab.load.since(injected.at_s), injected.at_s, healed_s)
     if gap_s <= SERVICE_GAP_S:
         return []
-    return [Finding("no service", f"nothing acknowledged for {gap_s:.1f} s: {injected.notes}")]
+    return [
+        BrokenPromise("no service", f"nothing acknowledged for {gap_s:.1f} s: {injected.notes}")
+    ]
 
 
 class ControllerFault(Fault):
@@ -44,7 +46,7 @@ class ControllerFault(Fault):
         index = (leader + 1) % len(lab.cluster.controllers) if self.follows else leader
         return index, lab.cluster.controllers[index]
 
-    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
+    def check(self, lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
         return gap_finding(lab, injected)
 
 
@@ -128,5 +130,5 @@ class FullDiskLeader(FullDiskMaster):
         injected.notes["healedS"] = time.monotonic()
         super().heal(lab, injected)
 
-    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
+    def check(self, lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
         return [*super().check(lab, injected), *gap_finding(lab, injected)]

@@ -10,7 +10,7 @@ import random
 import time
 from typing import ClassVar
 
-from lab.cluster.checks import Finding
+from lab.cluster.checks import BrokenPromise
 from lab.cluster.cluster import PROBE_HOST
 from lab.cluster.network_commands import Pair, between, one_way
 from lab.faults.kills import late_acks
@@ -54,7 +54,7 @@ class CutMaster(Fault):
         injected.notes["healedS"] = time.monotonic()
         lab.network.heal()
 
-    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
+    def check(self, lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
         if injected.not_from is None:
             return []
         return late_acks(lab, injected, "healedS")

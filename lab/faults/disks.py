@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from lab.cluster.checks import Finding
+from lab.cluster.checks import BrokenPromise
 from lab.cluster.stores import copy_sparsely, put_back, wipe
 from lab.faults.trial import Fault, InjectedFault, Lab
 
@@ -77,11 +77,11 @@ class SpoiledSlave(Fault):
     def spoil(self, lab: Lab, index: int) -> None:
         raise NotImplementedError
 
-    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
+    def check(self, lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
         group = lab.cluster.wait_whole()
         won = lab.winners(group)[group.master_epoch]
         if won != {injected.notes["complete"]}:
-            return [Finding("spoiled elected", f"{won} won, {injected.notes}")]
+            return [BrokenPromise("spoiled elected", f"{won} won, {injected.notes}")]
         return []
 
 
@@ -146,7 +146,7 @@ class WipedSlaveAlone(Fault):
             at, notes={"ackedAlone": acked, "spoiled": spoiled, "back": back, "set": whole}
         )
 
-    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
+    def check(self, lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
         if injected.notes["ackedAlone"] or not injected.notes["set"]:
-            return [Finding("spoiled acked", f"{injected.notes}")]
+            return [BrokenPromise("spoiled acked", f"{injected.notes}")]
         return []

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import ClassVar
 
-from lab.cluster.checks import Finding
+from lab.cluster.checks import BrokenPromise
 from lab.cluster.cluster_view import Process
 from lab.cluster.processes import stop_all
 from lab.faults.trial import Fault, InjectedFault, Lab, Measure
@@ -57,9 +57,9 @@ class Failing(Fault):
         process.make_sound()
         process.may_end = not self.endures
 
-    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
+    def check(self, lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
         if self.endures and injected.notes["ended"]:
-            return [Finding("ended", f"{self.endures} ended a process: {injected.notes}")]
+            return [BrokenPromise("ended", f"{self.endures} ended a process: {injected.notes}")]
         return []
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from lab.cluster import checks, frames
 from lab.cluster.acks import Ack
-from lab.cluster.checks import Finding
+from lab.cluster.checks import BrokenPromise
 from lab.cluster.cluster import CLUSTER
 from lab.cluster.cluster_view import GROUP
 from lab.cluster.connection import ask
@@ -61,15 +61,15 @@ class PlannedSwitch(Fault):
         assert client is not None
         injected.notes["client"] = self._sent = client.finish()
 
-    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
+    def check(self, lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
         found = []
         if injected.notes["code"] != frames.OK:
-            found.append(Finding("switch refused", f"{injected.notes}"))
+            found.append(BrokenPromise("switch refused", f"{injected.notes}"))
         if self._sent.get("failed") != []:
-            found.append(Finding("failed sends", f"of our client: {self._sent}"))
+            found.append(BrokenPromise("failed sends", f"of our client: {self._sent}"))
         group = lab.cluster.wait_whole()
         if group.master != injected.notes["chosen"]:
-            found.append(Finding("switch", f"master is {group.master}: {injected.notes}"))
+            found.append(BrokenPromise("switch", f"master is {group.master}: {injected.notes}"))
         return found
 
 
@@ -111,6 +111,6 @@ class FullLoad(Fault):
             at, notes={"ackedPerS": round(len(load.acks) / seconds), "seconds": seconds}
         )
 
-    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
+    def check(self, lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
         stored = lab.stored_by(self.prefix)
         return [*checks.check_lost(self._acks, stored), *checks.check_order(self._acks, stored)]

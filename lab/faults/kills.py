@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar
 
 from lab.cluster import checks
-from lab.cluster.checks import Finding
+from lab.cluster.checks import BrokenPromise
 from lab.faults.trial import Fault, InjectedFault, Lab, Measure
 
 WAIT_FOR_ELECTIONS_S = 1.0
@@ -55,11 +55,11 @@ class HangMaster(Fault):
         injected.notes["resumedS"] = time.monotonic()
         lab.cluster.brokers[injected.not_from].signal(signal.SIGCONT)
 
-    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
+    def check(self, lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
         return late_acks(lab, injected, "resumedS")
 
 
-def late_acks(lab: Lab, injected: InjectedFault, since: str) -> list[Finding]:
+def late_acks(lab: Lab, injected: InjectedFault, since: str) -> list[BrokenPromise]:
     """What the old master acknowledged of its old epoch after `injected.notes[since]`.
 
     An ack of a write sent after the fault is a finding. One of a write that every member held
@@ -119,11 +119,11 @@ class HangLeader(Fault):
         injected.notes["resumedIndex"] = max(index for _, index, _ in lab.cluster.view.history())
         lab.cluster.resume_stopped()
 
-    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
+    def check(self, lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
         return resumed_controller(lab, injected)
 
 
-def resumed_controller(lab: Lab, injected: InjectedFault) -> list[Finding]:
+def resumed_controller(lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
     """The history has nothing that it proposed under its old epoch after it was resumed, and no
     older epoch after a newer one. Raft indexes tell before from after: clocks may have jumped."""
     index, resumed_at = injected.notes["controller"], injected.notes["resumedIndex"]
@@ -131,12 +131,12 @@ def resumed_controller(lab: Lab, injected: InjectedFault) -> list[Finding]:
     assert isinstance(index, int) and isinstance(resumed_at, int) and isinstance(old_epoch, int)
     node_id = lab.cluster.layout.name_servers[index].controller_id
     newest: dict[str, int] = {}
-    found: list[Finding] = []
+    found: list[BrokenPromise] = []
     for (log, raft_index, _), event in sorted(lab.cluster.view.history().items()):
         epoch = int(event.get("controller_epoch", 0))
         late = event.get("node") == node_id and raft_index > resumed_at
         if epoch and (epoch < newest.get(log, 0) or (late and epoch <= old_epoch)):
-            found.append(Finding("old controller", f"epoch {epoch} was over: {event}"))
+            found.append(BrokenPromise("old controller", f"epoch {epoch} was over: {event}"))
         newest[log] = max(epoch, newest.get(log, 0))
     return found
 
@@ -211,11 +211,11 @@ class KillControllers(Fault):
         lab.cluster.wait_leader()
         injected.notes["leaderAgainS"] = time.monotonic() - began
 
-    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
+    def check(self, lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
         group = lab.cluster.wait_whole()
         if str(group.broker_ids) != injected.notes["group"]:
             return [
-                Finding(
+                BrokenPromise(
                     "forgotten", f"the group was {injected.notes['group']}, is {group.broker_ids}"
                 )
             ]

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from lab.cluster.checks import Finding
+from lab.cluster.checks import BrokenPromise
 from lab.cluster.network import why_not
 from lab.cluster.processes import NotInTime
 from lab.faults.catalogue import FAULTS
@@ -50,7 +50,7 @@ class Log:
         self._file.write(json.dumps(line, default=str) + "\n")
         self._file.flush()
 
-    def found(self, findings: list[Finding], **fields: object) -> None:
+    def found(self, findings: list[BrokenPromise], **fields: object) -> None:
         for finding in findings:
             self.findings += 1
             self.write("finding", rule=finding.rule, text=finding.text, **fields)
@@ -144,13 +144,13 @@ def _one_cluster(
                 log.found(lab.close_and_compare(), name="end of a cluster")
             acked = len(lab.load.acks) + lab.many_acked
     except (RuntimeError, OSError) as exc:
-        log.found([Finding("stuck", f"{type(exc).__name__}: {exc}")])
+        log.found([BrokenPromise("stuck", f"{type(exc).__name__}: {exc}")])
     return trials, acked
 
 
 def _with_a_kill(
     lab: Lab, fault: Fault, rng: random.Random
-) -> tuple[list[Finding], dict[str, object]]:
+) -> tuple[list[BrokenPromise], dict[str, object]]:
     """While a fault lasts, any process that still runs is killed. That may be more than the group
     survives, so only safety is checked until everything is restored."""
     fault.prepare(lab, rng)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.cluster.checks import Finding
+from lab.cluster.checks import BrokenPromise
 from lab.cluster.network import why_not
 from lab.faults.figures import Row, markdown
 from lab.faults.trial import Fault, Lab, Trial, make_network
@@ -114,7 +114,7 @@ def _measure(
 ) -> None:
     rng = random.Random(f"{seed} {fault.name}")
     shutil.rmtree(folder, ignore_errors=True)
-    findings: list[Finding] = []
+    findings: list[BrokenPromise] = []
     subject = fault()
     bad = False
     try:
@@ -128,7 +128,7 @@ def _measure(
                     progress(f"  !! {finding.rule}: {finding.text}")
             findings += lab.close_and_compare()
     except (RuntimeError, OSError) as exc:
-        findings.append(Finding("stuck", f"{type(exc).__name__}: {exc}"))
+        findings.append(BrokenPromise("stuck", f"{type(exc).__name__}: {exc}"))
     for finding in findings[:20]:
         progress(f"  !! {finding.rule}: {finding.text}")
     results.findings += [

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
 
 from lab.cluster import checks
-from lab.cluster.checks import Epoch, Finding
+from lab.cluster.checks import BrokenPromise, Epoch
 from lab.cluster.cluster import HOSTS, PROBE_HOST, Cluster
 from lab.cluster.cluster_view import GroupState
 from lab.cluster.load import Load, longest_gap
@@ -75,7 +75,7 @@ class Fault:
     def heal(self, lab: Lab, injected: InjectedFault) -> None:
         """Undoes it. The lab restores what is left dead, stopped or cut."""
 
-    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
+    def check(self, lab: Lab, injected: InjectedFault) -> list[BrokenPromise]:
         """What else must hold, once the cluster is whole again and everything was read back."""
         return []
 
@@ -116,7 +116,7 @@ class Trial:
     whole_s: float
     elections: int
     acked: int
-    findings: list[Finding]
+    findings: list[BrokenPromise]
     span: Span
     notes: dict[str, object] = field(default_factory=dict)
 
@@ -323,16 +323,20 @@ class Lab:
         time.sleep(max(0.0, until - time.monotonic()))
         return seconds
 
-    def _elections(self, fault: Fault, before: GroupState, after: GroupState) -> list[Finding]:
+    def _elections(
+        self, fault: Fault, before: GroupState, after: GroupState
+    ) -> list[BrokenPromise]:
         count = after.master_epoch - before.master_epoch
         if fault.elections is None or fault.elections[0] <= count <= fault.elections[1]:
             return []
         low, high = fault.elections
         return [
-            Finding("elections", f"masterEpoch rose by {count}, expected were {low} to {high}"),
+            BrokenPromise(
+                "elections", f"masterEpoch rose by {count}, expected were {low} to {high}"
+            ),
         ]
 
-    def verify(self, group: GroupState) -> list[Finding]:
+    def verify(self, group: GroupState) -> list[BrokenPromise]:
         """Reads back what was written since the last time; what is wrong with it."""
         count = len(self.load.acks)
         acks = self.load.acks[self._checked : count]
@@ -347,7 +351,7 @@ class Lab:
         winners = self.winners(group)
         contradictions, self.cluster.view.contradictions = self.cluster.view.contradictions, []
         return [
-            *(Finding("histories differ", text) for text in contradictions),
+            *(BrokenPromise("histories differ", text) for text in contradictions),
             *checks.check_lost(acks, self.stored),
             *checks.check_order(acks, self.stored),
             *checks.check_masters(checks.ackers(acks, self.stored, self.epochs(group)), winners),
@@ -368,7 +372,7 @@ class Lab:
                 winners.setdefault(int(event["master_epoch"]), set()).add(winner)
         return winners
 
-    def close_and_compare(self) -> list[Finding]:
+    def close_and_compare(self) -> list[BrokenPromise]:
         """Ends load and cluster; all acks once more against the log, and the logs with each other
         (G3)."""
         group = self.cluster.wait_whole()
@@ -384,7 +388,7 @@ class Lab:
         try:
             check_logs_equal(folders)
         except LogsDiffer as exc:
-            findings.append(Finding("logs differ", str(exc)))
+            findings.append(BrokenPromise("logs differ", str(exc)))
         return findings
 
     def wait_many(self) -> None:
@@ -396,7 +400,7 @@ class Lab:
     def many_acked(self) -> int:
         return len(self.many.acks) if self.many is not None else 0
 
-    def _find_lost_in_many(self) -> list[Finding]:
+    def _find_lost_in_many(self) -> list[BrokenPromise]:
         if self.many is None:
             return []
         self.many.stop()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from batonmq.launcher.events import ClusterEvent, Reporter
-from lab.cluster.checks import Finding
+from lab.cluster.checks import BrokenPromise
 from lab.cluster.cluster_view import GROUP
 from lab.faults.aftermath import jobs
 from lab.faults.aftermath.compare import HistoryComparison, compare, stream_wrong
@@ -160,7 +160,7 @@ class Aftermath:
                 self.result.findings += found
                 self._report_fault(done, found)
 
-    def _report_fault(self, done: FaultRecord, found: Sequence[Finding]) -> None:
+    def _report_fault(self, done: FaultRecord, found: Sequence[BrokenPromise]) -> None:
         text = f"{done.number:2} {done.title}: {done.affected}; "
         if done.elections:
             text += f"master: broker {done.master_before} -> {done.master_after}"

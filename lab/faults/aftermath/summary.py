@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lab.cluster.checks import Finding
+from lab.cluster.checks import BrokenPromise
 from lab.faults.aftermath.compare import FaultComparison, HistoryComparison
 from lab.faults.aftermath.fault_records import FaultRecord
 from lab.faults.aftermath.jobs import DONE, JobResult
@@ -23,7 +23,7 @@ class AftermathResult:
 
     records: list[FaultRecord] = field(default_factory=list)
     acked: int = 0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[BrokenPromise] = field(default_factory=list)
     comparison: HistoryComparison | None = None
     audit: JobResult | None = None
     streamed: int = 0

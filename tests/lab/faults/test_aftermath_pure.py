@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lab.cluster.acks import Ack, key_of
-from lab.cluster.checks import Finding
+from lab.cluster.checks import BrokenPromise
 from lab.cluster.cluster_view import GroupState
 from lab.cluster.probe import acked_line
 from lab.faults.aftermath import fault_schedule as catalogue
@@ -251,7 +251,7 @@ def test_the_summary_shows_each_fault_with_its_failovers_and_what_is_wrong() -> 
         good,
         comparison=compared(with_failover(1, master=3)),
         audit=JobResult(1, {"kinds": AUDITED}, 1.0),
-        findings=[Finding("lost", "a write")],
+        findings=[BrokenPromise("lost", "a write")],
         stream_wrong=["the stream lacks one"],
     )
     text = "\n".join(summary.lines(bad))
@@ -272,7 +272,7 @@ def test_the_summary_shows_each_fault_with_its_failovers_and_what_is_wrong() -> 
         {"comparison": compared(with_failover(1, master=3))},
         {"audit": None},
         {"audit": JobResult(1, {}, 1.0)},
-        {"findings": [Finding("lost", "a write")]},
+        {"findings": [BrokenPromise("lost", "a write")]},
         {"stream_wrong": ["the stream lacks one"]},
     ],
 )
