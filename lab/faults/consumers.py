@@ -38,7 +38,7 @@ DELIVERY_S: Final = 60.0
 LOOK_S: Final = 0.05
 
 
-class Given:
+class GivenFile:
     """What one group was given, written as it comes. A write counts once its line is out: a
     message that this process loses with its end is given again."""
 
@@ -53,14 +53,14 @@ class Given:
         self._file.flush()
 
 
-def _consumer(group: str, name_servers: str, given: Given) -> PushConsumer:
+def _consumer(group: str, name_servers: str, given: GivenFile) -> PushConsumer:
     options = PushConsumerOptions(from_where=ConsumeFromWhere.FIRST, persist_ms=PERSIST_MS)
     consumer = PushConsumer(group, given.consume, name_servers=name_servers, options=options)
     consumer.subscribe(TOPIC)
     return consumer
 
 
-async def _come_and_go(name_servers: str, given: Given) -> None:
+async def _come_and_go(name_servers: str, given: GivenFile) -> None:
     while True:
         with contextlib.suppress(BatonError):  # nobody there to greet: it comes again
             async with _consumer(COMING, name_servers, given):
@@ -71,7 +71,7 @@ async def _come_and_go(name_servers: str, given: Given) -> None:
 async def _run(name_servers: str, prefix: str, folder: Path) -> None:
     with contextlib.ExitStack() as files:
         staying, coming = (
-            Given(prefix, files.enter_context((folder / group).open("a"))) for group in GROUPS
+            GivenFile(prefix, files.enter_context((folder / group).open("a"))) for group in GROUPS
         )
         async with _consumer(STAYING, name_servers, staying):
             guest = asyncio.create_task(_come_and_go(name_servers, coming))
