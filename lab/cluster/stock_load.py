@@ -42,7 +42,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenTotals:
     """What a kind of consumer was given in all: messages more than once, messages of transactions
     that were rolled back, and messages of a key whose first time came after that of a later one."""
 
@@ -136,7 +136,7 @@ class StockLoad:
             seen[kind] = Seen(_longest_gap_ms(self.given(kind), wall_ms))
         return seen
 
-    def finish(self) -> dict[str, Given]:
+    def finish(self) -> dict[str, GivenTotals]:
         """Ends the senders, waits until each consumer has every acknowledged message, and ends all.
         Raises JavaError for a message that never comes."""
         self.producer.send("stop")
@@ -178,7 +178,7 @@ def _of_kind(lines: list[dict[str, Any]], field: str, kind: str) -> list[dict[st
     return [line for line in lines if not kind or line[field].startswith(prefixes)]
 
 
-def judged(lines: list[dict[str, Any]]) -> Given:
+def judged(lines: list[dict[str, Any]]) -> GivenTotals:
     """What one kind of consumer was given, in its order."""
     keys = Counter(line["key"] for line in lines)
     # Counter keeps the order of the first times. ordered-NUMBER-KEY: numbers grow within a key.
@@ -189,7 +189,7 @@ def judged(lines: list[dict[str, Any]]) -> Given:
             _, number, by = key.split("-")
             out_of_order += int(number) < newest.get(by, -1)
             newest[by] = max(int(number), newest.get(by, -1))
-    return Given(
+    return GivenTotals(
         twice=sum(count > 1 for count in keys.values()),
         rolled_back=sum(key.startswith(ROLLED_BACK) for key in keys),
         out_of_order=out_of_order,

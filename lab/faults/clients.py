@@ -18,7 +18,7 @@ from typing import Any, Final
 from batonmq.runtime.clock import wall_ms
 from lab.cluster.java import JavaError, JavaProgram, missing_tools, prepared_classpath
 from lab.cluster.mqctl import mqctl
-from lab.cluster.stock_load import CONSUMERS, POLL_S, SENDERS, SOURCES, Given, Seen, StockLoad
+from lab.cluster.stock_load import CONSUMERS, POLL_S, SENDERS, SOURCES, GivenTotals, Seen, StockLoad
 from lab.cluster.up import GROUP, ClusterProcess
 from lab.faults.figures import median
 
@@ -153,7 +153,7 @@ def tell(run: ClientRun, fault: ClientFault, seen: dict[str, Seen], reasons: Cou
         run.progress(f"    {count} x {reason}")
 
 
-def _judge(given: dict[str, Given], progress: Progress) -> bool:
+def _judge(given: dict[str, GivenTotals], progress: Progress) -> bool:
     """Whether all is as promised: all were given every acknowledged message before this."""
     for kind, one in given.items():
         progress(

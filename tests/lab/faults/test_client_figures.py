@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lab.cluster.stock_load import Given, Seen, StockLoad, judged
+from lab.cluster.stock_load import GivenTotals, Seen, StockLoad, judged
 from lab.faults.clients import CLIENT_FAULTS_BY_NAME, client_table
 
 
@@ -14,9 +14,9 @@ def lines(*keys: str) -> list[dict[str, Any]]:
 
 def test_an_order_is_broken_by_the_first_time_of_a_message_and_not_by_its_second() -> None:
     given = judged(lines("ordered-1-0", "ordered-5-0", "ordered-2-1", "ordered-1-0", "sync-1"))
-    assert given == Given(twice=1, rolled_back=0, out_of_order=0)
+    assert given == GivenTotals(twice=1, rolled_back=0, out_of_order=0)
     given = judged(lines("ordered-5-0", "ordered-1-0", "ordered-6-0", "rolledback-4"))
-    assert given == Given(twice=0, rolled_back=1, out_of_order=1)
+    assert given == GivenTotals(twice=0, rolled_back=1, out_of_order=1)
 
 
 def test_gaps_and_failures_are_those_of_one_kind_from_a_moment_on() -> None:
