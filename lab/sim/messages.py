@@ -43,7 +43,7 @@ Place = tuple[str, int, int]
 
 
 @dataclass
-class Group:
+class DeliveredTo:
     """What one consumer group got. `newest`: per key, the greatest n delivered so far."""
 
     topics: frozenset[str]
@@ -70,7 +70,7 @@ class Messages:
         self._violate = violate
         self.at: dict[Place, str] = {}
         self.acked: dict[str, Sent] = {}
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, DeliveredTo] = {}
         self._acked_of_key: dict[str, list[Sent]] = {}
         self.lives: dict[str, int] = {}  # topic -> how often its deletion was begun
         self.sends_failed = 0
@@ -102,7 +102,7 @@ class Messages:
             del self.at[place]
 
     def join(self, group: str, topics: frozenset[str]) -> None:
-        self.groups.setdefault(group, Group(topics))
+        self.groups.setdefault(group, DeliveredTo(topics))
 
     def give_up(self, records: Sequence[LogRecord]) -> None:
         """An unclean election took them out of what is confirmed."""
