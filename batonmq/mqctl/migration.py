@@ -1,6 +1,6 @@
 """How a group goes from Java brokers to ours and back, one replica at a time. Pure.
 
-`Member` and `Group` are what was found; `problems` is what stands in the way of a step,
+`Member` and `MigratedGroup` are what was found; `problems` is what stands in the way of a step,
 `next_steps` what is left to do. A group never has fewer than two replicas in sync on its way.
 """
 
@@ -39,7 +39,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class MigratedGroup:
     """A group as its controllers and members tell it; members ascending by id."""
 
     name: str
@@ -61,12 +61,12 @@ class Group:
         return [m for m in self.members if m.in_sync and kind in (None, m.kind)]
 
 
-def problems(group: Group) -> list[str]:
+def problems(group: MigratedGroup) -> list[str]:
     """What forbids any change of this group, one sentence each with what to do about it."""
     return lasting_problems(group) + passing_problems(group)
 
 
-def passing_problems(group: Group) -> list[str]:
+def passing_problems(group: MigratedGroup) -> list[str]:
     """Those that may end by themselves: `join` waits for that."""
     found = []
     master = group.master
@@ -78,7 +78,7 @@ def passing_problems(group: Group) -> list[str]:
     return found + [f"{m.name} is in the SyncStateSet, but does not live" for m in dead]
 
 
-def lasting_problems(group: Group) -> list[str]:
+def lasting_problems(group: MigratedGroup) -> list[str]:
     """Those that somebody has to end."""
     found = []
     if not group.own_controllers:
@@ -99,7 +99,7 @@ def lasting_problems(group: Group) -> list[str]:
     return found
 
 
-def problems_of_switch(group: Group, to: Member) -> list[str]:
+def problems_of_switch(group: MigratedGroup, to: Member) -> list[str]:
     """What forbids making `to` the master."""
     found = problems(group)
     if not to.alive:
@@ -111,7 +111,7 @@ def problems_of_switch(group: Group, to: Member) -> list[str]:
     return found
 
 
-def problems_of_leave(group: Group, who: Member) -> list[str]:
+def problems_of_leave(group: MigratedGroup, who: Member) -> list[str]:
     """What forbids that `who` leaves for good."""
     found = [each for each in problems(group) if not each.startswith(who.name)]
     if who.is_master:
@@ -119,7 +119,7 @@ def problems_of_leave(group: Group, who: Member) -> list[str]:
     return found
 
 
-def too_few_without(group: Group, who: Member) -> str:
+def too_few_without(group: MigratedGroup, who: Member) -> str:
     """Why the group would lack a second replica in sync; empty if it would not."""
     rest = [m.name for m in group.in_sync() if m.broker_id != who.broker_id and m.alive]
     if len(rest) >= REPLICAS_MIN:
@@ -127,7 +127,7 @@ def too_few_without(group: Group, who: Member) -> str:
     return f"without {who.name} only {' and '.join(rest) or 'nobody'} would be in sync"
 
 
-def next_steps(group: Group, to: str, replicas: int | None = None) -> list[str]:
+def next_steps(group: MigratedGroup, to: str, replicas: int | None = None) -> list[str]:
     """What is left until the group has `replicas` members, all of kind `to`; empty when it is done.
 
     `replicas`: by default as many as there are of the kind that has more now, at least two. The
@@ -165,7 +165,7 @@ def next_steps(group: Group, to: str, replicas: int | None = None) -> list[str]:
     return steps
 
 
-def _command(group: Group, step: str, broker: object) -> str:
+def _command(group: MigratedGroup, step: str, broker: object) -> str:
     return f"mqctl migrate {step} -bn {group.name} -b {broker}"
 
 

@@ -9,8 +9,8 @@ import pytest
 from batonmq.mqctl.migration import (
     BATONMQ,
     JAVA,
-    Group,
     Member,
+    MigratedGroup,
     lacking_offsets,
     lacking_tables,
     lasting_problems,
@@ -31,8 +31,8 @@ def member(broker_id: int, kind: str, **changes: object) -> Member:
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
 
-def group(*members: Member, own_controllers: bool = True) -> Group:
-    return Group("broker-a", members, own_controllers)
+def group(*members: Member, own_controllers: bool = True) -> MigratedGroup:
+    return MigratedGroup("broker-a", members, own_controllers)
 
 
 def test_each_thing_in_the_way_is_named_with_what_to_do() -> None:

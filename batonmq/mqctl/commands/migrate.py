@@ -15,8 +15,8 @@ from batonmq.mqctl.migration import (
     JAVA,
     KIND_NAMES,
     KINDS,
-    Group,
     Member,
+    MigratedGroup,
     lacking_offsets,
     lacking_tables,
     lasting_problems,
@@ -216,7 +216,7 @@ class Migration:
 
         await self._wait(f"{member.name} to have the tables", lacks)
 
-    def _known(self, group: Group, broker: str) -> Member:
+    def _known(self, group: MigratedGroup, broker: str) -> Member:
         member = group.member(broker)
         if member is None:
             known = ", ".join(f"{m.broker_id} ({m.address})" for m in group.members) or "none"
@@ -244,7 +244,7 @@ class Migration:
                 progress.say(f"waiting for {what}: {found}")
                 await asyncio.sleep(POLL_S)
 
-    async def _group(self) -> Group:
+    async def _group(self) -> MigratedGroup:
         import asyncio
 
         from batonmq.protocol.errors import BatonError
@@ -258,7 +258,7 @@ class Migration:
         asked = [self._member(info, r, True) for r in info.in_sync_replicas]
         asked += [self._member(info, r, False) for r in info.not_in_sync_replicas]
         members = sorted(await asyncio.gather(*asked), key=lambda each: each.broker_id)
-        return Group(self._name, members, own)
+        return MigratedGroup(self._name, members, own)
 
     async def _member(self, info: ReplicasInfo, replica: ReplicaIdentity, in_sync: bool) -> Member:
         from batonmq.protocol.bodies import PROBLEMS_KEY
@@ -323,7 +323,7 @@ def _refuse(found: list[str]) -> None:
         raise CommandFailed("nothing was done: " + "; ".join(found))
 
 
-def _document(group: Group, found: list[str], steps: list[str]) -> dict[str, Any]:
+def _document(group: MigratedGroup, found: list[str], steps: list[str]) -> dict[str, Any]:
     return {
         "group": group.name,
         "members": [
@@ -344,7 +344,7 @@ def _document(group: Group, found: list[str], steps: list[str]) -> dict[str, Any
 
 
 def _show(
-    context: CommandContext, group: Group, found: list[str], steps: list[str], to: str
+    context: CommandContext, group: MigratedGroup, found: list[str], steps: list[str], to: str
 ) -> None:
     def yes(is_so: bool) -> Cell:
         return Cell.of("yes", GOOD) if is_so else Cell.of("no", BAD)
