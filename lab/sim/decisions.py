@@ -23,7 +23,7 @@ from lab.sim.disk import HostDisk
 from lab.sim.hosts import GROUP
 
 
-class Known(NamedTuple):
+class NewestCommit(NamedTuple):
     """The newest commit of the controllers, and the group as it is recorded by it."""
 
     newest: int = 0
@@ -41,7 +41,7 @@ class Decisions:
         self._group: BrokerGroup | None = None
         self._elected: dict[int, str] = {}  # masterEpoch -> incarnation
 
-    def go_back(self, known: Known) -> None:
+    def go_back(self, known: NewestCommit) -> None:
         """Other commits come under the numbers of old ones."""
         self._newest_index, self._group = known
 

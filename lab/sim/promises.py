@@ -21,7 +21,7 @@ from batonmq.protocol.role_view import Role
 from batonmq.protocol.topic_name import METADATA_TOPIC
 from batonmq.store.message_store import MessageStore
 from lab.sim.copies import Copies, first_unsynced
-from lab.sim.decisions import Decisions, Known
+from lab.sim.decisions import Decisions, NewestCommit
 from lab.sim.expiry import Expiry
 from lab.sim.given_up import GivenUp, Unclean, records_behind
 from lab.sim.hosts import GROUP, BrokerHost, ControllerHost, controlled
@@ -327,11 +327,11 @@ class Promises:
             self.check_r1()
 
     @property
-    def known(self) -> Known:
+    def known(self) -> NewestCommit:
         """What the controllers know now."""
-        return Known(self._newest_index, self.group)
+        return NewestCommit(self._newest_index, self.group)
 
-    def controllers_know(self, known: Known) -> None:
+    def controllers_know(self, known: NewestCommit) -> None:
         """They lost their disks, or got older ones back: what comes behind is another history."""
         self._newest_index, self.group = known
         self._digests = {index: of for index, of in self._digests.items() if index <= known.newest}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lab.sim.clients import Operator
 from lab.sim.cluster import SimCluster
-from lab.sim.decisions import Known
+from lab.sim.decisions import NewestCommit
 from lab.sim.hosts import BrokerHost
 from lab.sim.kinds import PlannedFault
 from lab.sim.records import log_end
@@ -81,7 +81,7 @@ class ReturnFaults(ServedKinds):
 
     def lost_controllers(self, fault: PlannedFault) -> str | None:
         """All disks of controllers are lost."""
-        self._lose(fault, self._wipe_controllers, Known())
+        self._lose(fault, self._wipe_controllers, NewestCommit())
         return f"after {_LOST_AFTER * fault.for_s:.2f} s"
 
     def restored_controllers(self, fault: PlannedFault) -> str | None:
@@ -102,7 +102,7 @@ class ReturnFaults(ServedKinds):
         for host in self.cluster.controllers.values():
             host.disk.wipe()
 
-    def _lose(self, fault: PlannedFault, change: Callable[[], None], known: Known) -> None:
+    def _lose(self, fault: PlannedFault, change: Callable[[], None], known: NewestCommit) -> None:
         """Before it, in some lives the master is another one, so that copies are older than that.
         One slave may be away at that time."""
         lost_s = _LOST_AFTER * fault.for_s
@@ -122,7 +122,7 @@ class ReturnFaults(ServedKinds):
     def _running(self) -> list[BrokerHost]:
         return [host for host in self.cluster.brokers.values() if host.service is not None]
 
-    def _swap(self, fault: PlannedFault, change: Callable[[], None], known: Known) -> None:
+    def _swap(self, fault: PlannedFault, change: Callable[[], None], known: NewestCommit) -> None:
         """A machine that stops, and starts with another disk."""
         if self.over:
             return
