@@ -77,7 +77,7 @@ def java_settings(layout: Layout, node: BrokerNode) -> dict[str, object]:
     }
 
 
-class NameServers:
+class MixedNameServers:
     """The name servers of a group with their controllers, of one kind."""
 
     def __init__(
@@ -141,7 +141,7 @@ class MixedGroup:
             )
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         nodes = self._layout.name_servers
-        self._name_servers = NameServers(nodes, network, java=java_controllers > 0)
+        self._name_servers = MixedNameServers(nodes, network, java=java_controllers > 0)
         self._is_java: dict[int, bool] = {}
 
     def __enter__(self) -> Self:
