@@ -41,7 +41,7 @@ from batonmq.store.index_service import IndexService
 from batonmq.store.queue_table import StoredQueue
 from lab.sim.disk import SimDisks
 from lab.sim.loop import START_S, SimLoop, numbered, process_here
-from lab.sim.network import Network
+from lab.sim.network import SimNetwork
 from lab.sim.raft import Notifier, SimRaftTransport, ThreadTime, TickPoller
 from lab.sim.rpc import SimChannel, SimServer
 from lab.sim.threads import Queues, Threads
@@ -150,7 +150,9 @@ class Patches:
 
 
 @contextlib.contextmanager
-def ambient(seed: int, network: Network, clocks: Clocks, disks: SimDisks | None) -> Iterator[None]:
+def ambient(
+    seed: int, network: SimNetwork, clocks: Clocks, disks: SimDisks | None
+) -> Iterator[None]:
     """`disks` None: the disk calls are the real ones."""
     chance = random.Random(seed ^ 0x5EED)
     patches = Patches()
@@ -203,7 +205,7 @@ def _pid() -> int:
     return 100 + process.serial if process is not None else 1
 
 
-def _replace_network(patches: Patches, network: Network) -> None:
+def _replace_network(patches: Patches, network: SimNetwork) -> None:
     patches.set(
         grpc.aio, "insecure_channel", lambda address, options=None: SimChannel(network, address)
     )

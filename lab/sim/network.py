@@ -21,7 +21,7 @@ _END = object()
 _CONNECT_TRIES_S = 3.0
 
 
-class Network:
+class SimNetwork:
     """`rng` decides about delays; hosts are named by their addresses."""
 
     def __init__(self, loop: SimLoop, rng: random.Random) -> None:
@@ -148,7 +148,7 @@ class Network:
 
 
 class _Server:
-    def __init__(self, network: Network, key: tuple[str, int], process: Process) -> None:
+    def __init__(self, network: SimNetwork, key: tuple[str, int], process: Process) -> None:
         self._network, self._key, self._process = network, key, process
         self.sockets = [self]
 
@@ -166,7 +166,7 @@ class Pipe:
     """One direction between two processes, in order."""
 
     def __init__(
-        self, network: Network, source: str, target: Process, deliver: Callable[[Any], None]
+        self, network: SimNetwork, source: str, target: Process, deliver: Callable[[Any], None]
     ) -> None:
         self._network = network
         self._source = source
@@ -245,7 +245,7 @@ class SimTransport(asyncio.Transport):
 
     def __init__(
         self,
-        network: Network,
+        network: SimNetwork,
         process: Process,
         peer_address: tuple[str, int],
         address: tuple[str, int],

@@ -13,7 +13,7 @@ import grpc
 from grpc.aio import AioRpcError, Metadata
 
 from lab.sim.loop import Process, current_process
-from lab.sim.network import Network, Pipe
+from lab.sim.network import Pipe, SimNetwork
 
 _END = object()
 
@@ -46,7 +46,7 @@ class CallContext:
 class SimServer:
     """As `grpc.aio.Server`: of one process, on any number of ports."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: SimNetwork) -> None:
         self._network = network
         self._process = current_process()
         self._methods: dict[str, Any] = {}
@@ -92,7 +92,7 @@ class SimServer:
 class SimChannel:
     """As `grpc.aio.Channel`."""
 
-    def __init__(self, network: Network, address: str) -> None:
+    def __init__(self, network: SimNetwork, address: str) -> None:
         self.network, self.address = network, address
         self._calls: list[_Call | _Stream] = []
 

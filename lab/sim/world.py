@@ -10,7 +10,7 @@ from typing import Any
 from lab.sim.ambient import Clocks
 from lab.sim.disk import SimDisks
 from lab.sim.loop import START_S, SimLoop, at_world
-from lab.sim.network import Network
+from lab.sim.network import SimNetwork
 from lab.sim.settings import Settings
 
 Tell = Callable[[float, str, str], None]
@@ -27,7 +27,7 @@ class World:
         self.rng = random.Random(seed)
         self.settings = settings
         self.loop = SimLoop(self.rng)
-        self.network = Network(self.loop, self.rng)
+        self.network = SimNetwork(self.loop, self.rng)
         self.clocks = Clocks(self.loop)
         self.disks = SimDisks(root, self.rng, self.clocks.wall_s)
         self.violations: list[Violation] = []
