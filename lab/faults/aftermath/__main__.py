@@ -18,7 +18,7 @@ from batonmq.launcher.events import ClusterEvent, JsonReporter, LineReporter, Re
 from batonmq.mqctl.commands.analysis import lacking
 from lab.faults.aftermath import summary
 from lab.faults.aftermath.fault_schedule import DOZEN, FEW
-from lab.faults.aftermath.run import Aftermath, Options
+from lab.faults.aftermath.run import Aftermath, AftermathOptions
 from lab.faults.aftermath.summary import AftermathResult
 
 REPORTS = ("epoch_history", "topic_stats")
@@ -57,7 +57,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().getrandbits(32)
     reporter: Reporter = JsonReporter(sys.stdout) if arguments.json else LineReporter(sys.stdout)
-    options = Options(
+    options = AftermathOptions(
         folder.absolute(), seed, faults=FEW if arguments.few else DOZEN, master=arguments.master,
         port=arguments.port, engine=arguments.engine,
     )  # fmt: skip

@@ -34,7 +34,7 @@ REMARKS: Final = frozenset({"elections"})
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class AftermathOptions:
     """`folder` is made anew and stays; `master` is Spark's; `stream`: with `stream_history`;
     `port`: the first of the cluster, 0: free ones. `engine`: of the jobs behind the cluster; auto:
     small inputs need no Spark."""
@@ -84,7 +84,7 @@ class Paths:
 class Aftermath:
     """One run in a fresh folder."""
 
-    def __init__(self, options: Options, reporter: Reporter) -> None:
+    def __init__(self, options: AftermathOptions, reporter: Reporter) -> None:
         self._options = options
         self._reporter = reporter
         self.paths = Paths(options.folder)

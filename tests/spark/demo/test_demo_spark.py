@@ -21,7 +21,7 @@ from lab.faults.aftermath import summary
 from lab.faults.aftermath.compare import TOLERANCE_MS
 from lab.faults.aftermath.fault_records import read_records
 from lab.faults.aftermath.fault_schedule import FEW
-from lab.faults.aftermath.run import Aftermath, Options
+from lab.faults.aftermath.run import Aftermath, AftermathOptions
 from lab.faults.aftermath.tables import Tables, read_tables
 
 GROUP = "broker-a"
@@ -41,7 +41,7 @@ class KeptEvents:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
     """The cluster has lived and ended; the history was read."""
     folder = tmp_path_factory.mktemp("aftermath")
-    aftermath = Aftermath(Options(folder, seed=1, faults=FEW, stream=False), KeptEvents())
+    aftermath = Aftermath(AftermathOptions(folder, seed=1, faults=FEW, stream=False), KeptEvents())
     aftermath.run_cluster()
     aftermath.compare_history()
     yield aftermath
