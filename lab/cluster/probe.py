@@ -99,7 +99,7 @@ class _Line(asyncio.Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ProbeOptions:
     """`senders`: connections per broker. `body`: bytes. `full_load`: as much as is acknowledged."""
 
     brokers: list[str]
@@ -113,7 +113,7 @@ class Options:
 class Probe:
     """Writes to all brokers until it is cancelled. `acked`: a file for `acked_line`."""
 
-    def __init__(self, options: Options, acked: TextIO | None = None) -> None:
+    def __init__(self, options: ProbeOptions, acked: TextIO | None = None) -> None:
         self.options = options
         self.body = b"f" * options.body
         self.codes: Counter[int] = Counter()
@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--acked", type=Path, help="a file for the acknowledged writes, made anew")
     parser.add_argument("brokers", nargs="+")
     asked = parser.parse_args()
-    options = Options(
+    options = ProbeOptions(
         asked.brokers, asked.prefix, asked.senders, asked.interval_ms / 1000, asked.body,
         asked.full_load,
     )  # fmt: skip
