@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 from lab.sim.ambient import real_seconds
 from lab.sim.cuts import all_cuts, show
-from lab.sim.life import Outcome, Plan, plan_of, run_numbered, run_plan
+from lab.sim.life import LifeOutcome, Plan, plan_of, run_numbered, run_plan
 from lab.sim.shrink import shrink
 
 _PROGRESS_S = 5.0
@@ -81,7 +81,7 @@ def _tell(at_s: float, who: str, what: str) -> None:
     print(f"{at_s:9.4f}  {who:16}  {what}")
 
 
-def _line(seed: int, outcome: Outcome) -> str:
+def _line(seed: int, outcome: LifeOutcome) -> str:
     s = outcome.statistics
     faults = ", ".join(f"{count} {kind}" for kind, count in sorted(s.faults.items()))
     return (
@@ -135,7 +135,7 @@ def _many(seeds: range, jobs: int) -> int:
     return 1 if failed else 0
 
 
-def _outcomes(seeds: range, jobs: int) -> Iterator[tuple[int, Outcome]]:
+def _outcomes(seeds: range, jobs: int) -> Iterator[tuple[int, LifeOutcome]]:
     """Each life in a process of its own: what one leaves behind must not change the next."""
     context = multiprocessing.get_context("fork")
     with context.Pool(max(1, jobs), maxtasksperchild=1) as pool:

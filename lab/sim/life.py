@@ -101,7 +101,7 @@ class Statistics:
 
 
 @dataclass
-class Outcome:
+class LifeOutcome:
     violation: str | None
     statistics: Statistics
     error: str = ""  # the trace of what was raised
@@ -194,17 +194,17 @@ def _strains(settings: Settings, rng: random.Random, seconds: float) -> tuple[Pl
 
 def run(
     seed: int, *, plain: bool = False, tell: Tell | None = None, logs: int | None = None
-) -> Outcome:
+) -> LifeOutcome:
     return run_plan(plan_of(seed, plain=plain), tell=tell, logs=logs)
 
 
-def run_numbered(seed: int, *, plain: bool = False) -> tuple[int, Outcome]:
+def run_numbered(seed: int, *, plain: bool = False) -> tuple[int, LifeOutcome]:
     """For a pool of processes. This one ends after it: its garbage is not collected."""
     gc.disable()
     return seed, run(seed, plain=plain)
 
 
-def run_plan(plan: Plan, *, tell: Tell | None = None, logs: int | None = None) -> Outcome:
+def run_plan(plan: Plan, *, tell: Tell | None = None, logs: int | None = None) -> LifeOutcome:
     """Lives it. A violation is whatever promise breaks or code raises."""
     began = processor_seconds()
     statistics = Statistics()
@@ -225,7 +225,7 @@ def run_plan(plan: Plan, *, tell: Tell | None = None, logs: int | None = None) -
             error = "".join(traceback.format_exception(raised))
         life.count(statistics)
     statistics.took_s = processor_seconds() - began
-    return Outcome(violation, statistics, error)
+    return LifeOutcome(violation, statistics, error)
 
 
 @contextlib.contextmanager

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from lab.sim.life import Outcome, Plan, run_plan
+from lab.sim.life import LifeOutcome, Plan, run_plan
 
-Live = Callable[[Plan], Outcome]
+Live = Callable[[Plan], LifeOutcome]
 
 
 def shrink(

@@ -26,7 +26,7 @@ from lab.sim.defects.__main__ import FOLDER, main
 from lab.sim.defects.patches import Defect, PatchError, defects_in, noting, parse
 from lab.sim.defects.runner import ROOT, Copy, _seeds_for
 from lab.sim.kinds import EXPIRY, NEVER_PLAIN, ROLLING, UNCLEAN, WEIGHTS
-from lab.sim.life import Outcome, plan_of
+from lab.sim.life import LifeOutcome, plan_of
 from lab.sim.settings import Settings
 
 DEFECTS = defects_in(FOLDER)
@@ -139,12 +139,12 @@ def test_the_runner_tells_what_was_found_and_what_was_not(tmp_path: Path) -> Non
     assert source.read_bytes() == before
 
 
-def _spin(seed: int, *, plain: bool) -> tuple[int, Outcome]:
+def _spin(seed: int, *, plain: bool) -> tuple[int, LifeOutcome]:
     while True:
         pass
 
 
-def _lose_heart(seed: int, *, plain: bool) -> tuple[int, Outcome]:
+def _lose_heart(seed: int, *, plain: bool) -> tuple[int, LifeOutcome]:
     os._exit(3)
 
 
