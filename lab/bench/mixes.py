@@ -34,7 +34,7 @@ SOURCES: Final = ROOT / "tests" / "interop" / "java"
 
 
 @dataclass
-class Outcome:
+class MixOutcome:
     """Seconds; `heirs`: the kinds that took over."""
 
     without_ack: list[float] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Mixes:
         self._group.wait_in_sync(*PLACES, limit_s=LIMIT_S)
         time.sleep(SETTLE_S)
 
-    def suffer(self, fault: str, place: int, outcome: Outcome) -> None:
+    def suffer(self, fault: str, place: int, outcome: MixOutcome) -> None:
         """That fault of the master, and what it takes to be whole again."""
         began = time.monotonic()
         if fault == "switch":
@@ -77,7 +77,7 @@ class Mixes:
         outcome.heirs.append(KIND[heir] if heir is not None else "nobody")
         self._recover(fault, place, outcome)
 
-    def _recover(self, fault: str, place: int, outcome: Outcome) -> None:
+    def _recover(self, fault: str, place: int, outcome: MixOutcome) -> None:
         began = time.monotonic()
         if fault == "SIGSTOP":
             self._group.signal(place, signal.SIGCONT)
@@ -108,7 +108,7 @@ def lost(group: MixedGroup, load: Load) -> tuple[int, int]:
 
 def play(controllers: str, rounds: int, folder: Path) -> list[str]:
     """The rows of the table for that kind of controllers."""
-    outcomes = {(place, fault): Outcome() for place in (OURS, JAVA) for fault in FAULTS}
+    outcomes = {(place, fault): MixOutcome() for place in (OURS, JAVA) for fault in FAULTS}
     with MixedGroup(folder, len(PLACES), java_controllers=int(controllers == "java")) as group:
         start(group, OURS)
         group.wait_for("a master", lambda: group.master() == OURS)
@@ -127,7 +127,7 @@ def play(controllers: str, rounds: int, folder: Path) -> list[str]:
     return [*rows, f"{controllers}: {acked:,} acknowledged, {missing:,} lost"]
 
 
-def _row(controllers: str, place: int, fault: str, outcome: Outcome) -> str:
+def _row(controllers: str, place: int, fault: str, outcome: MixOutcome) -> str:
     seconds = (_seconds(outcome.without_ack), _seconds(outcome.level_again))
     heirs = ", ".join(sorted(set(outcome.heirs)))
     return f"| {' | '.join((controllers, KIND[place], fault, heirs, *seconds))} |"
