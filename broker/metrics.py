@@ -21,7 +21,7 @@ from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.role_view import Role
 from batonmq.protocol.topic_name import RETRY_PREFIX, is_system_topic
 from batonmq.runtime.clock import wall_ms
-from batonmq.runtime.metrics import Histogram, Page, label_text
+from batonmq.runtime.metrics import Histogram, MetricsPage, label_text
 from batonmq.store.upkeep import disk_space
 
 _LAG: Final = (
@@ -83,7 +83,7 @@ class BrokerMetrics:
         problems = self._status.problems()
         return problems or ["it has no role yet: it waits for the controllers"]
 
-    async def collect(self, page: Page) -> None:
+    async def collect(self, page: MetricsPage) -> None:
         if not self._path.store.is_open:
             return  # its parts do not exist yet; a start may wait long for disk space (R45)
         self._of_role(page)
@@ -94,7 +94,7 @@ class BrokerMetrics:
         if self._path.gate.is_master:
             await self._of_groups(page)
 
-    def _of_role(self, page: Page) -> None:
+    def _of_role(self, page: MetricsPage) -> None:
         gate, replication = self._path.gate, self._replication
         roles = page.family("batonmq_broker_role", "gauge", "1 for the role that it has")
         for role in Role:
@@ -114,7 +114,7 @@ class BrokerMetrics:
                 behind.add(lag, peer=peer)
                 in_sync.add(is_member, peer=peer)
 
-    def _of_store(self, page: Page) -> None:
+    def _of_store(self, page: MetricsPage) -> None:
         store = self._path.store
         log = store.log
         page.gauge("batonmq_max_offset_bytes", "end of the log", log.max_offset)
@@ -143,7 +143,7 @@ class BrokerMetrics:
         skipped = len(store.health.bad_names)
         page.gauge("batonmq_records_skipped", "queues whose records cannot be shown", skipped)
 
-    def _of_work(self, page: Page) -> None:
+    def _of_work(self, page: MetricsPage) -> None:
         path, broker = self._path, self._config.broker
         page.gauge("rocketmq_topic_number", "topics", len(self._tables.topics.table))
         groups = len(self._tables.groups.table)
@@ -174,7 +174,7 @@ class BrokerMetrics:
         popped = len(self._waiting.pop.table)
         page.gauge("batonmq_pop_in_flight_messages", "popped, not acknowledged", popped)
 
-    async def _of_traffic(self, page: Page) -> None:
+    async def _of_traffic(self, page: MetricsPage) -> None:
         stats, pace = self._path.stats, page.pace
         for name, counted, sizes, what in (
             ("rocketmq_messages_in_total", "TOPIC_PUT_NUMS", False, "messages stored"),
@@ -194,7 +194,7 @@ class BrokerMetrics:
                 labels = _group_labels(topic, group) if by_group else _topic_labels(topic)
                 family.add(size if sizes else messages, **labels)
 
-    async def _of_clients(self, page: Page) -> None:
+    async def _of_clients(self, page: MetricsPage) -> None:
         connections = page.family("rocketmq_consumer_connections", "gauge", "members of a group")
         async for name, group in page.pace.through(list(self._service.consumers.groups.items())):
             connections.add(
@@ -204,7 +204,7 @@ class BrokerMetrics:
                 is_system=_flag(is_system_group(name)),
             )
 
-    async def _of_groups(self, page: Page) -> None:
+    async def _of_groups(self, page: MetricsPage) -> None:
         """One walk over the offsets fills all families of lag."""
         lags: dict[tuple[str, str], Lag] = {}
         stored_ms: dict[_Place, int] = {}

@@ -12,7 +12,7 @@ from batonmq.controller.liveness.watch import SessionTable
 from batonmq.controller.raft.log import Commit
 from batonmq.controller.requests import ControllerRequests
 from batonmq.controller.rules.commands import NO_BROKER, RoleChanged, SetChanged
-from batonmq.runtime.metrics import Page
+from batonmq.runtime.metrics import MetricsPage
 
 
 class ControllerMetrics:
@@ -46,7 +46,7 @@ class ControllerMetrics:
                     self._set_changes[view.broker_name, kind] += 1
                     self._set_sizes[view.broker_name] = size
 
-    async def collect(self, page: Page) -> None:
+    async def collect(self, page: MetricsPage) -> None:
         requests = self._requests
         metadata = requests.metadata()
         log = metadata.log
@@ -73,7 +73,7 @@ class ControllerMetrics:
         for (group, kind), count in self._set_changes.items():
             changes.add(count, node_id=group, kind=kind)
 
-    async def _of_groups(self, page: Page) -> None:
+    async def _of_groups(self, page: MetricsPage) -> None:
         """As this node applied them. `active_broker_num` as in Java: with a session here."""
         groups = self._requests.state.groups
         sizes = {

@@ -20,7 +20,7 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 from batonmq.runtime.clock import boot_ms
-from batonmq.runtime.metrics import Page
+from batonmq.runtime.metrics import MetricsPage
 from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class NamesrvService:
     labels: ClassVar[dict[str, str]] = {}
     """A name server serves many clusters."""
 
-    async def collect(self, page: Page) -> None:
+    async def collect(self, page: MetricsPage) -> None:
         """The families of a name server for `/metrics`."""
         clusters = self.routes.clusters()
         page.gauge("batonmq_namesrv_clusters", "in the routes", len(clusters))

@@ -94,7 +94,7 @@ class Histogram:
 class Family:
     """The series of one name on a page."""
 
-    def __init__(self, page: Page, name: str) -> None:
+    def __init__(self, page: MetricsPage, name: str) -> None:
         self._page, self._name = page, name
         self._left = page.series_max
 
@@ -111,7 +111,7 @@ class Family:
         self._page.line(self._name, labels, value)
 
 
-class Page:
+class MetricsPage:
     """The text of one scrape. `constant` labels are on every series."""
 
     def __init__(self, constant: Mapping[str, str], series_max: int) -> None:
@@ -175,7 +175,7 @@ class MetricsSource(Protocol):
     @property
     def labels(self) -> Mapping[str, str]: ...
 
-    async def collect(self, page: Page) -> None:
+    async def collect(self, page: MetricsPage) -> None:
         """Adds its families. It steps `page.pace` where it walks over tables."""
 
     def why_not_ready(self) -> Iterable[str]:
@@ -296,7 +296,7 @@ class Metrics:
         return await asyncio.shield(self._page)
 
     async def _build(self) -> list[bytes]:
-        page = Page(
+        page = MetricsPage(
             self._config.labels | {"node_type": self._node_type} | self._labels,
             self._config.cardinality_limit,
         )
@@ -317,7 +317,7 @@ class Metrics:
         self._page_until_s = boot_s() + PAGE_S
         return pieces
 
-    def _of_process(self, page: Page) -> None:
+    def _of_process(self, page: MetricsPage) -> None:
         """Under the names of Prometheus' own clients, and how late the loop is."""
         release = _release()
         page.gauge("batonmq_build_info", "always 1", 1, version=release)

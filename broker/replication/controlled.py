@@ -27,7 +27,7 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.replicas_manager.service import ReplicasManager
-from batonmq.runtime.metrics import Page
+from batonmq.runtime.metrics import MetricsPage
 
 log = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ class ControllerReplication(Replication):
             and not follower.follows_tables(sync.master_epoch)
         ]
 
-    def collect(self, page: Page) -> None:
+    def collect(self, page: MetricsPage) -> None:
         view = self.manager.view
         if view is None:
             return

@@ -23,7 +23,7 @@ from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
-from batonmq.runtime.metrics import Page
+from batonmq.runtime.metrics import MetricsPage
 from batonmq.runtime.turns import in_slices
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class Replication(ABC):
         """The keys of the broker's status (request 28) that only this mode has."""
         return {}
 
-    def collect(self, page: Page) -> None:  # noqa: B027  classic mode has none
+    def collect(self, page: MetricsPage) -> None:  # noqa: B027  classic mode has none
         """The figures for `/metrics` that only this mode has."""
 
     def slaves(self) -> Iterator[tuple[str, int, bool]]:

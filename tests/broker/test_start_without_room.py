@@ -13,7 +13,7 @@ from batonmq.broker.service import BrokerService
 from batonmq.protocol.codes import ResponseCode
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime import start_retry
-from batonmq.runtime.metrics import Page
+from batonmq.runtime.metrics import MetricsPage
 from batonmq.runtime.server_main import started
 from tests.broker.lone_broker import Rig, run_with_broker, sections_of, until
 from tests.shared.failing_disk import failing, walk_errors
@@ -66,7 +66,7 @@ def test_r45_it_says_what_is_missing_and_can_be_stopped(tmp_path, caplog):
             await until(lambda: len(service.endpoint) == 1)
             service.endpoint.tick(1 << 62)
             reply = await asked
-            metrics, page = BrokerMetrics(service), Page({}, 10)
+            metrics, page = BrokerMetrics(service), MetricsPage({}, 10)
             assert metrics.why_not_ready() == [reply.remark]
             await metrics.collect(page)
             assert not page.lines

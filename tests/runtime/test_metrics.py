@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from batonmq.runtime.metrics import CONNECTIONS_MAX, Histogram, Metrics, MetricsConfig, Page
+from batonmq.runtime.metrics import CONNECTIONS_MAX, Histogram, Metrics, MetricsConfig, MetricsPage
 from tests.shared.ports import free_ports
 
 ODD = 'a "quoted"\\name\nof two lines'
@@ -20,13 +20,13 @@ class Source:
     def __init__(self) -> None:
         self.labels = {"cluster": "c"}
         self.missing: list[str] = []
-        self.collects: Callable[[Page], Awaitable[None]] = self.nothing
+        self.collects: Callable[[MetricsPage], Awaitable[None]] = self.nothing
         self.calls = 0
 
-    async def nothing(self, page: Page) -> None:
+    async def nothing(self, page: MetricsPage) -> None:
         page.gauge("batonmq_calls", "of this source", self.calls)
 
-    async def collect(self, page: Page) -> None:
+    async def collect(self, page: MetricsPage) -> None:
         self.calls += 1
         await self.collects(page)
 
@@ -78,7 +78,7 @@ def test_a_page_is_what_prometheus_reads() -> None:
     for value in (0.1, 0.2, 5):
         waits.observe(value)
 
-    async def collects(page: Page) -> None:
+    async def collects(page: MetricsPage) -> None:
         page.gauge("batonmq_flag", "a bool", True)
         page.family("batonmq_named", "gauge", "odd names").add(2, topic=ODD)
         page.histogram("batonmq_wait_seconds", "waits", waits)
@@ -161,7 +161,7 @@ def test_a_name_has_a_limited_number_of_series() -> None:
     metrics = Metrics(settings, "broker")
     metrics.show(source)
 
-    async def collects(page: Page) -> None:
+    async def collects(page: MetricsPage) -> None:
         family = page.family("batonmq_many", "gauge", "one for each topic")
         async for number in page.pace.through(range(5)):
             family.add(number, topic=str(number))
@@ -184,7 +184,7 @@ def test_a_part_that_fails_is_missed_and_the_rest_is_there(
     metrics.show(broken)
     metrics.show(fine)
 
-    async def collects(page: Page) -> None:
+    async def collects(page: MetricsPage) -> None:
         raise OSError("the disk is gone")
 
     broken.collects = collects
