@@ -32,7 +32,7 @@ from lab.bench import (
     part_start,
 )
 from lab.bench.report import Row, table
-from lab.bench.run import SIDES, Part, Run, progress
+from lab.bench.run import SIDES, BenchPart, Run, progress
 from lab.cluster.java import PEER_VERSION, JavaError, is_fetched, missing_tools, prepared_classpath
 from lab.cluster.processes import ROOT
 
@@ -83,7 +83,7 @@ def _prepare_java() -> str:
     return prepared_classpath(ROOT / "lab" / "bench" / "java")
 
 
-def _run_all(run: Run, parts: list[Part], json_file: Path | None) -> int:
+def _run_all(run: Run, parts: list[BenchPart], json_file: Path | None) -> int:
     rows: list[Row] = []
     failures: dict[str, str] = {}
     began = time.time()

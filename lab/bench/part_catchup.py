@@ -14,7 +14,7 @@ import uuid
 
 from lab.bench.cpu import CpuMeter
 from lab.bench.report import Mark, Row
-from lab.bench.run import Part, Run, progress
+from lab.bench.run import BenchPart, Run, progress
 from lab.bench.side import Side, SideError
 from lab.cluster import frames
 from lab.cluster.connection import BlockingConnection, HaStatus, ha_status, parse_ha_status
@@ -136,4 +136,4 @@ def fill(master: str, size: int) -> None:
             under_way -= 1
 
 
-PART = Part("catchup", "catch-up of an emptied replica", rows, measure)
+PART = BenchPart("catchup", "catch-up of an emptied replica", rows, measure)

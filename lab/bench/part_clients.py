@@ -15,7 +15,7 @@ from typing import Final
 
 from batonmq.runtime.clock import wall_ms
 from lab.bench.report import Mark, Row
-from lab.bench.run import Part, Run, progress
+from lab.bench.run import BenchPart, Run, progress
 from lab.bench.side import Side
 from lab.cluster.java import JavaProgram, prepared_classpath
 from lab.cluster.processes import wait_for
@@ -82,6 +82,6 @@ def _trial(
     progress(f"  {key}: {seen.gap_ms} ms, {seen.failed} failed")
 
 
-PART = Part(
+PART = BenchPart(
     "clients", "a stock producer while the master changes", rows, measure, needs_programs=True
 )

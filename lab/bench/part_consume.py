@@ -6,7 +6,7 @@ import time
 
 from lab.bench.cpu import CpuMeter
 from lab.bench.report import Mark, Row
-from lab.bench.run import Part, Run, progress
+from lab.bench.run import BenchPart, Run, progress
 from lab.bench.side import Side
 from lab.cluster.java import JavaError, JavaProgram
 
@@ -72,4 +72,4 @@ def _consume(side: Side, consumer: JavaProgram, group: str, backlog: int) -> dic
     return answer
 
 
-PART = Part("consume", "push consume of a backlog", rows, measure, needs_programs=True)
+PART = BenchPart("consume", "push consume of a backlog", rows, measure, needs_programs=True)

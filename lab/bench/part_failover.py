@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from lab.bench.report import Mark, Row
-from lab.bench.run import Part, Run, progress
+from lab.bench.run import BenchPart, Run, progress
 from lab.bench.side import Side, SideError
 from lab.cluster.load import Load
 from lab.cluster.processes import wait_for
@@ -89,4 +89,4 @@ def _trial(run: Run, side: Side, load: Load) -> tuple[float, float]:
     return ack.acked_s - killed, full
 
 
-PART = Part("failover", "kill -9 of the master", rows, measure)
+PART = BenchPart("failover", "kill -9 of the master", rows, measure)

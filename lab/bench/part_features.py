@@ -14,7 +14,7 @@ import psutil
 
 from lab.bench.cpu import CpuMeter, anon_mib
 from lab.bench.report import Row
-from lab.bench.run import Part, Run, progress
+from lab.bench.run import BenchPart, Run, progress
 from lab.bench.side import Side, SideError
 from lab.cluster import frames
 from lab.cluster.connection import BlockingConnection, ask
@@ -225,7 +225,7 @@ class _Puller:
         self._socket.close()
 
 
-PART = Part(
+PART = BenchPart(
     "features",
     "delays, timers, transactions, send-backs, order, filters, POP, held pulls",
     rows,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from lab.bench.cpu import CpuMeter
 from lab.bench.report import Mark, Row
-from lab.bench.run import Part, Run, progress
+from lab.bench.run import BenchPart, Run, progress
 from lab.bench.side import Side
 from lab.cluster.java import JavaProgram
 
@@ -89,4 +89,4 @@ def _window(run: Run, side: Side, client: JavaProgram, threads: int, table: dict
     )
 
 
-PART = Part("sends", "sends per second and their cost", rows, measure, needs_programs=True)
+PART = BenchPart("sends", "sends per second and their cost", rows, measure, needs_programs=True)

@@ -6,7 +6,7 @@ import time
 
 from lab.bench.cpu import CpuMeter, anon_mib
 from lab.bench.report import Mark, Row
-from lab.bench.run import Part, Run, progress
+from lab.bench.run import BenchPart, Run, progress
 from lab.bench.side import SideError
 from lab.cluster.load import Load
 
@@ -70,4 +70,4 @@ def _round(run: Run, name: str, table: dict[str, Row]) -> None:
     )
 
 
-PART = Part("start", "cold start, memory, idle processor use", rows, measure)
+PART = BenchPart("start", "cold start, memory, idle processor use", rows, measure)

@@ -84,7 +84,7 @@ def _load() -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BenchPart:
     """A measurement: its rows, empty, and the function that fills them."""
 
     name: str
