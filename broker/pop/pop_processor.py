@@ -14,7 +14,7 @@ from typing import Final, cast
 
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.held_requests import HeldPop, PopHold
-from batonmq.broker.pop.pop_reader import Part, PopReader, Walk
+from batonmq.broker.pop.pop_reader import PopReader, QueueSlice, Walk
 from batonmq.broker.pop.pop_request import PopChecks, PopRequest
 from batonmq.broker.pop.pop_service import PopService, Taken
 from batonmq.broker.pop.pop_table import NO_POSITION, Key, Popped, PopRecord, PopTable
@@ -182,7 +182,7 @@ class PopProcessor:
         record = PopRecord(popped=[_popped(pop, part, walk.pop_time) for part in walk.parts])
         end = self._service.put(record)
         positions = self._service.positions
-        taken: list[tuple[Part, Taken]] = []
+        taken: list[tuple[QueueSlice, Taken]] = []
         if not pop.order:
             taken = [(part, positions.take(part.key, part.next_offset)) for part in walk.parts]
         answer = RemotingCommand.response_to(
@@ -298,7 +298,7 @@ class PopProcessor:
             asyncio.get_running_loop().call_soon(self.role_changed, before)
 
 
-def _popped(pop: PopRequest, part: Part, pop_time: int) -> Popped:
+def _popped(pop: PopRequest, part: QueueSlice, pop_time: int) -> Popped:
     return Popped(
         key=part.key,
         pop_time=pop_time,

@@ -52,7 +52,7 @@ _PLACE: Final = RECORD_HEAD.only("size", "queue_offset", "physical_offset")
 
 
 @dataclass(slots=True)
-class Part:
+class QueueSlice:
     """Messages of one queue: those at `offsets`, all below `next_offset`."""
 
     key: Key
@@ -69,7 +69,7 @@ class Walk:
 
     places: Iterator[tuple[str, int]]
     pop_time: int
-    parts: list[Part] = field(default_factory=list)
+    parts: list[QueueSlice] = field(default_factory=list)
     count: int = 0
     size: int = 0
     rest: int = 0
@@ -208,7 +208,7 @@ class PopReader:
 
     def _part(
         self, pop: PopRequest, pop_time: int, key: Key, flag: str, found: GetMessageResult
-    ) -> Part:
+    ) -> QueueSlice:
         data = b"".join(found.parts)
         offsets, records, at, last_phy = [], [], 0, 0
         while at < len(data):
@@ -224,7 +224,7 @@ class PopReader:
                 _as_of_topic(record, pop.topic, handle._replace(queue_offset=offset))
                 for record, offset in zip(records, offsets, strict=True)
             )
-        return Part(key, flag, offsets, found.next_begin_offset, last_phy, data)
+        return QueueSlice(key, flag, offsets, found.next_begin_offset, last_phy, data)
 
 
 def _as_of_topic(record: bytes, topic: str, handle: PopHandle) -> bytes:
