@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 from lab.sim.ambient import real_seconds
 from lab.sim.cuts import all_cuts, show
-from lab.sim.life import LifeOutcome, Plan, plan_of, run_numbered, run_plan
+from lab.sim.life import LifeOutcome, LifePlan, plan_of, run_numbered, run_plan
 from lab.sim.shrink import shrink
 
 _PROGRESS_S = 5.0
@@ -66,7 +66,7 @@ def _seeds(text: str) -> range:
     return range(int(first), int(last) + 1) if dash else range(1, int(first) + 1)
 
 
-def _one(plan: Plan, *, trace: bool) -> int:
+def _one(plan: LifePlan, *, trace: bool) -> int:
     if trace:
         print(plan.settings)
         for fault in plan.faults:
@@ -93,7 +93,7 @@ def _line(seed: int, outcome: LifeOutcome) -> str:
     )
 
 
-def _shrink(whole: Plan) -> int:
+def _shrink(whole: LifePlan) -> int:
     plan, violation = shrink(whole, print)
     if violation is None:
         print(f"seed {plan.seed} has no violation")

@@ -108,7 +108,7 @@ class LifeOutcome:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LifePlan:
     """What a seed means: the set-up and the faults."""
 
     seed: int
@@ -136,7 +136,7 @@ _FIRSTS = (
 )
 
 
-def plan_of(seed: int, *, plain: bool = False) -> Plan:
+def plan_of(seed: int, *, plain: bool = False) -> LifePlan:
     """`plain`: without the broker's features that it may have, and with disks that do not wear."""
     rng = random.Random(f"life {seed}")
     settings = draw_settings(rng)
@@ -169,7 +169,7 @@ def plan_of(seed: int, *, plain: bool = False) -> Plan:
                 if first.kind == "change of mode":  # features are watched under controllers only
                     settings = without_features(settings)
                 faults, seconds = _after(first, faults, seconds)
-    return Plan(seed, settings, tuple(sorted(faults, key=lambda fault: fault.at_s)), seconds)
+    return LifePlan(seed, settings, tuple(sorted(faults, key=lambda fault: fault.at_s)), seconds)
 
 
 def _after(
@@ -204,7 +204,7 @@ def run_numbered(seed: int, *, plain: bool = False) -> tuple[int, LifeOutcome]:
     return seed, run(seed, plain=plain)
 
 
-def run_plan(plan: Plan, *, tell: Tell | None = None, logs: int | None = None) -> LifeOutcome:
+def run_plan(plan: LifePlan, *, tell: Tell | None = None, logs: int | None = None) -> LifeOutcome:
     """Lives it. A violation is whatever promise breaks or code raises."""
     began = processor_seconds()
     statistics = Statistics()
@@ -229,7 +229,7 @@ def run_plan(plan: Plan, *, tell: Tell | None = None, logs: int | None = None) -
 
 
 @contextlib.contextmanager
-def _old_volumes(plan: Plan) -> Iterator[Sequence[Path]]:
+def _old_volumes(plan: LifePlan) -> Iterator[Sequence[Path]]:
     if any(fault.kind == "foreign volume" for fault in plan.faults):
         with old_volumes(plan.seed, plan.settings, TOPICS) as volumes:
             yield volumes
@@ -238,7 +238,7 @@ def _old_volumes(plan: Plan) -> Iterator[Sequence[Path]]:
 
 
 class Life:
-    def __init__(self, cluster: SimCluster, plan: Plan) -> None:
+    def __init__(self, cluster: SimCluster, plan: LifePlan) -> None:
         self.cluster = cluster
         self.plan = plan
         self.messages = Messages(cluster.violate)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from lab.sim.life import LifeOutcome, Plan, run_plan
+from lab.sim.life import LifeOutcome, LifePlan, run_plan
 
-Live = Callable[[Plan], LifeOutcome]
+Live = Callable[[LifePlan], LifeOutcome]
 
 
 def shrink(
-    plan: Plan, say: Callable[[str], None], live: Live = run_plan
-) -> tuple[Plan, str | None]:
+    plan: LifePlan, say: Callable[[str], None], live: Live = run_plan
+) -> tuple[LifePlan, str | None]:
     """The smallest schedule found, and its violation; None if `plan` has none."""
     violation = live(plan).violation
     if violation is None:
@@ -35,7 +35,7 @@ def shrink(
     return plan, violation
 
 
-def _without_a_part(plan: Plan, parts: int, live: Live) -> tuple[Plan, str] | None:
+def _without_a_part(plan: LifePlan, parts: int, live: Live) -> tuple[LifePlan, str] | None:
     size = -(-len(plan.faults) // parts)
     for begin in range(0, len(plan.faults), size):
         tried = replace(plan, faults=plan.faults[:begin] + plan.faults[begin + size :])

@@ -25,7 +25,7 @@ from batonmq.store.message_store import MessageStore
 from lab.sim.cluster import Cluster
 from lab.sim.given_up import GivenUp, Unclean
 from lab.sim.hosts import BrokerHost
-from lab.sim.life import LifeOutcome, Plan, Statistics, plan_of, run
+from lab.sim.life import LifeOutcome, LifePlan, Statistics, plan_of, run
 from lab.sim.loop import Process, SimLoop
 from lab.sim.shrink import shrink
 from lab.sim.threads import Lock, Thread, current_thread
@@ -163,7 +163,7 @@ def test_shrinking_leaves_the_faults_that_matter() -> None:
     plan = max((plan_of(seed) for seed in range(1, 40)), key=lambda plan: len(plan.faults))
     needed = {plan.faults[3], plan.faults[-2]}
 
-    def live(tried: Plan) -> LifeOutcome:
+    def live(tried: LifePlan) -> LifeOutcome:
         return LifeOutcome("lost" if needed <= set(tried.faults) else None, Statistics())
 
     smaller, violation = shrink(plan, lambda line: None, live)
