@@ -52,7 +52,7 @@ FAULTS: Final[tuple[type[Fault], ...]] = (
     midway.KillInCut,
     midway.KillInVote,
     midway.KillInFirstStart,
-    harmless.PlannedSwitch,
+    harmless.SwitchFault,
     kills.Pauses,
     harmless.FullLoad,
 )

@@ -17,7 +17,7 @@ from lab.cluster.processes import Helper
 from lab.faults.trial import Fault, InjectedFault, Lab, Measure
 
 
-class PlannedSwitch(Fault):
+class SwitchFault(Fault):
     """`mqctl electMaster` of a slave, by a frame of our own so that its moment is known."""
 
     name = "planned-switch"

@@ -51,26 +51,26 @@ class KillTwoMasters(Fault):
 
 DOZEN: Final[tuple[type[Fault], ...]] = (
     kills.KillMaster,
-    harmless.PlannedSwitch,
+    harmless.SwitchFault,
     kills.HangMaster,
     KillLeader,
     kills.KillMasterAndLeader,
     slaves.KillSlave,
     KillTwoMasters,
-    harmless.PlannedSwitch,
+    harmless.SwitchFault,
     kills.TwoKills,
     kills.HangLeaderAndKillMaster,
     kills.KillMaster,
     kills.HangMaster,
     KillLeader,
-    harmless.PlannedSwitch,
+    harmless.SwitchFault,
     kills.KillMaster,
 )
 """At least a dozen changes of master, and what must not be one between them."""
 
 FEW: Final[tuple[type[Fault], ...]] = (
     kills.KillMaster,
-    harmless.PlannedSwitch,
+    harmless.SwitchFault,
     slaves.KillSlave,
     kills.HangMaster,
 )
@@ -83,4 +83,4 @@ def kind_of(fault: Fault) -> str:
     """What the history must call the elections that follow; empty if none may follow."""
     if fault.elections == (0, 0):
         return ""
-    return PLANNED if isinstance(fault, harmless.PlannedSwitch) else FAILOVER
+    return PLANNED if isinstance(fault, harmless.SwitchFault) else FAILOVER

@@ -21,7 +21,7 @@ from lab.faults.aftermath.fault_schedule import DOZEN, FAILOVER, FEW, PLANNED, k
 from lab.faults.aftermath.jobs import JobResult
 from lab.faults.aftermath.summary import AftermathResult
 from lab.faults.aftermath.tables import FailoverRow, MastershipRow, SetChangeRow, Tables
-from lab.faults.harmless import PlannedSwitch
+from lab.faults.harmless import SwitchFault
 from lab.faults.kills import KillMaster
 from lab.faults.trial import Span, Trial
 
@@ -206,7 +206,7 @@ def test_a_deed_takes_ids_and_the_wall_clock_from_what_was_seen() -> None:
     assert done.gap_ms == 50.0
     unaffected = replace(span, affected=())
     trial = replace(trial, span=unaffected)
-    planned = fault_record(8, PlannedSwitch(), trial, group=GROUP, names=names, wall_s=0.0)
+    planned = fault_record(8, SwitchFault(), trial, group=GROUP, names=names, wall_s=0.0)
     assert planned.whom == ("broker-a-0",) and planned.kind == PLANNED
 
 
