@@ -28,7 +28,7 @@ from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageExt, MessageQueue
 from batonmq.protocol.properties import WAIT
 from lab.sim.hosts import CLUSTER, CONTROLLER_ADDRESSES, GROUP, NAME_SERVERS
-from lab.sim.loop import Process
+from lab.sim.loop import SimProcess
 from lab.sim.messages import Messages, Sent, read_body
 from lab.sim.world import World
 
@@ -48,13 +48,13 @@ class Client:
         self.name = name
         self.address = f"10.0.2.{number}"
         self.rng = random.Random(world.rng.getrandbits(64))
-        self.process: Process | None = None
+        self.process: SimProcess | None = None
         self.starts = 0
 
     def start(self) -> None:
         if self.process is None:
             self.starts += 1
-            self.process = Process(self.world.loop, self.address)
+            self.process = SimProcess(self.world.loop, self.address)
             self.process.on_kill.append(self._ended)
             self.process.spawn(self._main())
 
@@ -136,7 +136,7 @@ class Operator:
         )
 
     def _do(self, failed: str, work: Callable[[ControllerAdmin], Awaitable[object]]) -> None:
-        Process(self.world.loop, "10.0.2.99").spawn(self._ask(failed, work))
+        SimProcess(self.world.loop, "10.0.2.99").spawn(self._ask(failed, work))
 
     async def _ask(self, failed: str, work: Callable[[ControllerAdmin], Awaitable[object]]) -> None:
         try:

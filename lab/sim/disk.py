@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.sim.loop import Crash, Process, process_here
+from lab.sim.loop import Crash, SimProcess, process_here
 from lab.sim.threads import current_thread
 
 SECTOR = 512
@@ -384,7 +384,7 @@ class SimDisks(NameCalls):
         super().__init__(root, rng)
         self.digest = 0
         self.mtime_s: Callable[[], float] = now_s
-        self._open: dict[int, tuple[HostDisk, File, str, Process | None]] = {}
+        self._open: dict[int, tuple[HostDisk, File, str, SimProcess | None]] = {}
 
     def calls(self) -> dict[str, Callable[..., Any]]:
         """For `process.disk.replace_calls`."""
@@ -436,7 +436,7 @@ class SimDisks(NameCalls):
         elif not (process := process_here()) or not process.dead:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
-    def close_all_of(self, process: Process) -> None:
+    def close_all_of(self, process: SimProcess) -> None:
         """The process ended."""
         for fd in [fd for fd, entry in self._open.items() if entry[3] is process]:
             del self._open[fd]

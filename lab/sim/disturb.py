@@ -53,7 +53,7 @@ from lab.sim.hosts import (
     controlled,
 )
 from lab.sim.kinds import Kinds, PlannedFault
-from lab.sim.loop import Process
+from lab.sim.loop import SimProcess
 
 _STRANGER = "10.0.3.2"
 _OPERATOR = "10.0.2.98"
@@ -91,7 +91,7 @@ class DisturbFaults(Kinds):
     def _clean(self, broker_id: int) -> None:
         group = self.cluster.promises.group
         if not self.over and group is not None and group.master_broker_id != broker_id:
-            Process(self.cluster.loop, _OPERATOR).spawn(self._ask_to_clean(broker_id))
+            SimProcess(self.cluster.loop, _OPERATOR).spawn(self._ask_to_clean(broker_id))
 
     async def _ask_to_clean(self, broker_id: int) -> None:
         try:
@@ -145,7 +145,7 @@ class DisturbFaults(Kinds):
             request_id=f"switch:{fault.pick2}",
             drained_offset=_BEYOND_ALL,
         )
-        process = Process(self.cluster.loop, _STRANGER)
+        process = SimProcess(self.cluster.loop, _STRANGER)
         process.spawn(_ask_all(request))
         return f"to broker id {broker_id}"
 
@@ -166,7 +166,7 @@ class DisturbFaults(Kinds):
             epoch=replica.epoch,
             max_offset=replica.max_offset,
         )
-        Process(self.cluster.loop, _STRANGER).spawn(self._register(request))
+        SimProcess(self.cluster.loop, _STRANGER).spawn(self._register(request))
 
     async def _register(self, request: pb.RegisterBrokerRequest) -> None:
         """R59: no controller takes the claim for the owner's."""
@@ -183,7 +183,7 @@ class DisturbFaults(Kinds):
         master = self._master()
         if master is None:
             return None
-        process = Process(self.cluster.loop, _STRANGER)
+        process = SimProcess(self.cluster.loop, _STRANGER)
         process.spawn(_send(master.address, BROKER_PORT, b"".join(map(encode_frame, _bad_names()))))
         self._later(fault, process.kill)
         return f"at {master.name}"
@@ -200,7 +200,7 @@ class DisturbFaults(Kinds):
         for host in (master, *self.cluster.controllers.values()):
             host.kill()
             self.cluster.later(_AWAY_S, host.start)
-        stranger = Process(self.cluster.loop, master.address)
+        stranger = SimProcess(self.cluster.loop, master.address)
         self.cluster.network.listen(stranger, lambda: self._poses(hello), master.address, ha.port)
         self.cluster.later(_AWAY_S - _AGAIN_S, stranger.kill)
         return f"in place of {master.name}"
@@ -215,7 +215,7 @@ class DisturbFaults(Kinds):
         if host is None:
             return None
         port = NAMESRV_PORT if isinstance(host, ControllerHost) else BROKER_PORT
-        process = Process(self.cluster.loop, _STRANGER)
+        process = SimProcess(self.cluster.loop, _STRANGER)
         for _ in range(_CONNECTIONS):
             process.spawn(_announce(host.address, port))
         service = host.service if isinstance(host, BrokerHost) else None

@@ -29,7 +29,7 @@ from batonmq.store.message_store import MessageStore
 from batonmq.store.upkeep import DiskUse
 from lab.sim.ambient import release_locks
 from lab.sim.disk import HostDisk
-from lab.sim.loop import Crash, Process
+from lab.sim.loop import Crash, SimProcess
 from lab.sim.settings import Settings
 from lab.sim.world import World
 
@@ -95,7 +95,7 @@ class Host:
         self.disk: HostDisk = world.disks.host(address)
         self.disk.on_fault = lambda what: world.tell(name, f"disk: {what}")
         self.disk.crash = self._crashed
-        self.process: Process | None = None
+        self.process: SimProcess | None = None
         self.boot = 1
         self.starts = 0
         self.rate = 1.0
@@ -119,7 +119,7 @@ class Host:
         self.starts += 1
         world = self.world
         world.tell(self.name, f"start {self.starts}")
-        process = self.process = Process(world.loop, self.address, rate=self.rate)
+        process = self.process = SimProcess(world.loop, self.address, rate=self.rate)
         process.on_kill.append(self._ended)
         process.spawn(self._main())
 

@@ -25,7 +25,7 @@ from lab.sim.hosts import (
     broker_host,
     controlled,
 )
-from lab.sim.loop import Process
+from lab.sim.loop import SimProcess
 from lab.sim.world import World
 
 _LOOKS_S = 0.5
@@ -71,7 +71,7 @@ class Lineage:
         """From now on an operator looks at `mqctl health`, and empties the disk of each stray that
         it names."""
         if self.strays or self.doubtful:
-            Process(self._world.loop, _OPERATOR).spawn(self._look())
+            SimProcess(self._world.loop, _OPERATOR).spawn(self._look())
 
     def unnamed(self) -> str:
         """Which strays health has not named yet, "" if none."""

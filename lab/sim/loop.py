@@ -1,6 +1,6 @@
 """An event loop on a virtual clock, in which whole processes can be killed, stopped and slowed.
 
-Everything scheduled while a `Process` runs belongs to it (by a context variable), so `kill` drops
+Everything scheduled while a `SimProcess` runs belongs to it (by a context variable), so `kill` drops
 all of its callbacks, timers and tasks at once, as SIGKILL does, and `pause` delays them, as
 SIGSTOP does. Time stands still while callbacks run and jumps to the next timer when none is ready.
 `digest` covers the time and owner of every callback: two runs with one digest were the same run.
@@ -23,7 +23,9 @@ from zlib import crc32
 
 from batonmq.store.errors import StoreFailedError
 
-_PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+_PROCESS: contextvars.ContextVar[SimProcess | None] = contextvars.ContextVar(
+    "process", default=None
+)
 _NO_PROCESS = contextvars.Context()
 _pack_time = struct.Struct("<d").pack
 _RESOLUTION_S = 1e-7  # timers so close to each other are due together
@@ -35,7 +37,7 @@ class Crash(BaseException):
     """Ends a process at this very point; nothing in it can catch it."""
 
 
-class Process:
+class SimProcess:
     """One start of a process on `host`. The world calls `on_kill` when it dies."""
 
     def __init__(self, loop: SimLoop, host: str, *, rate: float = 1.0) -> None:
@@ -139,13 +141,13 @@ class Process:
             self.post(handle.run_late)
 
 
-def current_process() -> Process:
+def current_process() -> SimProcess:
     process = _PROCESS.get()
     assert process is not None, "this runs in no process"
     return process
 
 
-process_here: Callable[[], Process | None] = _PROCESS.get
+process_here: Callable[[], SimProcess | None] = _PROCESS.get
 """The process that runs now; None in the world's own callbacks."""
 
 
@@ -204,7 +206,7 @@ class _Handle:
         self.callback: Callable[..., object] | None = callback
         self.args = args
         self.context = context
-        self.process: Process | None = None if context is None else context.get(_PROCESS)
+        self.process: SimProcess | None = None if context is None else context.get(_PROCESS)
         self.when_s = when_s
 
     def when(self) -> float:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from lab.sim.loop import Process, SimLoop, at_world
+from lab.sim.loop import SimLoop, SimProcess, at_world
 
 _END = object()
 _CONNECT_TRIES_S = 3.0
@@ -30,8 +30,8 @@ class SimNetwork:
         self.blocked: set[frozenset[str]] = set()
         self.one_way: set[tuple[str, str]] = set()  # (from, to): bytes this way do not arrive
         self.slow_links: dict[frozenset[str], float] = {}  # seconds more for each message
-        self.listeners: dict[tuple[str, int], tuple[Process, Callable[[], Any]]] = {}
-        self.endpoints: dict[str, tuple[Process, Any]] = {}  # by gRPC address
+        self.listeners: dict[tuple[str, int], tuple[SimProcess, Callable[[], Any]]] = {}
+        self.endpoints: dict[str, tuple[SimProcess, Any]] = {}  # by gRPC address
         self.transports: list[SimTransport] = []
         self.streams: list[Any] = []  # of gRPC
         self.waiting: list[Pipe] = []
@@ -106,7 +106,7 @@ class SimNetwork:
 
     # Streams.
 
-    def listen(self, process: Process, factory: Callable[[], Any], host: str, port: int) -> Any:
+    def listen(self, process: SimProcess, factory: Callable[[], Any], host: str, port: int) -> Any:
         key = (process.host, port)
         if key in self.listeners:
             raise OSError(errno.EADDRINUSE, f"{key} is taken")
@@ -114,12 +114,12 @@ class SimNetwork:
         process.on_kill.append(lambda: self.unlisten(key, process))
         return _Server(self, key, process)
 
-    def unlisten(self, key: tuple[str, int], process: Process) -> None:
+    def unlisten(self, key: tuple[str, int], process: SimProcess) -> None:
         if self.listeners.get(key, (None,))[0] is process:
             del self.listeners[key]
 
     async def connect(
-        self, process: Process, factory: Callable[[], Any], host: str, port: int
+        self, process: SimProcess, factory: Callable[[], Any], host: str, port: int
     ) -> Any:
         await asyncio.sleep(self.delay_between_s(process.host, host))
         try:
@@ -148,7 +148,7 @@ class SimNetwork:
 
 
 class _Server:
-    def __init__(self, network: SimNetwork, key: tuple[str, int], process: Process) -> None:
+    def __init__(self, network: SimNetwork, key: tuple[str, int], process: SimProcess) -> None:
         self._network, self._key, self._process = network, key, process
         self.sockets = [self]
 
@@ -166,7 +166,7 @@ class Pipe:
     """One direction between two processes, in order."""
 
     def __init__(
-        self, network: SimNetwork, source: str, target: Process, deliver: Callable[[Any], None]
+        self, network: SimNetwork, source: str, target: SimProcess, deliver: Callable[[Any], None]
     ) -> None:
         self._network = network
         self._source = source
@@ -246,7 +246,7 @@ class SimTransport(asyncio.Transport):
     def __init__(
         self,
         network: SimNetwork,
-        process: Process,
+        process: SimProcess,
         peer_address: tuple[str, int],
         address: tuple[str, int],
     ) -> None:

@@ -21,7 +21,7 @@ from pysyncobj.transport import Transport
 
 from batonmq.controller.raft.messages import MendedTransport
 from batonmq.runtime.clock import boot_s
-from lab.sim.loop import Process, SimLoop, current_process
+from lab.sim.loop import SimLoop, SimProcess, current_process
 from lab.sim.network import SimTransport
 from lab.sim.threads import Event, current_thread
 
@@ -171,7 +171,7 @@ class SimRaftTransport(MendedTransport):
         self._bindOverEvent = Event()
         self._bindOverEvent.set()
         self._dialling: dict[TCPNode, float] = {}
-        self._process: Process = current_process()
+        self._process: SimProcess = current_process()
         self._loop: SimLoop = self._process.loop
         self.watch: Callable[[str, str, Any], None] = self._loop.network.raft_watch
         host, _, port = own.address.rpartition(":")

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from grpc.aio import AioRpcError, Metadata
 
-from lab.sim.loop import Process, current_process
+from lab.sim.loop import SimProcess, current_process
 from lab.sim.network import Pipe, SimNetwork
 
 _END = object()
@@ -166,7 +166,7 @@ class _Call:
     def cancel(self) -> None:
         self._reply.cancel()
 
-    def _server_died(self, server: Process) -> None:
+    def _server_died(self, server: SimProcess) -> None:
         if not server.vanished and not self.done():
             self._answer_later(_error(grpc.StatusCode.UNAVAILABLE, "socket closed"))
 
@@ -264,7 +264,7 @@ class _Stream:
         return self._cancelled or self._client.dead
 
     @staticmethod
-    def _ended(process: Process, pipe: Pipe, last: Any) -> None:
+    def _ended(process: SimProcess, pipe: Pipe, last: Any) -> None:
         if not process.vanished:
             pipe.send(last)
 

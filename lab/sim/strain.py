@@ -34,7 +34,7 @@ from lab.sim.cluster import SimCluster
 from lab.sim.features.transactions import TransactionSender
 from lab.sim.hosts import CLUSTER, GROUP, GRPC_ADDRESSES, BrokerHost, controlled
 from lab.sim.kinds import Kinds, PlannedFault
-from lab.sim.loop import Process
+from lab.sim.loop import SimProcess
 
 _STRANGER = "10.0.3.1"
 _HANGS_S = 0.45
@@ -114,7 +114,7 @@ class StrainFaults(Kinds):
             return None
         ha, broker_id = controlled(master.service).ha, slave.service.replication.broker_id()
         assert ha is not None
-        process = Process(self.cluster.loop, _STRANGER)
+        process = SimProcess(self.cluster.loop, _STRANGER)
         process.spawn(_dial(master.address, ha.port, broker_id))
         manager = controlled(master.service).manager
         assert manager is not None

@@ -15,7 +15,7 @@ from typing import Any
 
 import greenlet
 
-from lab.sim.loop import Crash, Process, SimLoop, current_process
+from lab.sim.loop import Crash, SimLoop, SimProcess, current_process
 
 _current: Thread | None = None
 
@@ -47,7 +47,7 @@ class Thread:
         self._timer: Any = None  # that ends it
         self._woken = True
         self.forced = False
-        self._process: Process
+        self._process: SimProcess
         self._loop: SimLoop
 
     def start(self) -> None:

@@ -26,7 +26,7 @@ from lab.sim.cluster import Cluster
 from lab.sim.given_up import GivenUp, Unclean
 from lab.sim.hosts import BrokerHost
 from lab.sim.life import LifeOutcome, LifePlan, Statistics, plan_of, run
-from lab.sim.loop import Process, SimLoop
+from lab.sim.loop import SimLoop, SimProcess
 from lab.sim.shrink import shrink
 from lab.sim.threads import Lock, Thread, current_thread
 
@@ -192,7 +192,7 @@ def test_a_thread_that_is_waited_for_may_wait_for_a_lock_of_another() -> None:
         await asyncio.sleep(0.01)
         waits.join()
 
-    process = Process(loop, "10.0.0.1")
+    process = SimProcess(loop, "10.0.0.1")
     try:
         loop.run_until_complete(process.spawn(close()))
     finally:
