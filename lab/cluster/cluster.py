@@ -19,7 +19,7 @@ from batonmq.launcher.cluster_file import cluster_document, write_document
 from batonmq.launcher.layout import DEFAULT_BASE_PORT, Layout, plan
 from batonmq.launcher.preparation import taken_ports, write_configs
 from lab.cluster import frames, processes
-from lab.cluster.cluster_view import ClusterView, GroupState, Process
+from lab.cluster.cluster_view import ClusterView, GroupState, NodeProcess
 from lab.cluster.fault_points import CLOCK_VARIABLE, DISK_VARIABLE, fault_environment
 from lab.cluster.network import Network
 from lab.cluster.processes import NotInTime, free_base_port, spawn, tail
@@ -70,8 +70,8 @@ class Cluster:
             brokers=tuple(replace(n, host=address[n.name]) for n in layout.brokers),
             metrics=False,  # a process may run an earlier version
         )
-        self.controllers = [Process(node) for node in self.layout.name_servers]
-        self.brokers = [Process(node) for node in self.layout.brokers]
+        self.controllers = [NodeProcess(node) for node in self.layout.name_servers]
+        self.brokers = [NodeProcess(node) for node in self.layout.brokers]
         self.view = ClusterView(self.controllers, self.brokers)
 
     def start(self) -> None:
@@ -96,7 +96,7 @@ class Cluster:
         if taken:
             raise RuntimeError(f"ports of this cluster are not free: {'; '.join(taken)}")
 
-    def launch(self, process: Process) -> None:
+    def launch(self, process: NodeProcess) -> None:
         """Starts a node that does not run. Its output goes to `process.log` in its data folder."""
         process.node.pid_file.unlink(missing_ok=True)
         faults = fault_environment(
@@ -141,7 +141,7 @@ class Cluster:
                     process.kill()
 
     @property
-    def processes(self) -> list[Process]:
+    def processes(self) -> list[NodeProcess]:
         return [*self.controllers, *self.brokers]
 
     @property
@@ -153,7 +153,7 @@ class Cluster:
     def name_servers(self) -> str:
         return self.layout.name_server_addresses
 
-    def ips(self, processes: Iterable[Process]) -> list[str]:
+    def ips(self, processes: Iterable[NodeProcess]) -> list[str]:
         return [self.network.address[process.name] for process in processes]
 
     def data_dir(self, index: int) -> Path:

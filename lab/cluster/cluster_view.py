@@ -38,7 +38,7 @@ class GroupState:
     broker_ids: dict[int, int]
 
 
-class Process:
+class NodeProcess:
     """A node and the process that runs it now, if any."""
 
     def __init__(self, node: NameServerNode | BrokerNode) -> None:
@@ -124,7 +124,7 @@ class Process:
 class ClusterView:
     """Questions to the processes that run and are not stopped. All of them are named by index."""
 
-    def __init__(self, controllers: Sequence[Process], brokers: Sequence[Process]) -> None:
+    def __init__(self, controllers: Sequence[NodeProcess], brokers: Sequence[NodeProcess]) -> None:
         self.controllers = controllers
         self.brokers = brokers
         self.contradictions: list[str] = []
@@ -203,7 +203,7 @@ class ClusterView:
     def _ask_controller(self, index: int, code: int) -> frames.Reply | None:
         return self._ask(self.controllers[index], self.controller_address(index), code)
 
-    def _ask(self, process: Process, address: str, code: int) -> frames.Reply | None:
+    def _ask(self, process: NodeProcess, address: str, code: int) -> frames.Reply | None:
         if process.stopped or not process.listens:
             return None
         try:

@@ -12,7 +12,7 @@ import time
 from typing import ClassVar, Final
 
 from lab.cluster.checks import BrokenPromise
-from lab.cluster.cluster_view import Process
+from lab.cluster.cluster_view import NodeProcess
 from lab.cluster.load import longest_gap
 from lab.cluster.network_commands import one_way
 from lab.faults.failing import FullDiskMaster
@@ -41,7 +41,7 @@ class ControllerFault(Fault):
     watch_s = 5.0
     follows: ClassVar[bool] = False
 
-    def subject(self, lab: Lab) -> tuple[int, Process]:
+    def subject(self, lab: Lab) -> tuple[int, NodeProcess]:
         leader = lab.cluster.wait_leader()
         index = (leader + 1) % len(lab.cluster.controllers) if self.follows else leader
         return index, lab.cluster.controllers[index]
@@ -123,7 +123,7 @@ class FullDiskLeader(FullDiskMaster):
     name = "full-disk-leader"
     title = "the disk of the controller leader is full: longest gap"
 
-    def subject(self, lab: Lab, rng: random.Random) -> Process:
+    def subject(self, lab: Lab, rng: random.Random) -> NodeProcess:
         return lab.cluster.controllers[lab.cluster.wait_leader()]
 
     def heal(self, lab: Lab, injected: InjectedFault) -> None:

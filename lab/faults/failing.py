@@ -10,7 +10,7 @@ import time
 from typing import ClassVar
 
 from lab.cluster.checks import BrokenPromise
-from lab.cluster.cluster_view import Process
+from lab.cluster.cluster_view import NodeProcess
 from lab.cluster.processes import stop_all
 from lab.faults.trial import Fault, InjectedFault, Lab, Measure
 
@@ -39,14 +39,14 @@ class Failing(Fault):
         notes["how"] = self.fail(process, rng)
         return InjectedFault(at, notes=notes)
 
-    def subject(self, lab: Lab, rng: random.Random) -> Process:
+    def subject(self, lab: Lab, rng: random.Random) -> NodeProcess:
         return lab.cluster.brokers[lab.master()]
 
-    def fail(self, process: Process, rng: random.Random) -> str:
+    def fail(self, process: NodeProcess, rng: random.Random) -> str:
         raise NotImplementedError
 
     @staticmethod
-    def failing(lab: Lab, injected: InjectedFault) -> Process:
+    def failing(lab: Lab, injected: InjectedFault) -> NodeProcess:
         """The process that `inject` chose."""
         (process,) = (p for p in lab.cluster.processes if p.name == injected.notes["subject"])
         return process
@@ -66,14 +66,14 @@ class Failing(Fault):
 class AtSlave(Failing):
     """The same at a slave."""
 
-    def subject(self, lab: Lab, rng: random.Random) -> Process:
+    def subject(self, lab: Lab, rng: random.Random) -> NodeProcess:
         return lab.cluster.brokers[lab.slaves(rng)[0]]
 
 
 class AtAnyProcess(Failing):
     """The same anywhere."""
 
-    def subject(self, lab: Lab, rng: random.Random) -> Process:
+    def subject(self, lab: Lab, rng: random.Random) -> NodeProcess:
         return rng.choice(lab.cluster.processes)
 
 
@@ -84,7 +84,7 @@ class FullDiskMaster(Failing):
     title = "the master's disk is full: longest gap between acks"
     endures = "a full disk"
 
-    def fail(self, process: Process, rng: random.Random) -> str:
+    def fail(self, process: NodeProcess, rng: random.Random) -> str:
         rules = "room * ENOSPC"
         process.fail_disk(rules)
         return rules
@@ -101,7 +101,7 @@ class ErrorAtSyncMaster(Failing):
     name = "eio-sync-master"
     title = "EIO at one fdatasync of the master's log: longest gap between acks"
 
-    def fail(self, process: Process, rng: random.Random) -> str:
+    def fail(self, process: NodeProcess, rng: random.Random) -> str:
         rules = "fdatasync commitlog/0 EIO once"
         process.fail_disk(rules)
         return rules
@@ -120,7 +120,7 @@ class ClockJump(AtAnyProcess):
     elections = (0, 0)
     endures = "a clock that jumped"
 
-    def fail(self, process: Process, rng: random.Random) -> str:
+    def fail(self, process: NodeProcess, rng: random.Random) -> str:
         jump = rng.choice((*JUMPS, _past_delete_when()))
         process.jump_clock(jump)
         return jump
@@ -142,7 +142,7 @@ class Starved(AtAnyProcess):
     def __init__(self) -> None:
         self._burning: list[subprocess.Popen[bytes]] = []
 
-    def fail(self, process: Process, rng: random.Random) -> str:
+    def fail(self, process: NodeProcess, rng: random.Random) -> str:
         _set_nice(process, NICE_MAX)
         count = os.cpu_count() or 1
         self._burning = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(count)]
@@ -159,7 +159,7 @@ class Starved(AtAnyProcess):
             process.kill()
 
 
-def _set_nice(process: Process, value: int) -> None:
+def _set_nice(process: NodeProcess, value: int) -> None:
     """The priority of all its threads; without effect on a dead one."""
     if process.child is None or not process.runs:
         return

@@ -11,7 +11,7 @@ import signal
 import time
 from typing import ClassVar
 
-from lab.cluster.cluster_view import Process
+from lab.cluster.cluster_view import NodeProcess
 from lab.cluster.processes import NotInTime, wait_for
 from lab.cluster.stores import wipe
 from lab.faults.trial import Fault, InjectedFault, Lab, Measure
@@ -47,7 +47,7 @@ class Midway(Fault):
             before //= CALLS_PER_WRITE
         return f"kill {moment} {call} {path} after {before}"
 
-    def wait_end(self, process: Process) -> bool:
+    def wait_end(self, process: NodeProcess) -> bool:
         """Whether the armed process died. One whose step had fewer calls lives on."""
         try:
             wait_for("the armed process to die", lambda: not process.runs, DIES_S)

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import ClassVar
 
-from lab.cluster.cluster_view import Process
+from lab.cluster.cluster_view import NodeProcess
 from lab.cluster.network_commands import between
 from lab.faults.trial import Fault, InjectedFault, Lab, Measure
 
@@ -29,7 +29,7 @@ class SlaveFault(Fault):
         self.affected(lab, lab.cluster.brokers[slave])
         return InjectedFault(at, notes={"slave": slave})
 
-    def affected(self, lab: Lab, slave: Process) -> None:
+    def affected(self, lab: Lab, slave: NodeProcess) -> None:
         raise NotImplementedError
 
 
@@ -37,7 +37,7 @@ class KillSlave(SlaveFault):
     name = "kill-slave"
     title = "a slave killed: longest gap between acks"
 
-    def affected(self, lab: Lab, slave: Process) -> None:
+    def affected(self, lab: Lab, slave: NodeProcess) -> None:
         slave.kill()
 
 
@@ -46,7 +46,7 @@ class HangSlave(SlaveFault):
     title = "a slave hung: longest gap between acks"
     limit_s = 1.0
 
-    def affected(self, lab: Lab, slave: Process) -> None:
+    def affected(self, lab: Lab, slave: NodeProcess) -> None:
         slave.signal(signal.SIGSTOP)
 
 
@@ -56,7 +56,7 @@ class CutSlave(SlaveFault):
     limit_s = 1.0
     needs_cuts = True
 
-    def affected(self, lab: Lab, slave: Process) -> None:
+    def affected(self, lab: Lab, slave: NodeProcess) -> None:
         others = [lab.network.address[host] for host in lab.network.hosts if host != slave.name]
         lab.network.cut(between([lab.network.address[slave.name]], others))
 
@@ -69,7 +69,7 @@ class SlowSlave(SlaveFault):
     needs_cuts = True
     watch_s = 4.0
 
-    def affected(self, lab: Lab, slave: Process) -> None:
+    def affected(self, lab: Lab, slave: NodeProcess) -> None:
         lab.network.slow(slave.name, SLOW_KBIT, SLOW_LATENCY_MS)
 
 
@@ -84,12 +84,12 @@ class StutteringSlave(SlaveFault):
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def affected(self, lab: Lab, slave: Process) -> None:
+    def affected(self, lab: Lab, slave: NodeProcess) -> None:
         self._over.clear()
         self._thread = threading.Thread(target=self._stutter, args=(slave,), name="stutter")
         self._thread.start()
 
-    def _stutter(self, slave: Process) -> None:
+    def _stutter(self, slave: NodeProcess) -> None:
         while not self._over.is_set():
             slave.signal(signal.SIGSTOP)
             self._over.wait(STUTTER_STOPPED_S)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lab.cluster.cluster import HOSTS, Cluster
-from lab.cluster.cluster_view import Process
+from lab.cluster.cluster_view import NodeProcess
 from lab.cluster.earlier import NoEarlierVersionError, earlier_checkout, environment
 from lab.cluster.network import Network
 from lab.cluster.processes import ROOT, wait_for
@@ -36,7 +36,7 @@ def earlier() -> Path:
         pytest.skip(str(error))
 
 
-def renew(cluster: Cluster, process: Process, source: Path, load: Writer) -> None:
+def renew(cluster: Cluster, process: NodeProcess, source: Path, load: Writer) -> None:
     """Ends it by SIGTERM and starts it from that checkout."""
     child = process.child
     assert child is not None

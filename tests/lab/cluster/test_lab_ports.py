@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lab.cluster.cluster import HOSTS, Cluster
-from lab.cluster.cluster_view import GroupState, Process
+from lab.cluster.cluster_view import GroupState, NodeProcess
 from lab.cluster.network import Network
 from lab.cluster.processes import CLAIM, PORTS, ROOT, NotInTime, ports_of
 
@@ -77,7 +77,7 @@ class Running:
 def test_a_port_of_somebody_else_is_never_asked(tmp_path: Path) -> None:
     """Our process runs, but another one has its port: what it would answer is not our cluster's."""
     cluster = Cluster(tmp_path, Network(HOSTS))
-    process: Process = cluster.controllers[0]
+    process: NodeProcess = cluster.controllers[0]
     process.child = Running(os.getppid())  # type: ignore[assignment]
     host, port = cluster.view.controller_address(0).split(":")
     with socket.create_server((host, int(port))) as other:
@@ -106,7 +106,7 @@ def test_one_that_ends_late_of_a_fault_is_started_again_and_another_is_a_finding
         late.make_sound()
         late.may_end = late.may_end and may_end
         late.kill()
-        started: list[Process] = []
+        started: list[NodeProcess] = []
         monkeypatch.setattr(cluster, "launch", started.append)
         monkeypatch.setattr(cluster, "whole", lambda: state)
         if may_end:
