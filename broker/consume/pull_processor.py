@@ -22,7 +22,7 @@ from batonmq.broker.consume.read_checks import ReadForbiddenError
 from batonmq.broker.relay import Relay
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.broker.tables.offset_clamp import (
-    Progress,
+    PositionReport,
     commit_refusal,
     where_reset,
     where_to_go_on,
@@ -294,7 +294,7 @@ class PullProcessor:
         queue = (ext.topic, ext.queue_id)
         if self._resets.runs(ext.consumer_group, *queue):
             return
-        progress = Progress(ext.consumer_group, *queue, ext.commit_offset)
+        progress = PositionReport(ext.consumer_group, *queue, ext.commit_offset)
         if commit_refusal(self._gate, self._store, self._offsets, progress) is None:
             self._offsets.commit(ext.consumer_group, *queue, ext.commit_offset)
 
@@ -322,7 +322,7 @@ class PullProcessor:
                 shown, why = self._visible(topic, queue_id), "NO_MESSAGE_IN_QUEUE"
                 self._write(pull, ResponseCode.PULL_NOT_FOUND, why, offset, *shown)
             return
-        progress = Progress(pull.group.group_name, topic, queue_id, offset)
+        progress = PositionReport(pull.group.group_name, topic, queue_id, offset)
         parked = where_reset(self._gate, self._offsets, progress)
         if parked is not None:
             self._move(pull, parked)

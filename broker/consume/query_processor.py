@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.role_gate import RoleGate
-from batonmq.broker.tables.offset_clamp import Progress, commit_refusal, queue_end
+from batonmq.broker.tables.offset_clamp import PositionReport, commit_refusal, queue_end
 from batonmq.broker.tables.slave_sync import BrokerTables
 from batonmq.protocol.bodies import ConsumeQueueData, QueryConsumeQueueResponseBody
 from batonmq.protocol.codes import RequestCode, ResponseCode
@@ -74,7 +74,7 @@ class OffsetProcessor:
                 )
         if self._offsets.resets.runs(group, topic, queue_id):  # progress from before the reset
             return RemotingCommand.response_to(request)
-        progress = Progress(group, topic, queue_id, offset)
+        progress = PositionReport(group, topic, queue_id, offset)
         if refusal := commit_refusal(self._gate, self._store, self._offsets, progress):
             raise refusal
         self._offsets.commit(group, topic, queue_id, offset)

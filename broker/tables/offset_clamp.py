@@ -81,7 +81,7 @@ class OffsetClamp:
         return count
 
 
-class Progress(NamedTuple):
+class PositionReport(NamedTuple):
     """What a consumer says: its group continues at `offset` in this queue."""
 
     group: str
@@ -91,7 +91,7 @@ class Progress(NamedTuple):
 
 
 def commit_refusal(
-    gate: RoleGate, store: MessageStore, offsets: ConsumerOffsetManager, progress: Progress
+    gate: RoleGate, store: MessageStore, offsets: ConsumerOffsetManager, progress: PositionReport
 ) -> BrokerRefusal | None:
     """Why a master does not take this progress of a group, None if it does.
 
@@ -114,7 +114,7 @@ def commit_refusal(
     return BrokerRefusal(ResponseCode.INVALID_PARAMETER, what)
 
 
-def where_reset(gate: RoleGate, offsets: ConsumerOffsetManager, pull: Progress) -> int | None:
+def where_reset(gate: RoleGate, offsets: ConsumerOffsetManager, pull: PositionReport) -> int | None:
     """Where a pull has to go while a reset runs. None: it may continue; the reset ends if the pull
     asks the master for that very offset (R56)."""
     group, topic, queue_id, offset = pull

@@ -14,7 +14,7 @@ from lone_broker import Rig, free_port, run_with_broker, until
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
 from batonmq.broker.replication.role_actions import RoleActions
 from batonmq.broker.service import BrokerService
-from batonmq.broker.tables.offset_clamp import OffsetClamp, Progress, commit_refusal
+from batonmq.broker.tables.offset_clamp import OffsetClamp, PositionReport, commit_refusal
 from batonmq.ha.config import HAConfig
 from batonmq.protocol.codes import ResponseCode as Code
 from batonmq.protocol.role_view import RoleView
@@ -120,7 +120,7 @@ def test_r44_a_master_elected_uncleanly_lowers_them_before_it_opens_and_tells_it
         later = RoleView("C", "broker-a", 2, master_epoch=6, unclean_epoch=5)
         await actions.become_master(later, asyncio.sleep(0))
         assert gate.is_master and gate.after_unclean
-        above, at_the_end = Progress("g", "T", 0, 6), Progress("g", "T", 0, 5)
+        above, at_the_end = PositionReport("g", "T", 0, 6), PositionReport("g", "T", 0, 5)
         assert commit_refusal(gate, service.store, offsets, above) is not None
         assert commit_refusal(gate, service.store, offsets, at_the_end) is None
         assert "offsetsClamped" not in reports[-1][1]
