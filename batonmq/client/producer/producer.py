@@ -39,7 +39,7 @@ from batonmq.client.producer.outgoing import (
     timed,
 )
 from batonmq.client.producer.publish_routes import PublishRoutes
-from batonmq.client.producer.requests import Questions, answer, question
+from batonmq.client.producer.requests import OpenRequests, answer, question
 from batonmq.client.producer.sending import (
     NO_REPLY,
     STATUS_BY_CODE,
@@ -104,7 +104,7 @@ class Producer(GroupMember):
         )
         self._routes = PublishRoutes(self._client, self._new_topic)
         ip = host_bytes(self._client.ip, 0)[:-4]
-        self._questions = Questions(self._client)
+        self._questions = OpenRequests(self._client)
         self._ids = UniqIdGenerator(ip, os.getpid(), wall_ms, instance_hash=random.getrandbits(31))
 
     def producer_group(self) -> str | None:

@@ -82,7 +82,7 @@ def _pushed_answer(request: RemotingCommand, properties: dict[str, str]) -> Mess
     return message
 
 
-class Questions:
+class OpenRequests:
     """The questions of one producer that wait for their answers, and who knows the producer."""
 
     def __init__(self, client: ClientInstance) -> None:
