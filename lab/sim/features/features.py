@@ -70,7 +70,7 @@ class Features:
             self._add(filters.FilteringReader(of_filters, messages, 19))
         if settings.questions:
             read.append(questions.TOPIC)
-            of_questions = questions.Questions(log)
+            of_questions = questions.AnswerChecker(log)
             self._add(questions.Asker(of_questions, messages, 20))
             self._add(questions.Replier(of_questions, messages, 21))
         if sent:

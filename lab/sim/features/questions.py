@@ -24,7 +24,7 @@ GROUP = "GroupQ"
 _ANSWER_MS = 2_000
 
 
-class Questions(Checker):
+class AnswerChecker(Checker):
     def __init__(self, log: FeatureLog) -> None:
         super().__init__(log)
         self.waiting: set[str] = set()
@@ -51,7 +51,7 @@ class Questions(Checker):
 
 
 class Asker(Client):
-    def __init__(self, checker: Questions, messages: Messages, number: int) -> None:
+    def __init__(self, checker: AnswerChecker, messages: Messages, number: int) -> None:
         super().__init__(checker.log.cluster, messages, "asker", number)
         self._checker = checker
         self._names = itertools.count(1)
@@ -82,7 +82,7 @@ class Asker(Client):
 
 
 class Replier(Reader):
-    def __init__(self, checker: Questions, messages: Messages, number: int) -> None:
+    def __init__(self, checker: AnswerChecker, messages: Messages, number: int) -> None:
         super().__init__(checker.log.cluster, messages, number, GROUP, (TOPIC,))
         self._checker = checker
         self._producer: Producer

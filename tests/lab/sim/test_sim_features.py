@@ -376,7 +376,7 @@ def test_of_a_condition_all_that_passes_is_delivered_and_nothing_else() -> None:
 
 def test_a_question_gets_its_own_answer_and_who_answers_is_told_no_sooner() -> None:
     log = Log()
-    checker = questions.Questions(log)
+    checker = questions.AnswerChecker(log)
     checker.waiting.add("a")
     answer = checker.gives("a")
     checker.given("a")
