@@ -29,7 +29,7 @@ SLOW_S: Final = 0.05
 PERSIST_MS: Final = 500
 
 
-class Reader:
+class GroupReader:
     """One group; `pause_s` is what each message costs it, one after the other if it is not 0."""
 
     def __init__(self, group: str, name_servers: str, pause_s: float) -> None:
@@ -54,8 +54,8 @@ class Reader:
 
 async def _run(name_servers: str) -> None:
     readers = {
-        QUICK: Reader(QUICK, name_servers, 0.0),
-        SLOW: Reader(SLOW, name_servers, SLOW_S),
+        QUICK: GroupReader(QUICK, name_servers, 0.0),
+        SLOW: GroupReader(SLOW, name_servers, SLOW_S),
     }
     async with readers[QUICK].consumer, readers[SLOW].consumer:
         await input_ended().wait()
