@@ -233,7 +233,7 @@ class Sender(Client):
                 self.messages.note_acked(sent, where)
 
 
-class Reader(Client):
+class SimConsumer(Client):
     """One member of a consumer group."""
 
     def __init__(
@@ -314,7 +314,7 @@ class Recreator(Client):
 
     TOPIC = "TopicC"
 
-    def __init__(self, world: World, messages: Messages, number: int, reader: Reader) -> None:
+    def __init__(self, world: World, messages: Messages, number: int, reader: SimConsumer) -> None:
         super().__init__(world, messages, "recreator", number)
         self._reader = reader
         self.stopping = False

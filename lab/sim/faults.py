@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lab.sim.clients import Client, Operator, Reader
+from lab.sim.clients import Client, Operator, SimConsumer
 from lab.sim.cluster import SimCluster
 from lab.sim.disk import DiskPlan
 from lab.sim.disturb import DisturbFaults
@@ -381,7 +381,7 @@ class ClientFaults(Kinds):
         return client.name
 
     def leave(self, fault: PlannedFault) -> str | None:
-        reader = self._of([c for c in self.clients if isinstance(c, Reader)], fault.pick)
+        reader = self._of([c for c in self.clients if isinstance(c, SimConsumer)], fault.pick)
         if reader is None:
             return None
         reader.leave()

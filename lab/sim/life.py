@@ -17,7 +17,7 @@ from typing import NamedTuple
 from batonmq.protocol.layout import FILLER_SIZE
 from batonmq.store.message_store import MessageStore
 from lab.sim.ambient import processor_seconds
-from lab.sim.clients import Client, Reader, Recreator, Sender, Topics
+from lab.sim.clients import Client, Recreator, Sender, SimConsumer, Topics
 from lab.sim.cluster import SimCluster, cluster_of
 from lab.sim.disk import DiskPlan
 from lab.sim.earlier import old_volumes
@@ -261,10 +261,12 @@ class Life:
             Sender(cluster, self.messages, n, topics, tuple(rare))
             for n in ((1,) if has_features else (1, 2))
         ]
-        self._readers = [Reader(cluster, self.messages, n, "GroupA", tuple(topics)) for n in (3, 4)]
-        of_recreated = Reader(cluster, self.messages, 7, "GroupC", (Recreator.TOPIC,))
+        self._readers = [
+            SimConsumer(cluster, self.messages, n, "GroupA", tuple(topics)) for n in (3, 4)
+        ]
+        of_recreated = SimConsumer(cluster, self.messages, 7, "GroupC", (Recreator.TOPIC,))
         self._recreator = Recreator(cluster, self.messages, 6, of_recreated)
-        self._late = Reader(cluster, self.messages, 5, "GroupB", ("TopicA",))
+        self._late = SimConsumer(cluster, self.messages, 5, "GroupB", ("TopicA",))
         clients: list[Client] = [*self._senders, *self._readers]
         if plan.settings.recreates:
             clients.append(self._recreator)
@@ -437,7 +439,7 @@ class Life:
     def _is_delivered(self) -> bool:
         """A reader that was leaving when the faults ended comes back, too."""
         for client in (*self._clients, self._late):
-            if isinstance(client, Reader):
+            if isinstance(client, SimConsumer):
                 client.start()
         return not self.undelivered()
 

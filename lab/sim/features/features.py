@@ -18,7 +18,7 @@ from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageExt
 from batonmq.remoting.command import RemotingCommand
-from lab.sim.clients import CLIENT_OPTIONS, Client, Reader, Topics, producer_of
+from lab.sim.clients import CLIENT_OPTIONS, Client, SimConsumer, Topics, producer_of
 from lab.sim.cluster import SimCluster
 from lab.sim.features import delays, filters, orderly, pops, questions, retries, transactions
 from lab.sim.features.log import FeatureLog
@@ -189,7 +189,7 @@ class FeatureSender(Client):
         return {"deliver_at": at_ms / 1000}
 
 
-class FailingReader(Reader):
+class FailingReader(SimConsumer):
     """One member of the group that gets what was delayed, committed, and what it fails."""
 
     def __init__(

@@ -15,7 +15,7 @@ from batonmq.client.consumer.listener import ConsumeContext
 from batonmq.client.consumer.push_consumer import PushConsumer
 from batonmq.protocol.bodies import SQL92
 from batonmq.protocol.message import Message, MessageExt
-from lab.sim.clients import Reader
+from lab.sim.clients import SimConsumer
 from lab.sim.features.log import Checker, FeatureLog, some
 from lab.sim.messages import Messages
 
@@ -66,7 +66,7 @@ class Filters(Checker):
         return self.log.not_at_end(GROUP, lambda topic: topic == TOPIC)
 
 
-class FilteringReader(Reader):
+class FilteringReader(SimConsumer):
     def __init__(self, checker: Filters, messages: Messages, number: int) -> None:
         super().__init__(checker.log.cluster, messages, number, GROUP, (TOPIC,))
         self._checker = checker

@@ -19,7 +19,7 @@ from batonmq.client.consumer.orderly_service import OrderlyService
 from batonmq.client.consumer.push_consumer import PushConsumer
 from batonmq.protocol.message import MessageExt
 from batonmq.runtime.clock import boot_ms
-from lab.sim.clients import Reader
+from lab.sim.clients import SimConsumer
 from lab.sim.features.log import Checker, FeatureLog, some
 from lab.sim.messages import Messages
 
@@ -76,7 +76,7 @@ class Locks(Checker):
         return self.log.not_at_end(GROUP, lambda topic: topic == TOPIC)
 
 
-class OrderlyReader(Reader):
+class OrderlyReader(SimConsumer):
     def __init__(self, checker: Locks, messages: Messages, number: int) -> None:
         super().__init__(checker.log.cluster, messages, number, GROUP, (TOPIC,))
         self._checker = checker

@@ -15,7 +15,7 @@ from batonmq.client.consumer.listener import ConsumeContext
 from batonmq.client.producer.producer import Producer
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import Message, MessageExt
-from lab.sim.clients import Client, Reader, producer_of
+from lab.sim.clients import Client, SimConsumer, producer_of
 from lab.sim.features.log import Checker, FeatureLog
 from lab.sim.messages import Messages
 
@@ -81,7 +81,7 @@ class Asker(Client):
         checker.answered(name, answer.body)
 
 
-class Replier(Reader):
+class Replier(SimConsumer):
     def __init__(self, checker: AnswerChecker, messages: Messages, number: int) -> None:
         super().__init__(checker.log.cluster, messages, number, GROUP, (TOPIC,))
         self._checker = checker
