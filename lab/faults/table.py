@@ -23,7 +23,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class Results:
+class TableResults:
     """What was measured: `trials` of `Trial.document()`, and what was found outside of them."""
 
     file: Path | None
@@ -85,7 +85,7 @@ def run_table(
             f"no network namespaces here ({missing}): what cuts or slows the network is left out"
         )
     progress(f"seed {seed}, {trials} trials of each fault")
-    results = Results(json_file)
+    results = TableResults(json_file)
     results.load()
     rows: list[Row] = []
     for fault in faults:
@@ -110,7 +110,12 @@ def run_table(
 
 
 def _measure(
-    fault: type[Fault], trials: int, seed: int, folder: Path, results: Results, progress: Progress
+    fault: type[Fault],
+    trials: int,
+    seed: int,
+    folder: Path,
+    results: TableResults,
+    progress: Progress,
 ) -> None:
     rng = random.Random(f"{seed} {fault.name}")
     shutil.rmtree(folder, ignore_errors=True)

@@ -18,7 +18,7 @@ from lab.cluster.writer import QueueAck
 from lab.faults.catalogue import BY_NAME, FAULTS
 from lab.faults.figures import Row, markdown, median
 from lab.faults.kills import late_acks
-from lab.faults.table import Results
+from lab.faults.table import TableResults
 from lab.faults.trial import InjectedFault
 
 EPOCHS = [Epoch(1, 0, 1_000), Epoch(2, 1_000, 1_000), Epoch(4, 1_000, 2_000)]
@@ -277,13 +277,13 @@ def document(fault: str, seconds: float | None, *rules: str) -> dict[str, Any]:
 
 def test_results_are_resumed_from_their_file(tmp_path: Path) -> None:
     file = tmp_path / "table.json"
-    first = Results(file)
+    first = TableResults(file)
     first.load()
     first.trials = [document("kill-master", 0.05), document("kill-slave", None, "lost", "order")]
     first.findings = [{"fault": "kill-slave", "rule": "stuck", "text": "…"}]
     first.save()
 
-    second = Results(file)
+    second = TableResults(file)
     second.load()
     assert second.count("kill-master") == 1
     assert second.row(BY_NAME["kill-master"]).seconds == [0.05]
