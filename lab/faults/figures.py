@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Row:
+class FaultFigures:
     """All trials of one fault. `limit_s` is the longest allowed, `median_limit_s` of the median."""
 
     name: str
@@ -41,7 +41,7 @@ def median(values: Sequence[float]) -> float:
     return (ordered[middle - 1] + ordered[middle]) / 2
 
 
-def markdown(rows: Iterable[Row]) -> str:
+def markdown(rows: Iterable[FaultFigures]) -> str:
     """The table, to be pasted."""
     lines = [
         "| fault | Java peer | limit | median | max | trials | elections | lost | other findings |",
@@ -62,7 +62,7 @@ def markdown(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
-def _limit(row: Row) -> str:
+def _limit(row: FaultFigures) -> str:
     parts = []
     if row.median_limit_s is not None:
         parts.append(f"median {row.median_limit_s:g} s")

@@ -16,7 +16,7 @@ from typing import Any
 
 from lab.cluster.checks import BrokenPromise
 from lab.cluster.network import why_not
-from lab.faults.figures import Row, markdown
+from lab.faults.figures import FaultFigures, markdown
 from lab.faults.trial import Fault, Lab, Trial, make_network
 
 Progress = Callable[[str], None]
@@ -49,12 +49,12 @@ class TableResults:
     def count(self, name: str) -> int:
         return sum(one["fault"] == name for one in self.trials)
 
-    def row(self, fault: type[Fault]) -> Row:
+    def row(self, fault: type[Fault]) -> FaultFigures:
         """The row of a fault, from all that is known of it."""
         trials = [one for one in self.trials if one["fault"] == fault.name]
         rules = [rule for one in trials for rule, _ in one["findings"]]
         rules += [one["rule"] for one in self.findings if one["fault"] == fault.name]
-        return Row(
+        return FaultFigures(
             fault.name,
             fault.title,
             fault.peer,
@@ -87,11 +87,11 @@ def run_table(
     progress(f"seed {seed}, {trials} trials of each fault")
     results = TableResults(json_file)
     results.load()
-    rows: list[Row] = []
+    rows: list[FaultFigures] = []
     for fault in faults:
         wanted = min(trials, fault.trials_at_most or trials)
         if fault.needs_cuts and missing:
-            rows.append(Row(fault.name, fault.title, fault.peer, left_out=missing))
+            rows.append(FaultFigures(fault.name, fault.title, fault.peer, left_out=missing))
             progress(f"{fault.name}: left out, {missing}")
             continue
         if resume and results.count(fault.name) >= wanted:

@@ -16,7 +16,7 @@ from lab.cluster.load import longest_gap
 from lab.cluster.many_queues import ManyQueuesWriter
 from lab.cluster.writer import QueueAck
 from lab.faults.catalogue import BY_NAME, FAULTS
-from lab.faults.figures import Row, markdown, median
+from lab.faults.figures import FaultFigures, markdown, median
 from lab.faults.kills import late_acks
 from lab.faults.table import TableResults
 from lab.faults.trial import InjectedFault
@@ -186,21 +186,23 @@ def test_the_longest_gap_has_its_ends_inside() -> None:
 
 
 def test_a_row_keeps_its_limits_or_not() -> None:
-    row = Row("a", "A", limit_s=0.15, median_limit_s=0.06, seconds=[0.05, 0.05, 0.14])
+    row = FaultFigures("a", "A", limit_s=0.15, median_limit_s=0.06, seconds=[0.05, 0.05, 0.14])
     assert row.meets_limits
     row.seconds.append(0.151)
     assert not row.meets_limits
-    assert not Row("a", "A", median_limit_s=0.06, seconds=[0.07]).meets_limits
-    assert not Row("a", "A").meets_limits
-    assert Row("a", "A", seconds=[99.0]).meets_limits
+    assert not FaultFigures("a", "A", median_limit_s=0.06, seconds=[0.07]).meets_limits
+    assert not FaultFigures("a", "A").meets_limits
+    assert FaultFigures("a", "A", seconds=[99.0]).meets_limits
 
 
 def test_the_table_names_what_was_left_out_and_what_missed_its_limit() -> None:
     rows = [
-        Row("a", "fault a", "10 s", 1.0, None, [0.5, 1.5], lost=1, other=2, elections=[0, 2]),
-        Row("b", "fault b", left_out="no root"),
-        Row("c", "fault c", median_limit_s=0.06, limit_s=0.15, seconds=[0.05]),
-        Row("d", "fault d"),
+        FaultFigures(
+            "a", "fault a", "10 s", 1.0, None, [0.5, 1.5], lost=1, other=2, elections=[0, 2]
+        ),
+        FaultFigures("b", "fault b", left_out="no root"),
+        FaultFigures("c", "fault c", median_limit_s=0.06, limit_s=0.15, seconds=[0.05]),
+        FaultFigures("d", "fault d"),
     ]
     table = markdown(rows).splitlines()
     assert table[2] == "| fault a | 10 s | 1 s | 1.000 s | **1.500 s** | 2 | 0-2 | 1 | 2 |"
