@@ -31,7 +31,7 @@ from lab.bench import (
     part_sends,
     part_start,
 )
-from lab.bench.report import Row, table
+from lab.bench.report import ReportRow, table
 from lab.bench.run import SIDES, BenchPart, Run, progress
 from lab.cluster.java import PEER_VERSION, JavaError, is_fetched, missing_tools, prepared_classpath
 from lab.cluster.processes import ROOT
@@ -84,7 +84,7 @@ def _prepare_java() -> str:
 
 
 def _run_all(run: Run, parts: list[BenchPart], json_file: Path | None) -> int:
-    rows: list[Row] = []
+    rows: list[ReportRow] = []
     failures: dict[str, str] = {}
     began = time.time()
     machine = _machine()
@@ -116,7 +116,9 @@ def _run_all(run: Run, parts: list[BenchPart], json_file: Path | None) -> int:
     return 1 if failures else 0
 
 
-def _print(run: Run, rows: list[Row], failures: dict[str, str], machine: dict[str, object]) -> None:
+def _print(
+    run: Run, rows: list[ReportRow], failures: dict[str, str], machine: dict[str, object]
+) -> None:
     print(", ".join(f"{what} {value}" for what, value in machine.items()))
     if run.noise:
         noise = f"{statistics.median(run.noise):.0f} % ({max(run.noise):.0f} % at most)"

@@ -13,7 +13,7 @@ import time
 import uuid
 
 from lab.bench.cpu import CpuMeter
-from lab.bench.report import Mark, Row
+from lab.bench.report import Mark, ReportRow
 from lab.bench.run import BenchPart, Run, progress
 from lab.bench.side import Side, SideError
 from lab.cluster import frames
@@ -28,16 +28,16 @@ POLL_S = 0.01
 LIMIT_S = 300.0
 
 
-def rows() -> list[Row]:
+def rows() -> list[ReportRow]:
     return [
-        Row("catch_up", "catch-up of an emptied replica", "MB/s", "more", Mark(times=1.2)),
-        Row("catch_up_total", "  from process start to level", "s", "less"),
-        Row("catch_up_master", "  master", "ms per MB", "less"),
-        Row("catch_up_slave", "  slave, with its start", "ms per MB", "less"),
+        ReportRow("catch_up", "catch-up of an emptied replica", "MB/s", "more", Mark(times=1.2)),
+        ReportRow("catch_up_total", "  from process start to level", "s", "less"),
+        ReportRow("catch_up_master", "  master", "ms per MB", "less"),
+        ReportRow("catch_up_slave", "  slave, with its start", "ms per MB", "less"),
     ]
 
 
-def measure(run: Run, table: dict[str, Row]) -> None:
+def measure(run: Run, table: dict[str, ReportRow]) -> None:
     size = run.count(1_400_000_000, 150_000_000)
     for name in run.sides:
         with run.side(name) as side:
@@ -50,7 +50,7 @@ def measure(run: Run, table: dict[str, Row]) -> None:
                 _round(run, side, table)
 
 
-def _round(run: Run, side: Side, table: dict[str, Row]) -> None:
+def _round(run: Run, side: Side, table: dict[str, ReportRow]) -> None:
     master = side.master()
     slave = next(address for address in side.brokers if address != master)
     side.stop_broker(slave)

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Final
 
 from batonmq.runtime.clock import wall_ms
-from lab.bench.report import Mark, Row
+from lab.bench.report import Mark, ReportRow
 from lab.bench.run import BenchPart, Run, progress
 from lab.bench.side import Side
 from lab.cluster.java import JavaProgram, prepared_classpath
@@ -25,12 +25,14 @@ TOPIC: Final = "StockClients"
 FULL_S: Final = 120.0
 
 
-def rows() -> list[Row]:
+def rows() -> list[ReportRow]:
     return [
-        Row("client_switch", "planned switch: a stock producer without an ack", "s", "less"),
-        Row("client_switch_failed", "  its failed sends", "sends", "less", Mark(limit=0)),
-        Row("client_kill", "kill -9, started again: a stock producer without an ack", "s", "less"),
-        Row("client_kill_failed", "  its failed sends", "sends", "less"),
+        ReportRow("client_switch", "planned switch: a stock producer without an ack", "s", "less"),
+        ReportRow("client_switch_failed", "  its failed sends", "sends", "less", Mark(limit=0)),
+        ReportRow(
+            "client_kill", "kill -9, started again: a stock producer without an ack", "s", "less"
+        ),
+        ReportRow("client_kill_failed", "  its failed sends", "sends", "less"),
     ]
 
 
@@ -46,7 +48,7 @@ FAULTS: Final[dict[str, Callable[[Side], None]]] = {
 }
 
 
-def measure(run: Run, table: dict[str, Row]) -> None:
+def measure(run: Run, table: dict[str, ReportRow]) -> None:
     classpath = prepared_classpath(SOURCES)
     for name in run.sides:
         trials = run.count(3, 1)
@@ -69,7 +71,11 @@ def measure(run: Run, table: dict[str, Row]) -> None:
 
 
 def _trial(
-    side: Side, load: StockLoad, strike: Callable[[Side], None], table: dict[str, Row], key: str
+    side: Side,
+    load: StockLoad,
+    strike: Callable[[Side], None],
+    table: dict[str, ReportRow],
+    key: str,
 ) -> None:
     time.sleep(POLL_S)
     began_ms = wall_ms()

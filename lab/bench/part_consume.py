@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from lab.bench.cpu import CpuMeter
-from lab.bench.report import Mark, Row
+from lab.bench.report import Mark, ReportRow
 from lab.bench.run import BenchPart, Run, progress
 from lab.bench.side import Side
 from lab.cluster.java import JavaError, JavaProgram
@@ -17,15 +17,17 @@ WARM_UP_ROUNDS = 6
 LIMIT_S = 120
 
 
-def rows() -> list[Row]:
+def rows() -> list[ReportRow]:
     return [
-        Row("consume", "push consume of a backlog, 1 KiB", "messages/s", "more", Mark(times=1.0)),
-        Row("consume_master", "  master", "us per message", "less"),
-        Row("consume_client", "  the Java client", "us per message", "less"),
+        ReportRow(
+            "consume", "push consume of a backlog, 1 KiB", "messages/s", "more", Mark(times=1.0)
+        ),
+        ReportRow("consume_master", "  master", "us per message", "less"),
+        ReportRow("consume_client", "  the Java client", "us per message", "less"),
     ]
 
 
-def measure(run: Run, table: dict[str, Row]) -> None:
+def measure(run: Run, table: dict[str, ReportRow]) -> None:
     backlog = run.count(200_000, 20_000)
     for name in run.sides:
         with run.side(name) as side:
@@ -44,7 +46,12 @@ def measure(run: Run, table: dict[str, Row]) -> None:
 
 
 def _round(
-    run: Run, side: Side, consumer: JavaProgram, group: str, backlog: int, table: dict[str, Row]
+    run: Run,
+    side: Side,
+    consumer: JavaProgram,
+    group: str,
+    backlog: int,
+    table: dict[str, ReportRow],
 ) -> None:
     meter = CpuMeter({"master": [side.broker_pid(side.master())], "client": [consumer.pid]})
     answer = _consume(side, consumer, group, backlog)

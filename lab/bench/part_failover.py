@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 
-from lab.bench.report import Mark, Row
+from lab.bench.report import Mark, ReportRow
 from lab.bench.run import BenchPart, Run, progress
 from lab.bench.side import Side, SideError
 from lab.cluster.load import Load
@@ -19,18 +19,18 @@ from lab.cluster.readback import ReadBack
 FAILOVER_LIMIT_S = 60.0
 
 
-def rows() -> list[Row]:
+def rows() -> list[ReportRow]:
     return [
-        Row(
+        ReportRow(
             "failover", "kill -9 of the master to the first acked write", "s", "less",
             Mark(limit=0.06, limit_of_max=0.15),
         ),
-        Row("lost", "  acked messages lost in all trials", "messages", "less", Mark(limit=0)),
-        Row("set_full", "  killed broker started again to a full set", "s", "less"),
+        ReportRow("lost", "  acked messages lost in all trials", "messages", "less", Mark(limit=0)),
+        ReportRow("set_full", "  killed broker started again to a full set", "s", "less"),
     ]  # fmt: skip
 
 
-def measure(run: Run, table: dict[str, Row]) -> None:
+def measure(run: Run, table: dict[str, ReportRow]) -> None:
     for name in run.sides:
         trials = run.count(20, 3) if name == "ours" else run.count(max(5, run.rounds), 2)
         with run.side(name) as side:
@@ -39,7 +39,7 @@ def measure(run: Run, table: dict[str, Row]) -> None:
             _trials(run, side, trials, table)
 
 
-def _trials(run: Run, side: Side, trials: int, table: dict[str, Row]) -> None:
+def _trials(run: Run, side: Side, trials: int, table: dict[str, ReportRow]) -> None:
     with Load(side.brokers, prefix="fail", log=side.folder / "probe.log") as load:
         if load.first_ack(sent_after=time.monotonic(), limit_s=FAILOVER_LIMIT_S) is None:
             raise SideError(f"{side.name}: no write is acknowledged")

@@ -13,7 +13,7 @@ from collections import Counter
 import psutil
 
 from lab.bench.cpu import CpuMeter, anon_mib
-from lab.bench.report import Row
+from lab.bench.report import ReportRow
 from lab.bench.run import BenchPart, Run, progress
 from lab.bench.side import Side, SideError
 from lab.cluster import frames
@@ -56,22 +56,22 @@ WHAT = {
 }
 
 
-def rows() -> list[Row]:
+def rows() -> list[ReportRow]:
     found = []
     for kind, what in WHAT.items():
-        found.append(Row(kind, what, "per s", "more"))
-        found.append(Row(f"{kind}_master", "  master", "us each", "less"))
+        found.append(ReportRow(kind, what, "per s", "more"))
+        found.append(ReportRow(f"{kind}_master", "  master", "us each", "less"))
         if kind in DELAYED:
-            found.append(Row(f"{kind}_50", "  beyond the time, p50", "ms", "less"))
-            found.append(Row(f"{kind}_99", "  beyond the time, p99", "ms", "less"))
+            found.append(ReportRow(f"{kind}_50", "  beyond the time, p50", "ms", "less"))
+            found.append(ReportRow(f"{kind}_99", "  beyond the time, p99", "ms", "less"))
     found.append(
-        Row("held_memory", "20,000 held pulls: anonymous memory of the master", "MiB", "less")
+        ReportRow("held_memory", "20,000 held pulls: anonymous memory of the master", "MiB", "less")
     )
-    found.append(Row("held_wake", "  woken by a message, all answered", "ms", "less"))
+    found.append(ReportRow("held_wake", "  woken by a message, all answered", "ms", "less"))
     return found
 
 
-def measure(run: Run, table: dict[str, Row]) -> None:
+def measure(run: Run, table: dict[str, ReportRow]) -> None:
     backlog = {kind: run.count(count, BACKLOG_QUICK) for kind, count in BACKLOG.items()}
     fills = {TOPICS["backs"]: backlog["orderly"], TOPICS["sql"]: 2 * backlog["sql"]}
     for name in run.sides:
@@ -130,7 +130,7 @@ def _measure(
     client: JavaProgram,
     kind: str,
     backlog: dict[str, int],
-    table: dict[str, Row],
+    table: dict[str, ReportRow],
 ) -> None:
     _wait_calm(side)
     meter = CpuMeter({"master": [side.broker_pid(side.master())]})
@@ -146,7 +146,7 @@ def _measure(
     progress(f"  {kind}: {answer}, master {each:.0f} us, noise {used.others_percent:.0f} %")
 
 
-def _measure_held(run: Run, side: Side, table: dict[str, Row]) -> None:
+def _measure_held(run: Run, side: Side, table: dict[str, ReportRow]) -> None:
     """Pulls at the end of one queue, over many connections; one message answers them all."""
     held, master = run.count(HELD, 2_000), side.master()
     pid = side.broker_pid(master)

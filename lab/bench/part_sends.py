@@ -7,7 +7,7 @@ holds several rounds, so that the minute is not spent for each of them.
 from __future__ import annotations
 
 from lab.bench.cpu import CpuMeter
-from lab.bench.report import Mark, Row
+from lab.bench.report import Mark, ReportRow
 from lab.bench.run import BenchPart, Run, progress
 from lab.bench.side import Side
 from lab.cluster.java import JavaProgram
@@ -19,23 +19,23 @@ SESSIONS = 2
 ANSWER_EXTRA_S = 30.0
 
 
-def rows() -> list[Row]:
+def rows() -> list[ReportRow]:
     found = []
     for threads in THREADS:
         what = "1 thread" if threads == 1 else f"{threads} threads"
         key = f"sends_{threads}"
-        found.append(Row(key, f"sends of 1 KiB, {what}", "per s", "more", Mark(times=1.2)))
+        found.append(ReportRow(key, f"sends of 1 KiB, {what}", "per s", "more", Mark(times=1.2)))
         mark = Mark(limit=50) if threads == 64 else None
-        found.append(Row(f"{key}_brokers", "  both brokers", "us per send", "less", mark))
-        found.append(Row(f"{key}_master", "    master", "us per send", "less"))
-        found.append(Row(f"{key}_slave", "    slave", "us per send", "less"))
-        found.append(Row(f"{key}_name_servers", "  name servers", "us per send", "less"))
-        found.append(Row(f"{key}_client", "  the Java client", "us per send", "less"))
-        found.append(Row(f"{key}_mean", "  mean time of a send", "ms", "less"))
+        found.append(ReportRow(f"{key}_brokers", "  both brokers", "us per send", "less", mark))
+        found.append(ReportRow(f"{key}_master", "    master", "us per send", "less"))
+        found.append(ReportRow(f"{key}_slave", "    slave", "us per send", "less"))
+        found.append(ReportRow(f"{key}_name_servers", "  name servers", "us per send", "less"))
+        found.append(ReportRow(f"{key}_client", "  the Java client", "us per send", "less"))
+        found.append(ReportRow(f"{key}_mean", "  mean time of a send", "ms", "less"))
     return found
 
 
-def measure(run: Run, table: dict[str, Row]) -> None:
+def measure(run: Run, table: dict[str, ReportRow]) -> None:
     sessions = min(SESSIONS, run.rounds)
     for session in range(sessions):
         rounds = len(range(session, run.rounds, sessions))
@@ -58,7 +58,9 @@ def _warm_up(run: Run, client: JavaProgram) -> None:
         client.ask(f"run {TOPIC} {threads} {seconds * 1000:.0f}", seconds + ANSWER_EXTRA_S)
 
 
-def _window(run: Run, side: Side, client: JavaProgram, threads: int, table: dict[str, Row]) -> None:
+def _window(
+    run: Run, side: Side, client: JavaProgram, threads: int, table: dict[str, ReportRow]
+) -> None:
     seconds = run.seconds(10, 3)
     master = side.master()
     slaves = [side.broker_pid(address) for address in side.brokers if address != master]

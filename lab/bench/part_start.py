@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from lab.bench.cpu import CpuMeter, anon_mib
-from lab.bench.report import Mark, Row
+from lab.bench.report import Mark, ReportRow
 from lab.bench.run import BenchPart, Run, progress
 from lab.bench.side import SideError
 from lab.cluster.load import Load
@@ -14,24 +14,26 @@ PACE = ("--interval-ms", "20")
 START_LIMIT_S = 120.0
 
 
-def rows() -> list[Row]:
+def rows() -> list[ReportRow]:
     return [
-        Row("cold_start", "cold start to the first acked write", "s", "less", Mark(limit=2.0)),
-        Row("memory", "anonymous memory of the idle cluster", "MiB", "less", Mark(limit=350)),
-        Row("memory_supervisor", "  and of `batonmq up` with its fork server", "MiB", "less"),
-        Row("idle_cpu", "idle processor use", "% of a core", "less", Mark(limit=10)),
-        Row("idle_cpu_supervisor", "  and of `batonmq up` itself", "% of a core", "less"),
+        ReportRow(
+            "cold_start", "cold start to the first acked write", "s", "less", Mark(limit=2.0)
+        ),
+        ReportRow("memory", "anonymous memory of the idle cluster", "MiB", "less", Mark(limit=350)),
+        ReportRow("memory_supervisor", "  and of `batonmq up` with its fork server", "MiB", "less"),
+        ReportRow("idle_cpu", "idle processor use", "% of a core", "less", Mark(limit=10)),
+        ReportRow("idle_cpu_supervisor", "  and of `batonmq up` itself", "% of a core", "less"),
     ]
 
 
-def measure(run: Run, table: dict[str, Row]) -> None:
+def measure(run: Run, table: dict[str, ReportRow]) -> None:
     for number in range(run.rounds):
         for name in run.sides:
             progress(f"start: round {number + 1} of {run.rounds}, {name}")
             _round(run, name, table)
 
 
-def _round(run: Run, name: str, table: dict[str, Row]) -> None:
+def _round(run: Run, name: str, table: dict[str, ReportRow]) -> None:
     with run.side(name, spawned=False) as side:
         with Load(
             side.brokers, prefix="start", log=side.folder / "probe.log", options=PACE

@@ -35,7 +35,7 @@ class Mark:
 
 
 @dataclass(slots=True)
-class Row:
+class ReportRow:
     """One line of the table. `java` and `ours` hold one sample for each trial or round."""
 
     key: str
@@ -122,7 +122,7 @@ def spread(samples: Sequence[float]) -> str:
     return f"{median} ({number(min(samples))}-{number(max(samples))}, n={len(samples)})"
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[ReportRow]) -> str:
     """A Markdown table, its columns padded so that it reads in a terminal as well."""
     head = ["", "Java 5.3.3", "ours", "ratio", "mark", ""]
     body = [

@@ -12,7 +12,7 @@ from typing import Final
 
 from lab.bench.java_peer import JavaPeer
 from lab.bench.our_cluster import OurCluster
-from lab.bench.report import Row
+from lab.bench.report import ReportRow
 from lab.bench.side import Side
 from lab.cluster.java import JavaProgram
 
@@ -89,6 +89,6 @@ class BenchPart:
 
     name: str
     what: str
-    rows: Callable[[], list[Row]]
-    measure: Callable[[Run, dict[str, Row]], None]
+    rows: Callable[[], list[ReportRow]]
+    measure: Callable[[Run, dict[str, ReportRow]], None]
     needs_programs: bool = False

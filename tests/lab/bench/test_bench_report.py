@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from lab.bench.report import Mark, Row, number, spread, table
+from lab.bench.report import Mark, ReportRow, number, spread, table
 
 
-def row(mark: Mark | None, better: str, java: list[float], ours: list[float]) -> Row:
-    return Row("key", "title", "unit", better, mark, java, ours)  # type: ignore[arg-type]
+def row(mark: Mark | None, better: str, java: list[float], ours: list[float]) -> ReportRow:
+    return ReportRow("key", "title", "unit", better, mark, java, ours)  # type: ignore[arg-type]
 
 
 def test_ratio_is_median_over_median() -> None:
@@ -56,8 +56,8 @@ def test_spread_shows_median_range_and_count() -> None:
 def test_table_columns_line_up_and_empty_rows_stay_out() -> None:
     rows = [
         row(Mark(times=1.2), "more", [100.0], [150.0]),
-        Row("none", "never measured", "s", "less"),
-        Row("long", "a row with a long title", "s", "less", Mark(limit=1.0), [], [2.0]),
+        ReportRow("none", "never measured", "s", "less"),
+        ReportRow("long", "a row with a long title", "s", "less", Mark(limit=1.0), [], [2.0]),
     ]
     lines = table(rows).splitlines()
     assert len(lines) == 4
