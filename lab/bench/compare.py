@@ -32,7 +32,7 @@ from lab.bench import (
     part_start,
 )
 from lab.bench.report import ReportRow, table
-from lab.bench.run import SIDES, BenchPart, Run, progress
+from lab.bench.run import SIDES, BenchPart, BenchRun, progress
 from lab.cluster.java import PEER_VERSION, JavaError, is_fetched, missing_tools, prepared_classpath
 from lab.cluster.processes import ROOT
 
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(
         prefix="batonmq-bench-", dir=options.folder, ignore_cleanup_errors=True
     ) as folder:
-        run = Run(options.rounds, options.quick, options.sides, Path(folder), classpath)
+        run = BenchRun(options.rounds, options.quick, options.sides, Path(folder), classpath)
         try:
             return _run_all(run, parts, options.json)
         except KeyboardInterrupt:
@@ -83,7 +83,7 @@ def _prepare_java() -> str:
     return prepared_classpath(ROOT / "lab" / "bench" / "java")
 
 
-def _run_all(run: Run, parts: list[BenchPart], json_file: Path | None) -> int:
+def _run_all(run: BenchRun, parts: list[BenchPart], json_file: Path | None) -> int:
     rows: list[ReportRow] = []
     failures: dict[str, str] = {}
     began = time.time()
@@ -117,7 +117,7 @@ def _run_all(run: Run, parts: list[BenchPart], json_file: Path | None) -> int:
 
 
 def _print(
-    run: Run, rows: list[ReportRow], failures: dict[str, str], machine: dict[str, object]
+    run: BenchRun, rows: list[ReportRow], failures: dict[str, str], machine: dict[str, object]
 ) -> None:
     print(", ".join(f"{what} {value}" for what, value in machine.items()))
     if run.noise:

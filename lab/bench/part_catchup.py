@@ -14,7 +14,7 @@ import uuid
 
 from lab.bench.cpu import CpuMeter
 from lab.bench.report import Mark, ReportRow
-from lab.bench.run import BenchPart, Run, progress
+from lab.bench.run import BenchPart, BenchRun, progress
 from lab.bench.side import Side, SideError
 from lab.cluster import frames
 from lab.cluster.connection import BlockingConnection, HaStatus, ha_status, parse_ha_status
@@ -37,7 +37,7 @@ def rows() -> list[ReportRow]:
     ]
 
 
-def measure(run: Run, table: dict[str, ReportRow]) -> None:
+def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
     size = run.count(1_400_000_000, 150_000_000)
     for name in run.sides:
         with run.side(name) as side:
@@ -50,7 +50,7 @@ def measure(run: Run, table: dict[str, ReportRow]) -> None:
                 _round(run, side, table)
 
 
-def _round(run: Run, side: Side, table: dict[str, ReportRow]) -> None:
+def _round(run: BenchRun, side: Side, table: dict[str, ReportRow]) -> None:
     master = side.master()
     slave = next(address for address in side.brokers if address != master)
     side.stop_broker(slave)

@@ -15,7 +15,7 @@ from typing import Final
 
 from batonmq.runtime.clock import wall_ms
 from lab.bench.report import Mark, ReportRow
-from lab.bench.run import BenchPart, Run, progress
+from lab.bench.run import BenchPart, BenchRun, progress
 from lab.bench.side import Side
 from lab.cluster.java import JavaProgram, prepared_classpath
 from lab.cluster.processes import wait_for
@@ -48,7 +48,7 @@ FAULTS: Final[dict[str, Callable[[Side], None]]] = {
 }
 
 
-def measure(run: Run, table: dict[str, ReportRow]) -> None:
+def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
     classpath = prepared_classpath(SOURCES)
     for name in run.sides:
         trials = run.count(3, 1)

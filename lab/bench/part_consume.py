@@ -6,7 +6,7 @@ import time
 
 from lab.bench.cpu import CpuMeter
 from lab.bench.report import Mark, ReportRow
-from lab.bench.run import BenchPart, Run, progress
+from lab.bench.run import BenchPart, BenchRun, progress
 from lab.bench.side import Side
 from lab.cluster.java import JavaError, JavaProgram
 
@@ -27,7 +27,7 @@ def rows() -> list[ReportRow]:
     ]
 
 
-def measure(run: Run, table: dict[str, ReportRow]) -> None:
+def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
     backlog = run.count(200_000, 20_000)
     for name in run.sides:
         with run.side(name) as side:
@@ -46,7 +46,7 @@ def measure(run: Run, table: dict[str, ReportRow]) -> None:
 
 
 def _round(
-    run: Run,
+    run: BenchRun,
     side: Side,
     consumer: JavaProgram,
     group: str,

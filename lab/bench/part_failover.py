@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from lab.bench.report import Mark, ReportRow
-from lab.bench.run import BenchPart, Run, progress
+from lab.bench.run import BenchPart, BenchRun, progress
 from lab.bench.side import Side, SideError
 from lab.cluster.load import Load
 from lab.cluster.processes import wait_for
@@ -30,7 +30,7 @@ def rows() -> list[ReportRow]:
     ]  # fmt: skip
 
 
-def measure(run: Run, table: dict[str, ReportRow]) -> None:
+def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
     for name in run.sides:
         trials = run.count(20, 3) if name == "ours" else run.count(max(5, run.rounds), 2)
         with run.side(name) as side:
@@ -39,7 +39,7 @@ def measure(run: Run, table: dict[str, ReportRow]) -> None:
             _trials(run, side, trials, table)
 
 
-def _trials(run: Run, side: Side, trials: int, table: dict[str, ReportRow]) -> None:
+def _trials(run: BenchRun, side: Side, trials: int, table: dict[str, ReportRow]) -> None:
     with Load(side.brokers, prefix="fail", log=side.folder / "probe.log") as load:
         if load.first_ack(sent_after=time.monotonic(), limit_s=FAILOVER_LIMIT_S) is None:
             raise SideError(f"{side.name}: no write is acknowledged")
@@ -67,7 +67,7 @@ def _trials(run: Run, side: Side, trials: int, table: dict[str, ReportRow]) -> N
     progress(f"  {len(load.acks)} acked, {len(lost)} lost")
 
 
-def _trial(run: Run, side: Side, load: Load) -> tuple[float, float]:
+def _trial(run: BenchRun, side: Side, load: Load) -> tuple[float, float]:
     master = side.master()
     began = time.monotonic()
     time.sleep(run.seconds(1.0, 0.3))

@@ -14,7 +14,7 @@ import psutil
 
 from lab.bench.cpu import CpuMeter, anon_mib
 from lab.bench.report import ReportRow
-from lab.bench.run import BenchPart, Run, progress
+from lab.bench.run import BenchPart, BenchRun, progress
 from lab.bench.side import Side, SideError
 from lab.cluster import frames
 from lab.cluster.connection import BlockingConnection, ask
@@ -71,7 +71,7 @@ def rows() -> list[ReportRow]:
     return found
 
 
-def measure(run: Run, table: dict[str, ReportRow]) -> None:
+def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
     backlog = {kind: run.count(count, BACKLOG_QUICK) for kind, count in BACKLOG.items()}
     fills = {TOPICS["backs"]: backlog["orderly"], TOPICS["sql"]: 2 * backlog["sql"]}
     for name in run.sides:
@@ -94,7 +94,7 @@ def measure(run: Run, table: dict[str, ReportRow]) -> None:
 
 
 def _window(
-    run: Run, side: Side, client: JavaProgram, kind: str, backlog: dict[str, int]
+    run: BenchRun, side: Side, client: JavaProgram, kind: str, backlog: dict[str, int]
 ) -> dict[str, float]:
     """What the program answers. Raises JavaError for a backlog that did not come in time."""
     if kind in DELAYED:
@@ -125,7 +125,7 @@ def _wait_calm(side: Side) -> None:
 
 
 def _measure(
-    run: Run,
+    run: BenchRun,
     side: Side,
     client: JavaProgram,
     kind: str,
@@ -146,7 +146,7 @@ def _measure(
     progress(f"  {kind}: {answer}, master {each:.0f} us, noise {used.others_percent:.0f} %")
 
 
-def _measure_held(run: Run, side: Side, table: dict[str, ReportRow]) -> None:
+def _measure_held(run: BenchRun, side: Side, table: dict[str, ReportRow]) -> None:
     """Pulls at the end of one queue, over many connections; one message answers them all."""
     held, master = run.count(HELD, 2_000), side.master()
     pid = side.broker_pid(master)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from lab.bench.cpu import CpuMeter
 from lab.bench.report import Mark, ReportRow
-from lab.bench.run import BenchPart, Run, progress
+from lab.bench.run import BenchPart, BenchRun, progress
 from lab.bench.side import Side
 from lab.cluster.java import JavaProgram
 
@@ -35,7 +35,7 @@ def rows() -> list[ReportRow]:
     return found
 
 
-def measure(run: Run, table: dict[str, ReportRow]) -> None:
+def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
     sessions = min(SESSIONS, run.rounds)
     for session in range(sessions):
         rounds = len(range(session, run.rounds, sessions))
@@ -51,7 +51,7 @@ def measure(run: Run, table: dict[str, ReportRow]) -> None:
                             _window(run, side, client, threads, table)
 
 
-def _warm_up(run: Run, client: JavaProgram) -> None:
+def _warm_up(run: BenchRun, client: JavaProgram) -> None:
     progress("  warming up")
     for threads, full, quick in ((64, 30, 4), (16, 20, 2), (1, 10, 2)):
         seconds = run.seconds(full, quick)
@@ -59,7 +59,7 @@ def _warm_up(run: Run, client: JavaProgram) -> None:
 
 
 def _window(
-    run: Run, side: Side, client: JavaProgram, threads: int, table: dict[str, ReportRow]
+    run: BenchRun, side: Side, client: JavaProgram, threads: int, table: dict[str, ReportRow]
 ) -> None:
     seconds = run.seconds(10, 3)
     master = side.master()

@@ -6,7 +6,7 @@ import time
 
 from lab.bench.cpu import CpuMeter, anon_mib
 from lab.bench.report import Mark, ReportRow
-from lab.bench.run import BenchPart, Run, progress
+from lab.bench.run import BenchPart, BenchRun, progress
 from lab.bench.side import SideError
 from lab.cluster.load import Load
 
@@ -26,14 +26,14 @@ def rows() -> list[ReportRow]:
     ]
 
 
-def measure(run: Run, table: dict[str, ReportRow]) -> None:
+def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
     for number in range(run.rounds):
         for name in run.sides:
             progress(f"start: round {number + 1} of {run.rounds}, {name}")
             _round(run, name, table)
 
 
-def _round(run: Run, name: str, table: dict[str, ReportRow]) -> None:
+def _round(run: BenchRun, name: str, table: dict[str, ReportRow]) -> None:
     with run.side(name, spawned=False) as side:
         with Load(
             side.brokers, prefix="start", log=side.folder / "probe.log", options=PACE

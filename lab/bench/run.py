@@ -28,7 +28,7 @@ def progress(text: str) -> None:
 
 
 @dataclass(slots=True)
-class Run:
+class BenchRun:
     """One run of the bench. `quick` shortens everything: it shows that the bench works, no more."""
 
     rounds: int
@@ -90,5 +90,5 @@ class BenchPart:
     name: str
     what: str
     rows: Callable[[], list[ReportRow]]
-    measure: Callable[[Run, dict[str, ReportRow]], None]
+    measure: Callable[[BenchRun, dict[str, ReportRow]], None]
     needs_programs: bool = False
