@@ -59,7 +59,7 @@ session.stop()
 
 
 @dataclass(frozen=True)
-class Run:
+class SparkRun:
     """What one Spark made of the log; seconds of wall time, executors started."""
 
     master: str
@@ -71,13 +71,13 @@ class Run:
 
 def run_job(
     folder: Path, package: Path, store: Path, master: str, executors: int, repeats: int
-) -> Run:
+) -> SparkRun:
     """Runs the job in a folder of its own, as soon as there are so many executors; 0 if the driver
     is the only one."""
     arguments = (store, folder / "out", executors, repeats)
     found = submit(folder, JOB, arguments, package=package, master=master, memory="1g")
     digest = tuple(found["digest"])
-    return Run(master, digest, found["rows"], found["digest_s"], found["parquet_s"])
+    return SparkRun(master, digest, found["rows"], found["digest_s"], found["parquet_s"])
 
 
 @contextmanager
@@ -139,7 +139,7 @@ def compare(
     return same
 
 
-def _printed(run: Run, size_bytes: int, name: str = "") -> Run:
+def _printed(run: SparkRun, size_bytes: int, name: str = "") -> SparkRun:
     print(
         f"{name or run.master:28} {run.rows} rows, digest {run.digest[2] & (1 << 64) - 1:016x}, "
         f"in {run.digest_s:.1f} s; into Parquet {run.parquet_s:.1f} s, "
