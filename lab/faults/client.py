@@ -26,7 +26,7 @@ TASKS: Final = 2
 PAUSE_S: Final = 0.002
 
 
-class Sending:
+class SendTotals:
     """What the tasks count together. Times in seconds."""
 
     def __init__(self, producer: Producer) -> None:
@@ -57,7 +57,7 @@ async def _run(name_servers: str) -> None:
     async with Producer("faults_client", name_servers=name_servers) as producer:
         await producer.send(Message(TOPIC, b"first"))
         print("ready", flush=True)
-        sending = Sending(producer)
+        sending = SendTotals(producer)
         tasks = [asyncio.create_task(sending.run()) for _ in range(TASKS)]
         await input_ended().wait()
         for task in tasks:
