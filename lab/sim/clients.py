@@ -29,7 +29,7 @@ from batonmq.protocol.message import Message, MessageExt, MessageQueue
 from batonmq.protocol.properties import WAIT
 from lab.sim.hosts import CLUSTER, CONTROLLER_ADDRESSES, GROUP, NAME_SERVERS
 from lab.sim.loop import SimProcess
-from lab.sim.messages import Messages, Sent, read_body
+from lab.sim.messages import Messages, SentMessage, read_body
 from lab.sim.world import World
 
 CLIENT_OPTIONS = ClientOptions(route_poll_ms=3_000, heartbeat_ms=3_000)
@@ -191,17 +191,17 @@ class Sender(Client):
                 self.messages.sends_failed += 1
                 self.world.tell(self.name, f"not sent: {error}")
 
-    def _new(self, topic: str, key: str = "", n: int = 0) -> Sent:
-        return Sent(f"{self.address}-{self.starts}-{next(self._names)}", topic, key, n)
+    def _new(self, topic: str, key: str = "", n: int = 0) -> SentMessage:
+        return SentMessage(f"{self.address}-{self.starts}-{next(self._names)}", topic, key, n)
 
-    def _message(self, sent: Sent) -> Message:
+    def _message(self, sent: SentMessage) -> Message:
         message = Message.of(sent.topic, sent.body(self.rng.choice((20, 60, 400))), keys=sent.name)
         if zlib.crc32(sent.name.encode()) % 4 == 0:
             message.properties[WAIT] = "false"  # R29
         return message
 
     async def _send_one(
-        self, producer: Producer, sent: Sent, queue: MessageQueue | None = None
+        self, producer: Producer, sent: SentMessage, queue: MessageQueue | None = None
     ) -> bool:
         result = await producer.send(self._message(sent), queue=queue)
         if result.acknowledged:
@@ -376,7 +376,7 @@ class Recreator(Client):
     async def _send(self, producer: Producer) -> None:
         life = self.messages.lives[self.TOPIC]
         name = f"{self.address}-{self.starts}-{next(self._names)}"
-        sent = Sent(name, self.TOPIC, life=life)
+        sent = SentMessage(name, self.TOPIC, life=life)
         try:
             result = await producer.send(Message.of(self.TOPIC, sent.body(40), keys=name))
         except BatonError as error:

@@ -15,7 +15,7 @@ _PADDING = b"." * 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentMessage:
     """One message. `key` is empty where no order is promised."""
 
     name: str
@@ -29,10 +29,10 @@ class Sent:
         return head + _PADDING[: max(0, size - len(head))]
 
 
-def read_body(topic: str, body: bytes) -> Sent:
+def read_body(topic: str, body: bytes) -> SentMessage:
     """Raises ValueError for a body that was never sent."""
     name, key, n, life, _ = body.split(b"|", 4)
-    sent = Sent(name.decode(), topic, key.decode(), int(n), int(life))
+    sent = SentMessage(name.decode(), topic, key.decode(), int(n), int(life))
     if sent.body(len(body)) != body:
         raise ValueError(f"G8: {body!r} is delivered")
     return sent
@@ -69,9 +69,9 @@ class Messages:
     def __init__(self, violate: Callable[[str], None]) -> None:
         self._violate = violate
         self.at: dict[Place, str] = {}
-        self.acked: dict[str, Sent] = {}
+        self.acked: dict[str, SentMessage] = {}
         self.groups: dict[str, DeliveredTo] = {}
-        self._acked_of_key: dict[str, list[Sent]] = {}
+        self._acked_of_key: dict[str, list[SentMessage]] = {}
         self.lives: dict[str, int] = {}  # topic -> how often its deletion was begun
         self.sends_failed = 0
         self.given_up: set[str] = set()
@@ -91,7 +91,7 @@ class Messages:
         if not self.is_created(topic):
             self._violate(f"R31: {topic} is made for its clients, and no master has confirmed it")
 
-    def is_gone(self, sent: Sent) -> bool:
+    def is_gone(self, sent: SentMessage) -> bool:
         """Whether its topic was deleted since: nothing is promised then."""
         return sent.life < self.lives.get(sent.topic, 0)
 
@@ -122,7 +122,7 @@ class Messages:
             if not self.is_confirmed(name):
                 self.acked.pop(name, None)
 
-    def note_acked(self, sent: Sent, place: Place) -> None:
+    def note_acked(self, sent: SentMessage, place: Place) -> None:
         self.on_acked()
         is_confirmed = self.is_confirmed(sent.name)
         if sent.name not in self.given_up:
@@ -137,7 +137,7 @@ class Messages:
         if sent.key:
             self._acked_of_key.setdefault(sent.key, []).append(sent)
 
-    def note_delivered(self, group_name: str, sent: Sent, place: Place) -> None:
+    def note_delivered(self, group_name: str, sent: SentMessage, place: Place) -> None:
         group = self.groups[group_name]
         group.deliveries += 1
         queue, end = (place[0], place[1]), place[2] + 1
@@ -157,7 +157,7 @@ class Messages:
         if sent.key and not self.is_gone(sent):
             self._in_order(group_name, sent, place)
 
-    def _in_order(self, group_name: str, sent: Sent, place: Place) -> None:
+    def _in_order(self, group_name: str, sent: SentMessage, place: Place) -> None:
         """Each of a key first before later ones. What expired may be passed over: a member that
         takes up the queue begins behind it, while one that pulled it before still has it. So may
         what a group's offset was ahead of after an unclean election; another one may take the
@@ -177,7 +177,7 @@ class Messages:
             if newest < earlier.n < sent.n and self.is_expired(earlier.name)
         )
 
-    def _stands(self, sent: Sent, place: Place, how: str) -> None:
+    def _stands(self, sent: SentMessage, place: Place, how: str) -> None:
         if self.is_gone(sent):
             return
         known = self.at.setdefault(place, sent.name)

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from lab.sim.messages import Messages, Sent
+from lab.sim.messages import Messages, SentMessage
 from lab.sim.records import LogRecord
 from lab.sim.unaware import Unaware
 
 TOPIC = "TopicB"
-SENT = [Sent(f"m{n}", TOPIC, "key", n) for n in range(1, 4)]
+SENT = [SentMessage(f"m{n}", TOPIC, "key", n) for n in range(1, 4)]
 
 
 class _Life:
@@ -83,9 +83,9 @@ def test_an_unclean_election_excuses_what_stands_at_the_places_it_cut_and_nothin
     messages = life.messages
     messages.give_up([_record(2), _record(3)])
     for n in (4, 5, 6):
-        messages.note_acked(Sent(f"m{n}", TOPIC), (TOPIC, 0, n - 2))
+        messages.note_acked(SentMessage(f"m{n}", TOPIC), (TOPIC, 0, n - 2))
     assert messages.missing("GroupA") == ["m6"]
-    messages.note_acked(Sent("m0", TOPIC), (TOPIC, 0, 0))
+    messages.note_acked(SentMessage("m0", TOPIC), (TOPIC, 0, 0))
     assert messages.missing("GroupA") == ["m6", "m0"]
     assert not life.violations
 
@@ -112,7 +112,7 @@ def test_what_the_old_master_shows_after_the_election_counts_as_got_there() -> N
     messages.give_up([_record(2), _record(3)])
     life.deliver(2, 3)
     for n in (4, 5, 6):
-        messages.note_acked(Sent(f"m{n}", TOPIC), (TOPIC, 0, n - 2))
+        messages.note_acked(SentMessage(f"m{n}", TOPIC), (TOPIC, 0, n - 2))
     assert messages.missing("GroupA") == ["m6"]
     assert not life.violations
 
@@ -122,7 +122,7 @@ def test_what_is_sent_again_may_be_skipped_only_where_it_stands_now() -> None:
     life = _Life()
     life.deliver(1)
     messages, places = life.messages, {"m2": (TOPIC, 0, 2), "m3": (TOPIC, 0, 7)}
-    messages.note_delivered("GroupA", Sent("m9", TOPIC), (TOPIC, 0, 4))
+    messages.note_delivered("GroupA", SentMessage("m9", TOPIC), (TOPIC, 0, 4))
     messages.confirmed_at = places.get
     messages.give_up([_record(2), _record(3)])
     for sent in SENT[1:]:
