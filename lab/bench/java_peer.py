@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from lab.bench.side import BROKERS, NAME_SERVERS, Side
+from lab.bench.side import BROKERS, NAME_SERVERS, ClusterSide
 from lab.cluster.frames import BROKER_NAME
 from lab.cluster.java import BROKER_MAIN, NAMESRV_MAIN, name_server_settings, start_server
 from lab.cluster.processes import HOST, stop_all, tail
@@ -17,7 +17,7 @@ from lab.cluster.stores import wipe
 HEAP: Final = ("-Xms512m", "-Xmx512m", "-Xmn256m", "-XX:MaxDirectMemorySize=1g")
 
 
-class JavaPeer(Side):
+class JavaPeer(ClusterSide):
     """The Java cluster; every process has a home folder of its own for logs and stores."""
 
     name = "java"

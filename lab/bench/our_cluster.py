@@ -8,13 +8,13 @@ from typing import Any
 
 import psutil
 
-from lab.bench.side import BROKERS, NAME_SERVERS, Side
+from lab.bench.side import BROKERS, NAME_SERVERS, ClusterSide
 from lab.cluster.processes import is_running, wait_for
 from lab.cluster.stores import wipe
 from lab.cluster.up import ClusterProcess
 
 
-class OurCluster(Side):
+class OurCluster(ClusterSide):
     """`batonmq up` with default settings. A killed broker is started again by `batonmq up` itself
     if it is `supervised`, else by its `argv`."""
 

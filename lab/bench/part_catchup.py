@@ -15,7 +15,7 @@ import uuid
 from lab.bench.cpu import CpuMeter
 from lab.bench.report import Mark, ReportRow
 from lab.bench.run import BenchPart, BenchRun, progress
-from lab.bench.side import Side, SideError
+from lab.bench.side import ClusterSide, SideError
 from lab.cluster import frames
 from lab.cluster.connection import BlockingConnection, HaStatus, ha_status, parse_ha_status
 
@@ -50,7 +50,7 @@ def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
                 _round(run, side, table)
 
 
-def _round(run: BenchRun, side: Side, table: dict[str, ReportRow]) -> None:
+def _round(run: BenchRun, side: ClusterSide, table: dict[str, ReportRow]) -> None:
     master = side.master()
     slave = next(address for address in side.brokers if address != master)
     side.stop_broker(slave)

@@ -16,7 +16,7 @@ from typing import Final
 from batonmq.runtime.clock import wall_ms
 from lab.bench.report import Mark, ReportRow
 from lab.bench.run import BenchPart, BenchRun, progress
-from lab.bench.side import Side
+from lab.bench.side import ClusterSide
 from lab.cluster.java import JavaProgram, prepared_classpath
 from lab.cluster.processes import wait_for
 from lab.cluster.stock_load import POLL_S, SOURCES, StockLoad
@@ -36,13 +36,13 @@ def rows() -> list[ReportRow]:
     ]
 
 
-def _kill(side: Side) -> None:
+def _kill(side: ClusterSide) -> None:
     master = side.master()
     side.kill_broker(master)
     side.start_broker(master)
 
 
-FAULTS: Final[dict[str, Callable[[Side], None]]] = {
+FAULTS: Final[dict[str, Callable[[ClusterSide], None]]] = {
     "client_switch": lambda side: side.switch_master(),
     "client_kill": _kill,
 }
@@ -56,7 +56,7 @@ def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
             progress(f"clients: {name}, {trials} trials")
             side.wait_whole()
 
-            def java(program: str, *arguments: str, side: Side = side) -> JavaProgram:
+            def java(program: str, *arguments: str, side: ClusterSide = side) -> JavaProgram:
                 return JavaProgram(
                     classpath, side.folder / f"java-{arguments[2]}", program, *arguments
                 )
@@ -71,9 +71,9 @@ def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
 
 
 def _trial(
-    side: Side,
+    side: ClusterSide,
     load: StockLoad,
-    strike: Callable[[Side], None],
+    strike: Callable[[ClusterSide], None],
     table: dict[str, ReportRow],
     key: str,
 ) -> None:

@@ -7,7 +7,7 @@ import time
 from lab.bench.cpu import CpuMeter
 from lab.bench.report import Mark, ReportRow
 from lab.bench.run import BenchPart, BenchRun, progress
-from lab.bench.side import Side
+from lab.bench.side import ClusterSide
 from lab.cluster.java import JavaError, JavaProgram
 
 TOPIC = "BenchBacklog"
@@ -47,7 +47,7 @@ def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
 
 def _round(
     run: BenchRun,
-    side: Side,
+    side: ClusterSide,
     consumer: JavaProgram,
     group: str,
     backlog: int,
@@ -69,7 +69,9 @@ def _round(
     )
 
 
-def _consume(side: Side, consumer: JavaProgram, group: str, backlog: int) -> dict[str, float]:
+def _consume(
+    side: ClusterSide, consumer: JavaProgram, group: str, backlog: int
+) -> dict[str, float]:
     group = f"bench_{group}_{time.monotonic_ns()}"
     answer = consumer.ask(f"run {TOPIC} {group} {backlog} {LIMIT_S}", LIMIT_S + 30)
     if not answer["finished"]:

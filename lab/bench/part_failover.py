@@ -11,7 +11,7 @@ import time
 
 from lab.bench.report import Mark, ReportRow
 from lab.bench.run import BenchPart, BenchRun, progress
-from lab.bench.side import Side, SideError
+from lab.bench.side import ClusterSide, SideError
 from lab.cluster.load import Load
 from lab.cluster.processes import wait_for
 from lab.cluster.readback import ReadBack
@@ -39,7 +39,7 @@ def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
             _trials(run, side, trials, table)
 
 
-def _trials(run: BenchRun, side: Side, trials: int, table: dict[str, ReportRow]) -> None:
+def _trials(run: BenchRun, side: ClusterSide, trials: int, table: dict[str, ReportRow]) -> None:
     with Load(side.brokers, prefix="fail", log=side.folder / "probe.log") as load:
         if load.first_ack(sent_after=time.monotonic(), limit_s=FAILOVER_LIMIT_S) is None:
             raise SideError(f"{side.name}: no write is acknowledged")
@@ -67,7 +67,7 @@ def _trials(run: BenchRun, side: Side, trials: int, table: dict[str, ReportRow])
     progress(f"  {len(load.acks)} acked, {len(lost)} lost")
 
 
-def _trial(run: BenchRun, side: Side, load: Load) -> tuple[float, float]:
+def _trial(run: BenchRun, side: ClusterSide, load: Load) -> tuple[float, float]:
     master = side.master()
     began = time.monotonic()
     time.sleep(run.seconds(1.0, 0.3))

@@ -15,7 +15,7 @@ import psutil
 from lab.bench.cpu import CpuMeter, anon_mib
 from lab.bench.report import ReportRow
 from lab.bench.run import BenchPart, BenchRun, progress
-from lab.bench.side import Side, SideError
+from lab.bench.side import ClusterSide, SideError
 from lab.cluster import frames
 from lab.cluster.connection import BlockingConnection, ask
 from lab.cluster.java import JavaError, JavaProgram
@@ -94,7 +94,7 @@ def measure(run: BenchRun, table: dict[str, ReportRow]) -> None:
 
 
 def _window(
-    run: BenchRun, side: Side, client: JavaProgram, kind: str, backlog: dict[str, int]
+    run: BenchRun, side: ClusterSide, client: JavaProgram, kind: str, backlog: dict[str, int]
 ) -> dict[str, float]:
     """What the program answers. Raises JavaError for a backlog that did not come in time."""
     if kind in DELAYED:
@@ -115,7 +115,7 @@ def _window(
     return client.ask(f"{command} {THREADS} {millis:.0f}", LIMIT_S)
 
 
-def _wait_calm(side: Side) -> None:
+def _wait_calm(side: ClusterSide) -> None:
     """What an earlier window left to the master, acks of POP or code to compile, is not charged to
     the next one."""
     master = psutil.Process(side.broker_pid(side.master()))
@@ -126,7 +126,7 @@ def _wait_calm(side: Side) -> None:
 
 def _measure(
     run: BenchRun,
-    side: Side,
+    side: ClusterSide,
     client: JavaProgram,
     kind: str,
     backlog: dict[str, int],
@@ -146,7 +146,7 @@ def _measure(
     progress(f"  {kind}: {answer}, master {each:.0f} us, noise {used.others_percent:.0f} %")
 
 
-def _measure_held(run: BenchRun, side: Side, table: dict[str, ReportRow]) -> None:
+def _measure_held(run: BenchRun, side: ClusterSide, table: dict[str, ReportRow]) -> None:
     """Pulls at the end of one queue, over many connections; one message answers them all."""
     held, master = run.count(HELD, 2_000), side.master()
     pid = side.broker_pid(master)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from lab.bench.cpu import CpuMeter
 from lab.bench.report import Mark, ReportRow
 from lab.bench.run import BenchPart, BenchRun, progress
-from lab.bench.side import Side
+from lab.bench.side import ClusterSide
 from lab.cluster.java import JavaProgram
 
 TOPIC = "BenchSends"
@@ -59,7 +59,7 @@ def _warm_up(run: BenchRun, client: JavaProgram) -> None:
 
 
 def _window(
-    run: BenchRun, side: Side, client: JavaProgram, threads: int, table: dict[str, ReportRow]
+    run: BenchRun, side: ClusterSide, client: JavaProgram, threads: int, table: dict[str, ReportRow]
 ) -> None:
     seconds = run.seconds(10, 3)
     master = side.master()

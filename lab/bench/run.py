@@ -13,7 +13,7 @@ from typing import Final
 from lab.bench.java_peer import JavaPeer
 from lab.bench.our_cluster import OurCluster
 from lab.bench.report import ReportRow
-from lab.bench.side import Side
+from lab.bench.side import ClusterSide
 from lab.cluster.java import JavaProgram
 
 SIDES: Final = ("java", "ours")
@@ -47,11 +47,13 @@ class BenchRun:
         return quick if self.quick else full
 
     @contextmanager
-    def side(self, name: str, *, spawned: bool = True, supervised: bool = False) -> Iterator[Side]:
+    def side(
+        self, name: str, *, spawned: bool = True, supervised: bool = False
+    ) -> Iterator[ClusterSide]:
         """A side just spawned, or one to spawn. `supervised`: what starts it starts its dead again,
         if it can (Java's does not). An exception inside gets the end of its logs."""
         folder = self.folder / name
-        side: Side
+        side: ClusterSide
         side = JavaPeer(folder) if name == "java" else OurCluster(folder, supervised=supervised)
         with side:
             try:

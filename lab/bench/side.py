@@ -27,7 +27,7 @@ class SideError(RuntimeError):
     """A cluster under test did not do what the measurement needs; the text says what."""
 
 
-class Side(ABC):
+class ClusterSide(ABC):
     """One cluster. A context manager: nothing of it is left after the `with` block."""
 
     name: str
