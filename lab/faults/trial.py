@@ -81,7 +81,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TrialSpan:
     """From just before a fault to the first write acked by the whole cluster after it.
 
     Times of CLOCK_MONOTONIC; `at_s`: the fault was injected. `affected`: the processes that were
@@ -117,7 +117,7 @@ class Trial:
     elections: int
     acked: int
     findings: list[BrokenPromise]
-    span: Span
+    span: TrialSpan
     notes: dict[str, object] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
@@ -265,7 +265,7 @@ class Lab:
         whole = time.monotonic()
         self.must_ack()
         ended = time.monotonic()
-        span = Span(
+        span = TrialSpan(
             began,
             injected.at_s,
             healed,

@@ -23,7 +23,7 @@ from lab.faults.aftermath.summary import AftermathResult
 from lab.faults.aftermath.tables import FailoverRow, MastershipRow, SetChangeRow, Tables
 from lab.faults.harmless import SwitchFault
 from lab.faults.kills import KillMaster
-from lab.faults.trial import Span, Trial
+from lab.faults.trial import Trial, TrialSpan
 
 GROUP = "broker-a"
 KILL = FaultRecord(
@@ -195,7 +195,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
 def test_a_deed_takes_ids_and_the_wall_clock_from_what_was_seen() -> None:
     before = GroupState(0, 1, 3, frozenset({0, 1, 2}), {0: 1, 1: 3, 2: 2})
     after = replace(before, master=2, master_epoch=2, set_epoch=5)
-    span = Span(1.0, 1.25, 2.0, 3.5, 1.3, 0.05, before, after, ("namesrv-1", "broker-a-1"))
+    span = TrialSpan(1.0, 1.25, 2.0, 3.5, 1.3, 0.05, before, after, ("namesrv-1", "broker-a-1"))
     trial = Trial("kill-master", 0.05, 0.04, 0.0, 0.5, 1, 9, [], span)
     names = tuple(f"broker-a-{index}" for index in range(3))
     done = fault_record(7, KillMaster(), trial, group=GROUP, names=names, wall_s=1_000.0)
