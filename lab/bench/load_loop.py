@@ -15,7 +15,7 @@ from lab.cluster.connection import BlockingConnection
 IN_FLIGHT: Final = 16
 
 
-class Target(NamedTuple):
+class SendTarget(NamedTuple):
     """Where a message goes. A topic that is new gets `queues` queues."""
 
     connection: BlockingConnection
@@ -39,7 +39,7 @@ class Phase:
 
 
 def write(
-    targets: Iterable[Target], body: bytes, meter: CpuMeter, *, in_flight: int = IN_FLIGHT
+    targets: Iterable[SendTarget], body: bytes, meter: CpuMeter, *, in_flight: int = IN_FLIGHT
 ) -> Phase:
     """Sends until `targets` end. Raises RuntimeError for a send that was refused."""
     under_way: deque[BlockingConnection] = deque()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from lab.bench.cpu import CpuMeter
-from lab.bench.load_loop import Phase, Target, write
+from lab.bench.load_loop import Phase, SendTarget, write
 from lab.bench.our_cluster import OurCluster
 from lab.bench.store_scale import measure_store
 from lab.cluster import frames
@@ -65,7 +65,7 @@ def written(side: OurCluster, places: Iterator[tuple[str, int]], per_topic: int)
     master = side.master()
     epoch = epoch_of(side, master)
     with BlockingConnection(master, timeout_s=60) as connection:
-        targets = (Target(connection, *place, per_topic) for place in places)
+        targets = (SendTarget(connection, *place, per_topic) for place in places)
         phase = write(targets, BODY, meter_of(side, master))
     return text_of(phase, epoch_of(side, side.master()) - epoch)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lab.bench.cpu import CpuMeter, anon_mib
-from lab.bench.load_loop import IN_FLIGHT, Phase, Target, write
+from lab.bench.load_loop import IN_FLIGHT, Phase, SendTarget, write
 from lab.bench.pinger import pinging
 from lab.bench.run import progress
 from lab.bench.scale_groups import members
@@ -77,7 +77,7 @@ class Bench:
     def load(
         self,
         cluster: ClusterProcess,
-        targets: Iterator[Target],
+        targets: Iterator[SendTarget],
         body: bytes = BODY,
         *,
         in_flight: int = IN_FLIGHT,
@@ -135,13 +135,15 @@ def values_of(phase: Phase, size: int) -> Values:
     }
 
 
-def in_turn(connections: list[BlockingConnection], queues: int, seconds: float) -> Iterator[Target]:
+def in_turn(
+    connections: list[BlockingConnection], queues: int, seconds: float
+) -> Iterator[SendTarget]:
     """Every queue after the other, every connection after the other, so long, and each once."""
     end, number, each = time.monotonic() + seconds, 0, QUEUES_OF_A_TOPIC
     while number < max(queues, len(connections)) or time.monotonic() < end:
         place = number % queues
         connection = connections[number % len(connections)]
-        yield Target(connection, f"Scale{place // each}", place % each, min(queues, each))
+        yield SendTarget(connection, f"Scale{place // each}", place % each, min(queues, each))
         number += 1
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from lab.bench.cpu import CpuMeter
-from lab.bench.load_loop import Target, write
+from lab.bench.load_loop import SendTarget, write
 from lab.cluster import frames
 from lab.cluster.connection import BlockingConnection
 
@@ -42,9 +42,9 @@ def behind_memory(
     }
 
 
-def _targets(connection: BlockingConnection, count: int) -> Iterator[Target]:
+def _targets(connection: BlockingConnection, count: int) -> Iterator[SendTarget]:
     for number in range(count):
-        yield Target(connection, TOPIC, number % QUEUES, QUEUES)
+        yield SendTarget(connection, TOPIC, number % QUEUES, QUEUES)
 
 
 def _drop_pages(folder: Path) -> None:
