@@ -38,7 +38,7 @@ from batonmq.store.recovery import StartConfirmRule, recover_store
 from batonmq.store.slave_log import LogTrust, SlaveLog
 from batonmq.store.store_files import StoreFiles, abort_path, load_files
 from batonmq.store.suspicion import RunMark, kernel_boot_id
-from batonmq.store.truncation import Truncation
+from batonmq.store.truncation import LogTruncation
 from batonmq.store.upkeep import (
     CheckpointWriter,
     DiskUseOf,
@@ -69,7 +69,7 @@ class MessageStore:
     queries: StoreQueries
     slave_log: SlaveLog
     trust: LogTrust
-    truncation: Truncation
+    truncation: LogTruncation
     background: Background
     disk_space: DiskSpaceWatch
     checkpoints: CheckpointWriter
@@ -185,7 +185,7 @@ class MessageStore:
         self.background = Background(files.log, self._fail)
         self.disk_space = DiskSpaceWatch(files.log, self.appender, self.background)
         self.queries = StoreQueries(files, self._dispatcher, self.appender)
-        self.truncation = Truncation(files)
+        self.truncation = LogTruncation(files)
         self.checkpoints = CheckpointWriter(
             files, self._dispatcher, self.before_checkpoint, self.background, self.disk_space
         )

@@ -28,7 +28,7 @@ from batonmq.store.log_scan import LogScanner, check_record, find_valid_record, 
 from batonmq.store.queue_table import QueueTable
 from batonmq.store.store_files import StoreFiles
 from batonmq.store.suspicion import Suspicion
-from batonmq.store.truncation import Truncation
+from batonmq.store.truncation import LogTruncation
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class RecoveredLog:
 
 def recover_store(
     files: StoreFiles,
-    truncation: Truncation,
+    truncation: LogTruncation,
     dispatcher: LogDispatcher,
     *,
     confirm_rule: StartConfirmRule,

@@ -22,7 +22,7 @@ from batonmq.store.errors import (
 from batonmq.store.log_scan import fault_at, fault_before, is_record_boundary, whole_records_end
 from batonmq.store.store_files import StoreFiles
 from batonmq.store.suspicion import Suspicion
-from batonmq.store.truncation import Truncation
+from batonmq.store.truncation import LogTruncation
 from batonmq.store.upkeep import CheckpointWriter
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class SlaveLog:
         files: StoreFiles,
         dispatcher: LogDispatcher,
         appender: Appender,
-        truncation: Truncation,
+        truncation: LogTruncation,
         checkpoints: CheckpointWriter,
         stop_writes: Callable[[], int],
         fail: Callable[[BaseException], None],

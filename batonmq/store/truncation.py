@@ -50,7 +50,7 @@ class TruncationIntent:
     version: int = _VERSION
 
 
-class Truncation:
+class LogTruncation:
     """Carries a cut out, and finishes one that a crash interrupted."""
 
     def __init__(self, files: StoreFiles) -> None:
