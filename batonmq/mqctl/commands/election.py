@@ -80,7 +80,7 @@ async def elect_master(
         raise click.UsageError("--unclean needs the replica named: give -b N")
     if cut_later_acks and not unclean:
         raise click.UsageError("--cut-later-acks belongs to --unclean")
-    how = Unclean(unclean, cut_later_acks)
+    how = UncleanRequest(unclean, cut_later_acks)
     async with context.controller() as (admin, controller):
         if unclean and broker_id is not None:
             how.found.extend(await candidates(admin, controller, broker_name))
@@ -149,7 +149,7 @@ def _replica_at(known: BrokerReplicasInfo, address: str) -> tuple[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Unclean:
+class UncleanRequest:
     """How unclean the election may be; `found` is what the replicas reported before."""
 
     wanted: bool = False
@@ -162,10 +162,10 @@ async def elect(
     admin: Admin,
     controller: ControllerAdmin,
     who: tuple[str, str, int | None],
-    how: Unclean | None = None,
+    how: UncleanRequest | None = None,
 ) -> None:
     """Elects `who` (cluster, group, id), waits until it serves, and shows the outcome."""
-    how = how or Unclean()
+    how = how or UncleanRequest()
     _, broker_name, broker_id = who
     with Progress(f"electing a master of {broker_name} ...") as progress:
         elected = await controller.elect_master(
@@ -212,7 +212,9 @@ def _document(elected: ElectedMaster, story: Story | None) -> dict[str, Any]:
     return document
 
 
-def _unclean_document(elected: ElectedMaster, story: Story | None, how: Unclean) -> dict[str, Any]:
+def _unclean_document(
+    elected: ElectedMaster, story: Story | None, how: UncleanRequest
+) -> dict[str, Any]:
     if not how.wanted:
         return {}
     ends = [each.log_end for each in how.found if each.broker_id == elected.master_broker_id]
