@@ -18,7 +18,7 @@ from lab.sim.records import LogRecord, records
 
 
 @dataclass
-class Unclean:
+class UncleanElection:
     """`takes_any`: an operator named the winner, whatever others hold. `at`: where the logs part,
     None until the new master opens. `held`: up to where the winner's log was the truth when it was
     elected, by `winner` in that `boot`."""
@@ -36,7 +36,7 @@ class Unclean:
 class GivenUp:
     def __init__(self, violate: Callable[[str], None]) -> None:
         self._violate = violate
-        self._elections: list[Unclean] = []
+        self._elections: list[UncleanElection] = []
         self.operator_compares = False
         """Whether operators name the replica that holds most, from now on."""
 
@@ -44,10 +44,10 @@ class GivenUp:
     def any(self) -> bool:
         return bool(self._elections)
 
-    def elected(self, election: Unclean) -> None:
+    def elected(self, election: UncleanElection) -> None:
         self._elections.append(election)
 
-    def pending(self, epoch: int) -> Unclean | None:
+    def pending(self, epoch: int) -> UncleanElection | None:
         """The newest one that a master which opens in `epoch` completes."""
         due = [each for each in self._elections if each.at is None and each.epoch <= epoch]
         return due[-1] if due else None
@@ -57,7 +57,9 @@ class GivenUp:
         election = self.pending(epoch)
         return election is not None and (election.winner, election.epoch) == (host, epoch)
 
-    def completed(self, election: Unclean, at: int, host: BrokerHost, kept: Iterable[int]) -> None:
+    def completed(
+        self, election: UncleanElection, at: int, host: BrokerHost, kept: Iterable[int]
+    ) -> None:
         """A master opened whose log is the truth up to `at`; those of others that live are up to
         `kept`."""
         due = [each for each in self._elections if each.at is None and each.epoch <= election.epoch]

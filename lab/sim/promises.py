@@ -23,7 +23,7 @@ from batonmq.store.message_store import MessageStore
 from lab.sim.copies import Copies, first_unsynced
 from lab.sim.decisions import Decisions, NewestCommit
 from lab.sim.expiry import Expiry
-from lab.sim.given_up import GivenUp, Unclean, records_behind
+from lab.sim.given_up import GivenUp, UncleanElection, records_behind
 from lab.sim.hosts import GROUP, BrokerHost, ControllerHost, controlled
 from lab.sim.lineage import Lineage
 from lab.sim.records import LogRecord, records
@@ -197,7 +197,9 @@ class Promises:
         held = self.held_by(host) if host is not None and host.service is not None else 0
         boot = host.boot if host is not None else 0
         takes_any = command.unclean and not self.given_up.operator_compares
-        election = Unclean(group.master_epoch, takes_any, command.cut_later_acks, held, host, boot)
+        election = UncleanElection(
+            group.master_epoch, takes_any, command.cut_later_acks, held, host, boot
+        )
         self.given_up.elected(election)
 
     def _give_up(self, host: BrokerHost, epoch: int) -> None:

@@ -23,7 +23,7 @@ import pytest
 from batonmq.broker.service import BrokerService
 from batonmq.store.message_store import MessageStore
 from lab.sim.cluster import Cluster
-from lab.sim.given_up import GivenUp, Unclean
+from lab.sim.given_up import GivenUp, UncleanElection
 from lab.sim.hosts import BrokerHost
 from lab.sim.life import LifeOutcome, LifePlan, Statistics, plan_of, run
 from lab.sim.loop import SimLoop, SimProcess
@@ -143,8 +143,8 @@ def test_what_an_operator_gave_up_may_take_a_second_election_to_be_given_up() ->
     violations: list[str] = []
     for opens, found in ((named, 0), (other, 1)):
         given_up = GivenUp(violations.append)
-        given_up.elected(Unclean(2, True, True, 50, named, 1))
-        again = Unclean(4, False, False, 50, opens, 2)
+        given_up.elected(UncleanElection(2, True, True, 50, named, 1))
+        again = UncleanElection(4, False, False, 50, opens, 2)
         given_up.elected(again)
         given_up.completed(again, 50, opens, [50, 80])
         assert len(violations) == found, violations
