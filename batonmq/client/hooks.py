@@ -65,7 +65,7 @@ class Hook(Protocol):
 _Enter = Callable[[], AbstractContextManager[object]]
 
 
-class Watch:
+class HookCalls:
     """The steps of one producer or consumer under its hook, whose errors end here."""
 
     def __init__(self, hook: Hook) -> None:

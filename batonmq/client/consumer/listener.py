@@ -12,7 +12,7 @@ from functools import partial
 from batonmq.client.consumer.member_stats import MemberStats
 from batonmq.client.errors import ClientError
 from batonmq.client.failures import Failures
-from batonmq.client.hooks import ConsumeCall, Hook, Watch
+from batonmq.client.hooks import ConsumeCall, Hook, HookCalls
 from batonmq.protocol.message import MessageExt, MessageQueue
 from batonmq.runtime.clock import boot_ms
 
@@ -72,7 +72,7 @@ class ListenerCall:
     ) -> None:
         self._group = group
         self._stats = stats
-        self._watch = None if hook is None else Watch(hook)
+        self._watch = None if hook is None else HookCalls(hook)
         self._failures = Failures("listener_failed")
         self._listener = listener
         call = getattr(listener, "__call__", None)  # noqa: B004 - the method, not callability

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from batonmq.client.consumer.options import ConsumeFromWhere, ConsumeType, MessageModel
 from batonmq.client.consumer.pulling import build_subscription
-from batonmq.client.hooks import ConsumeCall, Watch
+from batonmq.client.hooks import ConsumeCall, HookCalls
 from batonmq.client.instance.client_instance import ClientInstance, GroupMember
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.protocol.bodies import TAG, ConsumerData, SubscriptionData
@@ -63,7 +63,7 @@ class Receiver(Subscriber):
     ) -> None:
         super().__init__(group, name_servers, client, client_options, from_where)
         hook = self._client.options.hook
-        self._watch = None if hook is None else Watch(hook)
+        self._watch = None if hook is None else HookCalls(hook)
 
     @contextmanager
     def processing(self, *messages: MessageExt) -> Iterator[None]:

@@ -24,7 +24,7 @@ from batonmq.client.errors import (
     NoReplyError,
     NoRouteError,
 )
-from batonmq.client.hooks import SendCall, Watch
+from batonmq.client.hooks import HookCalls, SendCall
 from batonmq.client.instance.client_instance import ClientInstance, GroupMember
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.instance.topic_route import TopicRoute
@@ -97,7 +97,7 @@ class Producer(GroupMember):
         super().__init__(group, name_servers, client, client_options)
         self.options = options or ProducerOptions()
         hook = self._client.options.hook
-        self._watch = None if hook is None else Watch(hook)
+        self._watch = None if hook is None else HookCalls(hook)
         self._pickers: dict[str, QueuePicker] = {}
         self._new_topic = NewTopic(
             self.options.default_topic, self.options.default_topic_queue_nums
