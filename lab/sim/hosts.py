@@ -59,7 +59,7 @@ _PEERS = ";".join(f"n{n}-{controller_host(n)}:{CONTROLLER_PORT}" for n in CONTRO
 GRPC_ADDRESSES = [f"{controller_host(n)}:{CONTROLLER_PORT + 1}" for n in CONTROLLERS]
 
 
-class Watch(Protocol):
+class ServerWatch(Protocol):
     """Who is told what servers do."""
 
     def confirmed(self, host: BrokerHost) -> None: ...
@@ -188,7 +188,7 @@ class Host:
 
 
 class BrokerHost(Host):
-    def __init__(self, world: World, number: int, watch: Watch) -> None:
+    def __init__(self, world: World, number: int, watch: ServerWatch) -> None:
         super().__init__(world, f"broker {number}", broker_host(number))
         self.number = number
         self.watch = watch
@@ -295,7 +295,7 @@ class BrokerHost(Host):
 class ControllerHost(Host):
     """A name server with a controller in its loop."""
 
-    def __init__(self, world: World, number: int, watch: Watch) -> None:
+    def __init__(self, world: World, number: int, watch: ServerWatch) -> None:
         super().__init__(world, f"controller {number}", controller_host(number))
         self.number = number
         self.watch = watch
