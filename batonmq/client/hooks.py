@@ -72,8 +72,8 @@ class HookCalls:
         self._hook = hook
         self._failures = Failures("hook_failed")
 
-    def sending(self, call: SendCall) -> "_Watched":
-        return _Watched(lambda: self._hook.sending(call), self._failed)
+    def sending(self, call: SendCall) -> "_HookedStep":
+        return _HookedStep(lambda: self._hook.sending(call), self._failed)
 
     def received(self, group: str, messages: Sequence[MessageExt], began_ms: int) -> None:
         by_topic: dict[str, list[MessageExt]] = {}
@@ -85,14 +85,14 @@ class HookCalls:
             except Exception as error:
                 self._failed(error)
 
-    def consuming(self, call: ConsumeCall) -> "_Watched":
-        return _Watched(lambda: self._hook.consuming(call), self._failed)
+    def consuming(self, call: ConsumeCall) -> "_HookedStep":
+        return _HookedStep(lambda: self._hook.consuming(call), self._failed)
 
     def _failed(self, error: Exception) -> None:
         self._failures.note(error, f"hook={type(self._hook).__name__}")
 
 
-class _Watched:
+class _HookedStep:
     """Yields whether the hook was entered."""
 
     def __init__(self, enter: _Enter, failed: Callable[[Exception], None]) -> None:
