@@ -252,7 +252,7 @@ class Threads:
         return id(_current)
 
 
-class _LoopThread:
+class _SimMainThread:
     """The main thread of every simulated process."""
 
     name = "MainThread"
@@ -262,7 +262,7 @@ class _LoopThread:
         return True
 
 
-_LOOP_THREAD = _LoopThread()
+_LOOP_THREAD = _SimMainThread()
 
 
 class Queues:
