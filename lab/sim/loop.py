@@ -1,6 +1,6 @@
 """An event loop on a virtual clock, in which whole processes can be killed, stopped and slowed.
 
-Everything scheduled while a `SimProcess` runs belongs to it (by a context variable), so `kill` drops
+What is scheduled while a `SimProcess` runs belongs to it (by a context variable), so `kill` drops
 all of its callbacks, timers and tasks at once, as SIGKILL does, and `pause` delays them, as
 SIGSTOP does. Time stands still while callbacks run and jumps to the next timer when none is ready.
 `digest` covers the time and owner of every callback: two runs with one digest were the same run.
