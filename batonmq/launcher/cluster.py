@@ -1,5 +1,5 @@
-"""A local cluster, for `up` and `demo`: `LocalCluster` starts the processes, polls the cluster twice
-a second, updates `cluster.json`, and reports changes.
+"""A local cluster, for `up` and `demo`: `LocalCluster` starts the processes, polls the cluster
+twice a second, updates `cluster.json`, and reports changes.
 
 It goes on when a process dies, and gives up when those processes end by themselves without which
 there is no cluster (`gave_up`).
