@@ -22,7 +22,7 @@ import pytest
 
 from batonmq.broker.service import BrokerService
 from batonmq.store.message_store import MessageStore
-from lab.sim.cluster import Cluster
+from lab.sim.cluster import SimCluster
 from lab.sim.given_up import GivenUp, UncleanElection
 from lab.sim.hosts import BrokerHost
 from lab.sim.life import LifeOutcome, LifePlan, Statistics, plan_of, run
@@ -54,7 +54,7 @@ def test_a_life_leaves_nothing_behind() -> None:
     run(2)
     gc.collect()
     left = Counter(type(each) for each in gc.get_objects())
-    assert not left[Cluster] and not left[BrokerService] and not left[MessageStore]
+    assert not left[SimCluster] and not left[BrokerService] and not left[MessageStore]
     assert _open_files() == before
 
 
