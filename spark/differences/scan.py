@@ -100,7 +100,7 @@ class RangeTask:
     end: int
 
 
-class Counts(msgspec.Struct):
+class GroupCounts(msgspec.Struct):
     """One group: messages in its confirmed log, those that two or more replicas hold alike, and the
     bytes of the log that were compared.
     """
@@ -114,7 +114,7 @@ class Counts(msgspec.Struct):
 class Scanned:
     """What ranges have. `queues`, `behind`: rows of RANGE_SCHEMA, BEHIND_SCHEMA."""
 
-    counts: Counts = field(default_factory=Counts)
+    counts: GroupCounts = field(default_factory=GroupCounts)
     findings: list[Finding] = field(default_factory=list)
     queues: list[dict[str, Any]] = field(default_factory=list)
     behind: list[dict[str, Any]] = field(default_factory=list)
