@@ -44,7 +44,7 @@ class HistoryLost(Exception):
 
 
 @dataclass(slots=True)
-class Counts:
+class StreamCounts:
     """What a run has done so far."""
 
     batches: int = 0
@@ -74,7 +74,7 @@ class HistoryStream:
         report: Callable[[str], None],
         on_commit: Callable[[], None] = lambda: None,
     ) -> None:
-        self.counts = Counts()
+        self.counts = StreamCounts()
         self._output = output
         self._report = report
         self._on_commit = on_commit

@@ -21,7 +21,7 @@ import click
 import msgspec
 
 from batonmq.spark.history.run import Inputs, run
-from batonmq.spark.history.stream import Counts, HistoryLost, HistoryStream, StreamPlan
+from batonmq.spark.history.stream import HistoryLost, HistoryStream, StreamCounts, StreamPlan
 from batonmq.spark.history.stream_output import StreamOutput, output_folder
 from batonmq.spark.history.tables import TABLES
 from batonmq.spark.jobs.command import EXIT_CODES, FAILED, Job, JobCommand, job_options
@@ -136,7 +136,7 @@ class Options(msgspec.Struct, kw_only=True):
         return write
 
 
-def _tell(job: Job, table: StreamOutput, counts: Counts) -> None:
+def _tell(job: Job, table: StreamOutput, counts: StreamCounts) -> None:
     job.result(
         asdict(counts) | {"output": str(table.folder), "total": table.rows},
         [
