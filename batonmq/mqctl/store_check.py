@@ -23,7 +23,7 @@ SEGMENT_NAME: Final = re.compile(r"\d{20}")
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class BadBytes:
     """`size` bytes of `file`, from log offset `offset` on, are no whole records, or missing."""
 
     file: str
@@ -43,7 +43,7 @@ class Verdict:
     begin: int = 0
     end: int = 0
     tail: int = 0
-    damages: list[Damage] = field(default_factory=list)
+    damages: list[BadBytes] = field(default_factory=list)
     kept: list[tuple[str, int]] = field(default_factory=list)
     """(file, bytes) that were cut from the log and kept in `truncated/`."""
 
@@ -59,7 +59,7 @@ def verify(segments: list[Path], verdict: Verdict, *, is_open: bool) -> Iterator
         base = int(path.name)
         if base != verdict.end and path is not segments[0]:
             what = "no file of the log holds this part" if base > verdict.end else "files overlap"
-            verdict.damages.append(Damage(str(path), verdict.end, base - verdict.end, what))
+            verdict.damages.append(BadBytes(str(path), verdict.end, base - verdict.end, what))
         verdict.end = base
         try:
             fd = os.open(path, os.O_RDONLY)
@@ -111,10 +111,10 @@ def _verify_file(file: _File, verdict: Verdict, *, may_end: bool, is_open: bool)
             if used and is_open:
                 verdict.tail = used
             elif used:
-                verdict.damages.append(Damage(str(file.path), verdict.end, used, what))
+                verdict.damages.append(BadBytes(str(file.path), verdict.end, used, what))
             return
         end = file.size if following is None else following
-        verdict.damages.append(Damage(str(file.path), verdict.end, end - position, what))
+        verdict.damages.append(BadBytes(str(file.path), verdict.end, end - position, what))
         position, verdict.end = end, file.base + end
 
 
