@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from batonmq.spark.audit import queries
 from batonmq.spark.differences.acked_list import plan_lists
-from batonmq.spark.differences.findings import Finding, finding_table
+from batonmq.spark.differences.findings import LogFinding, finding_table
 from batonmq.spark.differences.replicas import ReplicaGroup, find_groups, log_files
 from batonmq.spark.differences.standing import standing
 from batonmq.spark.severity import SEVERITIES, WARNING
@@ -53,7 +53,7 @@ class Plan:
     """
 
     groups: list[ReplicaGroup]
-    found: list[Finding]
+    found: list[LogFinding]
     size_bytes: int
 
 
@@ -63,7 +63,7 @@ def plan_audit(request: AuditRequest) -> Plan:
         request.stores, group=request.group, unconfirmed=request.unconfirmed,
         with_tails=bool(request.acked),
     )  # fmt: skip
-    found: list[Finding] = []
+    found: list[LogFinding] = []
     log_bytes = 0
     for group in groups:
         files = log_files(group)
@@ -186,7 +186,7 @@ def _of_single_stores(plan: Plan) -> list[str]:
     ]
 
 
-def _define(engine: Engine, request: AuditRequest, plan: Plan, known: list[Finding]) -> None:
+def _define(engine: Engine, request: AuditRequest, plan: Plan, known: list[LogFinding]) -> None:
     """The views of what the stores hold."""
     options = {
         "group": request.group or "", "unconfirmed": _flag(request.unconfirmed),
@@ -232,7 +232,7 @@ def _define_acked(engine: Engine, plan: Plan) -> None:
 
 def _read_lists(
     engine: Engine, request: AuditRequest, plan: Plan, notes: list[str]
-) -> tuple[AckedCounts, list[Finding]]:
+) -> tuple[AckedCounts, list[LogFinding]]:
     """What all lists have, and what is wrong with them whatever the stores hold; more notes.
 
     Raises ValueError.
@@ -264,11 +264,13 @@ def _read_lists(
     found, others = _of_other_brokers(engine, named)
     if not total["many"]:
         detail = "the acknowledged list has no entry, so nothing is held against it"
-        found.append(Finding(None, WARNING, "unchecked", detail))
+        found.append(LogFinding(None, WARNING, "unchecked", detail))
     return AckedCounts(entries=total["many"], other_brokers=others), found
 
 
-def _of_other_brokers(engine: Engine, named: Mapping[str, set[str]]) -> tuple[list[Finding], int]:
+def _of_other_brokers(
+    engine: Engine, named: Mapping[str, set[str]]
+) -> tuple[list[LogFinding], int]:
     """(findings, entries) of brokers without a store here. Raises ValueError for a broker that may
     be of several groups.
     """
@@ -292,5 +294,5 @@ def _of_other_brokers(engine: Engine, named: Mapping[str, set[str]]) -> tuple[li
             f"{row['many']} entries of the acknowledged list are of broker {broker}, of which no "
             "store is given"
         )
-        found.append(Finding(None, WARNING, "unchecked", detail))
+        found.append(LogFinding(None, WARNING, "unchecked", detail))
     return found, others

@@ -15,7 +15,7 @@ import numpy as np
 
 from batonmq.protocol.records.codec import END_FILE_MIN_BLANK
 from batonmq.protocol.records.columns import Bools, Int64s, Records
-from batonmq.spark.differences.findings import Finding
+from batonmq.spark.differences.findings import LogFinding
 from batonmq.spark.differences.replicas import ReplicaGroup
 from batonmq.spark.differences.sides import Items, Side, Stretch
 from batonmq.spark.differences.vote import Vote
@@ -49,7 +49,7 @@ class Compared:
 
     compared_bytes: int = 0
     held: list[Held] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[LogFinding] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 
-class Finding(msgspec.Struct, frozen=True):
+class LogFinding(msgspec.Struct, frozen=True):
     """One finding; offsets are log and queue offsets, sizes bytes. None: it does not apply.
 
     `replicas`: those that deviate; `field`: header, body, properties. `identity` pairs a message
@@ -38,11 +38,11 @@ _KINDS: Final = {
     **dict.fromkeys(("queue_offset", "physical_offset", "size", "epoch", "identity"), pa.int64()),
 }  # fmt: skip
 IDENTIFIED_SCHEMA: Final = pa.schema(
-    [(name, _KINDS.get(name, pa.string())) for name in Finding.__struct_fields__]
+    [(name, _KINDS.get(name, pa.string())) for name in LogFinding.__struct_fields__]
 )
 FINDING_SCHEMA: Final = IDENTIFIED_SCHEMA.remove(IDENTIFIED_SCHEMA.get_field_index("identity"))
 """The table of findings."""
 
 
-def finding_table(found: Iterable[Finding], schema: pa.Schema = FINDING_SCHEMA) -> pa.Table:
+def finding_table(found: Iterable[LogFinding], schema: pa.Schema = FINDING_SCHEMA) -> pa.Table:
     return pa.Table.from_pylist([msgspec.to_builtins(each) for each in found], schema)

@@ -21,7 +21,7 @@ from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
 from batonmq.protocol.records.columns import Bools, Int64s, Records
 from batonmq.protocol.sysflag import INNER_BATCH, TRANSACTION_COMMIT, TRANSACTION_MASK
 from batonmq.protocol.topic_name import DUE_TOPICS, LMQ_PREFIX, METADATA_TOPIC
-from batonmq.spark.differences.findings import Finding
+from batonmq.spark.differences.findings import LogFinding
 from batonmq.spark.differences.replicas import Replica, ReplicaGroup
 from batonmq.spark.read.queues import Queue, Units, decode_units, last_written
 from batonmq.spark.read.storage import OpenFile
@@ -109,7 +109,7 @@ def runs_of(group: ReplicaGroup, queues: Queues) -> Iterator[Row]:
 
 def check_queues(
     group: ReplicaGroup, replica: Replica, messages: Queues, begin: int, end: int
-) -> Iterator[Finding | Row]:
+) -> Iterator[LogFinding | Row]:
     """Units of one replica that are wrong or missing for messages, or point to none.
 
     `messages` are all in [begin, end) of the log; only those count that the replica confirms. A
@@ -138,7 +138,7 @@ class _Checker:
         self._begin, self._end = begin, end
         self._with_tags = replica.tags_are_hashes
 
-    def queue(self, queue: Queue, messages: Numbered) -> Iterator[Finding | Row]:
+    def queue(self, queue: Queue, messages: Numbered) -> Iterator[LogFinding | Row]:
         """Findings of one queue against its messages."""
         with_tags = self._with_tags and queue.topic not in DUE_TOPICS
         right = np.zeros(len(messages.offsets), np.bool_)
@@ -205,7 +205,7 @@ class _Checker:
 
     def _at(
         self, queue: Queue, offset: int, expected: tuple[int, int, int], *, with_tags: bool
-    ) -> Iterator[Finding]:
+    ) -> Iterator[LogFinding]:
         """What is wrong with the unit of one message: its log offset, size and hash of tags."""
         start, size, tags = expected
         place = offset * UNIT_SIZE
@@ -240,9 +240,9 @@ class _Checker:
         size: int | None,
         detail: str,
         file: str | None,
-    ) -> Finding:
+    ) -> LogFinding:
         epoch, doubt = self._group.epoch_at(start)
-        return Finding(
+        return LogFinding(
             self._group.name, CRITICAL, kind, detail + doubt, (self._replica.name,), queue.topic,
             queue.queue_id, queue_offset, start, size, epoch, file=file,
         )  # fmt: skip

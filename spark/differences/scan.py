@@ -21,7 +21,7 @@ from batonmq.protocol.properties import TAGS, UNIQ_KEY
 from batonmq.protocol.records.columns import Bools, Int64s, take_fields
 from batonmq.protocol.tags import tags_code
 from batonmq.spark.differences.compare import Comparison, Held
-from batonmq.spark.differences.findings import Finding
+from batonmq.spark.differences.findings import LogFinding
 from batonmq.spark.differences.queues import (
     NUMBERED_SCHEMA,
     by_queue,
@@ -115,7 +115,7 @@ class Scanned:
     """What ranges have. `queues`, `behind`: rows of RANGE_SCHEMA, BEHIND_SCHEMA."""
 
     counts: GroupCounts = field(default_factory=GroupCounts)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[LogFinding] = field(default_factory=list)
     queues: list[dict[str, Any]] = field(default_factory=list)
     behind: list[dict[str, Any]] = field(default_factory=list)
     messages: list[pa.Table] = field(default_factory=list)
@@ -162,7 +162,7 @@ def scan_range(task: RangeTask, group: ReplicaGroup, request: ScanSettings, into
     for side in sides:
         replica = group.replicas[side.index]
         for told in check_queues(group, replica, queues, task.begin, task.end):
-            into.findings.append(told) if isinstance(told, Finding) else into.behind.append(told)
+            into.findings.append(told) if isinstance(told, LogFinding) else into.behind.append(told)
 
 
 def _tell(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import combinations, groupby, pairwise
 
-from batonmq.spark.differences.findings import Finding
+from batonmq.spark.differences.findings import LogFinding
 from batonmq.spark.differences.replicas import LogFile, Replica, ReplicaGroup, log_end
 from batonmq.spark.read.selection import HIGH
 from batonmq.spark.severity import CRITICAL, INFO, WARNING
@@ -18,7 +18,7 @@ _Stretch = tuple[int, int, int | None, int | None]
 
 def standing(
     group: ReplicaGroup, files: Sequence[LogFile], *, unconfirmed: bool = False
-) -> Iterator[Finding]:
+) -> Iterator[LogFinding]:
     """What not all replicas hold: kept longer, lag, files that none has; and epochs that differ.
 
     A broker always keeps its newest file, so a confirmed log without any file is gone.
@@ -50,15 +50,15 @@ def _span(
     begin: int,
     end: int,
     epoch: int | None = None,
-) -> Finding:
+) -> LogFinding:
     """A finding about [begin, end) of the log."""
-    return Finding(
+    return LogFinding(
         group.name, severity, kind, detail, tuple(replicas), physical_offset=begin,
         size=end - begin, epoch=epoch,
     )  # fmt: skip
 
 
-def _incomplete(group: ReplicaGroup, replica: Replica) -> Iterator[Finding]:
+def _incomplete(group: ReplicaGroup, replica: Replica) -> Iterator[LogFinding]:
     """What one replica lacks at the beginning or at the end of its log."""
     say = partial(_span, group, replicas=(replica.name,))
     confirm, longest = replica.confirm, group.confirm
@@ -80,7 +80,7 @@ def _incomplete(group: ReplicaGroup, replica: Replica) -> Iterator[Finding]:
         yield say(INFO, "lagging", what, begin=confirm, end=longest, epoch=epoch)
 
 
-def _shorter(group: ReplicaGroup) -> Iterator[Finding]:
+def _shorter(group: ReplicaGroup) -> Iterator[LogFinding]:
     """Replicas whose logs end before another one's, which has more that is not confirmed."""
     longest = max(group.replicas, key=lambda replica: replica.end)
     for each in group.replicas:
@@ -93,7 +93,7 @@ def _shorter(group: ReplicaGroup) -> Iterator[Finding]:
             yield _span(group, INFO, "lagging", what, (each.name,), each.end, longest.end, epoch)
 
 
-def _nothing_confirmed(group: ReplicaGroup) -> Iterator[Finding]:
+def _nothing_confirmed(group: ReplicaGroup) -> Iterator[LogFinding]:
     """A warning for each log that holds something though no replica confirms anything."""
     for each in group.replicas:
         end = log_end(each.storage, each.files, 0)
@@ -105,7 +105,7 @@ def _nothing_confirmed(group: ReplicaGroup) -> Iterator[Finding]:
             yield _span(group, WARNING, "unchecked", what, (each.name,), each.first, end)
 
 
-def _epochs(group: ReplicaGroup) -> Iterator[Finding]:
+def _epochs(group: ReplicaGroup) -> Iterator[LogFinding]:
     """Bytes that both of two replicas keep and confirm, and that their lists give to other epochs.
 
     Epochs without a byte may be in one list only, and a list may have lost what expired.
@@ -113,7 +113,7 @@ def _epochs(group: ReplicaGroup) -> Iterator[Finding]:
     for replica in group.replicas:
         if replica.facts.epochs_from_backup:
             what = f"{replica.facts.path}/epochFileCheckpoint cannot be read; its backup was"
-            yield Finding(group.name, WARNING, "epochs_differ", what, (replica.name,))
+            yield LogFinding(group.name, WARNING, "epochs_differ", what, (replica.name,))
     yield from _without_lists(group)
     for one, other in combinations(group.replicas, 2):
         if not one.facts.epochs or not other.facts.epochs:
@@ -131,7 +131,7 @@ def _epochs(group: ReplicaGroup) -> Iterator[Finding]:
         yield from _passed_over(group, replica)
 
 
-def _without_lists(group: ReplicaGroup) -> Iterator[Finding]:
+def _without_lists(group: ReplicaGroup) -> Iterator[LogFinding]:
     """Replicas whose list cannot be read, or is gone though others have one: they have bytes."""
     listed = [replica.name for replica in group.replicas if replica.facts.epochs]
     have = "has one" if len(listed) == 1 else "have one"
@@ -143,10 +143,10 @@ def _without_lists(group: ReplicaGroup) -> Iterator[Finding]:
         else:
             continue
         what = f"{replica.facts.path}: {why}"
-        yield Finding(group.name, WARNING, "epochs_differ", what, (replica.name,))
+        yield LogFinding(group.name, WARNING, "epochs_differ", what, (replica.name,))
 
 
-def _passed_over(group: ReplicaGroup, replica: Replica) -> Iterator[Finding]:
+def _passed_over(group: ReplicaGroup, replica: Replica) -> Iterator[LogFinding]:
     """What others confirm in an epoch before the one that this replica gives these bytes to, and
     that it does not confirm itself: with its next message, or with the next resync, it is gone.
     """

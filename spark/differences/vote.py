@@ -15,7 +15,7 @@ import numpy as np
 from batonmq.protocol.records.codec import MAGIC_BLANK, scan_record
 from batonmq.protocol.records.faults import CorruptRecord, RecordFault
 from batonmq.protocol.records.search import is_record
-from batonmq.spark.differences.findings import Finding
+from batonmq.spark.differences.findings import LogFinding
 from batonmq.spark.differences.message import Message, message_at
 from batonmq.spark.differences.replicas import ReplicaGroup
 from batonmq.spark.differences.sides import Items, Side, Stretch
@@ -45,7 +45,7 @@ class Vote:
         stretch: Stretch,
         unconfirmed: bool,
     ) -> None:
-        self.findings: list[Finding] = []
+        self.findings: list[LogFinding] = []
         self._group = group
         self._stretch = stretch
         self._sides = sides
@@ -109,7 +109,7 @@ class Vote:
                 self._add(side, truth, truth, _Said("missing", what), holders)
             self._add(side, message, truth, _Said("extra", against), its)
 
-    def damages(self) -> Iterator[Finding]:
+    def damages(self) -> Iterator[LogFinding]:
         """Damaged stretches without a finding about a message in them; after all places."""
         untold: dict[tuple[int, int], list[Side]] = {}
         for side in self._sides:
@@ -128,7 +128,7 @@ class Vote:
             assert bad is not None, "the stretch that was just listed"
             numbers = [side.index for side in sides]
             epoch, doubt = self._group.epoch_at(offset, numbers)
-            yield Finding(
+            yield LogFinding(
                 self._group.name,
                 CRITICAL if any(offset < side.confirm for side in sides) else INFO,
                 "damaged",
@@ -224,7 +224,7 @@ class Vote:
         if truth is not None:
             self._told[side.index].append((offset, truth.end))
         self.findings.append(
-            Finding(
+            LogFinding(
                 self._group.name,
                 CRITICAL if confirmed else INFO,
                 said.kind,
