@@ -18,7 +18,7 @@ from typing import Final
 
 from batonmq.epoch.entry import MAX_OFFSET
 from batonmq.history.story import Story
-from batonmq.spark.history.findings import Finding, finding
+from batonmq.spark.history.findings import HistoryFinding, finding
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from batonmq.spark.read.store_facts import EPOCH_FILE, StoreFacts
@@ -50,7 +50,7 @@ def by_group(stores: Iterable[StoreFacts]) -> dict[str, GroupFiles]:
     return groups
 
 
-def of_bare_stores(stores: Iterable[StoreFacts], known: Container[str]) -> Iterator[Finding]:
+def of_bare_stores(stores: Iterable[StoreFacts], known: Container[str]) -> Iterator[HistoryFinding]:
     """Stores of which nothing could be compared; `known`: groups with a list or an election."""
     for facts in stores:
         path, group = facts.path, facts.broker or ""
@@ -97,7 +97,7 @@ class GroupFiles:
     _untold: set[int] = field(default_factory=set)
     _first_told: int | None = None
     _unlisted: dict[bool, _Served] = field(default_factory=dict)
-    _found: list[Finding] = field(default_factory=list)
+    _found: list[HistoryFinding] = field(default_factory=list)
 
     def _begin(self) -> dict[int, tuple[int, str]]:
         """epoch -> its lowest start and the store that has it."""
@@ -151,7 +151,7 @@ class GroupFiles:
             openedAt=opened,
         ))  # fmt: skip
 
-    def findings(self) -> Iterator[Finding]:
+    def findings(self) -> Iterator[HistoryFinding]:
         yield from self._found
         clusters = self._clusters
         for cluster in dict.fromkeys(facts.cluster for facts in self.stores):
@@ -175,7 +175,7 @@ class GroupFiles:
             yield from self._untold_findings()
             yield from self._unlisted_findings()
 
-    def _untold_findings(self) -> Iterator[Finding]:
+    def _untold_findings(self) -> Iterator[HistoryFinding]:
         first = self._first_told
         found: dict[str, list[int]] = {}
         for epoch in self._untold:
@@ -190,7 +190,7 @@ class GroupFiles:
                 self.group, epochs=len(epochs), first=low, last=high,
             )  # fmt: skip
 
-    def _unlisted_findings(self) -> Iterator[Finding]:
+    def _unlisted_findings(self) -> Iterator[HistoryFinding]:
         """A master served in an epoch that no replica has, though some have older ones."""
         for newer, served in self._unlisted.items():
             yield finding(
@@ -203,7 +203,7 @@ class GroupFiles:
             )  # fmt: skip
 
 
-def _of_cluster(stores: Sequence[StoreFacts]) -> Iterator[Finding]:
+def _of_cluster(stores: Sequence[StoreFacts]) -> Iterator[HistoryFinding]:
     """Lists of one cluster's replicas of a group against each other."""
     group = stores[0].broker or ""
     starts: dict[int, list[tuple[int, str]]] = {}

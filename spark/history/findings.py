@@ -27,7 +27,7 @@ EPOCHS_KEPT: Final = 10_000
 """Newest epochs of a group of which it is known who claimed to be master."""
 
 
-class Finding(NamedTuple):
+class HistoryFinding(NamedTuple):
     """`evidence`: a JSON object; `at_ms` None: it has no time."""
 
     severity: str
@@ -52,11 +52,11 @@ def finding(
     text: str,
     subject: str,
     **evidence: Any,
-) -> Finding:
+) -> HistoryFinding:
     """One whose evidence leaves out what is None."""
     known = {name: value for name, value in evidence.items() if value is not None}
     packed = json.dumps(known, ensure_ascii=False, separators=(",", ":"))
-    return Finding(severity, kind, group, at_ms, text, subject, packed)
+    return HistoryFinding(severity, kind, group, at_ms, text, subject, packed)
 
 
 def moment(ms: int) -> str:
@@ -106,7 +106,7 @@ class Told:
         seen = self._differ.setdefault((names[0], names[1]), [0, event])
         seen[0] += 1
 
-    def findings(self) -> Iterator[Finding]:
+    def findings(self) -> Iterator[HistoryFinding]:
         for (one, other), (many, first) in self._differ.items():
             who = [one] if one == other else [one, other]
             text = (
@@ -133,7 +133,7 @@ class Told:
 
 def of_all(
     facts: Facts, damaged: Mapping[str, tuple[int, int, str]], controllers: tuple[str, ...]
-) -> Iterator[Finding]:
+) -> Iterator[HistoryFinding]:
     """What is of no group alone: where controllers' histories begin and end, damaged files."""
     for (log, rank), low in facts.lows.items():
         name = controllers[rank]
@@ -170,7 +170,7 @@ def of_all(
 class Events:
     """Findings of single events, and who claims to be master of which epoch."""
 
-    def __init__(self, group: str, facts: Facts, emit: Callable[[Finding], None]) -> None:
+    def __init__(self, group: str, facts: Facts, emit: Callable[[HistoryFinding], None]) -> None:
         self._group = group
         self._emit = emit
         self._bounds = facts.bounds.get(group)
@@ -302,7 +302,7 @@ class Election(NamedTuple):
     implausible: str
 
 
-def of_election(election: Election, bounds: Bounds | None) -> Iterator[Finding]:
+def of_election(election: Election, bounds: Bounds | None) -> Iterator[HistoryFinding]:
     """Unclean ones, epochs that do not grow, masters that lack what was confirmed, clocks."""
     story, epoch = election.story, election.story.master_epoch
     group, at_ms, subject = story.broker_name, story.elected_ms or None, f"epoch {epoch}"
@@ -338,7 +338,9 @@ def of_election(election: Election, bounds: Bounds | None) -> Iterator[Finding]:
     yield from _clocks(election, group, at_ms, subject)
 
 
-def _clocks(election: Election, group: str, at_ms: int | None, subject: str) -> Iterator[Finding]:
+def _clocks(
+    election: Election, group: str, at_ms: int | None, subject: str
+) -> Iterator[HistoryFinding]:
     story, epoch, problem = election.story, election.story.master_epoch, election.clock_problem
     unknown = f"How long the election of epoch {epoch} took is unknown: "
     if problem is not None:
@@ -381,7 +383,7 @@ def _confirmed(story: Story | None) -> int | None:
     return story.confirmed_offset if known and story is not None else None
 
 
-def open_outage(story: Story, cause: str, at_ms: int | None, *, elected: bool) -> Finding:
+def open_outage(story: Story, cause: str, at_ms: int | None, *, elected: bool) -> HistoryFinding:
     """A group without a master at the end of the history; after a planned stop that is no news."""
     how = story.how or story.reason or "an election was requested"
     text = (

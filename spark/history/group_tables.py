@@ -22,7 +22,7 @@ from batonmq.history.members import ELECTIONS_KEPT
 from batonmq.history.story import CAUSAL, Story
 from batonmq.spark.history import findings
 from batonmq.spark.history.epoch_files import GroupFiles
-from batonmq.spark.history.findings import CLOCK_MS, Election, Finding
+from batonmq.spark.history.findings import CLOCK_MS, Election, HistoryFinding
 from batonmq.spark.history.lines import event_of
 from batonmq.spark.history.outages import days_without_writes
 from batonmq.spark.history.overview import Facts
@@ -202,7 +202,7 @@ class GroupFold:
             row = Truncation(Time(at_ms), *which, begin, end, begin - end)
             self._tables.add(row, self.name, at_ms, at_ms)
 
-    def _found(self, found: Finding) -> None:
+    def _found(self, found: HistoryFinding) -> None:
         if self._tables.add(found.row, self.name, found.at_ms, found.at_ms):
             self._sums.finding(found._replace(group=self.name))
 

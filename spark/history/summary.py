@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from batonmq.spark.history.findings import Finding, moment
+from batonmq.spark.history.findings import HistoryFinding, moment
 from batonmq.spark.history.overview import Bounds
 from batonmq.spark.history.tables import Failover, Unavailability
 from batonmq.spark.severity import CRITICAL, INFO, SEVERITIES, WARNING
@@ -36,9 +36,9 @@ class FindingSums:
     """How many findings, by (severity, kind), and the first of the critical ones and warnings."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    first: list[Finding] = field(default_factory=list)
+    first: list[HistoryFinding] = field(default_factory=list)
 
-    def add(self, found: Finding) -> None:
+    def add(self, found: HistoryFinding) -> None:
         self.counts[found.severity, found.kind] += 1
         if found.severity != INFO:
             self._keep([found])
@@ -47,7 +47,7 @@ class FindingSums:
         self.counts.update(other.counts)
         self._keep(other.first)
 
-    def _keep(self, more: list[Finding]) -> None:
+    def _keep(self, more: list[HistoryFinding]) -> None:
         self.first += more
         if len(self.first) > 2 * _FINDINGS:
             self.first = heapq.nsmallest(_FINDINGS, self.first, key=_gravity)
@@ -80,7 +80,7 @@ class GroupSums:
         self.unavailable_ms += row.unavailable_ms
         self.is_open = self.is_open or row.open
 
-    def finding(self, found: Finding) -> None:
+    def finding(self, found: HistoryFinding) -> None:
         self.found.add(found)
 
     def failover(self, row: Failover) -> None:
@@ -154,7 +154,7 @@ def summarise(
     }
 
 
-def _gravity(found: Finding) -> tuple[bool, bool, int, str, str, str]:
+def _gravity(found: HistoryFinding) -> tuple[bool, bool, int, str, str, str]:
     at_ms = found.at_ms
     return (
         found.severity != CRITICAL, at_ms is None, at_ms or 0, found.group, found.kind,
