@@ -34,7 +34,7 @@ class TargetError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class LocalCluster:
+class RunningCluster:
     """The content of `cluster.json`. `brokers`: (broker name, address)."""
 
     path: Path
@@ -60,7 +60,7 @@ class Target:
 
     name_servers: tuple[str, ...] = ()
     controllers: tuple[str, ...] = ()
-    local: LocalCluster | None = None
+    local: RunningCluster | None = None
     ended: Path | None = None
     """The cluster.json of a cluster that was meant and has ended."""
     by_hint: bool = False
@@ -239,11 +239,11 @@ def _places(environ: Mapping[str, str], folder: Path, hint: Path | None) -> list
     return list(dict.fromkeys(place for place in places if place is not None))
 
 
-def read_cluster_file(path: Path) -> LocalCluster | None:
+def read_cluster_file(path: Path) -> RunningCluster | None:
     """None if it is not there or no description of a cluster."""
     try:
         document: dict[str, Any] = json.loads(path.read_text())
-        return LocalCluster(
+        return RunningCluster(
             path,
             tuple(str(node["address"]) for node in document["nameServers"]),
             tuple(str(node["address"]) for node in document["controllers"]),
