@@ -26,7 +26,7 @@ _NAMES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class RecordMessage:
     """A record: its window and the log offset of that, its columns (one row), the message of it."""
 
     window: bytes
@@ -102,8 +102,8 @@ class Message:
         ]
 
 
-def message_at(window: bytes, base: int, records: Records) -> Message:
+def message_at(window: bytes, base: int, records: Records) -> RecordMessage:
     """The message of a single row of records of a window."""
     start, size = int(records.start[0]), int(records.size[0])
     raw = window[start : start + size]
-    return Message(window, base, records, raw, decode_record(raw, read_body=False))
+    return RecordMessage(window, base, records, raw, decode_record(raw, read_body=False))

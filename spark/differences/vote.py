@@ -16,7 +16,7 @@ from batonmq.protocol.records.codec import MAGIC_BLANK, scan_record
 from batonmq.protocol.records.faults import CorruptRecord, RecordFault
 from batonmq.protocol.records.search import is_record
 from batonmq.spark.differences.findings import LogFinding
-from batonmq.spark.differences.message import Message, message_at
+from batonmq.spark.differences.message import RecordMessage, message_at
 from batonmq.spark.differences.replicas import ReplicaGroup
 from batonmq.spark.differences.sides import Items, Side, Stretch
 from batonmq.spark.read.damage import Damage
@@ -54,11 +54,11 @@ class Vote:
         # (begin, end) of what is told, by the number of the replica that deviates
         self._told: dict[int, list[tuple[int, int]]] = {side.index: [] for side in sides}
 
-    def place(self, offset: int) -> Iterator[tuple[Message, int, int, bool]]:
+    def place(self, offset: int) -> Iterator[tuple[RecordMessage, int, int, bool]]:
         """(message, replicas that have it, replicas that lack it, whether it is the truth) of all
         records that begin at a log offset; replicas are bits. What is found goes to `findings`.
         """
-        held: dict[bytes, tuple[Message, list[Side]]] = {}
+        held: dict[bytes, tuple[RecordMessage, list[Side]]] = {}
         refusing: list[Side] = []
         rest: list[Side] = []
         for side in self._sides:
@@ -90,7 +90,11 @@ class Vote:
                 self._extra(message, its, truth, holders)
 
     def _extra(
-        self, message: Message, its: list[Side], truth: Message | None, holders: list[Side]
+        self,
+        message: RecordMessage,
+        its: list[Side],
+        truth: RecordMessage | None,
+        holders: list[Side],
     ) -> None:
         """A whole record that the majority does not hold."""
         others = len(self._sides) - len(its)
@@ -150,7 +154,7 @@ class Vote:
                 return True
         return False
 
-    def _message(self, side: Side, offset: int) -> Message | None:
+    def _message(self, side: Side, offset: int) -> RecordMessage | None:
         for block in self._every[side.index].blocks:
             at = int(np.searchsorted(block.records.start, offset - block.base))
             if at < len(block.records) and int(block.records.start[at]) + block.base == offset:
@@ -166,8 +170,8 @@ class Vote:
         return side.read(offset, offset + 8)[4:] == _BLANK and items.damage_at(offset) is None
 
     def _truth(
-        self, held: Sequence[tuple[Message, list[Side]]], refusing: Sequence[Side]
-    ) -> tuple[Message, list[Side]] | None:
+        self, held: Sequence[tuple[RecordMessage, list[Side]]], refusing: Sequence[Side]
+    ) -> tuple[RecordMessage, list[Side]] | None:
         """What the majority holds, and who; None if no record begins here."""
 
         def weight(sides: Sequence[Side], end: int) -> tuple[int, tuple[int, int], int]:
@@ -181,7 +185,7 @@ class Vote:
             return None
         return chosen
 
-    def _missing(self, side: Side, truth: Message) -> _Said:
+    def _missing(self, side: Side, truth: RecordMessage) -> _Said:
         """Of a replica without a whole record where others have one."""
         if side.gone:
             return _Said("missing", side.gone)
@@ -208,8 +212,8 @@ class Vote:
     def _add(
         self,
         side: Side,
-        message: Message,
-        truth: Message | None,
+        message: RecordMessage,
+        truth: RecordMessage | None,
         said: _Said,
         holders: Sequence[Side],
     ) -> None:
