@@ -85,7 +85,7 @@ def main(job: Job, **given: Any) -> None:
     Each event comes once, whatever is killed on the way. Ends after the present batch on ctrl-C or
     SIGTERM, and may continue later with the same OUTPUT.
     """
-    options = Options(**given)
+    options = StreamArguments(**given)
     every = None if options.available_now else _interval(options.trigger)
     table = StreamOutput(output_folder(options.output))
     table.open()
@@ -110,7 +110,7 @@ def main(job: Job, **given: Any) -> None:
     _tell(job, table, stream.counts)
 
 
-class Options(msgspec.Struct, kw_only=True):
+class StreamArguments(msgspec.Struct, kw_only=True):
     """What the command line says."""
 
     controllers: str
