@@ -46,7 +46,7 @@ class AuditRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AuditPlan:
     """The groups of the stores, and what was found while they were looked at.
 
     `size_bytes`: of the logs, one a group, or of the lists, whichever is more.
@@ -57,7 +57,7 @@ class Plan:
     size_bytes: int
 
 
-def plan_audit(request: AuditRequest) -> Plan:
+def plan_audit(request: AuditRequest) -> AuditPlan:
     """Reads identities, epochs and confirmOffsets. Raises ValueError, StoreError, OSError."""
     groups = find_groups(
         request.stores, group=request.group, unconfirmed=request.unconfirmed,
@@ -70,7 +70,7 @@ def plan_audit(request: AuditRequest) -> Plan:
         found.extend(standing(group, files, unconfirmed=request.unconfirmed))
         top = max(replica.end for replica in group.replicas)
         log_bytes += sum(max(0, min(file.end, top) - file.start) for file in files)
-    return Plan(groups, found, max(log_bytes, plan_lists(request.acked)[1]))
+    return AuditPlan(groups, found, max(log_bytes, plan_lists(request.acked)[1]))
 
 
 class AckedCounts(msgspec.Struct):
@@ -126,7 +126,7 @@ def _no_step(_: str) -> AbstractContextManager[None]:
 
 
 def run_audit(
-    engine: Engine, request: AuditRequest, plan: Plan, step: StepName = _no_step
+    engine: Engine, request: AuditRequest, plan: AuditPlan, step: StepName = _no_step
 ) -> AuditResult:
     """Audit all groups of the stores. `step` gets the name of each step.
 
@@ -178,7 +178,7 @@ def findings_text() -> str:
     )
 
 
-def _of_single_stores(plan: Plan) -> list[str]:
+def _of_single_stores(plan: AuditPlan) -> list[str]:
     return [
         f"{group.name} has one store here: there is nothing to compare it with"
         for group in plan.groups
@@ -186,7 +186,9 @@ def _of_single_stores(plan: Plan) -> list[str]:
     ]
 
 
-def _define(engine: Engine, request: AuditRequest, plan: Plan, known: list[LogFinding]) -> None:
+def _define(
+    engine: Engine, request: AuditRequest, plan: AuditPlan, known: list[LogFinding]
+) -> None:
     """The views of what the stores hold."""
     options = {
         "group": request.group or "", "unconfirmed": _flag(request.unconfirmed),
@@ -214,7 +216,7 @@ def _flag(value: bool) -> str:
     return str(value).lower()
 
 
-def _define_acked(engine: Engine, plan: Plan) -> None:
+def _define_acked(engine: Engine, plan: AuditPlan) -> None:
     """The views of what becomes of the entries of the list."""
     for name, text in queries.ACKED_VIEWS.items():
         engine.define(name, text, keep=name in queries.KEPT)
@@ -231,7 +233,7 @@ def _define_acked(engine: Engine, plan: Plan) -> None:
 
 
 def _read_lists(
-    engine: Engine, request: AuditRequest, plan: Plan, notes: list[str]
+    engine: Engine, request: AuditRequest, plan: AuditPlan, notes: list[str]
 ) -> tuple[AckedCounts, list[LogFinding]]:
     """What all lists have, and what is wrong with them whatever the stores hold; more notes.
 
