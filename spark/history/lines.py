@@ -64,7 +64,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LinesPlan:
     """All sources and the controllers by name; `size_bytes` as lines of text."""
 
     sources: tuple[Source, ...]
@@ -85,7 +85,7 @@ class Plan:
         return _lines_of_file(source.storage, source.part, source.rank)
 
 
-def plan_files(paths: Sequence[str], split_bytes: int) -> Plan:
+def plan_files(paths: Sequence[str], split_bytes: int) -> LinesPlan:
     """Of folders with `history-*.jsonl`, or such files, as patterns. Raises OSError, ValueError."""
     options = {"table": "history", "paths": json.dumps(list(paths)), "splitBytes": str(split_bytes)}
     found = [
@@ -96,10 +96,10 @@ def plan_files(paths: Sequence[str], split_bytes: int) -> Plan:
     ]
     names = tuple(sorted({name for _, _, name in found}))
     sources = tuple(Source(storage, part, names.index(name)) for storage, part, name in found)
-    return Plan(sources, names, sum(part.end - part.begin for _, part, _ in found))
+    return LinesPlan(sources, names, sum(part.end - part.begin for _, part, _ in found))
 
 
-def plan_parquet(paths: Sequence[str]) -> Plan:
+def plan_parquet(paths: Sequence[str]) -> LinesPlan:
     """Of Parquet folders with the columns of table `history`, some of them may be missing.
 
     Raises ValueError for a folder that has not even what names an event, OSError.
@@ -123,7 +123,7 @@ def plan_parquet(paths: Sequence[str]) -> Plan:
                 first += file.metadata.row_group(number).num_rows
     if not sources and not size:
         raise ValueError(must.format("no Parquet files are there"))
-    return Plan(tuple(sources), tuple(sorted(names)), size * _PARQUET_TIMES)
+    return LinesPlan(tuple(sources), tuple(sorted(names)), size * _PARQUET_TIMES)
 
 
 def _controllers(file: pq.ParquetFile) -> set[str]:

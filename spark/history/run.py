@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from batonmq.spark.history import epoch_files, findings
 from batonmq.spark.history.group_tables import Known, fold_lines
-from batonmq.spark.history.lines import Plan, Source, plan_files, plan_parquet
+from batonmq.spark.history.lines import LinesPlan, Source, plan_files, plan_parquet
 from batonmq.spark.history.overview import Overview
 from batonmq.spark.history.summary import FindingSums, GroupSums, summarise
 from batonmq.spark.history.tables import (
@@ -67,7 +67,7 @@ class Inputs:
         assert self.span is not None
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> LinesPlan:
         """Made once, so that files which grow meanwhile are the same for all steps. Raises OSError,
         ValueError for bad paths."""
         if self.history:
@@ -92,7 +92,7 @@ class Inputs:
 class ReadLines:
     """Reads a piece of the histories: its lines, and a row of what it has seen."""
 
-    plan: Plan
+    plan: LinesPlan
 
     def __call__(self, source: Source) -> Iterator[pa.RecordBatch]:
         rows: list[tuple[Any, ...]] = []
