@@ -85,7 +85,7 @@ class Output:
             click.echo("\033[H\033[2J", nl=False)
 
 
-class Progress:
+class WaitLine:
     """One line on standard error with what the command waits for, on a terminal only."""
 
     def __init__(self, text: str) -> None:

@@ -10,7 +10,7 @@ import click
 
 from batonmq.mqctl.commands.ha import show_replicas
 from batonmq.mqctl.context import CommandContext, CommandFailed
-from batonmq.mqctl.output import Progress
+from batonmq.mqctl.output import WaitLine
 from batonmq.mqctl.params import COUNT, command, option
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ async def elect(
     """Elects `who` (cluster, group, id), waits until it serves, and shows the outcome."""
     how = how or UncleanRequest()
     _, broker_name, broker_id = who
-    with Progress(f"electing a master of {broker_name} ...") as progress:
+    with WaitLine(f"electing a master of {broker_name} ...") as progress:
         elected = await controller.elect_master(
             *who, unclean=how.wanted, cut_later_acks=how.cut_later_acks
         )

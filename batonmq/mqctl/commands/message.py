@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from batonmq.mqctl.context import CommandContext, CommandFailed
-from batonmq.mqctl.output import BAD, GOOD, Cell, Progress, when
+from batonmq.mqctl.output import BAD, GOOD, Cell, WaitLine, when
 from batonmq.mqctl.params import (
     COUNT,
     INDEX,
@@ -172,14 +172,14 @@ async def consume_message(
         )
         reader = _Reader(consumer, begin_ms, end_ms, context.timeout_ms)
         messages = _first(message_number, reader, queues, offset)
-        with Progress(f"reading {len(queues)} queues of {topic} ...") as progress:
+        with WaitLine(f"reading {len(queues)} queues of {topic} ...") as progress:
             count = await _show_messages(context, progress, messages)
     if not count and not context.out.as_json:
         context.out.line(f"no message in {len(queues)} queues of {topic}")
 
 
 async def _show_messages(
-    context: CommandContext, progress: Progress, messages: AsyncGenerator[MessageExt, None]
+    context: CommandContext, progress: WaitLine, messages: AsyncGenerator[MessageExt, None]
 ) -> int:
     """Each as it arrives, or one document of all at the end; returns how many."""
     documents: list[dict[str, Any]] = []

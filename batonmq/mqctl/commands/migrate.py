@@ -27,7 +27,7 @@ from batonmq.mqctl.migration import (
     problems_of_switch,
     too_few_without,
 )
-from batonmq.mqctl.output import BAD, GOOD, Cell, Progress
+from batonmq.mqctl.output import BAD, GOOD, Cell, WaitLine
 from batonmq.mqctl.params import COUNT, SECONDS, command, option
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class Migration:
         from batonmq.runtime.clock import boot_ms
 
         deadline_ms = boot_ms() + int(self._wait_s * 1000)
-        with Progress(f"waiting for {what} ...") as progress:
+        with WaitLine(f"waiting for {what} ...") as progress:
             while True:
                 try:
                     found = await lacks()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from batonmq.mqctl.context import CommandContext
-from batonmq.mqctl.output import Progress, plain, when
+from batonmq.mqctl.output import WaitLine, plain, when
 from batonmq.mqctl.params import INDEX, TRUE_OR_FALSE, command, option
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ async def _with_groups(
         for key in offsets:
             topic, _, group = key.rpartition("@")
             groups.setdefault(topic, set()).add(group)
-    with Progress(f"asking for the routes of {len(topics)} topics ..."):
+    with WaitLine(f"asking for the routes of {len(topics)} topics ..."):
         routes = await context.ask_each(topics, admin.topics.route)
     return [
         [cluster, topic, group]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from batonmq.mqctl.context import CommandContext
-from batonmq.mqctl.output import BAD, GOOD, Progress
+from batonmq.mqctl.output import BAD, GOOD, WaitLine
 from batonmq.mqctl.params import SECONDS, command, option
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ async def verify_store(context: CommandContext, store: Path, rate: float | None)
     verdict = Verdict()
     total = sum(file.stat().st_size for file in segments)
     began_s = boot_s()
-    with Progress("") as progress:
+    with WaitLine("") as progress:
         for done in verify(segments, verdict, is_open=(log.parent / "abort").exists()):
             progress.say(f"{done >> 20} of {total >> 20} MiB, {len(verdict.damages)} damages ...")
             if rate is not None:
