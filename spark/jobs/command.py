@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from batonmq.protocol.errors import BatonError
-from batonmq.spark.jobs.progress import Progress
+from batonmq.spark.jobs.progress import JobSteps
 from batonmq.spark.read.damage import DamagedFile
 from batonmq.spark.read.storage import split_paths
 from batonmq.spark.read.store_facts import StoreError
@@ -100,7 +100,7 @@ class Job:
             raise click.BadParameter("--engine local: --master and --conf are Spark's")
         self._engine = engine
         self.as_json = as_json
-        self.progress = Progress(quiet=quiet)
+        self.progress = JobSteps(quiet=quiet)
         self._master = master
         self._wants_spark = master is not None or bool(settings)
         self._settings = _QUIET_SPARK | (settings or {}) | _UTC
@@ -297,7 +297,7 @@ def engine_option(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def _ctrl_c_waits(progress: Progress) -> Iterator[None]:
+def _ctrl_c_waits(progress: JobSteps) -> Iterator[None]:
     """ctrl-C takes effect at the end of the block: a JVM that is left alone while it starts stays
     for good. A second one does at once. A handler that the block sets does not last.
     """

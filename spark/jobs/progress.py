@@ -22,7 +22,7 @@ _TERMINAL_S: Final = 0.2
 _LOG_S: Final = 10.0
 
 
-class Progress:
+class JobSteps:
     """Steps of one job. `quiet`: nothing is printed."""
 
     def __init__(self, *, quiet: bool = False) -> None:
