@@ -40,7 +40,7 @@ class Window:
     end: int
 
 
-class RangeReader:
+class TopicRangeReader:
     """`next_window` until None. One at a time: it keeps the place."""
 
     def __init__(

@@ -32,7 +32,7 @@ from batonmq.spark.live.offsets import (
     share_out,
 )
 from batonmq.spark.live.options import TopicOptions
-from batonmq.spark.live.range_reader import RangeReader, Window
+from batonmq.spark.live.range_reader import TopicRangeReader, Window
 from batonmq.spark.read.columns import TABLES, wanted_columns
 from batonmq.spark.read.message_columns import message_batch
 from batonmq.spark.read.selection import EARLIEST, LATEST, Bound, Place, Selection
@@ -112,7 +112,7 @@ class TopicRead:
         wanted_tags = Selection(tags=frozenset(options.tags) or None)
         with self.connect() as cluster:
             for wanted in task.ranges:
-                reader = RangeReader(
+                reader = TopicRangeReader(
                     cluster.client,
                     wanted,
                     self._subscription(wanted.queue.topic),

@@ -11,7 +11,7 @@ from batonmq.protocol.message import MessageQueue
 from batonmq.spark.live import cluster, range_reader
 from batonmq.spark.live.cluster import ClusterError
 from batonmq.spark.live.offsets import DataLossError, QueueRange
-from batonmq.spark.live.range_reader import RangeReader
+from batonmq.spark.live.range_reader import TopicRangeReader
 from tests.spark.log_files import message
 
 QUEUE = MessageQueue("T", "b", 0)
@@ -70,7 +70,7 @@ def read(monkeypatch):
     def run(queue, begin, end, *, expression="*", fail=True, window_bytes=2000):
         monkeypatch.setattr(cluster, "pull_records", queue.pull)
         monkeypatch.setattr(range_reader, "shortfall", queue.shortfall)
-        reader = RangeReader(
+        reader = TopicRangeReader(
             None,
             QueueRange(QUEUE, begin, end),
             build_subscription("T", expression, 0),
