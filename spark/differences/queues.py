@@ -22,7 +22,7 @@ from batonmq.protocol.records.columns import Bools, Int64s, Records
 from batonmq.protocol.sysflag import INNER_BATCH, TRANSACTION_COMMIT, TRANSACTION_MASK
 from batonmq.protocol.topic_name import DUE_TOPICS, LMQ_PREFIX, METADATA_TOPIC
 from batonmq.spark.differences.findings import LogFinding
-from batonmq.spark.differences.replicas import Replica, ReplicaGroup
+from batonmq.spark.differences.replicas import ReplicaGroup, ReplicaStore
 from batonmq.spark.read.queues import Queue, Units, decode_units, last_written
 from batonmq.spark.read.storage import OpenFile
 from batonmq.spark.read.store_facts import Segment
@@ -108,7 +108,7 @@ def runs_of(group: ReplicaGroup, queues: Queues) -> Iterator[Row]:
 
 
 def check_queues(
-    group: ReplicaGroup, replica: Replica, messages: Queues, begin: int, end: int
+    group: ReplicaGroup, replica: ReplicaStore, messages: Queues, begin: int, end: int
 ) -> Iterator[LogFinding | Row]:
     """Units of one replica that are wrong or missing for messages, or point to none.
 
@@ -132,7 +132,7 @@ def check_queues(
 
 
 class _Checker:
-    def __init__(self, group: ReplicaGroup, replica: Replica, begin: int, end: int) -> None:
+    def __init__(self, group: ReplicaGroup, replica: ReplicaStore, begin: int, end: int) -> None:
         self._group = group
         self._replica = replica
         self._begin, self._end = begin, end

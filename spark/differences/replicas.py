@@ -28,7 +28,7 @@ _WINDOW_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ReplicaStore:
     """One store. Log offsets: it keeps [first, ...), confirms [first, confirm), and is read
     below `end`. `knows_confirm` False: the store has no confirmOffset, the end of its log is
     used instead.
@@ -66,7 +66,7 @@ class ReplicaGroup:
     """The replicas of one broker group, in the order of their ids."""
 
     name: str
-    replicas: tuple[Replica, ...]
+    replicas: tuple[ReplicaStore, ...]
 
     @property
     def low(self) -> int:
@@ -179,7 +179,7 @@ def _names(broker: str, stores: Sequence[StoreFacts]) -> list[str]:
 
 def _replica(
     name: str, storage: Storage, facts: StoreFacts, *, unconfirmed: bool, with_tails: bool
-) -> Replica:
+) -> ReplicaStore:
     files = tuple(segments(storage, f"{facts.path}/commitlog"))
     facts.check_confirmed(files, unconfirmed=unconfirmed)
     knows, confirm = facts.keeps_confirm, facts.confirm_offset or 0
@@ -192,7 +192,7 @@ def _replica(
     if files:  # a file that was emptied is there: it has not expired
         first = min([files[0].start, *_emptied(storage, f"{facts.path}/commitlog")])
     queues = tuple(list_queues(storage, facts.path, Selection()))
-    return Replica(name, storage, facts, files, first, confirm, end, knows, queues)
+    return ReplicaStore(name, storage, facts, files, first, confirm, end, knows, queues)
 
 
 def _emptied(storage: Storage, folder: str) -> Iterator[int]:

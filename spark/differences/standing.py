@@ -9,7 +9,7 @@ from functools import partial
 from itertools import combinations, groupby, pairwise
 
 from batonmq.spark.differences.findings import LogFinding
-from batonmq.spark.differences.replicas import LogFile, Replica, ReplicaGroup, log_end
+from batonmq.spark.differences.replicas import LogFile, ReplicaGroup, ReplicaStore, log_end
 from batonmq.spark.read.selection import HIGH
 from batonmq.spark.severity import CRITICAL, INFO, WARNING
 
@@ -58,7 +58,7 @@ def _span(
     )  # fmt: skip
 
 
-def _incomplete(group: ReplicaGroup, replica: Replica) -> Iterator[LogFinding]:
+def _incomplete(group: ReplicaGroup, replica: ReplicaStore) -> Iterator[LogFinding]:
     """What one replica lacks at the beginning or at the end of its log."""
     say = partial(_span, group, replicas=(replica.name,))
     confirm, longest = replica.confirm, group.confirm
@@ -146,7 +146,7 @@ def _without_lists(group: ReplicaGroup) -> Iterator[LogFinding]:
         yield LogFinding(group.name, WARNING, "epochs_differ", what, (replica.name,))
 
 
-def _passed_over(group: ReplicaGroup, replica: Replica) -> Iterator[LogFinding]:
+def _passed_over(group: ReplicaGroup, replica: ReplicaStore) -> Iterator[LogFinding]:
     """What others confirm in an epoch before the one that this replica gives these bytes to, and
     that it does not confirm itself: with its next message, or with the next resync, it is gone.
     """
@@ -170,7 +170,7 @@ def _epoch(epoch: int | None) -> str:
     return "no epoch" if epoch is None else f"epoch {epoch}"
 
 
-def _stretches(one: Replica, other: Replica, low: int, high: int) -> Iterator[_Stretch]:
+def _stretches(one: ReplicaStore, other: ReplicaStore, low: int, high: int) -> Iterator[_Stretch]:
     """[low, high) as stretches (begin, end, epoch, epoch of the other), as long as they can be."""
     if low >= high:
         return
