@@ -25,7 +25,7 @@ from batonmq.spark.differences.findings import LogFinding
 from batonmq.spark.differences.replicas import ReplicaGroup, ReplicaStore
 from batonmq.spark.read.queues import Queue, Units, decode_units, last_written
 from batonmq.spark.read.storage import OpenFile
-from batonmq.spark.read.store_facts import Segment
+from batonmq.spark.read.store_facts import StoreFile
 from batonmq.spark.severity import CRITICAL
 
 # So many units are read as they are; more are first narrowed down.
@@ -192,7 +192,7 @@ class _Checker:
                 return file.start // UNIT_SIZE + written
         return queue.files[0].start // UNIT_SIZE if queue.files else 0
 
-    def _units(self, file: Segment) -> Units:
+    def _units(self, file: StoreFile) -> Units:
         """The units of one queue file that point into the range."""
         with self._replica.storage.open(file.path) as opened:
             low, high = 0, opened.size // UNIT_SIZE

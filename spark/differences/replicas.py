@@ -17,8 +17,8 @@ from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.storage import Storage, found
 from batonmq.spark.read.store_facts import (
     NAME_DIGITS,
-    Segment,
     StoreFacts,
+    StoreFile,
     group_names,
     read_facts,
     segments,
@@ -37,7 +37,7 @@ class ReplicaStore:
     name: str
     storage: Storage
     facts: StoreFacts
-    files: tuple[Segment, ...]
+    files: tuple[StoreFile, ...]
     first: int
     confirm: int
     end: int
@@ -203,7 +203,7 @@ def _emptied(storage: Storage, folder: str) -> Iterator[int]:
             yield int(name)
 
 
-def log_end(storage: Storage, files: Sequence[Segment], confirm: int) -> int:
+def log_end(storage: Storage, files: Sequence[StoreFile], confirm: int) -> int:
     """Behind the last whole record of a log, or what was one; files are walked from the last."""
     for file in reversed(files):
         with storage.open(file.path) as opened:

@@ -18,7 +18,7 @@ from batonmq.spark.read.message_columns import message_batch
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.selection import HIGH, LOW
 from batonmq.spark.read.storage import Storage
-from batonmq.spark.read.store_facts import Segment, StoreError, StoreFacts, segments
+from batonmq.spark.read.store_facts import StoreError, StoreFacts, StoreFile, segments
 
 
 def confirmed_end(facts: StoreFacts) -> int:
@@ -69,7 +69,7 @@ def plan_ranges(
 
 
 def _confirmed(
-    storage: Storage, facts: StoreFacts, options: ReadOptions, files: Sequence[Segment]
+    storage: Storage, facts: StoreFacts, options: ReadOptions, files: Sequence[StoreFile]
 ) -> int:
     """The end of what may be read without `unconfirmed`. Raises StoreError if there is none."""
     if not files or options.unconfirmed:
@@ -89,7 +89,7 @@ def _parts(begin: int, end: int, count: int) -> Iterator[tuple[int, int]]:
     return pairwise([begin + (end - begin) * part // count for part in range(count)] + [end])
 
 
-def _gaps(store: str, files: Sequence[Segment], confirmed: int) -> Iterator[LogGap]:
+def _gaps(store: str, files: Sequence[StoreFile], confirmed: int) -> Iterator[LogGap]:
     """What is missing between the files, and from the last one up to `confirmed`."""
     folder = f"{store}/commitlog"
     if not files and confirmed:
@@ -102,18 +102,18 @@ def _gaps(store: str, files: Sequence[Segment], confirmed: int) -> Iterator[LogG
             yield LogGap(path, file.end, next_start)
 
 
-def _begins_with_record(storage: Storage, file: Segment, size_max: int) -> bool:
+def _begins_with_record(storage: Storage, file: StoreFile, size_max: int) -> bool:
     return is_record(_first_bytes(storage, file, size_max), 0, file.start)
 
 
-def _first_bytes(storage: Storage, file: Segment, size_max: int) -> bytes:
+def _first_bytes(storage: Storage, file: StoreFile, size_max: int) -> bytes:
     """The first record of a file, if it is one and not larger than `size_max`."""
     with storage.open(file.path) as opened:
         size = int.from_bytes(opened.read_at(0, 4), "big")
         return opened.read_at(0, min(size, file.size, size_max))
 
 
-def _of_time(storage: Storage, files: list[Segment], options: ReadOptions) -> list[Segment]:
+def _of_time(storage: Storage, files: list[StoreFile], options: ReadOptions) -> list[StoreFile]:
     """The files that may hold messages of the wanted time, found by bisection.
 
     Times grow along the log but for the differences of masters' clocks: that is what the slack is

@@ -17,7 +17,7 @@ from batonmq.protocol.records.columns import Bools, Int64s
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.selection import Selection
 from batonmq.spark.read.storage import OpenFile, Storage
-from batonmq.spark.read.store_facts import Segment, StoreFacts, segments
+from batonmq.spark.read.store_facts import StoreFacts, StoreFile, segments
 
 _CHUNK_BYTES: Final = 1 << 20
 _LOOK_BYTES: Final = 1 << 16
@@ -72,7 +72,7 @@ def last_written(file: OpenFile) -> int:
     return 0
 
 
-def queue_end(storage: Storage, files: list[Segment]) -> int:
+def queue_end(storage: Storage, files: list[StoreFile]) -> int:
     """The queue offset behind the last unit of a queue's files; 0 without any.
 
     For many queues: found by bisection, and a read of what follows. Zeros in the middle end the
@@ -103,7 +103,7 @@ class Queue:
 
     topic: str
     queue_id: int
-    files: tuple[Segment, ...]
+    files: tuple[StoreFile, ...]
 
 
 _CHUNK_UNITS = 1 << 16

@@ -67,7 +67,7 @@ class StoreFacts:
         at = self.confirm_offset
         return at is not None and at >= (self.broker is None)
 
-    def check_confirmed(self, log: Sequence[Segment], *, unconfirmed: bool) -> None:
+    def check_confirmed(self, log: Sequence[StoreFile], *, unconfirmed: bool) -> None:
         """Raises StoreError for a log of which it must be known what is confirmed, and is not."""
         if log and not self.keeps_confirm and not unconfirmed:
             raise StoreError(
@@ -151,7 +151,7 @@ def group_names(groups: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class StoreFile:
     """One file of the commit log or of a consume queue: bytes [start, start + size) of it."""
 
     path: str
@@ -163,13 +163,13 @@ class Segment:
         return self.start + self.size
 
 
-def segments(storage: Storage, folder: str) -> list[Segment]:
+def segments(storage: Storage, folder: str) -> list[StoreFile]:
     """The files of a log or queue folder that are named by their start, ascending; empty ones not.
 
     An empty list if the folder is missing.
     """
     found = [
-        Segment(info.path, int(info.base_name), info.size)
+        StoreFile(info.path, int(info.base_name), info.size)
         for info in storage.children(folder)
         if info.type == fs.FileType.File
         and len(info.base_name) == NAME_DIGITS
