@@ -54,7 +54,7 @@ class StreamCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamPlan:
+class StreamSettings:
     """`trigger` None: what is there now, and no more. `accept_loss`: what was dropped before it was
     read is left out. Others as the job's options."""
 
@@ -82,7 +82,7 @@ class HistoryStream:
         self._failed: Exception | None = None
         """What a commit failed with: Spark hides its sentence in traces."""
 
-    def run(self, session: SparkSession, plan: StreamPlan, stopping: threading.Event) -> None:
+    def run(self, session: SparkSession, plan: StreamSettings, stopping: threading.Event) -> None:
         """Until all is read (`trigger` None), or `stopping` is set: then after the present batch.
 
         Raises HistoryLost, ValueError and OSError of the output, or what the query failed with; for
@@ -125,7 +125,7 @@ class HistoryStream:
             query.stop()
             raise
 
-    def _start(self, session: SparkSession, plan: StreamPlan) -> StreamingQuery:
+    def _start(self, session: SparkSession, plan: StreamSettings) -> StreamingQuery:
         messages = (
             session.readStream.format("batonmq")
             .option("table", "history")

@@ -21,7 +21,7 @@ import click
 import msgspec
 
 from batonmq.spark.history.run import Inputs, run
-from batonmq.spark.history.stream import HistoryLost, HistoryStream, StreamCounts, StreamPlan
+from batonmq.spark.history.stream import HistoryLost, HistoryStream, StreamCounts, StreamSettings
 from batonmq.spark.history.stream_output import StreamOutput, output_folder
 from batonmq.spark.history.tables import TABLES
 from batonmq.spark.jobs.command import EXIT_CODES, FAILED, Job, JobCommand, job_options
@@ -98,7 +98,7 @@ def main(job: Job, **given: Any) -> None:
             _listen(stopping)  # Spark has set a handler of its own meanwhile
             job.progress.line(f"reading the history into {table.folder}")
             place = options.checkpoint or str(table.checkpoint)
-            plan = StreamPlan(
+            plan = StreamSettings(
                 options.controllers, place, options.max_events, every, options.accept_loss
             )
             stream.run(session, plan, stopping)

@@ -7,7 +7,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from batonmq.spark.history import stream as module
-from batonmq.spark.history.stream import HistoryStream, StreamPlan
+from batonmq.spark.history.stream import HistoryStream, StreamSettings
 from batonmq.spark.history.stream_output import StreamOutput
 
 pytestmark = [
@@ -29,7 +29,7 @@ def test_a_cluster_that_went_is_asked_again_and_one_that_never_was_is_not(
     stream = HistoryStream(StreamOutput(tmp_path / "out"), tell)
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         nobody = f"127.0.0.1:{reserved.getsockname()[1]}"
-    plan = StreamPlan(nobody, str(tmp_path / "checkpoint"), 10, "1 seconds")
+    plan = StreamSettings(nobody, str(tmp_path / "checkpoint"), 10, "1 seconds")
     with pytest.raises(StreamingQueryException, match="ClusterError"):
         stream.run(session, plan, stopping)
     assert told == []

@@ -9,13 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from batonmq.spark.history.stream import HistoryLost, HistoryStream, StreamPlan
+from batonmq.spark.history.stream import HistoryLost, HistoryStream, StreamSettings
 from batonmq.spark.history.stream_output import StreamOutput
 from batonmq.spark.jobs.stream_history import _interval, write_failovers
 from batonmq.spark.read.columns import TABLES
 from batonmq.spark.read.history_table import decode_lines
 
-PLAN = StreamPlan("127.0.0.1:9878", "/nowhere", 10, "10 seconds")
+PLAN = StreamSettings("127.0.0.1:9878", "/nowhere", 10, "10 seconds")
 
 
 class Query:
