@@ -27,7 +27,7 @@ from batonmq.protocol.records.codec import scan_record
 from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.protocol.role_view import Role
 from batonmq.runtime.clock import wall_ms
-from batonmq.store.health import StoreHealth
+from batonmq.store.disk_health import StoreHealth
 
 ACTING = "the group takes no writes"
 NOT_HERE: Final = {

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from batonmq.protocol.errors import DISK_FULL
 from batonmq.store.appender import Appender
 from batonmq.store.commit_log import CommitLog
-from batonmq.store.health import StoreHealth
+from batonmq.store.disk_health import StoreHealth
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from typing import Final
 
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import replace_file, sync_directory, write_all
+from batonmq.store.disk_health import StoreHealth
 from batonmq.store.errors import StoreFormatError
-from batonmq.store.health import StoreHealth
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
 from batonmq.runtime.durable_file import is_zero
+from batonmq.store.disk_health import StoreHealth
 from batonmq.store.file_handles import FileHandles
-from batonmq.store.health import StoreHealth
 from batonmq.store.queue_files import QueueFiles
 
 log = logging.getLogger(__name__)

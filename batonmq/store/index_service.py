@@ -18,8 +18,8 @@ from batonmq.protocol.tags import java_string_hash
 from batonmq.runtime import disk
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.durable_file import sync_directory, sync_file
+from batonmq.store.disk_health import StoreHealth
 from batonmq.store.file_handles import FileHandles
-from batonmq.store.health import StoreHealth
 from batonmq.store.index_file import IndexFile, key_hash
 
 if TYPE_CHECKING:

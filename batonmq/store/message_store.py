@@ -28,8 +28,8 @@ from batonmq.store.appender import Appender
 from batonmq.store.background import Background, DiskSpaceWatch
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
+from batonmq.store.disk_health import StoreHealth
 from batonmq.store.dispatch import ArrivalListener, LogDispatcher, RecentCommits
-from batonmq.store.health import StoreHealth
 from batonmq.store.log_scan import VerifiedLog
 from batonmq.store.position_rounds import PositionRounds
 from batonmq.store.queries import StoreQueries

@@ -15,8 +15,8 @@ from batonmq.protocol.topic_name import DUE_TOPICS, METADATA_TOPIC, is_file_name
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import sync_below, sync_directory
 from batonmq.store.consume_queue import ConsumeQueue, whole_units
+from batonmq.store.disk_health import StoreHealth
 from batonmq.store.file_handles import FileHandles, Making
-from batonmq.store.health import StoreHealth
 from batonmq.store.queue_positions import POSITIONS_QUEUE, QueuePositions, decode_positions
 
 SystemRecordHandler = Callable[[RecordHead, bytes], None]

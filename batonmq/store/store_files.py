@@ -15,7 +15,7 @@ from batonmq.store import suspicion
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
-from batonmq.store.health import StoreHealth
+from batonmq.store.disk_health import StoreHealth
 from batonmq.store.index_service import IndexService
 from batonmq.store.queue_positions import QueuePositions
 from batonmq.store.queue_table import ConsumeQueueStore

@@ -13,7 +13,7 @@ from batonmq.ha.slave_effects import Hangup
 from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.ha.slave_shell import SlaveShell, local_log
 from batonmq.protocol.role_view import RoleView
-from batonmq.store.health import StoreHealth
+from batonmq.store.disk_health import StoreHealth
 from tests.ha.cores import identity
 
 

@@ -26,7 +26,7 @@ from batonmq.ha.wire import (
 )
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.role_view import RoleView
-from batonmq.store.health import StoreHealth
+from batonmq.store.disk_health import StoreHealth
 from tests.ha.cores import identity
 from tests.shared.waiting import until
 

@@ -16,8 +16,8 @@ import pytest
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.runtime import disk
 from batonmq.store import recovery, suspicion, upkeep
+from batonmq.store.disk_health import StoreHealth
 from batonmq.store.errors import PutRefused, StoreFailedError
-from batonmq.store.health import StoreHealth
 
 
 class OnceFailing:
