@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Generic, Protocol, TypeVar, cast
 
 from batonmq.ha.proof import STRANGERS_MAX
-from batonmq.runtime.crowd import Crowd
+from batonmq.runtime.eviction import Crowd
 from batonmq.runtime.sockets import limit_unacknowledged_of
 
 log = logging.getLogger(__name__)

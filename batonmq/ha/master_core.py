@@ -30,7 +30,7 @@ from batonmq.ha.wire import (
     encode_transfer_header,
 )
 from batonmq.protocol.role_view import Replica
-from batonmq.runtime.crowd import Crowd
+from batonmq.runtime.eviction import Crowd
 from batonmq.runtime.recent_events import RecentEvents, records_event, shows_events
 
 pack_transfer_header = TRANSFER_HEADER.pack

@@ -32,7 +32,7 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.codes import MASTER_ID
 from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.protocol.topic_name import SYNC_BROKER_MEMBER_PREFIX
-from batonmq.runtime.crowd import Crowd
+from batonmq.runtime.eviction import Crowd
 
 EARLIER_MOST = 4
 ENTRIES_MAX = 1_000_000

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, Protocol
 from weakref import WeakSet
 
 from batonmq.runtime.clock import boot_s
-from batonmq.runtime.crowd import Crowd
+from batonmq.runtime.eviction import Crowd
 from batonmq.runtime.sockets import descriptors_allowed
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 from urllib.parse import unquote
 
-from batonmq.runtime.crowd import Crowd
+from batonmq.runtime.eviction import Crowd
 from batonmq.runtime.sockets import (
     accepted_at,
     descriptors_allowed,

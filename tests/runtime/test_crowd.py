@@ -1,6 +1,6 @@
 """R58: who makes space where more come than there are places for."""
 
-from batonmq.runtime.crowd import Crowd
+from batonmq.runtime.eviction import Crowd
 
 
 def test_r58_of_the_host_with_the_most_places_the_oldest_holder_goes_first() -> None:

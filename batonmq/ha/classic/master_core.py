@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from batonmq.ha.classic.wire import BODY_SIZE_MAX, encode_head
 from batonmq.ha.master_core import CloseConnection, Flow, SendLog
 from batonmq.ha.proof import STRANGERS_MAX
-from batonmq.runtime.crowd import Crowd
+from batonmq.runtime.eviction import Crowd
 from batonmq.runtime.recent_events import RecentEvents, records_event
 
 SLAVES_MAX: Final = 64
