@@ -40,8 +40,8 @@ from batonmq.remoting.command import RemotingCommand, decode_frame, peek_code
 from batonmq.remoting.connection import Connection, Processors, Response
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 from batonmq.runtime.clock import boot_ms
-from batonmq.runtime.laps import Laps
 from batonmq.runtime.start_retry import StartRetry
+from batonmq.runtime.start_times import Laps
 from batonmq.runtime.turns import in_slices, in_turns
 
 log = logging.getLogger(__name__)
