@@ -39,7 +39,7 @@ from batonmq.client.producer.outgoing import (
     timed,
 )
 from batonmq.client.producer.publish_routes import PublishRoutes
-from batonmq.client.producer.requests import OpenRequests, answer, question
+from batonmq.client.producer.request_reply import OpenRequests, answer, question
 from batonmq.client.producer.sending import (
     NO_REPLY,
     STATUS_BY_CODE,
