@@ -1,7 +1,7 @@
 """A cluster of the last version becomes one of this version process by process, under load.
 
 Brokers first, then controllers, as deploy/README.md has it; the other way round it works,
-too. `BATONMQ_EARLIER` chooses the version (`lab/cluster/earlier.py`).
+too. `BATONMQ_EARLIER` chooses the version (`lab/cluster/earlier_version.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 from lab.cluster.cluster import HOSTS, Cluster
 from lab.cluster.cluster_view import NodeProcess
-from lab.cluster.earlier import NoEarlierVersionError, earlier_checkout, environment
+from lab.cluster.earlier_version import NoEarlierVersionError, earlier_checkout, environment
 from lab.cluster.network import Network
 from lab.cluster.processes import ROOT, wait_for
 from lab.cluster.queues import check_writers
