@@ -20,7 +20,7 @@ from lab.sim.ambient import processor_seconds
 from lab.sim.clients import Client, Recreator, Sender, SimConsumer, Topics
 from lab.sim.cluster import SimCluster, cluster_of
 from lab.sim.disk import DiskPlan
-from lab.sim.earlier import old_volumes
+from lab.sim.earlier_cluster import old_volumes
 from lab.sim.faults import Faults
 from lab.sim.features.features import Features
 from lab.sim.hosts import BrokerHost, controlled
