@@ -16,10 +16,10 @@ from lab.sim.ambient import ambient
 from lab.sim.decisions import fault_of_vote
 from lab.sim.hosts import BROKERS, CONTROLLERS, BrokerHost, ControllerHost, Host, controlled
 from lab.sim.loop import process_here
+from lab.sim.master_duties import Standing
 from lab.sim.promises import Promises
 from lab.sim.settings import Settings
 from lab.sim.sightings import Sightings
-from lab.sim.standing import Standing
 from lab.sim.world import Tell, Violation, World
 
 _WATCH_S = 0.05
