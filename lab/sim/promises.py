@@ -25,10 +25,10 @@ from lab.sim.decisions import Decisions, NewestCommit
 from lab.sim.expiry import Expiry
 from lab.sim.given_up import GivenUp, UncleanElection, records_behind
 from lab.sim.hosts import GROUP, BrokerHost, ControllerHost, controlled
-from lab.sim.lineage import Lineage
 from lab.sim.records import LogRecord, records
 from lab.sim.rot import Rot, read_log
 from lab.sim.sightings import Sightings
+from lab.sim.stray_logs import Lineage
 from lab.sim.world import World
 
 _DIGEST_EVERY = 4

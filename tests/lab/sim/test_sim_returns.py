@@ -14,7 +14,7 @@ from lab.sim.decisions import Decisions
 from lab.sim.hosts import BrokerHost
 from lab.sim.kinds import RETURNING
 from lab.sim.life import plan_of, run
-from lab.sim.lineage import Lineage
+from lab.sim.stray_logs import Lineage
 
 PLANS = [plan for plan in map(plan_of, range(1, 300)) if plan.settings.returns]
 
