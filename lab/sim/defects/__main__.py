@@ -3,8 +3,7 @@
     python -m lab.sim.defects --jobs 2             all defects, and a table
     python -m lab.sim.defects --only NAME          one of them (again and again: several)
     python -m lab.sim.defects --seeds 200          with up to so many lives for each
-    python -m lab.sim.defects --anew               from seed 1 on; patches note the seed that found
-    them
+    python -m lab.sim.defects --search             from seed 1 on; the seed goes into the patch
     python -m lab.sim.defects --json FILE          the table as JSON, `-` for the standard output
 
 Exit codes: 0 all are found, 1 one is not, or its patch no longer applies, 2 wrong usage.
@@ -42,9 +41,9 @@ def main(arguments: Sequence[str] | None = None, folder: Path = FOLDER) -> int:
         done += 1
         print(f"[{real_seconds() - began:5.0f} s] {line}", file=sys.stderr, flush=True)
 
-    runner = Runner(say, jobs=options.jobs, seeds_max=options.seeds, anew=options.anew)
+    runner = Runner(say, jobs=options.jobs, seeds_max=options.seeds, search=options.search)
     findings = runner.run(defects)
-    if options.anew:
+    if options.search:
         _note(folder, findings)
     _show(findings, real_seconds() - began)
     if options.json == "-":
@@ -65,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", metavar="NAME", help="that one")
     parser.add_argument("--jobs", type=_count, default=1, help="defects at a time")
     parser.add_argument("--seeds", type=_count, default=60, help="lives for each, at most")
-    parser.add_argument("--anew", action="store_true", help="from seed 1 on, and note the finder")
+    parser.add_argument("--search", action="store_true", help="from seed 1 on, and note the finder")
     parser.add_argument("--json", metavar="FILE", help="write the table there, too")
     return parser
 

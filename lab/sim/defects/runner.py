@@ -138,16 +138,21 @@ class Copy:
 
 
 class Runner:
-    """`seeds_max`: how many lives a defect has to be found in. `anew`: from seed 1 on, and not
+    """`seeds_max`: how many lives a defect has to be found in. `search`: from seed 1 on, and not
     first with the one that is known to find it."""
 
     def __init__(
-        self, say: Callable[[str], None], *, jobs: int = 1, seeds_max: int = 60, anew: bool = False
+        self,
+        say: Callable[[str], None],
+        *,
+        jobs: int = 1,
+        seeds_max: int = 60,
+        search: bool = False,
     ) -> None:
         self._say = say
         self._jobs = jobs
         self._seeds_max = seeds_max
-        self._anew = anew
+        self._search = search
         self._whole: dict[tuple[int, bool], str | None] = {}  # what a life is like without a defect
         self._lock = threading.Lock()
         self._is_stopping = False
@@ -178,7 +183,7 @@ class Runner:
 
     def _seek(self, defect: Defect, copy: Copy) -> DefectResult:
         began, lives, error = real_seconds(), 0, ""
-        known = [defect.seed] if defect.seed is not None and not self._anew else []
+        known = [defect.seed] if defect.seed is not None and not self._search else []
         others = (n for n in _seeds_for(defect) if n not in known)
         seeds = [*known, *itertools.islice(others, self._seeds_max - len(known))]
         seed, violation = None, ""

@@ -171,7 +171,7 @@ def test_a_hunt_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_a_runner_that_is_ended_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "lab.sim.defects", "--only", EASY, "--anew"]
+    command = [sys.executable, "-m", "lab.sim.defects", "--only", EASY, "--search"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL) as runner:
         process = psutil.Process(runner.pid)
