@@ -97,7 +97,7 @@ class ControllerMetrics:
                 family.add(value, node_id=broker_name)
 
     def why_not_ready(self) -> list[str]:
-        """It can serve once it knows a leader: others are told whom to ask."""
+        """It can serve once it knows a leader: others name the leader."""
         if self._requests.metadata().leader is not None:
             return []
         return ["no leader of the controllers is known: is a majority of them running?"]

@@ -1,4 +1,4 @@
-"""Keeps the steps of each order in their order, while different orders go on side by side.
+"""Keeps the steps of each order in their order, while different orders run side by side.
 
 Messages of one queue are ordered, so all steps of one order go to the same queue. An orderly
 consumer locks its queues at the broker and handles one message of a queue at a time.

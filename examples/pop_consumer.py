@@ -23,7 +23,7 @@ async def main(name_servers: str, topic: str) -> None:
         await consumer.subscribe(topic)
         done = 0
         while done < 3:
-            # Nobody else gets these messages for 10 s. Empty after the time-out.
+            # No other member gets these messages for 10 s. Empty after the time-out.
             for message in await consumer.receive(topic, invisible_ms=10_000, timeout_ms=5_000):
                 job = message.uncompressed_body().decode()
                 if message.keys == run and job == "rotate" and not message.reconsume_times:

@@ -34,7 +34,7 @@ async def main(name_servers: str, topic: str, tags: str, count: int) -> None:
         # RECONSUME_LATER, or an exception: the broker delivers these messages again later.
         return ConsumeStatus.SUCCESS
 
-    # FIRST: a new group begins at the oldest message. A known group goes on where it was.
+    # FIRST: a new group begins at the oldest message. A known group continues where it was.
     options = PushConsumerOptions(from_where=ConsumeFromWhere.FIRST)
     consumer = PushConsumer("example-pushed", listener, name_servers=name_servers, options=options)
     consumer.subscribe(topic, tags)

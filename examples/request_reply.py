@@ -27,7 +27,7 @@ async def main(name_servers: str, topic: str) -> None:
                 # A question is delivered at least once; the first answer counts.
                 reply = await asking.request(Message.of(topic, question), timeout_ms=20_000)
             except NoReplyError as error:
-                raise SystemExit(f"nobody answered: {error}") from None
+                raise SystemExit(f"no answer: {error}") from None
             print(f"{question!r} was answered with {reply.uncompressed_body().decode()!r}")
 
 

@@ -35,7 +35,7 @@ orders.select("keys", F.col("body").cast("string"), "queue_id", "queue_offset").
 
 # %% [markdown]
 # The same as a stream into Parquet, each message once, also through failovers. `availableNow` ends
-# with what is there now; without it the stream goes on.
+# with what is there now; without it the stream continues.
 
 # %%
 query = (

@@ -58,7 +58,7 @@ class NoNameServerError(ClientError):
 
 
 class NoReplyError(ClientError):
-    """A question was sent, and nobody answered it in time. It may still be consumed."""
+    """A request was sent, and no answer came in time. It may still be consumed."""
 
     retriable = True
 

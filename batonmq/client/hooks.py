@@ -49,11 +49,11 @@ class ConsumeCall:
 
 
 class Hook(Protocol):
-    """`received` is told. What the others return is entered before the step, and left after it,
+    """`received` is a notice. What the others return is entered before the step, and left after it,
     with its error if it failed: of a send after all tries. All of it runs on the loop, but for
     blocking clients, so it must be quick: what takes long or blocks belongs in a thread of its own.
     It cannot change what becomes of a step: an error that it raises is logged and passed over, one
-    of the step goes on though it swallows it."""
+    of the step is raised even if the hook swallows it."""
 
     def sending(self, call: SendCall) -> AbstractContextManager[object]: ...
 

@@ -44,7 +44,7 @@ class Child:
     pid: int | None = None
     started_ms: int = 0
     listeners: list[socket.socket] = field(default_factory=list)
-    """Held for it while it is away for a moment, so that nobody is refused."""
+    """Held for it while it is away for a moment, so that no connection is refused."""
     hung: bool = False
     pauses: Backoff = field(default_factory=lambda: Backoff(RESPAWN_FIRST_MS, RESPAWN_MAX_MS))
 

@@ -1,7 +1,7 @@
 """A local cluster, for `up` and `demo`: `LocalCluster` starts the processes, polls the cluster
 twice a second, updates `cluster.json`, and reports changes.
 
-It goes on when a process dies, and gives up when those processes end by themselves without which
+It continues when a process dies, and gives up when those processes end by themselves without which
 there is no cluster (`gave_up`).
 """
 
@@ -84,14 +84,14 @@ class LocalCluster:
         check_ports(self.layout)
         self._started_at_ms = wall_ms()
         self.layout.cluster_file.unlink(missing_ok=True)
-        nobody = dict.fromkeys(self.children.by_name)
-        planned = cluster_document(self.layout, self._started_at_ms, nobody, {})
+        no_pids = dict.fromkeys(self.children.by_name)
+        planned = cluster_document(self.layout, self._started_at_ms, no_pids, {})
         try:
             write_configs(self.layout)
             write_document(self.layout.planned_cluster_file, planned)
         except OSError as exc:
             raise StartError(f"--data {self.layout.data_dir}: {exc}") from exc
-        self._admin = Admin(self.layout.name_server_addresses)  # asks nobody before its start
+        self._admin = Admin(self.layout.name_server_addresses)  # sends nothing before its start
         self.hopeless = asyncio.get_running_loop().create_future()
         try:
             await self.children.start_all()

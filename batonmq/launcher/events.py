@@ -54,7 +54,7 @@ class LineReporter:
 
 
 class MemoryReporter:
-    """Keeps the latest events, each with the time of day, for a view that draws itself anew."""
+    """Keeps the latest events, each with the time of day, for a view that redraws itself."""
 
     def __init__(self, keep: int = 12) -> None:
         self._keep = keep

@@ -62,9 +62,9 @@ async def check_settings(layout: Layout, fork_server: ForkServer) -> None:
             argv = [str(file) if part == str(node.config) else part for part in node.argv]
             process = await fork_server.start([*argv, "--check"], log, os.environ, [])
             if await process.wait() != 0:
-                *_, told = log.read_text(errors="replace").splitlines() or [""]
+                *_, last = log.read_text(errors="replace").splitlines() or [""]
                 where = re.compile(rf"\w+: {re.escape(str(file))}(:\d+)?")
-                raise SettingsError(where.sub("--config", told))
+                raise SettingsError(where.sub("--config", last))
 
 
 def lock_folder(layout: Layout) -> FolderLock:

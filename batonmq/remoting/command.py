@@ -158,7 +158,7 @@ class FrameReader:
     __slots__ = ("_kept", "_large", "_large_end", "_large_size", "_shared")
 
     def __init__(self, shared: memoryview) -> None:
-        """`shared`: from `receive_buffer`. Nobody else may write to it between `get_buffer` and
+        """`shared`: from `receive_buffer`. Nothing else may write to it between `get_buffer` and
         `received`."""
         self._shared = shared
         self._kept = b""

@@ -90,7 +90,7 @@ class SlaveLog:
         if dispatcher.target - dispatcher.offset <= _DISPATCH_LAG_MAX:
             return
         try:
-            # 0: the target stays, only the work on it goes on.
+            # 0: the target stays, only the work on it continues.
             dispatcher.advance(0, received)
         except (CorruptLogError, OSError) as error:
             self._fail(error)

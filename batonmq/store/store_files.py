@@ -50,7 +50,7 @@ class StoreFiles:
 
     def drop_epochs(self) -> None:
         """Classic mode, before the first write: later bytes belong to no epoch, and those could not
-        be told apart later (R48). Durable on return; raises OSError."""
+        be distinguished later (R48). Durable on return; raises OSError."""
         if self.epochs.entries:
             listed = ",".join(f"{e.epoch}-{e.start_offset}" for e in self.epochs.entries)
             replace_file(_classic_note(self.config.root), f"{listed}\n".encode())

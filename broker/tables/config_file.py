@@ -67,7 +67,7 @@ class ConfigFile(Generic[B]):
             raise ValueError(str(error)) from error
 
     def write_of(self, body: B) -> Callable[[], None]:
-        """What makes `body`, which nobody changes any more, the durable content, unless a later one
+        """What makes `body`, which is not changed any more, the durable content, unless a later one
         is that by then; nothing is written if it is the content already.
 
         May run on another thread than the tables' owner. What encodes holds the interpreter for a

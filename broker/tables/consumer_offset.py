@@ -203,7 +203,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
 
     def groups_of(self, topic: str) -> list[str]:
         """Groups that have committed in a topic, sorted. Broadcast marks (`topic@group@...`) are
-        nobody's subscription, as in Java."""
+        no member's subscription, as in Java."""
         prefix = topic + SEPARATOR
         groups = [key.removeprefix(prefix) for key in self._keys.of_topic(topic)]
         return [group for group in groups if SEPARATOR not in group]

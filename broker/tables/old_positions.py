@@ -12,7 +12,7 @@ _DELETED_TOPICS_MAX: Final = 4096
 
 
 class OldPositions:
-    """Consumers that go on running while their topic is deleted and made again hold positions in
+    """Consumers that run on while their topic is deleted and made again hold positions in
     queues that are gone (R39).
 
     Of topics that were deleted, the newest 4096, also after a restart. No position of a group

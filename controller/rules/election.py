@@ -243,7 +243,7 @@ def lacks_reported(group: BrokerGroup, command: ElectMaster) -> str:
 def passes_over(
     group: BrokerGroup, command: ElectMaster, members: Sequence[LastSeen]
 ) -> tuple[LastSeen, ...]:
-    """The members with which the old master may go on after this election; () if it cannot (R44).
+    """The members with which the old master may continue after the election; () if it cannot (R44).
 
     `command` has its liveness. One member that ended or is fenced is enough, since every ack needs
     all of them (R1). A winner from the set is one: it lives, and ends its slave side first.
@@ -279,7 +279,7 @@ def _why_not_cut(
 
 
 def _cut_reason(command: ElectMaster, passed: Sequence[LastSeen]) -> str:
-    """The reason of the election for the history: who may go on to acknowledge what is cut. What
+    """The reason of the election for the history: who may still acknowledge what is cut. What
     stands before the colon says who asked, as in every reason."""
     known = ", ".join(f"broker {each.broker_id} ({each.when})" for each in passed)
     reason = f"{command.reason or 'an operator'}: later acks are cut of {known}"

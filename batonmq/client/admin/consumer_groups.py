@@ -95,8 +95,8 @@ class ConsumerGroupAdmin:
         return GroupProgress(group, tuple(queues), await self.members(group))
 
     async def connections(self, group: str) -> ConsumerConnection | None:
-        """Members of the group at all masters, each once, and what it subscribes to; None if nobody
-        is there."""
+        """Members of the group at all masters, each once, and what it subscribes to; None if
+        there is none."""
         found: ConsumerConnection | None = None
         for address in (await self._cluster.masters()).values():
             request = RemotingCommand.request(
@@ -144,7 +144,7 @@ class ConsumerGroupAdmin:
         self, group: str, topic: str, timestamp_ms: int, queue: tuple[str, int, int] | None = None
     ) -> dict[MessageQueue, int]:
         """Sets the group's offsets in a topic to a store time (0: the beginning, -1: the end), or
-        of one `queue` (broker name, queue id, offset); where it goes on now.
+        of one `queue` (broker name, queue id, offset); where it continues.
 
         Raises ClientError if no master has the topic.
         """

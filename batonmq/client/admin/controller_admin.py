@@ -104,8 +104,8 @@ class ControllerAdmin:
 
         `unclean` takes the broker named though it may lack acknowledged messages (G5): they are
         lost then. It is refused while the old master still answers (R7), and, unless
-        `cut_later_acks`, if nobody can tell that the old master ended: then the remark tells what
-        is known of it, and what it goes on to acknowledge is cut (R44). `already_master`: nothing
+        `cut_later_acks`, if the old master may still run: the remark then says what is known of
+        it, and what it acknowledges from then on is cut (R44). `already_master`: nothing
         changed.
         """
         ext = {

@@ -138,7 +138,7 @@ class TopicAdmin:
             if config.write_queue_nums > config.read_queue_nums and not force:
                 raise ClientError(
                     f"topic {topic} would have {config.write_queue_nums} queues to write and"
-                    f" {config.read_queue_nums} to read: nobody would read what goes to the others"
+                    f" {config.read_queue_nums} to read: what goes to the others would not be read"
                 )
         for name, address in targets.items():
             await self._put(address, after[name], changes.attributes, force=force)

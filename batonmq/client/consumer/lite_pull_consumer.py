@@ -30,7 +30,7 @@ from batonmq.runtime.turns import gather_some, in_turns
 log = logging.getLogger(__name__)
 
 QueuesChanged = Callable[[Sequence[MessageQueue]], Awaitable[None] | None]
-"""Told of queues that this member got, or is about to give away; ascending."""
+"""Called with queues that this member got, or is about to give away; ascending."""
 _UNSETTLED_MS = 1_000
 
 

@@ -58,7 +58,7 @@ async def answer(state: MemberState, request: RemotingCommand) -> RemotingComman
 
 
 async def _reset(state: MemberState, request: RemotingCommand) -> None:
-    """220: go on at these offsets, for the queues that are held."""
+    """Request 220: continue at these offsets, for the queues that are held."""
     for queue, offset in ResetOffsetBody.decode(request.body).offset_table.items():
         reader = state.readers.get(queue)
         if reader is not None:

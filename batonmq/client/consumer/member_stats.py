@@ -27,7 +27,7 @@ class _Slot:
 
 
 class MemberStats:
-    """Times are in ms, `now_ms` of a clock that only goes on."""
+    """Times are in ms, `now_ms` of a monotonic clock."""
 
     def __init__(self) -> None:
         self._topics: dict[str, deque[_Slot]] = {}

@@ -79,7 +79,7 @@ class PopConsumer(Receiver):
         timeout_ms: int = 15_000,
     ) -> list[MessageExt]:
         """1 to `max_messages` (at most 32) messages of a subscribed topic, in no order between
-        queues; empty after the timeout. Nobody else gets them for `invisible_ms`."""
+        queues; empty after the timeout. No other member gets them for `invisible_ms`."""
         self._check_running()
         check_number("max_messages", max_messages, 1)
         check_number("invisible_ms", invisible_ms, 1)
@@ -168,13 +168,13 @@ class PopConsumer(Receiver):
         fields = {"invisibleTime": str(invisible_ms)}
         code = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
         reply = await self._change(message, handle, code, fields, timeout_ms)
-        anew = handle._replace(
+        renewed = handle._replace(
             start_offset=handle.queue_offset,
             pop_time=int(reply.ext["popTime"]),
             invisible_time=int(reply.ext["invisibleTime"]),
             revive_qid=int(reply.ext["reviveQid"]),
         )
-        message.properties[POP_CK] = anew.encode()
+        message.properties[POP_CK] = renewed.encode()
 
     def _handle(self, message: MessageExt) -> PopHandle:
         self._check_running()

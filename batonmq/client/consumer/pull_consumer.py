@@ -225,7 +225,7 @@ class PullConsumer(Receiver):
                 self._aside[queue] = self._ready.pop(queue)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """`poll` goes on with these queues where it was."""
+        """`poll` continues with these queues where it was."""
         for queue in queues:
             self._paused.discard(queue)
             if queue in self._aside:

@@ -164,7 +164,7 @@ def read_pull_reply(reply: RemotingCommand, request: PullRequest, address: str) 
 
 
 def _offsets_of(reply: RemotingCommand) -> tuple[int, int, int]:
-    """Where to go on, and the queue's range. Raises KeyError, ValueError."""
+    """Where to continue, and the queue's range. Raises KeyError, ValueError."""
     ext = reply.ext
     return int(ext["nextBeginOffset"]), int(ext["minOffset"]), int(ext["maxOffset"])
 

@@ -239,7 +239,11 @@ class PushConsumer(Subscriber):
         now_ms = boot_ms()
         expired = [q for q, reader in self._readers.items() if reader.is_expired(now_ms)]
         for queue in expired:
-            log.error("queue_expired group=%s queue=%s: it is taken up anew", self.group, queue)
+            log.error(
+                "queue_expired group=%s queue=%s: it is read again from its stored offset",
+                self.group,
+                queue,
+            )
         if (gone or expired) and self._service is not None:
             await self._give_up(sorted({*gone, *expired}), self._service)
         held: dict[str, list[MessageQueue]] = {}

@@ -78,7 +78,7 @@ class QueueReader:
         self._task = self._client.spawn(self._run())
 
     def is_expired(self, now_ms: int) -> bool:
-        """Whether it reads no more, though it should: its queue is to be taken up anew."""
+        """Whether it reads no more, though it should: its queue needs a new reader."""
         if self._task is not None and self._task.done():
             return True
         return self._asked_ms is not None and now_ms - self._asked_ms >= EXPIRED_MS
@@ -252,7 +252,7 @@ class QueueReader:
             self._offsets.update(self.queue, process_queue.next_offset)
 
     async def restart_at(self, offset: int) -> None:
-        """Goes on at another offset; what was pulled and not consumed is dropped."""
+        """Continues at another offset; what was pulled and not consumed is dropped."""
         await self.pause()
         self._replace(offset)
         await self._offsets.persist()

@@ -36,7 +36,7 @@ class ClientMember:
         """A route differs from the last one."""
 
     def masters_moved(self, broker_names: Collection[str]) -> None:
-        """The masters of these groups have new addresses. It is told once for all topics."""
+        """The masters of these groups have new addresses. Called once for all topics."""
 
     def transaction_asked(self, request: RemotingCommand, address: str) -> None:
         """The broker at `address` asks what became of a transaction (39)."""

@@ -34,7 +34,7 @@ class RouteListener:
         """A route differs from the last one, or is new."""
 
     def masters_moved(self, moved: Mapping[str, str], known: Collection[str], topic: str) -> None:
-        """Masters (broker name -> address) that are new, or have another address: told once,
+        """Masters (broker name -> address) that are new, or have another address: reported once,
         however many topics they have. `topic` is the first. `known`: those whose group was known,
         with or without a master."""
 

@@ -88,7 +88,7 @@ class OpenRequests:
     def __init__(self, client: ClientInstance) -> None:
         self._client = client
         self._waiting: dict[str, asyncio.Future[MessageExt]] = {}
-        # Master -> the connection over which it was told of this client.
+        # Master -> the connection over which it learned of this client.
         self._told: dict[str, Connection] = {}
 
     def __len__(self) -> int:

@@ -46,7 +46,7 @@ class TransactionState(enum.IntEnum):
 
 
 LocalTransaction = Callable[[Message], TransactionState | Awaitable[TransactionState]]
-"""Runs the local transaction. What it raises rolls the message back and goes on to the caller."""
+"""Runs the local transaction. What it raises rolls the message back and is raised to the caller."""
 TransactionCheck = Callable[[MessageExt], TransactionState | Awaitable[TransactionState]]
 """Tells what became of the local transaction of a message. What it raises counts as UNKNOWN."""
 
@@ -178,7 +178,7 @@ class TransactionProducer(Producer):
 
     def topics(self) -> Collection[str]:
         """Also the template of new topics, so that it knows brokers before it sends: they ask a
-        producer that was started anew for what it, or another one of its group, left undecided."""
+        producer that was restarted for what it, or another one of its group, left undecided."""
         return {*super().topics(), self.options.default_topic}
 
     def transaction_asked(self, request: RemotingCommand, address: str) -> None:
