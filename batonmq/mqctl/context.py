@@ -1,6 +1,6 @@
 """One run of a command: the target, the output, the client, and errors as one line.
 
-Exit codes: 0 done, 1 refused or failed, 2 wrong usage. A command that asks several nodes goes on
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage. A command that asks several nodes continues
 when one does not reply: it reports that on standard error, shows the rest, and ends with 1.
 """
 

@@ -91,7 +91,7 @@ class Findings:
     reported: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """What the brokers that replied tell of themselves, by address."""
     classic: bool = False
-    """Outside controller mode: nobody was asked who leads and who is in sync."""
+    """Outside controller mode there is no leader to ask who leads and who is in sync."""
     nowhere: str = ""
     """Why no node could be asked: no cluster runs here."""
     cluster: str = ""
@@ -292,8 +292,7 @@ class Findings:
         to = routed.broker_addrs.get(MASTER_ID) if routed is not None else None
         if info.master_address and to != info.master_address:
             text = (
-                f"{name}: name servers route to {to or 'nobody'}, the master is"
-                f" {info.master_address}"
+                f"{name}: name servers route to {to or 'none'}, the master is {info.master_address}"
             )
             found.append(Problem.of(text, f"mqctl brokerStatus -b {info.master_address}"))
         return found + self._set_problems(name, info)
@@ -466,12 +465,14 @@ async def _state(admin: Admin, address: str) -> str | tuple[str, ...]:
 
     try:
         table = await admin.brokers.runtime_info(address)
-        told = tuple(map(str, json.loads(table.get(PROBLEMS_KEY, "[]"))))
-        if any("disk" in each for each in told):
+        problems = tuple(map(str, json.loads(table.get(PROBLEMS_KEY, "[]"))))
+        if any("disk" in each for each in problems):
             where = (await admin.brokers.config(address)).get("storePathRootDir", "")
             space = table.get("commitLogDirCapacity", "").rstrip(".")
-            return tuple(f"{each} ({where}: {space})" if "disk" in each else each for each in told)
-        return told
+            return tuple(
+                f"{each} ({where}: {space})" if "disk" in each else each for each in problems
+            )
+        return problems
     except BatonError as error:
         return reason(address, error)
 

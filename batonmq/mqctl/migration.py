@@ -124,7 +124,7 @@ def too_few_without(group: MigratedGroup, who: Member) -> str:
     rest = [m.name for m in group.in_sync() if m.broker_id != who.broker_id and m.alive]
     if len(rest) >= REPLICAS_MIN:
         return ""
-    return f"without {who.name} only {' and '.join(rest) or 'nobody'} would be in sync"
+    return f"without {who.name} only {' and '.join(rest) or 'none'} would be in sync"
 
 
 def next_steps(group: MigratedGroup, to: str, replicas: int | None = None) -> list[str]:
@@ -139,7 +139,7 @@ def next_steps(group: MigratedGroup, to: str, replicas: int | None = None) -> li
     others = [m for m in group.members if m.kind != to]
     wanted = replicas or max(REPLICAS_MIN, len(others), len(ours))
     number = f" --to {to} --replicas {wanted}" if replicas or wanted > REPLICAS_MIN else ""
-    # The master leaves last: it goes on until one of the wanted kind can take over.
+    # The master leaves last: it stays until one of the wanted kind can take over.
     others.sort(key=lambda m: (m.in_sync, m.is_master))
     there, steps = len(ours), []
 
@@ -158,7 +158,7 @@ def next_steps(group: MigratedGroup, to: str, replicas: int | None = None) -> li
         if others and there + len(others) > REPLICAS_MIN:
             leaves = others.pop(0)
             leave = _command(group, "leave", leaves.broker_id) + number
-            steps.append(f"{leave}, and stop it when told")
+            steps.append(f"{leave}, and stop it when the command says so")
         else:
             join()
             there += 1

@@ -60,7 +60,7 @@ signal.signal(signal.SIGUSR2, disarm)
 
 
 class RecordedCluster(ClusterProcess):
-    """`batonmq up` of a checkout, whose processes record when told by `arm` and `disarm`."""
+    """`batonmq up` of a checkout, whose processes record between `arm` and `disarm`."""
 
     def __init__(self, folder: Path, checkout: Path) -> None:
         super().__init__(folder)

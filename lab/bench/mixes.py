@@ -4,7 +4,7 @@ Two brokers of ours and one of Java's in one group, under one controller of eith
 that writes all the time. Each kind of broker leads in turn and is killed, stopped by SIGSTOP, and
 switched away from. Printed is a table: how long no write was acknowledged (for a switch the longest
 pause after the command), until the set was whole and level again, counted from when the broker was
-started, or went on, and how many acknowledged writes the last master does not serve.
+started, or continued, and how many acknowledged writes the last master does not serve.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Mixes:
         end = time.monotonic()
         outcome.without_ack.append(longest_gap(self._load.since(began), began, end))
         heir = self._group.master()
-        outcome.heirs.append(KIND[heir] if heir is not None else "nobody")
+        outcome.heirs.append(KIND[heir] if heir is not None else "none")
         self._recover(fault, place, outcome)
 
     def _recover(self, fault: str, place: int, outcome: MixOutcome) -> None:

@@ -1,4 +1,4 @@
-"""Members of consumer groups: they come, one of each group goes, the others share anew."""
+"""Members of consumer groups: they come, one of each group goes, the others rebalance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTICE_LIMIT_S: Final = 60.0
 
 def members(address: str, count: int) -> dict[str, float]:
     """`count` connections of groups of GROUP_SIZE. One of each group closes: `notice_ms` until all
-    others were told, `rebalance_ms` until they also have the list of members that is left."""
+    others were notified, `rebalance_ms` until they also have the list of members that is left."""
     began = time.monotonic()
     groups: dict[str, list[BlockingConnection]] = {}
     for number in range(count):
@@ -27,7 +27,7 @@ def members(address: str, count: int) -> dict[str, float]:
         groups.setdefault(group, []).append(member)
         member.request(HEARTBEAT, body=_heartbeat(group, f"member{number}"))
     joined_s = time.monotonic() - began
-    for group, those in groups.items():  # reads what told each of those that came after it
+    for group, those in groups.items():  # reads what notified each of those that came after it
         for member in those:
             _members_of(group, member)
     left = time.monotonic()
@@ -84,7 +84,7 @@ def _wait_for_notices(members: list[BlockingConnection]) -> None:
         while left:
             ready = selector.select(max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise RuntimeError(f"{left} of {len(members)} members were not told")
+                raise RuntimeError(f"{left} of {len(members)} members were not notified")
             for key, _ in ready:
                 selector.unregister(key.fileobj)
                 left -= 1

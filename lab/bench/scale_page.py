@@ -27,8 +27,8 @@ MEASURES: Final[dict[str, tuple[str, str, bool]]] = {
     "first_wait_ms": ("longest wait at first, ms", "while the queues were made", False),
     "first_gap_ms": ("longest gap at first, ms", "while the queues were made", False),
     "joins_per_second": ("joins/s", "connections with their first heartbeat", True),
-    "notice_ms": ("told after, ms", "one of each group left: until all others knew", True),
-    "rebalance_ms": ("shared anew after, ms", "until they had the new list, too", True),
+    "notice_ms": ("notified after, ms", "one of each group left: until all others knew", True),
+    "rebalance_ms": ("rebalanced after, ms", "until they had the new list, too", True),
     "failover_ms": ("failover, ms", "kill -9 of the master to the first acked write", True),
     "back_s": ("back after, s", "the killed broker, started again, is in the set", True),
 }

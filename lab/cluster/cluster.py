@@ -82,8 +82,8 @@ class Cluster:
         self._check_ports()
         write_configs(self.layout)
         # Tools find the folder's cluster by this file, as they find that of `batonmq up`.
-        nobody = dict.fromkeys(process.name for process in self.processes)
-        document = cluster_document(self.layout, frames.now_ms(), nobody, {})
+        no_pids = dict.fromkeys(process.name for process in self.processes)
+        document = cluster_document(self.layout, frames.now_ms(), no_pids, {})
         write_document(self.layout.planned_cluster_file, document)
         self.launch_dead()
         self.wait_whole()

@@ -73,7 +73,7 @@ class BlockingConnection:
         self._socket.sendall(data)
 
     def fileno(self) -> int:
-        """For selectors: readable when there is something that nobody has taken."""
+        """For selectors: readable when there is something that was not taken yet."""
         return self._socket.fileno()
 
     def is_closed_by_peer(self) -> bool:

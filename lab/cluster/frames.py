@@ -74,7 +74,7 @@ def encode(
 ) -> bytes:
     """A whole request frame with a JSON header.
 
-    It calls itself Python unless told otherwise: a slave passes the sends of other clients on to
+    It calls itself Python by default: a slave passes the sends of other clients on to
     the master, and who answered would not be who acknowledged.
     """
     header = json.dumps(

@@ -46,7 +46,7 @@ def nothing_lost(group: MixedGroup, load: Writer) -> None:
 
 def logs_equal(group: MixedGroup, *places: int) -> int:
     """The logs of these brokers, of which the first is ours, are the same to the byte, and so are
-    their epochs, but for some without a byte. Returns where they end. Nobody writes meanwhile."""
+    their epochs, but for some without a byte. Returns where they end. No writes meanwhile."""
     status = ha_status(group.address(places[0]))
     assert status is not None
     end = status.max_offset

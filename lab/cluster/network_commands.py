@@ -2,7 +2,7 @@
 
 A star: one namespace is the router, every host hangs on it by a veth pair and a subnet of its own
 (10.77.N.0/30). All traffic between hosts is forwarded there, so one table of rules, replaced in one
-step, cuts any pair in any direction. A dropped packet has no reply: nobody sees RST or FIN.
+step, cuts any pair in any direction. A dropped packet has no reply: neither end sees RST or FIN.
 """
 
 from __future__ import annotations

@@ -216,7 +216,9 @@ def main() -> None:
     parser.add_argument("--interval-ms", type=float, default=2.0)
     parser.add_argument("--body", type=int, default=128)
     parser.add_argument("--full-load", action="store_true", help="as much as is acknowledged")
-    parser.add_argument("--acked", type=Path, help="a file for the acknowledged writes, made anew")
+    parser.add_argument(
+        "--acked", type=Path, help="a file for the acknowledged writes, overwritten"
+    )
     parser.add_argument("brokers", nargs="+")
     asked = parser.parse_args()
     options = ProbeOptions(

@@ -11,13 +11,13 @@ _AT_A_TIME = 512
 
 
 class MasterMoved(RuntimeError):
-    """Another broker leads by now: `read_on` goes on there."""
+    """Another broker leads by now: `read_on` continues there."""
 
 
 class ReadBack:
     """The writes of each probe: number of the write -> physical offset.
 
-    Only confirmed messages are served, so reading goes on at a later master where it ended at an
+    Only confirmed messages are served, so reading continues at a later master where it ended at an
     earlier one. A write that is in the log twice, by a client's retry, keeps its first place and is
     counted in `repeats`.
     """

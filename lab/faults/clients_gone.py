@@ -1,7 +1,7 @@
 """`python -m lab.faults clients --host-gone`: the host of the master is gone, as stock clients see
 it.
 
-kill -9, and from then on no packet to or from its address arrives: nobody answers, and nobody
+kill -9, and from then on no packet to or from its address arrives: none answers, and none
 refuses. No supervisor helps here. Each node has a network namespace of its own, the clients, too.
 """
 

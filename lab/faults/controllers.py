@@ -1,6 +1,6 @@
 """Partial faults of controllers, which last for some seconds: links, processes and disks.
 
-None of them is a fault of the group: it must go on to acknowledge while they last (R50, R51, R53),
+None of them is a fault of the group: it must acknowledge while they last (R50, R51, R53),
 within `SERVICE_GAP_S`.
 """
 

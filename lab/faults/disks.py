@@ -120,7 +120,7 @@ class WipedSlaveAlone(Fault):
     """Both complete ones die: no one is elected, nothing is acked until one of them restarts."""
 
     name = "wiped-slave-alone"
-    title = "a replica's disk wiped, the two others killed: nobody acks until one is back"
+    title = "a replica's disk wiped, the two others killed: no acks until one is back"
 
     def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         master = lab.master()

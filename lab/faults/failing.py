@@ -23,7 +23,7 @@ BURN = "while True: pass"
 
 
 class Failing(Fault):
-    """One process fails while it goes on; `fail` says how.
+    """One process fails while it runs; `fail` says how.
 
     `endures`: what it is that must not end the process, empty if it may.
     """

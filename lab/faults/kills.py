@@ -188,7 +188,7 @@ class TwoKills(Fault):
 
 
 class KillControllers(Fault):
-    """Writes go on without them; restarted, they have lost nothing and elect nobody needlessly."""
+    """Writes continue without them; restarted, they lost nothing and depose no master."""
 
     name = "kill-controllers"
     title = "all controllers killed, restarted: longest gap between acks"
@@ -223,7 +223,7 @@ class KillControllers(Fault):
 
 
 class Pauses(Fault):
-    """300 ms are within every time-out (R34): nobody is declared dead for them."""
+    """300 ms are within every time-out (R34): no broker is declared dead for them."""
 
     name = "pause-300ms"
     title = "each process in turn paused for 300 ms: longest gap between acks"

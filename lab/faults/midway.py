@@ -74,7 +74,7 @@ class KillInEpochAppend(Midway):
 
 
 class KillInCut(Midway):
-    """A master with a tail that nobody has is deposed; when it comes back, it is killed in its cut.
+    """A master with a tail of its own is deposed; when it comes back, it is killed in its cut.
 
     Both slaves are stopped for a moment, so the tail is of writes that were never acknowledged.
     """
@@ -93,7 +93,7 @@ class KillInCut(Midway):
         for slave in slaves:
             slave.signal(signal.SIGCONT)
         if lab.load.first_ack(sent_after=time.monotonic(), limit_s=60.0) is None:
-            raise RuntimeError(f"{self.name}: nobody acks\n{lab.cluster.diagnostics()}")
+            raise RuntimeError(f"{self.name}: no acks\n{lab.cluster.diagnostics()}")
         rule = self.rule(rng, CUT_STEPS, CALLS_OF_A_CUT)
         armed.fail_disk(rule)
         lab.cluster.launch(armed)

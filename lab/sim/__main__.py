@@ -2,11 +2,11 @@
 
     python -m lab.sim --seeds 300 --jobs 2     seeds 1 to 300; each that fails is named
     python -m lab.sim --seeds 200-250          those
-    python -m lab.sim --seed 56 --trace        one life, told line by line
+    python -m lab.sim --seed 56 --trace        one life, traced line by line
     python -m lab.sim --seed 56 --shrink       the fewest of its faults with which it still fails
     python -m lab.sim --seed 56 --plain        without the features that it uses
     python -m lab.sim cuts                     the table of lasting partial faults, and their gaps
-    python -m lab.sim cuts --only 'L-M'        those whose names contain it (with --trace: told)
+    python -m lab.sim cuts --only 'L-M'        those whose names contain it (--trace: traced)
 
 Exit codes: 0 no violation, 1 some, 2 wrong usage.
 """

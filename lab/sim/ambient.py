@@ -118,7 +118,7 @@ class Clocks:
         return int(self.wall_s() * 1000 + 1e-6) * 1_000_000
 
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """In place of those of the module `time`. Nobody asks CLOCK_REALTIME by its number."""
+        """In place of those of the module `time`. CLOCK_REALTIME is never read by its number."""
         return {
             "time": self.wall_s,
             "time_ns": self.wall_ns,
@@ -171,7 +171,7 @@ def ambient(
         patches.set(os, "getpid", _pid)
         # Of the one real process that they all share it would take thousands, at each start.
         patches.set(sockets, "HELD_MAX", 0)
-        # Nobody asks for all tasks: they need not be kept.
+        # No code asks for all tasks: they need not be kept.
         patches.set(_ALL_TASKS, "add", lambda task: None)
         # A broker divides it by ten while it loads numpy. One that is killed meanwhile sets it back
         # never, and after some such lives the next division fails.

@@ -132,7 +132,7 @@ class _Telling(logging.Handler):
 
 @contextlib.contextmanager
 def _own_folder() -> Iterator[None]:
-    """The working folder is an empty one in memory. So paths of files, which are told, stored and
+    """The working folder is an empty one in memory. So paths of files, which are logged, stored and
     replicated, are the same in every run."""
     root = tempfile.mkdtemp(prefix="batonmq-sim-", dir=MEMORY)
     try:
@@ -147,7 +147,7 @@ def cluster_of(
     seed: int, settings: Settings, *, tell: Tell | None = None, logs: int | None = None
 ) -> Iterator[SimCluster]:
     """A cluster on disks in memory, and around it nothing of the real machine. `logs`: from which
-    level on lines of the servers' logs are told, too."""
+    level on lines of the servers' logs are traced, too."""
     with _own_folder():
         cluster = SimCluster(seed, settings, Path(), tell)
         with (

@@ -4,7 +4,7 @@ A commit is judged with the group as it was recorded before: an Alter replaces t
 names (R3, R10) and adds only processes that acked, and hold what is confirmed and the tables of
 this epoch (R12, R13, R42); a clean election chooses from the set and
 keeps its living members (R9, R10); in a planned switch the chosen one has the last byte (R33); what
-is recorded as confirmed was confirmed (R43). A vote is on the voter's disk before it is told (G7).
+is recorded as confirmed was confirmed (R43). A vote is on the voter's disk before it is sent (G7).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NewestCommit(NamedTuple):
 
 
 class Decisions:
-    """`applied` is to be told each commit of each controller. `copies` knows what brokers hold.
+    """`applied` takes each commit of each controller. `copies` knows what brokers hold.
     `violate` ends the run."""
 
     def __init__(self, copies: Copies, violate: Callable[[str], None]) -> None:

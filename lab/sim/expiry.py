@@ -24,7 +24,7 @@ _FORCED_ABOVE = 0.85  # StoreConfig.disk_space_clean_forcibly_ratio
 _HOUR_S = 3_600.0
 _SLACK_S = 5.0  # clocks drift
 _BELIEVED_S = _HOUR_S
-"""A clock is believed as far as it went on since the start (`store.upkeep.LogTime`), and this."""
+"""A clock is believed as far as it advanced since the start (`store.upkeep.LogTime`), and this."""
 _START_S = 3.0
 
 

@@ -262,7 +262,7 @@ class NetworkFaults(Kinds):
         return f"{one.name} to {other.name} for {fault.for_s:.2f} s"
 
     def isolate(self, fault: PlannedFault) -> str | None:
-        """From all servers. Clients go on to reach it: a master has a tail that nobody confirms,
+        """From all servers. Clients still reach it: a master has a tail that no member confirms,
         and half of the time it is one, for so long that another is elected."""
         host: Host | None = self._of(self.cluster.hosts, fault.pick)
         for_s = fault.for_s
@@ -438,7 +438,7 @@ class Faults:
             self._of_clients.operator.elect(max(held, key=lambda one: held[one]), unclean=True)
 
     def end(self) -> None:
-        """Whatever goes on ends: the network is whole, and everybody runs."""
+        """Every fault ends: the network is whole, and every process runs."""
         cluster = self.cluster
         self._service.end()
         for kinds in self._kinds:

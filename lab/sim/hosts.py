@@ -60,7 +60,7 @@ GRPC_ADDRESSES = [f"{controller_host(n)}:{CONTROLLER_PORT + 1}" for n in CONTROL
 
 
 class ServerWatch(Protocol):
-    """Who is told what servers do."""
+    """What observers of the servers implement."""
 
     def confirmed(self, host: BrokerHost) -> None: ...
 
@@ -256,7 +256,7 @@ class BrokerHost(Host):
             self.watch.classic(self, self._classic_store)
 
     def _watch_replication(self, replication: ControllerReplication) -> None:
-        """Told before the broker acts on it: what is confirmed."""
+        """Called with what is confirmed, before the broker acts on it."""
         confirm, watch = replication.on_confirm_offset, self.watch
 
         def on_confirm_offset(offset: int) -> None:
@@ -271,7 +271,7 @@ class BrokerHost(Host):
             self.world.violate(f"R45: {self.incarnation} ends because its disk is full: {error}")
         if not isinstance(error, OSError | BatonError):
             self.world.loop.note_error(error)  # a defect, and no fault of its disk
-        self.world.tell(self.name, f"cannot go on: {error!r}")
+        self.world.tell(self.name, f"cannot continue: {error!r}")
         if self._stop is not None:
             self._stop.set()
 
@@ -337,7 +337,7 @@ class ControllerHost(Host):
         self.last_failure = what
         if f"[Errno {errno.ENOSPC}]" in what:
             self.world.violate(f"R53: {self.name} ends because its disk is full: {what}")
-        self.world.tell(self.name, f"cannot go on: {what}")
+        self.world.tell(self.name, f"cannot continue: {what}")
         if self.process is not None:
             self.process.kill()
         raise Crash(what)

@@ -353,7 +353,7 @@ class Life:
             self.let_expire()
             self._until(lambda: not self.unlevel(), _WHOLE_S, self.unlevel)
         self._until(self._is_delivered, _DELIVERED_S, self.undelivered)
-        self._until(lambda: not self.unlevel(), _WHOLE_S, self.unlevel)  # members go on to pop
+        self._until(lambda: not self.unlevel(), _WHOLE_S, self.unlevel)  # members still pop
         self.check_queues()
 
     def _until(self, done: object, seconds: float, what: object) -> None:
@@ -389,7 +389,7 @@ class Life:
         return ""
 
     def waits_for_positions(self) -> bool:
-        """Whether nothing is confirmed for want of members, and so no replica whose log was begun
+        """Whether nothing is confirmed for lack of members, and so no replica whose log was begun
         behind learns its positions and joins (R38): an operator lowers minInSyncReplicas then."""
         group = self.cluster.promises.group
         if group is None or len(group.sync_state_set) >= self.plan.settings.min_in_sync:
@@ -427,7 +427,7 @@ class Life:
 
     def let_expire(self) -> None:
         """Everything is delivered and checked: disks fill up until the master's log begins there,
-        too. Time alone lets nothing expire where nobody writes (`LogTime`)."""
+        too. Time alone lets nothing expire where there are no writes (`LogTime`)."""
         cluster = self.cluster
         cluster.tell("life", "disks fill up: a log begins behind the master's")
         for host in cluster.brokers.values():
@@ -451,7 +451,7 @@ class Life:
         return "; ".join(texts)
 
     def check_queues(self) -> None:
-        """All replicas: equal logs; queues dense, equal, and with what clients were told."""
+        """All replicas: equal logs; queues dense, equal, and as clients were answered."""
         promises = self.cluster.promises
         expired = {
             (record.topic, record.queue_id, record.queue_offset)
@@ -493,8 +493,8 @@ class Life:
     def _check_places(
         self, store: MessageStore, rotten: Collection[int], expired: Collection[Place]
     ) -> None:
-        """What was acknowledged or delivered stands where clients were told. `rotten` are bytes of
-        the log that flipped at rest. Of a message that was sent twice one copy may be `expired`."""
+        """What was acknowledged or delivered is where clients were answered. `rotten` are bytes of the
+        log that flipped at rest. Of a message that was sent twice one copy may be `expired`."""
         for place, name in self.messages.at.items():
             topic, queue_id, offset = place
             found = store._files.consume_queues.find(topic, queue_id)

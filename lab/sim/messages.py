@@ -55,7 +55,7 @@ class DeliveredTo:
     ends: dict[tuple[str, int], int] = field(default_factory=dict)  # behind what it got, by queue
     ahead: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     """By queue, [from, to) where it may skip messages: it had got there what an unclean election
-    cut, and may go on behind that before it pulls again (docs/ARCHITECTURE.md, Limits)."""
+    cut, and may continue behind that before it pulls again (docs/ARCHITECTURE.md, Limits)."""
 
     def got_given_up(self, queue: tuple[str, int], begin: int, end: int) -> None:
         """It has got [`begin`, `end`) of the queue, and that was cut."""
@@ -116,7 +116,7 @@ class Messages:
             self.cut_later([name.decode("utf-8", "replace")])  # also of what no group reads yet
 
     def cut_later(self, names: Iterable[str]) -> None:
-        """Whoever is told yet that these are stored was told by the master of before."""
+        """An answer that these are stored comes from the master of before."""
         self.given_up.update(names)
         for name in names:
             if not self.is_confirmed(name):

@@ -47,7 +47,7 @@ _NAMES = re.compile(rb"[\d.]+-\d+-\d+(?=\|)")
 
 
 class Promises:
-    """Told by the hosts what they do. `brokers` are all there are."""
+    """Called by the hosts with what they do. `brokers` are all there are."""
 
     def __init__(self, world: World, brokers: Mapping[int, BrokerHost]) -> None:
         self._world = world
@@ -228,7 +228,7 @@ class Promises:
 
     def _fill(self, host: BrokerHost) -> None:
         """What lies between the truth that is left and the begin of the new master's log is what
-        others hold that share its history, and else nobody's."""
+        others hold that share its history, and else none."""
         assert host.service is not None
         at, begin = len(self.truth), host.service.store.min_phy_offset
         if begin <= at:

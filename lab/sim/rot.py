@@ -1,8 +1,8 @@
 """Bits that flipped at rest, in logs: which, whether they still show, and what was there.
 
-Whoever compares bytes of a log with the truth reads them by `Rot.read`: a bad byte that nobody has
-met yet is no broken promise. It is one to serve it, to copy it, to cut good records for it, or to
-go on behind it unsuspected; those show elsewhere.
+Whoever compares bytes of a log with the truth reads them by `Rot.read`: a bad byte that no reader met
+yet is no broken promise. It is one to serve it, to copy it, to cut good records for it, or to
+continue behind it unsuspected; those show elsewhere.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class StrainFaults(Kinds):
         return host.process is not None and not host.process.paused
 
     def strained_switch(self, fault: PlannedFault) -> str | None:
-        """To one slave, while the other hangs: the chosen one has what nobody has confirmed. Or
+        """To one slave, while the other hangs: the chosen one has what is not confirmed. Or
         while the link to the chosen one is slow: it lacks what was sent last."""
         master, slaves = self._master_and_slaves()
         if master is None or len(slaves) < 2:

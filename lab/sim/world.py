@@ -1,4 +1,4 @@
-"""What all hosts share: time, network, disks, chance, and who is told what happens."""
+"""What all hosts share: time, network, disks, chance, and the trace of what happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far consumer groups are, who consumes, and where a group goes on.
+"""How far consumer groups are, who consumes, and where a group continues.
 
 Origin: ConsumerProgressSubCommand, ConsumerConnectionSubCommand, ResetOffsetByTimeCommand,
 SkipAccumulationSubCommand.
@@ -66,7 +66,7 @@ async def consumer_progress(
 async def consumer_connection(context: CommandContext, consumer_group: str) -> None:
     """Who is connected as a member of a group, and what it subscribes to.
 
-    JSON: RocketMQ's ConsumerConnection. Exit code 1 if nobody is connected.
+    JSON: RocketMQ's ConsumerConnection. Exit code 1 if no member is connected.
     """
     async with context.admin() as admin:
         found = await admin.consumer_groups.connections(consumer_group)
@@ -122,7 +122,7 @@ async def reset_offset(
     elif (broker_name, queue_id, offset) != (None, None, None):
         raise click.UsageError("one queue needs all of -b, -q and -o")
     if (queue is None) == (timestamp_ms is None):
-        raise click.UsageError("say where to go on: -s TIME, or -b, -q and -o")
+        raise click.UsageError("say where to continue: -s TIME, or -b, -q and -o")
     await _reset(context, group, topic, timestamp_ms or 0, queue, dry_run=dry_run)
 
 

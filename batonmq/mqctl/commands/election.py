@@ -65,16 +65,15 @@ async def elect_master(
     With --unclean the replica need not be in sync: what it lacks is lost to the group (others keep
     aside what they cut). What that may be is shown first, and confirmed. It is elected when the old
     master was silent for longer than its lease. If the whole SyncStateSet is out of the
-    controllers' sight, its master may be alive and acknowledge without them: nobody is elected
-    (exit code 1), and it is told when each member was last heard, its log end and what is
+    controllers' sight, its master may be alive and acknowledge without them: none is elected
+    (exit code 1), and the error says when each member was last heard, its log end and what is
     confirmed. Stop the old master, or give --cut-later-acks: what it acknowledges is cut, too.
 
     JSON: brokerName, alreadyMaster where nothing had to change, and as in RocketMQ's reply
     masterBrokerId, masterAddress, masterEpoch, syncStateSetEpoch, syncStateSet. Of an unclean
     election unclean, cutLaterAcks, logEnd and confirmed (bytes), offsetsClamped (offsets of groups
     above the new end of their queue). Of a planned switch masterBefore, heldMs, and gapMs: from the
-    end of the hold to the first acknowledgement, or if no send waited to the opening. Null where
-    nobody could tell.
+    end of the hold to the first acknowledgement, or if no send waited to the opening. Null if unknown.
     """
     if unclean and broker_id is None:
         raise click.UsageError("--unclean needs the replica named: give -b N")
@@ -283,7 +282,7 @@ def _outcome(elected: ElectedMaster, story: Story | None) -> str:
         return ""
     who = f"broker {story.winner} at {elected.master_address}"
     if story.held_ms < 0:
-        was = f"broker {story.master_before}" if story.master_before else "nobody"
+        was = f"broker {story.master_before}" if story.master_before else "none"
         line = f"{who} is master of masterEpoch {story.master_epoch}, before it was {was}"
         if story.offsets_clamped:
             line += (

@@ -72,7 +72,7 @@ def show_replicas(context: CommandContext, found: BrokerReplicasInfo) -> None:
 
 
 def _show_group(context: CommandContext, name: str, info: ReplicasInfo) -> None:
-    master = info.master_address or "nobody"
+    master = info.master_address or "none"
     context.out.line(
         f"{name}: master {master}, masterEpoch {info.master_epoch},"
         f" syncStateSetEpoch {info.sync_state_set_epoch}",

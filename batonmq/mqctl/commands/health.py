@@ -109,7 +109,7 @@ class _Reports:
 
 
 def _nowhere(target: Target, *, waits: bool) -> str | None:
-    """Why there is no cluster to check; None to go on (without addresses that is wrong usage)."""
+    """Why there is no cluster to check, else None. Without addresses that is wrong usage."""
     if target.name_servers or target.controllers:
         return None
     if target.ended is not None:
@@ -164,7 +164,7 @@ def _show(context: CommandContext, findings: Findings) -> None:
         if findings.classic:
             addresses = findings.routes.broker_addr_table[name].broker_addrs
             master = addresses.get(MASTER_ID)
-            note = f"master {master or 'nobody'}, {len(addresses)} registered"
+            note = f"master {master or 'none'}, {len(addresses)} registered"
             add("group", name, None if master else note, note)
             continue
         if info is None:
@@ -173,7 +173,7 @@ def _show(context: CommandContext, findings: Findings) -> None:
         whole = len(info.in_sync_replicas) + len(info.not_in_sync_replicas)
         whole -= len(findings.removed(name))
         note = (
-            f"master {info.master_address or 'nobody'}, epoch {info.master_epoch},"
+            f"master {info.master_address or 'none'}, epoch {info.master_epoch},"
             f" {len(info.in_sync_replicas)} of {whole} in sync"
         )
         bad = any(problem.startswith(f"{name}: ") for problem in problems)

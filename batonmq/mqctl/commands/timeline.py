@@ -70,7 +70,7 @@ async def timeline(
     masterEpoch, brokerIds, masterBefore, masterBrokerId, masterAddress, reason, how, detectedBy,
     silentMs, unclean, complete; beganTimestamp and requested-, drained-, detected-, proposed-,
     committed-, pushed-, roleChanged-, opened- and firstAckTimestamp; durationsMs of the same steps;
-    unavailableMs (without an acknowledging master; without an open one if nobody wrote),
+    unavailableMs (without an acknowledging master; without an open one if there were no writes),
     firstWriteAfterMs (from the opening to the first write acknowledged), heldMs, drainedOffset,
     setBefore, syncStateSet, truncations, setChanges, steps, clockProblems. Kinds: first_election,
     failover, planned_switch, operator_election, unclean_election, switch_failed, master_lost,

@@ -185,7 +185,7 @@ async def update_topic(
 ) -> None:
     """Create a topic, or change what is given of it.
 
-    A new topic has 8 queues to read and to write, and perm 6, unless told otherwise.
+    A new topic has 8 queues to read and to write, and perm 6, unless given.
 
     JSON: RocketMQ's TopicConfig as it is now at the first broker, brokerAddrs: broker name to the
     master where it was done, and topicConfigs: broker name to TopicConfig.

@@ -114,7 +114,7 @@ def _elections(record: FaultRecord, rows: Sequence[FailoverRow]) -> Iterable[str
     if not kinds <= {record.kind or FAILOVER, FAILOVER}:
         yield f"recorded as {', '.join(sorted(kinds))}, it was {record.kind or 'none'}"
     if record.kind != PLANNED and PLANNED in kinds:
-        yield "recorded as a planned switch, nobody asked for one"
+        yield "recorded as a planned switch, none was requested"
 
 
 def _times(record: FaultRecord, rows: Sequence[FailoverRow]) -> Iterable[str]:

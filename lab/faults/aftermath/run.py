@@ -35,7 +35,7 @@ REMARKS: Final = frozenset({"elections"})
 
 @dataclass(frozen=True, slots=True)
 class AftermathOptions:
-    """`folder` is made anew and stays; `master` is Spark's; `stream`: with `stream_history`;
+    """`folder` is emptied first and stays; `master` is Spark's; `stream`: with `stream_history`;
     `port`: the first of the cluster, 0: free ones. `engine`: of the jobs behind the cluster; auto:
     small inputs need no Spark."""
 
@@ -108,7 +108,7 @@ class Aftermath:
 
     @property
     def spark(self) -> jobs.Jobs:
-        """The session of all jobs; it starts while other things go on."""
+        """The session of all jobs; it starts beside the faults."""
         if self._jobs is None:
             self._jobs = jobs.Jobs(self.paths.folder, self._options.master)
         return self._jobs

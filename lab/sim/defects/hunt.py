@@ -49,7 +49,7 @@ def hunt(
             target=_live, args=(seed, plain, seconds_max, answer), daemon=True
         )
         process.start()
-        answer.close()  # else nobody would be told that the life's end is closed
+        answer.close()  # else no reader would see that the life's end is closed
         try:
             violation = outcome.recv()
         except EOFError:

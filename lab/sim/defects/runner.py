@@ -132,7 +132,7 @@ class Copy:
         """End the hunt that runs here, with the life that it lives. From any thread."""
         hunt, self._hunt = self._hunt, None
         if hunt is not None:
-            # The hunt is a group of its own, and nobody has waited for it yet.
+            # The hunt is a group of its own, and was not waited for yet.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(hunt.pid, signal.SIGKILL)
 

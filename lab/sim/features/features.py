@@ -174,7 +174,7 @@ class FeatureSender(Client):
         self._wishes.recalls[name] = end
 
     def _delayed(self, name: str, message: Message) -> dict[str, Any]:
-        """What `send` is to be told; a level is set here."""
+        """The arguments of `send`; a level is set here."""
         kind = self.rng.randrange(3)
         if kind == 0:
             level = message.delay_level = self.rng.randint(1, len(DELAY_LEVELS_S))

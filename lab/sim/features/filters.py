@@ -1,7 +1,7 @@
 """A group that subscribes by an SQL92 condition gets what passes, all of it, and nothing else.
 
 Each message has properties, or lacks them, and what is to be delivered is computed here from what
-was sent. A broker filters by what a member's heartbeat told it, and that is in no log: a new master
+was sent. A broker filters by what a member's heartbeat says, and that is in no log: a new master
 knows nothing of it at first. What does not pass holds up no offset.
 """
 

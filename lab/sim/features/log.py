@@ -1,4 +1,4 @@
-"""The confirmed log, told to the checkers of features as it grows, and what their clients know."""
+"""The confirmed log, for the checkers of features as it grows, and what their clients know."""
 
 from __future__ import annotations
 

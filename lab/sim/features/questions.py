@@ -1,7 +1,7 @@
 """Questions and their answers: each asker gets the answer to its own question, or none.
 
-A consumer whose answer the broker took is told so only once the asker has it. Questions may be lost
-on the way, as their time runs out; once the faults are over they are answered again.
+A consumer gets SUCCESS for its answer only once the asker has it. Questions may be lost on the way,
+as their time runs out; once the faults are over they are answered again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class AnswerChecker(Checker):
         return f"answer|{name}".encode()
 
     def given(self, name: str) -> None:
-        """The consumer was told that the asker has it."""
+        """The consumer got SUCCESS: the asker has it."""
         if name in self.waiting:
             self.log.violate(f"questions: the answer to {name} is taken, and who asked still waits")
 
