@@ -1,11 +1,11 @@
 """What an unclean election gives up: exactly what the log of the elected replica lacked.
 
 `GivenUp` learns of each such election as it is decided, and again when a master of that epoch, or
-of a later one, opens. From then on the truth ends where that log left it, and continues
-with what the new master confirms. Until the old master and those that follow it hear of the election they may
+of a later one, opens. From then on the truth ends where that log left it, and continues with what
+the new master confirms. Until the old master and those that follow it hear of the election they may
 show what is given up; they confirm nothing new beside the new master unless the operator accepted
-that (R44). An election without an operator, or by one who compares, gives up nothing that a
-living replica holds (G5, R17).
+that (R44). An election without an operator, or by one who compares, gives up nothing that a living
+replica holds (G5, R17).
 """
 
 from __future__ import annotations

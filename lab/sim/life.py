@@ -493,8 +493,8 @@ class Life:
     def _check_places(
         self, store: MessageStore, rotten: Collection[int], expired: Collection[Place]
     ) -> None:
-        """What was acknowledged or delivered is where clients were answered. `rotten` are bytes of the
-        log that flipped at rest. Of a message that was sent twice one copy may be `expired`."""
+        """What was acknowledged or delivered is where clients were answered. `rotten` are bytes of
+        the log that flipped at rest. Of a message that was sent twice one copy may be `expired`."""
         for place, name in self.messages.at.items():
             topic, queue_id, offset = place
             found = store._files.consume_queues.find(topic, queue_id)

@@ -1,7 +1,7 @@
 """Bits that flipped at rest, in logs: which, whether they still show, and what was there.
 
-Whoever compares bytes of a log with the truth reads them by `Rot.read`: a bad byte that no reader met
-yet is no broken promise. It is one to serve it, to copy it, to cut good records for it, or to
+Whoever compares bytes of a log with the truth reads them by `Rot.read`: a bad byte that no reader
+met yet is no broken promise. It is one to serve it, to copy it, to cut good records for it, or to
 continue behind it unsuspected; those show elsewhere.
 """
 

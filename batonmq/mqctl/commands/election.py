@@ -73,7 +73,8 @@ async def elect_master(
     masterBrokerId, masterAddress, masterEpoch, syncStateSetEpoch, syncStateSet. Of an unclean
     election unclean, cutLaterAcks, logEnd and confirmed (bytes), offsetsClamped (offsets of groups
     above the new end of their queue). Of a planned switch masterBefore, heldMs, and gapMs: from the
-    end of the hold to the first acknowledgement, or if no send waited to the opening. Null if unknown.
+    end of the hold to the first acknowledgement, or if no send waited to the opening. Null if
+    unknown.
     """
     if unclean and broker_id is None:
         raise click.UsageError("--unclean needs the replica named: give -b N")
