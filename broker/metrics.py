@@ -140,6 +140,11 @@ class BrokerMetrics:
             )
         suspect = bool(store.trust.reason)
         page.gauge("batonmq_log_suspect", "1 if the log cannot be trusted", suspect)
+        scrub = store.scrub
+        page.counter("batonmq_scrubbed_bytes_total", "checked in the background", scrub.bytes_total)
+        page.counter("batonmq_scrub_damages_total", "found in the background", scrub.found_total)
+        passed_s = scrub.passed_at_ms / 1000
+        page.gauge("batonmq_scrub_passed_timestamp_seconds", "last whole pass", passed_s)
         skipped = len(store.health.bad_names)
         page.gauge("batonmq_records_skipped", "queues whose records cannot be shown", skipped)
 

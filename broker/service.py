@@ -267,6 +267,7 @@ class BrokerService:
         self.store.before_checkpoint = self.tables.shown_by_the_log
         self.slave_sync.on_log_begin = lambda at: self.store.positions.master_begins_at(at)
         self.store.on_new_beginning = self._new_beginning
+        self.store.on_damage_found = self.replication.on_damage_found
 
     async def _opened_store(self) -> None:
         opening = asyncio.ensure_future(asyncio.to_thread(self._open_store))

@@ -243,7 +243,7 @@ class CommitLog:
         self.missing_segment: int | None = None
         self._is_closed = False
         self._flush_lock = threading.Lock()
-        self._cuts = 0  # how often the log was shortened
+        self.cuts = 0  # how often the log was shortened
         self._private = folder / _PRIVATE_FOLDER
         self._log_id = ""
         self.lineage = HistoryName(self._private / _LINEAGE_FILE)
@@ -439,7 +439,7 @@ class CommitLog:
             self.health.check_log()
             self.health.check_usable()
             # Segments are synced without the lock; a cut in between must not count as flushed.
-            cuts = self._cuts
+            cuts = self.cuts
             flushed = self.flushed_offset
             target = min(target, self.max_offset)  # the log may have been cut since
         for segment in tuple(self.segments):
@@ -448,12 +448,12 @@ class CommitLog:
         with self._flush_lock:
             self.health.check_log()
             self.health.check_usable()
-            if self._cuts == cuts:  # else `target` may lie behind the new end
+            if self.cuts == cuts:  # else `target` may lie behind the new end
                 self.flushed_offset = max(self.flushed_offset, target)
 
     def _lower_end(self, offset: int) -> None:
         with self._flush_lock:
-            self._cuts += 1
+            self.cuts += 1
             self.max_offset = min(self.max_offset, offset)
             self.flushed_offset = min(self.flushed_offset, offset)
 

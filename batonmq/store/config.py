@@ -93,6 +93,7 @@ class StoreConfig(Section, frozen=True, kw_only=True, rename="camel"):
         "timer_max_delay_sec": (1, None),
         "file_reserved_time": (1, None),  # hours
         "delete_file_batch_max": (1, None),
+        "scrub_bytes_per_second": (0, None),
         "disk_max_used_space_ratio": (1, 100),  # percent
         "disk_space_clean_forcibly_ratio": (1, 100),
         "disk_space_warning_level_ratio": (1, 100),
@@ -141,6 +142,8 @@ class StoreConfig(Section, frozen=True, kw_only=True, rename="camel"):
     min_in_sync_replicas: int = 1
     slave_timeout: int = 3000  # ms
     ha_listen_port: int = 10912
+
+    scrub_bytes_per_second: int = 4 << 20  # of the log's own background check; 0: off
 
     truncated_log_max_sets: int = 8  # how many cuts are kept aside
     truncated_log_max_bytes: int = 4 << 30

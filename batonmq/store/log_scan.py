@@ -166,6 +166,17 @@ def _scan(log: CommitLog, offset: int, *, check_crc: bool) -> RecordHead | None:
     return scan_in_file(segment.buffer, position, offset, segment.end_offset, check_crc=check_crc)
 
 
+def fault_of_record(log: CommitLog, offset: int) -> CorruptLogError | None:
+    """What is wrong with the record or blank at `offset`, a record boundary; None if it is good."""
+    what = RecordFault.NOT_WHOLE.text()
+    try:
+        if _scan(log, offset, check_crc=True) is not None:
+            return None
+    except CorruptRecord as error:
+        what = error.what
+    return CorruptLogError(log.file_of(offset), offset, what)
+
+
 def fault_at(log: CommitLog, offset: int) -> CorruptLogError | None:
     """What is wrong with the record at `offset`; None if it is good or none begins there. A bad
     record is recognized by its own offset, or by its magic and the record behind it."""

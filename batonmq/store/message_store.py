@@ -1,7 +1,8 @@
 """The store of one broker. `open` builds the parts, and callers use them directly: `appender`
-(puts), `queries` (reads), `slave_log` (a master's bytes, cuts), `trust` (R17, R24), `log`,
-`epochs`, `background`, `checkpoints`, `expirer`, `positions` (R38). Here is what needs several of
-them. Only the loop's thread calls them; other threads sync, allocate and unlink files.
+(puts), `queries` (reads), `slave_log` (a master's bytes, cuts), `trust` and `scrub` (R17, R24),
+`log`, `epochs`, `background`, `checkpoints`, `expirer`, `positions` (R38). Here is what needs
+several of them. Only the loop's thread calls them; other threads sync, allocate, unlink and check
+files.
 
 `min_phy_offset <= confirm_offset <= max_phy_offset`. confirm_offset is a record boundary and falls
 only by a truncation; all below it, and nothing above, can be read through queues and index. Origin:
@@ -35,6 +36,7 @@ from batonmq.store.position_rounds import PositionRounds
 from batonmq.store.queries import StoreQueries
 from batonmq.store.queue_table import QueueTable, SystemRecordHandler, remove_folders
 from batonmq.store.recovery import StartConfirmRule, recover_store
+from batonmq.store.scrub import Scrub
 from batonmq.store.slave_log import LogTrust, SlaveLog
 from batonmq.store.store_files import StoreFiles, abort_path, load_files
 from batonmq.store.suspicion import RunMark, kernel_boot_id
@@ -75,6 +77,7 @@ class MessageStore:
     checkpoints: CheckpointWriter
     expirer: Expirer
     positions: PositionRounds
+    scrub: Scrub
 
     def __init__(
         self,
@@ -98,6 +101,8 @@ class MessageStore:
         self.shows_unconfirmed = False
         #: Called with (topic, queue id) when the log shows a queue for the first time since `open`.
         self.on_unknown_topic: Callable[[str, int], None] | None = None
+        #: Called in the loop with a bad record that `scrub` found, in place of `trust.note_rot`.
+        self.on_damage_found: Callable[[CorruptLogError], None] | None = None
         #: Called before the log is replaced by an empty one (R27); raises OSError.
         self.on_new_beginning: Callable[[], None] = lambda: None
         #: Called before each checkpoint: jobs that make durable what the two hooks above changed,
@@ -199,6 +204,10 @@ class MessageStore:
             self.stop_writes, self._fail,
         )  # fmt: skip
         self.trust = LogTrust(files, self._dispatcher, self.slave_log, self.stop_writes, self._fail)
+        self.scrub = Scrub(
+            config, files.log, self._dispatcher, self.background, self.trust,
+            self.on_damage_found or self.trust.note_rot,
+        )  # fmt: skip
 
     def _recover(self, boot_id: str) -> None:
         recover_store(
@@ -240,6 +249,7 @@ class MessageStore:
         background.repeat(
             "clean", config.clean_resource_interval / 1000, self.expirer.clean_expired
         )
+        self.scrub.start()
         self._schedule_slice()
 
     def close(self) -> None:
@@ -494,4 +504,7 @@ class MessageStore:
             "commitLogDirCapacity": disk_capacity(self.config.root),
             "queuePositionsKnown": str(self._files.positions.are_known).lower(),
             "suspect": self.trust.reason,
+            "scrubOffset": str(self.scrub.offset),
+            "scrubPassedTimestamp": str(self.scrub.passed_at_ms),
+            "scrubFoundTotal": str(self.scrub.found_total),
         }

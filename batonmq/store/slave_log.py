@@ -272,9 +272,14 @@ class LogTrust:
     def _remembered(self, error: CorruptLogError | None) -> str:
         if error is None:
             return ""
+        self.note_rot(error)
+        return str(error)
+
+    def note_rot(self, error: CorruptLogError) -> None:
+        """A record below the end of the log is bad: the log is suspect from there, unless it was
+        suspect before."""
         if self._mark.report is None:
             self._mark.note_damage(error, self._log.max_offset, kind="rot")
-        return str(error)
 
     def discard_damaged_tail(self) -> int:
         """Cuts a suspect log at its damage, or where it was last synced before a failed fdatasync

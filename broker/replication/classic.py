@@ -33,6 +33,7 @@ from batonmq.ha.classic.service import ClassicHAService
 from batonmq.ha.classic.slave_core import MasterAddresses
 from batonmq.protocol.bodies import ConsumerOffsetSerializeWrapper, HARuntimeInfo
 from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.json_body import decoded_in_steps
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
@@ -281,6 +282,16 @@ class ClassicReplication(Replication):
         if not info.master:
             raise ValueError(f"the broker at {address} is no master")
         return info.master_commit_log_max_offset
+
+    def on_damage_found(self, error: CorruptLogError) -> None:
+        """A slave fetches the damaged part again. A master has nobody to hand over to: it serves
+        what is good, and reports the rest."""
+        super().on_damage_found(error)
+        if self._config.is_classic_slave:
+            try:
+                self.ha.fetch_damaged_again(self._master)
+            except OSError as failure:
+                log.warning("damage_not_fetched_again reason=%s", failure)
 
     # -- events of the HA service
 

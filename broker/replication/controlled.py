@@ -23,6 +23,7 @@ from batonmq.ha.wire import HAIdentity
 from batonmq.history.event import full_disk_reason
 from batonmq.protocol.bodies import EpochCacheEntry, EpochEntryCache
 from batonmq.protocol.codes import HA_ADDRESS_FIELD, INCARNATION_FIELD, LOG_ID_FIELD
+from batonmq.protocol.errors import CorruptLogError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection
 from batonmq.remoting.endpoint import RemotingClient
@@ -35,17 +36,18 @@ FULL_MS: Final = 2_000
 HAND_OVER_AGAIN_MS: Final = 30_000
 
 
-class FullDiskHandover:
-    """When a master whose disk is full hands over (R45): another member may have disk space. If it
-    has none either, it hands over in turn: each at most once in HAND_OVER_AGAIN_MS."""
+class UnfitHandover:
+    """When a master that is unfit hands over: its disk is full (R45), or its log is damaged (R24).
+    Another member may be better. If it is not, it hands over in turn: each at most once in
+    HAND_OVER_AGAIN_MS."""
 
     def __init__(self) -> None:
         self._since_ms: int | None = None
         self._not_before_ms = 0
 
-    def due(self, full: str, now_ms: int) -> bool:
-        """`full`: why this master, whose disk is full, refuses writes; empty if it does not."""
-        if not full:
+    def due(self, reason: str, now_ms: int) -> bool:
+        """`reason`: why this master is unfit; empty if it is not."""
+        if not reason:
             self._since_ms = None
             return False
         if self._since_ms is None:
@@ -56,7 +58,7 @@ class FullDiskHandover:
         return True
 
     def lasts_ms(self, now_ms: int) -> int:
-        """For how long this master has refused writes."""
+        """For how long this master has been unfit."""
         return 0 if self._since_ms is None else now_ms - self._since_ms
 
     def failed(self, now_ms: int) -> None:
@@ -78,7 +80,8 @@ class ControllerReplication(Replication):
     ) -> None:
         super().__init__(path, slave_sync, hooks)
         self._config = config
-        self._full_disk = FullDiskHandover()
+        self._full_disk = UnfitHandover()
+        self._damage = UnfitHandover()
         self.ha = AutoSwitchHAService(
             path.store,
             config.ha,
@@ -145,6 +148,10 @@ class ControllerReplication(Replication):
         if self._full_disk.due(full, now_ms):
             log.warning("master_with_full_disk_hands_over reason=%s", full)
             self._spawn(self._hand_over_full_disk(full), "not_handed_over")
+        trust = path.store.trust
+        is_unfit = path.gate.is_master and trust.must_refetch
+        if self._damage.due(trust.reason if is_unfit else "", now_ms):
+            self._spawn(self._hand_over_damaged(trust.reason), "not_handed_over")
         path.gate.standing(
             lease=self.manager.lease_valid(now_ms),
             required_set_whole=self.ha.required_set_whole,
@@ -157,6 +164,27 @@ class ControllerReplication(Replication):
         finally:
             if not handed:
                 self._full_disk.failed(self._path.clock_ms())
+
+    def on_damage_found(self, error: CorruptLogError) -> None:
+        """A master hands over before its log counts as suspect, since an unplanned election costs
+        more. The next master's bytes then replace what is damaged here. Without another member it
+        stays the master: nothing is cut of the only copy."""
+        if not self._path.gate.is_master:
+            super().on_damage_found(error)
+            return
+        self.on_damage(str(error))
+        self._spawn(self._hand_over_found(error), "not_handed_over")
+
+    async def _hand_over_found(self, error: CorruptLogError) -> None:
+        try:
+            await self._hand_over_damaged(str(error))
+        finally:
+            self._path.store.trust.note_rot(error)
+
+    async def _hand_over_damaged(self, reason: str) -> None:
+        if self._path.gate.is_master:
+            log.warning("master_with_damaged_log_hands_over reason=%s", reason)
+            await self.manager.hand_over(f"its log is damaged: {reason}")
 
     def _role_changed(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
         """Raises BrokerRefusal INVALID_PARAMETER for an epoch that is no number."""

@@ -20,7 +20,7 @@ from batonmq.ha.classic.service import ClassicHAService
 from batonmq.ha.service import AutoSwitchHAService
 from batonmq.protocol.bodies import EpochEntryCache
 from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.errors import BatonError
+from batonmq.protocol.errors import BatonError, CorruptLogError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.runtime.metrics import MetricsPage
@@ -142,6 +142,11 @@ class Replication(ABC):
     def on_damage(self, reason: str) -> None:
         """A record of this broker's log is damaged."""
         log.error("log_damaged reason=%s", reason)
+
+    def on_damage_found(self, error: CorruptLogError) -> None:
+        """The background check found a bad record below confirmOffset (R24)."""
+        self.on_damage(str(error))
+        self._path.store.trust.note_rot(error)
 
     def on_fatal(self, exc: BaseException) -> None:
         self._hooks.fatal(exc)

@@ -376,6 +376,7 @@ def _broker_sections(host: BrokerHost, settings: Settings) -> BrokerSections:
             clean_file_forcibly_enable=settings.expires,
             delete_when=";".join(str(hour) for hour in range(24)),
             file_reserved_time=settings.reserved_hours,
+            scrub_bytes_per_second=settings.scrub_rate,
         ),
         ha=HAConfig(
             ha_transfer_batch_size=settings.batch_bytes,

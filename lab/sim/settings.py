@@ -52,6 +52,7 @@ class Settings:
     reserved_hours: int = 72
     rolls: bool = False  # every member is stopped and started again, one after the other
     unclean: bool = False  # an operator elects a replica that lacks confirmed messages
+    scrub_rate: int = 0  # bytes a second of each broker's background check of its log
     wears: bool = False  # the disk of one broker wears out
     strains: bool = False  # faults come together
     tears: bool = False  # the end of a transaction is torn

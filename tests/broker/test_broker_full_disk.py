@@ -9,7 +9,7 @@ import os
 from batonmq.broker.replication.controlled import (
     FULL_MS,
     HAND_OVER_AGAIN_MS,
-    FullDiskHandover,
+    UnfitHandover,
 )
 from batonmq.protocol.bodies import PROBLEMS_KEY, KVTable
 from batonmq.protocol.codes import RequestCode, ResponseCode
@@ -70,7 +70,7 @@ def test_r40_a_broker_whose_disk_failed_leaves_no_clean_stop(tmp_path, monkeypat
 
 
 def test_r45_a_master_whose_disk_is_full_hands_over_at_most_once_in_30_s():
-    handover = FullDiskHandover()
+    handover = UnfitHandover()
     assert not handover.due("full", 1_000)
     assert not handover.due("", 1_000 + FULL_MS)  # there was space meanwhile
     assert not handover.due("full", 10_000)

@@ -18,6 +18,7 @@ from batonmq.protocol.role_view import Role
 from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime import disk
 from batonmq.runtime.settings import load_settings
+from batonmq.store import scrub
 from tests.broker.lone_broker import Rig, free_port, lone_broker, until
 
 
@@ -303,6 +304,32 @@ def test_r45_a_slaves_full_disk_is_named_and_ends_by_itself(tmp_path, monkeypatc
             await until(lambda: m.service.replication.in_sync_count() == 2)
             assert (await m.send(body=b"after")).code == 0
             assert s.service.replication.service.following_problem == ""
+
+    uvloop.run(play())
+
+
+def test_r24_a_slave_fetches_again_what_its_background_check_finds(tmp_path, monkeypatch):
+    """Nobody reads there; the damaged bytes are kept aside."""
+    monkeypatch.setattr(scrub, "_FIRST_MS", 0)
+
+    async def play():
+        rate = {"scrub_bytes_per_second": 1 << 30}
+        async with master(tmp_path / "m") as m, slave(tmp_path / "s", m, **rate) as s:
+            await until(lambda: m.service.replication.in_sync_count() == 2)
+            for n in range(20):
+                assert (await m.send(body=b"x%d" % n)).code == 0
+            with (tmp_path / "s" / "commitlog" / f"{0:020d}").open("r+b") as file:
+                file.seek(len(log_of(m)) // 2)
+                file.write(bytes(8))
+            store = s.service.store
+            store.scrub._not_before_ms = 0
+            await until(lambda: store.scrub.found_total == 1)
+            await until(lambda: not store.trust.reason)
+            await level(s, m)
+            assert log_of(s) == log_of(m)
+            assert any((tmp_path / "s" / "truncated").iterdir())
+            await until(lambda: m.service.replication.in_sync_count() == 2)
+            assert (await m.send(body=b"after")).code == 0
 
     uvloop.run(play())
 

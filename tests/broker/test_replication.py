@@ -26,7 +26,7 @@ from batonmq.protocol.codes import (
     RequestCode,
     ResponseCode,
 )
-from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.errors import BrokerRefusal, CorruptLogError
 from batonmq.protocol.role_view import Replica
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Processors
@@ -81,6 +81,31 @@ def test_r45_a_hand_over_that_failed_is_tried_again_soon_and_one_that_did_not_is
             )
             assert await handed(rig, replication, again + HAND_OVER_AGAIN_MS) == 3
             rig.service.store.disk_space.set_watermark("")
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r24_a_master_with_a_damaged_log_hands_over_before_it_is_suspect(tmp_path: Path) -> None:
+    """Without another member it stays the master, nothing is cut, and it tries again."""
+
+    async def play(rig: Rig) -> None:
+        store, seen = rig.service.store, []
+        trust = store.trust
+        with managed(rig) as (manager, replication):
+            manager.report_event = Mock()
+            manager.hand_over.side_effect = lambda reason: seen.append(trust.reason)
+            error = CorruptLogError("a file", 0, "property CRC is wrong")
+            end = store.max_phy_offset
+            replication.on_damage_found(error)
+            await until(lambda: not replication._tasks)
+            assert seen == [""] and trust.must_refetch and str(error) in trust.reason
+            manager.report_event.assert_called_once()
+            assert await handed(rig, replication, NOW_MS) == 1
+            assert await handed(rig, replication, NOW_MS + FULL_MS) == 2
+            assert rig.service.path.gate.is_master and store.max_phy_offset == end
+            rig.service.path.gate.follow(1, "127.0.0.1:1")
+            later = NOW_MS + FULL_MS + HAND_OVER_AGAIN_MS
+            assert await handed(rig, replication, later) == 2, "a slave hands nothing over"
 
     run_with_broker(tmp_path, play)
 

@@ -112,6 +112,7 @@ FIRES: Final[dict[str, tuple[list[tuple[str, str]], str]]] = {
     ),
     "BatonDiskNearlyFull": ([('batonmq_disk_free_bytes{instance="b1"}', "2x80")], "7m"),
     "BatonLogSuspect": ([('batonmq_log_suspect{instance="b1"}', "1x80")], "1m"),
+    "BatonDamageFound": ([('batonmq_scrub_damages_total{instance="b1"}', "0x10 1x70")], "5m"),
     "BatonConsumerBehind": (
         [
             (

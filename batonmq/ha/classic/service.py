@@ -104,6 +104,15 @@ class ClassicHAService:
             )
         self._slave.follow(master)
 
+    def fetch_damaged_again(self, master: MasterAddresses) -> None:
+        """As slave: the log was found to be damaged. It is cut there, kept aside, and fetched again
+        (R24). Raises OSError if there is no disk space for what is kept; then nothing changed."""
+        if self._slave is not None:
+            self._store.trust.discard_damaged_tail()
+            ending, self._slave = self._slave, None
+            ending.close()
+            self.follow(master)
+
     async def close(self) -> None:
         if self._slave is not None:
             self._slave.close()

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from lab.sim.cluster import cluster_of
+from lab.sim.cuts import WholeGroup
 from lab.sim.disk import HostDisk
-from lab.sim.rot import Rot
+from lab.sim.rot import Rot, read_log
+from lab.sim.settings import Settings
 from lab.sim.sightings import _is_kept
 
 
@@ -72,3 +75,32 @@ def test_a_segment_that_was_made_ahead_holds_nothing_of_what_was_cut(tmp_path: P
     (folder / f"{400:020d}").write_bytes(bytes(200))
     assert _is_kept(tmp_path, 100, b"a" * 100 + b"b" * 100)
     assert not _is_kept(tmp_path, 100, b"a" * 100 + b"c" * 100)
+
+
+@pytest.mark.parametrize("role", ["slave", "master"])
+def test_r24_the_background_check_finds_flipped_bytes_and_the_replica_heals(role: str) -> None:
+    """1. Eight bytes of an old segment change, at rest; nobody reads them. 2. The replica finds
+    them: a slave leaves the set, a master hands over first. 3. It fetches that part again and is a
+    member again. Everything that was acknowledged is there, and nobody went without service."""
+    settings = Settings(scrub_rate=1 << 20)
+    with cluster_of(4, settings) as cluster:
+        traffic = WholeGroup(cluster)
+        (master,) = (host for host in cluster.brokers.values() if host.is_open)
+        host = master if role == "master" else cluster.brokers[1 + master.number % 3]
+        store = host.service.store
+        traffic.until(lambda: store.confirm_offset > 3 * settings.segment_size, 120)
+        cluster.run(1.0)
+        epoch = cluster.promises.group.master_epoch
+        good = read_log(store, 0, settings.segment_size)
+        for number in range(8):
+            cluster.promises.rot.flip(host, 5_000 + number, 0x41 + number)
+        assert read_log(store, 0, settings.segment_size) != good
+
+        traffic.until(lambda: store.scrub.found_total == 1, 120)
+        aside = host.disk.root / "store" / "truncated"
+        traffic.until(lambda: any(aside.iterdir()), 5)
+        traffic.until(lambda: store.trust.damage is None and traffic.is_whole, 60)
+        assert read_log(store, 0, settings.segment_size) == good
+        group = cluster.promises.group
+        assert (group.master_epoch > epoch) == (role == "master")
+        assert master.is_open == (role == "slave")
