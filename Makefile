@@ -86,7 +86,7 @@ proto: $(STAMP)
 lock:
 	$(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip -q install pip-tools
 	.venv-lock/bin/pip-compile -q --no-emit-index-url --no-emit-find-links --strip-extras --extra server --extra dev -o requirements.lock pyproject.toml
-	.venv-lock/bin/pip-compile -q --no-emit-index-url --no-emit-find-links --strip-extras --extra server --extra spark --extra delta --extra recipe-tests --extra report-tests -c requirements.lock -o requirements-spark.lock pyproject.toml
+	.venv-lock/bin/pip-compile -q --no-emit-index-url --no-emit-find-links --strip-extras --extra server --extra spark --extra delta --extra tables --extra recipe-tests --extra report-tests -c requirements.lock -o requirements-spark.lock pyproject.toml
 	rm -rf .venv-lock
 
 clean:

@@ -72,6 +72,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "messageAudit": "analysis",
         "topicStats": "analysis",
         "streamHistory": "analysis",
+        "topicTable": "analysis",
     },
     "Shell": {"contexts": "contexts", "completion": "completion"},
 }

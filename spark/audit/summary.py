@@ -31,6 +31,12 @@ _SHORT: Final = {
     "queue_behind": "queues behind the log",
     "lagging": "replicas behind",
     "expired": "replicas that kept less",
+    "table_missing": "missing in the table",
+    "table_doubled": "more than once in the table",
+    "table_changed": "otherwise in the table than in the log",
+    "table_extra": "in the table, and not in the log",
+    "table_behind": "note on messages that the table is to get",
+    "table_unseen": "note on rows that cannot be compared",
 }
 
 

@@ -356,6 +356,14 @@ def _paths(given: Sequence[str]) -> tuple[str, ...]:
     return tuple(every)
 
 
+def properties(given: Sequence[str]) -> dict[str, str]:
+    """Repeated KEY=VALUE. Raises ValueError."""
+    parts = [each.partition("=") for each in given]
+    if any(not name or not equals for name, equals, _ in parts):
+        raise ValueError("it must be KEY=VALUE")
+    return {name: value for name, _, value in parts}
+
+
 def checked(read: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
     """A callback that makes an option's value; a ValueError of `read` is wrong usage."""
 

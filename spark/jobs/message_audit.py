@@ -7,9 +7,11 @@ work is in `batonmq.spark.audit`.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import click
+import msgspec
 
 from batonmq.spark.audit.audit import AuditRequest, findings_text, plan_audit, run_audit
 from batonmq.spark.audit.summary import lines_of, summary_of
@@ -18,12 +20,16 @@ from batonmq.spark.jobs.command import (
     FOUND,
     Job,
     JobCommand,
+    checked,
     engine_option,
     job_options,
     output_options,
     paths_option,
+    properties,
 )
 from batonmq.spark.steps.result_folder import Results
+from batonmq.spark.topic_table.proof import lines_of_proof, prove
+from batonmq.spark.topic_table.tables import DELTA, FORMS, open_table
 
 _EPILOG = (
     "Exit codes: 0 clean (information only), 1 something critical or a warning was found, "
@@ -52,6 +58,15 @@ _EPILOG = (
 @click.option(
     "--queues/--no-queues", default=True, help="check consume queues, and queue offsets in the log"
 )
+@click.option("--table", metavar="URI", help="a table of topicTable: compare its rows, too")
+@click.option("--table-format", type=click.Choice(FORMS), default=DELTA, show_default=True)
+@click.option(
+    "--catalog",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=checked(properties),
+    help="the catalog of an Iceberg --table, as of topicTable",
+)
 @output_options(required=False, replaces="what --output holds")
 @click.option(
     "--limit",
@@ -61,22 +76,28 @@ _EPILOG = (
     help="findings that are printed; --output has all of them",
 )
 def main(job: Job, *, output: str | None, overwrite: bool, form: str, **given: Any) -> None:
-    """Compare replicas' stores with each other, and with acknowledged sends."""
+    """Compare replicas' stores with each other, with acknowledged sends, and with a table."""
+    name, kind, catalog = (given.pop(each) for each in ("table", "table_format", "catalog"))
+    table = open_table(name, kind, catalog) if name else None
     request = AuditRequest(**given)
-    results = None
+    results, proof = None, None
     if output is not None:
         results = Results(output, ("findings",), overwrite=overwrite, form=form)
     with job.progress.step("reading identity and epochs of the stores"):
         plan = plan_audit(request)
     with job.sql("message_audit", plan.size_bytes) as engine:
+        if table is not None:
+            with job.progress.step(f"comparing {table.location} with the log"):
+                proof, found = prove(engine, table, plan.groups)
+            plan = replace(plan, found=[*plan.found, *found])
         result = run_audit(engine, request, plan, job.progress.step)
-        summary = summary_of(result, request.stores)
+        summary = summary_of(result, request.stores) | {"table": msgspec.to_builtins(proof)}
         if results is not None:
             with job.progress.step(f"writing {output}"):
                 results.begin(engine)
                 engine.write(findings_text(), results.table("findings"), form=form)
                 results.publish(engine, summary)
-    job.result(summary, lines_of(summary))
+    job.result(summary, [*lines_of_proof(proof), *lines_of(summary)])
     sys.exit(DONE if result.is_clean else FOUND)
 
 

@@ -6,16 +6,12 @@ partitioned by broker group and day; see `docs/spark-jobs.md`. Runs until it is 
 
 from __future__ import annotations
 
-import re
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any, Final
+from typing import Any
 
 import click
 import msgspec
@@ -25,12 +21,9 @@ from batonmq.spark.history.stream import HistoryLost, HistoryStream, StreamCount
 from batonmq.spark.history.stream_output import StreamOutput, output_folder
 from batonmq.spark.history.tables import TABLES
 from batonmq.spark.jobs.command import EXIT_CODES, FAILED, Job, JobCommand, job_options
+from batonmq.spark.jobs.endless import interval, listen, stopping
 from batonmq.spark.steps.result_folder import Results
 from batonmq.spark.steps.sql import DuckEngine
-
-_TRIGGER: Final = re.compile(r"(\d+) *(ms|s|m|min|h)?")
-_UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "min": "minutes",
-                 "h": "hours"}  # fmt: skip
 
 
 @click.command(cls=JobCommand, epilog=EXIT_CODES)
@@ -86,22 +79,22 @@ def main(job: Job, **given: Any) -> None:
     SIGTERM, and may continue later with the same OUTPUT.
     """
     options = StreamArguments(**given)
-    every = None if options.available_now else _interval(options.trigger)
+    every = None if options.available_now else interval(options.trigger)
     table = StreamOutput(output_folder(options.output))
     table.open()
     try:
         stream = HistoryStream(table, job.progress.line, options.failovers_of(table))
         with (
-            _stopping() as stopping,
+            stopping() as asked,
             job.session("stream_history", spark_sql_shuffle_partitions="4") as session,
         ):
-            _listen(stopping)  # Spark has set a handler of its own meanwhile
+            listen(asked)  # Spark has set a handler of its own meanwhile
             job.progress.line(f"reading the history into {table.folder}")
             place = options.checkpoint or str(table.checkpoint)
             plan = StreamSettings(
                 options.controllers, place, options.max_events, every, options.accept_loss
             )
-            stream.run(session, plan, stopping)
+            stream.run(session, plan, asked)
     except HistoryLost as lost:
         click.echo(f"error: {lost}", err=True)
         click.get_current_context().exit(FAILED)
@@ -157,35 +150,6 @@ def write_failovers(table: Path, output: str) -> None:
     results = Results(output, TABLES, overwrite=True)
     with DuckEngine() as engine:
         results.publish(engine, run(engine, inputs, results, lambda _: nullcontext()))
-
-
-@contextmanager
-def _stopping() -> Iterator[threading.Event]:
-    """Set by ctrl-C and SIGTERM, so that a batch is not cut off half-way."""
-    stopping = threading.Event()
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-    _listen(stopping)
-    try:
-        yield stopping
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-
-def _listen(stopping: threading.Event) -> None:
-    def stop(number: int, frame: FrameType | None) -> None:
-        stopping.set()
-
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
-
-
-def _interval(text: str) -> str:
-    """As Spark spells it. Raises ValueError."""
-    match = _TRIGGER.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"--trigger {text!r}: it must be a time as 10s, 500ms or 5m")
-    return f"{match[1]} {_UNITS[match[2] or 's']}"
 
 
 if __name__ == "__main__":

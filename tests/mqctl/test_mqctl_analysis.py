@@ -29,7 +29,7 @@ from batonmq.mqctl.target import data_folder
 from batonmq.runtime.extras import PACKAGES
 
 JOBS = ("epoch_history", "message_audit", "topic_stats", "stream_history")
-NAMES = ("epochHistory", "messageAudit", "topicStats", "streamHistory")
+NAMES = ("epochHistory", "messageAudit", "topicStats", "streamHistory", "topicTable")
 KEBAB = ("epoch-history", "message-audit", "topic-stats", "stream-history")
 
 STAND_IN = """#!{python}
@@ -146,9 +146,10 @@ def test_the_job_has_our_pid_and_so_gets_ctrl_c_itself(machine: Machine) -> None
         assert process.stderr.read() == ""
 
 
-@pytest.mark.parametrize("name", ["streamHistory"])
+@pytest.mark.parametrize("name", ["streamHistory", "topicTable"])
 def test_without_a_jdk_it_ends_with_2_and_a_sentence(machine: Machine, name: str) -> None:
-    done = machine.run(name, "--stores", "s", "--controllers", "h:1", JAVA_HOME="/nowhere")
+    servers = ("--controllers", "h:1", "--name-servers", "h:1")
+    done = machine.run(name, "--stores", "s", *servers, JAVA_HOME="/nowhere")
     assert done.returncode == 2
     assert "JDK 17" in done.stderr and "/nowhere" in done.stderr
 
@@ -229,6 +230,16 @@ def test_the_stream_takes_the_controllers_as_every_command_does(machine: Machine
     for option in ("-a", "--controllerAddress", "--controller-address"):
         assert told(option, "x:2", CONTROLLER_ADDR="h:1") == ["--controllers", "x:2"]
     assert told("--controllers=y:3", CONTROLLER_ADDR="h:1") == ["--controllers=y:3"]
+
+
+def test_a_topics_table_takes_the_name_servers_as_every_command_does(machine: Machine) -> None:
+    def told(*arguments: str, **more: str) -> list[str]:
+        return machine.handed_over("topicTable", "Orders", "--to=t", *arguments, **more)[4:]
+
+    data_of_a_cluster(machine.folder / "batonmq-data", pid=os.getpid())
+    assert told()[0] == "--name-servers" and "127.0.0.1:" in told()[1]
+    for option in ("-n", "--namesrvAddr", "--name-servers"):
+        assert told(option, "x:2", NAMESRV_ADDR="h:1") == ["--name-servers", "x:2"]
 
 
 def test_without_a_cluster_the_stream_is_wrong_usage(machine: Machine) -> None:

@@ -23,6 +23,7 @@ WANTED = {
     "getControllerConfig", "updateControllerConfig", "electMaster", "cleanBrokerMetadata",
     "timeline", "health", "repairReplica", "getBrokerConfig", "updateBrokerConfig",
     "epochHistory", "messageAudit", "topicStats", "streamHistory",
+    "topicTable",
 }  # fmt: skip
 
 # Facts from RocketMQ's tools: the short options of each command, and the long name of each.

@@ -146,7 +146,11 @@ def _sentence(options: Sequence[str], kept: Kept) -> str:
 
 
 CONTROLLERS = "--controllers"
-_SAME_AS_ELSEWHERE = ("-a", "--controllerAddress", "--controller-address")
+NAME_SERVERS = "--name-servers"
+_AS_ELSEWHERE: Final = {
+    **dict.fromkeys(("-a", "--controllerAddress", "--controller-address"), CONTROLLERS),
+    **dict.fromkeys(("-n", "--namesrvAddr", "--namesrv-addr"), NAME_SERVERS),
+}
 _PASSED_ON = {"ignore_unknown_options": True, "help_option_names": []}
 
 Arguments = tuple[str, ...]
@@ -193,14 +197,22 @@ def stream_history(arguments: Arguments) -> None:
     become("stream_history", wanted)
 
 
+@_job("topicTable")
+def topic_table(arguments: Arguments) -> None:
+    """Keep a topic as a Delta or Iceberg table, each message once."""
+    wanted = with_our_name(arguments)
+    if not _asks_for_help(arguments) and not is_given(NAME_SERVERS, wanted):
+        found = CommandContext(Output(as_json=False)).name_servers
+        wanted += [NAME_SERVERS, ";".join(found)]
+    become("topic_table", wanted)
+
+
 def with_our_name(arguments: Sequence[str]) -> list[str]:
-    """`-a` and `--controllerAddress` as the job calls them, the rest as it is."""
+    """`-a`, `-n` and their long forms as the jobs call them, the rest as it is."""
     wanted: list[str] = []
     for each in arguments:
         name, equals, value = each.partition("=")
-        if name in _SAME_AS_ELSEWHERE:
-            each = f"{CONTROLLERS}{equals}{value}"
-        wanted.append(each)
+        wanted.append(f"{_AS_ELSEWHERE.get(name, name)}{equals}{value}")
     return wanted
 
 

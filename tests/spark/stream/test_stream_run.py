@@ -11,7 +11,8 @@ from pyspark.errors import StreamingQueryException
 
 from batonmq.spark.history.stream import HistoryLost, HistoryStream, StreamSettings
 from batonmq.spark.history.stream_output import StreamOutput
-from batonmq.spark.jobs.stream_history import _interval, write_failovers
+from batonmq.spark.jobs.endless import interval
+from batonmq.spark.jobs.stream_history import write_failovers
 from batonmq.spark.read.columns import TABLES
 from batonmq.spark.read.history_table import decode_lines
 
@@ -158,7 +159,7 @@ def test_lost_events_end_it_with_the_way_out(queries):
 
 
 def test_triggers_are_spelled_for_spark():
-    assert [_interval(each) for each in ("10s", "500ms", "5m", "2 min", "1h", "7")] == [
+    assert [interval(each) for each in ("10s", "500ms", "5m", "2 min", "1h", "7")] == [
         "10 seconds",
         "500 milliseconds",
         "5 minutes",
@@ -167,7 +168,7 @@ def test_triggers_are_spelled_for_spark():
         "7 seconds",
     ]
     with pytest.raises(ValueError, match="must be a time"):
-        _interval("soon")
+        interval("soon")
 
 
 BUSY = "\n[STREAM_FAILED] terminated with exception: Python worker failed to connect back. XXKST"

@@ -1,0 +1,224 @@
+"""`python -m batonmq.spark.jobs.topic_table`: a topic kept as a Delta or Iceberg table.
+
+Runs until it is stopped; see `docs/spark-tables.md`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.types import DataType, StructType
+
+from batonmq.spark.jobs.command import (
+    EXIT_CODES,
+    FAILED,
+    Job,
+    JobCommand,
+    checked,
+    job_options,
+    properties,
+)
+from batonmq.spark.jobs.endless import interval, listen, stopping
+from batonmq.spark.topic_table.bodies import AVRO, JSON, PROTOBUF, RAW, Bodies
+from batonmq.spark.topic_table.files import DAY, HOUR, NONE
+from batonmq.spark.topic_table.json_schema import columns_of
+from batonmq.spark.topic_table.stream import TablePlan, TopicLost, TopicStream
+from batonmq.spark.topic_table.tables import DELTA, FORMS, open_table
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def _seconds(text: str) -> float:
+    """A time as 30s, 10m, 12h or 7d; "never" is 0. Raises ValueError."""
+    if text == "never":
+        return 0
+    number, unit = text[:-1], text[-1:]
+    if unit not in _SECONDS or not number.isdecimal() or not int(number):
+        raise ValueError(f"{text!r}: it must be a time as 30s, 10m, 12h or 7d, or never")
+    return int(number) * _SECONDS[unit]
+
+
+@click.command(cls=JobCommand, epilog=EXIT_CODES)
+@job_options
+@click.argument("topic")
+@click.option("--name-servers", required=True, metavar="HOST:PORT[;...]", help="of the cluster")
+@click.option(
+    "--to",
+    required=True,
+    metavar="URI",
+    help="folder of the Delta table, or the name NAMESPACE.TABLE of an Iceberg table",
+)
+@click.option("--format", "form", type=click.Choice(FORMS), default=DELTA, show_default=True)
+@click.option(
+    "--catalog",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=checked(properties),
+    help="the Iceberg catalog by pyiceberg's properties (type, uri, warehouse, ...), or "
+    "name=NAME of one in its configuration",
+)
+@click.option(
+    "--value",
+    type=click.Choice([JSON, AVRO, PROTOBUF, RAW]),
+    default=JSON,
+    show_default=True,
+    help="what the bodies are",
+)
+@click.option(
+    "--schema",
+    multiple=True,
+    metavar="FILE_OR_DDL",
+    help="of JSON: columns as "
+    "'id BIGINT, at TIMESTAMP', or the file of a JSON schema (default: inferred); of "
+    "Avro: files, the newest last; of Protobuf: a descriptor file",
+)
+@click.option("--message", default="", metavar="NAME", help="the Protobuf message, with package")
+@click.option(
+    "--header-bytes",
+    type=click.IntRange(0, 1024),
+    default=0,
+    help="what serializers put before each record: 5 of Confluent's Avro",
+)
+@click.option(
+    "--partition",
+    type=click.Choice([DAY, HOUR, NONE]),
+    default=DAY,
+    show_default=True,
+    help="by the time at which messages were stored (UTC)",
+)
+@click.option(
+    "--checkpoint",
+    default="",
+    metavar="URI",
+    help="default: _batonmq/checkpoint in the table's folder",
+)
+@click.option(
+    "--from-table",
+    is_flag=True,
+    help="with a new checkpoint: continue behind the table's last rows",
+)
+@click.option(
+    "--starting",
+    default="earliest",
+    show_default=True,
+    metavar="earliest|latest|JSON",
+    help="where a new table begins; JSON: offsets by topic, broker, queue",
+)
+@click.option("--once", is_flag=True, help="read what is there now, then end")
+@click.option(
+    "--trigger",
+    default="5s",
+    show_default=True,
+    metavar="TIME",
+    help="how often new messages become rows",
+)
+@click.option(
+    "--max-offsets",
+    type=click.IntRange(1),
+    default=200_000,
+    show_default=True,
+    help="messages in one batch, at most",
+)
+@click.option(
+    "--max-columns",
+    type=click.IntRange(0, 10_000),
+    default=500,
+    show_default=True,
+    help="columns of fields, at most, if they are inferred",
+)
+@click.option(
+    "--compact-every",
+    default="10m",
+    show_default=True,
+    metavar="TIME|never",
+    callback=checked(_seconds),
+    help="when small files are put together",
+)
+@click.option(
+    "--keep-versions",
+    default="7d",
+    show_default=True,
+    metavar="TIME|never",
+    callback=checked(_seconds),
+    help="how long old versions can be read",
+)
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="continue behind messages that expired before they were read, instead of stopping there",
+)
+def main(job: Job, **given: Any) -> None:
+    """Keep TOPIC as a table, each message once.
+
+    Whatever is killed on the way, a start with the same options continues. Ends after the present
+    batch on ctrl-C or SIGTERM.
+    """
+    once, trigger = given.pop("once"), interval(given.pop("trigger"))
+    table = open_table(given.pop("to"), given.pop("form"), given.pop("catalog"))
+    value, schemas = given.pop("value"), given.pop("schema")
+    message, header = given.pop("message"), given.pop("header_bytes")
+    if value in (AVRO, PROTOBUF) and not schemas:
+        raise click.UsageError(f"--value {value} needs --schema FILE")
+    files = tuple(Path(each).read_bytes() for each in schemas) if value in (AVRO, PROTOBUF) else ()
+    bodies = Bodies(value, files, message, header)
+    keep_s, compact_s = given.pop("keep_versions"), given.pop("compact_every")
+    names = {"max_offsets": "offsets_max", "max_columns": "columns_max"}
+    with (
+        stopping() as asked,
+        job.session("topic_table", spark_sql_shuffle_partitions="4") as session,
+    ):
+        listen(asked)  # Spark has set a handler of its own meanwhile
+        plan = TablePlan(
+            bodies=bodies,
+            columns=_columns(session, schemas) if value == JSON else None,
+            trigger=None if once else trigger,
+            compact_s=compact_s,
+            keep_hours=keep_s / 3600,
+            **{names.get(name, name): value for name, value in given.items()},
+        )
+        stream = TopicStream(table, plan, job.progress.line)
+        job.progress.line(f"topic {plan.topic} into {table.location}, from {stream.checkpoint}")
+        try:
+            stream.run(session, asked)
+        except TopicLost as lost:
+            click.echo(f"error: {lost}", err=True)
+            click.get_current_context().exit(FAILED)
+    state, counts = table.state(), stream.counts
+    total = state.rows if state is not None else 0
+    job.result(
+        asdict(counts) | {"table": table.location, "checkpoint": stream.checkpoint, "total": total},
+        [
+            f"{counts.rows:,} rows in {counts.batches:,} batches, {counts.broken:,} of them broken "
+            f"({counts.repeats:,} batches were there already); {table.location} has {total:,} rows"
+        ],
+    )
+
+
+def _columns(session: SparkSession, given: tuple[str, ...]) -> pa.Schema | None:
+    """The columns of JSON bodies; None: they are to be inferred. Raises ValueError."""
+    if not given:
+        return None
+    if len(given) > 1:
+        raise ValueError("--schema: JSON bodies have one")
+    (text,) = given
+    if Path(text).is_file():
+        text = Path(text).read_text()
+    if text.lstrip().startswith("{"):
+        return columns_of(json.loads(text))
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    kind = DataType.fromDDL(text)
+    if not isinstance(kind, StructType):
+        raise ValueError(f"--schema {text!r}: it must be columns as 'id BIGINT, at TIMESTAMP'")
+    columns: pa.Schema = to_arrow_schema(kind)
+    return columns
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m batonmq.spark.jobs.topic_table")

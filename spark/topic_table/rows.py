@@ -1,0 +1,185 @@
+"""Rows of a table made of messages; the proof makes the same rows of the log. Free of Spark.
+
+No message is dropped and none stops the stream: what has no column is in `_rest`, a body that
+cannot be read is in `_body`, with the reason in `_error`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from batonmq.spark.topic_table.bodies import Bodies
+from batonmq.spark.topic_table.fields import (
+    NAME,
+    TIME,
+    Misfit,
+    fitting,
+    inferred,
+    json_text,
+    kind_of,
+)
+
+#: Column of the table -> column of the message.
+MESSAGE: Final = {
+    "_broker": "broker", "_queue_id": "queue_id", "_queue_offset": "queue_offset",
+    "_physical_offset": "physical_offset", "_epoch": "epoch", "_store_at": "store_at",
+    "_born_at": "born_at", "_keys": "keys", "_tags": "tags", "_message_id": "unique_key",
+}  # fmt: skip
+_TYPES: Final = {
+    "_queue_id": pa.int32(), "_store_at": TIME, "_born_at": TIME,
+    **dict.fromkeys(("_queue_offset", "_physical_offset", "_epoch"), pa.int64()),
+}  # fmt: skip
+OWN: Final = pa.schema(
+    [
+        *((name, _TYPES.get(name, pa.string())) for name in MESSAGE),
+        ("_rest", pa.string()),
+        ("_error", pa.string()),
+        ("_body", pa.binary()),
+    ]
+)
+"""Our columns, before those of the records' fields."""
+_ERROR_MAX: Final = 500
+Fresh = dict[str, set[str]]
+"""Fields without a column, with the types of their values."""
+
+
+class RowPlan(msgspec.Struct, frozen=True):
+    """What rows are made of; it travels to the tasks.
+
+    `columns`: of fields, an Arrow schema as IPC has it. `infers`: new fields may become columns, as
+    long as there are fewer than `columns_max`.
+    """
+
+    bodies: Bodies
+    columns: bytes
+    infers: bool
+    columns_max: int
+
+    @property
+    def fields(self) -> pa.Schema:
+        return pa.ipc.read_schema(pa.py_buffer(self.columns))
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([*OWN, *self.fields])
+
+    def with_fields(self, more: Sequence[pa.Field]) -> RowPlan:
+        fields = pa.schema([*self.fields, *more])
+        return msgspec.structs.replace(self, columns=fields.serialize().to_pybytes())
+
+
+def new_columns(plan: RowPlan, fresh: Mapping[str, set[str]]) -> list[pa.Field]:
+    """The columns that new fields get. To Spark names that differ by case only are one name: of
+    such fields the one in lower case gets the column."""
+    taken = {name.casefold() for name in plan.fields.names}
+    made = []
+    for name in sorted(fresh, key=lambda name: (name.casefold(), name.swapcase())):
+        if len(taken) >= plan.columns_max:
+            break
+        if name.casefold() not in taken:
+            taken.add(name.casefold())
+            made.append(pa.field(name, inferred(fresh[name])))
+    return made
+
+
+class RowMaker:
+    """Makes rows of messages. `fresh`: fields that could be columns; `broken`: bad bodies."""
+
+    def __init__(self, plan: RowPlan) -> None:
+        self.fresh: Fresh = {}
+        self.broken = 0
+        self._plan = plan
+        self._decode = plan.bodies.decoder()
+        self._fields = plan.fields
+        self._fits = {field.name: fitting(field.type) for field in self._fields}
+        self._folded = {name.casefold() for name in self._fits}
+
+    def rows(self, messages: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
+        """A row for each message, in order."""
+        bodies = messages.column("body").to_pylist()
+        columns = {name: [None] * len(bodies) for name in self._fits}
+        rest: list[Any] = [None] * len(bodies)
+        errors: list[str | None] = [None] * len(bodies)
+        kept: list[bytes | None] = [None] * len(bodies)
+        for at, body in enumerate(bodies):
+            try:
+                found, is_whole = self._decode(body)
+                values, more = self._place(found)
+                text = json_text(more) if more else None
+            except Exception as error:  # whatever strangers send: it is kept and named (R54)
+                errors[at], kept[at] = _reason(error), body
+                self.broken += 1
+                continue
+            rest[at] = text
+            if not is_whole:
+                kept[at] = body
+            for name, value in values:
+                columns[name][at] = value
+        made = [_own(messages, name) for name in MESSAGE]
+        made += [pa.array(rest, pa.string()), pa.array(errors, pa.string())]
+        made.append(pa.array(kept, pa.binary()))
+        made += [pa.array(columns[field.name], field.type) for field in self._fields]
+        return pa.RecordBatch.from_arrays(made, schema=self._plan.schema)
+
+    def _place(self, found: Mapping[str, Any]) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
+        """The values of columns, and what has none."""
+        values: list[tuple[str, Any]] = []
+        rest: dict[str, Any] = {}
+        more: list[bool] = []
+        for name, value in found.items():
+            if value is None:
+                continue
+            fit = self._fits.get(name)
+            if fit is None:
+                rest[name] = value
+                self._note(name, value)
+                continue
+            try:
+                values.append((name, fit(value, more)))
+            except Misfit:
+                more.append(True)
+            if more:
+                rest[name] = value
+                more.clear()
+        return values, rest
+
+    def _note(self, name: str, value: object) -> None:
+        if not self._plan.infers or not NAME.fullmatch(name) or name.casefold() in self._folded:
+            return
+        kind = kind_of(value)
+        if kind and (name in self.fresh or len(self.fresh) < self._plan.columns_max):
+            self.fresh.setdefault(name, set()).add(kind)
+
+    def texts(self, rows: pa.RecordBatch) -> Iterator[str]:
+        """Each row as one text; equal rows have equal ones.
+
+        What `_rest` had from before a field became a column counts as that column's value.
+        """
+        for row in rows.to_pylist():
+            left = json.loads(row["_rest"] or "{}")
+            values, rest = self._place(left)
+            told = {name: value for name, value in row.items() if value is not None}
+            told["_rest"] = {name: left[name] for name in rest}
+            for name, value in values:
+                if name not in told:
+                    kind = self._fields.field(name).type
+                    told[name] = pa.array([value], kind).to_pylist()[0]
+            yield json.dumps(told, default=repr, sort_keys=True)
+
+
+def _own(messages: pa.RecordBatch | pa.Table, name: str) -> pa.Array:
+    kind = OWN.field(name).type
+    column = messages.column(MESSAGE[name])
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    return column if column.type == kind else column.cast(kind)
+
+
+def _reason(error: Exception) -> str:
+    text = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split()).encode(errors="replace").decode()[:_ERROR_MAX]

@@ -1,0 +1,402 @@
+"""The query that keeps a table: each batch of the topic becomes one commit.
+
+Spark's checkpoint fixes which messages a batch has; the table says which batches it has. So a batch
+that comes again, because the driver died between the two commits, is passed over.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from batonmq.spark.live.options import TopicOptions
+from batonmq.spark.live.topic_read import TopicRead
+from batonmq.spark.read.storage import locate
+from batonmq.spark.topic_table.bodies import JSON, Bodies
+from batonmq.spark.topic_table.fields import fitting, plain
+from batonmq.spark.topic_table.files import FilePlan, TaskReport, write
+from batonmq.spark.topic_table.rows import MESSAGE, RowPlan, new_columns
+from batonmq.spark.topic_table.tables import About, TableState, TopicTable
+
+log = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.5
+PAUSE_S: Final = 5.0
+"""Until the next attempt after an outage that outlasted the patience of a batch."""
+_NOTE: Final = "batonmq.json"
+_OUTAGE: Final = re.compile(
+    r"^\S*\bClusterError: (.*)$|(Python worker failed to connect back)", re.MULTILINE
+)
+_LOST: Final = re.compile(r"^\S*\bDataLossError: (.*?)(?:; set failOnDataLoss.*)?$", re.MULTILINE)
+_STARTS_MAX: Final = 5
+
+
+class TopicLost(Exception):
+    """Messages expired before they were read; the text says which, and how to continue."""
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """What to keep where. `columns`: given ones of JSON bodies; None: they are inferred.
+
+    `trigger` None: what is there now, and no more. `starting`: `earliest`, `latest`, or offsets as
+    the source takes them, where the stream begins. `from_table`: behind what the table has.
+    `compact_s`, `keep_hours`: 0 for never.
+    """
+
+    name_servers: str
+    topic: str
+    checkpoint: str
+    bodies: Bodies = field(default_factory=Bodies)
+    columns: pa.Schema | None = None
+    partition: str = "day"
+    trigger: str | None = "5 seconds"
+    starting: str = "earliest"
+    offsets_max: int = 200_000
+    columns_max: int = 500
+    from_table: bool = False
+    accept_loss: bool = False
+    compact_s: float = 600
+    keep_hours: float = 168
+    patience: str = "60s"
+
+
+@dataclass(slots=True)
+class TableCounts:
+    """What a run has done. `broken`: messages whose bodies could not be read."""
+
+    batches: int = 0
+    rows: int = 0
+    broken: int = 0
+    repeats: int = 0
+    files: int = 0
+    compacted: int = 0
+    expired: int = 0
+
+
+class _Note(msgspec.Struct):
+    """What lies beside a checkpoint, written before Spark's first file."""
+
+    stream: str
+    topic: str
+    table: str
+
+
+class TopicStream:
+    """One run. `report` gets a line for each batch."""
+
+    def __init__(self, table: TopicTable, plan: TablePlan, report: Callable[[str], None]) -> None:
+        """Makes the table, its new columns and the checkpoint's note.
+
+        Raises ValueError for a table or checkpoint of something else, OSError.
+        """
+        self.counts = TableCounts()
+        self._table, self._plan, self._report = table, plan, report
+        self._batch = threading.Lock()
+        self._failed: Exception | None = None
+        self._cared_s = time.monotonic()
+        about = table.about()
+        self._check_place(about)
+        self._rows = self._columns(about)
+        self.stream = self._note()
+
+    @property
+    def checkpoint(self) -> str:
+        return self._plan.checkpoint or f"{self._table.location}/_batonmq/checkpoint"
+
+    # -- before it begins -----------------------------------------------------------------------
+
+    def _check_place(self, about: About | None) -> None:
+        plan = self._plan
+        if about is not None and about.topic != plan.topic:
+            raise ValueError(
+                f"{self._table.location} is a table of topic {about.topic}, not of {plan.topic}: "
+                "name another one"
+            )
+        if about is not None and about.partition != plan.partition:
+            raise ValueError(
+                f"{self._table.location} has partitions by {about.partition}, not by "
+                f"{plan.partition}: these stay as they were made"
+            )
+        if about is None and (plan.checkpoint or self._table.location) and self._has_offsets():
+            raise ValueError(
+                f"{self.checkpoint} is the checkpoint of a table that is gone: begin with a new "
+                "checkpoint"
+            )
+
+    def _columns(self, about: About | None) -> RowPlan:
+        """What rows are made of; creates the table, or adds columns that are new."""
+        plan, table = self._plan, self._table
+        given = plan.bodies.columns() if plan.columns is None else plan.columns
+        wanted = pa.schema([pa.field(each.name, plain(each.type)) for each in given or ()])
+        for each in wanted:
+            if each.name.startswith("_"):
+                raise ValueError(f"column {each.name}: names that begin with _ are the table's own")
+            fitting(each.type)
+        told = About(plan.topic, plan.partition, msgspec.to_builtins(plan.bodies))
+        if about is None:
+            table.create(told, wanted)
+        elif about.bodies != told.bodies:
+            if about.bodies["form"] != plan.bodies.form:
+                raise ValueError(
+                    f"{table.location} has rows of {about.bodies['form']} bodies, not of "
+                    f"{plan.bodies.form}: name another table"
+                )
+            table.describe(told)
+        has = {each.name: plain(each.type) for each in table.fields()}
+        for each in wanted:
+            if each.name in has and has[each.name] != each.type:
+                raise ValueError(
+                    f"column {each.name} is {has[each.name]} in {table.location} and {each.type} "
+                    "in the schema: a column keeps its type; give the field another name, or "
+                    "name another table"
+                )
+        more = [each for each in wanted if each.name not in has]
+        if about is not None and more:
+            table.add(more)
+        fields = pa.schema([*has.items(), *(each for each in more if each.name not in has)])
+        infers = given is None and plan.bodies.form == JSON
+        return RowPlan(plan.bodies, _packed(fields), infers, plan.columns_max)
+
+    def _note(self) -> str:
+        """The id of the stream of this checkpoint; a new one where there is none yet."""
+        storage, folder = locate(self.checkpoint)
+        path = f"{folder}/{_NOTE}"
+        text, state = storage.read_small(path), self._table.state()
+        has_offsets = self._has_offsets()
+        if text is None and has_offsets:
+            raise ValueError(f"{self.checkpoint}: it is no checkpoint of topicTable: name another")
+        if text is not None:
+            note = msgspec.json.decode(text, type=_Note)
+            if (note.topic, note.table) != (self._plan.topic, self._table.location):
+                raise ValueError(
+                    f"{self.checkpoint} is the checkpoint of topic {note.topic} in {note.table}: "
+                    "each table needs one of its own"
+                )
+            if has_offsets and state is not None and state.stream != note.stream:
+                raise ValueError(
+                    f"{self.checkpoint}: {self._table.location} was continued from another "
+                    "checkpoint since: use that one, or a new one with --from-table"
+                )
+            return note.stream
+        if state is not None and not self._plan.from_table:
+            raise ValueError(
+                f"{self._table.location} has {state.rows} rows, and {self.checkpoint} is new: name "
+                "the checkpoint that the table was written with, or continue behind its last row "
+                "with --from-table"
+            )
+        note = _Note(uuid.uuid4().hex, self._plan.topic, self._table.location)
+        storage.file_system.create_dir(folder)
+        with storage.file_system.open_output_stream(f"{path}.growing") as stream:
+            stream.write(msgspec.json.encode(note))
+        storage.file_system.move(f"{path}.growing", path)
+        return note.stream
+
+    def _has_offsets(self) -> bool:
+        """Whether Spark has begun a batch with the checkpoint."""
+        storage, folder = locate(self.checkpoint)
+        return bool(storage.children(f"{folder}/offsets"))
+
+    # -- the run --------------------------------------------------------------------------------
+
+    def run(self, session: SparkSession, stopping: threading.Event) -> None:
+        """Until all is read (`trigger` None), or `stopping` is set: then after the present batch.
+
+        Raises TopicLost, ValueError and OSError of the table, or what the query failed with. An
+        outage of the cluster ends a query, not the run, unless nothing was ever read.
+        """
+        attempts = 0
+        while True:
+            done = self.counts.batches
+            try:
+                return self._until_end(self._start(session), stopping)
+            except StreamingQueryException as error:
+                text = str(error)
+                if self._failed is not None:
+                    raise self._failed from error
+                if lost := _LOST.search(text):
+                    raise TopicLost(
+                        f"{lost[1]}; --accept-loss continues behind what is lost"
+                    ) from error
+                outage = _OUTAGE.search(text)
+                attempts = 1 if self.counts.batches > done else attempts + 1
+                known = self._has_offsets() and self._plan.trigger is not None
+                if outage is None or not (known or (outage[2] and attempts <= _STARTS_MAX)):
+                    raise
+                self._report(f"{outage[1] or outage[2]}; next attempt in {PAUSE_S:.0f} s")
+            if stopping.wait(PAUSE_S):
+                return
+
+    def _until_end(self, query: StreamingQuery, stopping: threading.Event) -> None:
+        try:
+            while not query.awaitTermination(_LOOK_S):
+                if stopping.is_set():
+                    with self._batch:
+                        query.stop()
+        except BaseException:
+            query.stop()
+            raise
+
+    def _start(self, session: SparkSession) -> StreamingQuery:
+        plan, state = self._plan, self._table.state()
+        starting = plan.starting
+        if state is not None and not self._has_offsets():
+            starting = _behind(plan, state)
+        messages = (
+            session.readStream.format("batonmq")
+            .options(
+                table="topic",
+                nameServers=plan.name_servers,
+                topic=plan.topic,
+                columns=",".join([*MESSAGE.values(), "body"]),
+                startingOffsets=starting,
+                maxOffsetsPerTrigger=str(plan.offsets_max),
+                operationTimeout=plan.patience,
+                failOnDataLoss=str(not plan.accept_loss).lower(),
+            )
+            .load()
+        )
+        writer = (
+            messages.writeStream.queryName(f"topicTable {plan.topic}")
+            .option("checkpointLocation", self.checkpoint)
+            .foreachBatch(self._take)
+        )
+        if plan.trigger is None:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=plan.trigger).start()
+
+    def _take(self, batch: DataFrame, number: int) -> None:
+        with self._batch:
+            try:
+                self._commit(batch, number)
+                self._care()
+            except PySparkException:
+                raise  # of a task, as a cluster that does not answer
+            except Exception as error:  # Spark hides its sentence in traces
+                self._failed = error
+                raise
+
+    def _commit(self, batch: DataFrame, number: int) -> None:
+        state = self._state_before(number)
+        if state is not None and state.stream == self.stream and number <= state.batch:
+            self._report(f"batch {number}: the table has it already")
+            self.counts.repeats += 1
+            return
+        report = self._write(batch)
+        if self._rows.infers and (made := new_columns(self._rows, report.fresh)):
+            self._report(f"new columns: {', '.join(f'{each.name} {each.type}' for each in made)}")
+            self._table.add(made)
+            self._rows = self._rows.with_fields(made)
+            self._remove(report)
+            report = self._write(batch)
+            state = self._state_before(number)
+        queues = _grown(state.queues if state else {}, report)
+        rows = report.rows + (state.rows if state else 0)
+        self._table.commit(report.files, TableState(self.stream, number, queues, rows))
+        self._tell(number, report, rows)
+
+    def _state_before(self, number: int) -> TableState | None:
+        """What the table has. Raises ValueError if the checkpoint is further than the table."""
+        state = self._table.state()
+        last = state.batch if state is not None and state.stream == self.stream else -1
+        if number > last + 1:
+            has = f"has nothing behind batch {last}" if last >= 0 else "has none of its batches"
+            raise ValueError(
+                f"{self.checkpoint} continues with batch {number}, and {self._table.location} "
+                f"{has}: the table is an old copy. Begin with a new checkpoint and --from-table"
+            )
+        return state
+
+    def _write(self, batch: DataFrame) -> TaskReport:
+        plan = FilePlan(self._rows, self._table.location, self._plan.partition, self._table.hive)
+        total = TaskReport()
+        for row in batch.mapInArrow(partial(write, plan), "report binary").collect():
+            total.add(msgspec.json.decode(row[0], type=TaskReport))
+        return total
+
+    def _remove(self, report: TaskReport) -> None:
+        """Files that no commit will name."""
+        storage, folder = locate(self._table.location)
+        for file in report.files:
+            storage.file_system.delete_file(f"{folder}/{file.path}")
+
+    def _tell(self, number: int, report: TaskReport, rows: int) -> None:
+        counts = self.counts
+        counts.batches += 1
+        counts.rows += report.rows
+        counts.broken += report.broken
+        counts.files += len(report.files)
+        broken = f", {report.broken:,} of them broken" if report.broken else ""
+        age_s = max(0.0, time.time() - report.newest_us / 1e6)
+        self._report(
+            f"batch {number}: {report.rows:,} rows{broken} in {len(report.files)} files, "
+            f"{rows:,} in all; the newest is {age_s:.1f} s old"
+        )
+
+    def _care(self) -> None:
+        """Puts small files together and drops old versions, every `compact_s`. What fails is tried
+        again the next time: it must not stop the stream."""
+        plan = self._plan
+        if not plan.compact_s or time.monotonic() - self._cared_s < plan.compact_s:
+            return
+        self._cared_s = time.monotonic()
+        try:
+            gone = self._table.compact()
+            old = self._table.expire(plan.keep_hours) if plan.keep_hours else 0
+        except Exception as error:
+            log.warning("table_not_compacted reason=%s", error)
+            self._report(f"the table could not be compacted: {error}")
+            return
+        self.counts.compacted += gone
+        self.counts.expired += old
+        self._report(f"compacted {gone} small files, removed {old} old ones")
+
+
+def _packed(fields: pa.Schema) -> bytes:
+    packed: bytes = fields.serialize().to_pybytes()
+    return packed
+
+
+def _behind(plan: TablePlan, state: TableState) -> str:
+    """Behind the last row of each queue, as an option of the source; other queues from their
+    beginning. Raises ClusterError."""
+    read = TopicRead(TopicOptions.from_mapping(
+        {"nameServers": plan.name_servers, "topic": plan.topic, "operationTimeout": plan.patience}
+    ))  # fmt: skip
+    with read.connect() as cluster:
+        queues = [q for r in cluster.routes([plan.topic]) for q in r.subscribe_queues]
+    ends: dict[str, dict[str, Any]] = {}
+    for queue in queues:
+        ends.setdefault(queue.broker_name, {})[str(queue.queue_id)] = "earliest"
+    for broker, each in state.queues.items():
+        ends.setdefault(broker, {}).update({queue: end for queue, (_, end) in each.items()})
+    return msgspec.json.encode({plan.topic: ends}).decode()
+
+
+def _grown(queues: Any, report: TaskReport) -> Any:
+    """The queues of a table with a batch. Raises ValueError for offsets that it has already."""
+    grown = {broker: dict(each) for broker, each in queues.items()}
+    for broker, each in report.queues.items():
+        for queue, (begin, end) in each.items():
+            first, last = grown.setdefault(broker, {}).get(queue, (begin, begin))
+            if begin < last:
+                raise ValueError(
+                    f"broker {broker}, queue {queue}: a batch begins at offset {begin}, and the "
+                    f"table has messages below {last}: the topic was deleted and created again; "
+                    "begin a new table"
+                )
+            grown[broker][queue] = (first, end)
+    return grown

@@ -1,0 +1,372 @@
+"""Tables that hold a topic: Delta by deltalake, Iceberg by pyiceberg, without a JVM.
+
+A commit has the files of one batch, its number as transaction, and a `TableState`, all at once:
+what a table says of itself decides what is in it, and no checkpoint does. Free of Spark.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Protocol
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batonmq.spark.read.storage import locate
+from batonmq.spark.topic_table.files import DAY, HOUR, NONE, NewFile, Queues, part_values
+from batonmq.spark.topic_table.rows import OWN
+
+DELTA, ICEBERG = "delta", "iceberg"
+FORMS: Final = (DELTA, ICEBERG)
+_ABOUT, _STATE, _BATCH = "batonmq.table", "batonmq.state", "batonmq.batch"
+_KEPT_LOG_DAYS: Final = 30
+_SMALL_BYTES: Final = 32 << 20
+"""Smaller files are put together, as soon as a partition has so many of them:"""
+_MANY: Final = 8
+_ATTEMPTS: Final = 4
+
+
+class About(msgspec.Struct, frozen=True):
+    """What a table is of. `bodies`: how its rows are made, for the proof; JSON of `Bodies`."""
+
+    topic: str
+    partition: str
+    bodies: Any
+    version: int = 1
+
+
+class TableState(msgspec.Struct, frozen=True):
+    """What is in a table: batches up to `batch` of a stream, offsets [begin, end) of each queue."""
+
+    stream: str
+    batch: int
+    queues: Queues
+    rows: int = 0
+
+
+class TopicTable(Protocol):
+    """One table. Nothing is kept between calls: another program may write to it meanwhile.
+
+    Every method may raise OSError, or what the format's library raises.
+    """
+
+    location: str
+    """The folder of the table, as a URI or path."""
+    hive: bool
+
+    def about(self) -> About | None:
+        """None: there is no table. Raises ValueError for one that this program did not make."""
+        ...
+
+    def create(self, about: About, fields: pa.Schema) -> None: ...
+
+    def describe(self, about: About) -> None:
+        """Replaces what `create` noted."""
+        ...
+
+    def fields(self) -> pa.Schema:
+        """The columns of the records' fields."""
+        ...
+
+    def add(self, fields: Sequence[pa.Field]) -> None:
+        """New columns, null in all rows so far."""
+        ...
+
+    def state(self) -> TableState | None:
+        """None: it has no row yet."""
+        ...
+
+    def commit(self, files: Sequence[NewFile], state: TableState) -> None:
+        """Adds files. Fails if another batch was committed since `state` was called last: of two
+        drivers one continues."""
+        ...
+
+    def compact(self) -> int:
+        """Puts small files together, and returns how many are gone."""
+        ...
+
+    def expire(self, hours: float) -> int:
+        """Removes versions that are older (in Delta by whole hours), with files that only they
+        have; how many of these, or of the versions."""
+        ...
+
+    def files(self) -> list[str]:
+        """The data files by their URIs. Raises ValueError where rows are deleted beside them."""
+        ...
+
+
+def _fields(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([each for each in schema if not each.name.startswith("_")])
+
+
+def open_table(to: str, form: str, catalog: Mapping[str, str]) -> TopicTable:
+    """`to`: the folder of a Delta table, or namespace.table of a catalog, which is given by
+    pyiceberg's properties (`name` is its name in the configuration). Raises ValueError.
+    """
+    package = {DELTA: "deltalake", ICEBERG: "pyiceberg"}[form]
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f"{form} tables need the package {package}: pip install 'batonmq[tables]'")
+    if form == DELTA:
+        if catalog:
+            raise ValueError("--catalog: it is of Iceberg tables")
+        return DeltaTopicTable(to)
+    return IcebergTopicTable(to, catalog)
+
+
+class DeltaTopicTable:
+    """A table of files below a folder, with its log in `_delta_log`."""
+
+    hive = True
+
+    def __init__(self, location: str) -> None:
+        storage, path = locate(location)
+        self.location = storage.uri(path) if storage.root else path
+        self._seen: Any = None
+
+    def _open(self) -> Any:
+        import deltalake
+
+        self._seen = deltalake.DeltaTable(self.location)
+        return self._seen
+
+    def about(self) -> About | None:
+        import deltalake
+
+        if not deltalake.DeltaTable.is_deltatable(self.location):
+            storage, path = locate(self.location)
+            others = [info.base_name for info in storage.children(path)]
+            if any(not name.startswith("_") for name in others):
+                raise ValueError(f"{self.location}: the folder holds other things than a table")
+            return None
+        return _about(self.location, self._open().metadata().configuration)
+
+    def create(self, about: About, fields: pa.Schema) -> None:
+        import deltalake
+
+        by = list(part_values(None, about.partition))
+        kinds = {"_day": pa.date32(), "_hour": pa.int32()}
+        columns = pa.schema([*((name, kinds[name]) for name in by), *OWN, *fields])
+        days = f"interval {_KEPT_LOG_DAYS} days"
+        deltalake.DeltaTable.create(
+            self.location, columns, partition_by=by, raise_if_key_not_exists=False,
+            configuration={_ABOUT: _text(about), "delta.logRetentionDuration": days},
+        )  # fmt: skip
+
+    def describe(self, about: About) -> None:
+        given = {_ABOUT: _text(about)}
+        self._open().alter.set_table_properties(given, raise_if_not_exists=False)
+
+    def fields(self) -> pa.Schema:
+        return _fields(pa.schema(self._open().schema().to_arrow()))
+
+    def add(self, fields: Sequence[pa.Field]) -> None:
+        import deltalake
+
+        self._open().alter.add_columns([deltalake.Field.from_arrow(each) for each in fields])
+
+    def state(self) -> TableState | None:
+        table = self._open()
+        for commit in (*table.history(20), *table.history()):
+            if _STATE in commit:
+                return msgspec.json.decode(commit[_STATE], type=TableState)
+        return None
+
+    def commit(self, files: Sequence[NewFile], state: TableState) -> None:
+        from deltalake.transaction import AddAction, CommitProperties, Transaction
+
+        table = self._seen  # as `state` saw it: a commit in between is a conflict then
+        unit = table.metadata().partition_columns
+        partition = NONE if not unit else DAY if len(unit) == 1 else HOUR
+        now_ms = int(time.time() * 1000)
+        table.create_write_transaction(
+            [
+                AddAction(each.path, each.size, part_values(each.part, partition), now_ms, True,
+                          each.stats)
+                for each in files
+            ],
+            "append", table.schema(), unit,
+            commit_properties=CommitProperties(
+                custom_metadata={_STATE: _text(state)},
+                app_transactions=[Transaction(f"batonmq-{state.stream}", state.batch)],
+            ),
+        )  # fmt: skip
+
+    def compact(self) -> int:
+        from deltalake import CommitProperties
+
+        state = self.state()
+        kept = CommitProperties(custom_metadata={_STATE: _text(state)} if state else None)
+        return int(self._seen.optimize.compact(commit_properties=kept)["numFilesRemoved"])
+
+    def expire(self, hours: float) -> int:
+        # `full`: also files that no commit has named, as a killed task leaves them.
+        table = self._open()
+        table.cleanup_metadata()
+        return len(
+            table.vacuum(
+                math.ceil(hours), dry_run=False, enforce_retention_duration=False, full=True
+            )
+        )
+
+    def files(self) -> list[str]:
+        table = self._open()
+        if "deletionVectors" in (table.protocol().reader_features or ()):
+            raise ValueError(f"{self.location}: it may have deletion vectors; rewrite it without")
+        return list(table.file_uris())
+
+
+class IcebergTopicTable:
+    """A table of a catalog that pyiceberg knows."""
+
+    hive = False
+
+    def __init__(self, name: str, properties: Mapping[str, str]) -> None:
+        from pyiceberg.catalog import load_catalog
+
+        given = dict(properties)
+        self._name = name
+        if "." not in name:
+            raise ValueError(f"--to {name!r}: an Iceberg table is namespace.table of a catalog")
+        self._catalog = load_catalog(given.pop("name", None), **given)
+        self._seen: Any = None
+        exists = self._catalog.table_exists(name)
+        self.location = self._open().location() if exists else ""
+
+    def _open(self) -> Any:
+        # Here only: pyiceberg would add the files of a batch once more behind a commit of them.
+        once = {"commit.retry.num-retries": "0"}
+        table = self._catalog.load_table(self._name)
+        known = table.metadata.properties | once
+        table.metadata = table.metadata.model_copy(update={"properties": known})
+        self._seen = table
+        return table
+
+    def about(self) -> About | None:
+        return _about(self._name, self._open().properties) if self.location else None
+
+    def create(self, about: About, fields: pa.Schema) -> None:
+        from pyiceberg.transforms import DayTransform, HourTransform
+
+        self._catalog.create_namespace_if_not_exists(self._name.rpartition(".")[0])
+        columns = pa.schema([*OWN, *fields])
+        properties = {_ABOUT: _text(about)}
+        with self._catalog.create_table_transaction(
+            self._name, schema=columns, properties=properties
+        ) as change:
+            if about.partition != NONE:
+                by = DayTransform() if about.partition == DAY else HourTransform()
+                with change.update_spec() as spec:
+                    spec.add_field("_store_at", by, f"_store_{about.partition}")
+        self.location = self._open().location()
+
+    def describe(self, about: About) -> None:
+        with self._open().transaction() as change:
+            change.set_properties(**{_ABOUT: _text(about)})
+
+    def fields(self) -> pa.Schema:
+        return _fields(self._open().schema().as_arrow())
+
+    def add(self, fields: Sequence[pa.Field]) -> None:
+        with self._open().update_schema() as change:
+            change.union_by_name(pa.schema(list(fields)))
+
+    def state(self) -> TableState | None:
+        text = self._open().properties.get(_STATE)
+        return None if text is None else msgspec.json.decode(text, type=TableState)
+
+    def commit(self, files: Sequence[NewFile], state: TableState) -> None:
+        from pyiceberg.exceptions import CommitFailedException
+
+        before = self._seen.properties.get(_STATE)
+        for attempt in range(_ATTEMPTS):
+            try:
+                return self._commit(files, state)
+            except CommitFailedException:  # another program put files together, say
+                self._open()
+                if self._seen.properties.get(_STATE) != before or attempt == _ATTEMPTS - 1:
+                    raise
+
+    def _commit(self, files: Sequence[NewFile], state: TableState) -> None:
+        with self._seen.transaction() as change:
+            change.add_files(
+                [f"{self.location}/{each.path}" for each in files],
+                snapshot_properties={_BATCH: f"{state.stream}/{state.batch}"},
+                check_duplicate_files=False,
+            )
+            # In the same commit: summaries of snapshots expire with them.
+            change.set_properties(**{_STATE: _text(state)})
+
+    def compact(self) -> int:
+        table = self._open()
+        groups: dict[Any, list[Any]] = {}
+        for task in table.scan().plan_files():
+            if task.file.file_size_in_bytes < _SMALL_BYTES and not task.delete_files:
+                groups.setdefault(task.file.partition, []).append(task.file)
+        old = [file for group in groups.values() if len(group) >= _MANY for file in group]
+        if not old:
+            return 0
+        made = [self._together(group, table) for group in groups.values() if len(group) >= _MANY]
+        from pyiceberg.io.pyarrow import parquet_files_to_data_files
+
+        with table.transaction() as change, change.update_snapshot().overwrite() as snapshot:
+            for file in old:
+                snapshot.delete_data_file(file)
+            for file in parquet_files_to_data_files(table.io, table.metadata, iter(made)):
+                snapshot.append_data_file(file)
+        return len(old)
+
+    def _together(self, files: Sequence[Any], table: Any) -> str:
+        """One file with the rows of several, by the columns that the table has now."""
+        storage, folder = locate(self.location)
+        columns = pa.schema([*OWN, *_fields(table.schema().as_arrow())])
+        name = f"data/compact-{time.time_ns():x}.parquet"
+        with pq.ParquetWriter(
+            f"{folder}/{name}", columns, filesystem=storage.file_system, compression="snappy"
+        ) as writer:
+            for file in files:
+                for rows in read_rows(file.file_path, columns):
+                    writer.write_batch(rows)
+        return f"{self.location}/{name}"
+
+    def expire(self, hours: float) -> int:
+        table = self._open()
+        before = len(table.metadata.snapshots)
+        moment = datetime.now(UTC) - timedelta(hours=hours)
+        table.maintenance.expire_snapshots().older_than(moment).commit()
+        return before - len(self._open().metadata.snapshots)
+
+    def files(self) -> list[str]:
+        tasks = list(self._open().scan().plan_files())
+        if any(task.delete_files for task in tasks):
+            raise ValueError(f"{self._name}: rows are deleted beside their files; rewrite them")
+        return [task.file.file_path for task in tasks]
+
+
+def read_rows(uri: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of a file; columns that it does not have are null."""
+    storage, path = locate(uri)
+    with storage.file_system.open_input_file(path) as stream:
+        for rows in pq.ParquetFile(stream).iter_batches(batch_size=8192):
+            arrays = [
+                rows.column(each.name).cast(each.type)
+                if each.name in rows.schema.names
+                else pa.nulls(rows.num_rows, each.type)
+                for each in columns
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=columns)
+
+
+def _text(value: About | TableState) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _about(name: str, properties: Mapping[str, str | None]) -> About:
+    text = properties.get(_ABOUT)
+    if text is None:
+        raise ValueError(f"{name}: it is a table, but none that topicTable made; name another one")
+    return msgspec.json.decode(text, type=About)

@@ -1,0 +1,232 @@
+"""Batches become commits of Delta and Iceberg tables: once, whatever comes again or changes."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from batonmq.spark.topic_table import files
+from batonmq.spark.topic_table.bodies import Bodies
+from tests.spark.topic_table.table_runs import Batch, Runs, messages
+
+JSON_ROWS = [b'{"id": %d, "name": "n%d"}' % (n, n) for n in range(10)]
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def runs(request, tmp_path):
+    return Runs(tmp_path, request.param)
+
+
+def checkpoint_of(stream):
+    return Path(stream.checkpoint.removeprefix("file://"))
+
+
+def begun(stream, batch=0):
+    """As if Spark had written the offsets of a batch."""
+    folder = checkpoint_of(stream) / "offsets"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / str(batch)).touch()
+
+
+def test_rows_have_the_fields_and_where_they_are_in_the_log(runs):
+    stream = runs.run()
+    stream._take(Batch(messages(JSON_ROWS[:6]), messages(JSON_ROWS[6:], queue=1)), 0)
+    rows = runs.rows()
+    assert [(r["_queue_id"], r["_queue_offset"], r["id"], r["name"]) for r in rows] == [
+        *((0, n, n, f"n{n}") for n in range(6)),
+        *((1, n, n + 6, f"n{n + 6}") for n in range(4)),
+    ]
+    first = rows[0]
+    assert (first["_broker"], first["_physical_offset"], first["_epoch"]) == ("broker-a", 0, 1)
+    assert (first["_keys"], first["_tags"], first["_message_id"]) == ("k0", None, "u0-0")
+    assert first["_rest"] is first["_error"] is first["_body"] is None
+    state = runs.table().state()
+    assert (state.batch, state.rows) == (0, 10)
+    assert state.queues == {"broker-a": {"0": (0, 6), "1": (0, 4)}}
+    assert runs.said[-1].startswith("batch 0: 10 rows in 3 files, 10 in all; the newest is ")
+
+
+def test_a_batch_that_comes_again_is_passed_over(runs):
+    """The driver died behind the table's commit and before the checkpoint's."""
+    runs.run()._take(Batch(messages(JSON_ROWS)), 0)
+    again = runs.run()
+    begun(again)
+    again._take(Batch(messages(JSON_ROWS)), 0)
+    again._take(Batch(messages(JSON_ROWS, first=10)), 1)
+    assert (again.counts.repeats, again.counts.batches) == (1, 1)
+    assert [row["_queue_offset"] for row in runs.rows()] == list(range(20))
+
+
+def test_a_driver_that_dies_before_the_tables_commit_leaves_no_row(runs, monkeypatch):
+    stream = runs.run()
+    monkeypatch.setattr(type(stream._table), "commit", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        stream._take(Batch(messages(JSON_ROWS)), 0)
+    monkeypatch.undo()
+    assert runs.rows() == []
+    runs.run()._take(Batch(messages(JSON_ROWS)), 0)
+    assert len(runs.rows()) == 10
+
+
+def test_two_drivers_cannot_commit_one_batch(runs):
+    """A driver that was taken for dead continues: its batch was committed by its successor."""
+    runs.run()._take(Batch(messages(JSON_ROWS)), 0)
+    first, second = runs.run(), runs.run()
+    first._table.state()
+    again = Batch(messages(JSON_ROWS, first=10))
+    second._take(again, 1)
+    report, state = first._write(again), second._table.state()
+    with pytest.raises(Exception, match=r"Concurrent transaction|has changed|updated by"):
+        first._table.commit(report.files, state)
+    assert len(runs.rows()) == 20
+
+
+def test_new_fields_become_columns_and_their_old_rows_are_null(runs):
+    stream = runs.run()
+    stream._take(Batch(messages(JSON_ROWS)), 0)
+    stream._take(Batch(messages([b'{"id": 10, "price": 1}', b'{"id": 11, "price": 2.5}'],
+                                first=10)), 1)  # fmt: skip
+    rows = runs.rows()
+    assert [row["price"] for row in rows] == [None] * 10 + [1.0, 2.5]
+    assert "new columns: price double" in runs.said
+    stream = runs.run()
+    stream._take(Batch(messages([b'{"price": 3.5, "tags": ["a"]}'], first=12)), 2)
+    assert runs.rows()[-1]["tags"] == '["a"]'
+    assert len(runs.rows()) == 13
+
+
+def test_r54_what_does_not_fit_is_kept_beside_and_stops_nothing(runs):
+    bodies = [
+        b'{"id": 1}', b'{"id": "one"}', b"no json", b"[1]", b"\xff", b"", b'{"ID": 2, "we ird": 3}',
+        b'{"_x": 1}', b'{"big": 123456789012345678901234567890}', b'{"s": "\\ud800"}',
+        b"[" * 10_000,
+    ]  # fmt: skip
+    stream = runs.run()
+    stream._take(Batch(messages(bodies[:1])), 0)
+    stream._take(Batch(messages(bodies[1:], first=1)), 1)
+    rows = runs.rows()
+    assert len(rows) == len(bodies)
+    assert (rows[0]["id"], rows[1]["id"]) == (1, None)
+    assert json.loads(rows[1]["_rest"]) == {"id": "one"}
+    assert json.loads(rows[6]["_rest"]) == {"ID": 2, "we ird": 3}
+    assert json.loads(rows[7]["_rest"]) == {"_x": 1}
+    assert json.loads(rows[8]["_rest"]) == {"big": 123456789012345678901234567890}
+    broken = {n: row for n, row in enumerate(rows) if row["_error"]}
+    assert sorted(broken) == [2, 3, 4, 5, 9, 10]
+    assert all(row["_body"] == bodies[n] for n, row in broken.items())
+    assert (broken[3]["_error"], stream.counts.broken) == ("it is JSON, but no object", 6)
+
+
+def test_strangers_cannot_make_columns_without_an_end(runs):
+    stream = runs.run(columns_max=5)
+    stream._take(Batch(messages([b'{"f%d": 1}' % n for n in range(40)])), 0)
+    assert len(runs.table().fields()) == 5
+    assert sum(row["_rest"] is not None for row in runs.rows()) == 35
+
+
+def test_small_files_are_put_together_and_old_versions_go(runs, monkeypatch):
+    stream = runs.run(compact_s=1e-9, keep_hours=1000)
+    for n in range(12):
+        stream._take(Batch(messages(JSON_ROWS[:5], first=5 * n)), n)
+    assert stream.counts.compacted >= 8 and len(runs.table().files()) < 12
+    assert [row["_queue_offset"] for row in runs.rows()] == list(range(60))
+    assert runs.table().state().batch == 11, "a compaction keeps what the table says of itself"
+    assert runs.table().expire(0)
+    assert len(runs.rows()) == 60 and (checkpoint_of(stream) / "batonmq.json").exists()
+    monkeypatch.setattr(type(stream._table), "compact", lambda _: 1 / 0)
+    stream._take(Batch(messages(JSON_ROWS[:1], first=60)), 12)
+    assert runs.said[-1] == "the table could not be compacted: division by zero"
+
+
+@pytest.mark.parametrize(("partition", "parts"), [("day", 2), ("hour", 2), ("none", 1)])
+def test_partitions_are_times_of_the_store(runs, partition, parts):
+    stream = runs.run(partition=partition)
+    stream._take(Batch(messages(JSON_ROWS)), 0)
+    table = runs.table()
+    assert len(table.files()) == parts and len(runs.rows()) == 10
+    with pytest.raises(ValueError, match=f"has partitions by {partition}"):
+        runs.run(partition="none" if parts == 2 else "day")
+
+
+def test_each_table_has_its_own_checkpoint_and_topic(runs, tmp_path):
+    shared = str(tmp_path / "shared")
+    stream = runs.run(checkpoint=shared)
+    stream._take(Batch(messages(JSON_ROWS)), 0)
+    begun(stream)
+    with pytest.raises(ValueError, match="is a table of topic Orders, not of Payments"):
+        runs.run(topic="Payments", checkpoint=shared)
+    with pytest.raises(ValueError, match="checkpoint of a table that is gone"):
+        runs.run("other", checkpoint=shared)
+    runs.run("other")
+    with pytest.raises(ValueError, match=r"shared is the checkpoint of topic Orders in .*t: each"):
+        runs.run("other", checkpoint=shared)
+    with pytest.raises(ValueError, match=r"10 rows, and .*new is new: name the checkpoint"):
+        runs.run(checkpoint=str(tmp_path / "new"))
+    (tmp_path / "sparks" / "offsets").mkdir(parents=True)
+    (tmp_path / "sparks" / "offsets" / "0").touch()
+    with pytest.raises(ValueError, match="sparks: it is no checkpoint of topicTable"):
+        runs.run(checkpoint=str(tmp_path / "sparks"))
+
+
+def test_a_new_checkpoint_continues_behind_the_table_and_ends_the_old_one(runs, tmp_path):
+    old = runs.run()
+    old._take(Batch(messages(JSON_ROWS)), 0)
+    begun(old)
+    new = runs.run(checkpoint=str(tmp_path / "new"), from_table=True)
+    new._take(Batch(messages(JSON_ROWS, first=10)), 0)
+    assert [row["_queue_offset"] for row in runs.rows()] == list(range(20))
+    with pytest.raises(ValueError, match="was continued from another checkpoint since"):
+        runs.run()
+    # A driver that runs all the while finds it out with its next batch.
+    with pytest.raises(ValueError, match=r"continues with batch 1, and .* none of its batches"):
+        old._take(Batch(messages(JSON_ROWS, first=10)), 1)
+    with pytest.raises(
+        ValueError, match=r"begins at offset 5, and the table has messages below 20"
+    ):
+        new._take(Batch(messages(JSON_ROWS, first=5)), 1)
+
+
+def test_a_table_that_is_an_old_copy_is_refused(runs):
+    stream = runs.run()
+    stream._take(Batch(messages(JSON_ROWS)), 0)
+    begun(stream)
+    with pytest.raises(ValueError, match=r"continues with batch 4, and .* nothing behind batch 0"):
+        stream._take(Batch(messages(JSON_ROWS, first=10)), 4)
+
+
+def test_a_given_schema_makes_the_columns_and_may_grow(runs):
+    columns = pa.schema([("id", pa.int32()), ("at", pa.timestamp("us", "UTC")),
+                         ("where", pa.struct([("city", pa.string())]))])  # fmt: skip
+    stream = runs.run(columns=columns)
+    stream._take(Batch(messages([
+        b'{"id": 1, "at": "2026-11-28T10:00:00+01:00", "where": {"city": "X", "zip": 7}}',
+        b'{"id": 5000000000, "at": 17, "where": "Y", "more": true}',
+    ])), 0)  # fmt: skip
+    first, second = runs.rows()
+    assert first["at"].isoformat() == "2026-11-28T09:00:00+00:00"
+    assert (first["id"], first["where"]) == (1, {"city": "X"})
+    assert json.loads(first["_rest"]) == {"where": {"city": "X", "zip": 7}}
+    assert second["id"] is second["at"] is second["where"] is None
+    assert json.loads(second["_rest"]) == {
+        "id": 5000000000, "at": 17, "where": "Y", "more": True,
+    }  # fmt: skip
+    stream = runs.run(columns=columns.append(pa.field("more", pa.bool_())))
+    stream._take(Batch(messages([b'{"more": true}'], first=2)), 1)
+    assert [row["more"] for row in runs.rows()] == [None, None, True]
+    with pytest.raises(ValueError, match=r"column id is int32 in .* and string in the schema"):
+        runs.run(columns=pa.schema([("id", pa.string())]))
+    with pytest.raises(ValueError, match=r"has rows of json bodies, not of raw"):
+        runs.run(bodies=Bodies("raw"))
+
+
+def test_a_folder_of_other_things_is_refused(tmp_path):
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "letters.txt").touch()
+    with pytest.raises(ValueError, match="holds other things than a table"):
+        Runs(tmp_path).run()
+
+
+def test_the_parts_of_a_time_are_those_of_delta():
+    assert files.part_values("2026-11-28T09", "hour") == {"_day": "2026-11-28", "_hour": "9"}
+    assert files.part_values(None, "hour") == {"_day": None, "_hour": None}
