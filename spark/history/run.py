@@ -1,6 +1,6 @@
 """One run: read the lines and look over them, fold each group, write the tables. Free of Spark.
 
-Lines are sorted by group and place between the two steps, so that no task holds a history.
+Runs of lines are sorted by group and place between the two steps, so that no task holds a history.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
@@ -20,6 +22,7 @@ from batonmq.spark.history import epoch_files, findings
 from batonmq.spark.history.group_tables import Known, fold_lines
 from batonmq.spark.history.lines import LinesPlan, Source, plan_files, plan_parquet
 from batonmq.spark.history.overview import Overview
+from batonmq.spark.history.runs import ORDER, RUNS, RunBuilder, merged
 from batonmq.spark.history.summary import FindingSums, GroupSums, summarise
 from batonmq.spark.history.tables import (
     BY_GROUP,
@@ -33,18 +36,9 @@ from batonmq.spark.history.tables import (
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.steps.result_folder import Results
 from batonmq.spark.steps.sql import Engine, dicts
-from batonmq.spark.steps.tables import DAY_MS, table_of
+from batonmq.spark.steps.tables import DAY_MS
 
 SPLIT_BYTES: Final = 32 << 20
-_ROWS: Final = 10_000
-_LINES: Final = pa.schema(
-    [
-        ("grp", pa.string()), ("log", pa.string()), ("raft_index", pa.int64()),
-        ("part", pa.int64()), ("rank", pa.int32()), ("place", pa.int64()), ("line", pa.binary()),
-        ("seen", pa.binary()),
-    ]
-)  # fmt: skip
-_ORDER: Final = ("log", "raft_index", "part", "rank", "place")
 
 Step = Callable[[str], AbstractContextManager[None]]
 
@@ -90,31 +84,26 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class ReadLines:
-    """Reads a piece of the histories: its lines, and a row of what it has seen."""
+    """Reads a piece of the histories: runs of its lines, and a row of what it has seen."""
 
     plan: LinesPlan
 
     def __call__(self, source: Source) -> Iterator[pa.RecordBatch]:
-        rows: list[tuple[Any, ...]] = []
-        seen = Overview()
+        runs, seen = RunBuilder(), Overview()
         with _without_circles():
             for line in self.plan.lines(source):
                 seen.add(line)
                 if isinstance(line, Damage):
                     continue
-                event = line.event
-                place = (event.broker_name, event.log, event.raft_index, event.part)
-                rows.append((*place, line.rank, line.offset, line.text, None))
-                if len(rows) == _ROWS:
-                    yield from table_of(rows, _LINES).to_batches()
-                    rows = []
-        rows.append((None,) * 7 + (pickle.dumps(seen),))
-        yield from table_of(rows, _LINES).to_batches()
+                runs.add(line)
+                if runs.is_full:
+                    yield from runs.take().to_batches()
+        yield from runs.take(seen).to_batches()
 
 
 @dataclass(frozen=True, slots=True)
 class FoldGroups:
-    """Folds sorted lines of some groups into rows of all tables."""
+    """Folds sorted runs of some groups into rows of all tables."""
 
     known: Known
     span: TimeSpan
@@ -127,11 +116,16 @@ class FoldGroups:
 
     def _named(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, bytes]]:
         """Group in tables, controller, line."""
-        facts = self.known.facts
-        for batch in batches:
-            columns = (batch.column(n).to_pylist() for n in ("grp", "log", "rank", "line"))
-            for group, log, rank, text in zip(*columns, strict=True):
-                yield facts.group_in(group, log) if group in facts.shared else group, rank, text
+        columns = ("grp", *ORDER, "size", "run")
+        rows = (
+            row
+            for batch in batches
+            for row in zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+        )
+        for (group, log), runs in groupby(rows, itemgetter(0, 1)):
+            name = self.known.facts.group_in(group, log)
+            for _, _, rank, _, text in merged(row[2:] for row in runs):
+                yield name, rank, text
 
 
 @contextmanager
@@ -155,7 +149,7 @@ def run(engine: Engine, inputs: Inputs, results: Results, step: Step) -> dict[st
     results.begin(engine)
     seen = Overview()
     with step("reading the histories"):
-        engine.mapped("read", plan.sources, ReadLines(replace(plan, sources=())), _LINES)
+        engine.mapped("read", plan.sources, ReadLines(replace(plan, sources=())), RUNS)
         for row in dicts(engine, "SELECT seen FROM read WHERE seen IS NOT NULL"):
             seen.merge(pickle.loads(row["seen"]))
         facts = seen.facts()
@@ -166,8 +160,8 @@ def run(engine: Engine, inputs: Inputs, results: Results, step: Step) -> dict[st
     last_day = int(facts.last_ms or now_ms) // DAY_MS
     with step("folding the events"):
         fold = FoldGroups(Known(plan.controllers, facts, files), inputs.span, last_day)
-        lines = "SELECT * FROM read WHERE line IS NOT NULL"
-        engine.folded("folded", lines, "grp", _ORDER, fold, FOLDED)
+        runs = "SELECT * FROM read WHERE run IS NOT NULL"
+        engine.folded("folded", runs, "grp", ORDER, fold, FOLDED)
         packed = dicts(engine, f"SELECT f.sums AS sums FROM folded f WHERE f.part = '{SUMS}'")
         sums: list[GroupSums] = [pickle.loads(row["sums"]) for row in packed]
     with step("writing the tables"):
