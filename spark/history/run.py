@@ -31,7 +31,8 @@ from batonmq.spark.history.tables import (
     TABLES,
     FoldedRows,
     TimeSpan,
-    query_of,
+    unpacked,
+    written_schema,
 )
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.steps.result_folder import Results
@@ -161,9 +162,9 @@ def run(engine: Engine, inputs: Inputs, results: Results, step: Step) -> dict[st
     with step("folding the events"):
         fold = FoldGroups(Known(plan.controllers, facts, files), inputs.span, last_day)
         runs = "SELECT * FROM read WHERE run IS NOT NULL"
-        engine.folded("folded", runs, "grp", ORDER, fold, FOLDED)
-        packed = dicts(engine, f"SELECT f.sums AS sums FROM folded f WHERE f.part = '{SUMS}'")
-        sums: list[GroupSums] = [pickle.loads(row["sums"]) for row in packed]
+        engine.applied("folded", runs, fold, FOLDED, by="grp", order=ORDER)
+        packed = dicts(engine, f"SELECT f.packed AS packed FROM folded f WHERE f.part = '{SUMS}'")
+        sums: list[GroupSums] = [pickle.loads(row["packed"]) for row in packed]
     with step("writing the tables"):
         elected = {each.name for each in sums if each.elections}
         unfolded = [each for name, each in files.items() if name not in facts.groups]
@@ -177,10 +178,12 @@ def run(engine: Engine, inputs: Inputs, results: Results, step: Step) -> dict[st
         engine.define("every", "SELECT * FROM folded UNION ALL SELECT * FROM others")
         for name in TABLES:
             by = ["group"] if name == BY_GROUP else ["group", "day"]
-            engine.write(query_of(name), results.table(name), form=results.form, by=by)
-        counted = dicts(engine, "SELECT e.part AS name, count(*) AS many FROM every e "
+            of_table = f"SELECT e.packed AS packed FROM every e WHERE e.part = '{name}'"
+            engine.applied("rows", of_table, unpacked, written_schema(name))
+            engine.write("SELECT * FROM rows", results.table(name), form=results.form, by=by)
+        counted = dicts(engine, "SELECT e.part AS name, sum(e.many) AS many FROM every e "
                         "GROUP BY e.part")  # fmt: skip
-    counts = dict.fromkeys(TABLES, 0) | {row["name"]: row["many"] for row in counted}
+    counts = dict.fromkeys(TABLES, 0) | {row["name"]: int(row["many"]) for row in counted}
     counts.pop(SUMS, None)
     sums.sort(key=lambda each: each.name)
     return summarise(sums, others, counts, inputs.document(), plan.controllers)

@@ -15,7 +15,6 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from batonmq.spark.read.columns import batch_of, widened
 from batonmq.spark.steps.tables import DAY_MS, Time, day_of, schema_of, table_of
 
 
@@ -141,15 +140,10 @@ TABLES: Final = {name: schema_of(row) for row, name in _NAMES.items()}
 BY_GROUP: Final = "unavailability"
 """It has one row for each day of each group: a file for each would be nothing but files."""
 SUMS: Final = "sums"
-_ROWS_MAX: Final = 50_000
+_ROWS_MAX: Final = 20_000
 _S: Final = pa.string()
-FOLDED: Final = pa.unify_schemas(
-    [
-        pa.schema([("part", _S), ("grp", _S), ("on_day", pa.date32()), (SUMS, pa.binary())]),
-        *TABLES.values(),
-    ]
-)
-"""A row of any table: of which one, its group, and its day if that is a folder; or `sums`."""
+FOLDED: Final = pa.schema([("part", _S), ("many", pa.int64()), ("packed", pa.binary())])
+"""Rows of a table (`part`), packed into one: how many, and themselves; or what a task counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,22 +226,39 @@ class FoldedRows:
         for name, held in self._held.items():
             groups, days, rows = zip(*held, strict=True)
             table = table_of([*map(msgspec.structs.astuple, rows)], TABLES[name])
-            table = table.append_column("grp", pa.array([each or None for each in groups]).cast(_S))
-            table = table.append_column("on_day", pa.array(days, pa.date32()))
-            yield from widened(table, FOLDED, part=name)
+            table = table.append_column("group", pa.array([each or None for each in groups], _S))
+            if name != BY_GROUP:
+                table = table.append_column("day", pa.array(days, pa.date32()))
+            yield _row(name, len(held), _packed(table))
         self._held.clear()
         self._rows = 0
 
 
 def sums_row(sums: object) -> pa.RecordBatch:
     """A row for what a task counted."""
-    return batch_of(FOLDED, 1, {"part": SUMS, "sums": pa.array([pickle.dumps(sums)])})
+    return _row(SUMS, 1, pickle.dumps(sums))
 
 
-def query_of(name: str) -> str:
-    """The rows of one table, of a view `every`, with its folders."""
-    columns = [f"e.{each} AS {each}" for each in TABLES[name].names]
-    day = [] if name == BY_GROUP else ["e.on_day AS day"]
-    return f"SELECT {', '.join([*columns, 'e.grp AS group', *day])} FROM every e " + (
-        f"WHERE e.part = '{name}'"
-    )
+def _row(part: str, many: int, packed: bytes) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"part": part, "many": many, "packed": packed}], FOLDED)
+
+
+def _packed(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as stream:
+        stream.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def unpacked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of one table, of its rows of FOLDED."""
+    for batch in batches:
+        for packed in batch.column("packed").to_pylist():
+            yield from pa.ipc.open_stream(packed)
+
+
+def written_schema(name: str) -> pa.Schema:
+    """The columns of a table with its folders."""
+    day = [] if name == BY_GROUP else [pa.field("day", pa.date32())]
+    return pa.schema([*TABLES[name], pa.field("group", _S), *day])

@@ -60,17 +60,18 @@ class Engine(Protocol):
         """The rows that a function makes of each task; they are kept. What it raises ends it."""
         ...
 
-    def folded(
+    def applied(
         self,
         view: str,
         query: str,
-        by: str,
-        order: Sequence[str],
         function: Callable[[Batches], Batches],
         schema: pa.Schema,
+        *,
+        by: str = "",
+        order: Sequence[str] = (),
     ) -> None:
-        """The rows that a function makes of a query's, which come in that order, those with one
-        value of `by` together; they are kept.
+        """The rows that a function makes of a query's. With `by` those with one value of it come
+        together, in that order, and what is made of them is kept.
         """
         ...
 
@@ -203,17 +204,19 @@ class DuckEngine:
     ) -> None:
         self._stream(view, schema, (batch for task in tasks for batch in function(task)))
 
-    def folded(
+    def applied(
         self,
         view: str,
         query: str,
-        by: str,
-        order: Sequence[str],
         function: Callable[[Batches], Batches],
         schema: pa.Schema,
+        *,
+        by: str = "",
+        order: Sequence[str] = (),
     ) -> None:
         with self._db.cursor() as reading:
-            text = f"SELECT * FROM ({query}) q ORDER BY {', '.join([by, *order])}"
+            sorts = f" ORDER BY {', '.join([by, *order])}" if by else ""
+            text = f"SELECT * FROM ({query}) q{sorts}"
             self._stream(view, schema, function(reading.sql(text).to_arrow_reader()))
 
     def rows(self, query: str) -> pa.Table:
@@ -320,28 +323,37 @@ class SparkEngine:
         numbers = self._session.range(0, len(every), 1, max(1, len(every)))
         self._make(view, numbers, run, schema)
 
-    def folded(
+    def applied(
         self,
         view: str,
         query: str,
-        by: str,
-        order: Sequence[str],
         function: Callable[[Batches], Batches],
         schema: pa.Schema,
+        *,
+        by: str = "",
+        order: Sequence[str] = (),
     ) -> None:
-        # Sorted, a task holds a few rows at a time; groupBy().applyInArrow would hold a group.
         rows = self._session.sql(query)
-        count = max(self._session.sparkContext.defaultParallelism, rows.rdd.getNumPartitions())
-        rows = rows.repartition(count, by).sortWithinPartitions(by, *order)
-        self._make(view, rows, function, schema)
+        if by:
+            # Sorted, a task holds a few rows at a time; groupBy().applyInArrow would hold a group.
+            count = max(self._session.sparkContext.defaultParallelism, rows.rdd.getNumPartitions())
+            rows = rows.repartition(count, by).sortWithinPartitions(by, *order)
+        self._make(view, rows, function, schema, keep=bool(by))
 
     def _make(
-        self, view: str, rows: DataFrame, function: Callable[[Batches], Batches], schema: pa.Schema
+        self,
+        view: str,
+        rows: DataFrame,
+        function: Callable[[Batches], Batches],
+        schema: pa.Schema,
+        *,
+        keep: bool = True,
     ) -> None:
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        made = rows.mapInArrow(function, from_arrow_schema(schema)).persist()
-        self._kept.append(made)
+        made = rows.mapInArrow(function, from_arrow_schema(schema))
+        if keep:
+            self._kept.append(made.persist())
         made.createOrReplaceTempView(view)
 
     def rows(self, query: str) -> pa.Table:

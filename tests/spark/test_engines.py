@@ -37,7 +37,7 @@ def test_rows_with_and_without_any_row(kind, request, tmp_path):
         engine.table("empty_", ROWS.schema.empty_table())
         engine.mapped("made", ["c", "d"], Numbered(), ROWS.schema)
         every = "SELECT * FROM full_ UNION ALL SELECT * FROM empty_ UNION ALL SELECT * FROM made"
-        engine.folded("folded", every, "grp", ["n"], Joined(), FOLDED)
+        engine.applied("folded", every, Joined(), FOLDED, by="grp", order=["n"])
         found = engine.rows("SELECT text FROM folded ORDER BY text")["text"].to_pylist()
         assert found == ["a1", "b1,2", "c1", "d1"]
         for name, count in (("full_", 3), ("empty_", 0)):
