@@ -5,8 +5,10 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from batonmq.spark.read import hadoop
 from batonmq.spark.source import BatonmqSource
 
 # Columns of which nearly every value is another one. Parquet's writer in the JVM would look each
@@ -35,16 +37,22 @@ def register(session: SparkSession) -> SparkSession:
     machine, Spark's Python processes run the interpreter that runs here, unless PYSPARK_PYTHON
     names another; on a cluster it must.
     """
-    if not session.conf.get("spark.pyspark.python", os.environ.get(PYTHON, "")):
-        context = getattr(session, "_sc", None)  # a client of Spark Connect has none
-        if context is not None and context.master.startswith("local"):
+    context = getattr(session, "_sc", None)  # a client of Spark Connect has none
+    if context is not None:
+        named = session.conf.get("spark.pyspark.python", os.environ.get(PYTHON, ""))
+        if not named and context.master.startswith("local"):
             context.pythonExec = sys.executable
+        context.environment[hadoop.SHARED] = hadoop.share_settings(_settings_of(context))
     session.dataSource.register(BatonmqSource)
     for key, value in PARQUET_DEFAULTS.items():
         given = (session.conf.get(name, None) for name in (key, f"spark.hadoop.{key}"))
         if not any(given):
             session.conf.set(key, value)
     return session
+
+
+def _settings_of(context: SparkContext) -> dict[str, str]:
+    return dict(context.getConf().getAll())
 
 
 def open_session(

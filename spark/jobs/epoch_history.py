@@ -66,7 +66,7 @@ def main(
     """Failovers as tables: from controllers' histories and brokers' epoch files."""
     inputs = Inputs(**given)
     results = Results(output, TABLES, overwrite=overwrite, form=form)
-    with job.sql("epoch_history", inputs.plan.size_bytes) as engine:
+    with job.sql("epoch_history", inputs.plan.size_bytes, few_rows=True) as engine:
         summary = run(engine, inputs, results, job.progress.step)
         page = None
         if not no_report:

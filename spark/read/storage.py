@@ -1,6 +1,6 @@
 """Files by `pyarrow.fs`: local ones by their path, others by a URI such as `s3://bucket/store`.
 
-Free of Spark.
+What Hadoop has a file system for, and pyarrow none, goes through Hadoop's. Free of Spark.
 """
 
 import json
@@ -13,14 +13,28 @@ from typing import Final
 
 from pyarrow import fs
 
+from batonmq.spark.read import hadoop
+
 _WILDCARDS: Final = frozenset("*?[")
 _LOCAL: Final = "file:"
+_S3: Final = "s3"
 COMMA_HINT: Final = "; a path that holds a comma is given as a JSON list"
 
 
 @cache
 def _file_system(root: str) -> fs.FileSystem:
-    return fs.FileSystem.from_uri(root)[0] if root else fs.LocalFileSystem()
+    if not root:
+        return fs.LocalFileSystem()
+    scheme, _, authority = root.partition("://")
+    if hadoop.takes(scheme):
+        return hadoop.file_system(root)
+    if scheme == _S3 and (options := hadoop.s3_options(authority)):
+        return fs.S3FileSystem(**options)
+    return fs.FileSystem.from_uri(root)[0]
+
+
+class UnknownPlace(ValueError):
+    """A URI that names no file system here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +49,13 @@ class Storage:
 
     def uri(self, path: str) -> str:
         """A path of this file system as users name it."""
+        scheme, _, authority = self.root.partition("://")
         if not self.root:
             return path
+        if hadoop.takes(scheme):
+            return f"{self.root}{path}"
+        if scheme == _S3 and hadoop.s3_options(authority):
+            return f"{scheme}://{path}"
         _, inner = fs.FileSystem.from_uri(self.root)
         return self.root.replace(inner, path, 1)
 
@@ -134,7 +153,7 @@ def split_paths(text: str) -> list[str]:
 
 
 def locate(path: str) -> tuple[Storage, str]:
-    """(storage, path in it) of a path or URI. Raises ValueError for an unknown URI.
+    """(storage, path in it) of a path or URI. Raises UnknownPlace, ValueError.
 
     Local ones, also `file:/path` and `file:///path`, are made absolute, so one place has one name.
     """
@@ -143,15 +162,26 @@ def locate(path: str) -> tuple[Storage, str]:
     scheme, separator, rest = path.partition("://")
     if not separator:
         return Storage(""), os.path.abspath(path)
+    scheme = scheme.lower()
+    authority, _, inner = rest.partition("/")
+    try:
+        if hadoop.takes(scheme):
+            root = f"{scheme}://{authority}"
+            hadoop.file_system(root)
+            return Storage(root), f"/{inner.rstrip('/')}"
+    except (ValueError, OSError) as error:
+        raise UnknownPlace(str(error)) from error
     if scheme in ("s3a", "s3n"):
-        path = f"s3://{rest}"
+        scheme, path = _S3, f"{_S3}://{rest}"
+    if scheme == _S3 and hadoop.s3_options(authority):
+        return Storage(f"{scheme}://{authority}"), rest.rstrip("/")
     # A pattern is no valid URI: only the part before its first wildcard is parsed.
     cut = min((path.find(sign) for sign in _WILDCARDS if sign in path), default=len(path))
     head = path[:cut].rpartition("/")[0] if cut < len(path) else path
     try:
         _, inner = fs.FileSystem.from_uri(head)
     except (ValueError, OSError) as error:
-        raise ValueError(f"path={path!r}: {error}") from error
+        raise UnknownPlace(f"{path}: {error}") from error
     return Storage(head), inner + path[len(head) :]
 
 

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from batonmq.spark.read.storage import UnknownPlace
 from batonmq.spark.steps.sql import PARQUET, Engine, names_in
 
 SUMMARY: Final = "summary.json"
@@ -41,9 +42,9 @@ class Results:
         self._is_checked = False
         try:
             self._check(names_in(self.folder))
+        except UnknownPlace:  # Spark may know it
+            return
         except ValueError as error:
-            if str(error).startswith("path="):  # only Spark knows such a URI
-                return
             raise ValueError(f"--output {error}".replace("--output --output", "--output")) from None
 
     def _check(self, held: Sequence[str]) -> None:

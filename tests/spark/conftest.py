@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-PACKAGES = ("deltalake", "duckdb", "jinja2", "numpy", "plotly", "pyarrow", "pyspark")
+PACKAGES = (
+    "deltalake", "duckdb", "jinja2", "jpype", "moto", "numpy", "plotly", "pyarrow", "pyspark"
+)  # fmt: skip
 LACKING = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
 # Short queries: the JVM's optimizing compiler costs half of the processor time, for nothing.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

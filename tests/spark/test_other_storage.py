@@ -1,0 +1,135 @@
+"""Stores elsewhere: by Hadoop's file systems with the session's settings, and in S3."""
+
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import fs
+
+from batonmq.spark import session as sessions
+from batonmq.spark.arrow import open_arrow
+from batonmq.spark.read import hadoop, storage
+from batonmq.spark.steps.sql import DuckEngine
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3" / "store"
+COLUMNS = "topic,queue_id,queue_offset,body,epoch"
+HERE = open_arrow(str(GOLDEN / "b*"), columns=COLUMNS).read_all()
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """Settings of a session, as `register` shares them."""
+    monkeypatch.delenv(hadoop.SHARED, raising=False)
+    storage._file_system.cache_clear()
+
+    def given(**settings):
+        spark = {f"spark.hadoop.{key}": value for key, value in settings.items()}
+        monkeypatch.setenv(hadoop.SHARED, hadoop.share_settings(spark))
+        return spark
+
+    yield given
+    storage._file_system.cache_clear()
+
+
+@pytest.fixture
+def lake(shared, tmp_path):
+    """A file system that only Hadoop has, and only by a setting: `viewfs`."""
+    shutil.copytree(GOLDEN, tmp_path / "stores")
+    name = tmp_path.name.replace("_", "")
+    settings = shared(**{f"fs.viewfs.mounttable.{name}.link./data": f"file://{tmp_path}"})
+    return f"viewfs://{name}/data", settings
+
+
+def test_hadoops_file_system_gives_the_rows_of_the_disk(lake):
+    place, _ = lake
+    assert open_arrow(f"{place}/stores/b*", columns=COLUMNS).read_all().equals(HERE)
+    with pytest.raises(FileNotFoundError, match="nothing matches"):
+        open_arrow(f"{place}/nowhere/*")
+    files, inner = storage.locate(f"{place}/stores")
+    assert files.uri(inner) == f"{place}/stores"
+    assert files.read_small(f"{inner}/nothing") is None
+    with pytest.raises(NotADirectoryError):
+        files.children(f"{inner}/b0/checkpoint")
+
+
+def test_spark_reads_by_the_settings_of_its_session(lake, session, monkeypatch):
+    place, settings = lake
+    monkeypatch.setattr(sessions, "_settings_of", lambda _: settings)
+    sessions.register(session)
+    try:
+        frame = session.read.format("batonmq").option("columns", COLUMNS).load(f"{place}/stores/b*")
+        found = frame.toArrow().sort_by([(n, "ascending") for n in ("topic", "queue_offset")])
+    finally:
+        monkeypatch.undo()
+        sessions.register(session)
+    assert rows(found) == rows(HERE) and len(found) == 44
+
+
+def test_results_go_where_hadoop_has_a_file_system(lake, tmp_path):
+    place, _ = lake
+    with DuckEngine() as engine:
+        engine.table("made", pa.table({"n": [1, 2, 2]}))
+        for _ in range(2):  # the second one replaces the first
+            engine.write("SELECT n, n AS part FROM made", f"{place}/out", by=["part"])
+        engine.put(f"{place}/out.json", "{}")
+        engine.read("back", f"{place}/out")
+        assert sorted(engine.rows("SELECT n FROM back")["n"].to_pylist()) == [1, 2, 2]
+        assert engine.names(place) == ["out", "out.json", "stores"]
+        engine.put(f"{place}/out.json", None)
+    assert sorted(os.listdir(tmp_path / "out")) == ["part=1", "part=2"]
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_a_scheme_without_its_jar_is_refused_in_a_line_that_begins_with_it(shared):
+    with pytest.raises(storage.UnknownPlace, match=r"^no jar for tape://a: Spark needs .*$"):
+        storage.locate("tape://a/b")
+
+
+@pytest.fixture(scope="module")
+def s3():
+    """A server that speaks S3's protocol, with a bucket of the stores."""
+    from moto.server import ThreadedMotoServer
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
+    server.start()
+    endpoint = f"http://127.0.0.1:{port}"
+    there = fs.S3FileSystem(
+        access_key="k", secret_key="s", endpoint_override=endpoint, region="us-east-1",
+        allow_bucket_creation=True,
+    )  # fmt: skip
+    there.create_dir("logs")
+    fs.copy_files(str(GOLDEN), "logs/stores", destination_filesystem=there)
+    yield endpoint
+    server.stop()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+@pytest.mark.parametrize("scheme", ["s3a", "s3"])
+def test_s3_is_read_and_written_by_the_settings_of_s3a(scheme, s3, shared):
+    shared(**{
+        "fs.s3a.access.key": "wrong",
+        "fs.s3a.bucket.logs.access.key": "k",
+        "fs.s3a.secret.key": "s",
+        "fs.s3a.endpoint": s3,
+        "fs.s3a.endpoint.region": "us-east-1",
+        "fs.s3a.path.style.access": "true",
+    })  # fmt: skip
+    assert hadoop.s3_options("logs")["access_key"] == "k"
+    found = open_arrow(f"{scheme}://logs/stores/b*", columns=COLUMNS).read_all()
+    assert found.equals(HERE)
+    place = f"{scheme}://logs/out-{scheme}"
+    with DuckEngine() as engine:
+        engine.table("made", pa.table({"n": [1, 2, 2]}))
+        engine.write("SELECT n, n AS part FROM made", place, by=["part"])
+        engine.read("back", place)
+        assert engine.rows("SELECT n FROM back").num_rows == 3
+
+
+def rows(table):
+    return sorted(map(str, table.to_pylist()))
