@@ -29,7 +29,9 @@ _NO_CONTROLLERS: Final = (
     "remoting addresses, host:port by commas"
 )
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
-_STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "passOverSilentGroups")
+_STREAM_ONLY: Final = (
+    "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "passOverSilentGroups"
+)  # fmt: skip
 #: Column of what is written -> types it may have, as Spark writes them.
 COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "body": ("binary", "string"),
@@ -70,6 +72,8 @@ class TopicOptions(Narrowed, frozen=True, kw_only=True):
     table: str = "topic"
     columns: Words = ()
     offsets_per_trigger_max: Positive = msgspec.field(name="maxOffsetsPerTrigger", default=0)
+    offsets_per_trigger_min: Positive = msgspec.field(name="minOffsetsPerTrigger", default=0)
+    trigger_delay_max_ms: DurationMs = msgspec.field(name="maxTriggerDelay", default=900_000)
     offsets_per_partition_max: Positive = msgspec.field(name="maxOffsetsPerPartition", default=0)
     fail_on_data_loss: bool = True
     operation_timeout_ms: DurationMs = msgspec.field(name="operationTimeout", default=60_000)
@@ -93,7 +97,13 @@ class TopicOptions(Narrowed, frozen=True, kw_only=True):
             if name.lower() in given:
                 kind = "batch reads only, not of streams" if streaming else "streams only"
                 raise ValueError(f"{name} is an option of {kind}: leave it out")
-        return super().from_mapping(options)
+        made = super().from_mapping(options)
+        if made.offsets_per_trigger_min > made.offsets_per_trigger_max > 0:
+            raise ValueError(
+                f"minOffsetsPerTrigger={made.offsets_per_trigger_min} is above "
+                f"maxOffsetsPerTrigger={made.offsets_per_trigger_max}"
+            )
+        return made
 
 
 class HistoryOptions(Options, frozen=True):

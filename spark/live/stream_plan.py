@@ -47,6 +47,7 @@ class StreamPlan:
         self._routes_ms = -ROUTE_MS
         self._target: Offsets | None = None
         self._idle_until_ms = 0
+        self._batch_ms: int | None = None
         self._told: set[MessageQueue] = set()
         self._silent: set[MessageQueue] = set()
         self._unknown: set[str] = set()
@@ -87,12 +88,24 @@ class StreamPlan:
         base = {queue: offset if offset <= ends[queue] else 0 for queue, offset in start.items()}
         ranges = ranges_between(start, ends)
         self._idle_until_ms = boot_ms() + IDLE_MS
+        if self._waits_for_more(sum(map(len, ranges))):
+            return dict(start)
         if most and sum(map(len, ranges)) > most:
             ends = fair_end(base, ends, most)
         if ranges:
-            self._idle_until_ms = 0
+            self._idle_until_ms, self._batch_ms = 0, boot_ms()
         # A queue without a message yet is no news.
         return {queue: end for queue, end in ends.items() if end or queue in start}
+
+    def _waits_for_more(self, offsets: int) -> bool:
+        """Whether so few are no batch yet. The first batch of a run never waits, as with Kafka; nor
+        does a stream that ends with what is there: it would end without them."""
+        options = self._options
+        if offsets >= options.offsets_per_trigger_min:
+            return False
+        if self._batch_ms is None or self._target is not None:
+            return False
+        return boot_ms() - self._batch_ms < options.trigger_delay_max_ms
 
     def tasks(self, start: Offsets, end: Offsets) -> list[TopicTask]:
         """What a batch reads; the same for the same offsets."""

@@ -91,11 +91,10 @@ def _class_path() -> list[str]:
     if home is None and (spec := importlib.util.find_spec("pyspark")) is not None:
         home = str(Path(spec.origin or "").parent)
     folders = [Path(home) / "jars"] if home else []
-    if "pyspark" in sys.modules:
-        from pyspark import SparkFiles
-
-        if getattr(SparkFiles, "_root_directory", None):
-            folders.append(Path(SparkFiles.getRootDirectory()))
+    spark = sys.modules.get("pyspark")  # in a task: what this executor was sent
+    sent = getattr(getattr(spark, "SparkFiles", None), "_root_directory", None)
+    if sent:
+        folders.append(Path(sent))
     jars = [re.sub("^file:/*", "/", each) for each in _shared().get("jars", ())]
     found = [str(each) for folder in folders for each in sorted(folder.glob("*.jar"))]
     return [each for each in (*named, *found, *jars) if each and os.path.exists(each)]

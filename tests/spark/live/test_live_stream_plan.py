@@ -221,3 +221,30 @@ def test_a_stream_that_ends_now_does_not_end_without_such_a_group():
     plan.aim()
     with pytest.raises(ClusterError, match="broker group c"):
         plan.next_end(start, 0)
+
+
+def test_a_batch_waits_for_enough_offsets_but_not_past_the_delay(monkeypatch):
+    now = [1_000_000]
+    monkeypatch.setattr(stream_plan, "boot_ms", lambda: now[0])
+    cluster = Cluster({QUEUES[0]: (0, 3)})
+    plan = StreamPlan(Read(cluster, minOffsetsPerTrigger="5", maxTriggerDelay="10s"))
+    first = plan.next_end({QUEUES[0]: 0}, 0)
+    assert ends(first) == {0: 3}  # the first batch of a run does not wait
+    cluster.held[QUEUES[0]] = (0, 7)
+    assert plan.next_end(first, 0) == first
+    now[0] += 9_999
+    assert plan.next_end(first, 0) == first
+    now[0] += 1
+    late = plan.next_end(first, 0)
+    assert ends(late) == {0: 7}
+    cluster.held[QUEUES[0]] = (0, 12)
+    enough = plan.next_end(late, 0)
+    assert ends(enough) == {0: 12}
+    cluster.held[QUEUES[0]] = (0, 13)
+    plan.aim()  # what is there now, and no more: the last few belong to it
+    assert ends(plan.next_end(enough, 0)) == {0: 13}
+
+
+def test_a_least_batch_above_the_largest_is_refused():
+    with pytest.raises(ValueError, match="minOffsetsPerTrigger=9 is above maxOffsetsPerTrigger=8"):
+        Read(None, minOffsetsPerTrigger="9", maxOffsetsPerTrigger="8")
