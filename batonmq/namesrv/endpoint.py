@@ -31,7 +31,7 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.codes import MQ_VERSION_STANDARD_JSON, LanguageCode, RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
-from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of, is_compressed
+from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of, is_large
 from batonmq.protocol.topic_name import TOPIC_LENGTH_MAX, first_problem, odd_topics, text_problem
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
@@ -128,15 +128,15 @@ class NamesrvEndpoint:
         crc = request.get_int("bodyCrc32", 0)
         if crc and crc != crc32_of(request.body):
             return _refused(request, ResponseCode.SYSTEM_ERROR, "crc32 not match")
-        if is_compressed(request.body):
-            return self._register_compressed(request, connection)
+        if is_large(request.body):
+            return self._register_in_steps(request, connection)
         try:
             body = RegisterBrokerBody.decode_wire(request.body)
         except RemoteProtocolError as error:
             return _refused(request, ResponseCode.SYSTEM_ERROR, str(error))
         return self._register(request, connection, body)
 
-    async def _register_compressed(
+    async def _register_in_steps(
         self, request: RemotingCommand, connection: Connection
     ) -> RemotingCommand:
         try:

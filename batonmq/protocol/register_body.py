@@ -9,8 +9,8 @@ body, so the body decides.
 
 import struct
 import zlib
-from collections.abc import Generator
-from typing import Any, Final, cast
+from collections.abc import Callable, Generator
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -20,12 +20,16 @@ from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.fastjson import FastjsonError, loads
 from batonmq.protocol.json_body import Body
 
+T = TypeVar("T")
+
 _I32: Final = struct.Struct(">i")
 _ZLIB_FIRST_BYTE: Final = b"\x78"
 INFLATED_SIZE_MAX: Final = 16 << 20
 """What a frame holds uncompressed. A stream that inflates to more is refused (R58)."""
 _INFLATED_AT_ONCE: Final = 256 << 10
 _TOPICS_AT_ONCE: Final = 256
+_AT_ONCE: Final = 256 << 10  # Bytes of a plain body that are read in one step: 1,000 topics.
+_ENTRY_SIZE_MAX: Final = 64 << 10  # Of one topic or mapping, in a larger body.
 _LOOSE_MEMBERS_MAX: Final = 65_536
 """5,000 topics have 45,000."""
 
@@ -52,10 +56,12 @@ class RegisterBrokerBody(Body):
     def decode_steps(
         cls, data: bytes, version: int = MQ_VERSION
     ) -> Generator[None, None, "RegisterBrokerBody"]:
-        """The same in steps: a compressed body of 16 kB may hold 16 MiB of topics (R58)."""
-        if not is_compressed(data):
-            return _decode_plain(data) if data else cls()
-        return (yield from _decode_compressed(data, version))
+        """The same in steps, a few hundred topics each: a body may hold 16 MiB of them (R58)."""
+        if not data:
+            return cls()
+        if is_compressed(data):
+            return (yield from _decode_compressed(data, version))
+        return (yield from _decode_plain(data))
 
 
 def is_compressed(data: bytes) -> bool:
@@ -67,18 +73,77 @@ def crc32_of(body: bytes) -> int:
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
-def _decode_plain(data: bytes) -> RegisterBrokerBody:
+class _RawWrapper(msgspec.Struct, rename="camel"):
+    """TopicConfigAndMappingSerializeWrapper whose entries are not decoded yet."""
+
+    data_version: DataVersion = DataVersion()
+    mapping_data_version: DataVersion = DataVersion()
+    topic_config_table: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)
+    topic_queue_mapping_info_map: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)
+
+
+class _RawBody(msgspec.Struct, rename="camel"):
+    filter_server_list: list[str] = msgspec.field(default_factory=list)
+    topic_config_serialize_wrapper: _RawWrapper = msgspec.field(default_factory=_RawWrapper)
+
+
+def is_large(data: bytes) -> bool:
+    """Whether `data` is decoded in more than one step."""
+    return is_compressed(data) or len(data) > _AT_ONCE
+
+
+def _decode_plain(data: bytes) -> Generator[None, None, RegisterBrokerBody]:
     """Java's dialect is read by Python code, so a large body has to be standard JSON (R58)."""
-    members = data.count(b",")
-    if members <= _LOOSE_MEMBERS_MAX:
+    if not is_large(data):
         return RegisterBrokerBody.decode(data)
     try:
-        return msgspec.json.decode(data, type=RegisterBrokerBody)
+        return (yield from _decode_standard(data))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        members = data.count(b",")
+        if members <= _LOOSE_MEMBERS_MAX:
+            return RegisterBrokerBody.decode(data)
         raise RemoteProtocolError(
             f"RegisterBrokerBody: {members} members, more than {_LOOSE_MEMBERS_MAX} are read only"
             f" as standard JSON: {error}"
         ) from error
+
+
+def _decode_standard(data: bytes) -> Generator[None, None, RegisterBrokerBody]:
+    raw = _decode_raw(data)  # finds the entries, and makes no object of one
+    wrapper = raw.topic_config_serialize_wrapper
+    yield
+    topics: dict[str, TopicConfig] = {}
+    yield from _decode_entries(wrapper.topic_config_table, _decode_topic, topics)
+    mappings: dict[str, Any] = {}
+    yield from _decode_entries(wrapper.topic_queue_mapping_info_map, msgspec.json.decode, mappings)
+    return RegisterBrokerBody(
+        filter_server_list=raw.filter_server_list,
+        topic_config_serialize_wrapper=TopicConfigAndMappingSerializeWrapper(
+            data_version=wrapper.data_version,
+            mapping_data_version=wrapper.mapping_data_version,
+            topic_config_table=topics,
+            topic_queue_mapping_info_map=mappings,
+        ),
+    )
+
+
+_decode_raw: Final = msgspec.json.Decoder(_RawBody).decode
+_decode_topic: Final = msgspec.json.Decoder(TopicConfig).decode
+
+
+def _decode_entries(
+    raw: dict[str, msgspec.Raw], decode: Callable[[msgspec.Raw], T], into: dict[str, T]
+) -> Generator[None, None, None]:
+    for number, (name, entry) in enumerate(raw.items(), 1):
+        size = len(memoryview(entry))
+        if size > _ENTRY_SIZE_MAX:
+            raise RemoteProtocolError(
+                f"RegisterBrokerBody: topic {name[:255]!r} has {size} bytes, at most"
+                f" {_ENTRY_SIZE_MAX} are allowed"
+            )
+        into[name] = decode(entry)
+        if number % _TOPICS_AT_ONCE == 0:
+            yield
 
 
 def _inflated(data: bytes) -> Generator[None, None, bytes]:

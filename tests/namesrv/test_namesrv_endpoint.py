@@ -445,9 +445,9 @@ def test_r58_of_what_a_broker_registers_a_name_server_keeps_what_routes_show() -
     request = registration(MASTER, 0)
     body = RegisterBrokerBody.decode_wire(request.body)
     for topic in body.topic_config_serialize_wrapper.topic_config_table.values():
-        topic.attributes = {"+a": "x" * 1_000_000}
-        topic.topic_filter_type = topic.topic_name = "y" * 1_000_000
-    body.filter_server_list = ["z" * 1_000_000, *(f"10.0.0.9:{n}" for n in range(1_000))]
+        topic.attributes = {"+a": "x" * 10_000}
+        topic.topic_filter_type = topic.topic_name = "y" * 10_000
+    body.filter_server_list = ["z" * 10_000, *(f"10.0.0.9:{n}" for n in range(1_000))]
     request.body = body.encode()
     request.ext.pop("bodyCrc32", None)
     assert endpoint.register_broker(request, connection).code == 0

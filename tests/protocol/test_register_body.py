@@ -4,12 +4,14 @@ import contextlib
 import json
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batonmq.protocol import register_body
 from batonmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigAndMappingSerializeWrapper
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.register_body import INFLATED_SIZE_MAX, RegisterBrokerBody, crc32_of
@@ -117,6 +119,46 @@ def test_r58_a_large_plain_body_is_standard_json() -> None:
         else:
             with pytest.raises(RemoteProtocolError, match="only as standard JSON"):
                 RegisterBrokerBody.decode_wire(dialect)
+
+
+@pytest.mark.parametrize("form", ["plain", "compressed"])
+def test_r58_topics_are_decoded_some_hundred_at_once(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10,000 topics with names and attributes as long as they may be have 6 MB."""
+    attributes = {"+message.type": "NORMAL"}
+    topics = [TopicConfig(topic_name=f"{n:0127d}", attributes=attributes) for n in range(10_000)]
+    body = body_of(*topics)
+    data = body.encode() if form == "plain" else compressed(body)
+    decoded = [0]
+    for name in ("_decode_topic", "_topic_of"):
+        monkeypatch.setattr(register_body, name, counting(getattr(register_body, name), decoded))
+    steps, most = RegisterBrokerBody.decode_steps(data), 0
+    while True:
+        decoded[0] = 0
+        try:
+            next(steps)
+        except StopIteration as end:
+            read = end.value
+            break
+        most = max(most, decoded[0])
+    assert read == body and 0 < most <= 256
+
+
+def counting(call: Callable[..., object], count: list[int]) -> Callable[..., object]:
+    def counted(*args: object) -> object:
+        count[0] += 1
+        return call(*args)
+
+    return counted
+
+
+@pytest.mark.parametrize("place", ["topicConfigTable", "topicQueueMappingInfoMap"])
+def test_r58_one_topic_of_a_large_body_has_a_limit(place: str) -> None:
+    entry = b'"T":{"attributes":{"a":"%b"}}' % (b"x" * (1 << 20))
+    data = b'{"topicConfigSerializeWrapper":{"%b":{%b}}}' % (place.encode(), entry)
+    with pytest.raises(RemoteProtocolError, match="topic 'T' has 10"):
+        RegisterBrokerBody.decode_wire(data)
 
 
 def test_r58_a_stream_inflates_in_steps_and_to_a_frame_at_most() -> None:
