@@ -73,3 +73,5 @@ from batonmq.protocol.errors import ResponseError as ResponseError
 from batonmq.protocol.message import Message as Message
 from batonmq.protocol.message import MessageExt as MessageExt
 from batonmq.protocol.message import MessageQueue as MessageQueue
+from batonmq.runtime.tls import ClientTls as ClientTls
+from batonmq.runtime.tls import TlsError as TlsError

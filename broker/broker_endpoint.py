@@ -67,17 +67,20 @@ class BrokerEndpoint:
 
     def __init__(self, config: BrokerSections, clock_ms: Callable[[], int] = boot_ms) -> None:
         self.gate = RoleGate()
-        self.relay = Relay(self.gate, clock_ms, enabled=config.relays)
+        self.relay = Relay(self.gate, clock_ms, enabled=config.relays, tls=config.tls)
         self.is_listening = False
         self.laps = Laps(clock_ms)
         self._config = config.broker
         self._clock_ms = clock_ms
         self.processors = self._early_processors()
-        self.server = RemotingServer(self.processors, name="broker")
+        tls = config.tls
+        self.server = RemotingServer(
+            self.processors, name="broker", tls=tls.for_clients if tls is not None else None
+        )
         self._early: deque[Early] = deque()
         self._early_bytes = 0
         self.start_retry = StartRetry(config.store.root)
-        self._client = RemotingClient(name="broker-endpoint")
+        self._client = RemotingClient(name="broker-endpoint", tls=config.tls)
         self._tasks: list[asyncio.Task[None]] = []
 
     def __len__(self) -> int:

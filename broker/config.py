@@ -24,6 +24,7 @@ from batonmq.replicas_manager.config import (
     remoting_timings,
 )
 from batonmq.runtime.section import LogLevel, Ranges, Section
+from batonmq.runtime.tls import Tls
 from batonmq.store.config import StoreConfig
 
 
@@ -273,6 +274,8 @@ class BrokerSections:
     store: StoreConfig
     ha: HAConfig
     replicas: ReplicasConfig
+    tls: Tls | None = None
+    """The certificates of this process."""
 
     @property
     def ha_address(self) -> str:
@@ -331,4 +334,5 @@ class BrokerSections:
             learner=self.ha.async_learner,
             timings=replicas.timings,
             protocol=replicas.controller_protocol,
+            tls=self.tls,
         )

@@ -24,6 +24,7 @@ from batonmq.ha.config import HAConfig
 from batonmq.runtime import read_faults
 from batonmq.runtime.metrics import MetricsConfig
 from batonmq.runtime.server_main import ServerMain, keep_what_is_loaded, run_server, started
+from batonmq.runtime.tls import TlsConfig
 from batonmq.store.config import StoreConfig
 from batonmq.store.suspicion import fault_note
 
@@ -37,6 +38,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "ha": HAConfig,
     "replicas": ReplicasConfig,
     "metrics": MetricsConfig,
+    "tls": TlsConfig,
 }
 
 
@@ -59,7 +61,7 @@ async def serve(main: ServerMain) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     sections = main.sections
     config = BrokerSections(
-        sections["broker"], sections["store"], sections["ha"], sections["replicas"]
+        sections["broker"], sections["store"], sections["ha"], sections["replicas"], main.tls
     )
     read_faults.watch(fault_note(config.store.root))
     endpoint = BrokerEndpoint(config)

@@ -51,6 +51,7 @@ from batonmq.remoting.connection import (
 )
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime.backoff import Backoff
+from batonmq.runtime.tls import Dialling
 from batonmq.runtime.turns import Pace
 
 log = logging.getLogger(__name__)
@@ -177,7 +178,14 @@ class PassedRequest:
 class Relay:
     """Keeps requests until there is a master, and passes them on."""
 
-    def __init__(self, gate: RoleGate, clock_ms: Callable[[], int], *, enabled: bool) -> None:
+    def __init__(
+        self,
+        gate: RoleGate,
+        clock_ms: Callable[[], int],
+        *,
+        enabled: bool,
+        tls: Dialling | None = None,
+    ) -> None:
         self.enabled = enabled
         self.passed_on = 0
         self.refused = 0
@@ -185,7 +193,7 @@ class Relay:
         gate.changed = self.role_changed
         processors = Processors()
         processors.register(RequestCode.BATON_CONNECTION_ENDS, self._master_stops)
-        self._client = RemotingClient(processors, name="broker-relay")
+        self._client = RemotingClient(processors, name="broker-relay", tls=tls)
         self._clock_ms = clock_ms
         self._waiting: deque[RelayedRequest] = deque()
         self._held = 0

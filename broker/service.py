@@ -106,7 +106,7 @@ class BrokerService:
             dropped=self.store.delete_topic,
             deleted=self._topic_deleted,
         )
-        self._client = RemotingClient(name="broker-out")
+        self._client = RemotingClient(name="broker-out", tls=config.tls)
         self.slave_sync = SlaveSynchronize(
             self._client, self.tables, broker.slave_sync_interval, self._tables_changed, self.store
         )

@@ -17,16 +17,18 @@ from batonmq.controller.config import ControllerConfig
 from batonmq.controller.service import ControllerService
 from batonmq.runtime.metrics import MetricsConfig
 from batonmq.runtime.server_main import ServerMain, run_server, started
+from batonmq.runtime.tls import TlsConfig
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "controller": ControllerConfig,
     "metrics": MetricsConfig,
+    "tls": TlsConfig,
 }
 
 
 async def serve(main: ServerMain) -> None:
     """Runs the node until the process is to stop."""
-    service = ControllerService(main.sections["controller"])
+    service = ControllerService(main.sections["controller"], tls=main.tls)
     main.metrics.show(service.metrics)
     if not await started(service.start(main.serving), main.stop_requested()):
         return

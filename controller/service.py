@@ -41,6 +41,7 @@ from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.durable_file import sync_directory
 from batonmq.runtime.lock_file import FolderLock
 from batonmq.runtime.start_retry import StartRetry
+from batonmq.runtime.tls import Tls
 from batonmq.runtime.turns import for_each
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class ControllerService:
         config: ControllerConfig,
         *,
         replicated_log: ReplicatedLog | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self._runtime = RuntimeConfig(config)
         self._log = replicated_log or RaftLog(_raft_settings(config), Machine())
@@ -99,9 +101,9 @@ class ControllerService:
             self.requests, self.sessions, self._watch, self._switches, self._history
         )
         self._remoting_endpoint = RemotingEndpoint(
-            self.requests, self._runtime, self._switches, self._watch
+            self.requests, self._runtime, self._switches, self._watch, tls
         )
-        self._notices = RoleNotices()
+        self._notices = RoleNotices(tls)
         self._core, self._closing = core, False
         self._lock: FolderLock | None = None
         self._runtime.on_change = self._config_changed

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from batonmq.runtime.tls import Tls
+
 Protocol = Literal["grpc", "remoting"]
 """What the controllers speak: ours gRPC, RocketMQ's remoting."""
 
@@ -80,6 +82,7 @@ class ReplicasManagerConfig:
     """asyncLearner: receives data, is never in the set and never requests its election."""
     timings: SessionTimings = field(default_factory=SessionTimings)
     protocol: Protocol = "grpc"
+    tls: Tls | None = None
 
 
 def remoting_timings(heartbeat_ms: int, timeout_ms: int) -> SessionTimings:

@@ -56,7 +56,9 @@ class RemotingLink:
     def __init__(self, config: ReplicasManagerConfig, incarnation: str, events: LinkEvents) -> None:
         self._config = config
         self._events = events
-        self._client = RemotingClient(connect_timeout_ms=CONNECT_MS, name="controllers")
+        self._client = RemotingClient(
+            connect_timeout_ms=CONNECT_MS, name="controllers", tls=config.tls
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._sessions: set[str] = set()
         self._polling: set[str] = set()

@@ -24,6 +24,7 @@ from batonmq.ha.config import HAConfig
 from batonmq.namesrv import config as namesrv_config
 from batonmq.protocol.codes import RequestCode
 from batonmq.runtime.metrics import MetricsConfig
+from batonmq.runtime.tls import TlsConfig
 from batonmq.store.config import StoreConfig
 from lab.faults.catalogue import FAULTS
 from lab.faults.clients import CLIENT_FAULTS
@@ -66,6 +67,7 @@ SECTIONS: Final[dict[str, tuple[Any, Set[str], Set[str]]]] = {
     "store": (StoreConfig, JAVA_BROKER, broker_config.RUNTIME_KEYS),
     "ha": (HAConfig, JAVA_BROKER, broker_config.RUNTIME_KEYS),
     "metrics": (MetricsConfig, JAVA_BROKER, frozenset()),
+    "tls": (TlsConfig, set(TlsConfig.ALIASES.values()), frozenset()),
     "namesrv": (namesrv_config.NamesrvConfig, JAVA_NAMESRV, namesrv_config.RUNTIME_KEYS),
     "controller": (
         controller_config.ControllerConfig,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, Protocol, TypeVar, cast
 
 from batonmq.ha.proof import STRANGERS_MAX
 from batonmq.runtime.eviction import Crowd
 from batonmq.runtime.sockets import limit_unacknowledged_of
+from batonmq.runtime.tls import Dialling, tls_reason
 
 log = logging.getLogger(__name__)
 
@@ -19,9 +21,11 @@ WAIT_S: Final = 0.5
 
 
 class OpenLinks:
-    """Counts connections that are not closed yet: a transport needs the loop until then."""
+    """Counts connections that are not closed yet: a transport needs the loop until then. `tls`: how
+    they are dialled, None: without TLS."""
 
     def __init__(self) -> None:
+        self.tls: Dialling | None = None
         self._open = 0
         self._none = asyncio.Event()
         self._none.set()
@@ -252,13 +256,21 @@ class MasterLink(asyncio.BufferedProtocol, Generic[R]):
     async def dial(self, loop: asyncio.AbstractEventLoop, address: str) -> bool:
         """Connects to `host:port`; False if that failed."""
         host, _, port = address.rpartition(":")
+        tls = self._open_links.tls
         try:
-            await loop.create_connection(lambda: self, host.strip("[]"), int(port))
+            await loop.create_connection(
+                lambda: self,
+                host.strip("[]"),
+                int(port),
+                ssl=tls.dials if tls is not None else None,
+            )
         except asyncio.CancelledError:
             self._dial_cancelled()
             raise
         except (OSError, ValueError) as error:
-            log.debug("ha_dial_failed address=%s reason=%s", address, error)
+            refused = isinstance(error, ssl.SSLError)
+            level = logging.WARNING if refused else logging.DEBUG
+            log.log(level, "ha_dial_failed address=%s reason=%s", address, tls_reason(error))
             return False
         return True
 

@@ -19,7 +19,7 @@ from batonmq.ha.log_samples import StoreSamples
 from batonmq.ha.master_core import MasterCore
 from batonmq.ha.master_shell import AutoSwitchLink, MasterShell, append_epoch
 from batonmq.ha.ports import HAListener
-from batonmq.ha.proof import Registrations
+from batonmq.ha.proof import STRANGERS_MAX, Registrations
 from batonmq.ha.slave_core import SlaveCore
 from batonmq.ha.slave_shell import SlaveShell, local_log
 from batonmq.ha.sync_state import RecordedSet, SyncState, WrittenLog
@@ -29,6 +29,8 @@ from batonmq.protocol.errors import FencedError
 from batonmq.protocol.role_view import RoleView
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.sockets import listening_as
+from batonmq.runtime.tls import PortTls
+from batonmq.runtime.tls_listener import Listening, listen
 from batonmq.store.config import StoreConfig
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ class AutoSwitchHAService:
         self._now_ms = clock_ms
         self._samples = StoreSamples(store, store_config.mapped_file_size_commit_log)
         self._lock = asyncio.Lock()
-        self._server: asyncio.Server | None = None
+        self._server: Listening | None = None
         self._master: MasterShell | None = None
         self._slave: SlaveShell | None = None
         self._dead: frozenset[int] = frozenset()
@@ -74,12 +76,20 @@ class AutoSwitchHAService:
 
     # -- start and stop
 
-    async def start(self, bind_host: str) -> int:
-        """Listens on haListenPort (0: any free one) and returns the port."""
-        loop = asyncio.get_running_loop()
+    async def start(self, bind_host: str, tls: PortTls | None = None) -> int:
+        """Listens on haListenPort (0: any free one) and returns the port. `tls`: of this port, and
+        of the connections with a master."""
+        self._open_links.tls = tls
         port = self._store_config.ha_listen_port
         with listening_as("HA", port):
-            self._server = await loop.create_server(self._new_link, bind_host, port)
+            self._server = await listen(
+                self._new_link,
+                tls,
+                name="ha",
+                host=bind_host,
+                port=port,
+                unproven_max=STRANGERS_MAX,
+            )
         self.port = int(self._server.sockets[0].getsockname()[1])
         log.info("ha_listening host=%s port=%d", bind_host, self.port)
         return self.port

@@ -74,6 +74,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "streamHistory": "analysis",
         "topicTable": "analysis",
     },
+    "Security": {"secure": "secure"},
     "Shell": {"contexts": "contexts", "completion": "completion"},
 }
 MODULES = {name: module for family in FAMILIES.values() for name, module in family.items()}

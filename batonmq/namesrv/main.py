@@ -19,17 +19,19 @@ from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.service import NamesrvService
 from batonmq.runtime.metrics import MetricsConfig
 from batonmq.runtime.server_main import ServerMain, run_server, started
+from batonmq.runtime.tls import TlsConfig
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "namesrv": NamesrvConfig,
     "controller": ControllerConfig,
     "metrics": MetricsConfig,
+    "tls": TlsConfig,
 }
 
 
 async def serve(main: ServerMain) -> None:
     """Runs the name server until the process is to stop."""
-    service = NamesrvService(main.sections["namesrv"], main.sections["controller"])
+    service = NamesrvService(main.sections["namesrv"], main.sections["controller"], main.tls)
     main.metrics.show(service)
     if service.controller is not None:
         main.metrics.show(service.controller.metrics)

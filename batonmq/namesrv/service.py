@@ -22,6 +22,7 @@ from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.metrics import MetricsPage
 from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
+from batonmq.runtime.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,12 @@ class NamesrvService:
     OSError for a taken port and ValueError for unusable files.
     """
 
-    def __init__(self, config: NamesrvConfig, controller: ControllerConfig | None = None) -> None:
+    def __init__(
+        self,
+        config: NamesrvConfig,
+        controller: ControllerConfig | None = None,
+        tls: Tls | None = None,
+    ) -> None:
         self.config = config
         self.port = 0
         self.routes = RouteInfoManager(
@@ -42,7 +48,7 @@ class NamesrvService:
         )
         self.controller: ControllerService | None = None
         if config.enable_controller_in_namesrv:
-            self.controller = ControllerService(controller or ControllerConfig())
+            self.controller = ControllerService(controller or ControllerConfig(), tls=tls)
         remark = "Can not update config in black list."
         path = Path(config.store_path) if config.store_path else None
         rules = ChangeRules(RUNTIME_KEYS, config.black_list, remark, path)
@@ -51,7 +57,7 @@ class NamesrvService:
         self._endpoint = NamesrvEndpoint(
             self.routes, self._kv, self._runtime, boot_ms, self._notify
         )
-        self._client = RemotingClient(name="namesrv-out")
+        self._client = RemotingClient(name="namesrv-out", tls=tls)
         self._notices: set[asyncio.Task[None]] = set()
         processors = Processors()
         self._endpoint.install(processors)
@@ -59,6 +65,7 @@ class NamesrvService:
             processors,
             name="namesrv",
             idle_timeout_s=config.server_channel_max_idle_time_seconds,
+            tls=tls.for_clients if tls is not None else None,
         )
         self._server.on_disconnect = self._endpoint.connection_lost
         self._scan_timer: asyncio.TimerHandle | None = None

@@ -370,7 +370,10 @@ class Connection(asyncio.BufferedProtocol):
             # The peer closes; what it still sends is read away, or the kernel would reset the
             # connection.
             self.intake.read_on()
-            self._transport.write_eof()
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            else:  # TLS sends its own end, and then waits for the peer's
+                self._transport.close()
             self._loop.call_later(LINGER_S, self.drop)
         else:
             self._transport.close()

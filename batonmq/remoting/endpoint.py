@@ -4,7 +4,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from batonmq.protocol.errors import ConnectError, ResponseError
 from batonmq.protocol.message_id import split_address
@@ -13,7 +13,9 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors, RequestDispatcher, WriteTurn
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.service_manager import held_listener
-from batonmq.runtime.sockets import BACKLOG, listening_as
+from batonmq.runtime.sockets import listening_as
+from batonmq.runtime.tls import Dialling, PortTls, tls_reason
+from batonmq.runtime.tls_listener import Listening, listen
 from batonmq.runtime.turns import in_turns, run_in_turns
 
 log = logging.getLogger(__name__)
@@ -161,20 +163,26 @@ class RemotingServer(Endpoint):
     _server_side = True
 
     def __init__(
-        self, processors: Processors, *, name: str = "server", idle_timeout_s: float = 120
+        self,
+        processors: Processors,
+        *,
+        name: str = "server",
+        idle_timeout_s: float = 120,
+        tls: PortTls | None = None,
     ) -> None:
         super().__init__(processors, name=name, idle_timeout_s=idle_timeout_s)
-        self._listeners: list[asyncio.Server] = []
+        self._tls = tls
+        self._listeners: list[Listening] = []
 
     async def listen(self, host: str, port: int) -> int:
         """Listens on one more address; returns the port (`port` 0: any free one). Uses the service
         manager's socket for that port, if any. Raises CannotListenError."""
-        loop = self._bind()
-        where: dict[str, Any] = {"host": host, "port": port}
-        if (held := held_listener(port)) is not None:
-            where = {"sock": held}
+        self._bind()
+        held = held_listener(port)
         with listening_as(self.name, port):
-            listener = await loop.create_server(self._new_connection, backlog=BACKLOG, **where)
+            listener = await listen(
+                self._new_connection, self._tls, name=self.name, host=host, port=port, held=held
+            )
         self._listeners.append(listener)
         bound = int(listener.sockets[0].getsockname()[1])
         log.info("listening endpoint=%s address=%s:%d", self.name, host, bound)
@@ -192,7 +200,7 @@ class RemotingServer(Endpoint):
 
 class RemotingClient(Endpoint):
     """One shared connection for each address "host:port", made at its first use, and again after a
-    loss. Requests of the other side go to `processors`."""
+    loss. `tls` None: without TLS. Requests of the other side go to `processors`."""
 
     _server_side = False
 
@@ -203,8 +211,10 @@ class RemotingClient(Endpoint):
         connect_timeout_ms: int = 3000,
         idle_timeout_s: float = 120,
         name: str = "client",
+        tls: Dialling | None = None,
     ) -> None:
         super().__init__(processors or Processors(), name=name, idle_timeout_s=idle_timeout_s)
+        self._tls = tls
         self._connect_timeout_s = connect_timeout_ms / 1000
         self._by_address: dict[str, Connection] = {}
         self._dials: dict[str, asyncio.Task[Connection]] = {}
@@ -274,17 +284,20 @@ class RemotingClient(Endpoint):
 
     async def _dial(self, address: str) -> Connection:
         loop = self._bind()
+        context = self._tls.dials if self._tls is not None else None
         try:
             host, port = split_address(address)
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await loop.create_connection(self._new_connection, host, port)
-        except ValueError as error:
-            raise ConnectError(address, str(error)) from error
+                _, connection = await loop.create_connection(
+                    self._new_connection, host, port, ssl=context
+                )
         except TimeoutError:
             limit_ms = int(self._connect_timeout_s * 1000)
             raise ConnectError(address, f"no connection within {limit_ms} ms") from None
         except OSError as error:
-            raise ConnectError(address, error.strerror or str(error)) from error
+            raise ConnectError(address, tls_reason(error)) from error
+        except ValueError as error:
+            raise ConnectError(address, str(error)) from error
         self._by_address[address] = connection
         connection.on_close.append(lambda closed: self._forget(address, closed))
         return connection

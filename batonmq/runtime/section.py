@@ -20,6 +20,8 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     RANGES: ClassVar[Ranges] = {}
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset()
     """Fields for keys of RocketMQ that are read, kept and shown but change nothing here."""
+    ALIASES: ClassVar[Mapping[str, str]] = {}
+    """Other spellings of keys -> the key."""
     NO_LONGER_USED: ClassVar[frozenset[str]] = frozenset()  # Keys of an earlier version, ignored.
 
     def __post_init__(self) -> None:

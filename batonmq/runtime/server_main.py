@@ -28,6 +28,7 @@ from batonmq.runtime.log_lines import LineFormatter
 from batonmq.runtime.metrics import Metrics, MetricsConfig
 from batonmq.runtime.service_manager import manager_of_this_process
 from batonmq.runtime.settings import load_settings
+from batonmq.runtime.tls import Tls, TlsConfig, TlsError
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +44,17 @@ class ServerMain:
     def __init__(self, name: str, sections: Mapping[str, Any]) -> None:
         self.sections = sections
         self.metrics = Metrics(sections.get("metrics", MetricsConfig()), name)
+        self.tls = _tls_of(sections.get("tls", TlsConfig()))
+        """Follows its files, also at SIGHUP."""
         self._stop = asyncio.Event()
         self.failure: BaseException | None = None
         self.manager = manager_of_this_process()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+        if self.tls is not None:
+            self.tls.watch()
+            loop.add_signal_handler(signal.SIGHUP, self.tls.reload)
         loop.set_exception_handler(_ends_on_a_broken_invariant)
 
     def fail(self, exc: BaseException) -> None:
@@ -87,6 +93,16 @@ async def started(start: Coroutine[Any, Any, None], stopped: Awaitable[object]) 
         return False
     starting.result()
     return True
+
+
+def _tls_of(config: TlsConfig) -> Tls | None:
+    """None: all ports are plain. Raises TlsError."""
+    if not config.is_on:
+        return None
+    # Without TLS no start waits for this to load.
+    from batonmq.runtime.authority import check_certificate
+
+    return Tls(config, check_certificate)
 
 
 def _ends_on_a_broken_invariant(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -161,7 +177,11 @@ def _run_start_hook(environ: Mapping[str, str]) -> None:
 
 
 async def _run(name: str, sections: Mapping[str, Any], serve: Serve) -> int:
-    main = ServerMain(name, sections)
+    try:
+        main = ServerMain(name, sections)
+    except TlsError as exc:
+        print(f"{name}: {exc}", file=sys.stderr)
+        return 1
     keep_what_is_loaded()
     gc.callbacks.append(ShortCollections())
     log.info("server_started name=%s pid=%d", name, os.getpid())
@@ -173,6 +193,8 @@ async def _run(name: str, sections: Mapping[str, Any], serve: Serve) -> int:
         return 1
     finally:
         await main.metrics.close()
+        if main.tls is not None:
+            main.tls.close()
         main.manager.close()
     if main.failure is not None:
         print(f"{name}: stopped: {_reason(main.failure)}", file=sys.stderr)

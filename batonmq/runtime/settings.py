@@ -141,7 +141,7 @@ def _read_section(
     known = {field.encode_name: field.type for field in fields}
     seen: dict[str, str] = {}
     for key_node, value_node in body.value:
-        key, where = str(key_node.value), _where(file, key_node)
+        key, where = _key(str(key_node.value), sections[section]), _where(file, key_node)
         if _is_no_longer_used(key, sections[section], where):
             continue
         if key not in known:
@@ -186,6 +186,7 @@ def _where(file: str, node: yaml.Node) -> str:
 
 def _refuse_duplicate(seen: dict[str, str], key: str, value: object, where: str) -> None:
     if key in seen:
+        value = None if key.lower().endswith("password") else value
         raise ConfigError(key, value, where, f"is already set at {seen[key]}; once is allowed")
     seen[key] = where
 
@@ -195,9 +196,11 @@ def _read_flat(
 ) -> None:
     known = {section: _keys(kind) for section, kind in sections.items()}
     every = {key for keys in known.values() for key in keys}
+    aliases = {alias: key for kind in sections.values() for alias, key in _aliases(kind).items()}
     seen: dict[str, str] = {}
     for line in parse_lines(text):
         where = f"{file}:{line.number}"
+        line = line._replace(key=aliases.get(line.key, line.key))
         if line.key in without_effect - every:
             log.warning("setting_without_effect key=%s where=%s", line.key, where)
             continue
@@ -237,6 +240,14 @@ def _read_environment(environ: Mapping[str, str], sections: Sections, found: _Fo
 
 def _keys(kind: type[msgspec.Struct]) -> set[str]:
     return {field.encode_name for field in msgspec.structs.fields(kind)}
+
+
+def _aliases(kind: type[msgspec.Struct]) -> Mapping[str, str]:
+    return kind.ALIASES if issubclass(kind, Section) else {}
+
+
+def _key(name: str, kind: type[msgspec.Struct]) -> str:
+    return _aliases(kind).get(name, name)
 
 
 def _is_no_longer_used(key: str, kind: type[msgspec.Struct], where: str) -> bool:

@@ -144,6 +144,28 @@ def listening_socket(host: str, port: int) -> socket.socket:
     return sock
 
 
+def listening_sockets(host: str, port: int) -> list[socket.socket]:
+    """One for each address of `host`; with port 0 all have the same. Raises OSError."""
+    found: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in dict.fromkeys(
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        ):
+            bound = int(found[0].getsockname()[1]) if found else port
+            at = (str(address[0]), bound)
+            found.append(socket.create_server(at, family=family, backlog=BACKLOG))
+    except BaseException:
+        for sock in found:
+            sock.close()
+        raise
+    return found
+
+
+def without_delay(sock: socket.socket) -> None:
+    """Small writes leave at once."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
 def is_port_free(host: str, port: int) -> bool:
     try:
         check_port_free(host, port)

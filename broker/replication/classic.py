@@ -165,7 +165,10 @@ class ClassicReplication(Replication):
         path = self._path
         path.store.flushed_listeners += [path.flushed, self.ha.notify_flushed]
         self._init_end = max(0, path.store.max_phy_offset)
-        await self.ha.start(self._config.broker.bind_host)
+        tls = self._config.tls
+        await self.ha.start(
+            self._config.broker.bind_host, tls.for_nodes if tls is not None else None
+        )
         log.info(
             "classic_role role=%s needed_slaves=%d",
             self._config.broker.broker_role,

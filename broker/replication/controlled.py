@@ -127,7 +127,10 @@ class ControllerReplication(Replication):
 
     async def start(self) -> None:
         self._path.store.flushed_listeners.append(self._path.flushed)
-        await self.ha.start(self._config.broker.bind_host)
+        tls = self._config.tls
+        await self.ha.start(
+            self._config.broker.bind_host, tls.for_nodes if tls is not None else None
+        )
         await self.manager.start()
 
     async def hand_over(self) -> None:

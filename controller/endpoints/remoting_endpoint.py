@@ -43,6 +43,7 @@ from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.remoting.command import FRAME_SIZE_MAX, RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
+from batonmq.runtime.tls import Tls
 from batonmq.runtime.turns import in_turns
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class RemotingEndpoint:
         config: RuntimeConfig,
         switches: PlannedSwitches,
         watch: BrokerWatch,
+        tls: Tls | None = None,
     ) -> None:
         self._requests = requests
         self._switches = switches
@@ -101,6 +103,7 @@ class RemotingEndpoint:
             processors,
             name="controller",
             idle_timeout_s=config.current.server_channel_max_idle_time_seconds,
+            tls=tls.for_clients if tls is not None else None,
         )
         self._server.on_disconnect = self._disconnected
 
@@ -348,8 +351,8 @@ class RoleNotices:
     """Sends NOTIFY_BROKER_ROLE_CHANGED (1008) to brokers that speak only remoting. They poll, so a
     lost notice does no harm."""
 
-    def __init__(self) -> None:
-        self._client = RemotingClient(name="controller-notices")
+    def __init__(self, tls: Tls | None = None) -> None:
+        self._client = RemotingClient(name="controller-notices", tls=tls)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def send(self, view: RoleView) -> None:

@@ -25,6 +25,7 @@ from batonmq.ha.sync_state import SetProposal
 from batonmq.ha.wire import HAIdentity
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.role_view import Replica, RoleView
+from batonmq.runtime.tls import PortTls
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
 from batonmq.store.recovery import ConfirmedBySet
@@ -90,7 +91,7 @@ class Node:
             java_master=self.group,
         )
         self.store.flushed_listeners.append(self.ha.notify_flushed)
-        await self.ha.start("127.0.0.1")
+        await self.ha.start("127.0.0.1", self.group.tls.get(self.broker_id))
         self.up = True
 
     def identity(self) -> HAIdentity:
@@ -201,6 +202,7 @@ class Group:
         self.prove_master: Callable[[RoleView], Awaitable[PeerIdentity]] = self._no_java_master
         self.nodes: dict[int, Node] = {}
         self.incarnations: dict[int, str] = {}
+        self.tls: dict[int, PortTls] = {}
         self.view = RoleView(cluster_name="C", broker_name="broker-a")
         self.auto = True
         self.tables = True

@@ -132,7 +132,7 @@ def test_r2_a_connection_that_was_given_up_is_not_taken_for_the_new_masters() ->
     async def run() -> None:
         loop, dialled = asyncio.get_running_loop(), []
 
-        async def create_connection(factory: Any, host: str, port: int) -> None:
+        async def create_connection(factory: Any, host: str, port: int, ssl: Any) -> None:
             dialled.append(factory())
             await asyncio.Event().wait()
 

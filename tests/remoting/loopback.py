@@ -84,6 +84,9 @@ class RecordingTransport:
     def resume_reading(self) -> None:
         self.reading = True
 
+    def can_write_eof(self) -> bool:
+        return True
+
     def write_eof(self) -> None:
         self.ended = self.ended or "half"
 

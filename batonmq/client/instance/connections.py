@@ -15,6 +15,7 @@ from batonmq.client.instance.name_servers import NameServers, name_servers_from
 from batonmq.remoting.connection import Processors
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.tls import ClientTls, DialTls
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class ClientOptions:
     master may leave a request unanswered before the name servers are asked for a new one.
     `instance_name`: gives the client a stable id (broadcasting consumers' offset files);
     without it each client object is unique. `hook`: sees each send and each call of a listener.
+    `tls`: the cluster takes TLS; None: plain connections.
     """
 
     route_poll_ms: int = 30_000
@@ -40,6 +42,7 @@ class ClientOptions:
     suspicion_ms: int = 300
     instance_name: str | None = None
     hook: Hook | None = None
+    tls: ClientTls | None = None
 
 
 class Connections:
@@ -78,9 +81,12 @@ class Connections:
         return self._name_servers
 
     def connect(self, processors: Processors) -> None:
-        """`processors` serve the requests that brokers send to this client."""
+        """`processors` serve the requests that brokers send to this client. Raises TlsError."""
+        tls = self.options.tls
         self._remoting = RemotingClient(
-            processors, connect_timeout_ms=self.options.connect_timeout_ms
+            processors,
+            connect_timeout_ms=self.options.connect_timeout_ms,
+            tls=DialTls(tls) if tls is not None else None,
         )
         self._name_servers = NameServers(self.name_server_addresses, self._remoting)
 

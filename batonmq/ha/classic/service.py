@@ -4,7 +4,6 @@ Origin: Java DefaultHAService."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -18,9 +17,12 @@ from batonmq.ha.classic.wire import BODY_SIZE_MAX, ReportReader
 from batonmq.ha.config import HAConfig
 from batonmq.ha.links import OpenLinks, SlaveLink
 from batonmq.ha.ports import ClassicListener
+from batonmq.ha.proof import STRANGERS_MAX
 from batonmq.protocol.bodies import HAClientRuntimeInfo, HARuntimeInfo
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.sockets import listening_as
+from batonmq.runtime.tls import PortTls
+from batonmq.runtime.tls_listener import Listening, listen
 from batonmq.store.config import StoreConfig
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ class ClassicHAService:
         self._needed_slaves = needed_slaves
         self._log_end_of = log_end_of
         self._now_ms = clock_ms
-        self._server: asyncio.Server | None = None
+        self._server: Listening | None = None
         self._master: ClassicMasterShell | None = None
         self._slave: ClassicSlaveShell | None = None
         self.master_flush_offset = 0
@@ -60,12 +62,19 @@ class ClassicHAService:
         self._links_made = 0
         self._open_links = OpenLinks()
 
-    async def start(self, bind_host: str) -> int:
-        """Listens on haListenPort (0: any free one) and returns the port."""
+    async def start(self, bind_host: str, tls: PortTls | None = None) -> int:
+        """Listens on haListenPort (0: any free one) and returns the port. `tls`: of this port, and
+        of the connections with a master."""
+        self._open_links.tls = tls
         port = self._store_config.ha_listen_port
         with listening_as("HA", port):
-            self._server = await asyncio.get_running_loop().create_server(
-                self._new_link, bind_host, port
+            self._server = await listen(
+                self._new_link,
+                tls,
+                name="ha",
+                host=bind_host,
+                port=port,
+                unproven_max=STRANGERS_MAX,
             )
         port = int(self._server.sockets[0].getsockname()[1])
         log.info("ha_listening host=%s port=%d mode=classic", bind_host, port)

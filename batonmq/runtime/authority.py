@@ -1,0 +1,244 @@
+"""The authority of a cluster, and the certificates that it issues.
+
+A folder: `ca.pem`, its key `ca.key`, and for each node one file with certificate and key, so that a
+renewal is one rename. All but `ca.pem` have mode 0600. A certificate names its nodes as
+`baton://node/<name>` (`broker/broker-a/1`, `controller/n0`, `namesrv/…`, `admin`) and its hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ipaddress
+import logging
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.durable_file import replace_file
+from batonmq.runtime.tls import DAY_MS, TlsConfig, TlsError, read_pem
+
+log = logging.getLogger(__name__)
+
+CA_CERT: Final = "ca.pem"
+CA_KEY: Final = "ca.key"
+CA_DAYS: Final = 3_650
+NODE_DAYS: Final = 397
+REPORTED_DAYS: Final = 21
+URI_PREFIX: Final = "baton://node/"
+_EARLIER: Final = datetime.timedelta(minutes=5)
+"""Clocks of hosts differ."""
+_NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+){0,2}")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCertificate:
+    """One that was issued. Times in ms since 1970."""
+
+    path: Path
+    names: tuple[str, ...]
+    hosts: tuple[str, ...]
+    ends_ms: int
+
+
+class Authority:
+    """The files of `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def trust(self) -> Path:
+        return self.folder / CA_CERT
+
+    def make(self, cluster: str, days: int = CA_DAYS) -> None:
+        """Makes the authority. Raises FileExistsError if there is one: what it issued would be
+        worthless."""
+        if self.trust.exists() or (self.folder / CA_KEY).exists():
+            raise FileExistsError(17, "there is an authority already", str(self.folder))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        os.chmod(self.folder, 0o700)
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{cluster} authority")])
+        builder = _builder(name, name, key.public_key(), days)
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+        builder = builder.add_extension(_usage(signs=True), True)
+        replace_file(self.folder / CA_KEY, _pem_of(key), mode=0o600)
+        cert = builder.sign(key, hashes.SHA256())
+        replace_file(self.trust, cert.public_bytes(serialization.Encoding.PEM))
+
+    def issue(
+        self, file: str, names: Sequence[str], hosts: Sequence[str], days: int = NODE_DAYS
+    ) -> NodeCertificate:
+        """Writes `file` with a new key, in place of what is there. Raises TlsError, OSError and
+        ValueError for a name or host that is none."""
+        check_names(names)
+        ca_key, ca = self._load()
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
+        builder = _builder(subject, ca.subject, key.public_key(), days)
+        alternatives: list[x509.GeneralName] = [
+            x509.UniformResourceIdentifier(URI_PREFIX + name) for name in names
+        ]
+        alternatives += map(_host, dict.fromkeys(hosts))
+        for extension, critical in (
+            (x509.BasicConstraints(ca=False, path_length=None), True),
+            (_usage(signs=False), True),
+            (
+                x509.ExtendedKeyUsage(
+                    [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+                ),
+                False,
+            ),
+            (x509.SubjectAlternativeName(alternatives), False),
+            (x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), False),
+        ):
+            builder = builder.add_extension(extension, critical)
+        cert = builder.sign(ca_key, hashes.SHA256())
+        path = self.folder / file
+        text = cert.public_bytes(serialization.Encoding.PEM) + _pem_of(key)
+        replace_file(path, text, mode=0o600)
+        return read_certificate(path)
+
+    def issued(self) -> list[NodeCertificate]:
+        """All node certificates of the folder, by file name. Raises TlsError for a damaged one."""
+        files = sorted(self.folder.glob("*.pem"))
+        return [read_certificate(path) for path in files if path.name != CA_CERT]
+
+    def renew(self, days: int = NODE_DAYS) -> list[NodeCertificate]:
+        """Issues all again, with new keys and their names. Raises TlsError, OSError."""
+        issued = self.issued()
+        if not issued:
+            raise TlsError(str(self.folder), "no certificates of nodes are there")
+        return [self.issue(one.path.name, one.names, one.hosts, days) for one in issued]
+
+    def _load(self) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+        path = self.folder / CA_KEY
+        try:
+            key = serialization.load_pem_private_key(path.read_bytes(), None)
+            cert = x509.load_pem_x509_certificate(self.trust.read_bytes())
+        except OSError as error:
+            raise TlsError(str(error.filename), error.strerror or str(error)) from error
+        except (ValueError, TypeError) as error:
+            raise TlsError(str(path), "no key of an authority") from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise TlsError(str(path), "no key that `mqctl secure init` made")
+        return key, cert
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raises ValueError for what cannot be the name of a node."""
+    for name in names:
+        if _NAME.fullmatch(name) is None or ".." in name:
+            raise ValueError(f"{name!r} is no name of a node: broker/GROUP/ID, controller/ID")
+
+
+def read_certificate(path: Path) -> NodeCertificate:
+    """Raises TlsError."""
+    try:
+        cert = x509.load_pem_x509_certificate(path.read_bytes())
+        found = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except OSError as error:
+        raise TlsError(str(path), error.strerror or str(error)) from error
+    except (ValueError, x509.ExtensionNotFound) as error:
+        raise TlsError(str(path), "no certificate of a node") from error
+    names = [
+        uri.removeprefix(URI_PREFIX)
+        for uri in found.get_values_for_type(x509.UniformResourceIdentifier)
+        if uri.startswith(URI_PREFIX)
+    ]
+    addresses = map(str, found.get_values_for_type(x509.IPAddress))
+    hosts = (*found.get_values_for_type(x509.DNSName), *addresses)
+    ends_ms = int(cert.not_valid_after_utc.timestamp() * 1000)
+    return NodeCertificate(path, tuple(names), hosts, ends_ms)
+
+
+def check_certificate(config: TlsConfig) -> int:
+    """When the certificate of a server ends, ms since 1970; 0 without one. Raises TlsError for one
+    that is not valid now, or that other nodes would refuse."""
+    path = config.server_cert_path
+    if not path:
+        return 0
+    chain = _certificates(path)
+    begin, end = chain[0].not_valid_before_utc, chain[0].not_valid_after_utc
+    now_ms, end_ms = wall_ms(), int(end.timestamp() * 1000)
+    if not begin.timestamp() * 1000 <= now_ms <= end_ms:
+        valid = f"{begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}"
+        raise TlsError(path, f"the certificate is valid from {valid} UTC only")
+    days = (end_ms - now_ms) // DAY_MS
+    if days < REPORTED_DAYS:
+        log.warning("tls_certificate_ends path=%s days_left=%d", path, days)
+    if config.nodes == "disabled":
+        return end_ms
+    for issuer in (*chain[1:], *_certificates(config.server_trust_cert_path)):
+        with contextlib.suppress(ValueError, TypeError, InvalidSignature):
+            chain[0].verify_directly_issued_by(issuer)
+            return end_ms
+    raise TlsError(path, "its authority is not in serverTrustCertPath")
+
+
+def _certificates(path: str) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(read_pem(path))
+    except ValueError as error:
+        raise TlsError(path, "no certificate in PEM form") from error
+
+
+def file_of(name: str) -> str:
+    """The usual file of a node: `broker/broker-a/1` has `broker.broker-a.1.pem`."""
+    return name.replace("/", ".") + ".pem"
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _EARLIER + min(datetime.timedelta(days=days), datetime.timedelta()))
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), False)
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )

@@ -1,0 +1,394 @@
+"""The keys and certificates of one process: the `tls:` section, and TLS contexts that follow the
+files.
+
+Ports for clients (remoting) and ports between nodes (HA, gRPC, Raft) each have a mode: `disabled`,
+`permissive` (plain and TLS, known by the first byte) or `enforcing`. Between nodes both sides show
+a certificate. A changed file counts for new connections; a file that is no good is refused, and
+what was there stays. Origin: Java TlsSystemConfig, TlsHelper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Final, Literal, Protocol
+
+import msgspec
+
+from batonmq.protocol.errors import BatonError
+from batonmq.runtime.clock import wall_ms
+from batonmq.runtime.section import Section
+
+log = logging.getLogger(__name__)
+
+Mode = Literal["disabled", "permissive", "enforcing"]
+
+POLL_S: Final = 2.0
+_SUITES: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""Of TLS 1.2: forward secrecy and authenticated encryption. TLS 1.3 has no others."""
+DAY_MS: Final = 86_400_000
+
+
+class TlsError(BatonError):
+    """A key or certificate that cannot be used: the file, and why."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
+
+
+class TlsConfig(Section, frozen=True, kw_only=True, rename="camel"):
+    """The `tls:` section. Paths of PEM files. An empty client path means the server's file."""
+
+    ALIASES: ClassVar[dict[str, str]] = {
+        "tls.server.mode": "serverMode",
+        "tls.server.certPath": "serverCertPath",
+        "tls.server.keyPath": "serverKeyPath",
+        "tls.server.keyPassword": "serverKeyPassword",
+        "tls.server.trustCertPath": "serverTrustCertPath",
+        "tls.server.need.client.auth": "serverNeedClientAuth",
+        "tls.server.authClient": "serverAuthClient",
+        "tls.enable": "tlsEnable",
+        "tls.test.mode.enable": "tlsTestModeEnable",
+        "tls.client.certPath": "clientCertPath",
+        "tls.client.keyPath": "clientKeyPath",
+        "tls.client.keyPassword": "clientKeyPassword",
+        "tls.client.trustCertPath": "clientTrustCertPath",
+        "tls.client.authServer": "clientAuthServer",
+    }
+    WITHOUT_EFFECT = frozenset({"server_auth_client"})
+
+    server_mode: Mode = "disabled"
+    node_mode: Literal["", "disabled", "permissive", "enforcing"] = ""
+    """Of HA, gRPC and Raft; empty: as serverMode."""
+    server_cert_path: str = ""
+    server_key_path: str = ""
+    server_key_password: str = ""
+    server_trust_cert_path: str = ""
+    server_need_client_auth: Literal["none", "optional", "require"] = "none"
+    """On ports for clients. A certificate that is shown is always checked."""
+    server_auth_client: bool = True
+    tls_enable: bool | None = None
+    """Whether this process dials with TLS; None: if one of its modes is enforcing."""
+    tls_test_mode_enable: bool = False
+    client_cert_path: str = ""
+    client_key_path: str = ""
+    client_key_password: str = ""
+    client_trust_cert_path: str = ""
+    client_auth_server: bool = True
+    client_check_host: bool = True
+    """Whether the certificate of a server must name the host that was dialled."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tls_test_mode_enable:
+            raise ValueError(
+                "tlsTestModeEnable: a certificate that nobody checks protects nothing;"
+                " `mqctl secure init` makes real ones"
+            )
+        if not self.is_on:
+            return
+        for key, value in (
+            ("serverCertPath", self.server_cert_path),
+            ("serverKeyPath", self.server_key_path),
+        ):
+            if self.listens and not value:
+                raise ValueError(f"{key} is missing: serverMode and nodeMode need a certificate")
+        if not self.server_trust_cert_path:
+            if self.nodes != "disabled":
+                raise ValueError(
+                    "serverTrustCertPath is missing: nodes prove themselves by its authority"
+                    " (`nodeMode: disabled` leaves HA, gRPC and Raft without TLS)"
+                )
+            if self.server_need_client_auth != "none":
+                raise ValueError("serverNeedClientAuth needs serverTrustCertPath")
+
+    def __repr__(self) -> str:
+        return f"TlsConfig({self.server_mode}, {self.server_cert_path!r})"
+
+    @property
+    def nodes(self) -> Mode:
+        """The mode of the ports between nodes."""
+        return self.node_mode or self.server_mode
+
+    @property
+    def listens(self) -> bool:
+        return self.server_mode != "disabled" or self.nodes != "disabled"
+
+    @property
+    def dials(self) -> bool:
+        if self.tls_enable is not None:
+            return self.tls_enable
+        return "enforcing" in (self.server_mode, self.nodes)
+
+    @property
+    def is_on(self) -> bool:
+        return self.listens or self.dials
+
+
+class ClientTls(msgspec.Struct, frozen=True, kw_only=True):
+    """How a client dials with TLS. Paths of PEM files. `trust_cert_path` empty: the authorities of
+    this machine. `cert_path` and `key_path`: where servers ask for a certificate."""
+
+    trust_cert_path: str = ""
+    cert_path: str = ""
+    key_path: str = ""
+    key_password: str = ""
+    auth_server: bool = True
+    check_host: bool = True
+
+    def __repr__(self) -> str:
+        return f"ClientTls({self.trust_cert_path!r}, {self.cert_path!r})"
+
+
+def client_context(client: ClientTls) -> ssl.SSLContext:
+    """Raises TlsError."""
+    context = _context(ssl.PROTOCOL_TLS_CLIENT)
+    if not client.auth_server:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    else:
+        context.check_hostname = client.check_host
+        _trust(context, client.trust_cert_path)
+    if client.cert_path:
+        _show(context, client.cert_path, client.key_path, client.key_password)
+    return context
+
+
+def _context(protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(_SUITES)
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    return context
+
+
+def _trust(context: ssl.SSLContext, path: str) -> None:
+    if not path:
+        context.load_default_certs()
+        return
+    try:
+        context.load_verify_locations(_expanded(path))
+    except (OSError, ValueError) as error:
+        raise TlsError(path, f"no certificates of an authority: {tls_reason(error)}") from error
+
+
+def _show(context: ssl.SSLContext, cert: str, key: str, password: str) -> None:
+    try:
+        # Without a callback OpenSSL would ask for the password on the terminal.
+        context.load_cert_chain(_expanded(cert), _expanded(key or cert), lambda: password)
+    except (OSError, ValueError) as error:
+        raise TlsError(
+            f"{cert} and {key or cert}", f"no certificate with its key: {tls_reason(error)}"
+        ) from error
+
+
+def _expanded(path: str) -> str:
+    return os.path.expanduser(path)
+
+
+def tls_reason(error: BaseException) -> str:
+    """The text of an error without OpenSSL's line numbers."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate of the peer is refused: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or str(error)).replace("_", " ").lower()
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class PortTls:
+    """The ports of one kind: their mode, and the contexts for the next connection that is accepted
+    or dialled (None: without TLS)."""
+
+    mode: Mode
+    context: Callable[[], ssl.SSLContext]
+    dial: Callable[[], ssl.SSLContext | None]
+
+    @property
+    def dials(self) -> ssl.SSLContext | None:
+        return self.dial()
+
+
+class Dialling(Protocol):
+    """What a dial asks: the context for the next connection, None: without TLS."""
+
+    @property
+    def dials(self) -> ssl.SSLContext | None: ...
+
+
+class DialTls:
+    """A client's: read once. Raises TlsError."""
+
+    def __init__(self, client: ClientTls) -> None:
+        self.dials: ssl.SSLContext | None = client_context(client)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    clients: ssl.SSLContext | None = None
+    nodes: ssl.SSLContext | None = None
+    dials: ssl.SSLContext | None = None
+    grpc: tuple[bytes, bytes, bytes] = (b"", b"", b"")
+    """Trust, key, certificate."""
+    ends_ms: int = 0
+
+
+class Tls:
+    """The certificates of one process. `check` returns when its own ends (ms since 1970, 0 without
+    one), or raises TlsError: `authority.check_certificate`. Raises TlsError if they cannot be
+    used."""
+
+    def __init__(self, config: TlsConfig, check: Callable[[TlsConfig], int]) -> None:
+        self.config = config
+        self._check = check
+        self._loaded = self._load()
+        self._stamp = self._stamp_now()
+        self._timer: asyncio.TimerHandle | None = None
+        self.version = 1
+        """Grows with each change of the files that was taken."""
+        self.refusal = ""
+        """Why the files as they are now are not in force."""
+
+    @property
+    def for_clients(self) -> PortTls:
+        return PortTls(
+            self.config.server_mode, lambda: _there(self._loaded.clients), lambda: self.dials
+        )
+
+    @property
+    def for_nodes(self) -> PortTls:
+        mode = self.config.nodes
+        return PortTls(
+            mode,
+            lambda: _there(self._loaded.nodes),
+            lambda: None if mode == "disabled" else self.dials,
+        )
+
+    @property
+    def dials(self) -> ssl.SSLContext | None:
+        """For the next connection that this process dials; None: plain."""
+        return self._loaded.dials
+
+    @property
+    def pem(self) -> tuple[bytes, bytes, bytes]:
+        """Trust, key and certificate as gRPC takes them."""
+        return self._loaded.grpc
+
+    @property
+    def ends_ms(self) -> int:
+        """When this process's certificate ends, ms since 1970; 0 without one."""
+        return self._loaded.ends_ms
+
+    def watch(self) -> None:
+        """Looks at the files every two seconds, until `close`."""
+        self._timer = asyncio.get_running_loop().call_later(POLL_S, self._poll)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _poll(self) -> None:
+        if self._stamp_now() != self._stamp:
+            self.reload()
+        self.watch()
+
+    def reload(self) -> bool:
+        """Takes the files as they are now. False: they are no good, and what was there stays."""
+        self._stamp = self._stamp_now()
+        try:
+            self._loaded = self._load()
+        except TlsError as error:
+            self.refusal = str(error)
+            log.error("tls_not_reloaded reason=%s", error)
+            return False
+        self.version += 1
+        self.refusal = ""
+        log.info("tls_reloaded days_left=%d", (self.ends_ms - wall_ms()) // DAY_MS)
+        return True
+
+    def _paths(self) -> list[str]:
+        config = self.config
+        return [
+            config.server_cert_path,
+            config.server_key_path,
+            config.server_trust_cert_path,
+            config.client_cert_path,
+            config.client_key_path,
+            config.client_trust_cert_path,
+        ]
+
+    def _stamp_now(self) -> tuple[tuple[int, int, int] | None, ...]:
+        found: list[tuple[int, int, int] | None] = []
+        for path in self._paths():
+            status = None
+            with contextlib.suppress(OSError):
+                status = os.stat(_expanded(path)) if path else None
+            found.append(status and (status.st_ino, status.st_mtime_ns, status.st_size))
+        return tuple(found)
+
+    def _load(self) -> _Loaded:
+        config = self.config
+        clients = nodes = None
+        ends_ms = self._check(config)
+        if config.listens:
+            clients = self._server_context()
+            if config.server_need_client_auth != "none":
+                clients.verify_mode = (
+                    ssl.CERT_REQUIRED
+                    if config.server_need_client_auth == "require"
+                    else ssl.CERT_OPTIONAL
+                )
+                _trust(clients, config.server_trust_cert_path)
+            if config.nodes != "disabled":
+                nodes = self._server_context()
+                nodes.verify_mode = ssl.CERT_REQUIRED
+                _trust(nodes, config.server_trust_cert_path)
+        dials = client_context(dial_settings(config)) if config.dials else None
+        pem = b"", b"", b""
+        if config.nodes != "disabled" or config.dials:
+            client = dial_settings(config)
+            trust = config.server_trust_cert_path or client.trust_cert_path
+            # gRPC takes no password: a key under one is a matter of the remoting ports.
+            pem = read_pem(trust), read_pem(client.key_path), read_pem(client.cert_path)
+        return _Loaded(clients, nodes, dials, pem, ends_ms)
+
+    def _server_context(self) -> ssl.SSLContext:
+        config = self.config
+        context = _context(ssl.PROTOCOL_TLS_SERVER)
+        _show(context, config.server_cert_path, config.server_key_path, config.server_key_password)
+        return context
+
+
+def dial_settings(config: TlsConfig) -> ClientTls:
+    """How a process with this section dials."""
+    own = config.client_cert_path or config.client_key_path
+    return ClientTls(
+        trust_cert_path=config.client_trust_cert_path or config.server_trust_cert_path,
+        cert_path=config.client_cert_path if own else config.server_cert_path,
+        key_path=config.client_key_path if own else config.server_key_path,
+        key_password=config.client_key_password if own else config.server_key_password,
+        auth_server=config.client_auth_server,
+        check_host=config.client_check_host,
+    )
+
+
+def _there(context: ssl.SSLContext | None) -> ssl.SSLContext:
+    assert context is not None, "a port without TLS asks for no context"
+    return context
+
+
+def read_pem(path: str) -> bytes:
+    if not path:
+        return b""
+    try:
+        return Path(_expanded(path)).read_bytes()
+    except OSError as error:
+        raise TlsError(path, error.strerror or str(error)) from error

@@ -1,0 +1,118 @@
+"""Replication over TLS: replicas prove themselves by a certificate, strangers get no byte."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+from pathlib import Path
+
+import pytest
+
+from batonmq.runtime.authority import Authority
+from batonmq.runtime.tls import client_context
+from tests.shared.certificates import authority, client_tls, node_tls
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Authority:
+    return authority(tmp_path / "tls")
+
+
+def nodes(group, made, **keys):
+    for broker_id in (1, 2, 3):
+        tls = node_tls(made, f"broker/broker-a/{broker_id}", **keys)
+        group.tls[broker_id] = tls.for_nodes
+
+
+async def pair(group, wait_until):
+    one, two = await group.add(1), await group.add(2)
+    await group.elect(one)
+    await wait_until(lambda: one.ha.in_sync_count == 2)
+    return one, two
+
+
+def test_roles_change_and_logs_are_equal_under_tls(run_group, wait_until, made):
+    async def scenario(group):
+        nodes(group, made)
+        one, two = await group.add(1), await group.add(2)
+        for master, slave in ((one, two), (two, one), (one, two)):
+            await group.elect(master, 1, 2)
+            await wait_until(lambda m=master: m.ha.required_set_whole)
+            master.put(400)
+            await group.caught_up(master, slave)
+        assert one.log_bytes() == two.log_bytes() and one.readable == 1_200
+
+    run_group(scenario)
+
+
+def test_a_permissive_master_has_slaves_of_both_kinds(run_group, wait_until, made):
+    async def scenario(group):
+        nodes(group, made, server_mode="permissive", tls_enable=True)
+        group.tls[2] = node_tls(made, "broker/broker-a/2", server_mode="permissive").for_nodes
+        assert group.tls[2].dials is None and group.tls[3].dials is not None
+        one, two, three = [await group.add(broker_id) for broker_id in (1, 2, 3)]
+        await group.elect(one)
+        await wait_until(lambda: one.ha.in_sync_count == 3)
+        one.put(10)
+        await group.caught_up(one, two, three)
+
+    run_group(scenario)
+
+
+def test_a_replica_of_another_authority_and_a_plain_one_never_follow(
+    run_group, wait_until, made, tmp_path, caplog
+):
+    other = authority(tmp_path / "other")
+    caplog.set_level(logging.DEBUG, logger="batonmq.ha")
+
+    async def scenario(group):
+        nodes(group, made)
+        group.tls[2] = node_tls(other, "broker/broker-a/2").for_nodes
+        del group.tls[3]
+        one, two, three = [await group.add(broker_id) for broker_id in (1, 2, 3)]
+        await group.elect(one)
+        one.put(10)
+        await wait_until(lambda: caplog.text.count("ha_dial_failed") >= 3)
+        await wait_until(lambda: caplog.text.count("ha_master_lost") >= 3)
+        assert two.readable == three.readable == 0 and one.ha.required_set == {1}
+
+    run_group(scenario)
+
+
+def test_r58_a_stranger_at_an_enforcing_port_gets_no_byte_of_the_log(run_group, wait_until, made):
+    """Plain, without a certificate, with one that has ended: the connection ends, and replication
+    continues."""
+    late = str(made.issue("late.pem", ["broker/broker-a/9"], [], days=-1).path)
+
+    async def answer(port: int, context: ssl.SSLContext | None, data: bytes) -> bytes:
+        writer = None
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            writer.write(data)
+            return await asyncio.wait_for(reader.read(), 10)
+        except (ConnectionError, ssl.SSLError):
+            return b""
+        finally:
+            if writer is not None:
+                writer.close()
+
+    async def scenario(group):
+        nodes(group, made)
+        one, two = await pair(group, wait_until)
+        one.put(10)
+        for context in (
+            None,
+            client_context(client_tls(made)),
+            client_context(client_tls(made, cert_path=late, key_path=late)),
+        ):
+            assert await answer(one.ha.port, context, b"\0" * 12) == b""
+        for garbage in (b"\x16\x03\x01" + os.urandom(500), b"\x16" * 30_000):
+            alert = await answer(one.ha.port, None, garbage)
+            assert len(alert) < 16
+        one.put(10)
+        await group.caught_up(one, two)
+        assert one.ha.in_sync_count == 2
+
+    run_group(scenario)

@@ -1,0 +1,64 @@
+"""`mqctl secure`: certificates are made once, renewed in place, and private to their owner."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from batonmq.mqctl.main import cli
+from batonmq.runtime.authority import check_certificate, read_certificate
+from batonmq.runtime.tls import Tls, TlsConfig
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(cli, ["secure", *args])
+
+
+NODES = ("--node", "broker/broker-a/1@127.0.0.1,mq1.example", "--node", "controller/n0@127.0.0.1")
+
+
+def test_init_makes_files_that_servers_take_and_rotate_renews_them(tmp_path: Path) -> None:
+    folder = tmp_path / "tls"
+    made = run("init", str(folder), *NODES, "--json")
+    assert made.exit_code == 0, made.output
+    files = {Path(one["file"]).name: one for one in json.loads(made.stdout)}
+    assert set(files) == {"broker.broker-a.1.pem", "controller.n0.pem", "admin.pem"}
+    assert files["broker.broker-a.1.pem"]["hosts"] == ["mq1.example", "127.0.0.1"]
+    for file in folder.iterdir():
+        assert file.name == "ca.pem" or file.stat().st_mode & 0o777 == 0o600, file
+    path = str(folder / "broker.broker-a.1.pem")
+    tls = Tls(
+        TlsConfig(
+            server_mode="enforcing",
+            server_cert_path=path,
+            server_key_path=path,
+            server_trust_cert_path=str(folder / "ca.pem"),
+        ),
+        check_certificate,
+    )
+    before = Path(path).read_bytes()
+    renewed = run("rotate", str(folder), "--days", "10")
+    assert renewed.exit_code == 0 and "broker/broker-a/1" in renewed.output
+    assert Path(path).read_bytes() != before and tls.reload()
+    assert read_certificate(Path(path)).ends_ms < files["admin.pem"]["notAfter"]
+
+
+def test_init_never_replaces_an_authority(tmp_path: Path) -> None:
+    assert run("init", str(tmp_path), *NODES).exit_code == 0
+    again = run("init", str(tmp_path), *NODES)
+    assert again.exit_code == 1 and "there is an authority already" in again.output
+
+
+def test_what_init_and_rotate_refuse(tmp_path: Path) -> None:
+    folder = str(tmp_path / "tls")
+    for args, told in (
+        (("init", folder), "which nodes?"),
+        (("init", folder, "--node", "broker/a/1"), "NAME@HOST is needed"),
+        (("init", folder, "--node", "broker/a/1/2@h"), "is no name of a node"),
+    ):
+        refused = run(*args)
+        assert refused.exit_code == 2 and told in refused.output, refused.output
+    empty = run("rotate", str(tmp_path / "none"))
+    assert empty.exit_code == 1 and "no certificates" in empty.output

@@ -1,0 +1,303 @@
+"""TLS on remoting ports: modes, by the first byte; who is refused; what strangers cost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from batonmq.protocol.errors import ConnectError
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.endpoint import RemotingClient, RemotingServer
+from batonmq.runtime import tls_listener
+from batonmq.runtime.authority import Authority, check_certificate
+from batonmq.runtime.durable_file import replace_file
+from batonmq.runtime.tls import ClientTls, DialTls, Tls
+from tests.shared.certificates import HOSTS, authority, client_tls, node_tls
+from tests.shared.waiting import until
+
+
+def echo(cmd: RemotingCommand, connection: Connection) -> RemotingCommand:
+    return RemotingCommand.response_to(cmd, body=cmd.body)
+
+
+@asynccontextmanager
+async def serving(tls: Tls | None) -> AsyncIterator[tuple[RemotingServer, str]]:
+    processors = Processors()
+    processors.register(10, echo)
+    server = RemotingServer(processors, name="test", tls=tls.for_clients if tls else None)
+    try:
+        yield server, f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
+    finally:
+        await server.close()
+        assert not server.connections
+
+
+async def ask(address: str, tls: ClientTls | None, body: bytes = b"x") -> bytes:
+    client = RemotingClient(tls=DialTls(tls) if tls is not None else None)
+    try:
+        return (await client.invoke(address, RemotingCommand.request(10, body=body))).body
+    finally:
+        await client.close()
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Authority:
+    return authority(tmp_path / "tls")
+
+
+def test_one_permissive_port_serves_plain_and_tls(made: Authority) -> None:
+    async def scenario() -> None:
+        tls = node_tls(made, server_mode="permissive")
+        async with serving(tls) as (_, address):
+            for body in (b"", b"small", os.urandom(3_000_000)):
+                assert await ask(address, None, body) == body
+                assert await ask(address, client_tls(made), body) == body
+            both = [ask(address, client_tls(made) if n % 2 else None) for n in range(100)]
+            assert await asyncio.gather(*both) == [b"x"] * 100
+
+    uvloop.run(scenario())
+
+
+def test_an_enforcing_port_refuses_plain_connections_and_says_so_once(
+    made: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with serving(node_tls(made)) as (_, address):
+            for _ in range(20):
+                with pytest.raises(ConnectError):
+                    await ask(address, None)
+            assert await ask(address, client_tls(made)) == b"x"
+
+    with caplog.at_level(logging.WARNING, logger=tls_listener.__name__):
+        uvloop.run(scenario())
+    refusals = [r.getMessage() for r in caplog.records if r.name == tls_listener.__name__]
+    assert len(refusals) == 1 and "takes TLS only" in refusals[0]
+
+
+@pytest.mark.parametrize("least", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_both_versions_have_modern_suites_only(made: Authority, least: ssl.TLSVersion) -> None:
+    async def scenario() -> None:
+        async with serving(node_tls(made)) as (_, address):
+            context = ssl.create_default_context(cafile=str(made.trust))
+            context.maximum_version = least
+            host, _, port = address.rpartition(":")
+            _, writer = await asyncio.open_connection(
+                host, int(port), ssl=context, server_hostname="127.0.0.1"
+            )
+            cipher = writer.get_extra_info("cipher")
+            assert cipher[1] in ("TLSv1.2", "TLSv1.3")
+            assert "GCM" in cipher[0] or "CHACHA20" in cipher[0]
+            writer.close()
+            for old in (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1):
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                context.check_hostname = False
+                context.verify_mode = ssl.CERT_NONE
+                context.set_ciphers("ALL:@SECLEVEL=0")
+                with pytest.warns(DeprecationWarning):
+                    context.minimum_version = context.maximum_version = old
+                with pytest.raises((ssl.SSLError, ConnectionResetError)):
+                    await asyncio.open_connection(host, int(port), ssl=context)
+
+    uvloop.run(scenario())
+
+
+def test_a_server_of_another_authority_or_host_is_refused(made: Authority, tmp_path: Path) -> None:
+    other = authority(tmp_path / "other")
+
+    async def scenario() -> None:
+        async with serving(node_tls(made)) as (_, address):
+            with pytest.raises(ConnectError, match="certificate of the peer is refused"):
+                await ask(address, client_tls(other))
+            assert await ask(address, client_tls(other, auth_server=False)) == b"x"
+        path = str(made.issue("elsewhere.pem", ["broker/a/2"], ["elsewhere.example"]).path)
+        tls = node_tls(made)
+        config = tls.config
+        there = Tls(
+            type(config)(
+                server_mode="enforcing",
+                server_cert_path=path,
+                server_key_path=path,
+                server_trust_cert_path=str(made.trust),
+            ),
+            check_certificate,
+        )
+        async with serving(there) as (_, address):
+            with pytest.raises(ConnectError, match="IP address mismatch"):
+                await ask(address, client_tls(made))
+            assert await ask(address, client_tls(made, check_host=False)) == b"x"
+
+    uvloop.run(scenario())
+
+
+def test_a_port_that_needs_client_certificates(made: Authority, tmp_path: Path) -> None:
+    other = authority(tmp_path / "other")
+    good = str(made.issue("admin.pem", ["admin"], []).path)
+    strange = str(other.issue("admin.pem", ["admin"], []).path)
+    late = str(made.issue("late.pem", ["admin"], [], days=-1).path)
+
+    def shows(path: str) -> ClientTls:
+        return client_tls(made, cert_path=path, key_path=path)
+
+    async def scenario(need: str, wanted: dict[str, bool]) -> None:
+        tls = node_tls(made, server_need_client_auth=need)
+        async with serving(tls) as (_, address):
+            for path, taken in wanted.items():
+                client = shows(path) if path else client_tls(made)
+                if taken:
+                    assert await ask(address, client) == b"x"
+                else:
+                    with pytest.raises(ConnectError):
+                        await ask(address, client)
+
+    strangers = {good: True, strange: False, late: False}
+    uvloop.run(scenario("require", {"": False, **strangers}))
+    uvloop.run(scenario("optional", {"": True, **strangers}))
+    uvloop.run(scenario("none", {"": True, good: True, strange: True}))
+
+
+async def answer_to(address: str, data: bytes) -> bytes:
+    """What comes back until the server closes."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(data)
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+def test_r58_garbage_behind_the_first_byte_ends_only_its_connection(made: Authority) -> None:
+    record = b"\x16\x03\x01"
+    pieces = [
+        record + b"\xff\xff" + b"x" * 70_000,  # an oversized record
+        record + b"\x00\x05\x01\x00\x00\x01\x00",  # a hello of no bytes
+        b"\x16" * 40,
+        b"\x16\x03\x01\x00\x00" * 100,
+        b"\x15\x03\x01\x00\x02\x02\x28",  # an alert
+        b"\x80\x2e\x01\x00\x02",  # SSL 2
+        os.urandom(300),
+    ]
+
+    async def scenario() -> None:
+        async with serving(node_tls(made)) as (_, address):
+            for piece in pieces:
+                await asyncio.wait_for(answer_to(address, piece), 10)
+                assert await ask(address, client_tls(made)) == b"x"
+
+    uvloop.run(scenario())
+
+
+def test_r58_half_open_handshakes_hold_no_place(
+    made: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More idle and half-open connections than places: a client that comes last gets in, and all
+    strangers are gone after their time."""
+    monkeypatch.setattr(tls_listener, "UNPROVEN_MAX", 8)
+    monkeypatch.setattr(tls_listener, "PROVE_S", 0.5)
+    hello = _client_hello()
+
+    async def scenario() -> None:
+        async with serving(node_tls(made)) as (_, address):
+            host, _, port = address.rpartition(":")
+            idle = [socket.create_connection((host, int(port))) for _ in range(30)]
+            for sock in idle[::2]:
+                sock.sendall(hello[: len(hello) // 2])
+            assert await ask(address, client_tls(made)) == b"x"
+            for sock in idle:
+                sock.setblocking(False)
+            loop = asyncio.get_running_loop()
+
+            async def ended(sock: socket.socket) -> None:
+                try:
+                    while await loop.sock_recv(sock, 4096):
+                        pass
+                except ConnectionResetError:
+                    pass
+
+            await asyncio.wait_for(asyncio.gather(*map(ended, idle)), 20)
+            for sock in idle:
+                sock.close()
+
+    uvloop.run(scenario())
+
+
+def _client_hello() -> bytes:
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.create_default_context()
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(incoming, outgoing, server_hostname="localhost").do_handshake()
+    return outgoing.read()
+
+
+def test_a_server_that_closes_says_its_farewell_under_tls(made: Authority) -> None:
+    said: list[int] = []
+
+    def heard(cmd: RemotingCommand, connection: Connection) -> None:
+        said.append(int(cmd.ext["taken"]))
+
+    async def scenario() -> None:
+        processors = Processors()
+        processors.register(77, heard)
+        async with serving(node_tls(made)) as (server, address):
+            client = RemotingClient(processors, tls=DialTls(client_tls(made)))
+            await client.invoke(address, RemotingCommand.request(10))
+            (connection,) = server.connections
+            connection.farewell = lambda taken: RemotingCommand.request(77, {"taken": taken})
+            connection.close("the server stops")
+            (theirs,) = client.connections
+            await until(lambda: said == [1] and theirs.closed)
+            await client.close()
+
+    uvloop.run(scenario())
+
+
+def test_open_connections_outlive_new_certificates_and_a_bad_one_is_refused(
+    made: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        tls = node_tls(made)
+        path = Path(tls.config.server_cert_path)
+        async with serving(tls) as (server, address):
+            client = RemotingClient(tls=DialTls(client_tls(made)))
+            await client.invoke(address, RemotingCommand.request(10))
+            first = await _serial(address)
+            renewed = made.renew()[0].path.read_bytes()
+            assert tls.reload() and await _serial(address) != first
+            second = await _serial(address)
+            await client.invoke(address, RemotingCommand.request(10))
+            assert len(server.connections) == 1, "the first connection is still the one in use"
+            for bad in (b"", b"nonsense", renewed[:300], made.trust.read_bytes()):
+                replace_file(path, bad)
+                assert not tls.reload() and tls.refusal
+                assert await _serial(address) == second
+            made.issue(path.name, ["broker/a/1"], HOSTS, days=-1)
+            assert not tls.reload() and "valid from" in tls.refusal
+            await client.close()
+
+    uvloop.run(scenario())
+    assert "tls_not_reloaded" in caplog.text and "PRIVATE" not in caplog.text
+
+
+async def _serial(address: str) -> str:
+    """The serial number that a new connection sees."""
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    _, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    found: Any = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    return str(hash(found))
