@@ -113,7 +113,7 @@ class Children:
             before.cancel()  # it waited for a process that a user starts by hand
         child.node.pid_file.unlink(missing_ok=True)
         child.process = await self._fork_server.start(
-            child.node.argv,
+            _argv(child.node),
             child.log_path,
             os.environ | {"PYTHONUNBUFFERED": "1"} | self._watched(),
             self._listeners_for(child),
@@ -241,6 +241,15 @@ class Children:
             return False
         child.pid = None
         return True
+
+
+def _argv(node: Node) -> list[str]:
+    """Its command line, by the interpreter that `mqctl roll --python` chose, if that was used."""
+    try:
+        chosen = node.python_file.read_text().strip()
+    except FileNotFoundError:
+        chosen = ""
+    return [chosen or sys.executable, *node.argv[1:]]
 
 
 def _close_listeners(child: Child) -> None:

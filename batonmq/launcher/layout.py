@@ -24,6 +24,7 @@ DEFAULT_WATCHDOG_S: Final = 2.0
 LEAST_WATCHDOG_S: Final = 1.0
 MAX_BROKERS: Final = 26
 HOST: Final = "127.0.0.1"
+PYTHON_SUFFIX: Final = ".python"
 SECTIONS: Final = ("namesrv", "controller", "broker", "store", "ha", "replicas", "metrics")
 
 Settings = Mapping[str, Mapping[str, object]]
@@ -70,6 +71,11 @@ class NameServerNode:
         return self.port + 5
 
     @property
+    def python_file(self) -> Path:
+        """Names the interpreter of another installation, while `mqctl roll` goes over to it."""
+        return self.config.with_suffix(PYTHON_SUFFIX)
+
+    @property
     def argv(self) -> list[str]:
         return _argv("batonmq.namesrv.main", self.config, self.pid_file)
 
@@ -105,6 +111,11 @@ class BrokerNode:
     @property
     def metrics_port(self) -> int:
         return self.port + 5
+
+    @property
+    def python_file(self) -> Path:
+        """Names the interpreter of another installation, while `mqctl roll` goes over to it."""
+        return self.config.with_suffix(PYTHON_SUFFIX)
 
     @property
     def argv(self) -> list[str]:
@@ -291,7 +302,8 @@ def config_of(layout: Layout, node: Node) -> dict[str, dict[str, object]]:
                 "controllerAddr": ";".join(peer.controller_address for peer in layout.controllers)
             },
         }
-    if layout.metrics:
+    metrics = layout.overrides.get("metrics", {})
+    if layout.metrics and metrics.get("metricsExporterType") != "DISABLE":
         sections["metrics"] = {
             "metricsExporterType": "PROM",
             "metricsPromExporterHost": node.host,

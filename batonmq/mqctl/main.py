@@ -28,6 +28,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "brokerStatus": "cluster",
         "getBrokerConfig": "cluster",
         "updateBrokerConfig": "cluster",
+        "roll": "roll",
     },
     "Topics": {
         "topicList": "topic",

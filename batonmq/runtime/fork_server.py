@@ -43,7 +43,8 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 class Start(msgspec.Struct, frozen=True):
     """A request. `module` is one of those loaded; its `main()` reads `sys.argv` and returns an exit
-    code. `argv`: the whole command line, its arguments after `module`. `log`: where output goes.
+    code. `argv`: the whole command line, its arguments after `module`; with another interpreter
+    than ours it is executed instead. `log`: where output goes.
     `parent`: the requester's pid."""
 
     module: str
@@ -135,6 +136,8 @@ def _become(start: Start, listeners: Sequence[int]) -> Callable[[], int]:
     os.environ.clear()
     os.environ.update(start.environ)
     os.environ |= {LISTEN_FDS: str(len(listeners)), LISTEN_PID: str(os.getpid())}
+    if start.argv[0] != sys.executable:  # another installation: its own code, not what is loaded
+        os.execve(start.argv[0], start.argv, dict(os.environ))
     sys.argv = [start.module, *start.argv[start.argv.index(start.module) + 1 :]]
     main: Callable[[], int] = importlib.import_module(start.module).main
     return main

@@ -100,43 +100,59 @@ async def drain(context: CommandContext, broker_addr: str) -> None:
     set without this one).
     """
     async with context.controller() as (admin, controller):
-        routes = (await admin.cluster.info()).broker_addr_table
-        known = await controller.sync_state_data(sorted(routes))
-        name, me = _replica_at(known, broker_addr)
-        group = known.replicas_info_table[name]
-        others = [r for r in group.in_sync_replicas if r.alive and r.broker_id != me]
-        if not others:
-            raise CommandFailed(
-                f"only this broker of {name} has everything: no other one is in sync"
-            )
-        was_master, master = group.master_broker_id == me, group.master_broker_id
-        if was_master:
-            ids = {replica.broker_id for replica in others}
-            ends = [e for e in await candidates(admin, controller, name) if e.broker_id in ids]
-            heir = max(ends, key=lambda each: each.log_end or 0).broker_id
-            elected = await controller.elect_master(routes[name].cluster, name, heir)
-            check_elected(elected, heir)
-            master = elected.master_broker_id
-            if lacks := await _served(context, admin, elected):
-                context.complain(f"elected, but after {context.timeout_ms / 1000:g} s {lacks}")
-    left = [replica.broker_id for replica in others]
+        moved = await move_away(context, admin, controller, broker_addr)
     if context.out.as_json:
         context.out.document(
             {
-                "brokerName": name,
-                "brokerId": me,
-                "wasMaster": was_master,
-                "masterBrokerId": master,
-                "others": left,
+                "brokerName": moved.group,
+                "brokerId": moved.broker_id,
+                "wasMaster": moved.was_master,
+                "masterBrokerId": moved.master,
+                "others": moved.others,
             }
         )
         return
-    moved = f"broker {master} is master now" if was_master else "it is no master"
-    context.out.line(f"broker {me} of {name}: {moved}")
-    where = ", ".join(map(str, left))
+    what = f"broker {moved.master} is master now" if moved.was_master else "it is no master"
+    context.out.line(f"broker {moved.broker_id} of {moved.group}: {what}")
+    where = ", ".join(map(str, moved.others))
     context.out.line(f"it may be stopped (SIGTERM): broker {where} has everything as well")
-    if len(left) == 1:
+    if len(moved.others) == 1:
         context.out.line("until it is back there is one copy; with minInSyncReplicas 2 writes wait")
+
+
+@dataclass(frozen=True, slots=True)
+class MovedAway:
+    """A broker that may be stopped. `others`: ids of the living members of its set without it."""
+
+    group: str
+    broker_id: int
+    was_master: bool
+    master: int | None
+    others: list[int]
+
+
+async def move_away(
+    context: CommandContext, admin: Admin, controller: ControllerAdmin, address: str
+) -> MovedAway:
+    """Hands the mastership of the broker at `address` over, if it has it. Raises CommandFailed,
+    with nothing changed, if no other living member of its set has everything."""
+    routes = (await admin.cluster.info()).broker_addr_table
+    known = await controller.sync_state_data(sorted(routes))
+    name, me = _replica_at(known, address)
+    group = known.replicas_info_table[name]
+    others = [r.broker_id for r in group.in_sync_replicas if r.alive and r.broker_id != me]
+    if not others:
+        raise CommandFailed(f"only this broker of {name} has everything: no other one is in sync")
+    was_master, master = group.master_broker_id == me, group.master_broker_id
+    if was_master:
+        ends = [e for e in await candidates(admin, controller, name) if e.broker_id in others]
+        heir = max(ends, key=lambda each: each.log_end or 0).broker_id
+        elected = await controller.elect_master(routes[name].cluster, name, heir)
+        check_elected(elected, heir)
+        master = elected.master_broker_id
+        if lacks := await _served(context, admin, elected):
+            context.complain(f"elected, but after {context.timeout_ms / 1000:g} s {lacks}")
+    return MovedAway(name, me, was_master, master, others)
 
 
 def _replica_at(known: BrokerReplicasInfo, address: str) -> tuple[str, int]:

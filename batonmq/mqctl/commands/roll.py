@@ -1,0 +1,325 @@
+"""A rolling restart or upgrade, one process after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.mqctl.output import BAD, GOOD, WaitLine
+from batonmq.mqctl.params import SECONDS, command, option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from batonmq.client.admin.admin import Admin
+    from batonmq.client.admin.controller_admin import ControllerAdmin
+    from batonmq.mqctl.health import Findings
+    from batonmq.mqctl.roll import Node, Roll, RollFile
+    from batonmq.mqctl.roll_backends import Backend
+
+STOPPED: Final = 3
+"""Exit code of a roll that stopped at a doubt."""
+POLL_S: Final = 0.1
+
+
+@command("roll", controllers=True, writes=True)
+@option(
+    "--by",
+    type=click.Choice(["up", "systemd", "compose"]),
+    help="What runs the processes. Default: up, if `batonmq up` runs the cluster.",
+)
+@option(
+    "--python",
+    "python",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="PATH",
+    help="With up: the interpreter of the installation to go to.",
+)
+@option("--ssh", "ssh", is_flag=True, help="With systemd: on each host by ssh.")
+@option(
+    "--restartWith",
+    metavar="COMMAND",
+    help="A command of your own, such as 'ssh {host} systemctl restart batonmq@{kind}'.",
+)
+@option("--compose", default="docker compose", metavar="COMMAND", help="Compose and its options.")
+@option("--controllersApart", is_flag=True, help="Controllers run outside of name servers.")
+@option("--within", "within_s", type=SECONDS, default=120.0, help="For one process to be well.")
+@option(
+    "--state",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Where the progress is kept.",
+)
+@option("--dry-run", is_flag=True, help="Show the order and the commands only.")
+async def roll(
+    context: CommandContext,
+    by: str | None,
+    python: Path | None,
+    ssh: bool,
+    restart_with: str | None,
+    compose: str,
+    controllers_apart: bool,
+    within_s: float,
+    state: Path | None,
+    dry_run: bool,
+) -> None:
+    """Restart every process, one after the other, under load.
+
+    Slaves first, then the master, which hands over before; then name servers with their
+    controllers, the leader last. Before each, the whole cluster must be well, and keep a copy in
+    sync and a majority without this process; after each, it waits until that is so again. At the
+    first doubt it stops, and says what to do: the same command continues there. Exit code: 0 all
+    are restarted, 1 failed, 3 stopped at a doubt.
+
+    JSON: rolled, skipped (done before), left (names), doubt, nextStep ("" if there is none); with
+    --dry-run order (name, how) as well.
+    """
+    from batonmq.mqctl.roll import Doubt
+
+    exclusive_ways = [
+        name for name, given in (("--by", by), ("--restartWith", restart_with)) if given
+    ]
+    if len(exclusive_ways) > 1:
+        raise click.UsageError("give --by or --restartWith, not both")
+    async with context.controller() as (admin, controller):
+        work = _Work(context, admin, controller, within_s)
+        try:
+            backend = await _backend(context, by, python, ssh, restart_with, compose, within_s)
+            await work.load_nodes(embedded=not controllers_apart)
+            if dry_run:
+                await work.show_order(backend)
+            else:
+                await work.roll(backend, state or _state_file(context))
+        except Doubt as doubt:
+            work.stopped(doubt)
+        work.show()
+
+
+async def _backend(
+    context: CommandContext,
+    by: str | None,
+    python: Path | None,
+    ssh: bool,
+    restart_with: str | None,
+    compose: str,
+    within_s: float,
+) -> Backend:
+    from batonmq.mqctl import roll_backends
+
+    local = context.target.local
+    if by is None and restart_with is None and local is not None:
+        by = "up"
+    if python is not None and by != "up":
+        raise click.UsageError("--python belongs to a cluster of `batonmq up`")
+    if restart_with is not None:
+        return roll_backends.CommandBackend(restart_with, within_s)
+    if by == "up":
+        if local is None:
+            raise click.UsageError("no `batonmq up` runs here: set BATONMQ_DATA to its folder")
+        return roll_backends.UpBackend(local.path, python, within_s)
+    if by == "systemd":
+        template = roll_backends.SYSTEMD_BY_SSH if ssh else roll_backends.SYSTEMD
+        return roll_backends.CommandBackend(template, within_s)
+    if by == "compose":
+        return await roll_backends.compose_backend(compose, within_s)
+    raise click.UsageError("what runs the processes? give --by, or --restartWith COMMAND")
+
+
+def _state_file(context: CommandContext) -> Path:
+    """In the data folder of the cluster, or beside the contexts that mqctl keeps."""
+    from zlib import crc32
+
+    from batonmq.mqctl.target import contexts_file, data_of
+
+    if context.target.local is not None:
+        return data_of(context.target.local.path) / "run" / "roll.json"
+    kept = contexts_file()
+    if kept is None:
+        raise click.UsageError("there is no home folder to keep the progress in: give --state FILE")
+    number = crc32(";".join(sorted(context.controllers)).encode())
+    return kept.with_name(f"roll-{number:08x}.json")
+
+
+class _Work:
+    """One run of the command, with its outcome."""
+
+    def __init__(
+        self, context: CommandContext, admin: Admin, controller: ControllerAdmin, within_s: float
+    ) -> None:
+        self._context = context
+        self._admin = admin
+        self._controller = controller
+        self._within_s = within_s
+        self._nodes: list[Node] = []
+        self._rolled: list[str] = []
+        self._skipped: list[str] = []
+        self._order: list[dict[str, str]] | None = None
+        self._doubt = self._next_step = ""
+
+    def stopped(self, doubt: Exception) -> None:
+        from batonmq.mqctl.roll import Doubt
+
+        assert isinstance(doubt, Doubt)
+        self._doubt, self._next_step = str(doubt), doubt.next_step
+        self._context.exit_code = STOPPED
+
+    async def load_nodes(self, *, embedded: bool) -> None:
+        """Raises Doubt."""
+        from batonmq.mqctl.roll import nodes_of
+
+        context = self._context
+        findings = await self._look()
+        self._nodes = nodes_of(
+            findings, context.name_servers, context.controllers, embedded=embedded
+        )
+
+    async def _look(self) -> Findings:
+        from batonmq.mqctl.health import poll
+
+        local = self._context.target.local
+        return await poll(self._admin, self._controller, local.brokers if local else ())
+
+    async def _wait(self, check: Callable[[Findings], None]) -> Findings:
+        """The findings that `check` takes. Raises its Doubt if none come in time."""
+        import asyncio
+
+        from batonmq.mqctl.roll import Doubt
+        from batonmq.runtime.clock import boot_ms
+
+        deadline_ms = boot_ms() + int(self._within_s * 1000)
+        with WaitLine("") as progress:
+            while True:
+                findings = await self._look()
+                try:
+                    check(findings)
+                    return findings
+                except Doubt as doubt:
+                    if boot_ms() >= deadline_ms:
+                        raise
+                    progress.say(f"waiting: {doubt}")
+                await asyncio.sleep(POLL_S)
+
+    async def show_order(self, backend: Backend) -> None:
+        """Raises Doubt if the first restart would be refused, or a command cannot be made."""
+        from batonmq.mqctl.roll import check_may_restart, next_node
+
+        findings = await self._look()
+        self._order = []
+        done: list[str] = []
+        while (node := next_node(findings, self._nodes, done)) is not None:
+            self._order.append({"name": node.name, "how": backend.describe(node)})
+            done.append(node.name)
+        for node in self._nodes:
+            check_may_restart(findings, self._nodes, node)
+
+    async def roll(self, backend: Backend, state: Path) -> None:
+        """Raises Doubt, and CommandFailed for a disk that does not keep the progress."""
+        from batonmq.mqctl.roll import RollFile
+        from batonmq.runtime.lock_file import FolderLock, FolderLockedError
+
+        state.parent.mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(state.with_suffix(".lock"))
+        try:
+            lock.acquire()
+        except FolderLockedError as error:
+            raise CommandFailed(f"another roll of this cluster runs: {error}") from error
+        try:
+            await self._roll_all(backend, RollFile(state))
+        except OSError as error:
+            raise CommandFailed(f"{state}: {error.strerror}") from error
+        finally:
+            lock.release()
+
+    async def _roll_all(self, backend: Backend, file: RollFile) -> None:
+        from batonmq.mqctl.roll import check_whole, next_node
+        from batonmq.runtime.clock import wall_ms
+
+        roll = file.begin(backend.how, wall_ms())
+        self._skipped = [node.name for node in self._nodes if node.name in roll.done]
+        findings = await self._look()
+        while (node := next_node(findings, self._nodes, roll.done)) is not None:
+            findings = await self._wait(check_whole)
+            if await self._is_done(node, roll):
+                self._skipped.append(node.name)
+            else:
+                findings = await self._restart(node, backend)
+                self._rolled.append(node.name)
+            roll.done.append(node.name)
+            file.store(roll)
+        file.end()
+
+    async def _is_done(self, node: Node, roll: Roll) -> bool:
+        """Whether a broker was restarted since the roll began, by this command before it ended, or
+        by somebody else."""
+        from batonmq.mqctl.roll import is_newer
+        from batonmq.protocol.errors import BatonError
+
+        if node.kind != "broker":
+            return False
+        try:
+            return is_newer(await self._admin.brokers.runtime_info(node.address), roll.started_ms)
+        except BatonError:
+            return False
+
+    async def _restart(self, node: Node, backend: Backend) -> Findings:
+        from batonmq.mqctl.commands.election import move_away
+        from batonmq.mqctl.roll import (
+            Doubt,
+            check_may_restart,
+            check_whole,
+            committed_index,
+            is_master,
+        )
+        from batonmq.runtime.clock import boot_ms
+
+        findings = await self._wait(lambda found: check_may_restart(found, self._nodes, node))
+        if is_master(findings, node):
+            self._say(f"{node.name}: its master moves away")
+            await move_away(self._context, self._admin, self._controller, node.address)
+            findings = await self._wait(lambda found: check_may_restart(found, self._nodes, node))
+        floor = committed_index(findings)
+        began_ms = boot_ms()
+        self._say(f"{node.name}: {backend.describe(node)}")
+        try:
+            await backend.restart(node)
+            findings = await self._wait(lambda found: check_whole(found, floor))
+        except Doubt:
+            backend.undo(node)
+            raise
+        self._say(f"{node.name}: all is well after {(boot_ms() - began_ms) / 1000:.1f} s")
+        return findings
+
+    def _say(self, text: str) -> None:
+        if not self._context.out.as_json:
+            self._context.out.line(text)
+
+    def show(self) -> None:
+        done = {*self._rolled, *self._skipped}
+        left = [node.name for node in self._nodes if node.name not in done]
+        out = self._context.out
+        if out.as_json:
+            document: dict[str, object] = {
+                "rolled": self._rolled,
+                "skipped": self._skipped,
+                "left": left,
+                "doubt": self._doubt,
+                "nextStep": self._next_step,
+            }
+            out.document(document if self._order is None else document | {"order": self._order})
+            return
+        for number, step in enumerate(self._order or (), 1):
+            out.line(f"{number}. {step['name']}: {step['how']}")
+        if self._doubt:
+            out.line(f"stopped: {self._doubt}", style=BAD)
+            out.line(f"  next: {self._next_step}")
+            if self._order is None:
+                out.line("  then the same command continues with what is left")
+        elif self._order is None:
+            text = f"{len(self._rolled)} processes restarted"
+            out.line(
+                f"{text}, {len(self._skipped)} were done before" if self._skipped else text,
+                style=GOOD,
+            )
