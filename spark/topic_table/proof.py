@@ -101,10 +101,11 @@ def prove(
     if about is None:
         raise ValueError(f"{table.location}: there is no table")
     plan = _row_plan(table, about)
-    read = _read_of(about.topic, groups)
     names = {_broker(group): group.name for group in groups}
-    engine.mapped("proof_logged", read.plan(), partial(_logged, read, plan), _TEXTS)
+    # The table first: while a stream runs the log has at least what the table has.
     engine.mapped("proof_tabled", table.files(), partial(_tabled, plan), _TEXTS)
+    read = _read_of(about.topic, groups)
+    engine.mapped("proof_logged", read.plan(), partial(_logged, read, plan), _TEXTS)
     engine.table("proof_state", _state_table(state))
     for name, text in _VIEWS.items():
         engine.define(name, text, keep=True)
@@ -240,8 +241,8 @@ def _notes(proof: TableProof, about: About) -> Iterator[LogFinding]:
         yield LogFinding(None, INFO, "table_behind", text, topic=about.topic)
     if proof.unseen:
         text = (
-            f"{proof.unseen:,} rows of the table cannot be compared: the log has expired there, or "
-            "their brokers' stores are not given"
+            f"{proof.unseen:,} rows of the table cannot be compared: the log has expired there, "
+            "their brokers' stores are not given, or the stores are older than the table"
         )
         kind = INFO if proof.compared else WARNING
         yield LogFinding(None, kind, "table_unseen", text, topic=about.topic)

@@ -271,7 +271,7 @@ class TopicStream:
         )
         writer = (
             messages.writeStream.queryName(f"topicTable {plan.topic}")
-            .option("checkpointLocation", self.checkpoint)
+            .option("checkpointLocation", spark_uri(self.checkpoint))
             .foreachBatch(self._take)
         )
         if plan.trigger is None:
@@ -363,6 +363,11 @@ class TopicStream:
         self.counts.compacted += gone
         self.counts.expired += old
         self._report(f"compacted {gone} small files, removed {old} old ones")
+
+
+def spark_uri(place: str) -> str:
+    """As Hadoop calls it: its client of S3 has the scheme s3a."""
+    return f"s3a{place[2:]}" if place.startswith("s3://") else place
 
 
 def _packed(fields: pa.Schema) -> bytes:

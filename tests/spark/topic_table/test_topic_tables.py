@@ -8,6 +8,7 @@ import pytest
 
 from batonmq.spark.topic_table import files
 from batonmq.spark.topic_table.bodies import Bodies
+from batonmq.spark.topic_table.stream import spark_uri
 from tests.spark.topic_table.table_runs import Batch, Runs, messages
 
 JSON_ROWS = [b'{"id": %d, "name": "n%d"}' % (n, n) for n in range(10)]
@@ -225,6 +226,11 @@ def test_a_folder_of_other_things_is_refused(tmp_path):
     (tmp_path / "t" / "letters.txt").touch()
     with pytest.raises(ValueError, match="holds other things than a table"):
         Runs(tmp_path).run()
+
+
+def test_a_checkpoint_in_s3_is_named_for_hadoop():
+    assert spark_uri("s3://lake/t/_batonmq/checkpoint") == "s3a://lake/t/_batonmq/checkpoint"
+    assert [spark_uri(each) for each in ("/lake/s3://x", "s3a://x")] == ["/lake/s3://x", "s3a://x"]
 
 
 def test_the_parts_of_a_time_are_those_of_delta():

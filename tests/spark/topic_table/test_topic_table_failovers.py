@@ -1,0 +1,219 @@
+"""A topic of a real cluster as a table, through failovers and deaths of the stream's driver.
+
+The table is held against what was acknowledged, row by row, and against the brokers' logs.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import deltalake
+import pytest
+from click.testing import CliRunner
+
+from batonmq.blocking import BlockingAdmin, BlockingProducer
+from batonmq.protocol.bodies import TopicConfig
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.message import Message, MessageQueue
+from batonmq.spark.jobs import message_audit
+from lab.cluster.processes import wait_for
+from lab.cluster.up import ClusterProcess
+from lab.cluster.writer import WriterThread, wait_acks
+from tests.spark.spark_session import SMALL
+from tests.spark.topic_table.table_runs import Runs
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+TOPIC = "Orders"
+QUEUES = 3
+PAGE = (Path(__file__).parents[3] / "docs/spark-tables.md").read_text()
+PATIENCE_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with ClusterProcess(tmp_path_factory.mktemp("tables"), respawn=True) as running:
+        running.wait_in_sync(3)
+        config = TopicConfig(
+            topic_name=TOPIC, read_queue_nums=QUEUES, write_queue_nums=QUEUES
+        )  # fmt: skip
+        with BlockingAdmin(running.name_servers) as admin:
+            admin.topics.create_or_update(config, broker="broker-a")
+        yield running
+
+
+class OrderWriter(WriterThread):
+    """JSON orders; now and then one that is broken, and a field that only some have.
+
+    `bodies`: (queue, offset) -> what was acknowledged there.
+    """
+
+    def __init__(self, name_servers):
+        super().__init__(TOPIC, 0)
+        self._name_servers = name_servers
+        self.bodies = {}
+
+    def write(self):
+        number = 0
+        with BlockingProducer("orders", name_servers=self._name_servers) as producer:
+            while not self.stopping.wait(0.005):
+                body = b"broken {" if number % 50 == 49 else json.dumps(self.order(number)).encode()
+                queue = MessageQueue(TOPIC, "broker-a", number % QUEUES)
+                try:
+                    result = producer.send(Message.of(TOPIC, body, keys=f"k{number}"), queue=queue)
+                except BatonError:
+                    continue
+                if result.acknowledged:
+                    self.bodies[queue.queue_id, result.queue_offset] = body
+                    self.acks.append(result)
+                    number += 1
+
+    def order(self, number):
+        late = {"coupon": f"c{number}"} if number > 300 else {}
+        return {"id": number, "note": "x" * (number % 40), "paid": number % 3 == 0, **late}
+
+
+def fail_over(cluster, writer, times):
+    for _ in range(times):
+        cluster.wait_in_sync(3)
+        old = cluster.master()
+        cluster.kill(old)
+        cluster.wait_new_master(old["address"])
+        wait_acks(writer, 20, PATIENCE_S)
+
+
+def job(cluster, table):
+    settings = [part for name, value in SMALL.items() for part in ("--conf", f"{name}={value}")]
+    return [
+        sys.executable, "-m", "batonmq.spark.jobs.topic_table", TOPIC, "--to", str(table),
+        "--name-servers", cluster.name_servers, "--trigger", "500ms", *settings,
+    ]  # fmt: skip
+
+
+@contextmanager
+def running(stream, session):
+    """The stream in this process, until the block ends."""
+    stopping, failed = threading.Event(), []
+
+    def run():
+        try:
+            stream.run(session, stopping)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join(PATIENCE_S)
+    assert not failed, failed[0]
+
+
+def rows_in(runs):
+    if not deltalake.DeltaTable.is_deltatable(str(runs.folder / "t")):
+        return 0
+    state = runs.table().state()
+    return state.rows if state is not None else 0
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return Runs(tmp_path_factory.mktemp("lake"))
+
+
+def test_five_failovers_and_a_killed_driver_lose_and_double_nothing(request, cluster, runs):
+    with OrderWriter(cluster.name_servers) as writer:
+        driver = subprocess.Popen(job(cluster, runs.folder / "t"), start_new_session=True)
+        try:
+            wait_for("rows in the table", lambda: rows_in(runs) > 0, PATIENCE_S)
+            fail_over(cluster, writer, 2)
+            seen = rows_in(runs)
+            wait_for("more rows in the table", lambda: rows_in(runs) > seen, PATIENCE_S)
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait()
+        session = request.getfixturevalue("session")
+        stream = runs.run(
+            name_servers=cluster.name_servers, trigger="500 milliseconds", compact_s=3
+        )
+        with running(stream, session):
+            fail_over(cluster, writer, 3)
+            writer.stop()
+            acked = len(writer.bodies)
+            wait_for("all acknowledged rows", lambda: rows_in(runs) >= acked, PATIENCE_S)
+    cluster.wait_in_sync(3)
+    once = runs.run(name_servers=cluster.name_servers, trigger=None)
+    once.run(session, threading.Event())
+    rows = runs.rows()
+    found = {(row["_queue_id"], row["_queue_offset"]): row for row in rows}
+    assert len(found) == len(rows), "no message twice"
+    for place, body in writer.bodies.items():
+        row = found[place]
+        if row["_error"]:
+            assert row["_body"] == body == b"broken {"
+        else:
+            told = {n: v for n, v in row.items() if not n.startswith("_") and v is not None}
+            assert told == json.loads(body)
+    for queue in range(QUEUES):
+        offsets = [offset for at, offset in found if at == queue]
+        assert sorted(offsets) == list(range(len(offsets)))
+    assert len({row["_epoch"] for row in rows}) >= 6
+    assert any(row["_error"] for row in rows) and any(row.get("coupon") for row in rows)
+
+
+def audit(cluster, table, *more):
+    stores = str(cluster.data_dir / "broker-*")
+    given = ["--stores", stores, "--table", str(table), "--json", "--quiet", *more]
+    done = CliRunner().invoke(message_audit.main, given)
+    assert done.exit_code in (0, 1), done.output
+    return done.exit_code, json.loads(done.stdout)
+
+
+def test_a_table_is_proven_against_the_log_and_planted_defects_are_named(cluster, runs):
+    """A row missing, one twice, one changed."""
+    place = runs.folder / "t"
+    code, told = audit(cluster, place)
+    assert code == 0, told["first"]
+    rows = runs.rows()
+    assert told["table"]["compared"] == told["table"]["rows"] == len(rows)
+    assert told["table"]["unseen"] == told["table"]["behind"] == 0
+    table = deltalake.DeltaTable(str(place))
+    last = max(row["_queue_offset"] for row in rows if row["_queue_id"] == 1)
+    table.delete(f"_queue_id = 1 AND _queue_offset = {last}")
+    table.update({"note": "'forged'"}, predicate="_queue_id = 0 AND _queue_offset = 7")
+    some = table.to_pyarrow_table(filters=[("_queue_id", "=", 2), ("_queue_offset", "=", 3)])
+    deltalake.write_deltalake(str(place), some, mode="append")
+    code, told = audit(cluster, place)
+    assert code == 1
+    found = {(f["kind"], f["queue_id"], f["queue_offset"]): f["detail"] for f in told["first"]}
+    assert set(found) == {
+        ("table_missing", 1, last),
+        ("table_changed", 0, 7),
+        ("table_doubled", 2, 3),
+    }
+    assert found["table_changed", 0, 7].startswith("note is forged, in the log xxx")
+    assert found["table_doubled", 2, 3] == "2 rows are of this message, alike"
+    assert told["findings"]["critical"] == 3
+
+
+def test_the_call_of_the_page_and_an_iceberg_table_have_the_same_rows(session, cluster, tmp_path):
+    bodies = [b'{"id": %d, "new": {"n": %d}}' % (n, n) for n in range(150)]
+    with BlockingProducer("orders", name_servers=cluster.name_servers) as producer:
+        assert producer.send_batch([Message.of(TOPIC, body) for body in bodies]).acknowledged
+    (text,) = re.findall(r"^```python library\n(.*?)^```$", PAGE, re.M | re.S)
+    lake = Runs(tmp_path / "delta")
+    names = {"NAME_SERVERS": cluster.name_servers, "OUTPUT": str(tmp_path / "delta" / "t")}
+    exec(compile(text, "spark-tables.md", "exec"), names)
+    ice = Runs(tmp_path / "iceberg", "iceberg")
+    ice.run(name_servers=cluster.name_servers, trigger=None).run(session, threading.Event())
+    assert lake.rows() == ice.rows() and len(ice.rows()) >= 150
