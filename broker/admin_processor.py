@@ -30,7 +30,9 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.topic_name import (
+    OUR_TOPICS,
     SYSTEM_GROUPS,
+    SYSTEM_TOPICS,
     TOPIC_QUEUES_MAX,
     check_group,
     check_made_topic,
@@ -272,8 +274,9 @@ class AdminProcessor:
 
     def system_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """The topics that are the broker's own (request 305)."""
+        names = {*self._topics.topics.system, *OUR_TOPICS, *SYSTEM_TOPICS}
         return RemotingCommand.response_to(
-            request, body=TopicList(topic_list=sorted(self._topics.topics.system)).encode()
+            request, body=TopicList(topic_list=sorted(names)).encode()
         )
 
     def runtime(self, request: RemotingCommand, _: Connection) -> RemotingCommand:

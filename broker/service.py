@@ -40,7 +40,7 @@ from batonmq.broker.send.reply_processor import ReplyProcessor
 from batonmq.broker.send.send_back import SendBackProcessor
 from batonmq.broker.send.send_processor import SendProcessor
 from batonmq.broker.settings_processor import SettingsProcessor, broker_settings
-from batonmq.broker.status import BrokerStatus
+from batonmq.broker.status import BrokerStatus, Totals
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager, DelayOffsetManager
 from batonmq.broker.tables.queue_locks import QueueLockManager
 from batonmq.broker.tables.slave_sync import BrokerTables, SlaveSourceProcessor, SlaveSynchronize
@@ -163,11 +163,11 @@ class BrokerService:
             SendBackProcessor(path, topics),
             ReplyProcessor(path, self.send, clients, broker),
             AdminProcessor(path, topics, self.status, self.registrar.known, broker),
-            SettingsProcessor(self.config, self._settings),
+            SettingsProcessor(self.config, self._settings, path.gate),
             OffsetProcessor(self.store, self.tables, path.gate),
             ConnectionProcessor(clients, path.clock_ms),
             GroupAdminProcessor(path, topics, clients, offsets, self.pull, broker),
-            QueryProcessor(self.store),
+            QueryProcessor(self.store, clients, self.filters),
             SlaveSourceProcessor(
                 self.tables,
                 path.gate,
@@ -372,8 +372,15 @@ class BrokerService:
         self._stop_reason = f"it {why}: {exc}"
         self._on_fatal(exc)
 
-    def _totals(self) -> tuple[int, int]:
-        return self.send.stored_total, self.pull.messages_total + self.pop.messages_total
+    def _totals(self) -> Totals:
+        pull = self.pull
+        return Totals(
+            self.send.stored_total,
+            pull.messages_total + self.pop.messages_total,
+            pull.found_total,
+            pull.missed_total,
+            pull.longest_read_ms,
+        )
 
     async def _warm_up(self) -> None:
         """Loads what the first busy turn would otherwise wait for (numpy: 100 ms)."""

@@ -7,17 +7,28 @@ Origin: AdminBrokerProcessor and Configuration in Java.
 
 from __future__ import annotations
 
+import os
+from typing import Final
+
 from batonmq.broker.config import RUNTIME_KEYS, BrokerConfig, BrokerSections
 from batonmq.broker.java_keys import JAVA_KEYS
+from batonmq.broker.role_gate import RoleGate
 from batonmq.protocol.bodies import DataVersion
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.json_body import encode_json
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.runtime.clock import wall_ms
-from batonmq.runtime.properties_text import dump_properties
+from batonmq.runtime.properties_text import dump_properties, parse_properties, property_text
 from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
 
+_FOR_TOOLS: Final = {
+    "clientCallbackExecutorThreads": str(os.cpu_count()),  # mqadmin's cpuNum
+    "enableControllerMode": "",
+    "traceOn": "true",
+    "useTLS": "false",
+}
+"""Keys of Java's dump that mqadmin and the Dashboard read, and no section of ours has."""
 _NOT_TO_NAME = frozenset({"configBlackList", "brokerConfigPath"})
 
 
@@ -41,8 +52,11 @@ def broker_settings(config: BrokerSections) -> RuntimeSettings[BrokerConfig]:
 class SettingsProcessor:
     """Changes apply to this broker only, as in Java: each replica has its own settings."""
 
-    def __init__(self, config: BrokerSections, settings: RuntimeSettings[BrokerConfig]) -> None:
+    def __init__(
+        self, config: BrokerSections, settings: RuntimeSettings[BrokerConfig], gate: RoleGate
+    ) -> None:
         self._config = config
+        self._gate = gate
         self._settings = settings
         self._version = DataVersion()
 
@@ -51,12 +65,17 @@ class SettingsProcessor:
         processors.register(RequestCode.UPDATE_BROKER_CONFIG, self.update)
 
     def show(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """All settings as a property text, sorted by name (request 26)."""
+        """All settings as a property text, sorted by name (request 26). As in Java, the role is the
+        one of now, if controllers give it."""
         config = self._config
-        sections = (config.broker, config.replicas, config.store, config.ha)
-        lines = "".join(map(dump_properties, sections)).splitlines(keepends=True)
+        found = dict(_FOR_TOOLS)
+        for section in (config.broker, config.replicas, config.store, config.ha):
+            found |= parse_properties(dump_properties(section))
+        found["enableControllerMode"] = str(config.controller_mode).lower()
+        if config.controller_mode:
+            found["brokerRole"] = "SYNC_MASTER" if self._gate.is_master else "SLAVE"
         version = encode_json(self._version).decode()
-        body = "".join(sorted(lines)).encode()
+        body = property_text(dict(sorted(found.items()))).encode()
         return RemotingCommand.response_to(request, ext={"version": version}, body=body)
 
     async def update(self, request: RemotingCommand, _: Connection) -> RemotingCommand:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import date
-from typing import Final
+from typing import Final, NamedTuple
 
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.name_server_registrar import RouteRegistration
@@ -15,6 +16,7 @@ from batonmq.broker.relay import Relay
 from batonmq.broker.replication.replication import Replication
 from batonmq.broker.tables.slave_sync import BrokerTables
 from batonmq.broker.waiting import WaitingMessages
+from batonmq.broker.write.pending_acks import WAIT_BOUNDS_MS
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import (
     PROBLEMS_KEY,
@@ -26,6 +28,7 @@ from batonmq.protocol.codes import MQ_VERSION
 from batonmq.protocol.records.codec import scan_record
 from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.protocol.role_view import Role
+from batonmq.protocol.topic_name import OUR_TOPICS
 from batonmq.runtime.clock import wall_ms
 from batonmq.store.disk_health import StoreHealth
 
@@ -46,7 +49,22 @@ NOT_HERE: Final = {
     "timerDequeueTps": "0.0",
 }
 """Figures of Java that do not exist here, with Java's values where they are off or empty."""
-_SAMPLES = 61  # one a second: rates over 10 s, 1 min
+_SAMPLES = 601  # one a second: rates over 10 s, 1 min, 10 min
+_PUT_TIMES: Final = {
+    "<=0ms": 0,
+    "0~10ms": 10,
+    "10~50ms": 50,
+    "50~100ms": 100,
+    "100~200ms": 200,
+    "200~500ms": 500,
+    "500ms~1s": 1_000,
+    "1~2s": 2_000,
+    "2~3s": 3_000,
+    "3~4s": 4_000,
+    "4~5s": 5_000,
+    "5~10s": 10_000,
+}
+"""RocketMQ's classes of the time of a put, with the upper bound in ms; the last is `10s~`."""
 
 
 def running_for(passed_ms: int) -> str:
@@ -56,36 +74,58 @@ def running_for(passed_ms: int) -> str:
     return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds % 60} seconds ]"
 
 
+class Totals(NamedTuple):
+    """Since the start: messages stored and read; pulls that found messages, looks that found none.
+    `longest_read_ms`: the longest look into a queue."""
+
+    puts: int
+    gets: int
+    found: int = 0
+    missed: int = 0
+    longest_read_ms: int = 0
+
+
 class Throughput:
-    """Messages stored and read over time. `tick` is called about once a second."""
+    """What was stored and read over time. `tick` is called about once a second."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[int, int, int]] = deque(maxlen=_SAMPLES)
+        self._samples: deque[tuple[int, Totals]] = deque(maxlen=_SAMPLES)
 
-    def tick(self, now_ms: int, puts: int, gets: int) -> None:
-        self._samples.append((now_ms, puts, gets))
+    def tick(self, now_ms: int, totals: Totals) -> None:
+        self._samples.append((now_ms, totals))
 
-    def rates(self, column: int) -> str:
-        """Messages a second over 10 s, 60 s and 60 s, in Java's format."""
-        return " ".join(f"{self._rate(seconds, column):.2f}" for seconds in (10, 60, 60))
+    def rates(self, count: Callable[[Totals], int]) -> str:
+        """A second over 10 s, 1 min and 10 min, in Java's format."""
+        return " ".join(f"{self._rate(seconds, count):.2f}" for seconds in (10, 60, 600))
 
-    def _rate(self, seconds: int, column: int) -> float:
+    def _rate(self, seconds: int, count: Callable[[Totals], int]) -> float:
         if len(self._samples) < 2:
             return 0.0
-        last = self._samples[-1]
-        first = self._samples[max(0, len(self._samples) - 1 - seconds)]
-        elapsed_ms = last[0] - first[0]
-        return (last[column] - first[column]) * 1000 / elapsed_ms if elapsed_ms else 0.0
+        last_ms, last = self._samples[-1]
+        first_ms, first = self._samples[max(0, len(self._samples) - 1 - seconds)]
+        elapsed_ms = last_ms - first_ms
+        return (count(last) - count(first)) * 1000 / elapsed_ms if elapsed_ms else 0.0
+
+
+def put_times(waits: Sequence[int]) -> str:
+    """How long sends waited for their acknowledgement, in Java's classes. `waits`: as PendingAcks
+    counts them."""
+    text, begin = "", 0
+    for name, bound_ms in _PUT_TIMES.items():
+        end = bisect_right(WAIT_BOUNDS_MS, bound_ms)
+        text += f"[{name}]:{sum(waits[begin:end])} "
+        begin = end
+    return f"{text}[10s~]:{sum(waits[begin:])} "
 
 
 class DailyTotals:
     """(Messages stored, messages read) when today and yesterday began in local time; 0 before the
     start of this process. Origin: BrokerStats.record in Java."""
 
-    def __init__(self, totals: Callable[[], tuple[int, int]]) -> None:
+    def __init__(self, totals: Callable[[], Totals]) -> None:
         self._totals = totals
         self._day: date | None = None
-        self.today = self.yesterday = (0, 0)
+        self.today = self.yesterday = Totals(0, 0)
 
     def tick(self, day: date) -> None:
         if self._day is not None and day != self._day:
@@ -94,15 +134,13 @@ class DailyTotals:
 
 
 class BrokerStatus:
-    """`totals` gives the messages stored and the messages read since the start."""
-
     def __init__(
         self,
         config: BrokerSections,
         path: WritePath,
         tables: BrokerTables,
         replication: Replication,
-        totals: Callable[[], tuple[int, int]],
+        totals: Callable[[], Totals],
         relay: Relay,
         waiting: WaitingMessages,
     ) -> None:
@@ -119,7 +157,7 @@ class BrokerStatus:
 
     def tick(self, now_ms: int) -> None:
         """Once a second."""
-        self._throughput.tick(now_ms, *self._totals())
+        self._throughput.tick(now_ms, self._totals())
         self._days.tick(date.today())
 
     def epoch_cache(self) -> tuple[EpochEntryCache, dict[str, str]] | None:
@@ -132,13 +170,16 @@ class BrokerStatus:
 
     def registration(self, topics: Collection[str] | None = None) -> RouteRegistration | None:
         """The registration at name servers: id 0 for a master, its own id for a slave; None without
-        a role. `topics`: the topics in it, by default all."""
+        a role. `topics`: the topics in it, by default all. Those of our own records have no route:
+        no client reads them, and tools would list them beside the user's."""
         gate, broker = self._path.gate, self._config.broker
         if gate.role is Role.FENCED:
             return None
-        table = self._tables.topics.table
+        table = dict(self._tables.topics.table)
         if topics is not None:
             table = {topic: table[topic] for topic in topics if topic in table}
+        for topic in OUR_TOPICS:
+            table.pop(topic, None)
         return RouteRegistration(
             broker.broker_cluster_name,
             broker.broker_name,
@@ -148,7 +189,7 @@ class BrokerStatus:
             RegisterBrokerBody(
                 topic_config_serialize_wrapper=TopicConfigAndMappingSerializeWrapper(
                     data_version=self._tables.topics.data_version,
-                    topic_config_table=dict(table),
+                    topic_config_table=table,
                 )
             ).encode(),
             is_partial=topics is not None,
@@ -158,22 +199,29 @@ class BrokerStatus:
 
     def table(self) -> dict[str, str]:
         """Texts under the keys that `clusterList` and `brokerStatus` read (request 28)."""
-        path, (puts, gets) = self._path, self._totals()
+        path, totals, rates = self._path, self._totals(), self._throughput.rates
+        log, transferred = path.store.log, rates(lambda each: each.gets)
         info = {
             "bootTimestamp": str(self._started_ms),
             "brokerVersion": str(MQ_VERSION),
             "brokerVersionDesc": "V5_3_3",
             "pid": str(os.getpid()),
-            "putTps": self._throughput.rates(1),
-            "getTransferredTps": self._throughput.rates(2),
-            "getFoundTps": self._throughput.rates(2),
-            "getTotalTps": self._throughput.rates(2),
-            "msgPutTotalTodayNow": str(puts),
-            "msgGetTotalTodayNow": str(gets),
-            "msgPutTotalTodayMorning": str(self._days.today[0]),
-            "msgPutTotalYesterdayMorning": str(self._days.yesterday[0]),
-            "msgGetTotalTodayMorning": str(self._days.today[1]),
-            "msgGetTotalYesterdayMorning": str(self._days.yesterday[1]),
+            "putTps": rates(lambda each: each.puts),
+            "getTransferredTps": transferred,
+            "getTransferedTps": transferred,  # as 4.x spells it; rocketmq-exporter reads this one
+            "getFoundTps": rates(lambda each: each.found),
+            "getMissTps": rates(lambda each: each.missed),
+            "getTotalTps": rates(lambda each: each.found + each.missed),
+            "msgPutTotalTodayNow": str(totals.puts),
+            "msgGetTotalTodayNow": str(totals.gets),
+            "msgPutTotalTodayMorning": str(self._days.today.puts),
+            "msgPutTotalYesterdayMorning": str(self._days.yesterday.puts),
+            "msgGetTotalTodayMorning": str(self._days.today.gets),
+            "msgGetTotalYesterdayMorning": str(self._days.yesterday.gets),
+            "putMessageDistributeTime": put_times(path.acks.waits),
+            "putMessageEntireTimeMax": str(path.acks.longest_ms),
+            "getMessageEntireTimeMax": str(totals.longest_read_ms),
+            "putMessageFailedTimes": str(path.acks.failed_by_code.total()),
             "sendThreadPoolQueueSize": str(len(path.acks)),
             "sendThreadPoolQueueCapacity": str(self._config.broker.send_thread_pool_queue_capacity),
             "sendThreadPoolQueueHeadWaitTimeMills": str(path.acks.waited_ms(path.clock_ms())),
@@ -182,7 +230,9 @@ class BrokerStatus:
         }
         info |= NOT_HERE | self._waiting.runtime_info()
         problems = json.dumps(self.problems(), ensure_ascii=False)
-        return info | self._of_store() | self._of_role() | {PROBLEMS_KEY: problems}
+        info |= self._of_store()
+        info[f"commitLogDiskRatio_{log.folder}"] = info["commitLogDiskRatio"]
+        return info | self._of_role() | {PROBLEMS_KEY: problems}
 
     def problems(self) -> list[str]:
         """What is wrong with this broker, in words, for `mqctl health`."""

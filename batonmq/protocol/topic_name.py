@@ -45,6 +45,7 @@ METADATA_TOPIC: Final = "rmq_sys_BATON_METADATA"
 PROGRESS_TOPIC: Final = "rmq_sys_BATON_PROGRESS"
 # Ours: what POP gave to whom, as records of one queue.
 POP_TOPIC: Final = "rmq_sys_BATON_POP"
+OUR_TOPICS: Final = (METADATA_TOPIC, PROGRESS_TOPIC, POP_TOPIC)
 
 SYSTEM_TOPICS: Final = frozenset(
     {
@@ -59,8 +60,9 @@ SYSTEM_TOPICS: Final = frozenset(
         OFFSET_MOVED_TOPIC,
     }
 )
+TOOLS_CONSUMER: Final = "TOOLS_CONSUMER"
 SYSTEM_GROUPS: Final = (
-    "TOOLS_CONSUMER",
+    TOOLS_CONSUMER,
     "FILTERSRV_CONSUMER",
     "SELF_TEST_C_GROUP",
     "CID_ONS-HTTP-PROXY",

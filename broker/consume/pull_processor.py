@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,8 +31,10 @@ from batonmq.broker.tables.offset_resets import OffsetReset
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.codes import LONG_MAX, MASTER_ID, RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, CorruptLogError
+from batonmq.protocol.records.codec import without_crc
 from batonmq.protocol.role_view import Role
 from batonmq.protocol.sysflag import PULL_COMMIT_OFFSET, PULL_SUSPEND
+from batonmq.protocol.topic_name import TOOLS_CONSUMER
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.headers import (
     PullFields,
@@ -112,7 +114,9 @@ class PullProcessor:
         self._waking: dict[tuple[str, int], _WakeRound] = {}
         self._next_sweep_ms = 0
         self._to_sweep: list[tuple[str, int]] = []
-        self.messages_total = 0
+        self.messages_total = self.found_total = self.missed_total = 0
+        """Messages read; pulls that found some; looks that found none."""
+        self.longest_read_ms = 0
         self.pulled: dict[tuple[str, str, int], int] = {}
         """(Group, topic, queue id) -> where the group pulls next, since this role began."""
         self.on_reset: Callable[[str, str, int], None] = lambda group, topic, queue_id: None
@@ -331,9 +335,7 @@ class PullProcessor:
             self._move(pull, self._visible(topic, queue_id)[0])
             return
         try:
-            result = self._store.queries.get_message(
-                topic, queue_id, offset, pull.max_num, pull.max_bytes, pull.wanted, pull.matches
-            )
+            result = self._read(pull, offset)
         except CorruptLogError as exc:
             log.error("corrupt_record_not_served file=%s offset=%d", exc.file, exc.offset)
             if not self._store.trust.reason and (fault := self._store.trust.fault_at(exc.offset)):
@@ -355,6 +357,22 @@ class PullProcessor:
             )
             return
         self._write_result(pull, offset, code, result)
+
+    def _read(self, pull: Pull, offset: int) -> GetMessageResult:
+        began_ms = self._clock_ms()
+        result = self._store.queries.get_message(
+            pull.topic,
+            pull.queue_id,
+            offset,
+            pull.max_num,
+            pull.max_bytes,
+            pull.wanted,
+            pull.matches,
+        )
+        self.longest_read_ms = max(self.longest_read_ms, self._clock_ms() - began_ms)
+        self.found_total += result.message_count > 0
+        self.missed_total += not result.message_count
+        return result
 
     def _is_old(self, pull: Pull, offset: int) -> bool:
         """R39: its consumer kept running while the topic was deleted and created again."""
@@ -381,6 +399,9 @@ class PullProcessor:
             PullOffsets(next_offset, result.min_offset, result.max_offset),
             self._flags(pull, is_slow=result.suggest_pulling_from_slave),
         )
+        if pull.group.group_name == TOOLS_CONSUMER:
+            pull.channel.write(pull_frame(header, *_without_crcs(result.parts)))
+            return
         pull.channel.write(pull_frame(header, result.size, result.parts))
 
     def _write(
@@ -434,3 +455,13 @@ class PullProcessor:
         if result.status is GetMessageStatus.OFFSET_OVERFLOW_BADLY and self._gate.is_acting:
             return ResponseCode.PULL_NOT_FOUND  # the master has it, and comes back with it
         return _CODES[result.status]
+
+
+def _without_crcs(parts: Iterable[memoryview]) -> tuple[int, list[memoryview]]:
+    """Size and parts of a reply for mqadmin, which prints every property of a message."""
+    whole, found, pos = memoryview(b"".join(parts)), list[memoryview](), 0
+    while pos < len(whole):
+        size = int.from_bytes(whole[pos : pos + 4], "big")
+        found.append(memoryview(without_crc(whole[pos : pos + size])))
+        pos += size
+    return sum(map(len, found)), found

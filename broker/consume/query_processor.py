@@ -8,6 +8,8 @@ AdminBrokerProcessor and QueryMessageProcessor in Java.
 
 from __future__ import annotations
 
+from batonmq.broker.consume.consumer_manager import ConsumerManager
+from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
 from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.tables.offset_clamp import PositionReport, commit_refusal, queue_end
@@ -15,6 +17,7 @@ from batonmq.broker.tables.slave_sync import BrokerTables
 from batonmq.protocol.bodies import ConsumeQueueData, QueryConsumeQueueResponseBody
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.records.codec import without_crc
 from batonmq.protocol.topic_name import TOPIC_QUEUES_MAX, check_group
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
@@ -129,10 +132,14 @@ UNITS_MAX = 1024
 
 
 class QueryProcessor:
-    """Answers with stored records, untouched, never from above confirmOffset (SAFETY G4)."""
+    """Answers with stored records, never from above confirmOffset (SAFETY G4)."""
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(
+        self, store: MessageStore, clients: ConsumerManager, filters: ConsumerFilterManager
+    ) -> None:
         self._store = store
+        self._clients = clients
+        self._filters = filters
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.QUERY_MESSAGE, self.by_key)
@@ -161,7 +168,7 @@ class QueryProcessor:
                 "indexLastUpdateTimestamp": str(found.index_last_update_timestamp),
                 "indexLastUpdatePhyoffset": str(found.index_last_update_phyoffset),
             },
-            body=b"".join(found.parts),
+            body=b"".join(map(without_crc, found.parts)),
         )
 
     def by_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
@@ -172,11 +179,11 @@ class QueryProcessor:
             raise BrokerRefusal(
                 ResponseCode.SYSTEM_ERROR, f"no message begins at physical offset {offset}"
             )
-        return RemotingCommand.response_to(request, body=bytes(record))
+        return RemotingCommand.response_to(request, body=without_crc(record))
 
     def units(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """Up to `count` units of a queue from `index` on; 1 for a queue without messages (request
-        321)."""
+        321). With `consumerGroup` also what it subscribes to."""
         topic, queue_id = _queue(request)
         index, count = number(request, "index"), number(request, "count")
         if not 1 <= count <= UNITS_MAX:
@@ -192,6 +199,13 @@ class QueryProcessor:
                 for offset, size, tags_code in queries.units(topic, queue_id, index, count)
             ],
         )
+        if group := request.ext.get("consumerGroup"):
+            known = self._clients.groups.get(group)
+            body.subscription_data = known.subscriptions.get(topic) if known is not None else None
+            body.filter_data = f"{group}@{topic} is not online!"
+            if body.subscription_data is not None:
+                found = self._filters.get(group, topic)
+                body.filter_data = (found.encode() if found is not None else b"null").decode()
         if not body.max_queue_index:
             raise BrokerRefusal(
                 ResponseCode.SYSTEM_ERROR, f"queue {queue_id} of topic {topic} has no messages here"

@@ -29,7 +29,10 @@ CLEAN_MS: Final = 50
 Outcome = Callable[[int, str], None]
 """Called once with (response code, remark); code 0 means confirmed."""
 SLICE: Final = 512
-WAIT_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 3_000)
+WAIT_BOUNDS_MS: Final = (
+    0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 3_000, 4_000, 5_000, 10_000,
+)  # fmt: skip
+"""Those of RocketMQ's `putMessageDistributeTime` are among them."""
 
 
 class ReplySink(Protocol):
@@ -52,7 +55,7 @@ class PendingAcks:
         """No reply of this mastership has left yet."""
         self.waits = [0] * (len(WAIT_BOUNDS_MS) + 1)
         """How many replies were released within each bound, and beyond the last."""
-        self.waited_ms_total = 0
+        self.waited_ms_total = self.longest_ms = 0
         self.failed_by_code: Counter[int] = Counter()
         self._replies: deque[_Reply] = deque()
         self._waiters: deque[tuple[int, int, Outcome]] = deque()
@@ -77,6 +80,8 @@ class PendingAcks:
     def confirm(self, confirm_offset: int, now_ms: int) -> int:
         """Releases every reply whose end is at or below `confirm_offset`; returns how many."""
         replies, waits, began_ms = self._replies, self.waits, now_ms + self.wait_ms
+        if replies and replies[0][0] <= confirm_offset:  # the oldest of those that leave now
+            self.longest_ms = max(self.longest_ms, began_ms - replies[0][1])
         before = len(replies)
         while replies and replies[0][0] <= confirm_offset:
             entry = replies.popleft()

@@ -8,7 +8,7 @@ from pathlib import Path
 from heartbeats import heartbeat
 from lone_broker import Rig, run_with_broker
 
-from batonmq.broker.status import DailyTotals
+from batonmq.broker.status import DailyTotals, Totals
 from batonmq.broker.write.broker_stats import SWEEP, StatsTable
 from batonmq.protocol.bodies import BrokerStatsData
 from batonmq.protocol.codes import RequestCode
@@ -103,11 +103,11 @@ def test_a_broker_counts_by_topic_and_group(tmp_path: Path) -> None:
 
 def test_totals_of_a_day_begin_in_its_morning() -> None:
     steps = ((1, (5, 1)), (1, (9, 2)), (2, (10, 3)), (2, (20, 4)), (3, (21, 5)))
-    days = DailyTotals(lambda: steps[len(seen)][1])
-    seen: list[tuple[tuple[int, int], tuple[int, int]]] = []
+    days = DailyTotals(lambda: Totals(*steps[len(seen)][1]))
+    seen: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     for day, _ in steps:
         days.tick(date(2026, 1, day))
-        seen.append((days.yesterday, days.today))
+        seen.append((days.yesterday[:2], days.today[:2]))
     began = (0, 0)
     assert seen[:2] == [(began, began)] * 2
     assert seen[2:4] == [(began, (10, 3))] * 2

@@ -15,12 +15,27 @@ from batonmq.broker.status import running_for
 from batonmq.protocol.bodies import SubscriptionGroupWrapper
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.fastjson import loads
-from batonmq.protocol.topic_name import TRANS_HALF_TOPIC
+from batonmq.protocol.records.codec import decode_record, decode_records
+from batonmq.protocol.topic_name import OUR_TOPICS, TOOLS_CONSUMER, TRANS_HALF_TOPIC
 from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime import runtime_settings
 from batonmq.runtime.properties_text import parse_properties
 
 SYSTEM = "CID_RMQ_SYS_TRANS"
+EXPORTER_NUMBERS = """
+msgPutTotalTodayNow sendThreadPoolQueueHeadWaitTimeMills queryThreadPoolQueueHeadWaitTimeMills
+msgGetTotalTodayNow queryThreadPoolQueueSize bootTimestamp msgPutTotalYesterdayMorning
+msgGetTotalYesterdayMorning pullThreadPoolQueueSize commitLogMinOffset
+pullThreadPoolQueueHeadWaitTimeMills dispatchMaxBuffer brokerVersion consumeQueueDiskRatio
+pageCacheLockTimeMills commitLogDiskRatio commitLogMaxOffset getMessageEntireTimeMax
+msgPutTotalTodayMorning putMessageTimesTotal msgGetTotalTodayMorning sendThreadPoolQueueSize
+startAcceptSendRequestTimeStamp putMessageEntireTimeMax earliestMessageTimeStamp
+remainTransientStoreBufferNumbs queryThreadPoolQueueCapacity putMessageAverageSize
+dispatchBehindBytes putMessageSizeTotal sendThreadPoolQueueCapacity pullThreadPoolQueueCapacity
+"""
+PUT_TIMES = (
+    "<=0ms 0~10ms 10~50ms 50~100ms 100~200ms 200~500ms 500ms~1s 1~2s 2~3s 3~4s 4~5s 5~10s 10s~"
+)
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3-tools" / "remoting"
 
 
@@ -130,6 +145,55 @@ def test_units_of_a_queue(tmp_path: Path) -> None:
         assert first["physicOffset"] + first["physicSize"] == second["physicOffset"]
         for wrong, code in (({"queueId": "3"}, 1), ({"count": "0"}, 29), ({"count": "9999"}, 29)):
             assert (await rig.ask(RequestCode.QUERY_CONSUME_QUEUE, asked | wrong)).code == code
+        for group, online in (("g", False), ("h", True)):
+            if online:
+                await rig.ask(RequestCode.HEART_BEAT, body=heartbeat("c", "T", group="h").encode())
+            named = asked | {"consumerGroup": group}
+            body = json.loads((await rig.ask(RequestCode.QUERY_CONSUME_QUEUE, named)).body)
+            assert (body.get("subscriptionData") is not None) == online
+            assert body["filterData"] == ("null" if online else f"{group}@T is not online!")
+
+    run_with_broker(tmp_path, play)
+
+
+def test_rocketmq_exporter_reads_every_key_that_it_needs(tmp_path: Path) -> None:
+    """`BrokerRuntimeStats` of the exporter: a key that it cannot parse costs all of the broker."""
+
+    async def play(rig: Rig) -> None:
+        await rig.send()
+        await rig.pull()
+        found = json.loads((await rig.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body)["table"]
+        for key in EXPORTER_NUMBERS.split():
+            float(found[key])
+        for key in ("putTps", "getMissTps", "getTransferedTps", "getTotalTps", "getFoundTps"):
+            assert len([float(part) for part in found[key].split(" ")]) == 3
+        times = dict(part.split(":") for part in found["putMessageDistributeTime"].split())
+        assert list(times) == [f"[{name}]" for name in PUT_TIMES.split()]
+        assert sum(map(int, times.values())) == 1
+        capacity = found["commitLogDirCapacity"].split(" ")
+        assert (float(capacity[2]), float(capacity[6])) > (0, 0)
+        assert found["remainHowManyDataToFlush"].split(" ")[1][0] in "BKMGTPE"
+
+    run_with_broker(tmp_path, play)
+
+
+def test_tools_get_no_crc_among_the_properties(tmp_path: Path) -> None:
+    """12, 33, and pulls of TOOLS_CONSUMER, which mqadmin shows; the log keeps it."""
+
+    async def play(rig: Rig) -> None:
+        await rig.send()
+        store = rig.service.store
+        ((offset, size, _),) = store.queries.units("T", 0, 0, 1)
+        record = store.queries.look_message_by_offset(offset)
+        assert record is not None and b"__CRC32#" in bytes(record)
+        shown = [
+            (await rig.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(offset)})).body,
+            (await rig.pull(group=TOOLS_CONSUMER)).body,
+        ]
+        for body in shown:
+            (message,) = decode_records(body)
+            assert (message.store_size, "__CRC32#" in message.properties) == (size - 20, False)
+            assert message.body == decode_record(bytes(record)).body
 
     run_with_broker(tmp_path, play)
 
@@ -143,7 +207,11 @@ def test_settings_and_system_topics(tmp_path: Path) -> None:
         assert settings["storePathRootDir"] == str(tmp_path)
         reply = await rig.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
         topics = json.loads(reply.body)["topicList"]
-        assert {"TBW102", "SCHEDULE_TOPIC_XXXX"} <= set(topics)
+        assert {"TBW102", "SCHEDULE_TOPIC_XXXX", *OUR_TOPICS} <= set(topics)
+        assert {"useTLS", "traceOn", "clientCallbackExecutorThreads"} <= settings.keys()
+        registered = rig.service.status.registration()
+        assert registered is not None
+        assert not any(topic.encode() in registered.body for topic in OUR_TOPICS)
 
     run_with_broker(tmp_path, play)
 

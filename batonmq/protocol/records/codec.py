@@ -264,6 +264,20 @@ def raw_properties(buf: Buffer, pos: int = 0) -> bytes:
     return bytes(buf[_locate(buf, pos, size, magic)[4] : pos + size])
 
 
+def without_crc(record: Buffer) -> bytes:
+    """A whole record without the CRC of its properties, as tools get it: they would show it among
+    the properties. Its size and the length of its properties are smaller."""
+    size, magic = _read_first(record, 0)
+    properties_at = _locate(record, 0, size, magic)[4]
+    end = size - CRC_TAIL_SIZE
+    if end < properties_at or bytes(record[end : end + len(CRC_PROPERTY)]) != CRC_PROPERTY:
+        return bytes(record[:size])
+    found = bytearray(record[:end])
+    struct.pack_into(">i", found, 0, end)
+    _I16.pack_into(found, properties_at - 2, end - properties_at)
+    return bytes(found)
+
+
 def message_to_store(buf: Buffer, pos: int = 0) -> NewMessage:
     """The message of the record at `pos` to store again: all that is its own, without its place.
     Raises CorruptRecord as `decode_record`."""
