@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 K = TypeVar("K")
+COMPLETE_MS = 1_500
 
 
 class CommandFailed(click.ClickException):
@@ -130,16 +132,36 @@ class CommandContext:
         return found
 
     async def again_and_again(self, once: Callable[[], Awaitable[None]]) -> None:
-        """Once, or with `-i` every so many seconds until ctrl-C."""
+        """Once, or with `--watch` or `-i` every so many seconds until ctrl-C. Then an error is
+        shown, and the next round tries again: the cluster may be in the middle of a failover."""
         import asyncio
+
+        from batonmq.protocol.errors import BatonError
 
         if self.interval_s is None:
             await once()
             return
         self.out.compact = True
         while True:
-            await once()
+            if not self.out.as_json:
+                self.out.clear()
+            try:
+                await once()
+            except BatonError as error:
+                click.echo(f"mqctl: {_one_line(error)}", err=True)
             await asyncio.sleep(self.interval_s)
+
+    def confirm(self, what: str, *, yes: bool) -> None:
+        """Says on standard error what will happen and where, and asks. Raises CommandFailed if the
+        answer is no, or nobody can answer."""
+        _ = self.target  # says which cluster
+        click.echo(f"mqctl: {what}", err=True)
+        if yes:
+            return
+        if not sys.stdin.isatty():
+            raise CommandFailed("not done: there is no terminal to confirm it on, give --yes")
+        if not click.confirm("Do it?", default=False, err=True):
+            raise CommandFailed("not done")
 
 
 def run(context: CommandContext, work: Coroutine[Any, Any, None]) -> None:
@@ -186,6 +208,29 @@ def _usage_errors() -> Any:
         yield
     except TargetError as error:
         raise click.UsageError(str(error), click.get_current_context(silent=True)) from error
+
+
+async def names_there(what: str, given: Mapping[str, Any]) -> list[str]:
+    """Names for the completion of a shell: `topics`, `groups`, `brokers`, `addresses` or
+    `clusters` of the cluster where the command goes; empty if it does not answer at once."""
+    from batonmq.client.admin import admin
+    from batonmq.protocol.errors import BatonError
+
+    try:
+        target = target_here(given.get("namesrv_addr"), given.get("controller_address"))
+        async with admin.Admin(target.name_servers_or_advice(), timeout_ms=COMPLETE_MS) as asked:
+            if what == "topics":
+                return await asked.topics.names()
+            if what == "groups":
+                return await asked.consumer_groups.names()
+            info = await asked.cluster.info()
+    except (BatonError, TargetError, OSError):
+        return []
+    if what == "clusters":
+        return sorted(info.cluster_addr_table)
+    if what == "brokers":
+        return sorted(info.broker_addr_table)
+    return sorted(a for data in info.broker_addr_table.values() for a in data.broker_addrs.values())
 
 
 def reason(address: str, error: object) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from batonmq.mqctl.context import CommandContext, run
+from batonmq.mqctl.context import CommandContext, names_there, run
 from batonmq.mqctl.output import Output
 
 CommandFunction = Callable[..., Coroutine[Any, Any, None]]
@@ -53,12 +53,41 @@ _NAMED = frozenset(
 a character that would forge a line of a log or command a terminal (R46)."""
 
 
+_COMPLETED = {
+    "--topic": "topics",
+    "--topicName": "topics",
+    "--group": "groups",
+    "--groupName": "groups",
+    "--consumerGroup": "groups",
+    "--broker": "brokers",
+    "--brokerName": "brokers",
+    "--brokerAddr": "addresses",
+    "--clusterName": "clusters",
+}
+"""Option -> what a shell completes it with."""
+
+
+def complete(what: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """For `shell_complete`: names of the cluster, as `names_there`."""
+
+    def found(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+        import asyncio
+
+        names = asyncio.run(names_there(what, ctx.params))
+        return [name for name in names if name.startswith(incomplete)]
+
+    return found
+
+
 class MqOption(click.Option):
     """An option whose camelCase long name has a kebab-case twin that the help leaves out. One that
     names a place may not be empty, as `-b "$ADDR"` is with the variable unset."""
 
     def __init__(self, *args: Any, **attributes: Any) -> None:
         attributes.setdefault("show_default", isinstance(attributes.get("type"), _SHOWS_DEFAULT))
+        for name in args[0]:
+            if name in _COMPLETED:
+                attributes.setdefault("shell_complete", complete(_COMPLETED[name]))
         super().__init__(*args, **attributes)
         if self.metavar is None and not self.is_flag:
             self.metavar = _METAVARS.get(type(self.type))
@@ -155,9 +184,16 @@ class Ids(click.ParamType[tuple[int, ...]]):
 
 
 TRUE_OR_FALSE = click.BOOL
+WATCH_S = 2.0
 COUNT = click.IntRange(min=1)
 INDEX = click.IntRange(min=0)
 SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+yes_option = option("-y", "--yes", "yes", is_flag=True, help="Do not ask.")
+dry_run_option = option(
+    "--dry-run", "dry_run", is_flag=True, help="Show what it would do, do nothing."
+)
 
 
 def stored_from(letter: str) -> Callable[[CommandFunction], CommandFunction]:
@@ -192,8 +228,8 @@ def command(
 ) -> Callable[[CommandFunction], click.Command]:
     """Makes `async def f(context, **options)` the command `name`, with the options all have.
 
-    `controllers`: it has `-a`. `interval`: it has `-i` and repeats itself with
-    `context.again_and_again`. `writes`: it changes something. `timeout_s`: default of `--timeout`.
+    `controllers`: it has `-a`. `interval`: it has `-i` and `--watch` and repeats itself. `writes`:
+    it changes something. `timeout_s`: default of `--timeout`.
     """
 
     def wrap(function: CommandFunction) -> click.Command:
@@ -204,8 +240,11 @@ def command(
             timeout_s: float,
             controller_address: str | None = None,
             interval: float | None = None,
+            watch_table: bool = False,
             **options: Any,
         ) -> None:
+            if watch_table and interval is None:
+                interval = WATCH_S
             context = CommandContext(
                 Output(as_json=as_json),
                 namesrv_addr=namesrv_addr,
@@ -214,7 +253,7 @@ def command(
                 interval_s=interval,
                 writes=writes,
             )
-            run(context, function(context, **options))
+            run(context, context.again_and_again(lambda: function(context, **options)))
 
         settings = {"help_option_names": ["-h", "--help"]}
         made: click.Command = click.command(name, context_settings=settings)(body)
@@ -232,6 +271,11 @@ def _common(controllers: bool, interval: bool, timeout_s: float) -> list[click.P
                 ["-i", "--interval", "interval"],
                 type=SECONDS,
                 help="Print again every so often, until ctrl-C.",
+            )
+        )
+        options.append(
+            MqOption(
+                ["--watch", "watch_table"], is_flag=True, help=f"The same, each {WATCH_S:g} s."
             )
         )
     if controllers:

@@ -2,7 +2,7 @@
 `TopicValidator`, `MixAll`, `NamespaceUtil`."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import filterfalse
 from typing import Final
 
@@ -169,6 +169,13 @@ def first_problem(names: Mapping[str, str], texts: Mapping[str, str]) -> str:
 def is_system_topic(topic: str) -> bool:
     """Whether the broker owns this topic (Java `TopicValidator.isSystemTopic`)."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
+
+
+def is_brokers_own(topic: str, names: Collection[str]) -> bool:
+    """Whether no user made this topic: the brokers did, also retry and dead-letter topics.
+    `names`: of clusters and brokers, which have topics of their name."""
+    own = is_system_topic(topic) or is_retry_or_dlq(topic) or topic in names
+    return own or topic.endswith(f"_{REPLY_TOPIC_POSTFIX}")
 
 
 def is_retry_or_dlq(topic: str) -> bool:

@@ -43,6 +43,7 @@ from batonmq.protocol.bodies import (
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
     TopicConfig,
+    TopicConfigSerializeWrapper,
     TopicRouteData,
 )
 from batonmq.protocol.errors import BatonError, ConnectError, ResponseError
@@ -162,6 +163,9 @@ class FakeCluster:
         self.log_ends: dict[str, tuple[int, int]] = {}
         self.suspect = ""
         self.groups = ["G", "H"]
+        self.topics = {"T": TopicConfig(topic_name="T", write_queue_nums=4)}
+        self.group_table = {"G": SubscriptionGroupConfig(group_name="G")}
+        self.offsets: dict[str, dict[int, int]] = {"T@G": {0: 5}}
         self.figures: dict[str, dict[str, str]] = {}
         self.problems: dict[str, list[str]] = {}
         self.settings: dict[str, dict[str, str]] = {}
@@ -209,6 +213,7 @@ class FakeAdmin:
             info=self.cluster_info,
             name_server_states=self.name_server_states,
             masters=self.masters,
+            targets=self.masters,
         )
         self.brokers = SimpleNamespace(
             runtime_info=self.broker_runtime_info,
@@ -226,6 +231,8 @@ class FakeAdmin:
             change=self.change_topic,
             delete=self.delete_topic,
             config=self.topic_config,
+            configs=self.topic_configs,
+            create_or_update=self.put_topic,
         )
         self.consumer_groups = SimpleNamespace(
             offsets=self.all_consumer_offsets,
@@ -235,6 +242,11 @@ class FakeAdmin:
             connections=self.consumer_connections,
             reset_offsets=self.reset_offsets,
             preview_reset=self.preview_reset,
+            update=self.put_group,
+            delete=self.delete_group,
+            commit=self.commit,
+            producers=self.producers,
+            progress_of_broker=self.progress_of_broker,
         )
         self.messages = SimpleNamespace(
             by_id=self.message_by_id,
@@ -338,16 +350,40 @@ class FakeAdmin:
         known = topic in ("T", "U")
         return TopicConfig(topic_name=topic, write_queue_nums=4) if known else None
 
+    async def topic_configs(self, address: str) -> TopicConfigSerializeWrapper:
+        return TopicConfigSerializeWrapper(topic_config_table=dict(self.fake.topics))
+
+    async def put_topic(self, config: TopicConfig, *, broker: str) -> None:
+        config.attributes = {key.lstrip("+"): value for key, value in config.attributes.items()}
+        self.fake.topics[config.topic_name] = config
+
+    async def put_group(self, config: SubscriptionGroupConfig, *, broker: str) -> None:
+        self.fake.group_table[config.group_name] = config
+
+    async def delete_group(self, group: str, **how: Any) -> dict[str, str]:
+        self.fake.calls.append(("delete_group", group, how))
+        return {"broker-a": MASTER}
+
+    async def commit(self, address: str, group: str, topic: str, queue: int, offset: int) -> None:
+        if offset > 100:
+            raise ResponseError(1, "behind the end", address)
+        self.fake.offsets.setdefault(f"{topic}@{group}", {})[queue] = offset
+
+    async def producers(self, group: str) -> list[ClientConnection]:
+        return [ClientConnection(client_addr="10.0.0.9:5", client_id="p@1")] if group == "P" else []
+
+    async def progress_of_broker(self, name: str, address: str) -> dict[str, list[QueueProgress]]:
+        return {"G": list((await self.consumer_progress("G")).queues)}
+
     async def group_settings(self, address: str) -> SubscriptionGroupWrapper:
-        config = SubscriptionGroupConfig(group_name="G")
-        return SubscriptionGroupWrapper(subscription_group_table={"G": config})
+        return SubscriptionGroupWrapper(subscription_group_table=dict(self.fake.group_table))
 
     async def delete_topic(self, topic: str, cluster: str) -> dict[str, str]:
         self.fake.calls.append(("delete_topic", topic, cluster))
         return {"broker-a": MASTER}
 
     async def all_consumer_offsets(self, address: str) -> dict[str, dict[int, int]]:
-        return {"T@G": {0: 5}}
+        return self.fake.offsets
 
     async def list_consumer_groups(self) -> list[str]:
         return self.fake.groups

@@ -192,7 +192,7 @@ def test_update_topic_with_wrong_options_is_wrong_usage(
 
 
 def test_delete_topic(mqctl: Run, fake: Any) -> None:
-    ran = mqctl("deleteTopic", "-t", "T", "-c", "C", "--json")
+    ran = mqctl("deleteTopic", "-t", "T", "-c", "C", "--yes", "--json")
     assert ran.json == {"topicName": "T", "clusterName": "C", "brokerAddrs": {"broker-a": MASTER}}
     assert fake.calls[-1] == ("delete_topic", "T", "C")
     assert mqctl("deleteTopic", "-t", "T").code == 2
@@ -208,13 +208,13 @@ def test_consumer_connection(mqctl: Run) -> None:
 
 
 def test_reset_offset_and_skip(mqctl: Run, fake: Any) -> None:
-    document = mqctl("resetOffset", "-g", "G", "-t", "T", "-s", "0", "--json").json
+    document = mqctl("resetOffset", "-g", "G", "-t", "T", "-s", "0", "-y", "--json").json
     assert document == {
         "offsetTable": [{"topic": "T", "brokerName": "broker-a", "queueId": 0, "offset": 7}]
     }
     one = ("-b", "broker-a", "-q", "3", "-o", "7")
-    assert "broker-a" in mqctl("resetOffset", "-g", "G", "-t", "T", *one).out
-    assert mqctl("skip", "-g", "G", "-t", "T").code == 0
+    assert "broker-a" in mqctl("resetOffset", "-g", "G", "-t", "T", *one, "-y").out
+    assert mqctl("skip", "-g", "G", "-t", "T", "-y").code == 0
     assert [call for call in fake.calls if call[0] == "reset_offsets"] == [
         ("reset_offsets", "G", "T", 0, None),
         ("reset_offsets", "G", "T", 0, ("broker-a", 3, 7)),
@@ -477,11 +477,11 @@ def test_elect_master_that_is_refused_or_does_not_come_up_ends_with_1(
 
 
 def test_clean_broker_metadata(mqctl: Run, fake: Any) -> None:
-    ran = mqctl("cleanBrokerMetadata", "-bn", "broker-a", "-b", "2;3", "-c", "C", "--json")
+    ran = mqctl("cleanBrokerMetadata", "-bn", "broker-a", "-b", "2;3", "-c", "C", "-y", "--json")
     assert ran.json["brokerControllerIdsToClean"] == [2, 3]
     assert fake.calls[-1] == ("clean", "C", "broker-a", (2, 3), False)
-    assert mqctl("cleanBrokerMetadata", "-bn", "broker-a", "-b", "1").code == 1
-    assert mqctl("cleanBrokerMetadata", "-bn", "broker-a", "-b", "1", "-l").code == 0
+    assert mqctl("cleanBrokerMetadata", "-bn", "broker-a", "-b", "1", "-y").code == 1
+    assert mqctl("cleanBrokerMetadata", "-bn", "broker-a", "-b", "1", "-l", "-y").code == 0
     assert mqctl("cleanBrokerMetadata", "-bn", "broker-a", "-b", "one").code == 2
 
 
@@ -816,7 +816,7 @@ def test_forgetting_a_whole_group_is_asked_for_by_name(mqctl: Run, fake: Any) ->
     assert ran.code == 2 and "--wholeGroup" in ran.err
     assert mqctl("cleanBrokerMetadata", "-bn", "broker-a", "-b", "2", "--wholeGroup").code == 2
     assert not [call for call in fake.calls if call[0] == "clean"]
-    assert mqctl("cleanBrokerMetadata", "-bn", "broker-a", "--wholeGroup").code == 0
+    assert mqctl("cleanBrokerMetadata", "-bn", "broker-a", "--wholeGroup", "-y").code == 0
     assert fake.calls[-1] == ("clean", "", "broker-a", (), False)
 
 

@@ -203,7 +203,7 @@ def test_what_is_refused_ends_with_1_and_what_is_wrong_with_2(mqctl: Mqctl) -> N
     for arguments in (
         ("electMaster", "-bn", "broker-a", "-b", "99"),
         ("electMaster", "-bn", "nope"),
-        ("cleanBrokerMetadata", "-bn", "broker-a", "-b", master),
+        ("cleanBrokerMetadata", "-bn", "broker-a", "-y", "-b", master),
         ("updateControllerConfig", "-k", "configStorePath", "-v", "x"),
         ("getSyncStateSet", "-b", "nope"),
         ("topicRoute", "-t", "Nope"),
@@ -271,7 +271,7 @@ def test_forgetting_a_dead_replica_makes_the_rest_whole(setting: Setting) -> Non
         ),
         20,
     )
-    clean = ("cleanBrokerMetadata", "-bn", "broker-a", "-c", "DefaultCluster", "-b")
+    clean = ("cleanBrokerMetadata", "-bn", "broker-a", "-y", "-c", "DefaultCluster", "-b")
     ran = mqctl(*clean, str(slave["brokerId"]), "--json")
     assert (ran.code, ran.json["brokerControllerIdsToClean"]) == (0, [slave["brokerId"]])
     after = the_group(mqctl)
@@ -279,7 +279,7 @@ def test_forgetting_a_dead_replica_makes_the_rest_whole(setting: Setting) -> Non
     assert slave["brokerId"] not in known
     by_hand = ("-n", cluster.name_servers, "-a", ";".join(cluster.controllers))
     assert mqctl("getSyncStateSet", *by_hand).code == 0
-    assert mqctl("deleteTopic", "-t", TOPIC, "-c", "DefaultCluster").code == 0
+    assert mqctl("deleteTopic", "-t", TOPIC, "-c", "DefaultCluster", "-y").code == 0
     assert TOPIC not in mqctl("topicList", "--json").json["topicList"]
 
 

@@ -97,7 +97,7 @@ def test_r39_a_topic_made_again_is_read_from_its_start_at_every_member(
     messages, at the master and at its successor."""
     master = cluster.master()
     where = ("-n", cluster.name_servers, "-t", "Rare", "-c", "DefaultCluster")
-    assert mqctl("deleteTopic", *where, home=tmp_path).code == 0
+    assert mqctl("deleteTopic", *where, "-y", home=tmp_path).code == 0
     assert mqctl("updateTopic", *where, "-r", "4", "-w", "4", home=tmp_path).code == 0
     with BlockingConnection(master["address"]) as probe:
         assert known_offset(probe) is None

@@ -11,9 +11,11 @@ from batonmq.client.errors import ClientError, UnsupportedByBrokerError
 from batonmq.client.instance.topic_route import topic_route
 from batonmq.protocol import fastjson
 from batonmq.protocol.bodies import (
+    ClientConnection,
     ConsumerConnection,
     ConsumeStats,
     GetConsumerListByGroupResponseBody,
+    ProducerConnection,
     ResetOffsetBody,
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
@@ -49,6 +51,61 @@ class ConsumerGroupAdmin:
         for address in targets.values():
             await self._requests.ask(address, code, {}, "updating a group", body=config.encode())
         return targets
+
+    async def delete(
+        self,
+        group: str,
+        *,
+        cluster: str | None = None,
+        broker: str | None = None,
+        with_offsets: bool = False,
+    ) -> dict[str, str]:
+        """From all masters of a cluster, or from one broker (name or address); returns those."""
+        targets = await self._cluster.targets(cluster, broker)
+        ext = {"groupName": group, "cleanOffset": "true" if with_offsets else "false"}
+        for address in targets.values():
+            code = RequestCode.DELETE_SUBSCRIPTIONGROUP
+            await self._requests.ask(address, code, ext, "deleting a group")
+        return targets
+
+    async def commit(
+        self, address: str, group: str, topic: str, queue_id: int, offset: int
+    ) -> None:
+        """Sets where a group continues in one queue, as a consumer does that has no members."""
+        ext = {
+            "consumerGroup": group,
+            "topic": topic,
+            "queueId": str(queue_id),
+            "commitOffset": str(offset),
+        }
+        code = RequestCode.UPDATE_CONSUMER_OFFSET
+        await self._requests.ask(address, code, ext, "storing an offset")
+
+    async def producers(self, group: str) -> list[ClientConnection]:
+        """Who is connected to any master as a producer of the group, each once."""
+        found: dict[str, ClientConnection] = {}
+        for address in (await self._cluster.masters()).values():
+            reply = await self._requests.ask(
+                address,
+                RequestCode.GET_PRODUCER_CONNECTION_LIST,
+                {"producerGroup": group},
+                "producers",
+                also=frozenset({ResponseCode.SYSTEM_ERROR}),  # it knows no such group
+            )
+            if reply.code == ResponseCode.SUCCESS:
+                for each in ProducerConnection.decode(reply.body).connection_set:
+                    found.setdefault(each.client_id, each)
+        return [found[name] for name in sorted(found)]
+
+    async def progress_of_broker(self, name: str, address: str) -> dict[str, list[QueueProgress]]:
+        """Group -> its queues at one broker, for all that have an offset there."""
+        groups = sorted({key.rpartition("@")[2] for key in await self.offsets(address)})
+        return {
+            group: sorted(
+                await self._progress_at(name, address, group, None), key=lambda q: q.queue
+            )
+            for group in groups
+        }
 
     async def offsets(self, address: str) -> dict[str, dict[int, int]]:
         """`topic@group` -> queue id -> offset, of one broker."""

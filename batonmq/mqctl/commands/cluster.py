@@ -26,21 +26,17 @@ async def cluster_list(context: CommandContext, more_stats: bool, cluster_name: 
     address to figures.
     """
     async with context.admin() as admin:
-
-        async def once() -> None:
-            info = await cluster_of(admin, cluster_name)
-            if context.out.as_json and not more_stats:
-                context.out.document(plain(info))
-                return
-            figures = await context.ask_each(broker_addresses(info), admin.brokers.runtime_info)
-            if context.out.as_json:
-                context.out.document({**plain(info), "runtimeInfo": figures})
-            elif more_stats:
-                _show_totals(context, info, figures)
-            else:
-                _show_rates(context, info, figures, await _not_registered(context, admin, info))
-
-        await context.again_and_again(once)
+        info = await cluster_of(admin, cluster_name)
+        if context.out.as_json and not more_stats:
+            context.out.document(plain(info))
+            return
+        figures = await context.ask_each(broker_addresses(info), admin.brokers.runtime_info)
+        if context.out.as_json:
+            context.out.document({**plain(info), "runtimeInfo": figures})
+        elif more_stats:
+            _show_totals(context, info, figures)
+        else:
+            _show_rates(context, info, figures, await _not_registered(context, admin, info))
 
 
 async def cluster_of(
@@ -112,9 +108,9 @@ def _show_rates(
             takes = {"true": "yes", "false": Cell.of("no", BAD)}
             row += [
                 found.get("brokerVersionDesc", ""),
-                _first(found.get("putTps", "")),
-                _first(found.get("getTransferredTps", "")),
-                _percent(found.get("commitLogDiskRatio", "")),
+                first_rate(found.get("putTps", "")),
+                first_rate(found.get("getTransferredTps", "")),
+                percent(found.get("commitLogDiskRatio", "")),
                 takes.get(found.get("brokerActive", ""), "") if is_master else "",
             ]
         rows.append(row)
@@ -243,7 +239,7 @@ async def _addresses(admin: Admin, broker_addr: str | None, cluster_name: str | 
     return broker_addresses(await cluster_of(admin, cluster_name))
 
 
-def _first(numbers: str) -> str:
+def first_rate(numbers: str) -> str:
     """The first of several rates, short."""
     try:
         rate = float(numbers.split()[0])
@@ -252,7 +248,7 @@ def _first(numbers: str) -> str:
     return f"{rate:.1f}" if rate < 100 else f"{rate:.0f}"
 
 
-def _percent(ratio: str) -> str:
+def percent(ratio: str) -> str:
     try:
         return f"{float(ratio):.0%}"
     except ValueError:

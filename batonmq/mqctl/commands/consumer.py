@@ -6,22 +6,21 @@ SkipAccumulationSubCommand.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import BAD, Cell, plain, when
-from batonmq.mqctl.params import INDEX, Timestamp, command, option
+from batonmq.mqctl.params import INDEX, Timestamp, command, dry_run_option, option, yes_option
 
 if TYPE_CHECKING:
     from batonmq.client.admin.types import GroupProgress, QueueProgress
+    from batonmq.protocol.message import MessageQueue
 
 
-_dry_run = option("--dry-run", "dry_run", is_flag=True, help="Show what it would do, do nothing.")
-
-
-@command("consumerProgress")
+@command("consumerProgress", interval=True)
 @option("-g", "--groupName", metavar="GROUP", help="One group, queue by queue.")
 @option("-t", "--topicName", metavar="TOPIC", help="Only this topic.")
 @option("--system", is_flag=True, help="The groups of the brokers themselves, too.")
@@ -61,7 +60,7 @@ async def consumer_progress(
         context.out.table(["Group", "Members", "Queues", "Diff Total"], rows)
 
 
-@command("consumerConnection")
+@command("consumerConnection", interval=True)
 @option("-g", "--consumerGroup", required=True, metavar="GROUP", help="Consumer group.")
 async def consumer_connection(context: CommandContext, consumer_group: str) -> None:
     """Who is connected as a member of a group, and what it subscribes to.
@@ -100,7 +99,8 @@ async def consumer_connection(context: CommandContext, consumer_group: str) -> N
 @option("-b", "--brokerName", metavar="NAME", help="With -q and -o: one queue of this group.")
 @option("-q", "--queueId", type=INDEX, help="Queue number.")
 @option("-o", "--offset", type=INDEX, help="Offset of the next message.")
-@_dry_run
+@dry_run_option
+@yes_option
 async def reset_offset(
     context: CommandContext,
     group: str,
@@ -110,6 +110,7 @@ async def reset_offset(
     queue_id: int | None,
     offset: int | None,
     dry_run: bool,
+    yes: bool,
 ) -> None:
     """Let a group continue at a store time, or one queue of it at an offset.
 
@@ -123,19 +124,20 @@ async def reset_offset(
         raise click.UsageError("one queue needs all of -b, -q and -o")
     if (queue is None) == (timestamp_ms is None):
         raise click.UsageError("say where to continue: -s TIME, or -b, -q and -o")
-    await _reset(context, group, topic, timestamp_ms or 0, queue, dry_run=dry_run)
+    await _reset(context, group, topic, timestamp_ms or 0, queue, dry_run=dry_run, yes=yes)
 
 
 @command("skip", writes=True)
 @option("-g", "--group", required=True, metavar="GROUP", help="Consumer group.")
 @option("-t", "--topic", required=True, help="Topic name.")
-@_dry_run
-async def skip(context: CommandContext, group: str, topic: str, dry_run: bool) -> None:
+@dry_run_option
+@yes_option
+async def skip(context: CommandContext, group: str, topic: str, dry_run: bool, yes: bool) -> None:
     """Let a group continue at the end of a topic: it skips what waits for it now.
 
     JSON: as resetOffset.
     """
-    await _reset(context, group, topic, -1, None, dry_run=dry_run)
+    await _reset(context, group, topic, -1, None, dry_run=dry_run, yes=yes)
 
 
 async def _reset(
@@ -146,11 +148,19 @@ async def _reset(
     queue: tuple[str, int, int] | None,
     *,
     dry_run: bool,
+    yes: bool,
 ) -> None:
-    if dry_run:
-        await _preview(context, group, topic, timestamp_ms, queue)
-        return
     async with context.admin() as admin:
+        found = await admin.consumer_groups.preview_reset(group, topic, timestamp_ms, queue)
+        if dry_run:
+            _show_preview(context, found)
+            return
+        moved = [then - now for now, then in found.values() if now is not None]
+        context.confirm(
+            f"group {group} in {topic}, {len(found)} queues: {sum(n for n in moved if n > 0)}"
+            f" messages skipped, {-sum(n for n in moved if n < 0)} read again",
+            yes=yes,
+        )
         offsets = await admin.consumer_groups.reset_offsets(group, topic, timestamp_ms, queue)
     if context.out.as_json:
         table = [
@@ -163,15 +173,9 @@ async def _reset(
     context.out.table(["Topic", "Broker", "QID", "Offset"], rows)
 
 
-async def _preview(
-    context: CommandContext,
-    group: str,
-    topic: str,
-    timestamp_ms: int,
-    queue: tuple[str, int, int] | None,
+def _show_preview(
+    context: CommandContext, found: Mapping[MessageQueue, tuple[int | None, int]]
 ) -> None:
-    async with context.admin() as admin:
-        found = await admin.consumer_groups.preview_reset(group, topic, timestamp_ms, queue)
     if context.out.as_json:
         table = [
             {

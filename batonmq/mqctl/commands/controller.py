@@ -8,7 +8,7 @@ import click
 
 from batonmq.mqctl.context import CommandContext, CommandFailed, reason
 from batonmq.mqctl.output import BAD, GOOD, Cell
-from batonmq.mqctl.params import Ids, command, option
+from batonmq.mqctl.params import Ids, command, option, yes_option
 
 if TYPE_CHECKING:
     from batonmq.client.admin.types import ControllerMetadata
@@ -155,6 +155,7 @@ async def update_controller_config(context: CommandContext, key: str, value: str
 @option("-bn", "--brokerName", required=True, help="Broker group.")
 @option("-c", "--clusterName", default="", help="Its cluster.")
 @option("-l", "--cleanLivingBroker", "clean_living", is_flag=True, help="Living ones as well.")
+@yes_option
 async def clean_broker_metadata(
     context: CommandContext,
     broker_ids: tuple[int, ...],
@@ -162,6 +163,7 @@ async def clean_broker_metadata(
     cluster_name: str,
     whole_group: bool,
     clean_living: bool,
+    yes: bool,
 ) -> None:
     """Make the controllers forget dead replicas.
 
@@ -172,6 +174,8 @@ async def clean_broker_metadata(
     """
     if whole_group == bool(broker_ids):
         raise click.UsageError("which replicas? give -b IDS, or --wholeGroup for all of the group")
+    which = f"brokers {', '.join(map(str, broker_ids))}" if broker_ids else "every replica"
+    context.confirm(f"the controllers forget {which} of {broker_name}", yes=yes)
     async with context.controller() as (_, controller):
         await controller.clean_broker_data(
             cluster_name, broker_name, broker_ids, clean_living_broker=clean_living

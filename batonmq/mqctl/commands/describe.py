@@ -8,15 +8,20 @@ import click
 
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import plain, when
-from batonmq.mqctl.params import command
+from batonmq.mqctl.params import command, complete
 
 if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
 
 
-@command("describe")
+def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    what = "groups" if ctx.params.get("kind") == "group" else "topics"
+    return complete(what)(ctx, parameter, incomplete)
+
+
+@command("describe", interval=True)
 @click.argument("kind", type=click.Choice(["topic", "group"]))
-@click.argument("name")
+@click.argument("name", shell_complete=_names)
 async def describe(context: CommandContext, kind: str, name: str) -> None:
     """Show settings, sizes and users of a topic or of a consumer group.
 

@@ -11,7 +11,7 @@ import click
 from batonmq.mqctl.commands.ha import show_replicas
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import WaitLine
-from batonmq.mqctl.params import COUNT, command, option
+from batonmq.mqctl.params import COUNT, command, complete, option
 
 if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
@@ -90,7 +90,7 @@ async def elect_master(
 
 
 @command("drain", controllers=True, writes=True)
-@click.argument("broker_addr", metavar="HOST:PORT")
+@click.argument("broker_addr", metavar="HOST:PORT", shell_complete=complete("addresses"))
 async def drain(context: CommandContext, broker_addr: str) -> None:
     """Make a broker ready to be stopped: move the master away if it is that.
 
@@ -153,6 +153,49 @@ async def move_away(
         if lacks := await _served(context, admin, elected):
             context.complain(f"elected, but after {context.timeout_ms / 1000:g} s {lacks}")
     return MovedAway(name, me, was_master, master, others)
+
+
+@command("undrain", controllers=True, writes=True, timeout_s=60.0)
+@click.argument("broker_addr", metavar="HOST:PORT", shell_complete=complete("addresses"))
+@option("--master", "wants_lead", is_flag=True, help="Make it master again.")
+async def undrain(context: CommandContext, broker_addr: str, wants_lead: bool) -> None:
+    """Wait until a broker is in its set again.
+
+    With --master it becomes master then. --timeout says how long; exit code 1 if that was too
+    short.
+
+    JSON: brokerName, brokerId, masterBrokerId.
+    """
+    import asyncio
+
+    from batonmq.runtime.clock import boot_ms
+
+    deadline_ms = boot_ms() + context.timeout_ms
+    async with context.controller() as (admin, controller):
+        while True:
+            routes = (await admin.cluster.info()).broker_addr_table
+            known = await controller.sync_state_data(sorted(routes))
+            name, me = _replica_at(known, broker_addr)
+            group = known.replicas_info_table[name]
+            if any(r.broker_id == me and r.alive for r in group.in_sync_replicas):
+                break
+            if boot_ms() >= deadline_ms:
+                raise CommandFailed(
+                    f"broker {me} of {name} is not in its set yet: `mqctl health` says why"
+                )
+            await asyncio.sleep(POLL_S)
+        master = group.master_broker_id
+        if wants_lead and master != me:
+            elected = await controller.elect_master(routes[name].cluster, name, me)
+            check_elected(elected, me)
+            master = me
+            if lacks := await _served(context, admin, elected):
+                context.complain(f"elected, but after {context.timeout_ms / 1000:g} s {lacks}")
+    if context.out.as_json:
+        context.out.document({"brokerName": name, "brokerId": me, "masterBrokerId": master})
+    else:
+        role = "and master" if master == me else f"broker {master} is master"
+        context.out.line(f"broker {me} of {name} is in the SyncStateSet, {role}")
 
 
 def _replica_at(known: BrokerReplicasInfo, address: str) -> tuple[str, int]:

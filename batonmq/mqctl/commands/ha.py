@@ -38,16 +38,12 @@ async def get_sync_state_set(
     """
     exclusive(("-b", broker_name), ("-c", cluster_name))
     async with context.controller() as (admin, controller):
-
-        async def once() -> None:
-            names = [broker_name] if broker_name else await _groups(context, admin, cluster_name)
-            found = await controller.sync_state_data(names)
-            missing = sorted(set(names) - set(found.replicas_info_table))
-            if missing:
-                raise CommandFailed(f"the controller knows no broker group {', '.join(missing)}")
-            show_replicas(context, found)
-
-        await context.again_and_again(once)
+        names = [broker_name] if broker_name else await _groups(context, admin, cluster_name)
+        found = await controller.sync_state_data(names)
+        missing = sorted(set(names) - set(found.replicas_info_table))
+        if missing:
+            raise CommandFailed(f"the controller knows no broker group {', '.join(missing)}")
+        show_replicas(context, found)
 
 
 async def _groups(context: CommandContext, admin: Admin, cluster_name: str | None) -> list[str]:
@@ -104,24 +100,20 @@ async def ha_status(
     """
     exclusive(("-b", broker_addr), ("-c", cluster_name))
     async with context.admin() as admin:
-
-        async def once() -> None:
-            if broker_addr:
-                status = await admin.brokers.ha_status(broker_addr)
-                if context.out.as_json:
-                    context.out.document(plain(status))
-                else:
-                    _show_ha(context, broker_addr, status)
-                return
-            masters = (await admin.cluster.masters(cluster_name)).values()
-            found = await context.ask_each(masters, admin.brokers.ha_status)
+        if broker_addr:
+            status = await admin.brokers.ha_status(broker_addr)
             if context.out.as_json:
-                context.out.document({address: plain(one) for address, one in found.items()})
-                return
-            for address, one in found.items():
-                _show_ha(context, address, one)
-
-        await context.again_and_again(once)
+                context.out.document(plain(status))
+            else:
+                _show_ha(context, broker_addr, status)
+            return
+        masters = (await admin.cluster.masters(cluster_name)).values()
+        found = await context.ask_each(masters, admin.brokers.ha_status)
+        if context.out.as_json:
+            context.out.document({address: plain(one) for address, one in found.items()})
+            return
+        for address, one in found.items():
+            _show_ha(context, address, one)
 
 
 def _show_ha(context: CommandContext, address: str, status: HARuntimeInfo) -> None:
@@ -167,18 +159,14 @@ async def get_broker_epoch(
     """
     exclusive(("-b", broker_name), ("-c", cluster_name))
     async with context.admin() as admin:
-
-        async def once() -> None:
-            info = await cluster_of(admin, cluster_name, broker_name)
-            found = await context.ask_each(broker_addresses(info), admin.brokers.epochs)
-            if context.out.as_json:
-                context.out.document([plain(cache) for cache in found.values()])
-                return
-            rows = [row for address, cache in found.items() for row in _epochs(address, cache)]
-            headings = ["Broker", "ID", "Address", "Epoch", "Start Offset", "End Offset"]
-            context.out.table(headings, rows)
-
-        await context.again_and_again(once)
+        info = await cluster_of(admin, cluster_name, broker_name)
+        found = await context.ask_each(broker_addresses(info), admin.brokers.epochs)
+        if context.out.as_json:
+            context.out.document([plain(cache) for cache in found.values()])
+            return
+        rows = [row for address, cache in found.items() for row in _epochs(address, cache)]
+        headings = ["Broker", "ID", "Address", "Epoch", "Start Offset", "End Offset"]
+        context.out.table(headings, rows)
 
 
 def _epochs(address: str, cache: EpochEntryCache) -> list[Sequence[object]]:

@@ -16,6 +16,7 @@ from batonmq.mqctl.params import (
     INDEX,
     Timestamp,
     command,
+    complete,
     option,
     stored_from,
     stored_until,
@@ -170,7 +171,7 @@ async def consume_message(
         queues = _wanted(
             await consumer.fetch_queues(topic, timeout_ms=context.timeout_ms), broker_name, queue_id
         )
-        reader = _Reader(consumer, begin_ms, end_ms, context.timeout_ms)
+        reader = MessageReader(consumer, begin_ms, end_ms, context.timeout_ms)
         messages = _first(message_number, reader, queues, offset)
         with WaitLine(f"reading {len(queues)} queues of {topic} ...") as progress:
             count = await _show_messages(context, progress, messages)
@@ -192,14 +193,14 @@ async def _show_messages(
                 progress.say(f"{count} messages ...")
             else:
                 progress.say("")
-                _show_message(context, message)
+                show_message(context, message)
     if context.out.as_json:
         context.out.document(documents)
     return count
 
 
 async def _first(
-    count: int, reader: _Reader, queues: Sequence[MessageQueue], offset: int | None
+    count: int, reader: MessageReader, queues: Sequence[MessageQueue], offset: int | None
 ) -> AsyncGenerator[MessageExt, None]:
     """At most `count` messages, queue by queue."""
     for queue in queues:
@@ -225,7 +226,7 @@ def _wanted(
     return found
 
 
-class _Reader:
+class MessageReader:
     """Reads what is in a queue, stored in [`begin_ms`, `end_ms`], up to its end of now."""
 
     def __init__(self, consumer: PullConsumer, begin_ms: int, end_ms: int, timeout_ms: int) -> None:
@@ -261,7 +262,7 @@ class _Reader:
 
 
 @command("tail")
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete("topics"))
 @click.option("-f", "--follow", is_flag=True, help="Continue as messages come, until ctrl-C.")
 @option("--last", type=COUNT, default=10, help="Begin with the last so many.")
 @option(
@@ -286,7 +287,7 @@ async def tail(
     async with pull_consumer.PullConsumer(
         CONSUMER_GROUP, name_servers=context.name_servers
     ) as consumer:
-        reader = _Reader(consumer, since_ms or 0, LONG_MAX, context.timeout_ms)
+        reader = MessageReader(consumer, since_ms or 0, LONG_MAX, context.timeout_ms)
         read: dict[MessageQueue, int] = {}
         found: list[MessageExt] = []
         for queue in await consumer.fetch_queues(topic, timeout_ms=context.timeout_ms):
@@ -359,7 +360,7 @@ async def query_msg_by_id(context: CommandContext, msg_ids: str, topic: str | No
             context.out.document(documents[0])
         return
     for message in found:
-        _show_message(context, message)
+        show_message(context, message)
 
 
 async def _by_id(admin: Admin, msg_id: str, topic: str | None) -> MessageExt | None:
@@ -407,6 +408,36 @@ async def _by_offset_id(admin: Admin, msg_id: str, topic: str) -> MessageExt | N
                 if message is not None and message.msg_id.upper() == msg_id.upper():
                     return message
         raise
+
+
+@command("queryMsgByOffset")
+@option("-t", "--topic", required=True, help="Topic name.")
+@option("-b", "--brokerName", required=True, help="Broker group.")
+@option("-i", "--queueId", type=INDEX, required=True, help="Queue number.")
+@option("-o", "--offset", type=INDEX, required=True, help="Offset in the queue.")
+async def query_msg_by_offset(
+    context: CommandContext, topic: str, broker_name: str, queue_id: int, offset: int
+) -> None:
+    """Show the message at an offset of a queue. By time: consumeMessage -s, tail --since.
+
+    JSON: the message with the names of RocketMQ's MessageExt.
+    """
+    from batonmq.client.consumer import pull_consumer
+    from batonmq.protocol.codes import LONG_MAX
+
+    async with pull_consumer.PullConsumer(
+        CONSUMER_GROUP, name_servers=context.name_servers
+    ) as consumer:
+        queues = await consumer.fetch_queues(topic, timeout_ms=context.timeout_ms)
+        (queue,) = _wanted(queues, broker_name, queue_id)
+        reader = MessageReader(consumer, 0, LONG_MAX, context.timeout_ms)
+        found = [message async for message in reader.read(queue, offset, offset + 1)]
+    if not found or found[0].queue_offset != offset:
+        raise CommandFailed(f"no message at offset {offset} of {topic} {broker_name}:{queue_id}")
+    if context.out.as_json:
+        context.out.document(message_document(found[0]))
+    else:
+        show_message(context, found[0])
 
 
 @command("queryMsgByKey")
@@ -494,7 +525,7 @@ def _body(message: MessageExt) -> tuple[bytes, str | None]:
         return body, None
 
 
-def _show_message(context: CommandContext, message: MessageExt) -> None:
+def show_message(context: CommandContext, message: MessageExt) -> None:
     body, text = _body(message)
     context.out.fields(
         [

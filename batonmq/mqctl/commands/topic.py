@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from batonmq.mqctl.context import CommandContext
+from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import WaitLine, plain, when
-from batonmq.mqctl.params import INDEX, TRUE_OR_FALSE, command, option
+from batonmq.mqctl.params import INDEX, TRUE_OR_FALSE, command, option, yes_option
 
 if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
@@ -91,7 +91,7 @@ async def topic_route(context: CommandContext, topic: str, as_list: bool) -> Non
     context.out.table(["Broker", "ID", "Address"], brokers)
 
 
-@command("topicStatus")
+@command("topicStatus", interval=True)
 @option("-t", "--topic", required=True, help="Topic name.")
 async def topic_status(context: CommandContext, topic: str) -> None:
     """Offsets of every queue of a topic.
@@ -122,7 +122,7 @@ async def topic_status(context: CommandContext, topic: str) -> None:
     context.out.table(["Broker", "QID", "Min Offset", "Max Offset", "Last Updated"], rows)
 
 
-@command("statsAll")
+@command("statsAll", interval=True)
 @option("-t", "--topic", help="Only this topic; default: all but the brokers' own.")
 @option("-a", "--activeTopic", is_flag=True, help="Only what had traffic in the last minute.")
 async def stats_all(context: CommandContext, topic: str | None, active_topic: bool) -> None:
@@ -236,18 +236,55 @@ def _attributes(text: str | None) -> dict[str, str]:
 @command("deleteTopic", writes=True)
 @option("-t", "--topic", required=True, help="Topic name.")
 @option("-c", "--clusterName", required=True, help="Its cluster.")
-async def delete_topic(context: CommandContext, topic: str, cluster_name: str) -> None:
-    """Delete a topic from brokers and name servers.
+@yes_option
+async def delete_topic(context: CommandContext, topic: str, cluster_name: str, yes: bool) -> None:
+    """Delete a topic from brokers and name servers. It shows what is lost, and asks.
 
     JSON: topicName, clusterName, and brokerAddrs: broker name to the master where it was done.
     """
     async with context.admin() as admin:
+        context.confirm(await _what_is_deleted(admin, topic, cluster_name), yes=yes)
         done = await admin.topics.delete(topic, cluster_name)
     if context.out.as_json:
         context.out.document({"topicName": topic, "clusterName": cluster_name, "brokerAddrs": done})
         return
     where = ", ".join(f"{name} ({address})" for name, address in done.items())
     context.out.line(f"topic {topic} deleted from {where} and from the name servers")
+
+
+async def _what_is_deleted(admin: Admin, topic: str, cluster: str) -> str:
+    from batonmq.protocol.errors import BatonError
+
+    try:
+        queues = await admin.topics.stats(topic)
+        traffic = await admin.topics.traffic(topic)
+    except BatonError:  # the deletion says what is wrong
+        return f"delete topic {topic} from cluster {cluster}"
+    held = sum(queue.max_offset - queue.min_offset for queue in queues)
+    groups = ", ".join(each.group for each in traffic if each.group is not None) or "no group"
+    return (
+        f"delete topic {topic} from cluster {cluster}: {held} messages in {len(queues)} queues,"
+        f" read by {groups}"
+    )
+
+
+@command("getTopicConfig", interval=True)
+@option("-t", "--topic", required=True, help="Topic name.")
+async def get_topic_config(context: CommandContext, topic: str) -> None:
+    """Settings of a topic at each master.
+
+    JSON: broker name to RocketMQ's TopicConfig.
+    """
+    async with context.admin() as admin:
+        masters = await admin.cluster.masters()
+        known = {name: await admin.topics.config(a, topic) for name, a in masters.items()}
+    found = {name: plain(config) for name, config in known.items() if config is not None}
+    if not found:
+        raise CommandFailed(f"no topic {topic}: `mqctl topicList` shows those that are there")
+    if context.out.as_json:
+        context.out.document(found)
+    else:
+        context.out.fields_of_each(found)
 
 
 def _perm(perm: int) -> str:

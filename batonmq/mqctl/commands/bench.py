@@ -1,0 +1,139 @@
+"""A built-in load: how many messages a second a topic takes, and how long each waits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from batonmq.mqctl.context import CommandContext
+from batonmq.mqctl.params import COUNT, SECONDS, command, complete
+
+if TYPE_CHECKING:
+    from batonmq.client.producer.producer import Producer
+
+GROUP = "mqctl_bench"
+PERCENTILES = (50, 90, 99, 99.9)
+
+
+@command("bench", writes=True)
+@click.argument("topic", shell_complete=complete("topics"))
+@click.option("--seconds", type=SECONDS, default=10.0, show_default=True, help="How long.")
+@click.option("--size", type=COUNT, default=1024, show_default=True, help="Bytes of a body.")
+@click.option("--parallel", type=COUNT, default=16, show_default=True, help="Sends at a time.")
+@click.option("--rate", type=COUNT, help="At most so many a second; default: as fast as it goes.")
+async def bench(
+    context: CommandContext,
+    topic: str,
+    seconds: float,
+    size: int,
+    parallel: int,
+    rate: int | None,
+) -> None:
+    """Send messages to a TOPIC, and show the rate and the percentiles of the time to each answer.
+
+    The messages stay in the topic: use one of its own. One process sends, so a group with more
+    cores than that takes more. Ends with 1 if a send was not acknowledged.
+
+    JSON: topic, seconds, sends, acknowledged, failed (error text to count), perSecond,
+    bytesPerSecond, latencyMs ({"p50": ..., "max": ...}).
+    """
+    from batonmq.client.producer import producer
+
+    options = producer.ProducerOptions(send_timeout_ms=context.timeout_ms)
+    load = Load(topic, bytes(size), rate)
+    async with producer.Producer(
+        GROUP, name_servers=context.name_servers, options=options
+    ) as sender:
+        await load.run(sender, parallel, seconds)
+    _show(context, load.document())
+    if load.failed:
+        context.failed = True
+
+
+class Load:
+    """Sends that run at the same time, and what became of them. Times in seconds."""
+
+    def __init__(self, topic: str, body: bytes, rate: int | None = None) -> None:
+        self._topic, self._body, self._rate = topic, body, rate
+        self._begun = 0
+        self.waits: list[float] = []
+        """Of each acknowledged send."""
+        self.failed: Counter[str] = Counter()
+        self.passed_s = 0.0
+
+    async def run(self, sender: Producer, parallel: int, seconds: float) -> None:
+        began = time.perf_counter()
+        await asyncio.gather(*(self._lane(sender, began, began + seconds) for _ in range(parallel)))
+        self.passed_s = time.perf_counter() - began
+
+    async def _lane(self, sender: Producer, began: float, end: float) -> None:
+        from batonmq.protocol.errors import BatonError
+        from batonmq.protocol.message import Message
+
+        while (now := time.perf_counter()) < end:
+            if self._rate is not None:
+                due = began + self._begun / self._rate
+                if due > now:
+                    self._begun += 1
+                    await asyncio.sleep(due - now)
+                    if due >= end:
+                        return
+                else:
+                    self._begun += 1
+            sent = time.perf_counter()
+            try:
+                result = await sender.send(Message.of(self._topic, self._body))
+            except BatonError as error:
+                self.failed[str(error)[:200]] += 1
+                continue
+            if result.acknowledged:
+                self.waits.append(time.perf_counter() - sent)
+            else:
+                self.failed[str(result.status)] += 1
+
+    def document(self) -> dict[str, Any]:
+        waits = sorted(self.waits)
+        latency = {f"p{p:g}": _ms(waits, p) for p in PERCENTILES} | {"max": _ms(waits, 100)}
+        per_second = len(waits) / self.passed_s if self.passed_s else 0.0
+        return {
+            "topic": self._topic,
+            "seconds": round(self.passed_s, 3),
+            "sends": len(waits) + self.failed.total(),
+            "acknowledged": len(waits),
+            "failed": dict(self.failed),
+            "perSecond": round(per_second, 1),
+            "bytesPerSecond": round(per_second * len(self._body)),
+            "latencyMs": latency,
+        }
+
+
+def _ms(waits: list[float], percentile: float) -> float | None:
+    """The smallest time that so many percent did not exceed; None without any."""
+    if not waits:
+        return None
+    at = max(0, -(-len(waits) * percentile // 100) - 1)
+    return round(waits[min(int(at), len(waits) - 1)] * 1000, 3)
+
+
+def _show(context: CommandContext, found: dict[str, Any]) -> None:
+    if context.out.as_json:
+        context.out.document(found)
+        return
+    context.out.fields(
+        [
+            (
+                "Acknowledged",
+                f"{found['acknowledged']} of {found['sends']} in {found['seconds']} s",
+            ),
+            (
+                "Rate",
+                f"{found['perSecond']} a second, {found['bytesPerSecond'] / 1e6:.1f} MB a second",
+            ),
+            *((f"Latency {name}", f"{ms} ms") for name, ms in found["latencyMs"].items()),
+            *((f"Failed {count}", why) for why, count in found["failed"].items()),
+        ]
+    )

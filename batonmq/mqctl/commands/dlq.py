@@ -1,0 +1,175 @@
+"""Dead letters: messages that a consumer group failed on too often, in the topic `%DLQ%GROUP`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from batonmq.mqctl.commands.message import (
+    CONSUMER_GROUP,
+    PRODUCER_GROUP,
+    MessageReader,
+    message_document,
+    show_message,
+)
+from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.mqctl.output import when
+from batonmq.mqctl.params import COUNT, command, complete, dry_run_option, option, yes_option
+
+if TYPE_CHECKING:
+    from batonmq.protocol.message import Message, MessageExt
+
+#: What the broker put into the message; a resent one begins with none of it.
+_OF_THE_BROKER = (
+    "__CRC32#", "DELAY", "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID", "MAX_OFFSET", "MIN_OFFSET",
+    "MAX_RECONSUME_TIMES", "ORIGIN_MESSAGE_ID", "REAL_QID", "REAL_TOPIC", "RECONSUME_TIME",
+    "RETRY_TOPIC", "UNIQ_KEY", "WAIT", "CLUSTER", "MSG_REGION", "TRACE_ON", "PGROUP",
+)  # fmt: skip
+
+
+@command("dlq", writes=True, timeout_s=10.0)
+@click.argument("action", type=click.Choice(["list", "show", "resend"]))
+@click.argument("group", required=False, shell_complete=complete("groups"))
+@option("-k", "--key", "keys", multiple=True, metavar="KEY", help="Only messages with this key.")
+@option("-m", "--maxNum", type=COUNT, default=64, help="At most so many, the newest first.")
+@dry_run_option
+@yes_option
+async def dlq(
+    context: CommandContext,
+    action: str,
+    group: str | None,
+    keys: tuple[str, ...],
+    max_num: int,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Dead letters: list groups, show those of one, send them again.
+
+    A resent message goes to the topic that it came from, so every group of that topic gets it. The
+    dead letter stays where it is.
+
+    JSON: of list {"groups": [...]} of consumerGroup, messages, lastTimestamp; of show and resend a
+    list of messages with the names of RocketMQ's MessageExt, of resend with toTopic and sendStatus.
+    """
+    if action == "list":
+        await _list(context)
+        return
+    if group is None:
+        raise click.UsageError(f"dlq {action} needs a GROUP; `mqctl dlq list` shows them")
+    found = await _dead_letters(context, group, keys, max_num)
+    if action == "show":
+        if context.out.as_json:
+            context.out.document([message_document(message) for message in found])
+        for message in found if not context.out.as_json else ():
+            show_message(context, message)
+        return
+    await _resend(context, group, found, dry_run=dry_run, yes=yes)
+
+
+async def _list(context: CommandContext) -> None:
+    from batonmq.protocol.topic_name import DLQ_PREFIX
+
+    rows = []
+    async with context.admin() as admin:
+        for topic in await admin.topics.names():
+            if not topic.startswith(DLQ_PREFIX):
+                continue
+            queues = await admin.topics.stats(topic)
+            held = sum(queue.max_offset - queue.min_offset for queue in queues)
+            last = max((queue.last_update_ms for queue in queues), default=0)
+            rows.append((topic.removeprefix(DLQ_PREFIX), held, last))
+    if context.out.as_json:
+        names = ("consumerGroup", "messages", "lastTimestamp")
+        context.out.document({"groups": [dict(zip(names, row, strict=True)) for row in rows]})
+        return
+    context.out.table(["Group", "Messages", "Last"], [[g, n, when(at)] for g, n, at in rows])
+
+
+async def _dead_letters(
+    context: CommandContext, group: str, keys: tuple[str, ...], most: int
+) -> list[MessageExt]:
+    """The newest that match, oldest first. Raises CommandFailed if there is none."""
+    from batonmq.client.consumer import pull_consumer
+    from batonmq.protocol.codes import LONG_MAX
+    from batonmq.protocol.topic_name import dlq_topic
+
+    found: list[MessageExt] = []
+    async with pull_consumer.PullConsumer(
+        CONSUMER_GROUP, name_servers=context.name_servers
+    ) as consumer:
+        reader = MessageReader(consumer, 0, LONG_MAX, context.timeout_ms)
+        for queue in await consumer.fetch_queues(dlq_topic(group), timeout_ms=context.timeout_ms):
+            end = await consumer.max_offset(queue, timeout_ms=context.timeout_ms)
+            first = 0 if keys else max(0, end - most)
+            async for message in reader.read(queue, first, end):
+                if not keys or set(keys) & set(message.keys.split()):
+                    found.append(message)
+    found.sort(key=lambda message: message.store_timestamp)
+    if not found:
+        raise CommandFailed(f"group {group} has no such dead letters")
+    return found[-most:]
+
+
+def _again(letter: MessageExt) -> Message | None:
+    """The message for its own topic; None if it does not name one."""
+    from batonmq.protocol.message import Message
+
+    topic = letter.properties.get("DLQ_ORIGIN_TOPIC") or letter.properties.get("RETRY_TOPIC")
+    if not topic:
+        return None
+    message = Message.of(topic, letter.uncompressed_body(), tags=letter.tags, keys=letter.keys)
+    for name, value in letter.properties.items():
+        if name not in (*_OF_THE_BROKER, "TAGS", "KEYS"):
+            message.properties[name] = value
+    message.flag = letter.flag
+    return message
+
+
+async def _resend(
+    context: CommandContext, group: str, letters: list[MessageExt], *, dry_run: bool, yes: bool
+) -> None:
+    from batonmq.client.producer import producer
+
+    whole = [(letter, _again(letter)) for letter in letters]
+    topics = sorted({message.topic for _, message in whole if message is not None})
+    if not dry_run:
+        context.confirm(
+            f"send {len(letters)} dead letters of {group} to {', '.join(topics) or 'no topic'}:"
+            " every group of that topic gets them",
+            yes=yes,
+        )
+    sent: list[str] = []
+    options = producer.ProducerOptions(send_timeout_ms=context.timeout_ms)
+    async with producer.Producer(
+        PRODUCER_GROUP, name_servers=context.name_servers, options=options
+    ) as sender:
+        for letter, message in whole:
+            if message is None:
+                context.complain(f"{letter.uniq_key}: it does not name the topic that it came from")
+                sent.append("")
+            elif dry_run:
+                sent.append("DRY_RUN")
+            else:
+                sent.append(str((await sender.send(message)).status))
+    if context.out.as_json:
+        context.out.document(
+            [
+                {
+                    **message_document(letter),
+                    "toTopic": message.topic if message is not None else None,
+                    "sendStatus": status or None,
+                }
+                for (letter, message), status in zip(whole, sent, strict=True)
+            ]
+        )
+        return
+    context.out.table(
+        ["MsgId", "Keys", "Stored", "To", "Result"],
+        [
+            [old.uniq_key, old.keys, when(old.store_timestamp), new.topic if new else "", status]
+            for (old, new), status in zip(whole, sent, strict=True)
+        ],
+    )
+    if dry_run:
+        context.out.line("nothing was sent")

@@ -1,0 +1,224 @@
+"""Settings of consumer groups, who produces, and how far the groups of a broker are.
+
+Origin: UpdateSubGroupSubCommand, DeleteSubscriptionGroupCommand, GetConsumerConfigSubCommand,
+ProducerConnectionSubCommand, BrokerConsumeStatsSubCommad.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.mqctl.output import plain, when
+from batonmq.mqctl.params import COUNT, INDEX, TRUE_OR_FALSE, command, exclusive, option, yes_option
+
+if TYPE_CHECKING:
+    from batonmq.client.admin.admin import Admin
+    from batonmq.protocol.bodies import SubscriptionGroupConfig
+
+
+@command("getConsumerConfig", interval=True)
+@option("-g", "--groupName", required=True, metavar="GROUP", help="Consumer group.")
+async def get_consumer_config(context: CommandContext, group_name: str) -> None:
+    """Settings of a consumer group at each master.
+
+    JSON: broker name to RocketMQ's SubscriptionGroupConfig.
+    """
+    async with context.admin() as admin:
+        known = await _configs(admin, group_name, await admin.cluster.masters())
+    if not known:
+        raise CommandFailed(f"no settings of {group_name}: `mqctl consumerProgress` shows groups")
+    found = {name: plain(config) for name, config in known.items()}
+    if context.out.as_json:
+        context.out.document(found)
+    else:
+        context.out.fields_of_each(found)
+
+
+async def _configs(
+    admin: Admin, group: str, masters: dict[str, str]
+) -> dict[str, SubscriptionGroupConfig]:
+    """Broker name -> the settings of the group, where it has some."""
+    found = {}
+    for name, address in masters.items():
+        table = (await admin.consumer_groups.settings(address)).subscription_group_table
+        if group in table:
+            found[name] = table[group]
+    return found
+
+
+@command("updateSubGroup", writes=True)
+@option("-g", "--groupName", required=True, metavar="GROUP", help="Consumer group.")
+@option("-c", "--clusterName", help="On all masters of a cluster.")
+@option("-b", "--brokerAddr", metavar="HOST:PORT", help="On one broker.")
+@option("-s", "--consumeEnable", type=TRUE_OR_FALSE, help="false: it may not read.")
+@option("-m", "--consumeFromMinEnable", type=TRUE_OR_FALSE, help="Kept, without effect.")
+@option("-d", "--consumeBroadcastEnable", type=TRUE_OR_FALSE, help="false: no broadcasting.")
+@option("-o", "--consumeMessageOrderly", type=TRUE_OR_FALSE, help="true: in order.")
+@option("-q", "--retryQueueNums", type=INDEX, help="Queues of its retry topic.")
+@option("-r", "--retryMaxTimes", type=INDEX, help="Tries before a message is a dead letter.")
+@option("-i", "--brokerId", type=INDEX, help="Replica that it reads from.")
+@option("-w", "--whichBrokerWhenConsumeSlowly", type=INDEX, help="The same, if it is far behind.")
+@option("-a", "--notifyConsumerIdsChanged", type=TRUE_OR_FALSE, help="Tell members of changes.")
+async def update_sub_group(
+    context: CommandContext,
+    group_name: str,
+    cluster_name: str | None,
+    broker_addr: str | None,
+    notify_consumer_ids_changed: bool | None,
+    **settings: Any,
+) -> None:
+    """Create a consumer group, or change what is given of it.
+
+    JSON: broker name to RocketMQ's SubscriptionGroupConfig as it is now.
+    """
+    if (cluster_name is None) == (broker_addr is None):
+        raise click.UsageError("give either -c (all masters of a cluster) or -b (one broker)")
+    from msgspec.structs import replace
+
+    from batonmq.protocol.bodies import SubscriptionGroupConfig
+
+    settings["notify_consumer_ids_changed_enable"] = notify_consumer_ids_changed
+    changes = {name: value for name, value in settings.items() if value is not None}
+    async with context.admin() as admin:
+        masters = await admin.cluster.targets(cluster_name, broker_addr)
+        known = await _configs(admin, group_name, masters)
+        made = {}
+        for name, address in masters.items():
+            before = known.get(name, SubscriptionGroupConfig(group_name=group_name))
+            made[name] = replace(before, **changes)
+            await admin.consumer_groups.update(made[name], broker=address)
+    found = {name: plain(config) for name, config in made.items()}
+    if context.out.as_json:
+        context.out.document(found)
+        return
+    for name, config in found.items():
+        shown = ", ".join(
+            f"{key}={value}" for key, value in config.items() if value not in ({}, None)
+        )
+        context.out.line(f"{name}: {shown}")
+
+
+@command("deleteSubGroup", writes=True)
+@option("-g", "--groupName", required=True, metavar="GROUP", help="Consumer group.")
+@option("-c", "--clusterName", help="From all masters of a cluster.")
+@option("-b", "--brokerAddr", metavar="HOST:PORT", help="From one broker.")
+@option("-r", "--removeOffset", is_flag=True, help="Its offsets as well.")
+@yes_option
+async def delete_sub_group(
+    context: CommandContext,
+    group_name: str,
+    cluster_name: str | None,
+    broker_addr: str | None,
+    remove_offset: bool,
+    yes: bool,
+) -> None:
+    """Delete a consumer group.
+
+    It shows who is connected and what waits, and asks. A member that stays connected makes the
+    group again with its next heartbeat.
+
+    JSON: groupName, removeOffset, brokerAddrs (broker name to the master where it was done).
+    """
+    if (cluster_name is None) == (broker_addr is None):
+        raise click.UsageError("give either -c (all masters of a cluster) or -b (one broker)")
+    async with context.admin() as admin:
+        progress = await admin.consumer_groups.progress(group_name)
+        if not progress.queues and group_name not in await admin.consumer_groups.names():
+            raise CommandFailed(f"no consumer group {group_name}: nothing was deleted")
+        offsets = "and its offsets" if remove_offset else "and keep its offsets"
+        context.confirm(
+            f"delete group {group_name} {offsets}: {len(progress.members)} members are connected,"
+            f" {progress.lag} messages wait for it",
+            yes=yes,
+        )
+        done = await admin.consumer_groups.delete(
+            group_name, cluster=cluster_name, broker=broker_addr, with_offsets=remove_offset
+        )
+    if context.out.as_json:
+        context.out.document(
+            {"groupName": group_name, "removeOffset": remove_offset, "brokerAddrs": done}
+        )
+        return
+    context.out.line(f"group {group_name} deleted from {', '.join(done.values())}")
+
+
+@command("producerConnection", interval=True)
+@option("-g", "--producerGroup", required=True, metavar="GROUP", help="Producer group.")
+async def producer_connection(context: CommandContext, producer_group: str) -> None:
+    """Who is connected as a producer of a group. Exit code 1 if nobody is.
+
+    JSON: RocketMQ's ProducerConnection ({"connectionSet": [...]}).
+    """
+    async with context.admin() as admin:
+        found = await admin.consumer_groups.producers(producer_group)
+    if not found:
+        raise CommandFailed(f"no producer of group {producer_group} is connected")
+    if context.out.as_json:
+        context.out.document({"connectionSet": [plain(each) for each in found]})
+        return
+    rows = [[c.client_id, c.client_addr, c.language, c.version] for c in found]
+    context.out.table(["Client", "Address", "Language", "Version"], rows)
+
+
+@command("brokerConsumeStats", interval=True)
+@option("-b", "--brokerAddr", metavar="HOST:PORT", help="One broker; default: all masters.")
+@option("-c", "--clusterName", help="All masters of a cluster.")
+@option("-l", "--level", type=INDEX, default=0, help="Only queues that are so far behind.")
+@option("--top", type=COUNT, help="Only so many, the furthest behind first.")
+async def broker_consume_stats(
+    context: CommandContext,
+    broker_addr: str | None,
+    cluster_name: str | None,
+    level: int,
+    top: int | None,
+) -> None:
+    """How far all groups of a broker are, queue by queue.
+
+    JSON: {"queues": [...]} of broker, topic, consumerGroup, queueId, brokerOffset, consumerOffset,
+    diff, lastTimestamp.
+    """
+    exclusive(("-b", broker_addr), ("-c", cluster_name))
+    async with context.admin() as admin:
+        masters = await admin.cluster.masters(cluster_name, broker_addr)
+        rows = [
+            (name, group, queue)
+            for name, address in masters.items()
+            for group, queues in (
+                await admin.consumer_groups.progress_of_broker(name, address)
+            ).items()
+            for queue in queues
+            if queue.lag >= level
+        ]
+    if top is not None:
+        rows = sorted(rows, key=lambda row: -row[2].lag)[:top]
+    if context.out.as_json:
+        context.out.document(
+            {
+                "queues": [
+                    {
+                        "broker": name,
+                        "topic": q.queue.topic,
+                        "consumerGroup": group,
+                        "queueId": q.queue.queue_id,
+                        "brokerOffset": q.broker_offset,
+                        "consumerOffset": q.consumer_offset,
+                        "diff": q.lag,
+                        "lastTimestamp": q.last_consumed_ms,
+                    }
+                    for name, group, q in rows
+                ]
+            }
+        )
+        return
+    context.out.table(
+        ["Broker", "Topic", "Group", "QID", "Broker Offset",
+         "Consumer Offset", "Diff", "Last Time"],
+        [
+            [name, q.queue.topic, group, q.queue.queue_id, q.broker_offset, q.consumer_offset,
+             q.lag, when(q.last_consumed_ms)]
+            for name, group, q in rows
+        ],
+    )  # fmt: skip

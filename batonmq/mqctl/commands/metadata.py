@@ -1,0 +1,196 @@
+"""Topics, groups, offsets and settings of a cluster as one file, and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.mqctl.output import plain
+from batonmq.mqctl.params import command, dry_run_option, option, yes_option
+
+if TYPE_CHECKING:
+    from batonmq.client.admin.admin import Admin
+
+FORM = 1
+
+
+@command("exportMetadata", timeout_s=10.0)
+@option("-f", "--file", "file", metavar="FILE", help="Write it there; default: standard output.")
+@option("-c", "--clusterName", help="Only this cluster.")
+async def export_metadata(
+    context: CommandContext, file: str | None, cluster_name: str | None
+) -> None:
+    """Write topics, groups, offsets and settings to a file.
+
+    Without the brokers' own topics and groups, and without messages. `mqctl importMetadata` reads
+    the file.
+
+    JSON: form, and brokers: name to topics, groups, offsets ("topic@group" to queue to offset) and
+    settings.
+    """
+    async with context.admin() as admin:
+        masters = await admin.cluster.masters(cluster_name)
+        brokers = {name: await _of_broker(admin, name, a) for name, a in masters.items()}
+    from batonmq.runtime.durable_file import show_file
+
+    document = {"form": FORM, "brokers": brokers}
+    if file is None:
+        context.out.document(document)
+        return
+    try:
+        show_file(Path(file), json.dumps(document, indent=2, sort_keys=True) + "\n")
+    except OSError as error:
+        raise CommandFailed(f"{file}: {error.strerror}") from error
+    counts = {what: sum(len(each[what]) for each in brokers.values()) for what in _PARTS}
+    if context.out.as_json:
+        context.out.document({"file": file, **counts})
+    else:
+        context.out.line(f"{file}: " + ", ".join(f"{n} {what}" for what, n in counts.items()))
+
+
+_PARTS = ("topics", "groups", "offsets")
+
+
+async def _of_broker(admin: Admin, name: str, address: str) -> dict[str, Any]:
+    from batonmq.protocol.topic_name import SYSTEM_GROUPS, is_brokers_own
+
+    settings = await admin.brokers.config(address)
+    own = {name, settings.get("brokerClusterName", "")}
+    topics = {
+        topic: plain(config)
+        for topic, config in (await admin.topics.configs(address)).topic_config_table.items()
+        if not is_brokers_own(topic, own)
+    }
+    groups = (await admin.consumer_groups.settings(address)).subscription_group_table
+    offsets = await admin.consumer_groups.offsets(address)
+    return {
+        "topics": topics,
+        "groups": {each: plain(groups[each]) for each in groups if each not in SYSTEM_GROUPS},
+        "offsets": {
+            key: {str(queue_id): offset for queue_id, offset in queues.items()}
+            for key, queues in offsets.items()
+            if key.partition("@")[0] in topics
+        },
+        "settings": settings,
+    }
+
+
+@command("importMetadata", writes=True, timeout_s=10.0)
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@option("--settings", "with_settings", is_flag=True, help="Settings that may change now, too.")
+@dry_run_option
+@yes_option
+async def import_metadata(
+    context: CommandContext, file: Path, with_settings: bool, dry_run: bool, yes: bool
+) -> None:
+    """Make what a FILE of exportMetadata has: topics, groups, offsets.
+
+    Brokers are found by name; one broker of the file and one of the cluster need no equal name.
+    What is there already is changed to what the file says; nothing is deleted. An offset behind the
+    end of its queue here is reported and left out.
+
+    JSON: topics, groups, offsets, settings: how many were written; refused: texts.
+    """
+    brokers = _read(file)
+    refused: list[str] = []
+    done = dict.fromkeys((*_PARTS, "settings"), 0)
+    async with context.admin() as admin:
+        masters = await admin.cluster.masters()
+        places = _places(brokers, masters)
+        what = ", ".join(f"{sum(len(b[part]) for b in brokers.values())} {part}" for part in _PARTS)
+        if not dry_run:
+            context.confirm(f"import {what} into {', '.join(places.values())}", yes=yes)
+        for name, wanted in brokers.items():
+            writer = _Writer(admin, masters[places[name]], done, refused)
+            if not dry_run:
+                await writer.write(wanted, with_settings=with_settings)
+    if context.out.as_json:
+        context.out.document({**done, "refused": refused, "dryRun": dry_run})
+    elif dry_run:
+        context.out.line(f"would import {what}; nothing was changed")
+    else:
+        context.out.line("imported " + ", ".join(f"{n} {part}" for part, n in done.items()))
+    for text in refused:
+        context.complain(text)
+
+
+class _Writer:
+    """Writes what a file has of one broker to one master."""
+
+    def __init__(
+        self, admin: Admin, address: str, done: dict[str, int], refused: list[str]
+    ) -> None:
+        self._admin, self._address = admin, address
+        self._done, self._refused = done, refused
+
+    async def write(self, wanted: dict[str, Any], *, with_settings: bool) -> None:
+        import msgspec
+
+        from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+
+        admin, address = self._admin, self._address
+        for config in wanted["topics"].values():
+            topic = TopicConfig.decode(msgspec.json.encode(config))
+            topic.attributes = {f"+{k}": v for k, v in topic.attributes.items()}
+            await admin.topics.create_or_update(topic, broker=address)
+            self._done["topics"] += 1
+        for config in wanted["groups"].values():
+            group = SubscriptionGroupConfig.decode(msgspec.json.encode(config))
+            await admin.consumer_groups.update(group, broker=address)
+            self._done["groups"] += 1
+        for key, queues in wanted["offsets"].items():
+            topic_name, _, group_name = key.partition("@")
+            for queue_id, offset in queues.items():
+                await self._commit(topic_name, group_name, int(queue_id), int(offset))
+        if with_settings:
+            await self._change_settings(wanted["settings"])
+
+    async def _commit(self, topic: str, group: str, queue_id: int, offset: int) -> None:
+        from batonmq.protocol.errors import ResponseError
+
+        try:
+            await self._admin.consumer_groups.commit(self._address, group, topic, queue_id, offset)
+        except ResponseError as error:
+            self._refused.append(f"offset {offset} of {group} in {topic}:{queue_id}: {error}")
+        else:
+            self._done["offsets"] += 1
+
+    async def _change_settings(self, wanted: dict[str, str]) -> None:
+        from batonmq.protocol.codes import ResponseCode
+        from batonmq.protocol.errors import ResponseError
+
+        now = await self._admin.brokers.config(self._address)
+        for key, value in wanted.items():
+            if key not in now or now[key] == value:
+                continue
+            try:
+                await self._admin.brokers.update_config(self._address, {key: value})
+                self._done["settings"] += 1
+            except ResponseError as error:
+                if error.code != ResponseCode.NO_PERMISSION:  # of a file or a machine: not to copy
+                    self._refused.append(f"{key}={value}: {error}")
+
+
+def _read(file: Path) -> dict[str, dict[str, Any]]:
+    """Raises CommandFailed for what exportMetadata did not write."""
+    try:
+        document = json.loads(file.read_text())
+        brokers: dict[str, dict[str, Any]] = document["brokers"]
+        assert document["form"] == FORM
+        assert all(set(each) >= {*_PARTS, "settings"} for each in brokers.values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+        raise CommandFailed(f"{file}: it is no file of `mqctl exportMetadata`") from error
+    return brokers
+
+
+def _places(brokers: dict[str, Any], masters: dict[str, str]) -> dict[str, str]:
+    """Broker of the file -> broker here. Raises CommandFailed."""
+    if len(brokers) == len(masters) == 1:
+        return dict(zip(brokers, masters, strict=True))
+    if missing := sorted(set(brokers) - set(masters)):
+        raise CommandFailed(f"no broker {', '.join(missing)} here: there are {', '.join(masters)}")
+    return {name: name for name in brokers}

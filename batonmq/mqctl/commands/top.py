@@ -1,0 +1,159 @@
+"""What a cluster does now, on one screen."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from batonmq.mqctl.commands.cluster import cluster_of, first_rate, percent
+from batonmq.mqctl.context import CommandContext
+from batonmq.mqctl.output import BAD, GOOD, Cell, when
+from batonmq.mqctl.params import SECONDS, command, option
+
+if TYPE_CHECKING:
+    from batonmq.client.admin.admin import Admin
+    from batonmq.protocol.bodies import ClusterInfo
+
+ASKED_MAX = 100
+"""Topics and groups that one round looks at: each costs a request to every master."""
+AT_ONCE = 16
+SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
+LINES_BESIDE = 8
+"""Headings, blank lines and the first line."""
+
+
+@command("top", controllers=True, timeout_s=2.0)
+@option("-i", "--interval", "every_s", type=SECONDS, default=2.0, help="Between two rounds.")
+@option("--once", is_flag=True, help="One round.")
+async def top(context: CommandContext, every_s: float, once: bool) -> None:
+    """What goes on now, until ctrl-C: brokers, topics, groups.
+
+    JSON: one document a line: brokers, topics (topic, tps, day), groups (consumerGroup, diff,
+    members).
+    """
+    if not once:
+        context.interval_s = every_s
+    async with context.admin() as admin:
+        await context.again_and_again(lambda: _round(context, admin))
+
+
+async def _round(context: CommandContext, admin: Admin) -> None:
+    from batonmq.runtime.clock import wall_ms
+
+    info = await cluster_of(admin)
+    addresses = [a for data in info.broker_addr_table.values() for a in data.broker_addrs.values()]
+    figures, topics, groups = await asyncio.gather(
+        context.ask_each(addresses, admin.brokers.runtime_info),
+        _topics(admin, info),
+        _groups(admin),
+    )
+    brokers = [
+        _broker(name, address, figures.get(address))
+        for name, data in sorted(info.broker_addr_table.items())
+        for address in sorted(data.broker_addrs.values())
+    ]
+    if context.out.as_json:
+        context.out.document({"brokers": brokers, "topics": topics, "groups": groups})
+        return
+    lines = shutil.get_terminal_size((80, 24)).lines - LINES_BESIDE
+    shown = max(3, lines - 2 * min(5, lines // 4)), max(2, min(5, lines // 4))
+    context.out.line(f"{when(wall_ms())[:19]}  {context.target}"[: _width()], style="bold")
+    rows = [_row(broker) for broker in brokers[: shown[0]]]
+    headings = ["Broker", "ID", "Address", "Role", "In/s", "Out/s", "Disk", "Behind", "Waiting"]
+    context.out.table(headings, rows)
+    context.out.line()
+    wide = _width() - 40
+    context.out.table(
+        ["Topic", "In/s", "Last 24 h"],
+        [[_short(t["topic"], wide), f"{t['tps']:.1f}", t["day"]] for t in topics[: shown[1]]],
+    )
+    context.out.line()
+    context.out.table(
+        ["Group", "Members", "Diff"],
+        [[_short(g["consumerGroup"], wide), g["members"], g["diff"]] for g in groups[: shown[1]]],
+    )
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((80, 24)).columns
+
+
+def _short(text: str, size: int) -> str:
+    return text if len(text) <= size else text[: size - 1] + "…"
+
+
+def _broker(name: str, address: str, found: Mapping[str, str] | None) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "brokerName": name,
+        "address": address,
+        "answers": found is not None,
+    }
+    if found is not None:
+        behind = int(found.get("commitLogMaxOffset", 0)) - int(found.get("confirmOffset", 0))
+        document |= {
+            "brokerId": found.get("brokerId", ""),
+            "role": found.get("brokerRole", ""),
+            "inPerSecond": first_rate(found.get("putTps", "")),
+            "outPerSecond": first_rate(found.get("getTransferredTps", "")),
+            "diskRatio": percent(found.get("commitLogDiskRatio", "")),
+            "behindBytes": max(0, behind),
+            "pendingAcks": int(found.get("pendingAcks", 0)),
+        }
+    return document
+
+
+def _row(broker: Mapping[str, Any]) -> Sequence[object]:
+    name, address = _short(broker["brokerName"], 14), broker["address"]
+    if not broker["answers"]:
+        return [name, "", address, Cell.of("silent", BAD), "", "", "", "", ""]
+    role = broker["role"].upper()
+    return [
+        name,
+        broker["brokerId"],
+        address,
+        Cell.of(role, GOOD) if role == "MASTER" else role,
+        broker["inPerSecond"],
+        broker["outPerSecond"],
+        broker["diskRatio"],
+        broker["behindBytes"],
+        broker["pendingAcks"],
+    ]
+
+
+async def _topics(admin: Admin, info: ClusterInfo) -> list[dict[str, Any]]:
+    """The busiest first."""
+    from batonmq.protocol.topic_name import is_brokers_own
+
+    own = {*info.broker_addr_table, *info.cluster_addr_table}
+    names = [name for name in await admin.topics.names() if not is_brokers_own(name, own)]
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def one(name: str) -> dict[str, Any]:
+        async with limit:
+            traffic = await admin.topics.traffic(name)
+        return {"topic": name, "tps": traffic[0].tps, "day": traffic[0].day}
+
+    found = await asyncio.gather(*map(one, names[:ASKED_MAX]))
+    return sorted(found, key=lambda each: (-each["tps"], -each["day"], each["topic"]))
+
+
+async def _groups(admin: Admin) -> list[dict[str, Any]]:
+    """Those that wait for most first."""
+    from batonmq.protocol.topic_name import SYSTEM_GROUPS
+
+    names = [
+        name
+        for name in await admin.consumer_groups.names()
+        if name not in SYSTEM_GROUPS and not name.startswith(SYSTEM_GROUP_PREFIX)
+    ]
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def one(name: str) -> dict[str, Any]:
+        async with limit:
+            progress = await admin.consumer_groups.progress(name)
+        return {"consumerGroup": name, "diff": progress.lag, "members": len(progress.members)}
+
+    found = await asyncio.gather(*map(one, names[:ASKED_MAX]))
+    return sorted(found, key=lambda each: (-each["diff"], each["consumerGroup"]))

@@ -1,0 +1,170 @@
+"""Commands of every day: settings of topics and groups, dead letters, load, metadata, `top`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.shell_completion import ShellComplete
+
+from batonmq.mqctl.commands import bench, dlq
+from batonmq.mqctl.main import cli
+from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from batonmq.protocol.errors import RequestTimeoutError
+
+Run = Callable[..., Any]
+DESTRUCTIVE = (
+    ("deleteTopic", "-t", "T", "-c", "C"),
+    ("deleteSubGroup", "-g", "G", "-c", "C"),
+    ("resetOffset", "-g", "G", "-t", "T", "-s", "0"),
+    ("skip", "-g", "G", "-t", "T"),
+    ("cleanBrokerMetadata", "-bn", "broker-a", "-b", "2"),
+)
+
+
+@pytest.mark.parametrize("words", DESTRUCTIVE, ids=lambda words: words[0])
+def test_what_destroys_asks_and_does_nothing_without_an_answer(
+    mqctl: Run, fake: Any, words: tuple[str, ...]
+) -> None:
+    asked = mqctl(*words)
+    assert asked.code == 1 and "give --yes" in asked.err and "mqctl: cluster" in asked.err
+    changes = [call for call in fake.calls if call[0] != "Admin"]
+    assert changes == []
+    assert mqctl(*words, "--yes").code == 0
+    assert len([call for call in fake.calls if call[0] != "Admin"]) == 1
+
+
+def test_a_deletion_says_what_is_lost(mqctl: Run) -> None:
+    assert "6 messages in 1 queues, read by G" in mqctl("deleteTopic", "-t", "T", "-c", "C").err
+    gone = mqctl("deleteSubGroup", "-g", "G", "-c", "C")
+    assert "1 members are connected, 4 messages wait" in gone.err
+    assert mqctl("deleteSubGroup", "-g", "Nope", "-c", "C", "-y").code == 1
+
+
+def test_settings_of_topics_and_groups(mqctl: Run, fake: Any) -> None:
+    assert mqctl("getTopicConfig", "-t", "T", "--json").json["broker-a"]["writeQueueNums"] == 4
+    assert mqctl("getTopicConfig", "-t", "Nope").code == 1
+    changed = mqctl("updateSubGroup", "-g", "G", "-c", "C", "-r", "3", "-s", "false", "--json")
+    assert changed.json["broker-a"]["retryMaxTimes"] == 3
+    config = fake.group_table["G"]
+    assert (config.retry_max_times, config.consume_enable) == (3, False)
+    assert mqctl("updateSubGroup", "-g", "G", "-c", "C", "-q", "2").code == 0
+    assert fake.group_table["G"].retry_max_times == 3  # what is not given stays
+    assert "retryMaxTimes" in mqctl("getConsumerConfig", "-g", "G").out
+    assert mqctl("getConsumerConfig", "-g", "Nope").code == 1
+    assert mqctl("producerConnection", "-g", "P").out.split()[4] == "p@1"
+    assert mqctl("producerConnection", "-g", "Nope").code == 1
+    (queue,) = mqctl("brokerConsumeStats", "--json").json["queues"]
+    assert (queue["consumerGroup"], queue["diff"]) == ("G", 4)
+    assert mqctl("brokerConsumeStats", "-l", "5", "--json").json == {"queues": []}
+
+
+def test_metadata_go_round(mqctl: Run, fake: Any, tmp_path: Path) -> None:
+    fake.topics["Fifo"] = TopicConfig(
+        topic_name="Fifo", attributes={"message.type": "FIFO"}, perm=4
+    )
+    fake.topics["rmq_sys_X"] = TopicConfig(topic_name="rmq_sys_X")
+    fake.group_table["H"] = SubscriptionGroupConfig(group_name="H", retry_max_times=2)
+    fake.offsets["T@H"] = {0: 7, 1: 101}
+    file = tmp_path / "metadata.json"
+    assert mqctl("exportMetadata", "-f", str(file)).code == 0
+    exported = mqctl("exportMetadata").json
+    assert exported == json.loads(file.read_text())
+    before = dict(fake.topics), dict(fake.group_table), dict(fake.offsets)
+    fake.topics, fake.group_table, fake.offsets = {}, {}, {}
+    dry = mqctl("importMetadata", str(file), "--dry-run")
+    assert dry.code == 0 and fake.topics == {} and "nothing was changed" in dry.out
+    assert mqctl("importMetadata", str(file)).code == 1 and fake.topics == {}
+    ran = mqctl("importMetadata", str(file), "--yes")
+    assert ran.code == 1 and "offset 101 of H in T:1" in ran.err  # behind the end of its queue
+    before[0].pop("rmq_sys_X")
+    before[2]["T@H"].pop(1)
+    assert (fake.topics, fake.group_table, fake.offsets) == before
+    file.write_text("{}")
+    assert "no file of `mqctl exportMetadata`" in mqctl("importMetadata", str(file), "-y").err
+
+
+def test_a_dead_letter_goes_back_as_it_was_sent(stored: Any) -> None:
+    letter = stored(
+        topic="%DLQ%g",
+        properties={
+            "RETRY_TOPIC": "Orders", "KEYS": "k1", "TAGS": "t", "UNIQ_KEY": "u", "colour": "red",
+            "RECONSUME_TIME": "16", "ORIGIN_MESSAGE_ID": "x", "DELAY": "0",
+        },
+    )  # fmt: skip
+    again = dlq._again(letter)
+    assert again is not None and (again.topic, again.body, again.tags) == ("Orders", b"hello", "t")
+    assert again.properties["colour"] == "red" and again.properties["KEYS"] == "k1"
+    assert not {"UNIQ_KEY", "RETRY_TOPIC", "DELAY", "RECONSUME_TIME"} & set(again.properties)
+    assert dlq._again(stored(properties={})) is None
+
+
+def test_bench_counts_what_was_acknowledged_and_what_was_not() -> None:
+    class Sender:
+        sends = 0
+
+        async def send(self, message: Any) -> Any:
+            self.sends += 1
+            if self.sends % 4 == 0:
+                raise RequestTimeoutError("10.0.0.1:1", 10, 5)
+            await asyncio.sleep(0)
+            return SimpleNamespace(acknowledged=self.sends % 4 != 1, status="FLUSH_SLAVE_TIMEOUT")
+
+    sender, load = Sender(), bench.Load("T", bytes(10))
+    asyncio.run(load.run(sender, 4, 0.02))  # type: ignore[arg-type]
+    found = load.document()
+    assert found["sends"] == sender.sends and len(found["failed"]) == 2
+    assert found["acknowledged"] + sum(found["failed"].values()) == found["sends"]
+
+
+@pytest.mark.parametrize(("count", "wanted"), [(1, 0.0), (100, 98.0), (1000, 989.0)])
+def test_percentiles_are_of_the_slowest_that_counts(count: int, wanted: float) -> None:
+    waits = [n / 1000 for n in range(count)]
+    assert bench._ms(waits, 99) == wanted
+    assert bench._ms(waits, 100) == count - 1
+    assert bench._ms([], 50) is None
+
+
+def test_top_fits_a_terminal_of_80_by_24(
+    mqctl: Run, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    many = {2 + n: f"10.20.30.{n}:10911" for n in range(30)}
+    fake.info.broker_addr_table["broker-a"].broker_addrs |= many
+    fake.groups = [f"a-consumer-group-with-a-very-long-name-{n:03}" for n in range(50)]
+    fake.figures = {address: {"brokerRole": "SLAVE", "brokerId": "3"} for address in many.values()}
+    lines = mqctl("top", "--once").out.splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80
+    assert lines[1].split()[:3] == ["Broker", "ID", "Address"]
+    document = mqctl("top", "--once", "--json").json
+    assert len(document["brokers"]) == 31 and document["topics"][0]["topic"] == "T"
+
+
+def completed(*words: str) -> list[str]:
+    *before, last = words
+    found = ShellComplete(cli, {}, "mqctl", "_MQCTL_COMPLETE").get_completions(before, last)
+    return [each.value for each in found]
+
+
+def test_a_shell_completes_names_of_the_cluster(fake: Any) -> None:
+    assert completed("topicStatus", "-t", "") == ["T", "U"]
+    assert completed("consumerProgress", "-g", "H") == ["H"]
+    assert completed("getSyncStateSet", "-b", "br") == ["broker-a"]
+    assert completed("brokerStatus", "-b", "10.0.0.2") == ["10.0.0.2:10911"]
+    assert completed("deleteTopic", "-c", "") == ["C"]
+    assert completed("tail", "") == ["T", "U"]
+    assert completed("describe", "group", "") == ["G", "H"]
+
+
+def test_a_shell_completes_nothing_where_there_is_no_cluster(
+    fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR")
+    monkeypatch.delenv("CONTROLLER_ADDR")
+    assert completed("topicStatus", "-t", "") == []
