@@ -23,7 +23,7 @@ from batonmq.replicas_manager.config import (
     controller_addresses,
     remoting_timings,
 )
-from batonmq.runtime.section import LogLevel, Ranges, Section
+from batonmq.runtime.section import LogFormat, LogLevel, Ranges, Section
 from batonmq.runtime.tls import Tls
 from batonmq.store.config import StoreConfig
 
@@ -97,6 +97,7 @@ class BrokerConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     store_reply_message_enable: bool = msgspec.field(default=True, name="storeReplyMessageEnable")
     slave_read_enable: bool = msgspec.field(default=False, name="slaveReadEnable")
     log_level: LogLevel = msgspec.field(default="", name="logLevel")
+    log_format: LogFormat = msgspec.field(default="text", name="logFormat")
     enable_retry_topic_v2: bool = msgspec.field(default=False, name="enableRetryTopicV2")
     default_message_request_mode: Literal["PULL", "POP"] = msgspec.field(
         default="PULL", name="defaultMessageRequestMode"

@@ -18,7 +18,7 @@ import msgspec
 
 from batonmq.history.file import FILE_SIZE_DEFAULT, FILES_DEFAULT
 from batonmq.runtime.runtime_settings import ChangeRules, RuntimeSettings
-from batonmq.runtime.section import LogLevel, Ranges, Section
+from batonmq.runtime.section import LogFormat, LogLevel, Ranges, Section
 
 PAUSE_ALLOWED_MS: Final = 300
 """How long a broker or a controller may pause without losing a lease (R34)."""
@@ -199,8 +199,9 @@ class ControllerConfig(Section, frozen=True, kw_only=True, rename="camel"):
     group_replicas_max: int = 64
     """Replicas of one group."""
     broker_replicas_max: int = 4_000
-    log_level: LogLevel = ""
     """Replicas of all groups together."""
+    log_level: LogLevel = ""
+    log_format: LogFormat = "text"
 
     # Sessions of native brokers (SAFETY R5, R34).
     broker_session_heartbeat_ms: int = 100

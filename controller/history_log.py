@@ -74,6 +74,16 @@ class HistoryLog:
             events = [
                 effect.event for effect in commit.effects if isinstance(effect, HistoryAppended)
             ]
+        for event in events if commit.command is not None else ():
+            if event.broker_name and event.master_epoch:
+                log.info(
+                    "failover_event failover=%s/%d kind=%s broker_id=%d raft_index=%d",
+                    event.broker_name,
+                    event.master_epoch,
+                    event.kind,
+                    event.broker_id,
+                    event.raft_index,
+                )
         try:
             self._file.append(events, cut=cut)
         except OSError as error:

@@ -300,11 +300,11 @@ class ReplicasManager:
         """In the very turn in which the view was taken, before anything durable is awaited."""
         view = effect.view
         log.info(
-            "role_changed broker_name=%s action=%s master=%s master_epoch=%d set=%s",
+            "role_changed failover=%s/%d action=%s master=%s set=%s",
             self._config.broker_name,
+            view.master_epoch,
             type(effect).__name__,
             view.master_broker_id,
-            view.master_epoch,
             sorted(view.sync_state_set),
         )
         self._switch.role_will_change()

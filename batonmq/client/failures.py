@@ -20,7 +20,7 @@ class Failures:
         if count & (count - 1):
             return
         log.error(
-            "%s %s error=%r count=%d",
+            "%s %s reason=%r count=%d",
             self._event,
             where,
             error,

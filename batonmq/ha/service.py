@@ -180,7 +180,10 @@ class AutoSwitchHAService:
             self._slave.tables_followed(self._tables_epoch)
             self._slave.start()
             log.info(
-                "ha_slave master_epoch=%d master=%s", view.master_epoch, view.master_ha_address
+                "ha_slave failover=%s/%d master=%s",
+                view.broker_name,
+                view.master_epoch,
+                view.master_ha_address,
             )
 
     async def stand_down(self, view: RoleView | None = None) -> None:

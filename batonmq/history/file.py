@@ -173,7 +173,7 @@ class HistoryFile:
                 disk.rename(full, self._path)
                 raise
         except OSError as error:
-            log.warning("history_not_divided path=%s error=%s", self._path, error)
+            log.warning("history_not_divided path=%s reason=%s", self._path, error)
             return size_bytes
         disk.close(self._descriptor)
         self._descriptor = descriptor
@@ -185,7 +185,7 @@ class HistoryFile:
             try:
                 disk.unlink(self._path.parent / name)
             except OSError as error:
-                log.warning("history_not_dropped name=%s error=%s", name, error)
+                log.warning("history_not_dropped name=%s reason=%s", name, error)
 
     def _load(self) -> None:
         """The newest file whole, and full ones only while `recent` has space."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -32,6 +34,11 @@ ADOPT_POLL_S: Final = 0.2
 LIVED_MS: Final = 3_000
 RESPAWN_FIRST_MS: Final = 200
 RESPAWN_MAX_MS: Final = 5_000
+LOG_BYTES_MAX: Final = 50 << 20
+LOGS_KEPT: Final = 5
+ROTATE_LOOK_S: Final = 30.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -95,6 +102,7 @@ class Children:
         self._notify: NotifySocket | None = None
         self._fork_server = fork_server
         self._watching: asyncio.Task[None] | None = None
+        self._rotating: asyncio.Task[None] | None = None
 
     async def start_all(self) -> None:
         """Starts every process at once."""
@@ -103,6 +111,7 @@ class Children:
                 lambda pid, message: self._watchdog.heard(pid, message, boot_ms())
             )
             self._watching = asyncio.create_task(self._watch_loops(), name="watch-loops")
+        self._rotating = asyncio.create_task(self._rotate_logs(), name="rotate-logs")
         await asyncio.gather(*(self.start(name) for name in self.by_name))
 
     async def start(self, name: str) -> None:
@@ -133,6 +142,15 @@ class Children:
 
     def _watched(self) -> dict[str, str]:
         return self._notify.environ(self._watchdog_s) if self._notify is not None else {}
+
+    async def _rotate_logs(self) -> None:
+        while True:
+            await asyncio.sleep(ROTATE_LOOK_S)
+            for child in self.by_name.values():
+                try:
+                    await asyncio.to_thread(rotate_log, child.log_path)
+                except OSError as error:
+                    log.warning("log_not_rotated path=%s reason=%s", child.log_path, error)
 
     async def _watch_loops(self) -> None:
         while True:
@@ -216,9 +234,9 @@ class Children:
     async def stop_all(self, order: list[list[str]]) -> None:
         """Ends all processes, one group of names after the other."""
         self.stopping = True
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        for task in filter(None, (self._watching, self._rotating)):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         for names in order:
             await asyncio.gather(*(self.stop(name) for name in names))
         for watcher in self._watchers.values():
@@ -250,6 +268,20 @@ def _argv(node: Node) -> list[str]:
     except FileNotFoundError:
         chosen = ""
     return [chosen or sys.executable, *node.argv[1:]]
+
+
+def rotate_log(path: Path, size_max: int = LOG_BYTES_MAX, kept: int = LOGS_KEPT) -> None:
+    """Keeps a `process.log` above `size_max` bytes as `.1`, the one before as `.2` and so on, and
+    empties it. Its process writes to it by appending, and needs no signal. What it writes within
+    the copy is lost. Raises OSError."""
+    if not path.exists() or path.stat().st_size <= size_max:
+        return
+    for number in range(kept, 1, -1):
+        older, newer = Path(f"{path}.{number}"), Path(f"{path}.{number - 1}")
+        if newer.exists():
+            newer.replace(older)
+    shutil.copyfile(path, f"{path}.1")
+    os.truncate(path, 0)
 
 
 def _close_listeners(child: Child) -> None:

@@ -43,7 +43,7 @@ def announce(cluster_file: Path) -> None:
         hint.parent.mkdir(parents=True, exist_ok=True)
         show_file(hint, f"{cluster_file}\n")
     except OSError as error:
-        log.debug("cluster_hint_not_written file=%s why=%s", hint, error)
+        log.debug("cluster_hint_not_written file=%s reason=%s", hint, error)
 
 
 def withdraw(cluster_file: Path) -> None:
@@ -54,7 +54,7 @@ def withdraw(cluster_file: Path) -> None:
     try:
         hint.unlink(missing_ok=True)
     except OSError as error:
-        log.debug("cluster_hint_not_removed file=%s why=%s", hint, error)
+        log.debug("cluster_hint_not_removed file=%s reason=%s", hint, error)
 
 
 def current_cluster_file() -> Path | None:

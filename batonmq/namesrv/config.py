@@ -10,7 +10,7 @@ import os
 from typing import ClassVar
 
 from batonmq.namesrv.state import ENTRIES_MAX
-from batonmq.runtime.section import LogLevel, Ranges, Section
+from batonmq.runtime.section import LogFormat, LogLevel, Ranges, Section
 
 
 class NamesrvConfig(Section, frozen=True, kw_only=True, rename="camel"):
@@ -44,6 +44,7 @@ class NamesrvConfig(Section, frozen=True, kw_only=True, rename="camel"):
     replica_routes: bool = False
     """Routes show producers a way to the master through each other member, too."""
     log_level: LogLevel = ""
+    log_format: LogFormat = "text"
 
     @property
     def kv_path(self) -> str:

@@ -1,7 +1,9 @@
 """One line of the log for each record, whatever names clients and peers send. A line break in a
 name would forge a line, an escape sequence would command the terminal. So control characters are
-escaped as Python does, and lines of a traceback are indented."""
+escaped as Python does, and lines of a traceback are indented. With `logFormat: json` a line is a
+JSON object."""
 
+import json
 import logging
 import re
 from typing import Final
@@ -33,3 +35,40 @@ class LineFormatter(logging.Formatter):
 
 def _indented(text: str) -> str:
     return "\n".join(_INDENT + on_one_line(line) for line in text.split("\n"))
+
+
+_FIELD: Final = re.compile(r"(\w+)=(%[-0-9.]*[a-z])|%[-0-9.]*[a-z]")
+_EVENT: Final = re.compile(r"[a-z][a-z0-9_]*(?= |$)")
+
+
+class JsonFormatter(LineFormatter):
+    """`time`, `level`, `logger`, `message`; of a message such as `master_opened log_end=%d` also
+    `event` and its fields, numbers as numbers. A traceback is one text in `exception`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage()
+        found: dict[str, object] = {
+            "time": f"{self.formatTime(record, self.datefmt)}.{record.msecs:03.0f}",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": message,
+        }
+        if event := _EVENT.match(message):
+            found["event"] = event[0]
+        found |= {key: value for key, value in _fields(record) if key not in found}
+        if record.exc_info:
+            found["exception"] = logging.Formatter.formatException(self, record.exc_info)
+        return json.dumps(found, ensure_ascii=True)
+
+
+def _fields(record: logging.LogRecord) -> list[tuple[str, object]]:
+    """The pairs of `key=%s` and its argument; none where the text is no such template."""
+    places = [match[1] for match in _FIELD.finditer(str(record.msg).replace("%%", ""))]
+    values = record.args if isinstance(record.args, tuple) else ()
+    if len(places) != len(values):
+        return []
+    return [
+        (key, value if isinstance(value, bool | int | float) else str(value))
+        for key, value in zip(places, values, strict=True)
+        if key
+    ]

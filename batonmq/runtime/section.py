@@ -9,6 +9,7 @@ import msgspec
 
 LogLevel = Literal["", "DEBUG", "INFO", "WARNING", "ERROR"]
 """Empty: as `--log-level` says."""
+LogFormat = Literal["text", "json"]
 Ranges = Mapping[str, tuple[int, int | None]]
 """Field -> (least, most) allowed; None: no upper limit."""
 

@@ -24,7 +24,7 @@ from batonmq.protocol.errors import BatonError, ConfigError
 from batonmq.runtime import disk
 from batonmq.runtime.clock import boot_s
 from batonmq.runtime.durable_file import show_file
-from batonmq.runtime.log_lines import LineFormatter
+from batonmq.runtime.log_lines import JsonFormatter, LineFormatter
 from batonmq.runtime.metrics import Metrics, MetricsConfig
 from batonmq.runtime.service_manager import manager_of_this_process
 from batonmq.runtime.settings import load_settings
@@ -33,6 +33,7 @@ from batonmq.runtime.tls import Tls, TlsConfig, TlsError
 log = logging.getLogger(__name__)
 
 LOG_FORMAT: Final = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s %(message)s"
+LOG_TIMES: Final = "%Y-%m-%dT%H:%M:%S"
 LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 START_HOOK: Final = "BATONMQ_START_HOOK"
 """A module that a server loads first. Tests inject faults this way."""
@@ -138,7 +139,7 @@ def run_server(
     # gRPC's C core writes a line to stderr for each closed connection.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     to_stderr = logging.StreamHandler(sys.stderr)
-    to_stderr.setFormatter(LineFormatter(LOG_FORMAT, "%Y-%m-%dT%H:%M:%S"))
+    to_stderr.setFormatter(LineFormatter(LOG_FORMAT, LOG_TIMES))
     logging.basicConfig(level=arguments.log_level, handlers=[to_stderr])
     try:
         loaded = load_settings(
@@ -152,6 +153,8 @@ def run_server(
         return 2
     if arguments.check:
         return 0
+    if any(getattr(section, "log_format", "") == "json" for section in loaded.values()):
+        to_stderr.setFormatter(JsonFormatter(datefmt=LOG_TIMES))
     try:
         _run_start_hook(os.environ)
     except (ImportError, BatonError, OSError) as exc:
@@ -166,7 +169,7 @@ def run_server(
                 print(f"{name}: --pid-file {arguments.pid_file}: {exc.strerror}", file=sys.stderr)
                 return 1
             # The start itself waits for disk space, and logs that.
-            log.error("pid_file_not_written path=%s error=%s", arguments.pid_file, exc.strerror)
+            log.error("pid_file_not_written path=%s reason=%s", arguments.pid_file, exc.strerror)
     return uvloop.run(_run(name, loaded, serve))
 
 

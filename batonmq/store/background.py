@@ -149,7 +149,7 @@ class DiskJobs:
 
 
 def _report(error: Exception, post: Post, on_fatal: Callable[[BaseException], None]) -> None:
-    log.critical("flush_failed error=%r", error)
+    log.critical("flush_failed reason=%r", error)
     post(lambda: on_fatal(error))
 
 

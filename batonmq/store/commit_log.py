@@ -117,7 +117,7 @@ class Segment:
             try:
                 _take_back(path, growing)
             except OSError as error:
-                log.warning("segment_part_stays file=%s error=%s", path, error)
+                log.warning("segment_part_stays file=%s reason=%s", path, error)
             raise
         return segment
 
@@ -404,7 +404,7 @@ class CommitLog:
             try:
                 self._allocate_next()
             except OSError as error:
-                log.warning("segment_preallocation_failed folder=%s error=%s", self.folder, error)
+                log.warning("segment_preallocation_failed folder=%s reason=%s", self.folder, error)
 
     def _allocate_next(self) -> None:
         start = self.end_of_segments

@@ -31,7 +31,7 @@ def remove_folders(folders: list[Path]) -> None:
         try:
             disk.rmtree(folder)
         except OSError as error:
-            log.warning("deleted_queues_stay folder=%s error=%s", folder, error)
+            log.warning("deleted_queues_stay folder=%s reason=%s", folder, error)
 
 
 class DeletedFolders:
@@ -62,7 +62,7 @@ class DeletedFolders:
             disk.rename(folder, aside / folder.name)
             self._waiting.append(aside)
         except OSError as error:  # perhaps a full disk: unlinking needs no space
-            log.warning("queue_folder_not_renamed folder=%s error=%s", folder, error)
+            log.warning("queue_folder_not_renamed folder=%s reason=%s", folder, error)
             disk.rmtree(folder)
         sync_directory(folder.parent)
 

@@ -171,7 +171,7 @@ class SuspectMark:
         try:
             self.set(suspicion)
         except OSError as error:
-            log.error("suspicion_not_durable error=%r", error)
+            log.error("suspicion_not_durable reason=%r", error)
             self.show()
 
     def show(self) -> None:
@@ -182,7 +182,7 @@ class SuspectMark:
         try:
             show_file(self._path, _encoded(self.report).decode())
         except OSError as error:
-            log.error("suspicion_not_stored error=%r", error)
+            log.error("suspicion_not_stored reason=%r", error)
         else:
             self._is_stored = True
 
@@ -255,7 +255,7 @@ def _bad_pages(fd: int, first: int) -> list[int]:
         try:
             disk.pread(fd, _PAGE, position)
         except OSError as error:
-            log.error("page_unreadable position=%d error=%s", position, error)
+            log.error("page_unreadable position=%d reason=%s", position, error)
             bad.append(position)
     return bad
 

@@ -185,7 +185,7 @@ class LogTruncation:
         try:
             self._drop_oldest_aside()
         except OSError as error:
-            log.warning("old_cut_bytes_kept folder=%s error=%s", self._aside_root, error)
+            log.warning("old_cut_bytes_kept folder=%s reason=%s", self._aside_root, error)
 
     def _drop_oldest_aside(self) -> None:
         folders = self._aside_folders()

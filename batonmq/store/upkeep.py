@@ -451,7 +451,7 @@ def unlink_segments(segments: list[Segment]) -> int:
         try:
             disk.unlink(segment.path)
         except OSError as error:
-            log.warning("segment_unlink_failed file=%s error=%s", segment.path, error)
+            log.warning("segment_unlink_failed file=%s reason=%s", segment.path, error)
             return 0
     if not segments:
         return 0

@@ -87,7 +87,9 @@ class RoleActions:
         self._hold.release()
         self._hooks.master_opened()
         self._hooks.routes_changed()
-        log.info("master_opened master_epoch=%d log_end=%d", view.master_epoch, log_end)
+        log.info(
+            "master_opened failover=%s/%d log_end=%d", view.broker_name, view.master_epoch, log_end
+        )
         about_offsets = {"offsetsClamped": clamped} if clamped else {}
         confirmed = self._store.confirm_offset
         self._report("opened", maxOffset=log_end, confirmOffset=confirmed, **about_offsets)

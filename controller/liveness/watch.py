@@ -386,9 +386,9 @@ class BrokerWatch:
 
     def _elect(self, effect: ev.ProposeElect) -> None:
         log.info(
-            "election_proposed broker_name=%s master_epoch=%d reason=%s",
+            "election_proposed failover=%s/%d reason=%s",
             effect.broker_name,
-            effect.expected_master_epoch,
+            effect.expected_master_epoch + 1,  # the mastership that it makes
             effect.reason,
         )
         task = asyncio.get_running_loop().create_task(self._run_election(effect))

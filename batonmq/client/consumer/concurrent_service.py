@@ -107,10 +107,10 @@ class ConcurrentService(ConsumeService):
             )
         except UnsupportedByBrokerError as error:
             self._no_send_back_until_ms[name] = boot_ms() + ASK_AGAIN_MS
-            log.warning("send_back_unsupported group=%s why=%s", self._group, error)
+            log.warning("send_back_unsupported group=%s reason=%s", self._group, error)
             return False
         except BatonError as error:
-            log.warning("send_back_failed message=%s why=%s", message.uniq_key, error)
+            log.warning("send_back_failed message=%s reason=%s", message.uniq_key, error)
             return False
         return True
 

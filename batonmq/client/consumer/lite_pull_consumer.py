@@ -180,7 +180,7 @@ class LitePullConsumer(PullConsumer):
             try:
                 await self.commit({queue: offset})
             except BatonError as error:
-                log.warning("offset_not_stored queue=%s why=%s", queue, error)
+                log.warning("offset_not_stored queue=%s reason=%s", queue, error)
                 return
             self._committed[queue] = offset
 
@@ -204,7 +204,7 @@ class LitePullConsumer(PullConsumer):
             try:
                 settled &= await self._rebalance_topic(topic, held.get(topic, ()), members)
             except BatonError as error:
-                log.warning("rebalance_failed topic=%s why=%s", topic, error)
+                log.warning("rebalance_failed topic=%s reason=%s", topic, error)
                 settled = False
         return settled
 

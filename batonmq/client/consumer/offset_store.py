@@ -119,7 +119,7 @@ class RemoteOffsetStore(OffsetStore):
                 await self._client.remoting.oneway(address, request)
             except ConnectError as error:
                 self._dirty.add(queue)
-                log.info("offset_not_persisted queue=%s why=%s", queue, error)
+                log.info("offset_not_persisted queue=%s reason=%s", queue, error)
 
     async def release(self, queues: Iterable[MessageQueue]) -> None:
         """Stores the offsets of these queues for their next owner, then drops them."""
@@ -132,7 +132,7 @@ class RemoteOffsetStore(OffsetStore):
                         self._group, queue, offset, deadline_ms=deadline_ms
                     )
                 except BatonError as error:
-                    log.warning("offset_not_handed_over queue=%s why=%s", queue, error)
+                    log.warning("offset_not_handed_over queue=%s reason=%s", queue, error)
             self._offsets.pop(queue, None)
             self._dirty.discard(queue)
 

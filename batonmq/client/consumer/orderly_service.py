@@ -109,7 +109,7 @@ class OrderlyService(ConsumeService):
                     deadline_ms=boot_ms() + _LOCK_CALL_MS,
                 )
             except BatonError as error:
-                log.info("unlock_failed broker_name=%s why=%s", name, error)
+                log.info("unlock_failed broker_name=%s reason=%s", name, error)
 
     def arrived(self, reader: QueueReader) -> None:
         running = self._consuming.get(reader)
@@ -139,7 +139,7 @@ class OrderlyService(ConsumeService):
             except UnsupportedByBrokerError:
                 raise
             except BatonError as error:
-                log.info("lock_failed broker_name=%s why=%s", name, error)
+                log.info("lock_failed broker_name=%s reason=%s", name, error)
                 complete = False
                 continue
             for reader in some:
@@ -160,7 +160,7 @@ class OrderlyService(ConsumeService):
             try:
                 await self._lock(sorted(self._readers, key=lambda reader: reader.queue))
             except UnsupportedByBrokerError as error:
-                log.error("locks_lost group=%s why=%s", self._group, error)
+                log.error("locks_lost group=%s reason=%s", self._group, error)
 
     async def _consume_queue(self, reader: QueueReader) -> None:
         """Until nothing waits, the queue is gone, or the lock is."""

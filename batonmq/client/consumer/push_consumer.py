@@ -151,7 +151,7 @@ class PushConsumer(Subscriber):
                 await self._client.routes.refresh(topic)
             except NoRouteError as error:
                 if not topic.startswith(RETRY_PREFIX):
-                    log.warning("topic_awaited group=%s why=%s", self.group, error)
+                    log.warning("topic_awaited group=%s reason=%s", self.group, error)
             else:
                 await self._calls.check_subscription(self.group, self._subscriptions[topic])
         await self._client.heartbeats.send()
@@ -225,7 +225,7 @@ class PushConsumer(Subscriber):
             try:
                 settled = await self._rebalance()
             except UnsupportedByBrokerError as error:
-                log.error("rebalance_failed group=%s why=%s", self.group, error)
+                log.error("rebalance_failed group=%s reason=%s", self.group, error)
                 settled = True
 
     async def _rebalance(self) -> bool:
@@ -259,7 +259,7 @@ class PushConsumer(Subscriber):
             except NoRouteError:
                 settled &= topic.startswith(RETRY_PREFIX)
             except BatonError as error:
-                log.warning("rebalance_failed topic=%s why=%s", topic, error)
+                log.warning("rebalance_failed topic=%s reason=%s", topic, error)
                 settled = False
         return settled
 
@@ -314,10 +314,10 @@ class PushConsumer(Subscriber):
             start = await self._start_offset(queue)
         except NoMasterError as error:
             silent.add(queue.broker_name)
-            log.warning("queue_not_taken_up queue=%s why=%s", queue, error)
+            log.warning("queue_not_taken_up queue=%s reason=%s", queue, error)
             return False
         except BatonError as error:
-            log.warning("queue_not_taken_up queue=%s why=%s", queue, error)
+            log.warning("queue_not_taken_up queue=%s reason=%s", queue, error)
             return False
         shared = Reading(
             self._client,
@@ -379,7 +379,7 @@ class PushConsumer(Subscriber):
             try:
                 await self._offsets.persist()
             except (BatonError, OSError) as error:
-                log.error("offsets_not_persisted group=%s why=%s", self.group, error)
+                log.error("offsets_not_persisted group=%s reason=%s", self.group, error)
 
     def _make_offset_store(self) -> OffsetStore:
         if self.options.model is MessageModel.BROADCASTING:

@@ -122,13 +122,13 @@ class QueueReader:
             except RemoteProtocolError as error:
                 failures += 1
                 if failures == 1:
-                    log.error("pull_damaged why=%s", error)
+                    log.error("pull_damaged reason=%s", error)
                 self._suggested_id = failures  # one slave after the other: it may have good bytes
                 await asyncio.sleep(pause_ms(failures) / 1000)
             except BatonError as error:
                 failures += 1
                 if failures == 1:
-                    log.info("pull_failed queue=%s why=%s", self.queue, error)
+                    log.info("pull_failed queue=%s reason=%s", self.queue, error)
                 await asyncio.sleep(pause_ms(failures) / 1000)
             else:
                 if failures:
@@ -150,7 +150,7 @@ class QueueReader:
             ResponseCode.SUBSCRIPTION_NOT_LATEST,
         ):
             return pause_ms(failures)
-        log.warning("pull_refused queue=%s why=%s", self.queue, error)
+        log.warning("pull_refused queue=%s reason=%s", self.queue, error)
         return _REFUSED_PAUSE_MS
 
     async def _wait_until_allowed(self) -> None:
@@ -165,7 +165,7 @@ class QueueReader:
             if reason is None:
                 return
             if self._flow_controlled % 1000 == 0:
-                log.warning("flow_control queue=%s why=%s", self.queue, reason)
+                log.warning("flow_control queue=%s reason=%s", self.queue, reason)
             self._flow_controlled += 1
             await self._room.wait()
 
@@ -209,7 +209,7 @@ class QueueReader:
             )
             result = read_pull_reply(reply, request, address)
         except (ConnectError, RequestTimeoutError, RemoteProtocolError, ResponseError) as error:
-            log.info("slave_not_read queue=%s address=%s why=%s", self.queue, address, error)
+            log.info("slave_not_read queue=%s address=%s reason=%s", self.queue, address, error)
             return None
         if result.status is not PullStatus.FOUND:
             return None

@@ -112,7 +112,7 @@ class Heartbeats:
         try:
             reply = await self._connections.remoting.invoke(address, request, timeout_ms)
         except (ConnectError, RequestTimeoutError) as error:
-            log.info("heartbeat_failed address=%s why=%s", address, error)
+            log.info("heartbeat_failed address=%s reason=%s", address, error)
             return
         if reply.code != ResponseCode.SUCCESS:
             log.warning(

@@ -135,7 +135,7 @@ class MasterCalls:
             else:
                 route = await self._routes.refresh(silence.topic, suspects=(silence.address,))
         except BatonError as error:
-            log.info("suspicion_unresolved address=%s why=%s", silence.address, error)
+            log.info("suspicion_unresolved address=%s reason=%s", silence.address, error)
             return
         finally:
             self._suspected.discard(silence.address)

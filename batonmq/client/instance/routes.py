@@ -185,7 +185,7 @@ class RouteTable:
                 try:
                     await self.refresh(topic)
                 except BatonError as error:
-                    log.info("route_poll_failed topic=%s why=%s", topic, error)
+                    log.info("route_poll_failed topic=%s reason=%s", topic, error)
 
     async def _fetch(self, topic: str, suspects: frozenset[str], by_turns: bool) -> TopicRoute:
         connections = self._connections

@@ -143,7 +143,7 @@ class TransactionProducer(Producer):
                 deadline_ms=boot_ms() + limit_ms,
             )
         except NoMasterError as error:
-            log.warning("transaction_not_ended msg_id=%s why=%s", sent.msg_id, error)
+            log.warning("transaction_not_ended msg_id=%s reason=%s", sent.msg_id, error)
             return TransactionResult(sent, state, ended=False)
         if reply.code != ResponseCode.SUCCESS:
             log.warning(
@@ -186,7 +186,7 @@ class TransactionProducer(Producer):
         try:
             message = decode_record(request.body)
         except CorruptRecord as error:
-            log.warning("transaction_check_unreadable address=%s why=%s", address, error)
+            log.warning("transaction_check_unreadable address=%s reason=%s", address, error)
             return
         if message.properties.get(names.PGROUP) == self.group:
             self._client.spawn(self._answer(message, request, address))
@@ -210,7 +210,7 @@ class TransactionProducer(Producer):
         try:
             await self._client.remoting.oneway(address, end)
         except BatonError as error:
-            log.info("transaction_check_unanswered address=%s why=%s", address, error)
+            log.info("transaction_check_unanswered address=%s reason=%s", address, error)
 
 
 async def _state_of(

@@ -16,6 +16,7 @@ from batonmq.mqctl.params import COUNT, INDEX, TRUE_OR_FALSE, command, exclusive
 
 if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
+    from batonmq.client.admin.types import QueueProgress
     from batonmq.protocol.bodies import SubscriptionGroupConfig
 
 
@@ -195,23 +196,7 @@ async def broker_consume_stats(
     if top is not None:
         rows = sorted(rows, key=lambda row: -row[2].lag)[:top]
     if context.out.as_json:
-        context.out.document(
-            {
-                "queues": [
-                    {
-                        "broker": name,
-                        "topic": q.queue.topic,
-                        "consumerGroup": group,
-                        "queueId": q.queue.queue_id,
-                        "brokerOffset": q.broker_offset,
-                        "consumerOffset": q.consumer_offset,
-                        "diff": q.lag,
-                        "lastTimestamp": q.last_consumed_ms,
-                    }
-                    for name, group, q in rows
-                ]
-            }
-        )
+        context.out.document({"queues": [_queue_document(*row) for row in rows]})
         return
     context.out.table(
         ["Broker", "Topic", "Group", "QID", "Broker Offset",
@@ -222,3 +207,16 @@ async def broker_consume_stats(
             for name, group, q in rows
         ],
     )  # fmt: skip
+
+
+def _queue_document(name: str, group: str, q: QueueProgress) -> dict[str, Any]:
+    return {
+        "broker": name,
+        "topic": q.queue.topic,
+        "consumerGroup": group,
+        "queueId": q.queue.queue_id,
+        "brokerOffset": q.broker_offset,
+        "consumerOffset": q.consumer_offset,
+        "diff": q.lag,
+        "lastTimestamp": q.last_consumed_ms,
+    }

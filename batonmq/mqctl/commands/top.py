@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -40,6 +39,8 @@ async def top(context: CommandContext, every_s: float, once: bool) -> None:
 
 
 async def _round(context: CommandContext, admin: Admin) -> None:
+    import asyncio
+
     from batonmq.runtime.clock import wall_ms
 
     info = await cluster_of(admin)
@@ -124,6 +125,8 @@ def _row(broker: Mapping[str, Any]) -> Sequence[object]:
 
 async def _topics(admin: Admin, info: ClusterInfo) -> list[dict[str, Any]]:
     """The busiest first."""
+    import asyncio
+
     from batonmq.protocol.topic_name import is_brokers_own
 
     own = {*info.broker_addr_table, *info.cluster_addr_table}
@@ -141,6 +144,8 @@ async def _topics(admin: Admin, info: ClusterInfo) -> list[dict[str, Any]]:
 
 async def _groups(admin: Admin) -> list[dict[str, Any]]:
     """Those that wait for most first."""
+    import asyncio
+
     from batonmq.protocol.topic_name import SYSTEM_GROUPS
 
     names = [

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from batonmq.launcher.children import rotate_log
 from batonmq.launcher.cluster import gave_up
 from batonmq.launcher.layout import LayoutError, config_of, plan
 from batonmq.launcher.main import main
@@ -160,3 +161,21 @@ def test_without_all_brokers_or_all_name_servers_a_cluster_never_becomes_whole()
     assert "all name servers" in gave_up(layout, servers, was_whole=False)
     assert gave_up(layout, brokers, was_whole=True) == "", "it lives on: they may come back"
     assert "all processes" in gave_up(layout, brokers | servers, was_whole=True)
+
+
+def test_a_log_is_rotated_while_its_process_appends(tmp_path: Path) -> None:
+    path = tmp_path / "process.log"
+    rotate_log(path, 10)  # not there yet
+    with path.open("a") as writes:
+        for number in range(5):
+            writes.write(f"line {number} of it\n")
+            writes.flush()
+            rotate_log(path, 10, kept=3)
+            assert path.read_text() == ""
+        writes.write("short\n")
+        writes.flush()
+        rotate_log(path, 10, kept=3)
+    assert path.read_text() == "short\n"  # appended at the new end: no hole
+    kept = [(tmp_path / f"process.log.{n}").read_text() for n in (1, 2, 3)]
+    assert kept == [f"line {n} of it\n" for n in (4, 3, 2)]
+    assert len(list(tmp_path.iterdir())) == 4
