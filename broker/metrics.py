@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from batonmq.broker.exporter_names import ExporterNames
 from batonmq.broker.service import BrokerService
 from batonmq.broker.tables.consumer_offset import SEPARATOR
 from batonmq.broker.tables.subscription_group import is_system_group
@@ -93,6 +94,8 @@ class BrokerMetrics:
         await self._of_clients(page)
         if self._path.gate.is_master:
             await self._of_groups(page)
+        if page.exporter_names:
+            await ExporterNames(self._service).collect(page)
 
     def _of_role(self, page: MetricsPage) -> None:
         gate, replication = self._path.gate, self._replication

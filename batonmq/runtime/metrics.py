@@ -40,8 +40,8 @@ REQUEST_S: Final = 5.0
 ANSWER_S: Final = 30.0
 PAGE_S: Final = 1.0
 """For so long a page is given again."""
-LINES_A_TURN: Final = 1_000
-STEPS_A_TURN: Final = 200
+LINES_A_TURN: Final = 250
+STEPS_A_TURN: Final = 25
 LAG_LOOK_S: Final = 0.25
 _LAG_BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
@@ -61,6 +61,7 @@ class MetricsConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     prom_exporter_host: str = msgspec.field(default="127.0.0.1", name="metricsPromExporterHost")
     label: str = msgspec.field(default="", name="metricsLabel")
     cardinality_limit: int = msgspec.field(default=50_000, name="metricsOtelCardinalityLimit")
+    exporter_names: bool = msgspec.field(default=False, name="metricsExporterNames")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,6 +119,8 @@ class MetricsPage:
         self._constant = ",".join(f'{name}="{_escaped(text)}"' for name, text in constant.items())
         self.series_max = series_max
         self.dropped = 0
+        self.exporter_names = False
+        """Whether the names of rocketmq-exporter are wanted as well."""
         self.lines: list[str] = []
         self._names: set[str] = set()
         self.pace = Pace(STEPS_A_TURN)
@@ -300,6 +303,7 @@ class Metrics:
             self._config.labels | {"node_type": self._node_type} | self._labels,
             self._config.cardinality_limit,
         )
+        page.exporter_names = self._config.exporter_names
         self._of_process(page)
         failed = 0
         for source in self._sources:

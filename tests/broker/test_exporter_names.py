@@ -1,0 +1,70 @@
+"""The names of rocketmq-exporter on our page, for dashboards that were made for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from heartbeats import heartbeat
+from lone_broker import Rig, run_with_broker
+from prometheus_client.parser import text_string_to_metric_families
+
+from batonmq.broker.metrics import BrokerMetrics
+from batonmq.protocol.codes import RequestCode
+from batonmq.runtime.metrics import Metrics, MetricsConfig
+
+#: What Grafana's dashboard 14612 (a copy of 10477, which the exporter ships) draws.
+DRAWN = """
+rocketmq_broker_tps rocketmq_broker_qps rocketmq_producer_tps rocketmq_producer_offset
+rocketmq_producer_message_size rocketmq_consumer_tps rocketmq_consumer_offset
+rocketmq_consumer_message_size rocketmq_group_get_latency_by_storetime rocketmq_group_diff
+rocketmq_brokeruntime_pmdt_0ms rocketmq_brokeruntime_pmdt_10stomore
+rocketmq_brokeruntime_send_threadpoolqueue_headwait_timemills
+rocketmq_brokeruntime_pull_threadpoolqueue_headwait_timemills
+rocketmq_brokeruntime_query_threadpoolqueue_headwait_timemills
+rocketmq_brokeruntime_put_tps10 rocketmq_brokeruntime_getmiss_tps60
+rocketmq_brokeruntime_gettotal_tps600 rocketmq_brokeruntime_getfound_tps10
+rocketmq_brokeruntime_gettransfered_tps10 rocketmq_brokeruntime_commitlog_disk_ratio
+rocketmq_brokeruntime_commitlogdir_capacity_total rocketmq_brokeruntime_commitlogdir_capacity_free
+rocketmq_brokeruntime_commitlog_maxoffset rocketmq_brokeruntime_dispatch_behind_bytes
+rocketmq_brokeruntime_msg_put_total_today_now rocketmq_brokeruntime_msg_gettotal_today_now
+rocketmq_brokeruntime_remain_howmanydata_toflush rocketmq_brokeruntime_send_threadpool_queue_size
+"""
+
+
+async def page_of(rig: Rig, *, names: bool) -> dict[str, list[tuple[dict[str, str], float]]]:
+    metrics = Metrics(MetricsConfig(exporter_names=names), "broker")
+    metrics.show(BrokerMetrics(rig.service))
+    text = b"".join(await metrics.page()).decode()
+    return {
+        family.name: [(sample.labels, sample.value) for sample in family.samples]
+        for family in text_string_to_metric_families(text)
+    }
+
+
+def test_what_the_common_dashboard_draws_is_there(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        for _ in range(3):
+            await rig.send()
+        await rig.ask(RequestCode.HEART_BEAT, body=heartbeat("c", "T").encode())
+        await rig.pull(count=1)
+        await rig.pull(offset=1, commit=1)
+        page = await page_of(rig, names=True)
+        assert page["batonmq_metrics_failures"][0][1] == 0
+        assert [name for name in DRAWN.split() if not page.get(name)] == []
+
+        def of(name: str, **labels: str) -> float:
+            found = [v for at, v in page[name] if labels.items() <= at.items()]
+            assert len(found) == 1, (name, page[name])
+            return found[0]
+
+        assert of("rocketmq_producer_offset", topic="T", broker="broker-a") == 3
+        assert of("rocketmq_consumer_offset", topic="T", group="g") == 1
+        assert of("rocketmq_group_diff", topic="T", group="g", countOfOnlineConsumers="1") == 2
+        assert of("rocketmq_group_count", group="g") == 1
+        assert of("rocketmq_brokeruntime_commitlog_maxoffset") == rig.service.store.max_phy_offset
+        assert of("rocketmq_brokeruntime_commitlogdir_capacity_total") > 1 << 20
+        assert {at["cluster"] for at, _ in page["rocketmq_broker_tps"]} == {"DefaultCluster"}
+        shown = await page_of(rig, names=False)
+        assert not any(name.startswith("rocketmq_brokeruntime_") for name in shown)
+
+    run_with_broker(tmp_path, play)
