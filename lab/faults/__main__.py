@@ -1,4 +1,4 @@
-"""`python -m lab.faults table|clients|soak|list`: see the package."""
+"""`python -m lab.faults table|clients|soak|verdict|list`: see the package."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from lab.faults.clients_gone import run_host_gone
 from lab.faults.harmless import FullLoad
 from lab.faults.soak import run_soak
 from lab.faults.table import run_table
+from lab.faults.verdict import run_verdicts
 
 
 def _progress(text: str) -> None:
@@ -71,7 +72,11 @@ def _parser() -> argparse.ArgumentParser:
     soak.add_argument(
         "--queues", type=int, default=0, help="write to so many queues in turn as well"
     )
-    for one in (table, soak):
+    verdict = commands.add_parser("verdict", help="incidents, and what mqctl verdict says of them")
+    verdict.add_argument("--count", type=int, default=200)
+    verdict.add_argument("--only", type=lambda text: text.split(","), default=[], help="NAME,…")
+    verdict.add_argument("--files-only", action="store_true", help="no cluster runs")
+    for one in (table, soak, verdict):
         one.add_argument("--seed", type=int, default=None)
         one.add_argument("--log", type=Path, help="folder for logs, and for what fails")
     return parser
@@ -83,6 +88,21 @@ def _folder(arguments: argparse.Namespace) -> Path:
     return folder
 
 
+def _run_clients(arguments: argparse.Namespace) -> int:
+    run = ClientRun(
+        trials=arguments.trials,
+        replicas=arguments.replicas,
+        groups=arguments.groups,
+        replica_routes=not arguments.no_replica_routes,
+        kinds=arguments.kinds,
+        folder=_folder(arguments),
+        progress=_progress,
+    )
+    if arguments.host_gone:
+        return run_host_gone(run)
+    return run_clients(arguments.only or CLIENT_FAULTS, run)
+
+
 def main() -> int:
     arguments = _parser().parse_args()
     if arguments.command == "list":
@@ -92,18 +112,7 @@ def main() -> int:
     # SIGTERM ends it as ctrl-C does: processes and namespaces are removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if arguments.command == "clients":
-        run = ClientRun(
-            trials=arguments.trials,
-            replicas=arguments.replicas,
-            groups=arguments.groups,
-            replica_routes=not arguments.no_replica_routes,
-            kinds=arguments.kinds,
-            folder=_folder(arguments),
-            progress=_progress,
-        )
-        if arguments.host_gone:
-            return run_host_gone(run)
-        return run_clients(arguments.only or CLIENT_FAULTS, run)
+        return _run_clients(arguments)
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().getrandbits(32)
     folder = _folder(arguments)
     if arguments.command == "soak":
@@ -113,6 +122,15 @@ def main() -> int:
             folder=folder,
             progress=_progress,
             queues=arguments.queues,
+        )
+    if arguments.command == "verdict":
+        return run_verdicts(
+            count=arguments.count,
+            seed=seed,
+            folder=folder,
+            only=arguments.only,
+            live=not arguments.files_only,
+            progress=_progress,
         )
     FullLoad.last_for(arguments.full_load_minutes)
     names = arguments.only or list(BY_NAME)

@@ -204,8 +204,8 @@ def touched(evidence: Evidence, finding: Finding) -> tuple[list[str], list[str]]
     """(topics, consumer groups) with queues on the broker groups that it touches."""
     stores = [s for name in finding.groups for s in evidence.stores(name)]
     topics = sorted({topic for store in stores for topic in store.topics})
-    groups = {group for store in stores for group, topic in store.lags}
-    return topics, sorted(groups | {c.group for c in evidence.consumers if c.topic in topics})
+    groups = {c.group for c in evidence.consumers if c.topic in topics or not stores}
+    return topics, sorted(groups)
 
 
 def _repair(repair: Repair) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def _show(out: Output, evidence: Evidence, judgement: Judgement) -> None:
     for each in causes:
         _line(out, f"also:  {each.incident}: {each.cause}")
         if each.repairs:
-            _line(out, f"       {each.repairs[0].command or each.repairs[0].what}")
+            out.line(f"  {each.repairs[0].command or each.repairs[0].what}")
     for each in symptoms[:SYMPTOMS_SHOWN]:
         _line(out, f"follows from {each.symptom_of}: {each.cause}", style=DIM)
     if len(symptoms) > SYMPTOMS_SHOWN:

@@ -208,7 +208,7 @@ class _StoreReader:
             fields = path.read_bytes().decode(errors="replace").strip().split("#")
         except OSError:
             return
-        if len(fields) != 3 or not fields[2].isdigit():
+        if len(fields) != 3 or not fields[2].isdigit() or not "".join(fields).isprintable():
             self.fault("identity-file", path, f"no identity: {'#'.join(fields)[:60]!r}")
             return
         self.facts = replace(
@@ -326,7 +326,11 @@ def read_log(facts: StoreFacts, until: Until) -> Iterator[StoreFacts]:
         for _ in verify([path], check, is_open=False):
             if not until():
                 return
-        found = _log_faults(path, check, facts, is_last=path is segments[-1])
+        if following < 0 and check.end == int(path.name) and not check.damages:
+            if path is segments[0]:
+                yield replace(facts, end=check.end, read_from=check.end)
+            continue  # made ahead, nothing was written to it
+        found = _log_faults(path, check, facts, is_last=following < 0)
         if following >= 0 and check.end != following and not check.damages:
             what = "the log has a hole here: the file that follows begins later"
             found = (Fault("log-part", str(path), what, check.end, following - check.end),)

@@ -5,6 +5,7 @@ A recogniser looks at the evidence and yields findings; `judge` puts them in ord
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -17,6 +18,7 @@ REFILL_BYTES_S: Final = 50 << 20
 SKEW_MS: Final = 2_000
 LOOP_MS: Final = 600_000
 LOOP_STARTS: Final = 4
+LOOP_SPAN_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,8 @@ def _role(evidence: Evidence, node: Node) -> str:
     if me and me == group.last_master:
         return "master"
     last = [s for s in evidence.stories if s.broker_name == node.group and s.is_election]
-    if me and last and last[-1].kind == "failover" and last[-1].master_before == me:
+    handed_over = ("failover", "planned_switch")
+    if me and last and last[-1].kind in handed_over and last[-1].master_before == me:
         return "master"
     return "slave"
 
@@ -113,15 +116,16 @@ def _ended(evidence: Evidence, node: Node, groups: tuple[str, ...]) -> Iterator[
     who, log = _title(evidence, node), node.log
     began = since(evidence, node)
     repairs: tuple[Repair, ...] = (start_of(evidence, node),)
-    recent = [ms for ms in log.starts_ms if ms > log.last_ms - LOOP_MS]
+    recent = [ms for ms in log.starts_ms if ms > log.last_ms - LOOP_SPAN_MS]
     if words := log.last_words:
         name = next((n for text, n in LAST_WORDS.items() if text in words.lower()), "")
-        name = name or ("config-wrong" if "allowed" in words else "start-refused")
+        names_settings = re.search(r"\.(yaml|yml|conf|properties)(:\d+)?: ", words)
+        name = name or ("config-wrong" if names_settings else "start-refused")
         cause = f"{node.name} ended: {words.partition(': ')[2]}"
         repairs = (REFUSED.get(name, Repair("cure what it says, then start it")), *repairs)
         yield Finding(name, node.name, cause, began, groups, repairs)
     elif len(recent) >= LOOP_STARTS and not log.ended_well:
-        cause = f"{who} ended {len(recent)} times within 10 min, by a signal or out of memory"
+        cause = f"{who} ended {len(recent)} times within a minute, by a signal or out of memory"
         look = Repair("look for the killer", f"dmesg | tail; tail -50 {node.folder}/process.log")
         yield Finding("crash-loop", node.name, cause, recent[0], groups, (look, *repairs))
     else:
@@ -156,8 +160,7 @@ LAST_WORDS: Final = {
     "input/output error": "disk-failing",
     "too many open files": "descriptors-exhausted",
     "address already in use": "port-taken",
-    "is in use": "port-taken",
-    "is not free": "port-taken",
+    "it is taken": "port-taken",
     "holds brokerclustername": "foreign-group",
     "another process": "folder-locked",
     "locked": "folder-locked",

@@ -1,0 +1,317 @@
+"""`python -m lab.faults verdict`: incidents drawn by a seed, and what `mqctl verdict` says of each.
+
+Most are done to copies of folders that a real cluster under load left; the others to a cluster that
+runs. A verdict is right if it names the incident and its place first. It may never say "safe" where
+a write that the probe saw acknowledged is in no store any more.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from lab.cluster.cluster import HOSTS, Cluster, Sections
+from lab.cluster.load import Load
+from lab.cluster.mqctl import mqctl
+from lab.cluster.network import Network
+from lab.cluster.stores import copy_sparsely
+from lab.faults.verdict_files import FILE_INCIDENTS, Copy
+from lab.faults.verdict_live import LIVE_INCIDENTS, Live
+
+SEGMENT: Final = 1 << 20
+SETTINGS: Final[Sections] = {"store": {"mappedFileSizeCommitLog": SEGMENT}}
+LOAD: Final = ("--interval-ms", "2", "--body", "900")
+LOAD_S: Final = 3.0
+LIVE_SHARE: Final = 0.2
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One incident. `expected` and `said`: (incident, subject)."""
+
+    seed: int
+    expected: tuple[str, str]
+    said: tuple[str, str]
+    safe: str
+    lost: int
+    seconds: float
+    base: str = ""
+
+    @property
+    def is_unsafe(self) -> bool:
+        return self.safe == "safe" and self.lost > 0
+
+    @property
+    def is_right(self) -> bool:
+        is_named = names(self.said, self.expected)
+        return is_named and not self.is_unsafe and not self.is_too_dark
+
+    @property
+    def is_too_dark(self) -> bool:
+        """It said that messages are lost, and none is."""
+        return self.safe == "lost" and not self.lost
+
+
+@dataclass(slots=True)
+class Base:
+    """A folder that a cluster left, and where each acknowledged write is: (offset, bytes)."""
+
+    name: str
+    folder: Path
+    acked: list[tuple[int, bytes]] = field(default_factory=list)
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+
+def names(said: tuple[str, str], expected: tuple[str, str]) -> bool:
+    """Whether a verdict names that incident; an expected subject "*" is any."""
+    return said[0] == expected[0] and expected[1] in ("*", said[1])
+
+
+def run_verdicts(
+    *,
+    count: int,
+    seed: int,
+    folder: Path,
+    only: list[str],
+    live: bool,
+    progress: Callable[[str], None],
+) -> int:
+    """0 if at least 95 % are right and none is unsafe."""
+    outcomes: list[Outcome] = []
+    only_live = bool(only) and LIVE_INCIDENTS.keys() >= set(only)
+    bases = [] if only_live else make_bases(folder, progress)
+    with _LiveCluster(folder / "live", progress) as cluster:
+        for number in range(seed, seed + count):
+            rng = random.Random(number)
+            is_live = live and not only and rng.random() < LIVE_SHARE
+            if is_live or only_live:
+                outcome = _live(cluster, rng, number, only)
+            else:
+                outcome = _files(bases, rng, number, folder / "copy", only)
+            outcomes.append(outcome)
+            if not outcome.is_right:
+                progress(f"!! seed {number}: {outcome}")
+    return _report(outcomes, progress)
+
+
+def _report(outcomes: list[Outcome], progress: Callable[[str], None]) -> int:
+    right = sum(outcome.is_right for outcome in outcomes)
+    unsafe = sum(outcome.is_unsafe for outcome in outcomes)
+    lost = sum(outcome.lost > 0 for outcome in outcomes)
+    kinds = Counter(outcome.expected[0] for outcome in outcomes)
+    slowest = max((outcome.seconds for outcome in outcomes), default=0.0)
+    progress(f"{len(kinds)} kinds: {', '.join(f'{n} {k}' for n, k in sorted(kinds.items()))}")
+    safe = Counter(outcome.safe for outcome in outcomes)
+    progress(
+        f"{right} of {len(outcomes)} right, {unsafe} said safe with a lost message"
+        f" ({lost} incidents lost some; said {dict(safe)}), slowest {slowest:.2f} s"
+    )
+    return 0 if right * 100 >= 95 * len(outcomes) and not unsafe else 1
+
+
+def _files(
+    bases: list[Base], rng: random.Random, seed: int, copy: Path, only: list[str]
+) -> Outcome:
+    names = sorted(only or FILE_INCIDENTS)
+    name = rng.choice(names)
+    base = rng.choice(bases)
+    shutil.rmtree(copy, ignore_errors=True)
+    copy_sparsely(base.data, copy)
+    place = Copy(copy, base.folder, rng)
+    expected = FILE_INCIDENTS[name](place)
+    document, seconds = ask_verdict(str(copy), home=base.folder)
+    return Outcome(
+        seed, expected, first(document), safe(document), lost(base.acked, copy), seconds,
+        f"{name}/{base.name}",
+    )  # fmt: skip
+
+
+def ask_verdict(
+    *arguments: str, home: Path, env: dict[str, str] | None = None
+) -> tuple[Any, float]:
+    began = time.monotonic()
+    ran = mqctl("verdict", "--json", *arguments, home=home, env=env)
+    assert ran.code in (0, 1, 3) and ran.out, ran
+    return ran.json, time.monotonic() - began
+
+
+def ask_live(live: Live) -> tuple[Any, float]:
+    """The verdict on a cluster that runs, and how long it took."""
+    return ask_verdict(home=live.folder, env={"BATONMQ_DATA": str(live.folder / "data")})
+
+
+def first(document: Any) -> tuple[str, str]:
+    """(incident, node or group) that a verdict names first."""
+    found = document["incidents"]
+    return (found[0]["incident"], Path(found[0]["subject"]).name) if found else ("none", "")
+
+
+def safe(document: Any) -> str:
+    """The worst that a verdict says of any group: lost, unknown, or safe."""
+    states = {group["state"] for group in document["groups"]}
+    return next((each for each in ("lost", "unknown", "safe") if each in states), "unknown")
+
+
+def lost(acked: list[tuple[int, bytes]], data: Path) -> int:
+    """How many acknowledged writes are in no store: their bytes are not at their offset."""
+    logs = [_Log(folder) for folder in sorted(data.glob("broker-*"))]
+    return sum(not any(log.has(offset, record) for log in logs) for offset, record in acked)
+
+
+class _Log:
+    def __init__(self, store: Path) -> None:
+        self._files = {
+            int(path.name): path.read_bytes()
+            for path in (store / "commitlog").glob("*")
+            if re.fullmatch(r"\d{20}", path.name)
+        }
+
+    def has(self, offset: int, record: bytes) -> bool:
+        base = offset - offset % SEGMENT
+        data = self._files.get(base, b"")
+        return data[offset - base : offset - base + len(record)] == record
+
+
+# Folders that a real cluster left.
+
+
+def make_bases(folder: Path, progress: Callable[[str], None]) -> list[Base]:
+    """Made once in a folder: killed under load, stopped, and killed when the set was one member."""
+    bases = []
+    for name, end in (("killed", _end_killed), ("stopped", _end_stopped), ("alone", _end_alone)):
+        place = folder / f"base-{name}"
+        if not (place / "acked.jsonl").exists():
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(parents=True)
+            progress(f"a cluster for the base {name!r} ...")
+            _make_base(place, end)
+        bases.append(Base(name, place, list(_acked(place))))
+    return bases
+
+
+def _make_base(place: Path, end: Callable[[Cluster, Load], None]) -> None:
+    cluster = Cluster(place, Network(HOSTS), SETTINGS)
+    try:
+        cluster.start()
+        slave = next(i for i in range(3) if i != cluster.wait_whole().master)
+        acked = place / "acked.part"
+        with Load(
+            cluster.addresses,
+            prefix="verdict",
+            log=place / "probe.log",
+            options=(*LOAD, "--acked", str(acked)),
+        ) as load:
+            load.wait_started()
+            load.first_ack(sent_after=time.monotonic(), limit_s=10)
+            time.sleep(LOAD_S / 2)
+            cluster.brokers[slave].kill()
+            copy_sparsely(cluster.data_dir(slave), place / "backup")
+            (place / "backup" / "index-of").write_text(str(slave))
+            cluster.launch(cluster.brokers[slave])
+            cluster.wait_whole()
+            time.sleep(LOAD_S / 2)
+            end(cluster, load)
+        acked.rename(place / "acked.jsonl")
+    finally:
+        for process in cluster.processes:
+            process.kill()
+
+
+def _end_killed(cluster: Cluster, load: Load) -> None:
+    for process in cluster.processes:
+        process.signal(signal.SIGKILL)
+    load.stop()
+
+
+def _end_stopped(cluster: Cluster, load: Load) -> None:
+    load.stop()
+    cluster.stop()
+
+
+def _end_alone(cluster: Cluster, load: Load) -> None:
+    """Both slaves die, the set shrinks, and the master goes on alone."""
+    group = cluster.wait_whole()
+    for index in range(3):
+        if index != group.master:
+            cluster.brokers[index].kill()
+
+    def is_alone() -> bool | None:
+        found = cluster.view.group()
+        return True if found is not None and len(found.in_sync) == 1 else None
+
+    cluster.wait_for("the set of one", is_alone)
+    time.sleep(LOAD_S / 2)
+    _end_killed(cluster, load)
+
+
+def _acked(place: Path) -> Iterator[tuple[int, bytes]]:
+    """Of each acknowledged write the place, and the bytes that some store of the base has."""
+    logs = [
+        {int(p.name): p.read_bytes() for p in (store / "commitlog").glob("0*")}
+        for store in sorted((place / "data").glob("broker-*"))
+    ]
+    for line in (place / "acked.jsonl").read_text().splitlines():
+        offset = int(json.loads(line)["msg_id"][-16:], 16)
+        base = offset - offset % SEGMENT
+        for log in logs:
+            data = log.get(base, b"")
+            size = int.from_bytes(data[offset - base : offset - base + 4], "big")
+            if size:
+                yield offset, data[offset - base : offset - base + size]
+                break
+        else:
+            raise AssertionError(f"{place}: the cluster itself lost the write at {offset}")
+
+
+# A cluster that runs.
+
+
+class _LiveCluster:
+    """Started when it is needed first; made whole after each incident."""
+
+    def __init__(self, folder: Path, progress: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._progress = progress
+        self._live: Live | None = None
+
+    def __enter__(self) -> _LiveCluster:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def get(self) -> Live:
+        if self._live is None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._progress("a cluster that runs ...")
+            self._live = Live(self._folder, SETTINGS)
+        return self._live
+
+
+def _live(cluster: _LiveCluster, rng: random.Random, seed: int, only: list[str]) -> Outcome:
+    live = cluster.get()
+    name = rng.choice(sorted(only or LIVE_INCIDENTS))
+    expected = LIVE_INCIDENTS[name](live, rng)
+    try:
+        said, seconds = ("none", ""), 0.0
+        document: Any = {"groups": []}
+        deadline = time.monotonic() + live.patience_s
+        while time.monotonic() < deadline and not names(said, expected):
+            document, seconds = ask_live(live)
+            said = first(document)
+    finally:
+        live.heal()
+    return Outcome(seed, expected, said, safe(document), 0, seconds, f"{name}/live")

@@ -1,0 +1,146 @@
+"""Incidents that are done to a cluster that runs. Each gives the incident, and the node or group
+that a verdict must name first."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from lab.cluster.cluster import HOSTS, Cluster, Sections
+from lab.cluster.cluster_view import NodeProcess
+from lab.cluster.network import Network
+
+Expected = tuple[str, str]
+
+
+class Live:
+    """A whole cluster. `patience_s`: how long a verdict may take until it names what happened."""
+
+    patience_s = 6.0
+
+    def __init__(self, folder: Path, settings: Sections) -> None:
+        self.folder = folder
+        self.cluster = Cluster(folder, Network(HOSTS), settings)
+        folder.mkdir(parents=True)
+        try:
+            self.cluster.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def master(self) -> NodeProcess:
+        master = self.cluster.wait_whole().master
+        assert master is not None
+        return self.cluster.brokers[master]
+
+    def slave(self, rng: random.Random) -> NodeProcess:
+        master = self.master()
+        return rng.choice([each for each in self.cluster.brokers if each is not master])
+
+    def heal(self) -> None:
+        """Makes it whole again."""
+        for process in self.cluster.processes:
+            process.make_sound()
+        self.cluster.resume_stopped()
+        self.cluster.launch_dead()
+        self.cluster.wait_whole()
+
+    def stop(self) -> None:
+        for process in self.cluster.processes:
+            process.kill()
+
+
+def _end(process: NodeProcess, how: str) -> None:
+    if how == "killed":
+        process.kill()
+    elif how == "hung":
+        process.signal(signal.SIGSTOP)
+    else:
+        process.signal(signal.SIGTERM)
+        assert process.child is not None
+        process.child.wait(20)
+
+
+def _node(process: NodeProcess) -> str:
+    """As its folder is named."""
+    return process.node.data_dir.name
+
+
+def _one(role: str, how: str) -> Callable[[Live, random.Random], Expected]:
+    def happen(live: Live, rng: random.Random) -> Expected:
+        if role == "name-server":
+            process = rng.choice(live.cluster.controllers)
+        else:
+            process = live.master() if role == "master" else live.slave(rng)
+        _end(process, how)
+        return f"{role}-{how}", _node(process)
+
+    return happen
+
+
+def quorum_lost(live: Live, rng: random.Random) -> Expected:
+    for process in rng.sample(live.cluster.controllers, rng.choice((2, 3))):
+        process.kill()
+    return "quorum-lost", "controllers"
+
+
+def group_down(live: Live, rng: random.Random) -> Expected:
+    for process in live.cluster.brokers:
+        process.kill()
+    return "group-down", "broker-a"
+
+
+def members_away(live: Live, rng: random.Random) -> Expected:
+    """A slave was away when the others died, and comes back alone."""
+    slave = live.slave(rng)
+    slave.kill()
+
+    def is_smaller() -> bool | None:
+        group = live.cluster.view.group()
+        return True if group is not None and len(group.in_sync) == 2 else None
+
+    live.cluster.wait_for("a smaller set", is_smaller)
+    for process in live.cluster.brokers:
+        process.kill()
+    live.cluster.launch(slave)
+    live.cluster.wait_listening(live.cluster.brokers.index(slave))
+    return "members-away", "broker-a"
+
+
+def disk_full(live: Live, rng: random.Random) -> Expected:
+    process = rng.choice(live.cluster.brokers)
+    process.fail_disk("room * ENOSPC")
+    return "disk-full", _node(process)
+
+
+def controller_disk_full(live: Live, rng: random.Random) -> Expected:
+    process = rng.choice(live.cluster.controllers)
+    process.fail_disk("room * ENOSPC")
+    return "controller-disk-full", _node(process)
+
+
+def disk_failing(live: Live, rng: random.Random) -> Expected:
+    process = live.slave(rng)
+    process.fail_disk("fdatasync commitlog/0 EIO once")
+    return "disk-failing", _node(process)
+
+
+def clock_skew(live: Live, rng: random.Random) -> Expected:
+    process = live.slave(rng)
+    process.jump_clock("+3600")
+    return "clock-skew", _node(process)
+
+
+LIVE_INCIDENTS: Final[dict[str, Callable[[Live, random.Random], Expected]]] = {
+    **{
+        f"{role}-{how}": _one(role, how)
+        for role in ("master", "slave", "name-server")
+        for how in ("killed", "stopped", "hung")
+    },
+    "quorum-lost": quorum_lost,
+    "group-down": group_down,
+    "members-away": members_away,
+}

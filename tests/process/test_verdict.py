@@ -1,0 +1,95 @@
+"""`mqctl verdict` against what really happened: an injected incident must be named first."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab.cluster.stores import copy_sparsely
+from lab.faults.verdict import (
+    SETTINGS,
+    Base,
+    ask_live,
+    ask_verdict,
+    first,
+    lost,
+    make_bases,
+    names,
+    safe,
+)
+from lab.faults.verdict_files import FILE_INCIDENTS, Copy
+from lab.faults.verdict_live import LIVE_INCIDENTS, Live
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Base]:
+    """What a killed cluster left, a stopped one, and one whose set was a single member."""
+    folder = tmp_path_factory.mktemp("verdict")
+    return {base.name: base for base in make_bases(folder, lambda text: None)}
+
+
+@pytest.fixture
+def copied(bases: dict[str, Base], tmp_path: Path) -> Iterator[Copy]:
+    base = bases["killed"]
+    copy_sparsely(base.data, tmp_path / "data")
+    yield Copy(tmp_path / "data", base.folder, random.Random(7))
+    shutil.rmtree(tmp_path / "data")
+
+
+@pytest.mark.parametrize("name", FILE_INCIDENTS)
+def test_an_incident_in_files_is_named_first_and_never_called_safe_if_a_message_is_lost(
+    name: str, copied: Copy, bases: dict[str, Base]
+) -> None:
+    expected = FILE_INCIDENTS[name](copied)
+    document, _ = ask_verdict(str(copied.data), home=copied.data)
+    assert names(first(document), expected), document["incidents"][:2]
+    is_lost = lost(bases["killed"].acked, copied.data) > 0
+    assert safe(document) in ({"lost", "unknown"} if is_lost else {"safe", "unknown"})
+
+
+@pytest.mark.parametrize("name", ["killed", "stopped", "alone"])
+def test_nothing_is_lost_when_all_that_happened_is_that_processes_ended(
+    name: str, bases: dict[str, Base]
+) -> None:
+    document, _ = ask_verdict(str(bases[name].data), home=bases[name].folder)
+    assert safe(document) == "safe"
+
+
+def test_r1_the_only_member_of_the_set_is_gone(bases: dict[str, Base], tmp_path: Path) -> None:
+    """The two slaves were away when the last messages were acknowledged."""
+    base = bases["alone"]
+    copy_sparsely(base.data, tmp_path / "data")
+    document, _ = ask_verdict(str(tmp_path / "data"), home=tmp_path)
+    (holder,) = document["groups"][0]["holders"]
+    shutil.rmtree(tmp_path / "data" / holder)
+    document, _ = ask_verdict(str(tmp_path / "data"), home=tmp_path)
+    assert lost(base.acked, tmp_path / "data") > 0
+    assert (safe(document), first(document)) == ("lost", ("store-lost", holder))
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    running = Live(tmp_path_factory.mktemp("live") / "cluster", SETTINGS)
+    yield running
+    running.stop()
+
+
+def test_a_calm_cluster_is_ok(live: Live) -> None:
+    document, _ = ask_live(live)
+    assert (document["state"], safe(document), document["incidents"]) == ("ok", "safe", [])
+    assert all(each["allowed"] for each in document["restarts"])
+
+
+@pytest.mark.parametrize("name", LIVE_INCIDENTS)
+def test_an_incident_of_a_running_cluster_is_named_first(name: str, live: Live) -> None:
+    try:
+        expected = LIVE_INCIDENTS[name](live, random.Random(7))
+        live.cluster.wait_for(f"{expected}", lambda: names(first(ask_live(live)[0]), expected), 20)
+    finally:
+        live.heal()
