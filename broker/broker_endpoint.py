@@ -37,7 +37,7 @@ from batonmq.protocol.bodies import GetBrokerMemberGroupResponseBody
 from batonmq.protocol.codes import RELAY_FIELD, RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError
 from batonmq.remoting.command import RemotingCommand, decode_frame, peek_code
-from batonmq.remoting.connection import Connection, Processors, Response
+from batonmq.remoting.connection import Connection, Later, Processors, Response
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.start_retry import StartRetry
@@ -142,9 +142,9 @@ class BrokerEndpoint:
         if not self.relay.take_raw(channel, self._frame_again, kind, header, body):
             self._refuse(channel, decode_frame(header, b"", kind))
 
-    def _frame_again(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
+    def _frame_again(self, channel: Connection, kind: int, header: bytes, body: bytes) -> Later:
         """This broker has a role now and answers by itself."""
-        self.processors.raw_handlers[peek_code(kind, header)](channel, kind, header, body)
+        return self.processors.raw_handlers[peek_code(kind, header)](channel, kind, header, body)
 
     def _came(self, request: RemotingCommand, channel: Connection) -> Response:
         if request.code in RELAYED_CODES and self.relay.take(channel, request):

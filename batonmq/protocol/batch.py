@@ -4,7 +4,7 @@ with consecutive queue offsets. Origin: Java `MessageDecoder.encodeMessages`,
 `CommitLog.asyncPutMessages`."""
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from batonmq.protocol.codes import ResponseCode
@@ -12,7 +12,7 @@ from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
 
 MESSAGES_MAX: Final = 20_000
-"""A batch is stored in one turn of the loop, at about 6 µs a message (R58)."""
+"""A batch is placed in the log in one turn of the loop, at less than 1 µs a message (R58)."""
 _HEAD: Final = struct.Struct(">iiiii")
 _I16: Final = struct.Struct(">h")
 
@@ -39,11 +39,10 @@ def encode_batch(items: Iterable[BatchItem]) -> bytes:
     return b"".join(parts)
 
 
-def split_batch(body: bytes) -> list[BatchItem]:
+def split_batch(body: bytes) -> Iterator[BatchItem]:
     """The messages in order. Raises BrokerRefusal(MESSAGE_ILLEGAL) if lengths disagree, or for none
     or too many messages."""
-    items: list[BatchItem] = []
-    pos = 0
+    count = pos = 0
     while pos < len(body):
         if len(body) - pos < _HEAD.size + _I16.size:
             raise _illegal(pos, "cut off in its head")
@@ -56,15 +55,15 @@ def split_batch(body: bytes) -> list[BatchItem]:
         properties_len = _I16.unpack_from(body, properties_at - _I16.size)[0]
         if properties_len < 0 or properties_at + properties_len != end:
             raise _illegal(pos, f"properties length {properties_len} does not fit")
-        items.append(BatchItem(body[body_at : body_at + body_len], body[properties_at:end], flag))
-        pos = end
-        if len(items) > MESSAGES_MAX:
+        count += 1
+        if count > MESSAGES_MAX:
             raise BrokerRefusal(
                 ResponseCode.MESSAGE_ILLEGAL, f"a batch has at most {MESSAGES_MAX} messages"
             )
-    if not items:
+        yield BatchItem(body[body_at : body_at + body_len], body[properties_at:end], flag)
+        pos = end
+    if not count:
         raise BrokerRefusal(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
-    return items
 
 
 def _illegal(pos: int, what: str) -> BrokerRefusal:

@@ -10,7 +10,7 @@ undecoded frame: the hot path needs no task, future or command.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeAlias, cast
 
 from batonmq.protocol.codes import ResponseCode
@@ -54,7 +54,9 @@ UNANSWERED_MS: Final = 10_000
 Response: TypeAlias = RemotingCommand | None
 Handler: TypeAlias = "Callable[[RemotingCommand, Connection], Response | Awaitable[Response]]"
 # (connection, header type, header, body)
-RawHandler: TypeAlias = "Callable[[Connection, int, bytes, bytes], None]"
+Later: TypeAlias = Coroutine[Any, Any, None] | None
+"""What a raw handler leaves for later turns of the loop."""
+RawHandler: TypeAlias = "Callable[[Connection, int, bytes, bytes], Later]"
 
 
 class Processors:
@@ -128,13 +130,17 @@ class RequestDispatcher:
         header: bytes,
         body: bytes,
     ) -> None:
-        """Raises RemoteProtocolError for a frame that the handler could not decode."""
+        """Raises RemoteProtocolError for a frame that the handler could not decode. What a handler
+        returns is done over several turns."""
         try:
-            handler(connection, serialize_type, header, body)
+            later = handler(connection, serialize_type, header, body)
         except RemoteProtocolError:
             raise
         except Exception as error:
             self._refuse(connection, decode_frame(header, b"", serialize_type), error)
+            return
+        if later is not None:
+            self._run(connection, decode_frame(header, b"", serialize_type), later)
 
     def request(self, connection: "Connection", cmd: RemotingCommand) -> None:
         handler = self._processors.handlers.get(cmd.code, self._processors.default_handler)
@@ -148,6 +154,11 @@ class RequestDispatcher:
         if isinstance(result, RemotingCommand):
             connection.reply(cmd, result)
             return
+        self._run(connection, cmd, result)
+
+    def _run(
+        self, connection: "Connection", cmd: RemotingCommand, result: Awaitable[Response]
+    ) -> None:
         paced = Paced(self.turn, result) if asyncio.iscoroutine(result) else result
         task = self._loop.create_task(self._answer_later(connection, cmd, paced))
         self.tasks.add(task)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate, repeat
 from typing import Final, NamedTuple
 
 from batonmq.protocol.errors import DISK_FULL
@@ -39,6 +41,38 @@ class PutResult(NamedTuple):
     store_timestamp: int
 
 
+class EncodedBatch:
+    """Messages of one queue whose records are encoded before their place is known, a few in each
+    turn of the loop. `Appender.put_encoded` fills in what depends on the place (R58)."""
+
+    def __init__(self, topic: str, queue_id: int, encode: Callable[[NewMessage], bytes]) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self._encode = encode
+        self.records: list[bytes] = []
+        self.tags: list[int] = []
+        self.keys: list[bytes | None] = []
+        self.uniq_keys: list[bytes | None] = []
+        self.born_host_size = 0
+
+    def add(self, message: NewMessage) -> None:
+        """Raises PutRefused for a message that is too long."""
+        self.records.append(self._encode(message))
+        self.born_host_size = len(message.born_host)
+        self.tags.append(message.tags_code)
+        self.keys.append(message.keys)
+        self.uniq_keys.append(message.uniq_key)
+
+
+class BatchResult(NamedTuple):
+    """Where an EncodedBatch went: as PutResult, of the first message; the offsets of all."""
+
+    physical_offsets: list[int]
+    size: int
+    end_offset: int
+    queue_offset: int
+
+
 class Appender:
     """Assigns offsets and buffers the records of a turn. `refusal`: why puts are refused."""
 
@@ -67,6 +101,7 @@ class Appender:
         crc_tail_max = _CRC_TAIL_MAX if self._append_prop_crc else 0
         self._properties_max = PROPERTIES_SIZE_MAX - crc_tail_max
         self._pieces: list[bytes] = []
+        self._more_messages = 0  # in them than there are pieces
         self._end = 0  # end of the log with the buffered records
         self._segment_end = 0  # of the segment that takes the next record; 0: not known yet
         self._turn_ms = 0  # store timestamp of this turn; 0 before its first put
@@ -108,6 +143,7 @@ class Appender:
         end = log.max_offset
         log.zero_from(end, self._end)  # a part may have been written
         self._pieces.clear()
+        self._more_messages = 0
         # Their queue offsets are given again, as if they had never been put.
         while pending and pending[-1].end_offset > end:
             record = pending.pop()
@@ -200,11 +236,7 @@ class Appender:
             raise PutUnavailable(self.refusal)
         for message in messages:
             assert not message.sys_flag & TRANSACTION_MASK
-            if (
-                len(message.body) > self._config.max_message_size
-                or len(message.properties) > self._properties_max
-            ):
-                raise self._too_long(message)
+            self._check_size(message)
         self._refuse_bad_place(messages[0])
         queue = self._queues.find_or_create(messages[0].topic, messages[0].queue_id)
         if not self._turn_ms:
@@ -218,12 +250,69 @@ class Appender:
             for message, record in zip(messages, records, strict=True)
         ]
 
+    def encoded_batch(self, topic: str, queue_id: int) -> EncodedBatch:
+        """A batch to fill with messages of that queue, and then to put."""
+        name, host, crc = topic.encode(), self._store_host, self._append_prop_crc
+
+        def encode(message: NewMessage) -> bytes:
+            assert not message.sys_flag & TRANSACTION_MASK
+            self._check_size(message)
+            return encode_record(message, name, 0, 0, 0, host, crc)
+
+        return EncodedBatch(topic, queue_id, encode)
+
+    def put_encoded(self, batch: EncodedBatch) -> BatchResult:
+        """As `put_batch`. All messages have born hosts of one size."""
+        from batonmq.protocol.records.columns import put_places
+
+        if self.refusal is not None:
+            raise PutUnavailable(self.refusal)
+        if not may_have_folder(batch.topic, batch.queue_id):
+            raise _no_folder(batch.topic, batch.queue_id)
+        queue = self._queues.find_or_create(batch.topic, batch.queue_id)
+        if not self._turn_ms:
+            self._turn_ms = self._clock_ms()
+        stored_at, first, count = self._turn_ms, queue.next_offset, len(batch.records)
+        sizes = list(map(len, batch.records))
+        size = sum(sizes)
+        while self._end + size + END_FILE_MIN_BLANK > self._segment_end:
+            self._go_to_segment(size)
+        begin = self._end
+        data = bytearray().join(batch.records)
+        ends = list(accumulate(sizes, initial=0))
+        put_places(
+            data, ends, queue_offset=first, physical_offset=begin,
+            store_ms=stored_at, born_host_size=batch.born_host_size,
+            has_crc=self._append_prop_crc,
+        )  # fmt: skip
+        offsets = list(map(begin.__add__, ends))
+        self._pending.extend(
+            map(
+                partial(_new_pending, Pending),
+                zip(
+                    offsets[1:], offsets, sizes, repeat(queue),
+                    range(first, first + count), batch.tags, batch.keys, batch.uniq_keys,
+                    repeat(stored_at),
+                ),
+            )
+        )  # fmt: skip
+        self._pieces.append(bytes(data))
+        self._more_messages += count - 1
+        self._end = begin + size
+        queue.next_offset = first + count
+        return BatchResult(offsets[:-1], size, self._end, first)
+
     def _refuse_bad_place(self, message: NewMessage) -> None:
         """Raises PutIllegal where no queue can be (R46): no member could show the message."""
         if not may_have_folder(message.topic, message.queue_id):
-            raise PutIllegal(
-                f"topic {message.topic[:255]!r} queue {message.queue_id} can have no folder"
-            )
+            raise _no_folder(message.topic, message.queue_id)
+
+    def _check_size(self, message: NewMessage) -> None:
+        if (
+            len(message.body) > self._config.max_message_size
+            or len(message.properties) > self._properties_max
+        ):
+            raise self._too_long(message)
 
     def _encode_batch(
         self, messages: Sequence[NewMessage], queue: StoredQueue, offset: int
@@ -292,7 +381,8 @@ class Appender:
         except OSError as error:
             self._not_written(error)
             return False
-        self.messages_total += len(pieces)
+        self.messages_total += len(pieces) + self._more_messages
+        self._more_messages = 0
         self.bytes_total += len(data)
         pieces.clear()
         return True
@@ -355,6 +445,10 @@ class Appender:
             )
         most = self._config.max_message_size
         return PutIllegal(f"a body of {len(message.body)} bytes; maxMessageSize is {most}")
+
+
+def _no_folder(topic: str, queue_id: int) -> PutIllegal:
+    return PutIllegal(f"topic {topic[:255]!r} queue {queue_id} can have no folder")
 
 
 def _full(why: object) -> PutUnavailable:

@@ -37,6 +37,7 @@ NO_UNIT: Final = -1
 # From this many records on, bulk dispatch is faster.
 _BULK_ROWS: Final = 32
 RECENT_COMMITS: Final = 4096
+_PENDING_AT_ONCE: Final = 1024  # a large batch is confirmed at once (R58)
 
 
 class Pending(NamedTuple):
@@ -116,9 +117,9 @@ class LogDispatcher:
 
     def advance(self, target: int, scan_bytes_max: int | None = None) -> int:
         """Makes all that ends at or below `target`, which never falls, visible; the new `offset`.
-        `scan_bytes_max` bounds how much log is read; reading also ends behind the deletion of a
-        topic, which goes to disk. Then `offset` stays behind and the next call continues. Raises
-        CorruptLogError."""
+        `scan_bytes_max` bounds how much log is read, and then the number of queued records is
+        bounded, too; reading also ends behind the deletion of a topic, which goes to disk. Then
+        `offset` stays behind and the next call continues. Raises CorruptLogError."""
         self.target = target = max(target, self.target)
         self.has_more = self._is_behind_deletion = False
         # Only slices end there: a caller without a limit wants all of it now.
@@ -126,7 +127,8 @@ class LogDispatcher:
         touched: set[StoredQueue] = set()
         try:
             if self.pending:
-                self._dispatch_pending(target, touched)
+                most = len(self.pending) if scan_bytes_max is None else _PENDING_AT_ONCE
+                self._dispatch_pending(target, touched, most)
             if not self.pending and self.offset < target:
                 limit = target if scan_bytes_max is None else self.offset + scan_bytes_max
                 self._dispatch_log(target, limit, touched)
@@ -136,10 +138,12 @@ class LogDispatcher:
                     listener(queue.topic, queue.queue_id, queue.consume_queue.max_offset)
         return self.offset
 
-    def _dispatch_pending(self, target: int, touched: set[StoredQueue]) -> None:
+    def _dispatch_pending(self, target: int, touched: set[StoredQueue], most: int) -> None:
         pending = self.pending
         index_put = self._index_put
-        while pending and pending[0][0] <= target:
+        for _ in range(min(most, len(pending))):
+            if not pending or pending[0][0] > target:
+                return
             end, phy_offset, size, queue, queue_offset, tags, keys, uniq_key, stored_at = pending[0]
             if queue.handler is not None:
                 self._dispatch_system_record(queue, phy_offset, end)
@@ -156,6 +160,7 @@ class LogDispatcher:
             pending.popleft()
             self.offset = end
             self.last_store_timestamp = stored_at
+        self.has_more = bool(pending) and pending[0][0] <= target
 
     def forget_topic(self, topic: str) -> None:
         """The queues of `topic` were deleted: what is queued for them goes to new ones. Such

@@ -13,6 +13,7 @@ org.apache.rocketmq.broker.util.HookUtils."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from batonmq.protocol.codes import ResponseCode
@@ -48,6 +49,7 @@ _TIMER_PROPERTIES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 TIMER_QUEUE: Final = 0
 _INNER: Final = INNER_NUM.encode() + b"\x01"
 _NOT_IN_A_BATCH: Final = (DELAY, TRAN_MSG, *_TIMER_PROPERTIES)
+_may_wait: Final = re.compile("|".join(f"{name}\x01" for name in _NOT_IN_A_BATCH).encode()).search
 
 SEPARATOR: Final = "\x02"
 _DROPPED: Final = ("POP_CK", "__CRC32#")
@@ -178,7 +180,7 @@ def require_space(properties: bytes) -> None:
 def refuse_to_wait(properties: bytes) -> None:
     """Raises BrokerRefusal MESSAGE_ILLEGAL if a message of a batch is to wait: a batch is one write
     to one queue."""
-    if not any(name.encode() + b"\x01" in properties for name in _NOT_IN_A_BATCH):
+    if _may_wait(properties) is None:
         return
     found = decode_properties(properties)
     waits = [name for name in _NOT_IN_A_BATCH if found.get(name, "0") not in ("0", "-1", "false")]

@@ -34,14 +34,13 @@ from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.role_view import Role
 from batonmq.remoting.command import RemotingCommand
-from batonmq.remoting.connection import Connection
+from batonmq.remoting.connection import Connection, RawHandler
 from batonmq.remoting.headers import NO_FIELDS, refusal
 from batonmq.runtime.clock import wall_ms
 from batonmq.store.appender import PutResult
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
 
-Handler = Callable[[Connection, int, bytes, bytes], None]
 HELD_MAX = 20_000
 HELD_BYTES_MAX = 64 << 20
 HELD_SLICE = 500
@@ -58,7 +57,7 @@ class SendHold:
 
     def __init__(self) -> None:
         self.active = False
-        self._held: deque[tuple[Handler, Connection, int, bytes, bytes]] = deque()
+        self._held: deque[tuple[RawHandler, Connection, int, bytes, bytes]] = deque()
         self._bytes = 0
         self._came = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -74,7 +73,7 @@ class SendHold:
         self._timer = asyncio.get_running_loop().call_later(HELD_MOST_S, self.release)
 
     def take(
-        self, handler: Handler, connection: Connection, kind: int, header: bytes, body: bytes
+        self, handler: RawHandler, connection: Connection, kind: int, header: bytes, body: bytes
     ) -> bool:
         """Holds the frame. False if the hold is full: the caller refuses the send."""
         if len(self._held) >= HELD_MAX or self._bytes + len(header) + len(body) > HELD_BYTES_MAX:

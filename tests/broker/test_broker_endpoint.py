@@ -21,11 +21,13 @@ from batonmq.protocol.bodies import (
     SubscriptionGroupConfig,
     TopicConfigAndMappingSerializeWrapper,
 )
+from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.message_id import decode_offset_msg_id
-from batonmq.protocol.records.codec import decode_records
+from batonmq.protocol.records.codec import NewMessage, decode_records
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Processors
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.store.appender import EncodedBatch
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3"
 
@@ -336,3 +338,63 @@ def test_a_broker_continues_a_java_store(tmp_path: Path) -> None:
     import uvloop
 
     uvloop.run(play())
+
+
+def many(count: int) -> list[BatchItem]:
+    return [BatchItem(b"m%d" % n, b"UNIQ_KEY\x01%032X\x02" % n) for n in range(count)]
+
+
+def test_r58_a_large_batch_is_stored_as_a_whole_over_several_turns(tmp_path: Path) -> None:
+    """Sends of others pass meanwhile; its messages follow each other in their queue."""
+
+    async def play(rig: Rig) -> None:
+        items, fields = many(3_000), send_header("T", 0, {}) | {"m": "true"}
+        batch = asyncio.ensure_future(rig.ask(320, fields, encode_batch(items)))
+        other = await rig.send(body=b"other")
+        reply = await batch
+        assert other.code == reply.code == 0
+        ids = reply.ext["msgId"].split(",")
+        assert len(ids) == len(set(ids)) == 3_000
+        store, first = rig.service.store, int(reply.ext["queueOffset"])
+        await until(lambda: store.queries.max_offset_in_queue("T", 0) == 3_001)
+        bodies: list[bytes] = []
+        while len(bodies) < 3_000:
+            found = store.queries.get_message("T", 0, first + len(bodies), 32)
+            bodies += [each.body for each in decode_records(b"".join(found.parts))]
+        assert bodies[:3_000] == [item.body for item in items]
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r4_a_large_batch_stores_nothing_if_the_role_changes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(rig: Rig) -> None:
+        assert (await rig.send()).code == 0
+        gate, end = rig.service.path.gate, rig.service.store.max_phy_offset
+        fields = send_header("T", 0, {}) | {"m": "true"}
+        add = EncodedBatch.add
+
+        def closes(batch: EncodedBatch, message: NewMessage) -> None:
+            gate.close("the role has changed")
+            add(batch, message)
+
+        monkeypatch.setattr(EncodedBatch, "add", closes)
+        reply = await rig.ask(320, fields, encode_batch(many(1_000)))
+        assert reply.code != 0 and "the role has changed" in (reply.remark or "")
+        assert rig.service.store.end_turn() == end
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r58_a_bad_message_at_the_end_of_a_large_batch_refuses_all_of_it(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        fields = send_header("T", 0, {}) | {"m": "true"}
+        body = encode_batch([*many(1_000), BatchItem(b"x", b"DELAY\x013\x02")])
+        assert (await rig.send()).code == 0
+        end = rig.service.store.max_phy_offset
+        reply = await rig.ask(320, fields, body)
+        assert reply.code == ResponseCode.MESSAGE_ILLEGAL and "DELAY" in (reply.remark or "")
+        assert rig.service.store.end_turn() == end
+
+    run_with_broker(tmp_path, play)

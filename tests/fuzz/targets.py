@@ -189,7 +189,7 @@ def read_fastjson(data: bytes) -> None:
 
 def batch(data: bytes) -> None:
     with suppress(BrokerRefusal):
-        split_batch(data)
+        list(split_batch(data))
 
 
 def message_properties(data: bytes) -> None:

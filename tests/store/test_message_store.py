@@ -545,3 +545,39 @@ def test_a_refused_put_leaves_its_time_to_no_later_one(rig):
         rig.put(store, bytes(8190))
     rig.now_ms += 5_000
     assert rig.put(store, b"later").store_timestamp == rig.now_ms
+
+
+@pytest.mark.parametrize("crc", [True, False])
+@pytest.mark.parametrize("host", [b"\x7f\0\0\1\0\0\x2a\x9f", bytes(16) + b"\0\0\x2a\x9f"])
+def test_a_batch_that_is_encoded_ahead_has_the_bytes_of_one_that_is_not(rig, tmp_path, crc, host):
+    """Also over the end of a segment, and behind other messages."""
+    logs, placed, totals = [], [], []
+    for number, ahead in enumerate((False, True)):
+        rig.root = tmp_path / f"store-{number}"
+        store = rig.open_master(enabled_append_prop_crc=crc)
+        for _ in range(2):
+            rig.put(store, bytes(1500))
+            messages = [
+                NewMessage(
+                    "T", 1, b"b" * n, b"TAGS\x01t%d\x02" % n, 7, b"k%d" % n, b"u%d" % n, 5, host, n
+                )
+                for n in range(20)
+            ]
+            if ahead:
+                batch = store.appender.encoded_batch("T", 1)
+                for message in messages:
+                    batch.add(message)
+                result = store.appender.put_encoded(batch)
+                assert (result.queue_offset, result.end_offset, result.physical_offsets) == (
+                    placed.pop(0)
+                )
+            else:
+                results = store.appender.put_batch(messages)
+                offsets = [each.physical_offset for each in results]
+                placed.append((results[0].queue_offset, results[-1].end_offset, offsets))
+        rig.put(store, b"after")
+        store.advance_confirm_offset(store.end_turn())
+        logs.append(bytes(store.log.view(0, 8192)) + bytes(store.log.view(8192, 8192)))
+        assert len(rig.read_bodies(store, queue_id=1)) == 40
+        totals.append(store.appender.messages_total)
+    assert logs[0] == logs[1] and totals[0] == totals[1] > 40

@@ -4,7 +4,7 @@ object is made per message: each field of a window's records is one numpy take."
 
 import sys
 import zlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -126,6 +126,43 @@ def take_fields(data: Bytes | Buffer, at: Int64s, layout: np.dtype[Any]) -> npt.
     width = layout.itemsize
     everywhere = np.ndarray((len(data) - width + 1,), f"V{width}", data, 0, (1,))
     return everywhere[at].view(layout)
+
+
+def put_fields(data: bytearray, at: Int64s, values: npt.NDArray[Any]) -> None:
+    """Writes one row of `values`, as its bytes, to each position; all must lie in `data`."""
+    width = values.dtype.itemsize * (values.shape[1] if values.ndim > 1 else 1)
+    everywhere = np.ndarray((len(data) - width + 1,), f"V{width}", data, 0, (1,))
+    everywhere[at] = np.ascontiguousarray(values).view(f"V{width}").reshape(-1)
+
+
+def put_places(
+    data: bytearray,
+    bounds: Sequence[int],
+    *,
+    queue_offset: int,
+    physical_offset: int,
+    store_ms: int,
+    born_host_size: int,
+    has_crc: bool,
+) -> None:
+    """Gives records that were encoded with place and time 0 their own: consecutive queue offsets,
+    and places in the log from `physical_offset`, that of the first byte of `data`. `bounds`: where
+    each begins, and the end of the last. `has_crc`: each ends in a property CRC, which is computed
+    here."""
+    positions = np.array(bounds, np.int64)
+    starts, ends = positions[:-1], positions[1:]
+    heads = np.zeros(len(starts), _HEAD)
+    heads["queue_offset"] = queue_offset + np.arange(len(starts))
+    heads["physical_offset"] = physical_offset + starts
+    times = np.full(len(starts), store_ms, _STORE_TIME["store_ms"])
+    for name in ("queue_offset", "physical_offset"):
+        place = _HEAD.fields[name][1]  # type: ignore[index]
+        put_fields(data, starts + place, heads[name])
+    put_fields(data, starts + (_HEAD.itemsize + born_host_size), times)
+    if has_crc:
+        crcs = _crcs(data, starts, ends - CRC_TAIL_SIZE)
+        digits = crcs.astype(np.uint32)[:, None] // _POWERS.astype(np.uint32) % 10 + ord("0")
+        put_fields(data, ends - _DIGITS - 1, digits.astype(np.uint8))
 
 
 def _numbers(data: Bytes, at: Int64s, layout: np.dtype[Any]) -> Int64s:
@@ -300,8 +337,6 @@ def _property_crcs(window: Buffer, ends: Int64s) -> tuple[Bools, Bools, Int64s]:
 
 
 def _crcs(window: Buffer, begins: Int64s, ends: Int64s) -> Int64s:
-    view = memoryview(window)
-    pieces: Iterable[memoryview] = (
-        view[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
-    )
+    # No line of Python for a record.
+    pieces = map(memoryview(window).__getitem__, map(slice, begins.tolist(), ends.tolist()))
     return np.fromiter(map(_crc32, pieces), np.int64, len(begins)) & 0x7FFFFFFF
