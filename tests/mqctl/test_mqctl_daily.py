@@ -17,6 +17,7 @@ from batonmq.mqctl.main import cli
 from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from batonmq.protocol.errors import RequestTimeoutError
 
+MASTER, SLAVE = "10.0.0.1:10911", "10.0.0.2:10911"
 Run = Callable[..., Any]
 DESTRUCTIVE = (
     ("deleteTopic", "-t", "T", "-c", "C"),
@@ -168,3 +169,15 @@ def test_a_shell_completes_nothing_where_there_is_no_cluster(
     monkeypatch.delenv("NAMESRV_ADDR")
     monkeypatch.delenv("CONTROLLER_ADDR")
     assert completed("topicStatus", "-t", "") == []
+
+
+def test_a_broker_has_one_id_in_every_table(mqctl: Run, fake: Any) -> None:
+    """In routes a master is 0; the controllers gave it 1."""
+    fake.figures = {MASTER: {"brokerId": "1"}, SLAVE: {"brokerId": "2"}}
+    ids = {"1": MASTER, "2": SLAVE}
+    for words in (("clusterList",), ("clusterList", "-m"), ("topicRoute", "-t", "T")):
+        lines = [line.split() for line in mqctl(*words).out.splitlines()]
+        found = {
+            cells[cells.index(at) - 1]: at for at in ids.values() for cells in lines if at in cells
+        }
+        assert found == ids, words

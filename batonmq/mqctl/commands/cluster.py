@@ -99,9 +99,7 @@ def _show_rates(
         found = figures.get(address)
         is_master = broker_id == MASTER_ID
         role = Cell.of("MASTER", GOOD) if is_master else Cell.of("SLAVE", DIM)
-        # In routes a master is 0; everywhere else it has the id that controllers gave it.
-        shown_id = broker_id if found is None else found.get("brokerId", broker_id)
-        row: list[object] = [cluster, name, shown_id, address, role]
+        row: list[object] = [cluster, name, own_id(broker_id, found), address, role]
         if found is None:
             row += [Cell.of("no answer", BAD), "", "", "", ""]
         else:
@@ -137,7 +135,7 @@ def _show_totals(
             [
                 cluster,
                 name,
-                broker_id,
+                own_id(broker_id, found),
                 address,
                 total("msgPut", "YesterdayMorning", "TodayMorning"),
                 total("msgGet", "YesterdayMorning", "TodayMorning"),
@@ -237,6 +235,14 @@ async def _addresses(admin: Admin, broker_addr: str | None, cluster_name: str | 
     if broker_addr is not None:
         return [broker_addr]
     return broker_addresses(await cluster_of(admin, cluster_name))
+
+
+def own_id(broker_id: int, found: Mapping[str, str] | None) -> object:
+    """The id that the controllers gave a broker, from its figures: in routes a master is 0. `-` if
+    it does not answer."""
+    if found is None:
+        return broker_id or "-"
+    return found.get("brokerId", broker_id)
 
 
 def first_rate(numbers: str) -> str:

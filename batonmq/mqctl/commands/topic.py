@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from batonmq.mqctl.commands.cluster import own_id
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import WaitLine, plain, when
 from batonmq.mqctl.params import INDEX, TRUE_OR_FALSE, command, option, yes_option
@@ -70,6 +71,9 @@ async def topic_route(context: CommandContext, topic: str, as_list: bool) -> Non
     """
     async with context.admin() as admin:
         route = await admin.topics.route(topic)
+        addresses = [a for data in route.broker_datas for a in data.broker_addrs.values()]
+        wants_ids = not (context.out.as_json or as_list)
+        figures = await context.ask_each(addresses, admin.brokers.runtime_info) if wants_ids else {}
     if context.out.as_json:
         context.out.document(plain(route))
         return
@@ -83,12 +87,13 @@ async def topic_route(context: CommandContext, topic: str, as_list: bool) -> Non
     if as_list:
         return
     brokers = sorted(
-        [data.broker_name, broker_id, address]
+        [data.broker_name, str(own_id(broker_id, figures.get(address))), address, role]
         for data in route.broker_datas
         for broker_id, address in data.broker_addrs.items()
+        for role in ("SLAVE" if broker_id else "MASTER",)
     )
     context.out.line()
-    context.out.table(["Broker", "ID", "Address"], brokers)
+    context.out.table(["Broker", "ID", "Address", "Role"], brokers)
 
 
 @command("topicStatus", interval=True)
