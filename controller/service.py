@@ -67,7 +67,7 @@ class ControllerService:
         tls: Tls | None = None,
     ) -> None:
         self._runtime = RuntimeConfig(config)
-        self._log = replicated_log or RaftLog(_raft_settings(config), Machine())
+        self._log = replicated_log or RaftLog(_raft_settings(config, tls), Machine())
         self.gate = LeaderGate(
             self._log,
             config.controller_self_id,
@@ -98,7 +98,7 @@ class ControllerService:
         )
         self._switches = PlannedSwitches(self.requests, self.sessions, self._notes)
         self._grpc_endpoint = GrpcEndpoint(
-            self.requests, self.sessions, self._watch, self._switches, self._history
+            self.requests, self.sessions, self._watch, self._switches, self._history, tls
         )
         self._remoting_endpoint = RemotingEndpoint(
             self.requests, self._runtime, self._switches, self._watch, tls
@@ -243,7 +243,7 @@ class ControllerService:
         log.info("config_changed node=%s", config.controller_self_id)
 
 
-def _raft_settings(config: ControllerConfig) -> RaftSettings:
+def _raft_settings(config: ControllerConfig, tls: Tls | None = None) -> RaftSettings:
     return RaftSettings(
         config.self_peer,
         config.peers,
@@ -252,6 +252,7 @@ def _raft_settings(config: ControllerConfig) -> RaftSettings:
         bind_host=config.raft_bind_address,
         cluster=config.controller_group,
         password_file=config.raft_password_path,
+        tls=tls.for_nodes if tls is not None else None,
     )
 
 

@@ -25,6 +25,7 @@ from batonmq.replicas_manager import events as ev
 from batonmq.replicas_manager.config import ReplicasManagerConfig
 from batonmq.replicas_manager.link import DurableFacts, LogFacts
 from batonmq.replicas_manager.switch import SwitchTask
+from batonmq.runtime.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -59,16 +60,30 @@ def is_only_the_call_cancelled() -> bool:
     return task is None or not task.cancelling()
 
 
-class ControllerChannels:
-    """One channel per controller address, shared by its session and the unary calls."""
+def channel_credentials(pem: tuple[bytes, bytes, bytes]) -> grpc.ChannelCredentials:
+    """`pem`: trust, key, certificate."""
+    trust, key, cert = (part or None for part in pem)
+    return grpc.ssl_channel_credentials(trust, key, cert)
 
-    def __init__(self) -> None:
+
+class ControllerChannels:
+    """One channel per controller address, shared by its session and the unary calls. Between two
+    versions of the settings some controllers take TLS and some do not (`permissive`): what did not
+    connect one way is dialled the other way."""
+
+    def __init__(self, tls: Tls | None = None) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._tls = tls if tls is not None and tls.config.nodes != "disabled" else None
+        self._with_tls: dict[str, bool] = {}
 
     def channel(self, address: str) -> grpc.aio.Channel:
         channel = self._channels.get(address)
         if channel is None:
-            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            if self._tls is not None and self._with_tls.setdefault(address, self._tls.config.dials):
+                credentials = channel_credentials(self._tls.pem)
+                channel = grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+            else:
+                channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
             self._channels[address] = channel
         return channel
 
@@ -88,6 +103,12 @@ class ControllerChannels:
         channel = self._channels.pop(address, None)
         if channel is not None:
             await channel.close(RETIRE_S)
+
+    async def did_not_connect(self, address: str) -> None:
+        """The next use dials again, with `permissive` the other way."""
+        if self._tls is not None and self._tls.config.nodes == "permissive":
+            self._with_tls[address] = not self._with_tls[address]
+        await self.replace(address)
 
     async def close(self) -> None:
         channels = list(self._channels.values())
@@ -181,7 +202,7 @@ class ControllerSession:
             async with asyncio.timeout(READY_S):
                 await self._channels.channel(self.address).channel_ready()
         except TimeoutError:
-            await self._channels.replace(self.address)
+            await self._channels.did_not_connect(self.address)
             return False
         return True
 

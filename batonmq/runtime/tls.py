@@ -217,6 +217,70 @@ class PortTls:
         return self.dial()
 
 
+_PIECE: Final = 1 << 16
+_HELLO: Final = b"\x16\x03"
+
+
+def is_hello(first: bytes) -> bool | None:
+    """Whether a connection begins with a TLS handshake; None: more bytes are needed to tell."""
+    if len(first) < 3 and _HELLO.startswith(first[:2]):
+        return None
+    return first.startswith(_HELLO) and 1 <= first[2] <= 4
+
+
+class TlsBytes:
+    """TLS of a connection whose socket a library owns: bytes in, bytes out. Not thread-safe."""
+
+    def __init__(
+        self, context: ssl.SSLContext, *, server_side: bool, server_hostname: str | None = None
+    ) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._session = context.wrap_bio(
+            self._incoming, self._outgoing, server_side, server_hostname
+        )
+        self._ready = False
+        self._early = b""
+        if not server_side:
+            self.feed(b"")
+
+    def feed(self, data: bytes) -> bytes:
+        """Takes what came; returns what it says in the clear. Raises ssl.SSLError; what `to_send`
+        then has is for the peer all the same."""
+        self._incoming.write(data)
+        plain = []
+        try:
+            if not self._ready:
+                self._session.do_handshake()
+                self._ready = True
+                early, self._early = self._early, b""
+                self.write(early)
+            while piece := self._session.read(_PIECE):
+                plain.append(piece)
+        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+            pass
+        return b"".join(plain)
+
+    def write(self, plain: bytes) -> None:
+        """What is written before the handshake has ended waits for it."""
+        if not self._ready:
+            self._early += plain
+        elif plain:
+            self._session.write(plain)
+
+    def to_send(self) -> bytes:
+        return self._outgoing.read()
+
+
+def pem_of(client: ClientTls) -> tuple[bytes, bytes, bytes]:
+    """Trust, key and certificate as gRPC takes them. Raises TlsError."""
+    # gRPC takes no password: a key under one serves remoting only.
+    return (
+        read_pem(client.trust_cert_path),
+        read_pem(client.key_path or client.cert_path),
+        read_pem(client.cert_path),
+    )
+
+
 class Dialling(Protocol):
     """What a dial asks: the context for the next connection, None: without TLS."""
 
@@ -354,10 +418,7 @@ class Tls:
         dials = client_context(dial_settings(config)) if config.dials else None
         pem = b"", b"", b""
         if config.nodes != "disabled" or config.dials:
-            client = dial_settings(config)
-            trust = config.server_trust_cert_path or client.trust_cert_path
-            # gRPC takes no password: a key under one is a matter of the remoting ports.
-            pem = read_pem(trust), read_pem(client.key_path), read_pem(client.cert_path)
+            pem = pem_of(dial_settings(config))
         return _Loaded(clients, nodes, dials, pem, ends_ms)
 
     def _server_context(self) -> ssl.SSLContext:

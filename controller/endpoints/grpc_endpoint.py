@@ -50,6 +50,7 @@ from batonmq.protocol.errors import NotLeaderError
 from batonmq.protocol.incarnation import is_proven, owns
 from batonmq.protocol.role_view import RoleView
 from batonmq.runtime.sockets import check_port_free, listening_as
+from batonmq.runtime.tls import Tls
 from batonmq.runtime.turns import in_turns
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,19 @@ _SERVER_OPTIONS: Final = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 50),
     ("grpc.http2.max_ping_strikes", 0),
 )
+
+
+def _credentials(tls: Tls) -> grpc.ServerCredentials:
+    """Asked at each handshake, in a thread of gRPC, so a renewed certificate counts at once. Both
+    sides show one."""
+
+    def configuration() -> Any:
+        trust, key, cert = tls.pem
+        return grpc.ssl_server_certificate_configuration([(key, cert)], trust)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(), configuration, require_client_authentication=True
+    )
 
 
 class AwaitedHellos:
@@ -122,7 +136,9 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         watch: BrokerWatch,
         switches: PlannedSwitches,
         history: HistoryLog,
+        tls: Tls | None = None,
     ) -> None:
+        self._tls = tls
         self._requests = requests
         self._history = history
         self._switches = switches
@@ -144,7 +160,10 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
             self, server
         )
         try:
-            port = server.add_insecure_port(address)
+            if self._tls is not None and self._tls.config.nodes == "enforcing":
+                port = server.add_secure_port(address, _credentials(self._tls))
+            else:
+                port = server.add_insecure_port(address)
         except RuntimeError as error:
             raise OSError(f"cannot bind gRPC port {address}") from error
         if port == 0:

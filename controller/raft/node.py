@@ -52,6 +52,7 @@ from batonmq.controller.rules.state import ControllerState
 from batonmq.runtime.clock import boot_s
 from batonmq.runtime.password_file import read_password
 from batonmq.runtime.sockets import CannotListenError, check_port_free, listening_as
+from batonmq.runtime.tls import PortTls
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +136,7 @@ class RaftSettings:
     cluster: str = ""
     password_file: Path | None = None
     compact_after_entries: int = COMPACT_AFTER_ENTRIES
+    tls: PortTls | None = None
 
 
 class _Node(SyncObj):  # type: ignore[misc]
@@ -315,6 +317,7 @@ class RaftLog:
             membership=self._membership,
             problems=self._problems,
             digests=self._digests,
+            tls=self._settings.tls,
         )
         return _Node(own, others, conf, self, guarded)
 

@@ -12,6 +12,7 @@
   hold plain values only (`restricted_loads`): unpickling one runs no code.
 - *Strangers* (not yet admitted) have two seconds and one short frame. At most `_STRANGERS_MAX` are
   open; a new one replaces the oldest.
+- *TLS*, if it is on, lies below all this: both sides show a certificate before the greeting.
 - *The side with the greater address dials*, as in pysyncobj; a dial is repeated after a second,
   since TCP would retry ever more seldom while a link is cut.
 - *Names are looked up outside the Raft thread.* pysyncobj asks at each attempt to connect, in the
@@ -32,6 +33,7 @@ import logging
 import os
 import pickle
 import socket
+import ssl
 import struct
 import threading
 import zlib
@@ -54,6 +56,7 @@ from batonmq.controller.raft.membership import Greeting, Membership, decode_gree
 from batonmq.controller.raft.messages import MendedTransport
 from batonmq.runtime.clock import boot_s
 from batonmq.runtime.sockets import keep_alive, limit_unacknowledged
+from batonmq.runtime.tls import PortTls, TlsBytes, is_hello, tls_reason
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +92,9 @@ class GuardedConnection(TcpConnection):  # type: ignore[misc]
     _TcpConnection__writeBuffer: bytes
     _own_key = b""
     _other_key = b""
+    tls: PortTls | None = None
+    """Of an accepted connection whose first bytes are not here yet."""
+    _session: TlsBytes | None = None
     _sent = 0
     _received = 0
 
@@ -115,7 +121,12 @@ class GuardedConnection(TcpConnection):  # type: ignore[misc]
 
     def disconnect(self) -> None:
         self.admitted = False
+        self._session = None
         super().disconnect()
+
+    def dial_tls(self, context: ssl.SSLContext, host: str) -> None:
+        """Call it before anything is sent."""
+        self._session = TlsBytes(context, server_side=False, server_hostname=host)
 
     def greet(self, greeting: Greeting) -> None:
         self._write(self._seal(greeting.encode()))
@@ -138,13 +149,49 @@ class GuardedConnection(TcpConnection):  # type: ignore[misc]
 
     def _TcpConnection__processRead(self) -> bool:
         """Reads only until a frame is whole, so that a flood cannot fill the memory."""
+        plain = b""
+        if self._session is not None:
+            plain, self._TcpConnection__readBuffer = self._TcpConnection__readBuffer, plain
         more: bool = super()._TcpConnection__processRead()
         if self.state == CONNECTION_STATE.DISCONNECTED:
+            return False
+        if self.tls is not None and not self._has_begun(self.tls):
+            return more and self.connected
+        if self._session is not None and not self._decrypt(self._session, plain):
             return False
         size = self._frame_size()
         if size is None:
             return more and self.state != CONNECTION_STATE.DISCONNECTED
         return more and len(self._TcpConnection__readBuffer) < _LENGTH.size + size
+
+    def _has_begun(self, tls: PortTls) -> bool:
+        """Tells by its first bytes whether an accepted connection speaks TLS. A plain frame of that
+        beginning would be longer than a greeting may be."""
+        first: bytes = self._TcpConnection__readBuffer
+        speaks_tls = is_hello(first)
+        if speaks_tls is None:
+            return False
+        self.tls = None
+        if speaks_tls:
+            self._session = TlsBytes(tls.context(), server_side=True)
+        elif tls.mode == "enforcing":
+            self.refuse("it speaks without TLS, and this port takes TLS only")
+            return False
+        return True
+
+    def _decrypt(self, session: TlsBytes, plain: bytes) -> bool:
+        """Puts what was read, in the clear, behind `plain`. False: the connection has ended."""
+        raw: bytes = self._TcpConnection__readBuffer
+        error = ""
+        try:
+            plain += session.feed(raw)
+        except ssl.SSLError as failure:
+            error = tls_reason(failure)
+        self._TcpConnection__readBuffer = plain
+        self._send_raw(session.to_send())  # an alert, too
+        if error and self.connected:
+            self.refuse(error)
+        return self.connected
 
     def _TcpConnection__processParseMessage(self) -> Any:
         size = self._frame_size()
@@ -199,7 +246,14 @@ class GuardedConnection(TcpConnection):  # type: ignore[misc]
         return plain if self.encryptor is None else bytes(self.encryptor.encrypt(plain))
 
     def _write(self, body: bytes) -> None:
-        self._TcpConnection__writeBuffer += _LENGTH.pack(len(body)) + body
+        frame = _LENGTH.pack(len(body)) + body
+        if self._session is not None:
+            self._session.write(frame)
+            frame = self._session.to_send()
+        self._send_raw(frame)
+
+    def _send_raw(self, data: bytes) -> None:
+        self._TcpConnection__writeBuffer += data
         self._TcpConnection__trySendBuffer()
 
 
@@ -361,8 +415,10 @@ class GuardedTransport(MendedTransport):
         membership: Membership,
         problems: RaftProblems,
         digests: DigestWatch | None = None,
+        tls: PortTls | None = None,
     ) -> None:
         self.digests = digests
+        self._tls = tls if tls is not None and tls.mode != "disabled" else None
         self._membership = membership
         self._problems = problems
         self._nonces: dict[GuardedConnection, str] = {}
@@ -401,11 +457,15 @@ class GuardedTransport(MendedTransport):
         if len(self._unknownConnections) >= _STRANGERS_MAX:
             min(self._unknownConnections, key=lambda each: each.born_s).refuse("too many strangers")
         conn.born_s = boot_s()
+        conn.tls = self._tls
         conn.on_refused = functools.partial(self._refused, conn)
         super()._onNewIncomingConnection(conn)
 
     def _onOutgoingConnected(self, conn: GuardedConnection) -> None:
         conn.setOnMessageReceivedCallback(functools.partial(self._answered, conn))
+        node, context = self._connToNode(conn), self._tls.dials if self._tls is not None else None
+        if context is not None and node is not None:
+            conn.dial_tls(context, node.host)
         self._greet(conn, echo="")
 
     def _greet(self, conn: GuardedConnection, echo: str) -> None:

@@ -26,6 +26,7 @@ from batonmq.protocol.message_id import split_address
 from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime.clock import boot_ms, wall_ms
 from batonmq.runtime.properties_text import parse_properties
+from batonmq.runtime.tls import pem_of
 
 GRPC_PORT_OFFSET = 1
 GROUPS_A_PAGE = 200
@@ -243,9 +244,14 @@ class ControllerAdmin:
 
         stub_class: Any = controller_pb2_grpc.ControllerServiceStub
         endpoints = [grpc_address(address) for address in addresses or self.addresses]
-        why = ""
+        tls, why = self._requests.client.options.tls, ""
         for endpoint in endpoints:
-            async with grpc.aio.insecure_channel(endpoint) as channel:
+            channel = grpc.aio.insecure_channel(endpoint)
+            if tls is not None:
+                parts = (part or None for part in pem_of(tls))
+                credentials = grpc.ssl_channel_credentials(*parts)
+                channel = grpc.aio.secure_channel(endpoint, credentials)
+            async with channel:
                 call = getattr(stub_class(channel), method)
                 try:
                     reply = await call(request, timeout=self._requests.timeout_ms / 1000)

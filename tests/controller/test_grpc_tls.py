@@ -1,0 +1,113 @@
+"""The gRPC port of a controller over TLS: both sides show a certificate, a renewed one counts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from unittest.mock import Mock
+
+import grpc
+import grpc.aio
+import pytest
+
+from batonmq.controller.endpoints.grpc_endpoint import GrpcEndpoint
+from batonmq.proto.controller.v1 import controller_pb2 as pb
+from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
+from batonmq.protocol.codes import ResponseCode
+from batonmq.replicas_manager.session import ControllerChannels, channel_credentials
+from batonmq.runtime.authority import Authority
+from batonmq.runtime.tls import Tls, pem_of
+from tests.shared.certificates import HOSTS, authority, client_tls, node_tls
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Authority:
+    return authority(tmp_path / "tls")
+
+
+@asynccontextmanager
+async def serving(tls: Tls | None) -> AsyncIterator[str]:
+    endpoint = GrpcEndpoint(Mock(), Mock(), Mock(), Mock(), Mock(), tls)
+    try:
+        yield f"127.0.0.1:{await endpoint.listen('127.0.0.1:0')}"
+    finally:
+        await endpoint.close()
+
+
+async def answered(channel: grpc.aio.Channel, seconds: float = 10) -> bool:
+    """Whether a call reaches the endpoint. It refuses a registration without a name."""
+    stub = pb_grpc.ControllerServiceStub(channel)  # type: ignore[no-untyped-call]
+    try:
+        reply = await stub.RegisterBroker(pb.RegisterBrokerRequest(), timeout=seconds)
+    except grpc.aio.AioRpcError as error:
+        assert error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        return False
+    return bool(reply.status.code == ResponseCode.CONTROLLER_INVALID_REQUEST)
+
+
+def test_only_who_shows_a_certificate_of_the_authority_is_served(
+    made: Authority, tmp_path: Path
+) -> None:
+    other = authority(tmp_path / "other")
+    late = str(made.issue("late.pem", ["broker/a/9"], HOSTS, days=-1).path)
+    strange = str(other.issue("x.pem", ["broker/a/1"], HOSTS).path)
+
+    async def scenario() -> None:
+        async with serving(node_tls(made, "controller/n0")) as address:
+            broker = ControllerChannels(node_tls(made, "broker/a/1"))
+            assert await answered(broker.channel(address))
+            for client in (
+                client_tls(made),
+                client_tls(made, cert_path=late, key_path=late),
+                client_tls(made, cert_path=strange, key_path=strange),
+                client_tls(other),
+            ):
+                credentials = channel_credentials(pem_of(client))
+                async with grpc.aio.secure_channel(address, credentials) as channel:
+                    assert not await answered(channel)
+            async with grpc.aio.insecure_channel(address) as channel:
+                assert not await answered(channel)
+            reader, writer = await asyncio.open_connection(*address.rsplit(":", 1))
+            writer.write(b"\x16\x03\x01\x40\x00" + bytes(range(256)) * 64)
+            await asyncio.wait_for(reader.read(), 20)
+            writer.close()
+            assert await answered(broker.channel(address))
+            await broker.close()
+
+    asyncio.run(scenario())
+
+
+def test_sessions_outlive_a_renewed_certificate_and_new_ones_use_it(made: Authority) -> None:
+    async def scenario() -> None:
+        controller, broker = node_tls(made, "controller/n0"), node_tls(made, "broker/a/1")
+        async with serving(controller) as address:
+            first = ControllerChannels(broker)
+            assert await answered(first.channel(address))
+            made.renew()
+            assert controller.reload() and broker.reload()
+            assert await answered(first.channel(address))
+            await first.replace(address)
+            assert await answered(first.channel(address))
+            await first.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("mode", ["enforcing", "permissive"])
+def test_a_permissive_broker_finds_the_way_that_a_controller_takes(
+    made: Authority, mode: str
+) -> None:
+    """Controllers are changed one by one: a broker dials each the other way if one way fails."""
+
+    async def scenario() -> None:
+        broker = ControllerChannels(node_tls(made, "broker/a/1", server_mode="permissive"))
+        async with serving(node_tls(made, "controller/n0", server_mode=mode)) as address:
+            assert await answered(broker.channel(address)) is (mode == "permissive")
+            if mode == "enforcing":
+                await broker.did_not_connect(address)
+                assert await answered(broker.channel(address))
+            await broker.close()
+
+    asyncio.run(scenario())
