@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.controller_admin import ControllerAdmin
+from batonmq.client.instance.connections import ClientOptions
 from batonmq.launcher.children import ChildChanged, Children, tail_of_log
 from batonmq.launcher.cluster_file import cluster_document, write_document
 from batonmq.launcher.current import announce, withdraw
@@ -33,6 +34,7 @@ from batonmq.launcher.watch import ClusterSnapshot, poll
 from batonmq.runtime.clock import boot_s, wall_ms
 from batonmq.runtime.lock_file import FolderLock
 from batonmq.runtime.sockets import listens
+from batonmq.runtime.tls import TlsError
 
 POLL_STARTING_S = 0.05
 POLL_S = 0.5
@@ -89,9 +91,10 @@ class LocalCluster:
         try:
             write_configs(self.layout)
             write_document(self.layout.planned_cluster_file, planned)
-        except OSError as exc:
+        except (OSError, TlsError) as exc:
             raise StartError(f"--data {self.layout.data_dir}: {exc}") from exc
-        self._admin = Admin(self.layout.name_server_addresses)  # sends nothing before its start
+        # It sends nothing before its start.
+        self._admin = self._new_admin(self.layout.name_server_addresses)
         self.hopeless = asyncio.get_running_loop().create_future()
         try:
             await self.children.start_all()
@@ -234,12 +237,15 @@ class LocalCluster:
         self._served.add(node.name)
         return True
 
+    def _new_admin(self, addresses: str | Sequence[str]) -> Admin:
+        return Admin(addresses, client_options=ClientOptions(tls=self.layout.client_tls))
+
     async def _ask_only(self, name_servers: Sequence[NameServerNode]) -> None:
         """Points `admin` at these."""
         addresses = [node.address for node in name_servers]
         if addresses == self._asked:
             return
-        before, self._admin = self._admin, Admin(addresses)
+        before, self._admin = self._admin, self._new_admin(addresses)
         self._asked = addresses
         await self._admin.start()
         if before is not None:

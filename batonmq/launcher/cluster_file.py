@@ -35,7 +35,9 @@ def cluster_document(
     states: Mapping[str, BrokerState],
 ) -> dict[str, object]:
     """The document's content. `pids` by node name, `states` by broker address."""
-    return {
+    tls = layout.client_tls
+    secure = {"tls": {"trust": tls.trust_cert_path, "cert": tls.cert_path}} if tls else {}
+    return secure | {
         "supervisorPid": os.getpid(),
         "startedAt": started_at_ms,
         "cluster": CLUSTER_NAME,

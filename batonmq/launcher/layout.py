@@ -14,7 +14,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from batonmq.runtime.tls import ClientTls, Mode
 
 CLUSTER_NAME: Final = "DefaultCluster"
 DEFAULT_BASE_PORT: Final = 9876
@@ -25,7 +28,7 @@ LEAST_WATCHDOG_S: Final = 1.0
 MAX_BROKERS: Final = 26
 HOST: Final = "127.0.0.1"
 PYTHON_SUFFIX: Final = ".python"
-SECTIONS: Final = ("namesrv", "controller", "broker", "store", "ha", "replicas", "metrics")
+SECTIONS: Final = ("namesrv", "controller", "broker", "store", "ha", "replicas", "metrics", "tls")
 
 Settings = Mapping[str, Mapping[str, object]]
 
@@ -49,6 +52,12 @@ class NameServerNode:
     @property
     def name(self) -> str:
         return f"namesrv-{self.index}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """In its certificate."""
+        own = f"namesrv/{self.name}"
+        return (own, f"controller/{self.controller_id}") if self.controller_id else (own,)
 
     @property
     def address(self) -> str:
@@ -97,6 +106,11 @@ class BrokerNode:
         return f"{self.group}-{self.index}"
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """In its certificate."""
+        return (f"broker/{self.group}/{self.index}",)
+
+    @property
     def address(self) -> str:
         return f"{self.host}:{self.port}"
 
@@ -139,6 +153,8 @@ class Layout:
     overrides: Settings = field(default_factory=dict)
     metrics: bool = True
     """Whether each process shows its figures; earlier versions refuse that section."""
+    secure: Mode = "disabled"
+    """The TLS mode of ports for clients; unless it is disabled, nodes take nothing but TLS."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -173,6 +189,24 @@ class Layout:
     def raft_password_file(self) -> Path:
         return self.data_dir / "conf" / "raft-password"
 
+    @property
+    def tls_folder(self) -> Path:
+        return self.data_dir / "conf" / "tls"
+
+    def certificate_of(self, node: Node) -> Path:
+        return self.tls_folder / f"{node.name}.pem"
+
+    @property
+    def client_tls(self) -> ClientTls | None:
+        """How tools dial this cluster."""
+        if self.secure == "disabled":
+            return None
+        from batonmq.runtime.tls import ClientTls
+
+        admin = str(self.tls_folder / "admin.pem")
+        trust = str(self.tls_folder / "ca.pem")
+        return ClientTls(trust_cert_path=trust, cert_path=admin, key_path=admin)
+
     def replicas_of(self, group: str) -> tuple[BrokerNode, ...]:
         return tuple(broker for broker in self.brokers if broker.group == group)
 
@@ -186,6 +220,7 @@ def plan(
     base_port: int = DEFAULT_BASE_PORT,
     overrides: Settings | None = None,
     owners: Mapping[int, str] | None = None,
+    secure: Mode = "disabled",
 ) -> Layout:
     """Lays a cluster out. Raises LayoutError for numbers that make none.
 
@@ -221,6 +256,7 @@ def plan(
             for j, group in numbers
         ),
         overrides or {},
+        secure=secure,
     )
 
 
@@ -266,6 +302,19 @@ def _check(
         )
 
 
+def _tls_of(layout: Layout, node: Node) -> dict[str, object]:
+    if layout.secure == "disabled":
+        return {}
+    certificate = str(layout.certificate_of(node))
+    return {
+        "serverMode": layout.secure,
+        "nodeMode": "enforcing",
+        "serverCertPath": certificate,
+        "serverKeyPath": certificate,
+        "serverTrustCertPath": str(layout.tls_folder / "ca.pem"),
+    }
+
+
 def config_of(layout: Layout, node: Node) -> dict[str, dict[str, object]]:
     """The sections of one node's configuration file, the user's overrides on top."""
     if isinstance(node, NameServerNode):
@@ -309,6 +358,8 @@ def config_of(layout: Layout, node: Node) -> dict[str, dict[str, object]]:
             "metricsPromExporterHost": node.host,
             "metricsPromExporterPort": node.metrics_port,
         }
+    if layout.secure != "disabled" or "tls" in layout.overrides:
+        sections["tls"] = _tls_of(layout, node)
     for section, values in layout.overrides.items():
         if section in sections:
             sections[section].update(values)

@@ -23,6 +23,9 @@ from batonmq.launcher.layout import DEFAULT_BASE_PORT, DEFAULT_WATCHDOG_S, LEAST
 from batonmq.runtime.extras import need_server
 
 if TYPE_CHECKING:
+    from batonmq.runtime.tls import Mode
+
+if TYPE_CHECKING:
     from batonmq.launcher.forks import ForkServer
 
 SERVERS = {
@@ -89,6 +92,14 @@ def main() -> None:
     help="End a process whose loop stands still for so long, at least 1; 0: never."
     " Only with --respawn.",
 )
+@click.option(
+    "--secure",
+    is_flag=False,
+    flag_value="enforcing",
+    type=click.Choice(["disabled", "permissive", "enforcing"]),
+    help="TLS, with certificates that are made in DIR/conf/tls: between nodes always, for clients"
+    " permissive (plain as well) or enforcing (alone: enforcing). Default: as at the last start.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON event a line.")
 def up(
     controllers: int,
@@ -99,6 +110,7 @@ def up(
     config: Path | None,
     respawn: bool,
     watchdog: float,
+    secure: Mode | None,
     as_json: bool,
 ) -> None:
     """Run a local cluster until ctrl-C or SIGTERM.
@@ -107,8 +119,8 @@ def up(
     """
     _need_server_extra()
     fork_server = _begin_to_load()
+    from batonmq.launcher import preparation
     from batonmq.launcher.layout import LayoutError, plan
-    from batonmq.launcher.preparation import StartError, folder_owners, read_overrides
     from batonmq.launcher.up import run_up
 
     if watchdog != 0 and watchdog < LEAST_WATCHDOG_S:
@@ -122,8 +134,9 @@ def up(
             replicas=replicas,
             groups=groups,
             base_port=base_port,
-            overrides=read_overrides(config) if config else None,
-            owners=folder_owners(data),
+            overrides=preparation.read_overrides(config) if config else None,
+            owners=preparation.folder_owners(data),
+            secure=secure or preparation.secured(data),
         )
     except LayoutError as exc:
         raise click.UsageError(str(exc)) from exc
@@ -132,7 +145,7 @@ def up(
         sys.exit(
             run_up(layout, fork_server, respawn=respawn, watchdog_s=watchdog_s, as_json=as_json)
         )
-    except StartError as exc:
+    except preparation.StartError as exc:
         click.echo(f"batonmq up: {exc}", err=True)
         sys.exit(exc.exit_code)
 

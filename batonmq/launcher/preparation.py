@@ -14,14 +14,18 @@ from typing import Final
 import yaml
 
 from batonmq.launcher.forks import ForkServer
-from batonmq.launcher.layout import Layout, LayoutError, Node, Settings, config_of
+from batonmq.launcher.layout import CLUSTER_NAME, Layout, LayoutError, Node, Settings, config_of
+from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.lock_file import FolderLock, FolderLockedError
 from batonmq.runtime.password_file import make_password
 from batonmq.runtime.sockets import check_port_free, holder_of
+from batonmq.runtime.tls import DAY_MS, MODES, Mode
 
 MIN_FREE_BYTES: Final = 1 << 30
 """With segments of the usual size, which are sparse at first."""
 _SPARE_BYTES: Final = 64 << 20
+_RENEWED_BEFORE_MS: Final = 30 * DAY_MS
+HOSTS: Final = ("127.0.0.1", "localhost")
 
 
 class StartError(Exception):
@@ -161,14 +165,44 @@ def folder_owners(data_dir: Path) -> dict[int, str]:
     return found
 
 
-def write_configs(layout: Layout) -> None:
-    """Writes every node's file, and the controllers' password where there is none yet.
+def secured(data_dir: Path) -> Mode:
+    """The mode that this folder's cluster had at its last start."""
+    try:
+        file = yaml.safe_load((data_dir / "conf" / "namesrv-0.yaml").read_text())
+        kept = file["tls"]["serverMode"]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+        return "disabled"
+    return next((mode for mode in MODES if mode == kept), "disabled")
 
-    Raises OSError (no right, no room) as it comes.
+
+def make_certificates(layout: Layout) -> None:
+    """The authority of a secure cluster, and certificates that lack or end within a month. Raises
+    OSError, TlsError."""
+    from batonmq.runtime.authority import Authority, read_certificate
+
+    authority = Authority(layout.tls_folder)
+    if not authority.trust.exists():
+        authority.make(CLUSTER_NAME)
+    soon_ms = wall_ms() + _RENEWED_BEFORE_MS
+    named = [
+        (layout.certificate_of(node), node.names, (node.host, *HOSTS)) for node in layout.nodes
+    ]
+    for path, names, hosts in (*named, (layout.tls_folder / "admin.pem", ("admin",), ())):
+        if not path.exists() or read_certificate(path).ends_ms < soon_ms:
+            authority.issue(path.name, names, hosts)
+
+
+def write_configs(layout: Layout) -> None:
+    """Writes every node's file, and the controllers' password and certificates where there are none
+    yet.
+
+    Raises OSError (no right, no room) as it comes, and TlsError.
     """
     if layout.controllers and not layout.raft_password_file.exists():
         layout.raft_password_file.parent.mkdir(parents=True, exist_ok=True)
         make_password(layout.raft_password_file)
+    if layout.secure != "disabled":
+        make_certificates(layout)
     for node in layout.nodes:
         node.config.parent.mkdir(parents=True, exist_ok=True)
         node.pid_file.parent.mkdir(parents=True, exist_ok=True)

@@ -105,8 +105,13 @@ class CommandContext:
 
     def _open(self, name_servers: tuple[str, ...]) -> Admin:
         from batonmq.client.admin import admin
+        from batonmq.client.instance.connections import ClientOptions
 
-        return admin.Admin(name_servers, timeout_ms=self.timeout_ms)
+        return admin.Admin(
+            name_servers,
+            timeout_ms=self.timeout_ms,
+            client_options=ClientOptions(tls=self.target.tls),
+        )
 
     def complain(self, text: str) -> None:
         """Reports a part that failed on standard error; the command continues, and ends with 1."""

@@ -12,21 +12,27 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batonmq.launcher.current import current_cluster_file, hint_file, serves
+
+if TYPE_CHECKING:
+    from batonmq.runtime.tls import ClientTls
 
 NAMESRV_VARIABLE = "NAMESRV_ADDR"
 CONTROLLER_VARIABLE = "CONTROLLER_ADDR"
 DATA_VARIABLE = "BATONMQ_DATA"
 CONTEXT_VARIABLE = "BATONMQ_CONTEXT"
+TRUST_VARIABLE = "BATONMQ_TLS_TRUST"
+CERT_VARIABLE = "BATONMQ_TLS_CERT"
 DEFAULT_DATA_DIR = "batonmq-data"
 
 
 Contexts = Mapping[str, Mapping[str, str]]
-"""Name -> `namesrv` and `controller`, each `host:port;host:port` or empty."""
+"""Name -> `namesrv` and `controller`, each `host:port;host:port` or empty. With TLS `trust`, too,
+and maybe `cert`: paths of PEM files."""
 
 
 class TargetError(Exception):
@@ -42,6 +48,7 @@ class RunningCluster:
     controllers: tuple[str, ...]
     brokers: tuple[tuple[str, str], ...]
     supervisor_pid: int
+    tls: ClientTls | None = None
 
     @property
     def supervised(self) -> bool:
@@ -69,6 +76,8 @@ class Target:
     """The folder that BATONMQ_DATA names, if no cluster was ever started in it."""
     context: str = ""
     """The name of the context that the addresses are from."""
+    tls: ClientTls | None = None
+    """How its nodes are dialled; None: without TLS."""
 
     def __str__(self) -> str:
         """Where a command goes, for people."""
@@ -156,6 +165,7 @@ def find_target(
             name_servers or local.name_servers,
             controllers or local.controllers,
             local,
+            tls=local.tls,
             by_hint=not given and not chosen and path.parent != folder / DEFAULT_DATA_DIR,
         )
     nothing_in = folder / chosen if chosen and ended is None else None
@@ -171,12 +181,12 @@ def _target_of_context(name: str, known: Contexts) -> Target:
         addresses(kept["namesrv"], "-n"),
         addresses(kept["controller"], "-a"),
     )
-    return Target(name_servers, controllers, context=name)
+    return Target(name_servers, controllers, context=name, tls=_tls_of(kept))
 
 
 def target_here(namesrv_addr: str | None, controller_addr: str | None) -> Target:
     """`find_target` with this process's environment. Raises TargetError."""
-    return find_target(
+    found = find_target(
         namesrv_addr,
         controller_addr,
         environ=os.environ,
@@ -184,6 +194,10 @@ def target_here(namesrv_addr: str | None, controller_addr: str | None) -> Target
         hint=current_cluster_file(),
         contexts=kept_contexts(),
     )
+    given = _tls_of(
+        {"trust": os.environ.get(TRUST_VARIABLE, ""), "cert": os.environ.get(CERT_VARIABLE, "")}
+    )
+    return replace(found, tls=given) if given is not None else found
 
 
 def contexts_file() -> Path | None:
@@ -198,6 +212,7 @@ def kept_contexts() -> Contexts:
         found = json.loads(file.read_text()) if file is not None else {}
         return {
             str(name): {"namesrv": str(at["namesrv"]), "controller": str(at["controller"])}
+            | {key: str(at[key]) for key in ("trust", "cert") if at.get(key)}
             for name, at in found.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -239,6 +254,16 @@ def _places(environ: Mapping[str, str], folder: Path, hint: Path | None) -> list
     return list(dict.fromkeys(place for place in places if place is not None))
 
 
+def _tls_of(files: Mapping[str, str]) -> ClientTls | None:
+    """`trust`: the authority; `cert`: certificate and key of this user, if servers ask for one."""
+    if not files.get("trust"):
+        return None
+    from batonmq.runtime.tls import ClientTls  # commands that ask nothing load nothing
+
+    cert = files.get("cert", "")
+    return ClientTls(trust_cert_path=files["trust"], cert_path=cert, key_path=cert)
+
+
 def read_cluster_file(path: Path) -> RunningCluster | None:
     """None if it is not there or no description of a cluster."""
     try:
@@ -249,6 +274,7 @@ def read_cluster_file(path: Path) -> RunningCluster | None:
             tuple(str(node["address"]) for node in document["controllers"]),
             tuple((str(node["name"]), str(node["address"])) for node in document["brokers"]),
             int(document["supervisorPid"]),
+            _tls_of(document.get("tls", {})),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -28,6 +28,7 @@ from batonmq.runtime.section import Section
 log = logging.getLogger(__name__)
 
 Mode = Literal["disabled", "permissive", "enforcing"]
+MODES: Final[tuple[Mode, ...]] = ("disabled", "permissive", "enforcing")
 
 POLL_S: Final = 2.0
 _SUITES: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner, Result
@@ -23,6 +24,7 @@ from batonmq.client.admin.types import (
     TopicChanges,
     Traffic,
 )
+from batonmq.client.instance.connections import ClientOptions
 from batonmq.history.event import HistoryEvent, lenient_event
 from batonmq.mqctl.main import cli
 from batonmq.protocol.bodies import (
@@ -206,8 +208,10 @@ class FakeCluster:
 class FakeAdmin:
     fake: FakeCluster
 
-    def __init__(self, name_servers: tuple[str, ...], *, timeout_ms: int) -> None:
-        self.name_servers = name_servers
+    def __init__(
+        self, name_servers: tuple[str, ...], *, timeout_ms: int, client_options: ClientOptions
+    ) -> None:
+        self.name_servers, self.client = name_servers, Mock(options=client_options)
         self.fake.calls.append(("Admin", name_servers, timeout_ms))
         self.cluster = SimpleNamespace(
             info=self.cluster_info,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import click
 
@@ -20,13 +21,27 @@ from batonmq.mqctl.target import (
 
 @command("contexts", controllers=True)
 @click.argument("name", required=False)
+@click.option(
+    "--trust",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The authority of a cluster with TLS (PEM).",
+)
+@click.option(
+    "--cert",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Your certificate with its key, for such a cluster.",
+)
 @click.option("--remove", is_flag=True, help="Forget NAME.")
-async def contexts(context: CommandContext, name: str | None, remove: bool) -> None:
+async def contexts(
+    context: CommandContext, name: str | None, trust: Path | None, cert: Path | None, remove: bool
+) -> None:
     """List the clusters that have a name; with NAME and -n (and -a) keep one.
 
     `BATONMQ_CONTEXT=NAME mqctl ...` then goes there. Options and NAMESRV_ADDR come first.
 
-    JSON: name to namesrv and controller.
+    JSON: name to namesrv and controller, with TLS also trust and cert.
     """
     known = {each: dict(at) for each, at in kept_contexts().items()}
     namesrv, controller = context.given
@@ -46,6 +61,8 @@ async def contexts(context: CommandContext, name: str | None, remove: bool) -> N
             except TargetError as error:
                 raise click.UsageError(str(error)) from error
             known[name] = {"namesrv": namesrv, "controller": controller or ""}
+            files = {"trust": trust, "cert": cert}
+            known[name] |= {key: str(at.absolute()) for key, at in files.items() if at}
         _keep(known)
     if context.out.as_json:
         context.out.document(known)

@@ -48,7 +48,7 @@ async def ask(
     sources: list[Source] = []
     reports, routes, events, consumers = await asyncio.gather(
         _reports(admin, found),
-        _routes(found, timeout_ms),
+        _routes(admin, found, timeout_ms),
         _history(controller, sources),
         _within(CONSUMERS_S, "consumer groups", _consumers(admin, found), sources),
     )
@@ -105,13 +105,15 @@ async def _reports(admin: Admin, found: Findings) -> dict[str, Mapping[str, str]
     return dict(await asyncio.gather(*map(one, alive)))
 
 
-async def _routes(found: Findings, timeout_ms: int) -> dict[str, dict[str, str]]:
+async def _routes(admin: Admin, found: Findings, timeout_ms: int) -> dict[str, dict[str, str]]:
     """Which master each name server names, asked one by one."""
     from batonmq.client.admin.admin import Admin
 
+    options = admin.client.options
+
     async def one(address: str) -> tuple[str, dict[str, str]]:
         try:
-            async with Admin((address,), timeout_ms=timeout_ms) as alone:
+            async with Admin((address,), timeout_ms=timeout_ms, client_options=options) as alone:
                 table = (await alone.cluster.info()).broker_addr_table
         except BatonError:
             return address, {}
