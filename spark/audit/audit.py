@@ -201,7 +201,7 @@ def _define(
     told = finding_table(known)
     names = ["grp" if name == "group" else name for name in told.column_names]
     engine.table("known", told.rename_columns(names))
-    engine.table("nobody", pa.table({"replicas": pa.array([[]], pa.list_(pa.string()))}))
+    engine.table("no_replicas", pa.table({"replicas": pa.array([[]], pa.list_(pa.string()))}))
     groups = [(group.name, group.first, group.confirm) for group in plan.groups]
     columns = list(zip(*groups, strict=True))
     engine.table("grps", pa.table(

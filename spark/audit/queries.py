@@ -47,7 +47,7 @@ def _told(severity: str, kind: str, detail: str, of: str = "", **columns: str) -
     parts = [f"{columns.get('grp', f'{of}.grp')} AS grp"]
     for name, kind_of in _TYPES.items():
         known = given.get(name) or (f"{of}.{name}" if name in _OF_ROWS.get(of, ()) else "")
-        none = f"CAST(NULL AS {kind_of})" if kind_of else "nobody.replicas"
+        none = f"CAST(NULL AS {kind_of})" if kind_of else "no_replicas.replicas"
         parts.append(f"{known or none} AS {name}")
     return ", ".join(parts)
 
@@ -178,7 +178,7 @@ def _steps(acked: bool) -> str:
     unless = "AND (t.many IS NULL OR t.many < q.lacking)" if acked else ""
     return f"""
         SELECT {_told(severity, "q.kind", f"concat({text}, q.detail)", "q", queue_offset=at)}
-        FROM steps q CROSS JOIN nobody {lost}
+        FROM steps q CROSS JOIN no_replicas {lost}
         WHERE (q.kind <> 'gap' OR NOT EXISTS (
             SELECT 1 FROM ranged w WHERE w.kind = 'damaged' AND w.grp = q.grp
                 AND w.physical_offset > q.last_before AND w.physical_offset < q.physical_offset
@@ -207,7 +207,7 @@ def _duplicates() -> str:
                 first_value(queue_offset) {window} AS first_offset
             FROM messages
             WHERE amount = 1 AND unique_key IS NOT NULL AND NOT {_begins("topic", _REPEATING)}
-        ) m CROSS JOIN nobody WHERE m.nth > 1
+        ) m CROSS JOIN no_replicas WHERE m.nth > 1
     """
 
 
@@ -381,11 +381,11 @@ def _held() -> Iterator[str]:
     what = f"""concat('its body has CRC ', CAST(e.m_crc AS STRING), ', the acknowledged one ',
         CAST({crc} AS STRING))"""
     told = _told("'critical'", "'divergent'", what, "e", field="'body'", **at)
-    yield f"SELECT {told} FROM found e CROSS JOIN nobody WHERE {crc} <> e.m_crc"
+    yield f"SELECT {told} FROM found e CROSS JOIN no_replicas WHERE {crc} <> e.m_crc"
     what = """concat('acknowledged here, lies at queue ', CAST(e.m_queue AS STRING), ' offset ',
         CAST(e.m_queue_offset AS STRING), ' of ', e.m_topic)"""
     told = _told("'critical'", "'reordered'", what, "e", **at)
-    yield f"SELECT {told} FROM moved e CROSS JOIN nobody"
+    yield f"SELECT {told} FROM moved e CROSS JOIN no_replicas"
 
 
 def _lost() -> Iterator[str]:
@@ -395,20 +395,21 @@ def _lost() -> Iterator[str]:
         ELSE 'not found, and it may have expired: the log no longer begins at 0' END"""
     told = _told("'warning'", "'unchecked'", why, "e")
     yield f"""
-        SELECT {told} FROM nowhere e CROSS JOIN nobody WHERE e.outcome IN ('unknown', 'unchecked')
+        SELECT {told} FROM nowhere e CROSS JOIN no_replicas
+        WHERE e.outcome IN ('unknown', 'unchecked')
     """
     what = """CASE WHEN e.bits IS NOT NULL THEN concat('acknowledged, and only in ', s.names,
             ': the others, or a later epoch, went on without it')
         ELSE concat('acknowledged, and in no replica', CASE WHEN n.nearest IS NOT NULL THEN
             concat('; the one before it in its queue lies at ', CAST(n.nearest AS STRING))
             ELSE '' END) END"""
-    replicas = "CASE WHEN e.bits IS NOT NULL THEN s.replicas ELSE nobody.replicas END"
+    replicas = "CASE WHEN e.bits IS NOT NULL THEN s.replicas ELSE no_replicas.replicas END"
     told = _told(
         "'critical'", "'lost'", what, "e", replicas=replicas, physical_offset="e.physical_offset",
         epoch="coalesce(e.epoch, n.epoch)",
     )  # fmt: skip
     yield f"""
-        SELECT {told} FROM lost e CROSS JOIN nobody
+        SELECT {told} FROM lost e CROSS JOIN no_replicas
             LEFT JOIN sets s ON e.m_grp = s.grp AND e.bits = s.bits LEFT JOIN (
                 SELECT grp, topic, queue_id, queue_offset, max(physical_offset) AS nearest,
                     max_by(epoch, physical_offset) AS epoch
@@ -422,7 +423,7 @@ def _of_list() -> Iterator[str]:
     """Findings about messages that the list lacks, and about the order of its entries."""
     told = _told("'info'", "'not_acked'", "'in the log, and not in the list'", "m")
     yield f"""
-        SELECT {told} FROM listed m CROSS JOIN nobody
+        SELECT {told} FROM listed m CROSS JOIN no_replicas
             LEFT JOIN (SELECT DISTINCT m_grp, m_offset FROM placed_pairs) p
                 ON m.grp = p.m_grp AND m.physical_offset = p.m_offset
             LEFT JOIN named n ON m.grp = n.grp AND m.physical_offset = n.physical_offset
@@ -438,7 +439,7 @@ def _of_list() -> Iterator[str]:
             SELECT *, lag(number) {order} AS number_before,
                 lag(queue_offset) {order} AS offset_before
             FROM entries WHERE producer IS NOT NULL AND number IS NOT NULL AND {_PLACED}
-        ) e CROSS JOIN nobody WHERE e.queue_offset <= e.offset_before
+        ) e CROSS JOIN no_replicas WHERE e.queue_offset <= e.offset_before
     """
 
 

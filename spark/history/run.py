@@ -147,7 +147,7 @@ def run(engine: Engine, inputs: Inputs, results: Results, step: Step) -> dict[st
     """
     plan = inputs.plan
     stores = epoch_files.read_stores(inputs.stores)
-    results.begin(engine)
+    results.begin()
     seen = Overview()
     with step("reading the histories"):
         engine.mapped("read", plan.sources, ReadLines(replace(plan, sources=())), RUNS)
@@ -162,7 +162,7 @@ def run(engine: Engine, inputs: Inputs, results: Results, step: Step) -> dict[st
     with step("folding the events"):
         fold = FoldGroups(Known(plan.controllers, facts, files), inputs.span, last_day)
         runs = "SELECT * FROM read WHERE run IS NOT NULL"
-        engine.applied("folded", runs, fold, FOLDED, by="grp", order=ORDER)
+        engine.applied("folded", runs, fold, FOLDED, by=["grp", *ORDER])
         packed = dicts(engine, f"SELECT f.packed AS packed FROM folded f WHERE f.part = '{SUMS}'")
         sums: list[GroupSums] = [pickle.loads(row["packed"]) for row in packed]
     with step("writing the tables"):
@@ -180,7 +180,7 @@ def run(engine: Engine, inputs: Inputs, results: Results, step: Step) -> dict[st
             by = ["group"] if name == BY_GROUP else ["group", "day"]
             of_table = f"SELECT e.packed AS packed FROM every e WHERE e.part = '{name}'"
             engine.applied("rows", of_table, unpacked, written_schema(name))
-            engine.write("SELECT * FROM rows", results.table(name), form=results.form, by=by)
+            engine.write("SELECT * FROM rows", results.table(name, by))
         counted = dicts(engine, "SELECT e.part AS name, sum(e.many) AS many FROM every e "
                         "GROUP BY e.part")  # fmt: skip
     counts = dict.fromkeys(TABLES, 0) | {row["name"]: int(row["many"]) for row in counted}

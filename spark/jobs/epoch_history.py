@@ -72,7 +72,7 @@ def main(
         if not no_report:
             with job.progress.step("drawing the report"):
                 page = epoch_page(results.folder, summary, form=form)
-        results.publish(engine, summary, page)
+        results.publish(summary, page)
     job.result(summary, [*lines(summary), *results.page_line(page)])
     found = summary["findings"]
     worse = found[CRITICAL] + (found[WARNING] if fail_on == WARNING else 0)

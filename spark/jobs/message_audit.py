@@ -94,9 +94,9 @@ def main(job: Job, *, output: str | None, overwrite: bool, form: str, **given: A
         summary = summary_of(result, request.stores) | {"table": msgspec.to_builtins(proof)}
         if results is not None:
             with job.progress.step(f"writing {output}"):
-                results.begin(engine)
-                engine.write(findings_text(), results.table("findings"), form=form)
-                results.publish(engine, summary)
+                results.begin()
+                engine.write(findings_text(), results.table("findings"))
+                results.publish(summary)
     job.result(summary, [*lines_of_proof(proof), *lines_of(summary)])
     sys.exit(DONE if result.is_clean else FOUND)
 

@@ -149,7 +149,7 @@ def write_failovers(table: Path, output: str) -> None:
     inputs = Inputs(history_parquet=(str(table),))
     results = Results(output, TABLES, overwrite=True)
     with DuckEngine() as engine:
-        results.publish(engine, run(engine, inputs, results, lambda _: nullcontext()))
+        results.publish(run(engine, inputs, results, lambda _: nullcontext()))
 
 
 if __name__ == "__main__":

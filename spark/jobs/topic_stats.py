@@ -109,11 +109,9 @@ def main(
         page = None
         if not no_report:
             with job.progress.step("drawing the report"):
-                engine.read(
-                    LAG, results.table(LAG), form=results.form
-                )  # with the snapshots of earlier runs
+                engine.read(LAG, results.table(LAG))  # with the snapshots of earlier runs
                 page = stats_page(engine, summary)
-        results.publish(engine, summary, page)
+        results.publish(summary, page)
     job.result(summary, [*lines(summary), *results.page_line(page)])
     slowest = summary["slowest_group"]
     if max_lag is not None and slowest and slowest["lag"] > max_lag:

@@ -36,6 +36,12 @@ _S3_SETTINGS: Final = {
 }  # fmt: skip
 
 
+_DELTA: Final = {
+    "access_key": "access_key_id", "secret_key": "secret_access_key",
+    "session_token": "session_token", "region": "region", "anonymous": "skip_signature",
+}  # fmt: skip
+
+
 def share_settings(spark: Mapping[str, str]) -> str:
     """What of Spark's settings is Hadoop's, and the session's jars: for this process, and as the
     text of SHARED for others."""
@@ -83,6 +89,17 @@ def s3_options(bucket: str) -> dict[str, Any]:
     return options
 
 
+def delta_options(place: str) -> dict[str, str] | None:
+    """The same for the package deltalake; None where nothing is said."""
+    scheme, _, rest = place.partition("://")
+    said = s3_options(rest.partition("/")[0]) if scheme in ("s3", "s3a") else {}
+    options = {f"aws_{name}": str(said[key]) for key, name in _DELTA.items() if said.get(key)}
+    if "endpoint_override" in said:
+        options["aws_endpoint"] = f"{said['scheme']}://{said['endpoint_override']}"
+        options["aws_allow_http"] = str(said["scheme"] == "http").lower()
+    return options or None
+
+
 def _class_path() -> list[str]:
     """Jars of Spark, of the session where they lie on this machine, and of this executor; before
     them the folders of settings."""
@@ -111,11 +128,14 @@ def _jvm() -> Any:
     """The classes of Hadoop. Raises OSError if no JVM can be started here."""
     try:
         import jpype
+        import jpype.config
     except ImportError:
         raise OSError("the package JPype1 is not installed: pip install 'batonmq[spark]'") from None
     try:
         if not jpype.isJVMStarted():
-            # A worker of Spark ends without waiting for anybody; so must its JVM.
+            # At the end of the process objects of Java are still referred to, by threads of
+            # pyarrow, too: a JVM that is taken down before them takes the process down.
+            jpype.config.onexit = jpype.config.destroy_jvm = False
             jpype.startJVM(_HEAP, "-Xrs", classpath=_class_path(), convertStrings=True)
         return jpype.JPackage("org").apache.hadoop
     except (jpype.JVMNotFoundException, OSError, RuntimeError) as error:
@@ -225,11 +245,14 @@ class _HadoopFiles(fs.FileSystemHandler):
         self._done(path, lambda at: self._fs.delete(at, False))
 
     def move(self, source: str, target: str) -> None:
+        if self._one(target).is_file:  # HDFS replaces none
+            self.delete_file(target)
         self._done(source, lambda at: self._fs.rename(at, self._at(target)))
 
     def _done(self, path: str, call: Any) -> None:
         with _named(f"{self._root}{path}"):
-            if not call(self._at(path)):
+            # HDFS has a second rename(), without a result, and JPype prefers it.
+            if call(self._at(path)) is False:
                 raise OSError(f"{self._root}{path}: the file system refused it")
 
     def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:

@@ -18,7 +18,7 @@ import pyarrow.dataset as ds
 
 from batonmq.spark.report.plots import PARTS
 from batonmq.spark.severity import SEVERITIES
-from batonmq.spark.steps.sql import PARQUET, written
+from batonmq.spark.steps.sql import PARQUET, ResultTable
 from batonmq.spark.steps.tables import DAY_MS, percentile
 
 #: More broker groups than this are counted but not drawn; those that cost most are.
@@ -96,7 +96,7 @@ class EpochTables:
     def read(self, name: str, columns: str, where: pc.Expression | None = None) -> pa.Table:
         """`group` and those columns (parted by blanks), times and days as ms."""
         wanted = ["group", *columns.split()]
-        data = written(f"{self._folder}/{name}", self._form, _FOLDERS)
+        data = ResultTable(f"{self._folder}/{name}", self._form).dataset(_FOLDERS)
         found = data.to_table(columns=wanted, filter=where)
         return pa.table([_in_ms(found[each]) for each in wanted], wanted)
 

@@ -42,7 +42,7 @@ def run(
     Committed offsets are of a moment, so each run adds its snapshot to `consumer_lag`, a folder of
     its own, and leaves those of earlier runs. Raises OSError, StoreError.
     """
-    results.begin(engine)
+    results.begin()
     stores = [(each.store, each.broker) for each in sources.chosen]
     columns = [pa.array(values, pa.string()) for values in zip(*stores, strict=True)]
     engine.table("sources", pa.table(columns, names=["store", "broker"]))
@@ -62,10 +62,8 @@ def run(
         for name, query in queries.tables(wanted.bucket_ms, moment_ms).items():
             engine.define(name, query, keep=True)
             is_lag = name == LAG
-            engine.write(
-                f"SELECT * FROM {name}", results.table(name), form=results.form,
-                by=() if is_lag else ["day"], only=taken if is_lag else None,
-            )  # fmt: skip
+            table = results.table(name, **taken) if is_lag else results.table(name, ["day"])
+            engine.write(f"SELECT * FROM {name}", table)
     return _summary(engine, wanted, sources)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from batonmq.spark.read.storage import UnknownPlace
-from batonmq.spark.steps.sql import PARQUET, Engine, names_in
+from batonmq.spark.steps.sql import PARQUET, ResultTable, names_in, put
 
 SUMMARY: Final = "summary.json"
 REPORT: Final = "report.html"
@@ -42,7 +42,7 @@ class Results:
         self._is_checked = False
         try:
             self._check(names_in(self.folder))
-        except UnknownPlace:  # Spark may know it
+        except UnknownPlace:  # its jar may come with Spark
             return
         except ValueError as error:
             raise ValueError(f"--output {error}".replace("--output --output", "--output")) from None
@@ -61,26 +61,26 @@ class Results:
                 f"{self._keeps}"
             )
 
-    def table(self, name: str) -> str:
-        return f"{self.folder}/{name}"
+    def table(self, name: str, by: Sequence[str] = (), **only: str) -> ResultTable:
+        return ResultTable(f"{self.folder}/{name}", self.form, by, only)
 
     def page_line(self, page: str | None) -> list[str]:
         """What people are told of the page."""
         return [] if page is None else [f"report: {self.folder}/{REPORT}"]
 
-    def begin(self, engine: Engine) -> None:
+    def begin(self) -> None:
         """From now on the earlier result is not whole. Raises ValueError, OSError."""
         if not self._is_checked:
-            self._check(engine.names(self.folder))
+            self._check(names_in(self.folder))
         for name in (SUMMARY, REPORT):
-            engine.put(f"{self.folder}/{name}", None)
+            put(f"{self.folder}/{name}", None)
 
-    def publish(self, engine: Engine, summary: Mapping[str, Any], page: str | None = None) -> None:
+    def publish(self, summary: Mapping[str, Any], page: str | None = None) -> None:
         """The summary, behind all tables, and a page. Raises OSError."""
         if page is not None:
-            engine.put(f"{self.folder}/{REPORT}", page)
+            put(f"{self.folder}/{REPORT}", page)
         text = json.dumps(summary, indent=2, ensure_ascii=False, default=str)
-        engine.put(f"{self.folder}/{SUMMARY}", f"{text}\n")
+        put(f"{self.folder}/{SUMMARY}", f"{text}\n")
 
 
 def own_version() -> str:

@@ -9,9 +9,11 @@ used.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -19,6 +21,7 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FileType
 
 from batonmq.spark.arrow import open_arrow
+from batonmq.spark.read import hadoop
 from batonmq.spark.read.storage import locate
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ SMALL_LOG_BYTES: Final = 64 << 20
 PARQUET, DELTA = "parquet", "delta"
 Options = Mapping[str, str]
 Batches = Iterator[pa.RecordBatch]
+OfTask = Callable[[Any], Batches]
+OfRows = Callable[[Batches], Batches]
 _MACROS: Final = """
     CREATE MACRO unix_millis(t) AS epoch_ms(t);
     CREATE MACRO timestamp_millis(ms) AS
@@ -39,77 +44,89 @@ _MACROS: Final = """
 """
 
 
-class Engine(Protocol):
-    """Views by name, queries over them, and tables written from queries."""
+@dataclass(frozen=True, slots=True)
+class ResultTable:
+    """A table in a folder (path or URI). `by`: the columns that are folders. `only`: values that
+    all rows have; they replace the rows that have these, and no others."""
 
+    place: str
+    form: str = PARQUET
+    by: Sequence[str] = ()
+    only: Options = field(default_factory=dict)
+
+    @property
+    def part(self) -> str:
+        """The folder of what is replaced."""
+        return "/".join([self.place, *(f"{name}={value}" for name, value in self.only.items())])
+
+    def dataset(self, folders: Any = "hive") -> ds.Dataset:
+        """Its rows. `folders`: the partitioning of its Parquet files. Raises OSError, ValueError
+        for a URI that pyarrow does not know."""
+        if self.form == DELTA:
+            import deltalake
+
+            options = hadoop.delta_options(self.place)
+            return deltalake.DeltaTable(self.place, storage_options=options).to_pyarrow_dataset()
+        storage, folder = locate(self.place)
+        system = storage.file_system
+        return ds.dataset(folder, filesystem=system, format="parquet", partitioning=folders)
+
+
+class Engine(ABC):
+    """Views by name, queries over them, and tables written from queries. Use it as a context."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    def __exit__(self, *_: object) -> None: ...
+
+    @abstractmethod
     def source(self, view: str, paths: Sequence[str], options: Options) -> None:
         """A table of the data source. Raises what `open_arrow` does, now or when it is read."""
-        ...
 
+    @abstractmethod
     def table(self, view: str, rows: pa.Table) -> None:
         """Rows that this process has."""
-        ...
 
+    @abstractmethod
     def define(self, view: str, query: str, *, keep: bool = False) -> None:
         """A query by name; `keep`: it is used more than once, so its rows are kept."""
-        ...
 
-    def mapped(
-        self, view: str, tasks: Sequence[Any], function: Callable[[Any], Batches], schema: pa.Schema
-    ) -> None:
+    @abstractmethod
+    def mapped(self, view: str, tasks: Sequence[Any], function: OfTask, schema: pa.Schema) -> None:
         """The rows that a function makes of each task; they are kept. What it raises ends it."""
-        ...
 
+    @abstractmethod
     def applied(
-        self,
-        view: str,
-        query: str,
-        function: Callable[[Batches], Batches],
-        schema: pa.Schema,
-        *,
-        by: str = "",
-        order: Sequence[str] = (),
+        self, view: str, query: str, function: OfRows, schema: pa.Schema, by: Sequence[str] = ()
     ) -> None:
-        """The rows that a function makes of a query's. With `by` those with one value of it come
-        together, in that order, and what is made of them is kept.
-        """
-        ...
+        """The rows that a function makes of a query's. With `by` they come in that order, those
+        with one value of its first column in one task, and what is made of them is kept."""
 
+    @abstractmethod
     def rows(self, query: str) -> pa.Table:
         """The result of a query, in this process."""
-        ...
 
-    def write(
-        self,
-        query: str,
-        place: str,
-        *,
-        form: str = PARQUET,
-        by: Sequence[str] = (),
-        only: Options | None = None,
-    ) -> None:
-        """The result of a query as the table in a folder (path or URI), in place of what is there.
+    def write(self, query: str, table: ResultTable) -> None:
+        """The result of a query in place of what is there; without rows it has its columns all the
+        same."""
+        if table.form == DELTA:  # result tables are small, whatever they were made of
+            _write_delta(self.rows(query), table)
+        else:
+            self._write_parquet(query, table)
 
-        `by`: the columns that are folders. `only`: the same for all rows, which replace those that
-        have these values, and no others. A table without rows has its columns all the same.
-        """
-        ...
+    @abstractmethod
+    def _write_parquet(self, query: str, table: ResultTable) -> None: ...
 
-    def read(self, view: str, place: str, *, form: str = PARQUET) -> None:
+    def read(self, view: str, table: ResultTable) -> None:
         """A table that was written."""
-        ...
-
-    def names(self, folder: str) -> list[str]:
-        """What lies in a folder; nothing if it is missing. Raises OSError."""
-        ...
-
-    def put(self, place: str, text: str | None) -> None:
-        """A file that is there whole or not at all; None: it is removed. Raises OSError."""
-        ...
+        self.table(view, table.dataset().to_table())
 
 
 def names_in(folder: str) -> list[str]:
-    """What lies in a folder that pyarrow knows. Raises ValueError for an unknown URI, OSError."""
+    """What lies in a folder, nothing if it is missing. Raises UnknownPlace, ValueError for a file,
+    OSError."""
     storage, path = locate(folder)
     info = storage.file_system.get_file_info(path)
     if info.type == FileType.File:
@@ -117,44 +134,42 @@ def names_in(folder: str) -> list[str]:
     return [str(info.base_name) for info in storage.children(path)]
 
 
+def put(place: str, text: str | None) -> None:
+    """A file that is there whole or not at all; None: it is removed. Raises OSError."""
+    storage, path = locate(place)
+    system = storage.file_system
+    if text is None:
+        if storage.exists(path):
+            system.delete_file(path)
+        return
+    with system.open_output_stream(f"{path}.growing") as stream:
+        stream.write(text.encode())
+    system.move(f"{path}.growing", path)
+
+
 def dicts(engine: Engine, query: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = engine.rows(query).to_pylist()
     return found
 
 
-def _delta(rows: pa.Table, place: str, by: Sequence[str], only: Options | None) -> None:
+def _write_delta(rows: pa.Table, table: ResultTable) -> None:
     """A new version of a Delta table; earlier ones stay readable. Needs the package deltalake."""
     import deltalake
 
-    for name, value in (only or {}).items():
+    place, only, options = table.place, table.only, hadoop.delta_options(table.place)
+    for name, value in only.items():
         rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
-    replaces = " AND ".join(f"{name} = '{value}'" for name, value in (only or {}).items())
-    is_part = bool(replaces) and deltalake.DeltaTable.is_deltatable(place)
+    replaces = " AND ".join(f"{name} = '{value}'" for name, value in only.items())
+    is_part = bool(replaces) and deltalake.DeltaTable.is_deltatable(place, options)
     deltalake.write_deltalake(
-        place, rows, mode="overwrite", partition_by=list(only or by) or None,
+        place, rows, mode="overwrite", partition_by=list(only or table.by) or None,
+        storage_options=options,
         **{"predicate": replaces} if is_part else {"schema_mode": "overwrite"},
     )  # fmt: skip
 
 
-def written(place: str, form: str, folders: Any) -> ds.Dataset:
-    """A table that was written. `folders`: the partitioning of its Parquet files. Raises OSError,
-    ValueError for a URI that pyarrow does not know.
-    """
-    if form == DELTA:
-        import deltalake
-
-        return deltalake.DeltaTable(place).to_pyarrow_dataset()
-    storage, folder = locate(place)
-    system = storage.file_system
-    return ds.dataset(folder, filesystem=system, format="parquet", partitioning=folders)
-
-
-def _part(place: str, only: Options | None) -> str:
-    return "/".join([place, *(f"{name}={value}" for name, value in (only or {}).items())])
-
-
-class DuckEngine:
-    """DuckDB in this process: use it as a context."""
+class DuckEngine(Engine):
+    """DuckDB in this process."""
 
     def __init__(self) -> None:
         import duckdb
@@ -162,9 +177,6 @@ class DuckEngine:
         self._db: duckdb.DuckDBPyConnection = duckdb.connect()
         self._db.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = false")
         self._db.execute(_MACROS)
-
-    def __enter__(self) -> DuckEngine:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._db.close()
@@ -199,42 +211,23 @@ class DuckEngine:
     def define(self, view: str, query: str, *, keep: bool = False) -> None:
         self._db.execute(f"CREATE OR REPLACE {'TABLE' if keep else 'VIEW'} {view} AS {query}")
 
-    def mapped(
-        self, view: str, tasks: Sequence[Any], function: Callable[[Any], Batches], schema: pa.Schema
-    ) -> None:
+    def mapped(self, view: str, tasks: Sequence[Any], function: OfTask, schema: pa.Schema) -> None:
         self._stream(view, schema, (batch for task in tasks for batch in function(task)))
 
     def applied(
-        self,
-        view: str,
-        query: str,
-        function: Callable[[Batches], Batches],
-        schema: pa.Schema,
-        *,
-        by: str = "",
-        order: Sequence[str] = (),
+        self, view: str, query: str, function: OfRows, schema: pa.Schema, by: Sequence[str] = ()
     ) -> None:
         with self._db.cursor() as reading:
-            sorts = f" ORDER BY {', '.join([by, *order])}" if by else ""
+            sorts = f" ORDER BY {', '.join(by)}" if by else ""
             text = f"SELECT * FROM ({query}) q{sorts}"
             self._stream(view, schema, function(reading.sql(text).to_arrow_reader()))
 
     def rows(self, query: str) -> pa.Table:
         return self._db.sql(query).to_arrow_table()
 
-    def write(
-        self,
-        query: str,
-        place: str,
-        *,
-        form: str = PARQUET,
-        by: Sequence[str] = (),
-        only: Options | None = None,
-    ) -> None:
+    def _write_parquet(self, query: str, table: ResultTable) -> None:
         rows = self.rows(query)
-        if form == DELTA:
-            return _delta(rows, place, by, only)
-        storage, folder = locate(_part(place, only))
+        storage, folder = locate(table.part)
         system = storage.file_system
         parent, _, name = folder.rpartition("/")
         # A disk can rename: there a table is whole at any time.
@@ -243,10 +236,10 @@ class DuckEngine:
             if storage.exists(each):
                 system.delete_dir(each)
         if rows.num_rows:
-            folders = pa.schema([rows.schema.field(name) for name in by])
+            folders = pa.schema([rows.schema.field(name) for name in table.by])
             ds.write_dataset(
                 rows, made, filesystem=system, format="parquet", max_partitions=1 << 16,
-                partitioning=ds.partitioning(folders, flavor="hive") if by else None,
+                partitioning=ds.partitioning(folders, flavor="hive") if table.by else None,
             )  # fmt: skip
         else:
             system.create_dir(made)
@@ -256,33 +249,13 @@ class DuckEngine:
                 system.delete_dir(folder)
             system.move(made, folder)
 
-    def read(self, view: str, place: str, *, form: str = PARQUET) -> None:
-        self._store(view, written(place, form, "hive").scanner().to_reader())
 
-    def names(self, folder: str) -> list[str]:
-        return names_in(folder)
-
-    def put(self, place: str, text: str | None) -> None:
-        storage, path = locate(place)
-        system = storage.file_system
-        if text is None:
-            if storage.exists(path):
-                system.delete_file(path)
-            return
-        with system.open_output_stream(f"{path}.growing") as stream:
-            stream.write(text.encode())
-        system.move(f"{path}.growing", path)
-
-
-class SparkEngine:
-    """A session of Spark. `name` is called for each step, before its jobs."""
+class SparkEngine(Engine):
+    """A session of Spark."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
         self._kept: list[DataFrame] = []
-
-    def __enter__(self) -> SparkEngine:
-        return self
 
     def __exit__(self, *_: object) -> None:
         for frame in self._kept:
@@ -310,9 +283,7 @@ class SparkEngine:
             self._kept.append(frame.persist())
         frame.createOrReplaceTempView(view)
 
-    def mapped(
-        self, view: str, tasks: Sequence[Any], function: Callable[[Any], Batches], schema: pa.Schema
-    ) -> None:
+    def mapped(self, view: str, tasks: Sequence[Any], function: OfTask, schema: pa.Schema) -> None:
         every = list(tasks)
 
         def run(batches: Batches) -> Batches:
@@ -324,20 +295,13 @@ class SparkEngine:
         self._make(view, numbers, run, schema)
 
     def applied(
-        self,
-        view: str,
-        query: str,
-        function: Callable[[Batches], Batches],
-        schema: pa.Schema,
-        *,
-        by: str = "",
-        order: Sequence[str] = (),
+        self, view: str, query: str, function: OfRows, schema: pa.Schema, by: Sequence[str] = ()
     ) -> None:
         rows = self._session.sql(query)
         if by:
             # Sorted, a task holds a few rows at a time; groupBy().applyInArrow would hold a group.
             count = max(self._session.sparkContext.defaultParallelism, rows.rdd.getNumPartitions())
-            rows = rows.repartition(count, by).sortWithinPartitions(by, *order)
+            rows = rows.repartition(count, by[0]).sortWithinPartitions(*by)
         self._make(view, rows, function, schema, keep=bool(by))
 
     def _make(
@@ -360,57 +324,17 @@ class SparkEngine:
         with self._named(query):
             return self._session.sql(query).toArrow()
 
-    def write(
-        self,
-        query: str,
-        place: str,
-        *,
-        form: str = PARQUET,
-        by: Sequence[str] = (),
-        only: Options | None = None,
-    ) -> None:
+    def _write_parquet(self, query: str, table: ResultTable) -> None:
         from pyspark.sql import Observation
         from pyspark.sql.functions import count, lit
 
         frame = self._session.sql(query)
-        with self._named(f"writing {place}"):
-            if form == DELTA:  # result tables are small, whatever they were made of
-                return _delta(frame.toArrow(), place, by, only)
+        with self._named(f"writing {table.place}"):
             seen = Observation()
             counted = frame.observe(seen, count(lit(1)).alias("rows"))
-            place = _part(place, only)
-            counted.write.mode("overwrite").partitionBy(*by).parquet(place)
-            if by and not seen.get["rows"]:
-                frame.limit(0).coalesce(1).write.mode("overwrite").parquet(place)
-
-    def read(self, view: str, place: str, *, form: str = PARQUET) -> None:
-        if form == DELTA:
-            return self.table(view, pa.table(written(place, form, None).to_table()))
-        self._session.read.parquet(place).createOrReplaceTempView(view)
-
-    def names(self, folder: str) -> list[str]:
-        system, path = self._hadoop(folder)
-        if not system.exists(path):
-            return []
-        return sorted(each.getPath().getName() for each in system.listStatus(path))
-
-    def put(self, place: str, text: str | None) -> None:
-        system, path = self._hadoop(place)
-        system.delete(path, False)
-        if text is not None:
-            growing = path.suffix(".growing")
-            stream = system.create(growing, True)
-            stream.write(text.encode())
-            stream.close()
-            system.rename(growing, path)
-
-    def _hadoop(self, place: str) -> tuple[Any, Any]:
-        """(file system, path) as Hadoop's settings of the session have them."""
-        jvm = self._session.sparkContext._jvm
-        assert jvm is not None
-        path = jvm.org.apache.hadoop.fs.Path(place)
-        conf = self._session._jsparkSession.sessionState().newHadoopConf()
-        return path.getFileSystem(conf), path
+            counted.write.mode("overwrite").partitionBy(*table.by).parquet(table.part)
+            if table.by and not seen.get["rows"]:
+                frame.limit(0).coalesce(1).write.mode("overwrite").parquet(table.part)
 
     @contextmanager
     def _named(self, text: str) -> Iterator[None]:

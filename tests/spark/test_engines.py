@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from batonmq.spark.steps.sql import DuckEngine, SparkEngine
+from batonmq.spark.steps.sql import DuckEngine, ResultTable, SparkEngine, names_in, put
 
 ROWS = pa.table({"grp": ["b", "a", "b"], "n": pa.array([2, 1, 1], pa.int64())})
 FOLDED = pa.schema([("text", pa.string())])
@@ -37,16 +37,16 @@ def test_rows_with_and_without_any_row(kind, request, tmp_path):
         engine.table("empty_", ROWS.schema.empty_table())
         engine.mapped("made", ["c", "d"], Numbered(), ROWS.schema)
         every = "SELECT * FROM full_ UNION ALL SELECT * FROM empty_ UNION ALL SELECT * FROM made"
-        engine.applied("folded", every, Joined(), FOLDED, by="grp", order=["n"])
+        engine.applied("folded", every, Joined(), FOLDED, by=["grp", "n"])
         found = engine.rows("SELECT text FROM folded ORDER BY text")["text"].to_pylist()
         assert found == ["a1", "b1,2", "c1", "d1"]
         for name, count in (("full_", 3), ("empty_", 0)):
-            place = str(tmp_path / name)
-            engine.write(f"SELECT n, grp AS group FROM {name}", place, by=["group"])
-            engine.read("back", place)
+            table = ResultTable(str(tmp_path / name), by=["group"])
+            engine.write(f"SELECT n, grp AS group FROM {name}", table)
+            engine.read("back", table)
             assert engine.rows("SELECT n FROM back").num_rows == count
-        assert sorted(engine.names(str(tmp_path))) == ["empty_", "full_"]
-        engine.put(f"{tmp_path}/x.json", "{}")
-        assert (tmp_path / "x.json").read_text() == "{}"
-        engine.put(f"{tmp_path}/x.json", None)
-        assert engine.names(f"{tmp_path}/nowhere") == [] and not (tmp_path / "x.json").exists()
+        assert sorted(names_in(str(tmp_path))) == ["empty_", "full_"]
+    put(f"{tmp_path}/x.json", "{}")
+    assert (tmp_path / "x.json").read_text() == "{}"
+    put(f"{tmp_path}/x.json", None)
+    assert names_in(f"{tmp_path}/nowhere") == [] and not (tmp_path / "x.json").exists()

@@ -3,8 +3,11 @@
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
+import deltalake
 import pyarrow as pa
 import pytest
 from pyarrow import fs
@@ -12,9 +15,10 @@ from pyarrow import fs
 from batonmq.spark import session as sessions
 from batonmq.spark.arrow import open_arrow
 from batonmq.spark.read import hadoop, storage
-from batonmq.spark.steps.sql import DuckEngine
+from batonmq.spark.steps.sql import DELTA, PARQUET, DuckEngine, ResultTable, names_in, put
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3" / "store"
+MAVEN = Path.home() / ".m2" / "repository" / "org" / "apache" / "hadoop"
 COLUMNS = "topic,queue_id,queue_offset,body,epoch"
 HERE = open_arrow(str(GOLDEN / "b*"), columns=COLUMNS).read_all()
 
@@ -73,14 +77,64 @@ def test_results_go_where_hadoop_has_a_file_system(lake, tmp_path):
     with DuckEngine() as engine:
         engine.table("made", pa.table({"n": [1, 2, 2]}))
         for _ in range(2):  # the second one replaces the first
-            engine.write("SELECT n, n AS part FROM made", f"{place}/out", by=["part"])
-        engine.put(f"{place}/out.json", "{}")
-        engine.read("back", f"{place}/out")
+            engine.write("SELECT n, n AS part FROM made", ResultTable(f"{place}/out", by=["part"]))
+            put(f"{place}/out.json", "{}")
+        engine.read("back", ResultTable(f"{place}/out"))
         assert sorted(engine.rows("SELECT n FROM back")["n"].to_pylist()) == [1, 2, 2]
-        assert engine.names(place) == ["out", "out.json", "stores"]
-        engine.put(f"{place}/out.json", None)
+        assert names_in(place) == ["out", "out.json", "stores"]
+        put(f"{place}/out.json", None)
     assert sorted(os.listdir(tmp_path / "out")) == ["part=1", "part=2"]
     assert not (tmp_path / "out.json").exists()
+
+
+MINI_DFS = """
+import os, sys, jpype
+jpype.startJVM("-Xmx512m", "-Djava.net.preferIPv4Stack=true", classpath=sys.argv[1].split(":"))
+conf = jpype.JClass("org.apache.hadoop.conf.Configuration")()
+conf.set("hdfs.minidfs.basedir", sys.argv[2])
+cluster = jpype.JClass("org.apache.hadoop.hdfs.MiniDFSCluster$Builder")(conf).build()
+cluster.waitActive()
+files = cluster.getFileSystem()
+path = jpype.JClass("org.apache.hadoop.fs.Path")
+files.copyFromLocalFile(path(sys.argv[3]), path("/stores"))
+print(f"at {files.getUri()}", flush=True)
+sys.stdin.read()
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def hdfs(shared, tmp_path):
+    """One name node and one data node, with the stores."""
+    jars = sorted(MAVEN.glob("hadoop-client-minicluster/*/*.jar"))
+    if not jars:
+        pytest.skip("no org.apache.hadoop:hadoop-client-minicluster in Maven's local repository")
+    shared()
+    classes = ":".join(map(str, [*jars[-1:], *hadoop._class_path()]))
+    command = [sys.executable, "-c", MINI_DFS, classes, str(tmp_path / "dfs"), str(GOLDEN)]
+    with (
+        open(tmp_path / "dfs.log", "w") as log,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+        ) as cluster,
+    ):
+        yield next(line[3:].strip() for line in cluster.stdout if line.startswith("at "))
+        cluster.stdin.close()
+        cluster.wait()
+
+
+def test_hdfs_is_read_and_written(hdfs):
+    assert open_arrow(f"{hdfs}/stores/b*", columns=COLUMNS).read_all().equals(HERE)
+    with DuckEngine() as engine:
+        engine.table("made", pa.table({"n": [1, 2, 2]}))
+        for text in ("{}", "[]"):  # the second one replaces the first
+            engine.write("SELECT n, n AS part FROM made", ResultTable(f"{hdfs}/out", by=["part"]))
+            put(f"{hdfs}/out.json", text)
+        engine.read("back", ResultTable(f"{hdfs}/out"))
+        assert engine.rows("SELECT n FROM back").num_rows == 3
+    assert names_in(hdfs) == ["out", "out.json", "stores"]
+    files, inner = storage.locate(f"{hdfs}/out.json")
+    assert files.read_small(inner) == b"[]"
 
 
 def test_a_scheme_without_its_jar_is_refused_in_a_line_that_begins_with_it(shared):
@@ -123,12 +177,16 @@ def test_s3_is_read_and_written_by_the_settings_of_s3a(scheme, s3, shared):
     assert hadoop.s3_options("logs")["access_key"] == "k"
     found = open_arrow(f"{scheme}://logs/stores/b*", columns=COLUMNS).read_all()
     assert found.equals(HERE)
-    place = f"{scheme}://logs/out-{scheme}"
     with DuckEngine() as engine:
         engine.table("made", pa.table({"n": [1, 2, 2]}))
-        engine.write("SELECT n, n AS part FROM made", place, by=["part"])
-        engine.read("back", place)
-        assert engine.rows("SELECT n FROM back").num_rows == 3
+        for form in (PARQUET, DELTA):
+            table = ResultTable(f"{scheme}://logs/{scheme}-{form}", form, by=["part"])
+            for query in ("SELECT n, n AS part FROM made LIMIT 1", "SELECT n, n AS part FROM made"):
+                engine.write(query, table)
+            engine.read("back", table)
+            assert engine.rows("SELECT n FROM back").num_rows == 3, form
+    given = hadoop.delta_options(table.place)
+    assert deltalake.DeltaTable(table.place, version=0, storage_options=given).count() == 1
 
 
 def rows(table):

@@ -9,7 +9,7 @@ import pytest
 from batonmq.spark.history.run import Inputs
 from batonmq.spark.jobs.command import AUTO, SPARK, Job
 from batonmq.spark.steps.result_folder import Results
-from batonmq.spark.steps.sql import SMALL_LOG_BYTES, DuckEngine
+from batonmq.spark.steps.sql import SMALL_LOG_BYTES, DuckEngine, ResultTable
 
 HALF = "SELECT 1 AS n, 'east#b=1' AS group UNION ALL SELECT 2, NULL"
 
@@ -18,12 +18,12 @@ def test_a_run_that_ends_early_is_not_whole(tmp_path):
     """The summary comes last, and goes first."""
     results = Results(str(tmp_path), ("t",))
     with DuckEngine() as engine:
-        results.begin(engine)
-        engine.write(HALF, results.table("t"), by=["group"])
-        results.publish(engine, {"run": 1}, "page")
+        results.begin()
+        engine.write(HALF, results.table("t", ["group"]))
+        results.publish({"run": 1}, "page")
         assert json.loads((tmp_path / "summary.json").read_text()) == {"run": 1}
         assert (tmp_path / "report.html").read_text() == "page"
-        Results(str(tmp_path), ("t",), overwrite=True).begin(engine)
+        Results(str(tmp_path), ("t",), overwrite=True).begin()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t"]
 
 
@@ -31,7 +31,7 @@ def test_a_table_replaces_the_earlier_one_and_has_its_columns_without_a_row(tmp_
     folders = ds.partitioning(pa.schema([("group", pa.string())]), flavor="hive")
     with DuckEngine() as engine:
         for text, groups in ((HALF, ["east#b=1", None]), (f"{HALF} LIMIT 0", [])):
-            engine.write(text, str(tmp_path / "t"), by=["group"])
+            engine.write(text, ResultTable(str(tmp_path / "t"), by=["group"]))
             found = ds.dataset(tmp_path / "t", partitioning=folders).to_table()
             assert found.column_names == ["n", "group"]
             assert found.sort_by("n")["group"].to_pylist() == groups
