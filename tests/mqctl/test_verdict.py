@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -19,6 +20,8 @@ from batonmq.mqctl.verdict.evidence import Group as Recorded
 from batonmq.mqctl.verdict.incidents import FILES, LAST_WORDS
 from batonmq.mqctl.verdict.judge import INCIDENTS
 from batonmq.mqctl.verdict.safety import may_restart
+from batonmq.protocol.layout import JOURNAL_MAGIC, UNIT
+from batonmq.store.checkpoint import StoreCheckpoint
 from tests.mqctl.test_mqctl_verify import SEGMENT, change, make_log
 
 Run = Callable[..., Any]
@@ -52,7 +55,10 @@ def write_history(folder: Path, members: tuple[int, ...], master: int = 1) -> No
             sync_state_set=members,
         )
     )
-    (folder / "raft").mkdir(parents=True)
+    raft = folder / "raft"
+    raft.mkdir(parents=True)
+    (raft / "journal").write_bytes(JOURNAL_MAGIC)
+    (raft / "meta").write_bytes(b"%08x {}\n" % crc32(b"{}"))
     lines = "".join(each.to_json() + "\n" for each in events)
     (folder / "history-n0.jsonl").write_text(lines)
 
@@ -111,6 +117,32 @@ def test_a_damage_is_no_loss_while_another_member_has_the_bytes(
     assert group["state"] == "lost"
     (begin, end), *_ = group["lost"]
     assert begin <= SEGMENT + 300 < end
+
+
+def test_g3_what_a_replica_outside_the_set_had_confirmed_is_no_loss(
+    mqctl: Run, folders: list[Path]
+) -> None:
+    for store in folders[:2]:
+        change(store, SEGMENT + 300, b"\xff" * 8)
+    assert group_of(mqctl, folders)["state"] == "lost"
+    checkpoint = StoreCheckpoint(folders[2] / "checkpoint")
+    checkpoint.confirm_phy_offset = checkpoint.recovery_offset = 2 * SEGMENT
+    checkpoint.flush()
+    assert group_of(mqctl, folders)["state"] == "safe"
+
+
+def test_one_bad_unit_of_a_queue_is_no_missing_end_of_the_log(
+    mqctl: Run, folders: list[Path]
+) -> None:
+    queue = folders[0] / "consumequeue" / "T" / "0"
+    queue.mkdir(parents=True)
+    end = group_of(mqctl, folders)["endOffset"]
+    (queue / f"{0:020}").write_bytes(UNIT.struct.pack(end + 9_000, 100, 0))
+    ran = mqctl("verdict", *map(str, folders), "--json")
+    assert ran.json["incidents"][0]["incident"] == "consume-queue-damaged"
+    (queue / f"{0:020}").write_bytes(UNIT.struct.pack(end, 100, 0))
+    ran = mqctl("verdict", *map(str, folders), "--json")
+    assert ran.json["incidents"][0]["incident"] == "log-tail-missing"
 
 
 @pytest.mark.parametrize(

@@ -374,35 +374,43 @@ def read_derived(facts: StoreFacts, until: Until) -> StoreFacts:
     folder = Path(facts.folder)
     faults: list[Fault] = []
     counts: dict[str, dict[int, int]] = {}
-    known = facts.known_end
+    beyond: dict[int, tuple[int, Path]] = {}
     for queue in sorted((folder / "consumequeue").glob("*/*")):
         if not until():
             break
         if queue.name.isdigit():
-            count, end, what = _read_queue(queue, facts)
+            count, ahead, what = _read_queue(queue, facts.end)
             counts.setdefault(queue.parent.name, {})[int(queue.name)] = count
-            known = max(known, end)
             if what:
                 faults.append(Fault("consume-queue", str(queue), what))
+            else:
+                beyond |= {offset: (end, queue) for offset, end in ahead.items()}
+    if len(beyond) == 1 and facts.end not in beyond:
+        # Records that are gone would leave more units, the first of them for the log's end.
+        ((offset, (_, queue)),) = beyond.items()
+        faults.append(Fault("consume-queue", str(queue), f"its last unit points to {offset}"))
+        beyond = {}
     for path in sorted((folder / "index").glob("*")):
         if path.is_file() and (what := _index_fault(path)):
             faults.append(Fault("index", str(path), what))
     return replace(
         facts,
         faults=(*facts.faults, *faults),
-        known_end=known,
+        known_end=max([facts.known_end, *(end for end, _ in beyond.values())]),
         topics={topic: sum(of.values()) for topic, of in counts.items()},
         lags=_lags(folder, counts),
     )
 
 
-def _read_queue(folder: Path, facts: StoreFacts) -> tuple[int, int, str]:
-    """(end of the queue, log offset that it reaches, what is wrong)."""
-    count, end, before, last_size = 0, 0, -1, 0
+def _read_queue(folder: Path, log_end: int) -> tuple[int, dict[int, int], str]:
+    """(end of the queue, records behind the log's end that it names: offset -> end, what is
+    wrong). `log_end` 0: not known."""
+    count, before, last_size = 0, -1, 0
+    ahead: dict[int, int] = {}
     for path in sorted(f for f in folder.iterdir() if SEGMENT_NAME.fullmatch(f.name)):
         base = int(path.name)
         if base % UNIT_SIZE:
-            return count, end, f"{path.name} begins within a unit"
+            return count, ahead, f"{path.name} begins within a unit"
         data = path.read_bytes().rstrip(b"\0")
         data += bytes(-len(data) % UNIT_SIZE)
         for at, (offset, size, _) in enumerate(UNIT.struct.iter_unpack(data)):
@@ -410,16 +418,14 @@ def _read_queue(folder: Path, facts: StoreFacts) -> tuple[int, int, str]:
                 continue
             where = f"{path.name}, unit {at}: "
             if offset < 0 or size <= 0:
-                return count, end, f"{where}no place of a record"
+                return count, ahead, f"{where}no place of a record"
             if offset <= before or offset < before + last_size:
-                return count, end, f"{where}its offset {offset} is not above the one before"
+                return count, ahead, f"{where}its offset {offset} is not above the one before"
             before, last_size = offset, size
             count = base // UNIT_SIZE + at + 1
-            if size < (64 << 20):
-                end = offset + size
-    if facts.end and end > max(facts.end, facts.known_end) + (1 << 32):
-        return count, 0, f"it points to offset {end}, far behind the log's end"
-    return count, end, ""
+            if log_end and offset >= log_end:
+                ahead[offset] = offset + size
+    return count, ahead, ""
 
 
 def _index_fault(path: Path) -> str:

@@ -8,7 +8,7 @@ is of another lineage, is suspect, or ends before a place that it had reached.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -90,7 +90,7 @@ def _stored(evidence: Evidence, group: Group) -> Safety:
     missing = [
         (fault.offset, fault.offset + fault.size)
         for fault in store.damages
-        if not _has(trusted.values(), best, fault)
+        if not _has(_equal_up_to(trusted, nodes, doubts, fault), best, fault)
     ]
     if missing:
         where = ", ".join(f"{begin} to {end}" for begin, end in missing)
@@ -169,6 +169,16 @@ def lineage_doubt(store: StoreFacts, others: Iterable[StoreFacts]) -> str:
         return ""
     most = max(set(found), key=found.count)
     return FOREIGN if found.count(most) > 1 else "it and the only other log differ in lineage"
+
+
+def _equal_up_to(
+    trusted: Mapping[int, Node], nodes: Mapping[int, Node], doubts: Mapping[int, str], fault: Fault
+) -> list[Node]:
+    """The replicas whose logs are equal to a member's at that damage: members, and what else had
+    these bytes confirmed (G3)."""
+    end = fault.offset + fault.size
+    others = [n for i, n in nodes.items() if not doubts[i] and n.store and n.store.confirmed >= end]
+    return [*trusted.values(), *others]
 
 
 def _bad_tail(store: StoreFacts) -> bool:
