@@ -72,6 +72,7 @@ class SettingsProcessor:
         for section in (config.broker, config.replicas, config.store, config.ha):
             found |= parse_properties(dump_properties(section))
         found["enableControllerMode"] = str(config.controller_mode).lower()
+        found["useTLS"] = str(config.tls is not None and config.tls.config.dials).lower()
         if config.controller_mode:
             found["brokerRole"] = "SYNC_MASTER" if self._gate.is_master else "SLAVE"
         version = encode_json(self._version).decode()
