@@ -70,6 +70,8 @@ FAMILIES: dict[str, dict[str, str]] = {
         "getBrokerEpoch": "ha",
         "repairReplica": "ha",
         "verifyStore": "verify",
+        "backup": "backup",
+        "restore": "backup",
         "drain": "election",
         "undrain": "election",
         "migrate": "migrate",

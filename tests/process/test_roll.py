@@ -1,7 +1,8 @@
 """`mqctl roll` over a cluster of `batonmq up` under load: no send fails, nothing is lost, between
 this version and the one before it in both directions.
 
-`BATONMQ_EARLIER` chooses that version (`lab/cluster/earlier.py`). Each test prints its figures.
+`BATONMQ_EARLIER` chooses that version (`lab/cluster/earlier_version.py`). Each test prints its
+figures.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from batonmq import Message, Producer, SendResult
-from lab.cluster.earlier import NoEarlierVersionError, earlier_checkout
+from lab.cluster.earlier_version import NoEarlierVersionError, earlier_checkout
 from lab.cluster.mqctl import HIDDEN
 from lab.cluster.queues import read_topic
 from lab.cluster.stores import check_logs_equal

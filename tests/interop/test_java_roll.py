@@ -1,0 +1,52 @@
+"""Stock Java clients, every setting at its default, through `mqctl roll`: in this version, to the
+version before, and back. No send fails, and every acknowledged message is consumed."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from lab.cluster.earlier_version import NoEarlierVersionError, earlier_checkout
+from lab.cluster.java import JavaProgram
+from lab.cluster.mqctl import mqctl
+from lab.cluster.stock_load import StockLoad
+from lab.cluster.up import ClusterProcess, rounds
+
+pytestmark = pytest.mark.java
+
+RunJava = Callable[..., JavaProgram]
+
+
+def test_no_send_of_a_stock_client_fails_in_rolls(tmp_path: Path, run_java: RunJava) -> None:
+    try:
+        checkout = earlier_checkout()
+    except NoEarlierVersionError as error:
+        pytest.skip(str(error))
+    python = shlex.quote(sys.executable)
+    former = tmp_path / "python-of-another-version"
+    former.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(checkout))} exec {python} "$@"\n')
+    former.chmod(0o755)
+    ways = [[], ["--python", str(former)], ["--python", sys.executable]]
+    # The version before refuses a section of this one: a setting that it lacks is not written.
+    settings: dict[str, dict[str, object]] = {
+        "namesrv": {"replicaRoutes": True},
+        "metrics": {"metricsExporterType": "DISABLE"},
+    }
+    with ClusterProcess(tmp_path / "c", overrides=settings, respawn=True) as cluster:
+        env = {"BATONMQ_DATA": str(cluster.data_dir)}
+        with ExitStack() as stack:
+            load = StockLoad(run_java, stack, cluster.name_servers, "JavaRolled")
+            load.go_on()
+            for number in range(rounds(1, 10)):
+                for way in ways:
+                    ran = mqctl("roll", "--within", "60", *way, home=tmp_path, env=env)
+                    assert ran.code == 0, (ran, cluster.diagnostics())
+                    load.go_on()
+                    print(number, way, load.since(0))
+            print(load.finish(), load.since(0), len(load.acked("sync")))
+            assert load.failed() == []

@@ -1,0 +1,135 @@
+"""A backup under load, all disks gone, and a cluster made of the backup: everything that was
+acknowledged before the cut is there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.cluster.mqctl import mqctl
+from lab.cluster.queues import read_topic
+from lab.cluster.up import GROUP, ClusterProcess
+from lab.cluster.writer import QueueAck, Writer, number_in, wait_acks
+
+pytestmark = pytest.mark.process
+
+TOPIC = "BackedUp"
+
+
+def check_there(cluster: ClusterProcess, acks: list[QueueAck]) -> None:
+    queue = read_topic(cluster.name_servers, TOPIC)[0]
+    stored = {message.queue_offset: number_in(message.body)[1] for message in queue}
+    lost = [ack for ack in acks if stored.get(ack.queue_offset) != ack.number]
+    assert not lost, f"{len(lost)} of {len(acks)} acknowledged messages lost, the first: {lost[0]}"
+
+
+def log_bytes(store: Path, begin: int, end: int) -> bytes:
+    files = sorted(path for path in (store / "commitlog").iterdir() if path.is_file())
+    data = b"".join(path.read_bytes() for path in files)
+    first = int(files[0].name)
+    return data[begin - first : end - first]
+
+
+def back_up(cluster: ClusterProcess, store: str, to: Path, home: Path) -> Any:
+    ran = mqctl("backup", store, str(to), "--json", home=home,
+                env={"BATONMQ_DATA": str(cluster.data_dir)})  # fmt: skip
+    assert ran.code == 0, ran
+    return ran.json
+
+
+def elect_restored(cluster: ClusterProcess, home: Path) -> None:
+    """The controllers lost their memory too, so they leave the election to an operator (R19)."""
+    env = {"BATONMQ_DATA": str(cluster.data_dir)}
+
+    def health() -> str:
+        return mqctl("health", "--json", home=home, env=env).out
+
+    cluster.wait_for("a restored store without a master", lambda: "no master" in health())
+
+    def elected() -> bool:
+        ran = mqctl(
+            "electMaster", "-bn", GROUP, "-b", "1", "-c", "DefaultCluster", home=home, env=env
+        )
+        return ran.code == 0
+
+    cluster.wait_for("an election by an operator", elected)
+
+
+def test_r17_all_disks_gone_and_what_was_acknowledged_before_the_cut_comes_back(
+    tmp_path: Path,
+) -> None:
+    backup = tmp_path / "backup"
+    with ClusterProcess(tmp_path / "c") as cluster:
+        with Writer(cluster.addresses(), TOPIC, 0, pause_s=0.001) as load:
+            wait_acks(load, 300)
+            slave, master = cluster.slaves()[0], cluster.master()
+            first = back_up(cluster, slave["dataDir"], backup, tmp_path)
+            assert first["newBytes"] == first["endOffset"] > 0
+            wait_acks(load, 300)
+            before = len(load.acks)
+            # The history continues, whichever replica is copied.
+            second = back_up(cluster, master["dataDir"], backup, tmp_path)
+            assert second["newBytes"] == second["endOffset"] - first["endOffset"] > 0
+            wait_acks(load, 50)
+        acks = load.acks[:before]
+        original = log_bytes(Path(master["dataDir"]), 0, second["endOffset"])
+    shutil.rmtree(cluster.data_dir)
+
+    # The restored replica starts alone: an empty one that registers first would be elected.
+    store = cluster.data_dir / "broker-0"
+    ran = mqctl("restore", str(backup), str(store), home=tmp_path)
+    assert ran.code == 0, ran
+    assert log_bytes(store, 0, second["endOffset"]) == original
+    count = cluster.argv.index("--replicas") + 1
+    cluster.argv[count] = "1"
+    try:
+        cluster.spawn()
+        elect_restored(cluster, tmp_path)
+        cluster.wait_whole()
+        check_there(cluster, acks)
+    finally:
+        cluster.stop()
+    cluster.argv[count] = "3"
+    with cluster:
+        cluster.wait_in_sync(3)
+        check_there(cluster, acks)
+        with Writer(cluster.addresses(), TOPIC, 1) as later:
+            wait_acks(later, 20)
+        for folder in cluster.data_folders:
+            assert log_bytes(folder, 0, second["endOffset"]) == original
+
+
+def test_r17_a_restored_store_never_leads_a_group_that_has_more(tmp_path: Path) -> None:
+    """One disk is gone; its replica comes back from a backup that lacks what came since."""
+    backup = tmp_path / "backup"
+    with ClusterProcess(tmp_path / "c") as cluster:
+        with Writer(cluster.addresses(), TOPIC, 0, pause_s=0.001) as load:
+            wait_acks(load, 200)
+            slave = cluster.slaves()[0]
+            back_up(cluster, slave["dataDir"], backup, tmp_path)
+            wait_acks(load, 200)
+            cluster.kill(slave)
+            cluster.wait_in_sync(2)
+            shutil.rmtree(slave["dataDir"])
+            ran = mqctl("restore", str(backup), slave["dataDir"], home=tmp_path)
+            assert ran.code == 0, ran
+            state = cluster.group_state()
+            assert state is not None
+            every = (*state["inSyncReplicas"], *state["notInSyncReplicas"])
+            known = {replica["brokerId"] for replica in every}
+            cluster.restart(slave)
+
+            def joined() -> bool:
+                found = cluster.group_state()
+                members = found["inSyncReplicas"] if found else []
+                return any(
+                    r["brokerAddress"] == slave["address"] and r["brokerId"] not in known
+                    for r in members
+                )
+
+            cluster.wait_for("the restored replica in the set, as a new one", joined)
+            wait_acks(load, 50)
+        check_there(cluster, load.acks)
