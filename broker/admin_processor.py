@@ -27,7 +27,7 @@ from batonmq.protocol.bodies import (
     TopicConfigList,
     TopicList,
 )
-from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.codes import HA_LINK_FIELD, SLAVE_NAME_FIELD, RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.topic_name import (
     OUR_TOPICS,
@@ -304,7 +304,9 @@ class AdminProcessor:
         return RemotingCommand.response_to(request)
 
     def ha(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """HA status (request 907)."""
+        """HA status (request 907). A slave of classic mode names itself with it."""
+        if link := request.ext.get(HA_LINK_FIELD):
+            self._status.note_slave(link, request.ext.get(SLAVE_NAME_FIELD) or "")
         return RemotingCommand.response_to(request, body=self._status.ha().encode())
 
     def epochs(self, request: RemotingCommand, _: Connection) -> RemotingCommand:

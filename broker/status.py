@@ -168,6 +168,10 @@ class BrokerStatus:
         """HA status (request 907)."""
         return self._replication.service.runtime_info()
 
+    def note_slave(self, link: str, name: str) -> None:
+        """A slave of classic mode names its HA connection and itself."""
+        self._replication.note_slave(link, name)
+
     def registration(self, topics: Collection[str] | None = None) -> RouteRegistration | None:
         """The registration at name servers: id 0 for a master, its own id for a slave; None without
         a role. `topics`: the topics in it, by default all. Those of our own records have no route:

@@ -574,12 +574,13 @@ class HAClientRuntimeInfo(Body):
 
 
 class HAConnectionRuntimeInfo(Body):
-    """`diff`: bytes that the slave lacks."""
+    """`diff`: bytes that the slave lacks. `slave_name`: only of slaves that named themselves."""
 
     addr: str = ""
     diff: int = 0
     in_sync: bool = False
     slave_ack_offset: int = 0
+    slave_name: str | None = None
     transfer_from_where: int = 0
     transferred_byte_in_second: int = 0
 

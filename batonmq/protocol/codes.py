@@ -34,6 +34,9 @@ READ_REPLICA_FIELD = "batonReadReplica"
 INCARNATION_FIELD = "batonIncarnation"
 LOG_ID_FIELD = "batonLogId"
 HA_ADDRESS_FIELD = "batonHaAddress"
+#: A slave of classic mode names its HA connection (its end, ip:port) and itself.
+HA_LINK_FIELD = "batonHaLink"
+SLAVE_NAME_FIELD = "batonSlaveName"
 
 
 class RequestCode(IntEnum):

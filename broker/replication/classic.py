@@ -32,7 +32,7 @@ from batonmq.broker.write.write_path import OwnDiskConfirms, WritePath
 from batonmq.ha.classic.service import ClassicHAService
 from batonmq.ha.classic.slave_core import MasterAddresses
 from batonmq.protocol.bodies import ConsumerOffsetSerializeWrapper, HARuntimeInfo
-from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.codes import HA_LINK_FIELD, SLAVE_NAME_FIELD, RequestCode, ResponseCode
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.json_body import decoded_in_steps
 from batonmq.remoting.command import RemotingCommand
@@ -278,8 +278,14 @@ class ClassicReplication(Replication):
             self.ha.follow(master)
         return bool(address)
 
+    def note_slave(self, link: str, name: str) -> None:
+        self.ha.note_slave(link, name)
+
     async def _log_end_of(self, address: str) -> int:
-        request = RemotingCommand.request(RequestCode.GET_BROKER_HA_STATUS)
+        broker, link = self._config.broker, self.ha.own_link
+        name = f"{broker.broker_name}:{broker.broker_id} {broker.address}"
+        own = {HA_LINK_FIELD: link, SLAVE_NAME_FIELD: name} if link else {}
+        request = RemotingCommand.request(RequestCode.GET_BROKER_HA_STATUS, own)
         reply = await self._client.call(address, request, LOG_END_TIMEOUT_MS)
         info = HARuntimeInfo.decode(reply.body)
         if not info.master:

@@ -88,6 +88,9 @@ class Replication(ABC):
         """The addresses of the other replicas, as far as they are known."""
         return []
 
+    def note_slave(self, link: str, name: str) -> None:  # noqa: B027  only classic has names
+        """A slave of classic mode names itself, and its HA connection."""
+
     def master_named(self, _address: str, _ha_address: str) -> bool:
         """A name server's reply names the master; whether no other answer is needed."""
         return True
@@ -106,9 +109,9 @@ class Replication(ABC):
 
     def slaves(self) -> Iterator[tuple[str, int, bool]]:
         """As master, of each slave: a name, how many bytes it lacks, whether it is in the set.
-        Classic slaves have no ids, and are numbered in the order of their dialling."""
+        A classic slave without a name has a number, in the order of their dialling."""
         for number, slave in enumerate(self.service.runtime_info().ha_connection_info, 1):
-            yield f"slave-{number}", slave.diff, slave.in_sync
+            yield slave.slave_name or f"slave-{number}", slave.diff, slave.in_sync
 
     def problems(self) -> dict[str, str]:
         """What is wrong, for `mqctl health`: what, and why; an empty reason is no problem."""

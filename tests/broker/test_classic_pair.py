@@ -73,6 +73,11 @@ def test_a_sync_master_acknowledges_what_a_slave_has(tmp_path):
             info = HARuntimeInfo.decode((await m.ask(RequestCode.GET_BROKER_HA_STATUS)).body)
             assert info.master
             assert info.in_sync_slave_nums == 1
+            (link,) = info.ha_connection_info
+            broker = s.service.config.broker
+            assert link.slave_name == f"{broker.broker_name}:1 {s.service.address}"
+            assert link.addr.startswith("127.0.0.1:")
+            assert [name for name, *_ in m.service.replication.slaves()] == [link.slave_name]
             own = HARuntimeInfo.decode((await s.ask(RequestCode.GET_BROKER_HA_STATUS)).body)
             assert not own.master
             assert own.ha_client_runtime_info.max_offset == m.service.store.max_phy_offset

@@ -71,6 +71,7 @@ class ReportingSlave:
     start_offset: int = -1
     next_offset: int = -1
     acked: int = -1
+    name: str = ""  # As the slave said; only shown.
     vouches: bool = True  # Whether it counts beside a newer connection of its host.
     bytes_sent: int = 0
     flow: Flow = field(default_factory=Flow)

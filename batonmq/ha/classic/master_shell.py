@@ -86,6 +86,7 @@ class ClassicMasterShell(MasterLinks[ReportReader, ClassicEffect]):
         slaves = [
             HAConnectionRuntimeInfo(
                 addr=slave.address,
+                slave_name=slave.name or None,
                 slave_ack_offset=slave.acked,
                 diff=core.end - slave.acked,
                 in_sync=slave.acked >= 0 and core.end - slave.acked < gap,

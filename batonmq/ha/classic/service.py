@@ -19,6 +19,7 @@ from batonmq.ha.links import OpenLinks, SlaveLink
 from batonmq.ha.ports import ClassicListener
 from batonmq.ha.proof import STRANGERS_MAX
 from batonmq.protocol.bodies import HAClientRuntimeInfo, HARuntimeInfo
+from batonmq.protocol.topic_name import text_problem
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.sockets import listening_as
 from batonmq.runtime.tls import PortTls
@@ -165,6 +166,19 @@ class ClassicHAService:
     def is_followed_from(self, host: str) -> bool:
         """As master: whether a slave on that host has reported."""
         return self._master is not None and self._master.core.is_followed_from(host)
+
+    @property
+    def own_link(self) -> str:
+        """As slave: the own end of the connection to the master, ip:port; "" without one."""
+        return "" if self._slave is None else self._slave.own_link
+
+    def note_slave(self, link: str, name: str) -> None:
+        """As master: the slave at the other end of that connection names itself. Only shown."""
+        if self._master is None or text_problem(name):
+            return
+        for slave in self._master.core.connections.values():
+            if slave.address == link:
+                slave.name = name
 
     def runtime_info(self) -> HARuntimeInfo:
         """The reply to GET_BROKER_HA_STATUS (907). Times are wall clock."""

@@ -64,6 +64,13 @@ class ClassicSlaveShell(MasterFollower[ClassicFrameReader]):
     def address(self) -> str:
         return self.core.master.ha
 
+    @property
+    def own_link(self) -> str:
+        """This end of the connection, ip:port; "" without one."""
+        transport = self._link.transport if self._link is not None else None
+        name = transport.get_extra_info("sockname") if transport is not None else None
+        return f"{name[0]}:{name[1]}" if name else ""
+
     def _stop(self) -> None:
         self._run(self.core.stop(self._now_ms()))
 

@@ -142,7 +142,8 @@ def _show_ha(context: CommandContext, address: str, status: HARuntimeInfo) -> No
 
 def _slave(c: HAConnectionRuntimeInfo) -> list[object]:
     in_sync = Cell.of("yes", GOOD) if c.in_sync else Cell.of("no", BAD)
-    return [c.addr, c.slave_ack_offset, c.diff, in_sync, c.transferred_byte_in_second,
+    slave = f"{c.slave_name} ({c.addr})" if c.slave_name else c.addr
+    return [slave, c.slave_ack_offset, c.diff, in_sync, c.transferred_byte_in_second,
             c.transfer_from_where]  # fmt: skip
 
 
