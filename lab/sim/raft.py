@@ -157,6 +157,7 @@ class SimRaftTransport(MendedTransport):
         membership: object,
         problems: object,
         digests: Any = None,
+        tls: object = None,
     ) -> None:
         Transport.__init__(self, core, own, others)
         self.digests = digests
