@@ -16,6 +16,7 @@ from typing import Final
 
 import yaml
 
+from batonmq.protocol.layout import CHECKPOINT, CHECKPOINT_OURS_AT
 from batonmq.protocol.records.codec import scan_record
 from batonmq.protocol.records.faults import CorruptRecord
 from lab.cluster.processes import wait_for
@@ -132,7 +133,7 @@ def log_tail_missing(copy: Copy) -> Expected:
 def log_part(copy: Copy) -> Expected:
     store = copy.broker()
     segments = sorted((store / "commitlog").glob("0*"))
-    copy.rng.choice(segments[1:-1]).unlink()
+    copy.rng.choice(segments[1:-2]).unlink()  # the last one may be made ahead
     return "log-part-damaged", store.name
 
 
@@ -177,7 +178,8 @@ def epoch_file_copy(copy: Copy) -> Expected:
 
 def checkpoint(copy: Copy) -> Expected:
     store = copy.broker()
-    copy.flip(store / "checkpoint", copy.rng.randrange(80), 3)
+    used = [*range(CHECKPOINT.size - 3), *range(CHECKPOINT_OURS_AT, CHECKPOINT_OURS_AT + 16)]
+    copy.flip(store / "checkpoint", copy.rng.choice(used), 3)
     return "checkpoint-damaged", store.name
 
 

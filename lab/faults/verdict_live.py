@@ -47,6 +47,9 @@ class Live:
         self.cluster.resume_stopped()
         self.cluster.launch_dead()
         self.cluster.wait_whole()
+        # Else a process that was hurt several times within a minute would be a crash loop.
+        for process in self.cluster.processes:
+            (process.node.data_dir / "process.log").write_bytes(b"")
 
     def stop(self) -> None:
         for process in self.cluster.processes:

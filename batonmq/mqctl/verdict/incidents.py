@@ -18,6 +18,7 @@ REFILL_BYTES_S: Final = 50 << 20
 SKEW_MS: Final = 2_000
 LOOP_MS: Final = 600_000
 LOOP_STARTS: Final = 4
+LEAVING_MS: Final = 3_000
 LOOP_SPAN_MS: Final = 60_000
 
 
@@ -86,6 +87,10 @@ def _role(evidence: Evidence, node: Node) -> str:
     last = [s for s in evidence.stories if s.broker_name == node.group and s.is_election]
     handed_over = ("failover", "planned_switch")
     if me and last and last[-1].kind in handed_over and last[-1].master_before == me:
+        # If it left the set much later, it had come back, and ended as a slave.
+        left = (s.began_ms for s in evidence.stories if me in s.missing and s is not last[-1])
+        if max(left, default=0) > last[-1].elected_ms + LEAVING_MS:
+            return "slave"
         return "master"
     return "slave"
 

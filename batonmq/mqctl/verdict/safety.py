@@ -129,10 +129,10 @@ def _without_holder(
         gone = ", ".join(str(each) for each in sorted(wanted - here))
         text = f"the stores of the members {gone} of {_set(group)} are not here"
         return Safety(group.name, "unknown", f"{text}; {why}" if why else text, end=end)
-    if all(doubts[each] in (EMPTY, FOREIGN) for each in here) and group.confirmed > end:
-        return Safety(group.name, "lost", why, end=end, lost=((end, group.confirmed),))
-    is_gone = all(doubts[each] in (EMPTY, FOREIGN) for each in here)
-    return Safety(group.name, "lost" if is_gone else "unknown", why, end=end)
+    # A log of another lineage proves nothing: the right one may be on another disk.
+    is_gone = all(doubts[each] == EMPTY for each in here)
+    lost = ((end, group.confirmed),) if is_gone and group.confirmed > end else ()
+    return Safety(group.name, "lost" if is_gone else "unknown", why, end=end, lost=lost)
 
 
 EMPTY = "its store is empty"
