@@ -329,9 +329,12 @@ class BrokerSessions:
             and session.opened_ms > registered_ms
             and not is_hash(incarnation)  # R59: else one that is not registered says nothing of it
         ):
+            # A name of an earlier version proves nothing: a newer process in its place is a restart.
+            # folder.
             return SilenceVerdict("dead", "master_restarted", session.opened_ms)
         if channel is not None and not incarnation:
             return self._judge_channel(channel, now_ms)
+        # Java brokers send a heartbeat each second at best, and have no stream that could break.
         timeout_ms = config.unseen_timeout_ms if incarnation else config.java_timeout_ms
         return self._judge_unseen(registered_ms, now_ms, timeout_ms)
 
@@ -345,12 +348,14 @@ class BrokerSessions:
         """That session, if it is the broker's newest one and still open."""
         broker = self._brokers.get((broker_name, broker_id))
         session = broker.session if broker is not None else None
+        # RocketMQ issue 11045: a late closing of an old connection evicted a healthy master.
         if session is None or session.session_id != session_id or session.closed_ms is not None:
             return None
         return session
 
     def _is_recent(self, session: _Session, now_ms: int) -> bool:
         silent_ms = self._awake_ms(now_ms) - session.received_awake_ms
+        # R5: what hears no answer gets no view and no lease, however well it is heard.
         silent_ms = max(silent_ms, self._deaf_for_ms(session, now_ms))
         return session.closed_ms is None and silent_ms <= self._config.session_timeout_ms
 
@@ -381,6 +386,7 @@ class BrokerSessions:
     def _hold_back_ms(self, broker: _Broker, incarnation: str, now_ms: int) -> int:
         """R6: 0 for the first verdict on a process within the window, then longer each time."""
         oldest_ms = now_ms - self._config.flap_window_ms
+        # By process: a restarted broker must not wait for the faults of the one before it.
         broker.verdicts = [each for each in broker.verdicts if each[0] > oldest_ms]
         repeated = sum(1 for _, process in broker.verdicts if process == incarnation)
         if repeated == 0:

@@ -64,6 +64,7 @@ class Hearing:
 
     def heard(self, broker_name: str, unheard: frozenset[ev.Process]) -> None:
         """Of this group this node hears all registered processes but these."""
+        # Called at each check: only a difference is worth a message to the leader.
         if unheard == self._unheard.get(broker_name, frozenset()):
             return
         self._changed = True
@@ -77,6 +78,8 @@ class Hearing:
         last = self._report
         if last is None or self._changed:
             unheard = frozenset[ev.Process]().union(*self._unheard.values())
+        # A report without news still has to come: after REPORT_MS_MAX the leader drops the last
+        # one.
         elif now_ms - self._reported_ms < REPORT_MS:
             return []  # asked after each check: a union of all groups each time would be quadratic
         else:
@@ -92,6 +95,7 @@ class Hearing:
         """The groups of which that peer hears less, or more, than in its report before."""
         before = self._peers.get(event.node)
         self._peers[event.node] = _Peer(event.index, event.unheard, now_ms)
+        # Only these groups are checked: the report of a whole cluster must not fill a turn.
         changed = event.unheard ^ (before.unheard if before else frozenset())
         return frozenset(name for name, _, _ in changed)
 
@@ -108,6 +112,7 @@ class Hearing:
         if not ids:
             self._elsewhere_ms.pop(broker_name, None)
             return []
+        # Not by the peer's clock: only this node's own waiting counts.
         since_ms = self._elsewhere_ms.setdefault(broker_name, now_ms)
         pause_ms = URGENT_PAUSE_MS if urgent else OFFER_PAUSE_MS
         if now_ms - since_ms < SETTLE_MS:
@@ -122,6 +127,7 @@ class Hearing:
             if now_ms - peer.received_ms <= REPORT_MS_MAX
             and any(self._hears(peer, each) for each in wanted)
         }
+        # By name in a tie, so that all nodes prefer the same one.
         node = min(missed, key=lambda each: (missed[each], each), default="")
         if not node or not (urgent or missed[node] < sum(map(len, self._unheard.values()))):
             return []

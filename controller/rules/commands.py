@@ -80,6 +80,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
     def stamped(self, *, controller_epoch: int, now_ms: int) -> Self:
         """The same command as the leader of `controller_epoch` proposes it at `now_ms`."""
+        # A retry keeps its request id but gets a new stamp: the old one may be of a deposed leader.
         return msgspec.structs.replace(self, controller_epoch=controller_epoch, now_ms=now_ms)
 
 
@@ -248,6 +249,7 @@ class _Envelope(msgspec.Struct, frozen=True):
     command: AnyCommand
 
 
+# Sorted keys: nodes compare digests of what they applied, so one command has one spelling.
 _encoder = msgspec.json.Encoder(order="sorted")
 _decoder = msgspec.json.Decoder(_Envelope)
 
@@ -256,6 +258,7 @@ def encode(command: AnyCommand) -> bytes:
     """The canonical bytes of `command`. Raises ValueError above COMMAND_SIZE_MAX bytes."""
     raw = _encoder.encode(_Envelope(VERSION, command))
     if len(raw) > COMMAND_SIZE_MAX:
+        # Refused before it enters the log: every node keeps and sends each entry whole.
         raise ValueError(f"a command of {len(raw)} bytes; at most {COMMAND_SIZE_MAX} are allowed")
     return raw
 
@@ -266,6 +269,7 @@ def decode(raw: bytes) -> AnyCommand:
         envelope = _decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CommandDecodeError(f"not a command: {error}") from error
+    # Skipping an entry of a newer version would give this node another state than its peers have.
     if envelope.v != VERSION:
         raise CommandDecodeError(f"a command of version {envelope.v}; known is {VERSION}")
     return envelope.command

@@ -89,6 +89,7 @@ def why_stale(group: BrokerGroup, living: Mapping[int, LiveBroker]) -> str:
     master_epoch, set_epoch, broker_id = foreign
     reported = f"masterEpoch {master_epoch}"
     recorded = f"{group.master_epoch}"
+    # The same epoch with a newer set: the controllers lost a set change, not an election.
     if master_epoch == group.master_epoch:
         reported += f" with syncStateSetEpoch {set_epoch}"
         recorded += f" with {group.sync_state_set_epoch}"
@@ -107,6 +108,7 @@ def _first_master(
     now_ms: int | None,
 ) -> Choice:
     """No master was ever elected: there is no set to choose from."""
+    # A learner never has what the set confirmed.
     records = {record.broker_id: record for record in group.replicas if not record.learner}
     if asker != NO_BROKER and asker not in records:
         return Choice(refusal=f"broker {asker} is not registered, or is a learner")
@@ -119,6 +121,7 @@ def _first_master(
     if designate:
         if asker not in candidates:
             return Choice(refusal=f"broker {asker} does not live")
+        # R19: the empty log would be copied over the one with data.
         if with_data and asker not in with_data and not unclean:
             return Choice(refusal=f"broker {asker} has an empty log, {_names(with_data)} has data")
         if not unclean and (behind := behind_reported(group, living, asker)):
@@ -130,6 +133,7 @@ def _first_master(
         if not candidates:
             return Choice(refusal="no replica lives")
         return Choice(winner=_best(candidates.values()))
+    # Which of them holds what was acknowledged, no controller knows: lengths prove nothing here.
     if len(with_data) > 1:
         return Choice(
             blocked=True,
@@ -156,6 +160,7 @@ def behind_reported(group: BrokerGroup, living: Mapping[int, LiveBroker], asker:
         if not record.learner
     }
     top = max(newest, key=lambda one: (newest[one].epoch, newest[one].confirm_offset))
+    # Its own end against the other's confirmed end: bytes above that were never acknowledged.
     own, best = newest[asker], newest[top]
     if (own.epoch, own.max_offset) >= (best.epoch, best.confirm_offset):
         return ""
@@ -169,6 +174,7 @@ def _unclean_master(
     group: BrokerGroup, living: Mapping[int, LiveBroker], asker: int, designate: bool
 ) -> Choice:
     record = group.replica(asker)
+    # G5: the controller itself never chooses whose data is lost.
     if not designate or record is None:
         return Choice(refusal="an unclean election needs the replica named")
     if asker not in living or record.learner:
@@ -192,6 +198,7 @@ def _suspect_master(
     group: BrokerGroup, living: Mapping[int, LiveBroker], confirm_floor: int
 ) -> Choice:
     """Without a healthy member a suspect may win, once every member can be compared (R17)."""
+    # The member that is still away may be the one that has every acknowledged byte.
     complete = all(broker_id in living for broker_id in group.sync_state_set)
     suspects = _reaching(group, living, confirm_floor) if complete else {}
     if not suspects:
@@ -233,6 +240,7 @@ def _reaching(
     return {
         broker_id: living[broker_id]
         for broker_id in group.sync_state_set
+        # An unknown end (-1) counts: as a member it has what was confirmed.
         if broker_id in living and not 0 <= living[broker_id].max_offset < confirm_floor
     }
 
@@ -281,6 +289,8 @@ def _best(pool: Collection[LiveBroker]) -> int:
     """Highest epoch, then highest maxOffset, then smallest priority, then smallest id."""
     best = max(
         pool,
+        # Epoch before length: a longer log of an older epoch may hold bytes that were cut
+        # elsewhere.
         key=lambda seen: (seen.epoch, seen.max_offset, -seen.election_priority, -seen.broker_id),
     )
     return best.broker_id

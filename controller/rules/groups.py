@@ -107,6 +107,7 @@ class BrokerGroup(msgspec.Struct, frozen=True):
 
     def with_replica(self, record: ReplicaRecord) -> "BrokerGroup":
         """The group with that record replaced, or added if its id is new."""
+        # Ascending ids: two nodes that applied the same commands must have equal bytes.
         others = [other for other in self.replicas if other.broker_id != record.broker_id]
         replicas = tuple(sorted([*others, record], key=lambda each: each.broker_id))
         return msgspec.structs.replace(self, replicas=replicas)
@@ -198,6 +199,7 @@ def living_replicas(group: BrokerGroup, live: Collection[LiveBroker]) -> dict[in
     living: dict[int, LiveBroker] = {}
     for seen in live:
         record = group.replica(seen.broker_id)
+        # R3: another process of this id may have lost what the registered one acked.
         if record is None or record.incarnation != seen.incarnation:
             continue
         # Until its first heartbeat the offsets are those of the registration.
@@ -288,6 +290,7 @@ def is_healthy(group: BrokerGroup, broker_id: int) -> bool:
 def without_members(group: BrokerGroup, leaving: Collection[int]) -> BrokerGroup:
     """The set without `leaving`, by the state's own decision; a master among them is deposed."""
     kept = tuple(member for member in group.sync_state_set if member not in leaving)
+    # An empty set has no clean winner: nothing but an unclean election would be left.
     assert kept, "the set would be empty"
     group = msgspec.structs.replace(
         group, sync_state_set=kept, sync_state_set_epoch=group.sync_state_set_epoch + 1
@@ -315,6 +318,8 @@ def deposed(group: BrokerGroup) -> BrokerGroup:
         group,
         master_broker_id=NO_BROKER,
         master_incarnation="",
+        # A new epoch though there is no master: the deposed master must see that its own is over
+        # (R2).
         master_epoch=group.master_epoch + 1,
         needs_election="",
     )

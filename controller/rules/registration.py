@@ -42,6 +42,7 @@ def apply_broker_id(
         return refusal
     if command.broker_id < 1:
         return refused(group, ResponseCode.CONTROLLER_BROKER_ID_INVALID, "ids start at 1")
+    # Two controllers' clients may race for a new group; with one first id only one of them wins.
     if group is None and command.broker_id != 1:
         return refused(
             group,
@@ -53,6 +54,7 @@ def apply_broker_id(
         return foreign
     record = group.replica(command.broker_id) if group else None
     if record is not None:
+        # The same code means the same broker asks again after a lost answer: no error, as in Java.
         if record.register_check_code != command.register_check_code:
             return refused(
                 group,
@@ -99,6 +101,7 @@ def _admitted(
         group = BrokerGroup(cluster_name=command.cluster_name, broker_name=command.broker_name)
     group = msgspec.structs.replace(
         group.with_replica(record),
+        # Never below: an id that was given and cleaned must not come back for another log.
         next_broker_id=max(group.next_broker_id, record.broker_id + 1),
         joined_ms=clock_ms,
     )
@@ -139,6 +142,7 @@ def register(group: BrokerGroup | None, command: RegisterBroker, clock_ms: int) 
             )
         broker_id = _id_for_check_code(group, command.register_check_code)
     record = group.replica(broker_id) if group else None
+    # Java brokers apply for their id first (1013). One that did not may use another cluster's file.
     if record is None and not native:
         return refused(
             group,
@@ -163,6 +167,7 @@ def register(group: BrokerGroup | None, command: RegisterBroker, clock_ms: int) 
             f"{group.broker_name}, which runs as {record.incarnation} by now",
         )
     living = living_replicas(group, command.live)
+    # R18: two processes on copies of one folder would both ack as this replica.
     if record.incarnation and record.incarnation != command.incarnation and broker_id in living:
         return refused(
             group,
@@ -177,6 +182,7 @@ def _id_for_check_code(group: BrokerGroup | None, check_code: str) -> int:
     if group is None:
         return 1
     for record in group.replicas:
+        # The first answer was lost: a second id for one folder would leave a dead replica behind.
         if record.register_check_code == check_code:
             return record.broker_id
     return group.next_broker_id
@@ -186,6 +192,7 @@ def _renewed(record: ReplicaRecord, command: RegisterBroker) -> ReplicaRecord:
     return msgspec.structs.replace(
         record,
         register_check_code=command.register_check_code or record.register_check_code,
+        # An empty field is one that this kind of broker does not send; it takes nothing away.
         address=command.address or record.address,
         ha_address=command.ha_address,
         incarnation=command.incarnation,
@@ -195,6 +202,7 @@ def _renewed(record: ReplicaRecord, command: RegisterBroker) -> ReplicaRecord:
         max_offset=command.max_offset,
         confirm_offset=command.confirm_offset,
         election_priority=command.election_priority,
+        # Cut, not refused: a long reason must not keep a replica out.
         suspicion=command.suspect[:TEXT_SIZE_MAX],
         accepted_epoch=command.accepted_epoch,
         earlier_lives=tuple(x for x in command.earlier_lives if x != command.incarnation),
@@ -232,6 +240,7 @@ def _marked(
 ) -> ReplicaRecord:
     """`renewed` with the mark that a member has after this registration."""
     same_process = renewed.incarnation == record.incarnation
+    # Only the process that reported its log may take that back: another one has not checked it.
     withdrawn = same_process and bool(record.suspicion) and not renewed.suspicion
     by_evidence = bool(found) or (record.suspect and not record.suspect_told)
     by_report = bool(reported) or (record.suspect_told and not withdrawn)
@@ -253,6 +262,7 @@ def _renew(
     broker_id = record.broker_id
     member = broker_id in group.sync_state_set
     others = [other for other in group.sync_state_set if other != broker_id]
+    # Its log may be the only complete one; as a learner it could never be elected.
     if member and renewed.learner and not others:
         return refused(
             group,
@@ -269,6 +279,7 @@ def _renew(
         renewed = _marked(record, renewed, reported, found)
     healthy_left = any(is_healthy(group, other) and other in living for other in others)
     after = group.with_replica(renewed)
+    # R3: its earlier process may have proposed a set that is committed only now.
     if broker_id == group.master_broker_id and renewed.incarnation != group.master_incarnation:
         after = msgspec.structs.replace(after, needs_election=REASON_MASTER_RESTARTED)
     events: list[HistoryEvent] = []
