@@ -120,7 +120,7 @@ def pytest_fixture_setup() -> Iterator[Any]:
 @pytest.fixture
 def check_script(request: pytest.FixtureRequest) -> Callable[[Path, object], None]:
     """Plays a script in an environment: its outcome is exactly what the file says."""
-    from scripts import play
+    from tests.shared.scripts import play
 
     def check(path: Path, env: object) -> None:
         text = path.read_text()

@@ -329,8 +329,7 @@ class BrokerSessions:
             and session.opened_ms > registered_ms
             and not is_hash(incarnation)  # R59: else one that is not registered says nothing of it
         ):
-            # A name of an earlier version proves nothing: a newer process in its place is a restart.
-            # folder.
+            # A name of an earlier version proves nothing: a newer process there is a restart.
             return SilenceVerdict("dead", "master_restarted", session.opened_ms)
         if channel is not None and not incarnation:
             return self._judge_channel(channel, now_ms)
