@@ -54,7 +54,7 @@ class LogTail:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class FaultEvidence:
     """A file that is not what was written. `kind`: see `incidents.FILES`."""
 
     kind: str
@@ -82,7 +82,7 @@ class StoreFacts:
     """Behind the last whole record."""
     read_from: int = 0
     newest_ms: int = 0
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[FaultEvidence, ...] = ()
     suspect: str = ""
     """What the broker noted itself; "" nothing."""
     suspect_kind: str = ""
@@ -108,7 +108,7 @@ class StoreFacts:
         return not self.log_id and self.end == 0
 
     @property
-    def damages(self) -> tuple[Fault, ...]:
+    def damages(self) -> tuple[FaultEvidence, ...]:
         return tuple(fault for fault in self.faults if fault.size and fault.kind.startswith("log-"))
 
 
@@ -119,7 +119,7 @@ class ControllerFacts:
     folder: str
     node_id: str
     is_empty: bool = False
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[FaultEvidence, ...] = ()
     members: tuple[str, ...] = ()
     configured: tuple[str, ...] = ()
     history_end: int = -1

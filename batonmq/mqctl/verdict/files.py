@@ -17,7 +17,13 @@ from typing import Any, Final
 
 from batonmq.epoch.file_cache import REDO_SUFFIX, continuation, decode_entries, digest
 from batonmq.mqctl.store_check import SEGMENT_NAME, Verdict, verify
-from batonmq.mqctl.verdict.evidence import ControllerFacts, Fault, LogTail, ProcessFacts, StoreFacts
+from batonmq.mqctl.verdict.evidence import (
+    ControllerFacts,
+    FaultEvidence,
+    LogTail,
+    ProcessFacts,
+    StoreFacts,
+)
 from batonmq.protocol.layout import (
     CHECKPOINT,
     CHECKPOINT_MAGIC,
@@ -95,7 +101,7 @@ def _line_ms(line: str) -> int:
 
 def controller_facts(folder: Path, node_id: str, configured: tuple[str, ...]) -> ControllerFacts:
     raft = folder / "raft"
-    faults: list[Fault] = []
+    faults: list[FaultEvidence] = []
     if not (raft / "journal").exists() and not (raft / "meta").exists():
         return ControllerFacts(str(folder), node_id, True, (), (), configured)
     for kind, name, check in (
@@ -111,7 +117,7 @@ def controller_facts(folder: Path, node_id: str, configured: tuple[str, ...]) ->
         except OSError as error:
             what = f"cannot be read: {error.strerror}"
         if what:
-            faults.append(Fault(kind, str(path), what))
+            faults.append(FaultEvidence(kind, str(path), what))
     members = _json_of(raft / "members") or {}
     ids = tuple(map(str, members.get("ids", ()))) if isinstance(members, dict) else ()
     return ControllerFacts(str(folder), node_id, False, tuple(faults), ids, configured)
@@ -169,10 +175,10 @@ class _StoreReader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.facts = StoreFacts(str(folder))
-        self._faults: list[Fault] = []
+        self._faults: list[FaultEvidence] = []
 
     def fault(self, kind: str, file: Path, what: str) -> None:
-        self._faults.append(Fault(kind, str(file), what))
+        self._faults.append(FaultEvidence(kind, str(file), what))
 
     def read(self) -> None:
         self._identity()
@@ -333,7 +339,7 @@ def read_log(facts: StoreFacts, until: Until) -> Iterator[StoreFacts]:
         found = _log_faults(path, check, facts, is_last=following < 0)
         if following >= 0 and check.end != following and not check.damages:
             what = "the log has a hole here: the file that follows begins later"
-            found = (Fault("log-part", str(path), what, check.end, following - check.end),)
+            found = (FaultEvidence("log-part", str(path), what, check.end, following - check.end),)
         end = check.end if following < 0 else facts.end
         facts = replace(
             facts,
@@ -347,7 +353,7 @@ def read_log(facts: StoreFacts, until: Until) -> Iterator[StoreFacts]:
 
 def _log_faults(
     path: Path, check: Verdict, facts: StoreFacts, *, is_last: bool
-) -> tuple[Fault, ...]:
+) -> tuple[FaultEvidence, ...]:
     base = int(path.name)
     found = []
     for damage in check.damages:
@@ -355,7 +361,7 @@ def _log_faults(
         if is_tail and not facts.clean and _is_torn(path, damage.offset - base, damage.size):
             continue  # a write that the end of its process cut off was not acknowledged
         kind = "log-tail" if is_tail else "log-middle"
-        found.append(Fault(kind, damage.file, damage.what, damage.offset, damage.size))
+        found.append(FaultEvidence(kind, damage.file, damage.what, damage.offset, damage.size))
     return tuple(found)
 
 
@@ -372,7 +378,7 @@ def _is_torn(path: Path, position: int, used: int) -> bool:
 def read_derived(facts: StoreFacts, until: Until) -> StoreFacts:
     """The facts with consume queues, index and offsets of groups."""
     folder = Path(facts.folder)
-    faults: list[Fault] = []
+    faults: list[FaultEvidence] = []
     counts: dict[str, dict[int, int]] = {}
     beyond: dict[int, tuple[int, Path]] = {}
     for queue in sorted((folder / "consumequeue").glob("*/*")):
@@ -382,17 +388,19 @@ def read_derived(facts: StoreFacts, until: Until) -> StoreFacts:
             count, ahead, what = _read_queue(queue, facts.end)
             counts.setdefault(queue.parent.name, {})[int(queue.name)] = count
             if what:
-                faults.append(Fault("consume-queue", str(queue), what))
+                faults.append(FaultEvidence("consume-queue", str(queue), what))
             else:
                 beyond |= {offset: (end, queue) for offset, end in ahead.items()}
     if len(beyond) == 1 and facts.end not in beyond:
         # Records that are gone would leave more units, the first of them for the log's end.
         ((offset, (_, queue)),) = beyond.items()
-        faults.append(Fault("consume-queue", str(queue), f"its last unit points to {offset}"))
+        faults.append(
+            FaultEvidence("consume-queue", str(queue), f"its last unit points to {offset}")
+        )
         beyond = {}
     for path in sorted((folder / "index").glob("*")):
         if path.is_file() and (what := _index_fault(path)):
-            faults.append(Fault("index", str(path), what))
+            faults.append(FaultEvidence("index", str(path), what))
     return replace(
         facts,
         faults=(*facts.faults, *faults),

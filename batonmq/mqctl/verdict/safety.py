@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from batonmq.mqctl.verdict.evidence import BROKER, Evidence, Fault, Group, Node, StoreFacts
+from batonmq.mqctl.verdict.evidence import BROKER, Evidence, FaultEvidence, Group, Node, StoreFacts
 
 State = Literal["safe", "lost", "unknown"]
 
@@ -172,7 +172,10 @@ def lineage_doubt(store: StoreFacts, others: Iterable[StoreFacts]) -> str:
 
 
 def _equal_up_to(
-    trusted: Mapping[int, Node], nodes: Mapping[int, Node], doubts: Mapping[int, str], fault: Fault
+    trusted: Mapping[int, Node],
+    nodes: Mapping[int, Node],
+    doubts: Mapping[int, str],
+    fault: FaultEvidence,
 ) -> list[Node]:
     """The replicas whose logs are equal to a member's at that damage: members, and what else had
     these bytes confirmed (G3)."""
@@ -185,7 +188,7 @@ def _bad_tail(store: StoreFacts) -> bool:
     return any(fault.kind == "log-tail" for fault in store.damages)
 
 
-def _has(nodes: Iterable[Node], besides: Node, fault: Fault) -> bool:
+def _has(nodes: Iterable[Node], besides: Node, fault: FaultEvidence) -> bool:
     """Whether another one's log has the bytes of that damage."""
     begin, end = fault.offset, fault.offset + fault.size
     for node in nodes:
