@@ -158,10 +158,10 @@ def _as_evidence(node: Node) -> verdict.Node:
     return verdict.Node(node.name, kind, node.address, node.group, asked=True, controller=facts)
 
 
-def _groups(findings: Findings) -> Iterator[verdict.Group]:
+def _groups(findings: Findings) -> Iterator[verdict.GroupEvidence]:
     for name, info in findings.replicas.replicas_info_table.items():
         every = (*info.in_sync_replicas, *info.not_in_sync_replicas)
-        yield verdict.Group(
+        yield verdict.GroupEvidence(
             name,
             master=info.master_broker_id or 0,
             members=tuple(sorted(r.broker_id for r in info.in_sync_replicas)),

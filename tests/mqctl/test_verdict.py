@@ -16,7 +16,7 @@ import pytest
 from batonmq.history.event import HistoryEvent
 from batonmq.mqctl.commands.doctor import without_secrets
 from batonmq.mqctl.verdict.evidence import BROKER, NAME_SERVER, ControllerFacts, Evidence, Node
-from batonmq.mqctl.verdict.evidence import Group as Recorded
+from batonmq.mqctl.verdict.evidence import GroupEvidence as Recorded
 from batonmq.mqctl.verdict.incidents import FILES, LAST_WORDS
 from batonmq.mqctl.verdict.judge import INCIDENTS
 from batonmq.mqctl.verdict.safety import may_restart

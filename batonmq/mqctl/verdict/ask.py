@@ -17,7 +17,7 @@ from batonmq.mqctl.verdict.evidence import (
     NAME_SERVER,
     Consumers,
     Evidence,
-    Group,
+    GroupEvidence,
     Node,
     Source,
 )
@@ -204,13 +204,13 @@ def _nodes(
 
 
 def _groups(
-    found: Findings, recorded: Sequence[Group], reports: Mapping[str, Mapping[str, str]]
-) -> tuple[Group, ...]:
+    found: Findings, recorded: Sequence[GroupEvidence], reports: Mapping[str, Mapping[str, str]]
+) -> tuple[GroupEvidence, ...]:
     """As the leading controller records them; without one as they were recorded last."""
     groups = {group.name: group for group in recorded}
     for name, info in found.replicas.replicas_info_table.items():
         every = (*info.in_sync_replicas, *info.not_in_sync_replicas)
-        before = groups.get(name, Group(name))
+        before = groups.get(name, GroupEvidence(name))
         routed = found.routes.broker_addr_table.get(name)
         has_master = bool(info.master_address)
         groups[name] = replace(

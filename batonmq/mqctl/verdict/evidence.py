@@ -168,7 +168,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupEvidence:
     """A broker group as the controllers record it, or their history. `is_current`: nothing newer
     can have been recorded. `replicas`: id -> address; `lives`: id -> its registered process."""
 
@@ -213,7 +213,7 @@ class Evidence:
     local: bool = False
     classic: bool = False
     nodes: tuple[Node, ...] = ()
-    groups: tuple[Group, ...] = ()
+    groups: tuple[GroupEvidence, ...] = ()
     stories: Sequence[Story] = ()
     routes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Name server -> group -> address of the master that it names."""
@@ -238,8 +238,8 @@ class Evidence:
         found = (node.store for node in self.brokers(group))
         return [store for store in found if store is not None]
 
-    def group(self, name: str) -> Group:
-        return next((group for group in self.groups if group.name == name), Group(name))
+    def group(self, name: str) -> GroupEvidence:
+        return next((group for group in self.groups if group.name == name), GroupEvidence(name))
 
     def id_of(self, node: Node) -> int:
         """The broker id of a node; 0 unknown."""

@@ -22,7 +22,7 @@ from batonmq.mqctl.verdict.evidence import (
     NAME_SERVER,
     Consumers,
     Evidence,
-    Group,
+    GroupEvidence,
     Node,
     ProcessFacts,
     Source,
@@ -191,14 +191,14 @@ def _all_are_read(nodes: Iterable[Node], events: Sequence[HistoryEvent]) -> bool
     return bool(leaders) and leaders[-1] in held
 
 
-def groups_of(events: Iterable[HistoryEvent], is_current: bool) -> tuple[Group, ...]:
+def groups_of(events: Iterable[HistoryEvent], is_current: bool) -> tuple[GroupEvidence, ...]:
     """The newest record of each group in the controllers' history."""
-    groups: dict[str, Group] = {}
+    groups: dict[str, GroupEvidence] = {}
     for event in in_order(events):
         name, detail = event.broker_name, event.detail
         if not name:
             continue
-        group = groups.get(name, Group(name, is_current=is_current, where="history"))
+        group = groups.get(name, GroupEvidence(name, is_current=is_current, where="history"))
         confirmed = max(group.confirmed, event.confirm_offset, detail.confirm_offset)
         group = replace(group, confirmed=confirmed)
         if event.kind == "broker_registered":

@@ -12,7 +12,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from batonmq.mqctl.verdict.evidence import BROKER, Evidence, FaultEvidence, Group, Node, StoreFacts
+from batonmq.mqctl.verdict.evidence import (
+    BROKER,
+    Evidence,
+    FaultEvidence,
+    GroupEvidence,
+    Node,
+    StoreFacts,
+)
 
 State = Literal["safe", "lost", "unknown"]
 
@@ -49,7 +56,7 @@ def safety(evidence: Evidence, name: str) -> Safety:
     return _stored(evidence, group)
 
 
-def _live(evidence: Evidence, group: Group) -> Safety | None:
+def _live(evidence: Evidence, group: GroupEvidence) -> Safety | None:
     """From what the master reports; None if no master serves."""
     node = evidence.node_of(group.name, group.master)
     if not group.master or node is None or not node.runs or not node.report:
@@ -65,7 +72,7 @@ def _live(evidence: Evidence, group: Group) -> Safety | None:
     return Safety(group.name, "safe", how, (node.name,), confirmed)
 
 
-def _stored(evidence: Evidence, group: Group) -> Safety:
+def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
     """From the stores' files."""
     name = group.name
     nodes = {id_: n for n in evidence.brokers(name) if n.store and (id_ := evidence.id_of(n))}
@@ -108,16 +115,16 @@ def _stored(evidence: Evidence, group: Group) -> Safety:
     return Safety(name, "safe", how, tuple(full or [best.name]), store.end)
 
 
-def _set(group: Group) -> str:
+def _set(group: GroupEvidence) -> str:
     return "{" + ", ".join(map(str, group.members)) + "}"
 
 
-def _is_last_master(evidence: Evidence, group: Group, node: Node) -> bool:
+def _is_last_master(evidence: Evidence, group: GroupEvidence, node: Node) -> bool:
     return evidence.id_of(node) == group.last_master
 
 
 def _without_holder(
-    group: Group, wanted: set[int], nodes: dict[int, Node], doubts: dict[int, str]
+    group: GroupEvidence, wanted: set[int], nodes: dict[int, Node], doubts: dict[int, str]
 ) -> Safety:
     here = wanted & nodes.keys()
     why = "; ".join(
@@ -139,7 +146,9 @@ EMPTY = "its store is empty"
 FOREIGN = "its log is of another lineage"
 
 
-def distrust(group: Group, broker_id: int, store: StoreFacts, others: Iterable[StoreFacts]) -> str:
+def distrust(
+    group: GroupEvidence, broker_id: int, store: StoreFacts, others: Iterable[StoreFacts]
+) -> str:
     """Why a store may lack what its broker acknowledged; "" if it is trusted."""
     if store.is_empty:
         return EMPTY
