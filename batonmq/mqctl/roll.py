@@ -151,11 +151,13 @@ def check_may_restart(findings: Findings, nodes: Sequence[Node], node: Node) -> 
         raise Doubt(f"{node.name}: {judged.why}", "restart it by hand, or add another one first")
 
 
-def _as_evidence(node: Node) -> verdict.Node:
+def _as_evidence(node: Node) -> verdict.NodeEvidence:
     """Of a process that answers: the cluster is whole."""
     kind: verdict.NodeKind = verdict.BROKER if node.kind == "broker" else verdict.NAME_SERVER
     facts = verdict.ControllerFacts("", node.controller) if node.controller else None
-    return verdict.Node(node.name, kind, node.address, node.group, asked=True, controller=facts)
+    return verdict.NodeEvidence(
+        node.name, kind, node.address, node.group, asked=True, controller=facts
+    )
 
 
 def _groups(findings: Findings) -> Iterator[verdict.GroupEvidence]:

@@ -15,7 +15,13 @@ import pytest
 
 from batonmq.history.event import HistoryEvent
 from batonmq.mqctl.commands.doctor import without_secrets
-from batonmq.mqctl.verdict.evidence import BROKER, NAME_SERVER, ControllerFacts, Evidence, Node
+from batonmq.mqctl.verdict.evidence import (
+    BROKER,
+    NAME_SERVER,
+    ControllerFacts,
+    Evidence,
+    NodeEvidence,
+)
 from batonmq.mqctl.verdict.evidence import GroupEvidence as Recorded
 from batonmq.mqctl.verdict.incidents import FILES, LAST_WORDS
 from batonmq.mqctl.verdict.judge import INCIDENTS
@@ -199,7 +205,7 @@ def test_the_first_three_lines_say_state_cause_and_command(mqctl: Run, folders: 
 
 def live(members: tuple[int, ...], alive: set[int], controllers: int = 3) -> Evidence:
     brokers = [
-        Node(
+        NodeEvidence(
             f"broker-{i}",
             BROKER,
             f"h:{i}",
@@ -210,7 +216,7 @@ def live(members: tuple[int, ...], alive: set[int], controllers: int = 3) -> Evi
         for i in (1, 2, 3)
     ]
     servers = [
-        Node(
+        NodeEvidence(
             f"namesrv-{i}",
             NAME_SERVER,
             f"n:{i}",

@@ -18,7 +18,7 @@ from batonmq.mqctl.verdict.evidence import (
     Consumers,
     Evidence,
     GroupEvidence,
-    Node,
+    NodeEvidence,
     Source,
 )
 from batonmq.mqctl.verdict.gather import SYSTEM_GROUPS, groups_of
@@ -176,7 +176,7 @@ def _idle_ms(times: Sequence[int]) -> int:
 
 def _nodes(
     evidence: Evidence, found: Findings, reports: Mapping[str, Mapping[str, str]]
-) -> tuple[Node, ...]:
+) -> tuple[NodeEvidence, ...]:
     nodes = {node.address: node for node in evidence.nodes}
     group_of = {a: name for name, members in found.expected.items() for a in members} | {
         replica.broker_address: name
@@ -187,12 +187,12 @@ def _nodes(
         group_of |= dict.fromkeys(data.broker_addrs.values(), name)
     removed = {each.broker_address for name in found.groups for each in found.removed(name)}
     for address, why in found.name_servers.items():
-        node = nodes.get(address, Node(address, NAME_SERVER, address))
+        node = nodes.get(address, NodeEvidence(address, NAME_SERVER, address))
         nodes[address] = replace(node, asked=True, refused=why)
     for address, why in found.brokers.items():
         if address in removed:
             continue
-        node = nodes.get(address, Node(address, BROKER, address, group_of.get(address, "")))
+        node = nodes.get(address, NodeEvidence(address, BROKER, address, group_of.get(address, "")))
         nodes[address] = replace(
             node,
             asked=True,

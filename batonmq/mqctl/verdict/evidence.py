@@ -126,7 +126,7 @@ class ControllerFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeEvidence:
     """A process of the cluster. None: not known (another host, not asked)."""
 
     name: str
@@ -212,7 +212,7 @@ class Evidence:
     start: str = ""
     local: bool = False
     classic: bool = False
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[NodeEvidence, ...] = ()
     groups: tuple[GroupEvidence, ...] = ()
     stories: Sequence[Story] = ()
     routes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -228,10 +228,10 @@ class Evidence:
     health: str = ""
     """The state that `mqctl health` would report, "" if it was not asked."""
 
-    def brokers(self, group: str = "") -> Iterator[Node]:
+    def brokers(self, group: str = "") -> Iterator[NodeEvidence]:
         return (n for n in self.nodes if n.kind == BROKER and group in ("", n.group))
 
-    def name_servers(self) -> Iterator[Node]:
+    def name_servers(self) -> Iterator[NodeEvidence]:
         return (node for node in self.nodes if node.kind == NAME_SERVER)
 
     def stores(self, group: str) -> list[StoreFacts]:
@@ -241,14 +241,14 @@ class Evidence:
     def group(self, name: str) -> GroupEvidence:
         return next((group for group in self.groups if group.name == name), GroupEvidence(name))
 
-    def id_of(self, node: Node) -> int:
+    def id_of(self, node: NodeEvidence) -> int:
         """The broker id of a node; 0 unknown."""
         for broker_id, address in self.group(node.group).replicas.items():
             if address and address == node.address:
                 return broker_id
         return node.store.broker_id if node.store is not None else 0
 
-    def node_of(self, group: str, broker_id: int) -> Node | None:
+    def node_of(self, group: str, broker_id: int) -> NodeEvidence | None:
         return next((n for n in self.brokers(group) if self.id_of(n) == broker_id), None)
 
     @property

@@ -23,7 +23,7 @@ from batonmq.mqctl.verdict.evidence import (
     Consumers,
     Evidence,
     GroupEvidence,
-    Node,
+    NodeEvidence,
     ProcessFacts,
     Source,
     StoreFacts,
@@ -43,7 +43,7 @@ SYSTEM_GROUPS: Final = ("CID_RMQ_SYS_", "TOOLS_CONSUMER", "FILTERSRV_", "SELF_TE
 
 def from_folders(folders: Iterable[Path], until: Callable[[], bool]) -> Evidence:
     """The evidence of data folders of `batonmq up`, of brokers, of controllers, in any mix."""
-    nodes: list[Node] = []
+    nodes: list[NodeEvidence] = []
     sources: list[Source] = []
     cluster, start, local = "", "", False
     for folder in (each.absolute() for each in folders):
@@ -60,7 +60,9 @@ def from_folders(folders: Iterable[Path], until: Callable[[], bool]) -> Evidence
         elif (folder / "raft").is_dir() or list(folder.glob("history-*.jsonl")):
             name = next((p.name[8:-6] for p in folder.glob("history-*.jsonl")), folder.name)
             facts = controller_facts(folder, name, ())
-            nodes.append(Node(str(folder), NAME_SERVER, "", folder=str(folder), controller=facts))
+            nodes.append(
+                NodeEvidence(str(folder), NAME_SERVER, "", folder=str(folder), controller=facts)
+            )
         else:
             sources.append(Source(str(folder), "neither a cluster nor a store is in it"))
     events, problems = _history(nodes)
@@ -87,7 +89,7 @@ def _document(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _nodes_of(folder: Path, document: dict[str, Any]) -> tuple[list[Node], bool]:
+def _nodes_of(folder: Path, document: dict[str, Any]) -> tuple[list[NodeEvidence], bool]:
     """The processes of a local cluster, and whether `batonmq up` watches them. A copied folder has
     its files at another place than its documents say."""
     supervised = Path(f"/proc/{document.get('supervisorPid', 0)}").exists()
@@ -116,12 +118,12 @@ def _nodes_of(folder: Path, document: dict[str, Any]) -> tuple[list[Node], bool]
     return nodes, supervised
 
 
-def _node(folder: Path, name: str, kind: Any, address: str) -> Node:
+def _node(folder: Path, name: str, kind: Any, address: str) -> NodeEvidence:
     pid_file = folder / "run" / f"{name}.pid"
     pid = serves(pid_file)
     what = "broker" if kind == BROKER else "namesrv"
     free, size, read_only = _disk(folder / name)
-    return Node(
+    return NodeEvidence(
         name,
         kind,
         address,
@@ -135,10 +137,10 @@ def _node(folder: Path, name: str, kind: Any, address: str) -> Node:
     )
 
 
-def _store_node(folder: Path) -> Node:
+def _store_node(folder: Path) -> NodeEvidence:
     store = store_facts(folder)
     free, size, read_only = _disk(folder)
-    return Node(
+    return NodeEvidence(
         str(folder),
         BROKER,
         "",
@@ -165,7 +167,7 @@ def _disk(folder: Path) -> tuple[int, int, bool]:
     )
 
 
-def _history(nodes: Iterable[Node]) -> tuple[Sequence[HistoryEvent], list[str]]:
+def _history(nodes: Iterable[NodeEvidence]) -> tuple[Sequence[HistoryEvent], list[str]]:
     folders = [Path(n.controller.folder) for n in nodes if n.controller is not None]
     folders = [folder for folder in folders if list(folder.glob("history-*.jsonl"))]
     if not folders:
@@ -178,7 +180,7 @@ def _history(nodes: Iterable[Node]) -> tuple[Sequence[HistoryEvent], list[str]]:
     return found.events, [*problems, *found.problems]
 
 
-def _all_are_read(nodes: Iterable[Node], events: Sequence[HistoryEvent]) -> bool:
+def _all_are_read(nodes: Iterable[NodeEvidence], events: Sequence[HistoryEvent]) -> bool:
     """Whether nothing newer than `events` can be recorded: the last leader's own history is here.
     It writes an event before it answers the broker that asked."""
     leaders = [e.node for e in in_order(events) if e.kind == "controller_leader_changed"]
@@ -228,8 +230,8 @@ def groups_of(events: Iterable[HistoryEvent], is_current: bool) -> tuple[GroupEv
 
 
 def _with_logs(
-    nodes: Sequence[Node], sources: list[Source], until: Callable[[], bool]
-) -> list[Node]:
+    nodes: Sequence[NodeEvidence], sources: list[Source], until: Callable[[], bool]
+) -> list[NodeEvidence]:
     """The nodes with their logs read, of all in turn; only those whose broker does not run, since
     the others check what they serve."""
     found: dict[int, StoreFacts] = {}
@@ -245,7 +247,7 @@ def _with_logs(
                 del reading[at]
             else:
                 found[at] = facts
-    known: list[Node] = []
+    known: list[NodeEvidence] = []
     for at, node in enumerate(nodes):
         store = found.get(at, node.store)
         if store is not None:
@@ -258,7 +260,7 @@ def _with_logs(
     return known
 
 
-def _consumers(nodes: Iterable[Node]) -> tuple[Consumers, ...]:
+def _consumers(nodes: Iterable[NodeEvidence]) -> tuple[Consumers, ...]:
     """From the store with the longest log of each group of brokers."""
     best: dict[str, StoreFacts] = {}
     for node in nodes:

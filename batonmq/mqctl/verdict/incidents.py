@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from batonmq.mqctl.verdict.evidence import BROKER, Evidence, Node
+from batonmq.mqctl.verdict.evidence import BROKER, Evidence, NodeEvidence
 from batonmq.mqctl.verdict.safety import distrust, safety
 
 START_S: Final = 3
@@ -53,13 +53,13 @@ Recogniser = Callable[[Evidence], Iterable[Finding]]
 # Repairs.
 
 
-def start_of(evidence: Evidence, node: Node) -> Repair:
+def start_of(evidence: Evidence, node: NodeEvidence) -> Repair:
     whole = evidence.start
     what = "start the cluster again" if whole else f"start {node.name} again"
     return Repair(what, whole or node.start, START_S)
 
 
-def refill(evidence: Evidence, node: Node) -> Repair:
+def refill(evidence: Evidence, node: NodeEvidence) -> Repair:
     """Let it copy its master; only where another store has everything."""
     store = node.store
     size = max((each.end - each.begin for each in evidence.stores(node.group)), default=0)
@@ -77,7 +77,7 @@ def refill(evidence: Evidence, node: Node) -> Repair:
 # What happened to a process.
 
 
-def _role(evidence: Evidence, node: Node) -> str:
+def _role(evidence: Evidence, node: NodeEvidence) -> str:
     """`master` if it is or was the master of its group until this happened."""
     if node.kind != BROKER:
         return "name-server"
@@ -117,7 +117,7 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(name, node.name, cause, since(evidence, node), groups)
 
 
-def _ended(evidence: Evidence, node: Node, groups: tuple[str, ...]) -> Iterator[Finding]:
+def _ended(evidence: Evidence, node: NodeEvidence, groups: tuple[str, ...]) -> Iterator[Finding]:
     who, log = _title(evidence, node), node.log
     began = since(evidence, node)
     repairs: tuple[Repair, ...] = (start_of(evidence, node),)
@@ -140,14 +140,14 @@ def _ended(evidence: Evidence, node: Node, groups: tuple[str, ...]) -> Iterator[
         yield Finding(name, node.name, f"{who} {how}", began, groups, repairs)
 
 
-def _title(evidence: Evidence, node: Node) -> str:
+def _title(evidence: Evidence, node: NodeEvidence) -> str:
     if node.kind != BROKER:
         part = f" with controller {node.controller.node_id}" if node.controller else ""
         return f"name server {node.address or node.name}{part}"
     return f"{node.name} ({_role(evidence, node)} of {node.group}, {node.address})"
 
 
-def since(evidence: Evidence, node: Node) -> int:
+def since(evidence: Evidence, node: NodeEvidence) -> int:
     """When the cluster noticed that this node was gone, else its last line."""
     me = evidence.id_of(node)
     seen = [
@@ -229,7 +229,7 @@ def _damaged(kind: str) -> Recogniser:
     return find
 
 
-def _empty_controller(evidence: Evidence, node: Node) -> Repair:
+def _empty_controller(evidence: Evidence, node: NodeEvidence) -> Repair:
     controller = node.controller
     assert controller is not None
     bad = [
@@ -259,7 +259,7 @@ def _lost_stores(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("store-lost", node.name, cause, 0, (node.group,), repairs)
 
 
-def refill_from(evidence: Evidence, node: Node) -> Repair:
+def refill_from(evidence: Evidence, node: NodeEvidence) -> Repair:
     state = safety(evidence, node.group)
     if state.state == "safe":
         return replace(start_of(evidence, node), what="start it: it copies its master")
@@ -351,7 +351,7 @@ def _disks(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("descriptors-exhausted", node.name, cause, 0, groups, repairs)
 
 
-def _words(node: Node, text: str) -> str:
+def _words(node: NodeEvidence, text: str) -> str:
     return node.log.latest(text)[-120:]
 
 

@@ -17,7 +17,7 @@ from batonmq.mqctl.verdict.evidence import (
     Evidence,
     FaultEvidence,
     GroupEvidence,
-    Node,
+    NodeEvidence,
     StoreFacts,
 )
 
@@ -119,12 +119,12 @@ def _set(group: GroupEvidence) -> str:
     return "{" + ", ".join(map(str, group.members)) + "}"
 
 
-def _is_last_master(evidence: Evidence, group: GroupEvidence, node: Node) -> bool:
+def _is_last_master(evidence: Evidence, group: GroupEvidence, node: NodeEvidence) -> bool:
     return evidence.id_of(node) == group.last_master
 
 
 def _without_holder(
-    group: GroupEvidence, wanted: set[int], nodes: dict[int, Node], doubts: dict[int, str]
+    group: GroupEvidence, wanted: set[int], nodes: dict[int, NodeEvidence], doubts: dict[int, str]
 ) -> Safety:
     here = wanted & nodes.keys()
     why = "; ".join(
@@ -181,11 +181,11 @@ def lineage_doubt(store: StoreFacts, others: Iterable[StoreFacts]) -> str:
 
 
 def _equal_up_to(
-    trusted: Mapping[int, Node],
-    nodes: Mapping[int, Node],
+    trusted: Mapping[int, NodeEvidence],
+    nodes: Mapping[int, NodeEvidence],
     doubts: Mapping[int, str],
     fault: FaultEvidence,
-) -> list[Node]:
+) -> list[NodeEvidence]:
     """The replicas whose logs are equal to a member's at that damage: members, and what else had
     these bytes confirmed (G3)."""
     end = fault.offset + fault.size
@@ -197,7 +197,7 @@ def _bad_tail(store: StoreFacts) -> bool:
     return any(fault.kind == "log-tail" for fault in store.damages)
 
 
-def _has(nodes: Iterable[Node], besides: Node, fault: FaultEvidence) -> bool:
+def _has(nodes: Iterable[NodeEvidence], besides: NodeEvidence, fault: FaultEvidence) -> bool:
     """Whether another one's log has the bytes of that damage."""
     begin, end = fault.offset, fault.offset + fault.size
     for node in nodes:
@@ -219,7 +219,7 @@ class Restart:
     first: str = ""
 
 
-def may_restart(evidence: Evidence, node: Node) -> Restart:
+def may_restart(evidence: Evidence, node: NodeEvidence) -> Restart:
     """Whether the cluster keeps a copy of every acknowledged message in sync, its controllers their
     majority and clients a name server while this process restarts."""
     if node.kind != BROKER:
@@ -256,7 +256,7 @@ def _serves(evidence: Evidence, group: str, broker_id: int) -> bool:
     return node is None or not node.asked or node.runs
 
 
-def _name_server_may(evidence: Evidence, node: Node) -> Restart:
+def _name_server_may(evidence: Evidence, node: NodeEvidence) -> Restart:
     others = [each for each in evidence.name_servers() if each.name != node.name]
     if not evidence.is_live or not node.runs:
         return Restart(node.name, True, "it does not serve")
