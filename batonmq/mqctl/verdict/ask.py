@@ -17,9 +17,9 @@ from batonmq.mqctl.verdict.evidence import (
     NAME_SERVER,
     Consumers,
     Evidence,
+    EvidenceSource,
     GroupEvidence,
     NodeEvidence,
-    Source,
 )
 from batonmq.mqctl.verdict.gather import SYSTEM_GROUPS, groups_of
 from batonmq.protocol.codes import MASTER_ID
@@ -45,7 +45,7 @@ async def ask(
     """The evidence with what answers now. `controller` None: a cluster without controllers.
     `timeout_ms`: of one answer."""
     found = await (poll_classic(admin) if controller is None else poll(admin, controller, expected))
-    sources: list[Source] = []
+    sources: list[EvidenceSource] = []
     reports, routes, events, consumers = await asyncio.gather(
         _reports(admin, found),
         _routes(admin, found, timeout_ms),
@@ -83,14 +83,16 @@ async def ask(
     )
 
 
-async def _within(seconds: float, name: str, work: Awaitable[T], sources: list[Source]) -> T | None:
+async def _within(
+    seconds: float, name: str, work: Awaitable[T], sources: list[EvidenceSource]
+) -> T | None:
     try:
         async with asyncio.timeout(seconds):
             return await work
     except TimeoutError:
-        sources.append(Source(name, f"no answer within {seconds:g} s"))
+        sources.append(EvidenceSource(name, f"no answer within {seconds:g} s"))
     except BatonError as error:
-        sources.append(Source(name, str(error)))
+        sources.append(EvidenceSource(name, str(error)))
     return None
 
 
@@ -126,7 +128,7 @@ async def _routes(admin: Admin, found: Findings, timeout_ms: int) -> dict[str, d
 
 
 async def _history(
-    controller: ControllerAdmin | None, sources: list[Source]
+    controller: ControllerAdmin | None, sources: list[EvidenceSource]
 ) -> tuple[HistoryEvent, ...]:
     if controller is None:
         return ()
@@ -137,7 +139,7 @@ async def _history(
     known = {}
     for address, answer in zip(controller.addresses, answers, strict=True):
         if isinstance(answer, BatonError):
-            sources.append(Source(f"history of {address}", str(answer)))
+            sources.append(EvidenceSource(f"history of {address}", str(answer)))
         elif isinstance(answer, BaseException):
             raise answer
         else:

@@ -20,7 +20,7 @@ NodeKind = Literal["broker", "name server"]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class EvidenceSource:
     """Something that was looked at; `why` says why it is absent, "" if it is there."""
 
     name: str
@@ -222,7 +222,7 @@ class Evidence:
     """Controller -> why it does not answer."""
     controller_problems: tuple[str, ...] = ()
     consumers: tuple[Consumers, ...] = ()
-    sources: tuple[Source, ...] = ()
+    sources: tuple[EvidenceSource, ...] = ()
     is_live: bool = False
     """Some process answered."""
     health: str = ""

@@ -22,10 +22,10 @@ from batonmq.mqctl.verdict.evidence import (
     NAME_SERVER,
     Consumers,
     Evidence,
+    EvidenceSource,
     GroupEvidence,
     NodeEvidence,
     ProcessFacts,
-    Source,
     StoreFacts,
 )
 from batonmq.mqctl.verdict.files import (
@@ -44,7 +44,7 @@ SYSTEM_GROUPS: Final = ("CID_RMQ_SYS_", "TOOLS_CONSUMER", "FILTERSRV_", "SELF_TE
 def from_folders(folders: Iterable[Path], until: Callable[[], bool]) -> Evidence:
     """The evidence of data folders of `batonmq up`, of brokers, of controllers, in any mix."""
     nodes: list[NodeEvidence] = []
-    sources: list[Source] = []
+    sources: list[EvidenceSource] = []
     cluster, start, local = "", "", False
     for folder in (each.absolute() for each in folders):
         documents = [folder / "cluster.json", folder / "conf" / "cluster.json"]
@@ -64,9 +64,9 @@ def from_folders(folders: Iterable[Path], until: Callable[[], bool]) -> Evidence
                 NodeEvidence(str(folder), NAME_SERVER, "", folder=str(folder), controller=facts)
             )
         else:
-            sources.append(Source(str(folder), "neither a cluster nor a store is in it"))
+            sources.append(EvidenceSource(str(folder), "neither a cluster nor a store is in it"))
     events, problems = _history(nodes)
-    sources += [Source("history", problem) for problem in problems]
+    sources += [EvidenceSource("history", problem) for problem in problems]
     nodes = _with_logs(nodes, sources, until)
     return Evidence(
         wall_ms(),
@@ -230,7 +230,7 @@ def groups_of(events: Iterable[HistoryEvent], is_current: bool) -> tuple[GroupEv
 
 
 def _with_logs(
-    nodes: Sequence[NodeEvidence], sources: list[Source], until: Callable[[], bool]
+    nodes: Sequence[NodeEvidence], sources: list[EvidenceSource], until: Callable[[], bool]
 ) -> list[NodeEvidence]:
     """The nodes with their logs read, of all in turn; only those whose broker does not run, since
     the others check what they serve."""
@@ -254,7 +254,7 @@ def _with_logs(
             if at in found and found[at].read_from > found[at].begin:
                 unread = found[at].read_from - found[at].begin
                 why = f"its oldest {unread >> 20} MiB were not read in time: mqctl verifyStore"
-                sources.append(Source(f"log of {node.name}", why))
+                sources.append(EvidenceSource(f"log of {node.name}", why))
             store = read_derived(store, until)
         known.append(replace(node, store=store))
     return known
