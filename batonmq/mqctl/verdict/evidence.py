@@ -65,7 +65,7 @@ class FaultEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreFacts:
+class StoreEvidence:
     """A broker's data folder. The log was read in [`read_from`, `end`); `damages` are in it."""
 
     folder: str
@@ -148,7 +148,7 @@ class NodeEvidence:
     """What a broker answered of itself (request 28)."""
     told: tuple[str, ...] = ()
     """Its own problems, as in `mqctl health`."""
-    store: StoreFacts | None = None
+    store: StoreEvidence | None = None
     controller: ControllerFacts | None = None
 
     @property
@@ -234,7 +234,7 @@ class Evidence:
     def name_servers(self) -> Iterator[NodeEvidence]:
         return (node for node in self.nodes if node.kind == NAME_SERVER)
 
-    def stores(self, group: str) -> list[StoreFacts]:
+    def stores(self, group: str) -> list[StoreEvidence]:
         found = (node.store for node in self.brokers(group))
         return [store for store in found if store is not None]
 

@@ -22,7 +22,7 @@ from batonmq.mqctl.verdict.evidence import (
     FaultEvidence,
     LogTail,
     ProcessFacts,
-    StoreFacts,
+    StoreEvidence,
 )
 from batonmq.protocol.layout import (
     CHECKPOINT,
@@ -164,7 +164,7 @@ def _snapshot_fault(data: bytes) -> str:
 # Brokers.
 
 
-def store_facts(folder: Path) -> StoreFacts:
+def store_facts(folder: Path) -> StoreEvidence:
     """All but the log and what points into it."""
     reader = _StoreReader(folder)
     reader.read()
@@ -174,7 +174,7 @@ def store_facts(folder: Path) -> StoreFacts:
 class _StoreReader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.facts = StoreFacts(str(folder))
+        self.facts = StoreEvidence(str(folder))
         self._faults: list[FaultEvidence] = []
 
     def fault(self, kind: str, file: Path, what: str) -> None:
@@ -320,7 +320,7 @@ def segments_of(folder: Path) -> list[Path]:
         return []
 
 
-def read_log(facts: StoreFacts, until: Until) -> Iterator[StoreFacts]:
+def read_log(facts: StoreEvidence, until: Until) -> Iterator[StoreEvidence]:
     """The facts with the log read, again and again, its newest file first; the last ones count."""
     segments = segments_of(Path(facts.folder))
     if not segments:
@@ -352,7 +352,7 @@ def read_log(facts: StoreFacts, until: Until) -> Iterator[StoreFacts]:
 
 
 def _log_faults(
-    path: Path, check: Verdict, facts: StoreFacts, *, is_last: bool
+    path: Path, check: Verdict, facts: StoreEvidence, *, is_last: bool
 ) -> tuple[FaultEvidence, ...]:
     base = int(path.name)
     found = []
@@ -375,7 +375,7 @@ def _is_torn(path: Path, position: int, used: int) -> bool:
     return magic in (MAGIC_V1, MAGIC_V2) and size > used
 
 
-def read_derived(facts: StoreFacts, until: Until) -> StoreFacts:
+def read_derived(facts: StoreEvidence, until: Until) -> StoreEvidence:
     """The facts with consume queues, index and offsets of groups."""
     folder = Path(facts.folder)
     faults: list[FaultEvidence] = []

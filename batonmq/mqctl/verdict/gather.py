@@ -26,7 +26,7 @@ from batonmq.mqctl.verdict.evidence import (
     GroupEvidence,
     NodeEvidence,
     ProcessFacts,
-    StoreFacts,
+    StoreEvidence,
 )
 from batonmq.mqctl.verdict.files import (
     controller_facts,
@@ -234,7 +234,7 @@ def _with_logs(
 ) -> list[NodeEvidence]:
     """The nodes with their logs read, of all in turn; only those whose broker does not run, since
     the others check what they serve."""
-    found: dict[int, StoreFacts] = {}
+    found: dict[int, StoreEvidence] = {}
     reading = {
         at: read_log(node.store, until)
         for at, node in enumerate(nodes)
@@ -262,7 +262,7 @@ def _with_logs(
 
 def _consumers(nodes: Iterable[NodeEvidence]) -> tuple[Consumers, ...]:
     """From the store with the longest log of each group of brokers."""
-    best: dict[str, StoreFacts] = {}
+    best: dict[str, StoreEvidence] = {}
     for node in nodes:
         store = node.store
         if store is not None and store.end >= best.get(node.group, store).end:

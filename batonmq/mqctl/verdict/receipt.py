@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from batonmq.mqctl.verdict.evidence import Evidence, StoreFacts
+from batonmq.mqctl.verdict.evidence import Evidence, StoreEvidence
 from batonmq.mqctl.verdict.files import segments_of, store_facts
 from batonmq.mqctl.verdict.judge import Judgement
 
@@ -45,7 +45,7 @@ def receipt(evidence: Evidence, judgement: Judgement) -> dict[str, Any]:
     return {"receipt": VERSION, "time": evidence.now_ms, "groups": groups}
 
 
-def _store(store: StoreFacts, end: int) -> dict[str, Any]:
+def _store(store: StoreEvidence, end: int) -> dict[str, Any]:
     files = [
         {"file": path.name, "end": until, "blake2b": digest_of(path, until - int(path.name))}
         for path in segments_of(Path(store.folder))
@@ -97,7 +97,7 @@ def _in(folder: Path) -> list[Path]:
     return [path.parent for path in sorted(folder.glob("*/commitlog"))]
 
 
-def _differences(group: str, wanted: dict[str, Any], store: StoreFacts) -> list[str]:
+def _differences(group: str, wanted: dict[str, Any], store: StoreEvidence) -> list[str]:
     wrong = []
     for field, found in (("lineage", store.lineage), ("brokerId", store.broker_id)):
         if wanted[field] != found:

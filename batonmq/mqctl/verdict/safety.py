@@ -18,7 +18,7 @@ from batonmq.mqctl.verdict.evidence import (
     FaultEvidence,
     GroupEvidence,
     NodeEvidence,
-    StoreFacts,
+    StoreEvidence,
 )
 
 State = Literal["safe", "lost", "unknown"]
@@ -147,7 +147,7 @@ FOREIGN = "its log is of another lineage"
 
 
 def distrust(
-    group: GroupEvidence, broker_id: int, store: StoreFacts, others: Iterable[StoreFacts]
+    group: GroupEvidence, broker_id: int, store: StoreEvidence, others: Iterable[StoreEvidence]
 ) -> str:
     """Why a store may lack what its broker acknowledged; "" if it is trusted."""
     if store.is_empty:
@@ -170,7 +170,7 @@ def distrust(
     return ""
 
 
-def lineage_doubt(store: StoreFacts, others: Iterable[StoreFacts]) -> str:
+def lineage_doubt(store: StoreEvidence, others: Iterable[StoreEvidence]) -> str:
     """Why this log may be no part of the group's history (R47): most other stores are of another
     lineage, or the only other one is."""
     found = [o.lineage for o in others if o.lineage and o.end and o.folder != store.folder]
@@ -193,7 +193,7 @@ def _equal_up_to(
     return [*trusted.values(), *others]
 
 
-def _bad_tail(store: StoreFacts) -> bool:
+def _bad_tail(store: StoreEvidence) -> bool:
     return any(fault.kind == "log-tail" for fault in store.damages)
 
 
