@@ -15,7 +15,7 @@ from batonmq.mqctl.health import Findings, poll, poll_classic
 from batonmq.mqctl.verdict.evidence import (
     BROKER,
     NAME_SERVER,
-    Consumers,
+    ConsumersEvidence,
     Evidence,
     EvidenceSource,
     GroupEvidence,
@@ -147,7 +147,7 @@ async def _history(
     return merged(known).events
 
 
-async def _consumers(admin: Admin, found: Findings) -> list[Consumers]:
+async def _consumers(admin: Admin, found: Findings) -> list[ConsumersEvidence]:
     if not any(why is None for why in found.brokers.values()):
         return []
     names = [n for n in await admin.consumer_groups.names() if not n.startswith(SYSTEM_GROUPS)]
@@ -157,7 +157,7 @@ async def _consumers(admin: Admin, found: Findings) -> list[Consumers]:
         for topic in sorted({each.queue.topic for each in progress.queues}):
             queues = [each for each in progress.queues if each.queue.topic == topic]
             consumers.append(
-                Consumers(
+                ConsumersEvidence(
                     progress.group,
                     topic,
                     sum(max(0, each.lag) for each in queues),

@@ -190,7 +190,7 @@ class GroupEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Consumers:
+class ConsumersEvidence:
     """A consumer group at one topic. `members` -1: not known. `idle_ms`: since the newest consumed
     message was stored, -1 unknown."""
 
@@ -221,7 +221,7 @@ class Evidence:
     controllers: Mapping[str, str | None] = field(default_factory=dict)
     """Controller -> why it does not answer."""
     controller_problems: tuple[str, ...] = ()
-    consumers: tuple[Consumers, ...] = ()
+    consumers: tuple[ConsumersEvidence, ...] = ()
     sources: tuple[EvidenceSource, ...] = ()
     is_live: bool = False
     """Some process answered."""

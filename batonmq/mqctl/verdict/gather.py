@@ -20,7 +20,7 @@ from batonmq.launcher.current import serves
 from batonmq.mqctl.verdict.evidence import (
     BROKER,
     NAME_SERVER,
-    Consumers,
+    ConsumersEvidence,
     Evidence,
     EvidenceSource,
     GroupEvidence,
@@ -260,7 +260,7 @@ def _with_logs(
     return known
 
 
-def _consumers(nodes: Iterable[NodeEvidence]) -> tuple[Consumers, ...]:
+def _consumers(nodes: Iterable[NodeEvidence]) -> tuple[ConsumersEvidence, ...]:
     """From the store with the longest log of each group of brokers."""
     best: dict[str, StoreEvidence] = {}
     for node in nodes:
@@ -272,4 +272,4 @@ def _consumers(nodes: Iterable[NodeEvidence]) -> tuple[Consumers, ...]:
         for key, lag in store.lags.items():
             if not key[0].startswith(SYSTEM_GROUPS):
                 found[key] = found.get(key, 0) + lag
-    return tuple(Consumers(g, topic, lag) for (g, topic), lag in sorted(found.items()))
+    return tuple(ConsumersEvidence(g, topic, lag) for (g, topic), lag in sorted(found.items()))
