@@ -116,7 +116,7 @@ def test_bench_counts_what_was_acknowledged_and_what_was_not() -> None:
             await asyncio.sleep(0)
             return SimpleNamespace(acknowledged=self.sends % 4 != 1, status="FLUSH_SLAVE_TIMEOUT")
 
-    sender, load = Sender(), bench.Load("T", bytes(10))
+    sender, load = Sender(), bench.BenchLoad("T", bytes(10))
     asyncio.run(load.run(sender, 4, 0.02))  # type: ignore[arg-type]
     found = load.document()
     assert found["sends"] == sender.sends and len(found["failed"]) == 2

@@ -42,7 +42,7 @@ async def bench(
     from batonmq.client.producer import producer
 
     options = producer.ProducerOptions(send_timeout_ms=context.timeout_ms)
-    load = Load(topic, bytes(size), rate)
+    load = BenchLoad(topic, bytes(size), rate)
     async with producer.Producer(
         GROUP, name_servers=context.name_servers, options=options
     ) as sender:
@@ -52,7 +52,7 @@ async def bench(
         context.failed = True
 
 
-class Load:
+class BenchLoad:
     """Sends that run at the same time, and what became of them. Times in seconds."""
 
     def __init__(self, topic: str, body: bytes, rate: int | None = None) -> None:
