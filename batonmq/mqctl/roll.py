@@ -40,7 +40,7 @@ class Doubt(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class RollNode:
     """One process. `address`: where clients dial it. `controller`: the address of the controller
     in it, "" without one."""
 
@@ -73,17 +73,17 @@ def nodes_of(
     controllers: Sequence[str],
     *,
     embedded: bool,
-) -> list[Node]:
+) -> list[RollNode]:
     """All processes. `embedded`: the controllers run in the name servers, in the same order.
     Raises Doubt if they cannot be paired."""
     brokers = [
-        Node("broker", replica.broker_address, group=name)
+        RollNode("broker", replica.broker_address, group=name)
         for name, info in sorted(findings.replicas.replicas_info_table.items())
         for replica in (*info.in_sync_replicas, *info.not_in_sync_replicas)
     ]
     if not embedded:
-        servers = [Node("namesrv", address) for address in name_servers]
-        return [*brokers, *servers, *(Node("controller", a, a) for a in controllers)]
+        servers = [RollNode("namesrv", address) for address in name_servers]
+        return [*brokers, *servers, *(RollNode("controller", a, a) for a in controllers)]
     hosts = [[address.rpartition(":")[0] for address in a] for a in (name_servers, controllers)]
     if hosts[0] != hosts[1]:
         raise Doubt(
@@ -92,23 +92,25 @@ def nodes_of(
             "give -n and -a in one order, or --controllersApart if they are separate processes",
         )
     pairs = zip(name_servers, controllers, strict=True)
-    return [*brokers, *(Node("namesrv", address, controller) for address, controller in pairs)]
+    return [*brokers, *(RollNode("namesrv", address, controller) for address, controller in pairs)]
 
 
-def next_node(findings: Findings, nodes: Iterable[Node], done: Collection[str]) -> Node | None:
+def next_node(
+    findings: Findings, nodes: Iterable[RollNode], done: Collection[str]
+) -> RollNode | None:
     """The process to restart next; None if all are done."""
     left = [node for node in nodes if node.name not in done]
     return min(left, key=lambda node: _place(findings, node), default=None)
 
 
-def _place(findings: Findings, node: Node) -> tuple[object, ...]:
+def _place(findings: Findings, node: RollNode) -> tuple[object, ...]:
     if node.kind == "broker":
         return (0, node.group, is_master(findings, node), node.address)
     leads = bool(node.controller) and node.controller == findings.leader
     return (1, leads, node.kind, node.address)
 
 
-def is_master(findings: Findings, node: Node) -> bool:
+def is_master(findings: Findings, node: RollNode) -> bool:
     info = findings.replicas.replicas_info_table.get(node.group)
     return info is not None and info.master_address == node.address
 
@@ -134,7 +136,7 @@ def committed_index(findings: Findings) -> int:
     return 0 if log is None else log.committed_index
 
 
-def check_may_restart(findings: Findings, nodes: Sequence[Node], node: Node) -> None:
+def check_may_restart(findings: Findings, nodes: Sequence[RollNode], node: RollNode) -> None:
     """Raises Doubt if the cluster is not whole, or `node` must not be restarted now: a group would
     lose its last copy in sync, the controllers their majority, clients their last name server."""
     check_whole(findings)
@@ -151,7 +153,7 @@ def check_may_restart(findings: Findings, nodes: Sequence[Node], node: Node) -> 
         raise Doubt(f"{node.name}: {judged.why}", "restart it by hand, or add another one first")
 
 
-def _as_evidence(node: Node) -> verdict.NodeEvidence:
+def _as_evidence(node: RollNode) -> verdict.NodeEvidence:
     """Of a process that answers: the cluster is whole."""
     kind: verdict.NodeKind = verdict.BROKER if node.kind == "broker" else verdict.NAME_SERVER
     facts = verdict.ControllerFacts("", node.controller) if node.controller else None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from batonmq.launcher.layout import PYTHON_SUFFIX
-from batonmq.mqctl.roll import Doubt, Node
+from batonmq.mqctl.roll import Doubt, RollNode
 from batonmq.runtime.durable_file import remove_file, replace_file
 
 POLL_S: Final = 0.05
@@ -32,13 +32,13 @@ class Backend(Protocol):
     def how(self) -> str:
         """Names it; another text is another roll."""
 
-    def describe(self, node: Node) -> str:
+    def describe(self, node: RollNode) -> str:
         """What `restart` would do. Raises Doubt."""
 
-    async def restart(self, node: Node) -> None:
+    async def restart(self, node: RollNode) -> None:
         """Returns when the old process has ended and a new one was started. Raises Doubt."""
 
-    def undo(self, node: Node) -> None:
+    def undo(self, node: RollNode) -> None:
         """The process is not well after `restart`: it goes back to its former version, where this
         side decides that."""
 
@@ -58,12 +58,12 @@ class UpBackend:
     def how(self) -> str:
         return f"up {self._python}" if self._python is not None else "up"
 
-    def describe(self, node: Node) -> str:
+    def describe(self, node: RollNode) -> str:
         entry = self._entry(node)
         version = f", then start it by {self._python}" if self._python is not None else ""
         return f"SIGTERM to pid {entry['pid']}{version}"
 
-    async def restart(self, node: Node) -> None:
+    async def restart(self, node: RollNode) -> None:
         before = self._entry(node)
         pid, by_hand = before["pid"], shlex.join(before["argv"])
         if not pid:
@@ -84,7 +84,7 @@ class UpBackend:
             text = f"{node.name} was not started again within {self._within_s:g} s"
             raise Doubt(text, f"see its process.log; by hand: {by_hand}") from None
 
-    def undo(self, node: Node) -> None:
+    def undo(self, node: RollNode) -> None:
         if self._python is None:
             return
         chosen = Path(self._entry(node)["config"]).with_suffix(PYTHON_SUFFIX)
@@ -93,7 +93,7 @@ class UpBackend:
         else:
             replace_file(chosen, self._former.encode())
 
-    def _entry(self, node: Node) -> dict[str, Any]:
+    def _entry(self, node: RollNode) -> dict[str, Any]:
         try:
             document = json.loads(self._file.read_text())
             nodes = document["nameServers" if node.kind == "namesrv" else "brokers"]
@@ -119,10 +119,10 @@ class CommandBackend:
     def how(self) -> str:
         return self._template
 
-    def describe(self, node: Node) -> str:
+    def describe(self, node: RollNode) -> str:
         return shlex.join(self._argv(node))
 
-    def _argv(self, node: Node) -> list[str]:
+    def _argv(self, node: RollNode) -> list[str]:
         words = node.words
         if service := self._services.get(int(words["port"])):
             words["service"] = service
@@ -133,10 +133,10 @@ class CommandBackend:
             text = f"{self._template!r} is no command for {node.name}: {error}"
             raise Doubt(text, f"its words may hold {known}") from error
 
-    async def restart(self, node: Node) -> None:
+    async def restart(self, node: RollNode) -> None:
         await run(self._argv(node), self._within_s)
 
-    def undo(self, node: Node) -> None:
+    def undo(self, node: RollNode) -> None:
         """Without effect: which version starts is decided on its host."""
 
 

@@ -14,8 +14,8 @@ from batonmq.client.admin.types import ControllerMetadata
 from batonmq.mqctl.health import Findings
 from batonmq.mqctl.roll import (
     Doubt,
-    Node,
     RollFile,
+    RollNode,
     check_may_restart,
     check_whole,
     is_newer,
@@ -81,7 +81,7 @@ def findings(
     )
 
 
-def nodes(found: Findings, controllers: tuple[str, ...] = CONTROLLERS) -> list[Node]:
+def nodes(found: Findings, controllers: tuple[str, ...] = CONTROLLERS) -> list[RollNode]:
     return nodes_of(found, SERVERS[: len(controllers)], controllers, embedded=True)
 
 
@@ -135,7 +135,7 @@ def test_the_last_copy_is_not_restarted() -> None:
         in_sync_replicas=found.replicas.replicas_info_table["a"].in_sync_replicas,
     )
     found.replicas.replicas_info_table["a"] = alone
-    node = Node("broker", MASTER, group="a")
+    node = RollNode("broker", MASTER, group="a")
     with pytest.raises(Doubt, match="last copy in sync"):
         check_may_restart(found, [node], node)
 
@@ -187,26 +187,28 @@ def test_a_broker_that_started_since_is_done() -> None:
 
 
 def test_commands_name_the_process() -> None:
-    broker = Node("broker", "10.0.0.1:10911", group="a")
+    broker = RollNode("broker", "10.0.0.1:10911", group="a")
     assert CommandBackend(SYSTEMD, 1).describe(broker) == "systemctl restart batonmq@broker"
-    by_ssh = CommandBackend(SYSTEMD_BY_SSH, 1).describe(Node("namesrv", "mq-2:9876", "mq-2:9878"))
+    by_ssh = CommandBackend(SYSTEMD_BY_SSH, 1).describe(
+        RollNode("namesrv", "mq-2:9876", "mq-2:9878")
+    )
     assert by_ssh == "ssh mq-2 systemctl restart batonmq@namesrv"
 
 
 @pytest.mark.parametrize("address", ["-oProxyCommand=x:1", "a;b:1", "a b:1", "$(x):1", "a:", ":1"])
 def test_an_address_that_a_command_must_not_hold_is_refused(address: str) -> None:
     with pytest.raises(Doubt, match="is no address"):
-        CommandBackend(SYSTEMD_BY_SSH, 1).describe(Node("broker", address))
+        CommandBackend(SYSTEMD_BY_SSH, 1).describe(RollNode("broker", address))
 
 
 @pytest.mark.parametrize("template", ["x {unknown}", "x {0}", "x {host", "x {host.a}", "x 'y"])
 def test_a_template_that_makes_no_command_is_refused(template: str) -> None:
     with pytest.raises(Doubt, match="is no command"):
-        CommandBackend(template, 1).describe(Node("broker", BROKERS[0]))
+        CommandBackend(template, 1).describe(RollNode("broker", BROKERS[0]))
 
 
 def test_a_command_that_fails_or_hangs_is_a_doubt(tmp_path: Path) -> None:
-    node = Node("broker", BROKERS[0])
+    node = RollNode("broker", BROKERS[0])
     python = shlex.quote(sys.executable)
     for template, says in (
         (f"{python} -c 'import sys; sys.exit(\"no such unit\")'", "no such unit"),
@@ -230,10 +232,10 @@ def test_compose_services_are_found_by_their_port(tmp_path: Path) -> None:
     script.chmod(0o755)
     backend = asyncio.run(compose_backend(str(script), 10))
     up = f"{script} up --detach --no-deps --force-recreate"
-    assert backend.describe(Node("broker", "10.0.0.1:10911")) == f"{up} broker-1"
-    assert backend.describe(Node("namesrv", "10.0.0.1:9876", "c")) == f"{up} namesrv-1"
+    assert backend.describe(RollNode("broker", "10.0.0.1:10911")) == f"{up} broker-1"
+    assert backend.describe(RollNode("namesrv", "10.0.0.1:9876", "c")) == f"{up} namesrv-1"
     with pytest.raises(Doubt, match="service"):
-        backend.describe(Node("broker", "10.0.0.1:10921"))
+        backend.describe(RollNode("broker", "10.0.0.1:10921"))
 
 
 def test_a_process_that_up_does_not_start_again_is_a_doubt(tmp_path: Path) -> None:
@@ -241,7 +243,7 @@ def test_a_process_that_up_does_not_start_again_is_a_doubt(tmp_path: Path) -> No
     file = tmp_path / "cluster.json"
     file.write_text(json.dumps({"nameServers": [], "brokers": [entry]}))
     with pytest.raises(Doubt, match="does not run") as stopped:
-        asyncio.run(UpBackend(file, None, 0.1).restart(Node("broker", BROKERS[0])))
+        asyncio.run(UpBackend(file, None, 0.1).restart(RollNode("broker", BROKERS[0])))
     assert stopped.value.next_step == "python 'x y'"
     with pytest.raises(Doubt, match="has no process"):
-        UpBackend(file, None, 0.1).describe(Node("broker", BROKERS[1]))
+        UpBackend(file, None, 0.1).describe(RollNode("broker", BROKERS[1]))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
     from batonmq.client.admin.controller_admin import ControllerAdmin
     from batonmq.mqctl.health import Findings
-    from batonmq.mqctl.roll import Node, Roll, RollFile
+    from batonmq.mqctl.roll import Roll, RollFile, RollNode
     from batonmq.mqctl.roll_backends import Backend
 
 STOPPED: Final = 3
@@ -153,7 +153,7 @@ class _Work:
         self._admin = admin
         self._controller = controller
         self._within_s = within_s
-        self._nodes: list[Node] = []
+        self._nodes: list[RollNode] = []
         self._rolled: list[str] = []
         self._skipped: list[str] = []
         self._order: list[dict[str, str]] | None = None
@@ -251,7 +251,7 @@ class _Work:
             file.store(roll)
         file.end()
 
-    async def _is_done(self, node: Node, roll: Roll) -> bool:
+    async def _is_done(self, node: RollNode, roll: Roll) -> bool:
         """Whether a broker was restarted since the roll began, by this command before it ended, or
         by somebody else."""
         from batonmq.mqctl.roll import is_newer
@@ -264,7 +264,7 @@ class _Work:
         except BatonError:
             return False
 
-    async def _restart(self, node: Node, backend: Backend) -> Findings:
+    async def _restart(self, node: RollNode, backend: Backend) -> Findings:
         from batonmq.mqctl.commands.election import move_away
         from batonmq.mqctl.roll import (
             Doubt,
