@@ -53,7 +53,7 @@ class DefectResult:
         return self.seed is not None
 
 
-class Copy:
+class CheckoutCopy:
     """A copy of what the simulation imports, in `root`."""
 
     def __init__(self, root: Path) -> None:
@@ -160,8 +160,8 @@ class Runner:
     def run(self, defects: Iterable[Defect]) -> list[DefectResult]:
         """In the order of `defects`. Whatever ends it, no hunt and no copy stays behind."""
         with tempfile.TemporaryDirectory(prefix="batonmq-defects-") as folder:
-            all_copies = [Copy(Path(folder) / str(number)) for number in range(self._jobs)]
-            copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+            all_copies = [CheckoutCopy(Path(folder) / str(number)) for number in range(self._jobs)]
+            copies: queue.SimpleQueue[CheckoutCopy] = queue.SimpleQueue()
             for copy in all_copies:
                 copies.put(copy)
 
@@ -181,7 +181,7 @@ class Runner:
                     for copy in all_copies:
                         copy.stop()
 
-    def _seek(self, defect: Defect, copy: Copy) -> DefectResult:
+    def _seek(self, defect: Defect, copy: CheckoutCopy) -> DefectResult:
         began, lives, error = real_seconds(), 0, ""
         known = [defect.seed] if defect.seed is not None and not self._search else []
         others = (n for n in _seeds_for(defect) if n not in known)
@@ -205,7 +205,9 @@ class Runner:
         self._say(line_of(finding))
         return finding
 
-    def _first(self, defect: Defect, copy: Copy, seeds: Sequence[int]) -> tuple[list[int], str]:
+    def _first(
+        self, defect: Defect, copy: CheckoutCopy, seeds: Sequence[int]
+    ) -> tuple[list[int], str]:
         """The seeds lived with the defect, and the violation of the last one, empty if none."""
         tried = []
         with copy.planted(defect):
@@ -215,7 +217,7 @@ class Runner:
                     return tried, violation.splitlines()[0]
         return tried, ""
 
-    def _is_whole(self, copy: Copy, seed: int, *, plain: bool) -> bool:
+    def _is_whole(self, copy: CheckoutCopy, seed: int, *, plain: bool) -> bool:
         """Whether that life has no violation in the checkout as it is: else it proves nothing."""
         key = seed, plain
         with self._lock:

@@ -24,7 +24,7 @@ import pytest
 from lab.sim.defects import hunt
 from lab.sim.defects.__main__ import FOLDER, main
 from lab.sim.defects.patches import Defect, PatchError, defects_in, noting, parse
-from lab.sim.defects.runner import ROOT, Copy, _seeds_for
+from lab.sim.defects.runner import ROOT, CheckoutCopy, _seeds_for
 from lab.sim.kinds import EXPIRY, NEVER_PLAIN, ROLLING, UNCLEAN, WEIGHTS
 from lab.sim.life import LifeOutcome, plan_of
 from lab.sim.settings import Settings
@@ -158,7 +158,7 @@ def test_a_life_without_an_outcome_is_no_find(
 
 
 def test_a_hunt_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
-    copy = Copy(tmp_path)
+    copy = CheckoutCopy(tmp_path)
     (tmp_path / "lab" / "sim" / "defects" / "hunt.py").write_text(
         "import os, time\nos.fork()\nos.write(1, b'[%d, null]\\n' % os.getpid())\ntime.sleep(600)\n"
     )
