@@ -25,7 +25,7 @@ from lab.cluster.mqctl import mqctl
 from lab.cluster.network import Network
 from lab.cluster.stores import copy_sparsely
 from lab.faults.verdict_files import FILE_INCIDENTS, Copy
-from lab.faults.verdict_live import LIVE_INCIDENTS, Live
+from lab.faults.verdict_live import LIVE_INCIDENTS, LiveVerdict
 
 SEGMENT: Final = 1 << 20
 SETTINGS: Final[Sections] = {"store": {"mappedFileSizeCommitLog": SEGMENT}}
@@ -147,7 +147,7 @@ def ask_verdict(
     return ran.json, time.monotonic() - began
 
 
-def ask_live(live: Live) -> tuple[Any, float]:
+def ask_live(live: LiveVerdict) -> tuple[Any, float]:
     """The verdict on a cluster that runs, and how long it took."""
     return ask_verdict(home=live.folder, env={"BATONMQ_DATA": str(live.folder / "data")})
 
@@ -284,7 +284,7 @@ class _LiveCluster:
     def __init__(self, folder: Path, progress: Callable[[str], None]) -> None:
         self._folder = folder
         self._progress = progress
-        self._live: Live | None = None
+        self._live: LiveVerdict | None = None
 
     def __enter__(self) -> _LiveCluster:
         return self
@@ -293,11 +293,11 @@ class _LiveCluster:
         if self._live is not None:
             self._live.stop()
 
-    def get(self) -> Live:
+    def get(self) -> LiveVerdict:
         if self._live is None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._progress("a cluster that runs ...")
-            self._live = Live(self._folder, SETTINGS)
+            self._live = LiveVerdict(self._folder, SETTINGS)
         return self._live
 
 

@@ -16,7 +16,7 @@ from lab.cluster.network import Network
 Expected = tuple[str, str]
 
 
-class Live:
+class LiveVerdict:
     """A whole cluster. `patience_s`: how long a verdict may take until it names what happened."""
 
     patience_s = 6.0
@@ -72,8 +72,8 @@ def _node(process: NodeProcess) -> str:
     return process.node.data_dir.name
 
 
-def _one(role: str, how: str) -> Callable[[Live, random.Random], Expected]:
-    def happen(live: Live, rng: random.Random) -> Expected:
+def _one(role: str, how: str) -> Callable[[LiveVerdict, random.Random], Expected]:
+    def happen(live: LiveVerdict, rng: random.Random) -> Expected:
         if role == "name-server":
             process = rng.choice(live.cluster.controllers)
         else:
@@ -84,19 +84,19 @@ def _one(role: str, how: str) -> Callable[[Live, random.Random], Expected]:
     return happen
 
 
-def quorum_lost(live: Live, rng: random.Random) -> Expected:
+def quorum_lost(live: LiveVerdict, rng: random.Random) -> Expected:
     for process in rng.sample(live.cluster.controllers, rng.choice((2, 3))):
         process.kill()
     return "quorum-lost", "controllers"
 
 
-def group_down(live: Live, rng: random.Random) -> Expected:
+def group_down(live: LiveVerdict, rng: random.Random) -> Expected:
     for process in live.cluster.brokers:
         process.kill()
     return "group-down", "broker-a"
 
 
-def members_away(live: Live, rng: random.Random) -> Expected:
+def members_away(live: LiveVerdict, rng: random.Random) -> Expected:
     """A slave was away when the others died, and comes back alone."""
     slave = live.slave(rng)
     slave.kill()
@@ -113,31 +113,31 @@ def members_away(live: Live, rng: random.Random) -> Expected:
     return "members-away", "broker-a"
 
 
-def disk_full(live: Live, rng: random.Random) -> Expected:
+def disk_full(live: LiveVerdict, rng: random.Random) -> Expected:
     process = rng.choice(live.cluster.brokers)
     process.fail_disk("room * ENOSPC")
     return "disk-full", _node(process)
 
 
-def controller_disk_full(live: Live, rng: random.Random) -> Expected:
+def controller_disk_full(live: LiveVerdict, rng: random.Random) -> Expected:
     process = rng.choice(live.cluster.controllers)
     process.fail_disk("room * ENOSPC")
     return "controller-disk-full", _node(process)
 
 
-def disk_failing(live: Live, rng: random.Random) -> Expected:
+def disk_failing(live: LiveVerdict, rng: random.Random) -> Expected:
     process = live.slave(rng)
     process.fail_disk("fdatasync commitlog/0 EIO once")
     return "disk-failing", _node(process)
 
 
-def clock_skew(live: Live, rng: random.Random) -> Expected:
+def clock_skew(live: LiveVerdict, rng: random.Random) -> Expected:
     process = live.slave(rng)
     process.jump_clock("+3600")
     return "clock-skew", _node(process)
 
 
-LIVE_INCIDENTS: Final[dict[str, Callable[[Live, random.Random], Expected]]] = {
+LIVE_INCIDENTS: Final[dict[str, Callable[[LiveVerdict, random.Random], Expected]]] = {
     **{
         f"{role}-{how}": _one(role, how)
         for role in ("master", "slave", "name-server")

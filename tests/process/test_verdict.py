@@ -22,7 +22,7 @@ from lab.faults.verdict import (
     safe,
 )
 from lab.faults.verdict_files import FILE_INCIDENTS, Copy
-from lab.faults.verdict_live import LIVE_INCIDENTS, Live
+from lab.faults.verdict_live import LIVE_INCIDENTS, LiveVerdict
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -74,20 +74,20 @@ def test_r1_the_only_member_of_the_set_is_gone(bases: dict[str, Base], tmp_path:
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    running = Live(tmp_path_factory.mktemp("live") / "cluster", SETTINGS)
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveVerdict]:
+    running = LiveVerdict(tmp_path_factory.mktemp("live") / "cluster", SETTINGS)
     yield running
     running.stop()
 
 
-def test_a_calm_cluster_is_ok(live: Live) -> None:
+def test_a_calm_cluster_is_ok(live: LiveVerdict) -> None:
     document, _ = ask_live(live)
     assert (document["state"], safe(document), document["incidents"]) == ("ok", "safe", [])
     assert all(each["allowed"] for each in document["restarts"])
 
 
 @pytest.mark.parametrize("name", LIVE_INCIDENTS)
-def test_an_incident_of_a_running_cluster_is_named_first(name: str, live: Live) -> None:
+def test_an_incident_of_a_running_cluster_is_named_first(name: str, live: LiveVerdict) -> None:
     try:
         expected = LIVE_INCIDENTS[name](live, random.Random(7))
         live.cluster.wait_for(f"{expected}", lambda: names(first(ask_live(live)[0]), expected), 20)
