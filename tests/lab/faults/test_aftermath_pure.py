@@ -86,7 +86,7 @@ def test_a_history_that_agrees() -> None:
     [
         ({"master": 3}, "broker 3 is master, the controllers recorded 2"),
         ({"master_before": 3}, "the old master is broker 3, it was 1"),
-        ({"kind": PLANNED}, "nobody asked for one"),
+        ({"kind": PLANNED}, "none was requested"),
         ({"kind": "unclean_election"}, "no failover among unclean_election"),
         ({"unavailable_ms": 156}, "no gap above 55 ms"),
         ({"times_ms": {"detected_at": 9_850, "elected_at": 10_012}}, "detected_at is 50 ms"),
