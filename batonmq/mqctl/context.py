@@ -219,11 +219,16 @@ async def names_there(what: str, given: Mapping[str, Any]) -> list[str]:
     """Names for the completion of a shell: `topics`, `groups`, `brokers`, `addresses` or
     `clusters` of the cluster where the command goes; empty if it does not answer at once."""
     from batonmq.client.admin import admin
+    from batonmq.client.instance.connections import ClientOptions
     from batonmq.protocol.errors import BatonError
 
     try:
         target = target_here(given.get("namesrv_addr"), given.get("controller_address"))
-        async with admin.Admin(target.name_servers_or_advice(), timeout_ms=COMPLETE_MS) as asked:
+        async with admin.Admin(
+            target.name_servers_or_advice(),
+            timeout_ms=COMPLETE_MS,
+            client_options=ClientOptions(tls=target.tls),
+        ) as asked:
             if what == "topics":
                 return await asked.topics.names()
             if what == "groups":
