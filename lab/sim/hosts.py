@@ -262,6 +262,8 @@ class BrokerHost(Host):
         def on_confirm_offset(offset: int) -> None:
             watch.promised(self, offset)
             confirm(offset)
+            # At once: it may be killed before it is looked at, and its client has the answer.
+            watch.confirmed(self)
 
         replication.on_confirm_offset = on_confirm_offset  # type: ignore[method-assign]
 

@@ -282,10 +282,7 @@ class Life:
         self.faults = Faults(cluster, killable, service)
 
     def _note_deleted(self, topic: str) -> None:
-        promises = self.cluster.promises
-        for host in self.cluster.brokers.values():
-            promises.confirmed(host)  # the record arrives at no queue
-        self._deleted[topic] = (len(promises.truth), self.cluster.now_s)
+        self._deleted[topic] = (len(self.cluster.promises.truth), self.cluster.now_s)
 
     def _is_unaware(self, topic: str) -> bool:
         return topic in self._deleted and self._unaware.of(*self._deleted[topic])
