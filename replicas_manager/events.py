@@ -40,7 +40,8 @@ class SessionRefused:
 
 @dataclass(frozen=True, slots=True)
 class AnswerReceived:
-    """A HeartbeatAnswer; `sent_ms` is this process's own clock, echoed."""
+    """A HeartbeatAnswer; `sent_ms` is this process's own clock, echoed. `no_lease`: the master on
+    record is another process, or none."""
 
     controller: str
     sent_ms: int
@@ -49,6 +50,7 @@ class AnswerReceived:
     leader_grpc_address: str
     master_epoch: int
     sync_state_set_epoch: int
+    no_lease: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,7 @@ class RemotingLink:
                 leader_grpc_address=metadata.leader,
                 master_epoch=view.master_epoch if view is not None else 0,
                 sync_state_set_epoch=view.sync_state_set_epoch if view is not None else 0,
+                no_lease=view is None or view.master_broker_id != self._current.broker_id,
             )
         )
 

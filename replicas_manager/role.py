@@ -143,7 +143,7 @@ class Lease:
 
     def extend(self, answer: ev.AnswerReceived, master_epoch: int) -> None:
         """The leader answered the master of `master_epoch`."""
-        if answer.master_epoch == master_epoch:
+        if answer.master_epoch == master_epoch and not answer.no_lease:
             # R5: from the send time, so that a late answer grants no longer lease.
             self._until_ms = max(self._until_ms, answer.sent_ms + self._lease_ms)
 

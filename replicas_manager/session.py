@@ -247,6 +247,7 @@ class ControllerSession:
                 leader_grpc_address=answer.leader_grpc_address,
                 master_epoch=answer.master_epoch,
                 sync_state_set_epoch=answer.sync_state_set_epoch,
+                no_lease=answer.no_lease,
             )
         if kind == "view":
             return ev.ViewReceived(self.address, role_view_from_pb(message.view))

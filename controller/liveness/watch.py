@@ -232,6 +232,7 @@ class HeartbeatAnswers:
         requests = self._requests
         leader = requests.leader()
         group = requests.state.group(session.broker_name)
+        on_record = (group.master_broker_id, group.master_incarnation) if group else None
         session.send(
             pb.ControllerMessage(
                 answer=pb.HeartbeatAnswer(
@@ -243,6 +244,8 @@ class HeartbeatAnswers:
                     leader_grpc_address=leader.grpc_address if leader else "",
                     master_epoch=group.master_epoch if group else 0,
                     sync_state_set_epoch=group.sync_state_set_epoch if group else 0,
+                    # R7: controllers that forgot its mastership may have given its epoch again.
+                    no_lease=on_record != (session.broker_id, session.incarnation),
                 )
             )
         )

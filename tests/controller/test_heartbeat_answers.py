@@ -3,7 +3,10 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from batonmq.controller.liveness.watch import STALL_MS, HeartbeatAnswers
+from batonmq.controller.rules.groups import BrokerGroup
 from batonmq.controller.rules.state import ControllerState
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from tests.shared.waiting import until
@@ -29,14 +32,16 @@ class Requests:
 
 
 class BrokerSession:
-    broker_name = "broker-a"
+    broker_name, broker_id, incarnation = "broker-a", 1, "life-1"
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, int, bool]] = []
+        self.no_lease = False
 
     def send(self, message: pb.ControllerMessage) -> None:
         answer = message.answer
         self.answers.append((answer.sequence, answer.sent_ms, answer.leader))
+        self.no_lease = answer.no_lease
 
 
 def play(script: Any) -> None:
@@ -68,6 +73,25 @@ def test_a_heartbeat_is_answered_in_the_same_turn() -> None:
         beat(1, 1_000 + STALL_MS - 1)
         assert session.answers == [(1, 999 + STALL_MS, True)]
         assert requests.asked == 0
+
+    play(script)
+
+
+@pytest.mark.parametrize(
+    ("master", "no_lease"),
+    [((1, "life-1"), False), ((1, "life-2"), True), ((2, "life-1"), True), ((0, ""), True)],
+)
+def test_r7_only_the_master_on_record_gets_a_lease(master: tuple[int, str], no_lease: bool) -> None:
+    """Controllers that lost their newest entries may give the epoch of a living master again."""
+
+    async def script(requests: Requests, session: BrokerSession, beat: Any) -> None:
+        broker_id, incarnation = master
+        group = BrokerGroup(
+            "C", "broker-a", master_broker_id=broker_id, master_incarnation=incarnation
+        )
+        requests.state = ControllerState(groups={"broker-a": group})
+        beat(1, 1_001)
+        assert session.no_lease is no_lease
 
     play(script)
 

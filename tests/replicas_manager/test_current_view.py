@@ -113,6 +113,12 @@ def test_r5_an_older_answer_does_not_shorten_the_lease() -> None:
     assert lease.valid(699) and not lease.valid(700)
 
 
+def test_r7_an_answer_to_a_broker_that_is_not_the_master_on_record_gives_no_lease() -> None:
+    lease = Lease(600)
+    lease.extend(ev.AnswerReceived("c1", 100, True, 1, "c1", 3, 1, no_lease=True), 3)
+    assert not lease.valid(101)
+
+
 def test_a_newer_role_change_begins_without_the_failures_of_the_one_before() -> None:
     changes = RoleChanges()
     assert changes.is_new(view(3), Role.MASTER)

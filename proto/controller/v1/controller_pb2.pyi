@@ -458,7 +458,7 @@ class BrokerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., switch_failed: _Optional[_Union[SwitchFailed, _Mapping]] = ...) -> None: ...
 
 class HeartbeatAnswer(_message.Message):
-    __slots__ = ("sequence", "sent_ms", "leader", "controller_epoch", "leader_id", "leader_grpc_address", "master_epoch", "sync_state_set_epoch")
+    __slots__ = ("sequence", "sent_ms", "leader", "controller_epoch", "leader_id", "leader_grpc_address", "master_epoch", "sync_state_set_epoch", "no_lease")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SENT_MS_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
@@ -467,6 +467,7 @@ class HeartbeatAnswer(_message.Message):
     LEADER_GRPC_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MASTER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     SYNC_STATE_SET_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NO_LEASE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     sent_ms: int
     leader: bool
@@ -475,7 +476,8 @@ class HeartbeatAnswer(_message.Message):
     leader_grpc_address: str
     master_epoch: int
     sync_state_set_epoch: int
-    def __init__(self, sequence: _Optional[int] = ..., sent_ms: _Optional[int] = ..., leader: _Optional[bool] = ..., controller_epoch: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_grpc_address: _Optional[str] = ..., master_epoch: _Optional[int] = ..., sync_state_set_epoch: _Optional[int] = ...) -> None: ...
+    no_lease: bool
+    def __init__(self, sequence: _Optional[int] = ..., sent_ms: _Optional[int] = ..., leader: _Optional[bool] = ..., controller_epoch: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_grpc_address: _Optional[str] = ..., master_epoch: _Optional[int] = ..., sync_state_set_epoch: _Optional[int] = ..., no_lease: _Optional[bool] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("status",)
