@@ -315,6 +315,7 @@ async def _register(world: World) -> None:
         request = registration.request()  # at the broker
         await asyncio.sleep(0)
         reply = world.names.register_broker(request, world.channel)  # type: ignore[arg-type]
+        reply = await reply if inspect.isawaitable(reply) else reply
         assert reply.code == 0
         await asyncio.sleep(0)
     for code, ask in ((206, world.names.all_topics), (224, world.names.topics_by_cluster)):

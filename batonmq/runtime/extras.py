@@ -20,6 +20,7 @@ PACKAGES: Final = {
     "spark": {
         "duckdb": "duckdb",
         "jinja2": "jinja2",
+        "jpype": "jpype1",
         "numpy": "numpy",
         "plotly": "plotly",
         "pyarrow": "pyarrow",

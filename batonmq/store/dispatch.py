@@ -37,7 +37,7 @@ NO_UNIT: Final = -1
 # From this many records on, bulk dispatch is faster.
 _BULK_ROWS: Final = 32
 RECENT_COMMITS: Final = 4096
-_PENDING_AT_ONCE: Final = 1024  # a large batch is confirmed at once (R58)
+_PENDING_AT_ONCE: Final = 512  # a large batch is confirmed at once (R58)
 
 
 class Pending(NamedTuple):

@@ -102,7 +102,9 @@ def test_a_service_that_has_to_stop_exits_with_1_and_the_first_reason(tmp_path: 
     (tmp_path / "lift.yaml").write_text("")
     argv = [sys.executable, "-c", FAILS, "-c", str(tmp_path / "lift.yaml")]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
-    assert (done.returncode, done.stderr) == (1, "lift: stopped: the disk is gone\n")
+    log, last = done.stderr.splitlines()
+    assert (done.returncode, last) == (1, "lift: stopped: the disk is gone")
+    assert "server_started name=lift" in log
 
 
 def test_r53_no_room_for_the_pid_file_ends_no_start(tmp_path: Path) -> None:

@@ -195,7 +195,9 @@ def test_a_table_is_proven_against_the_log_and_planted_defects_are_named(cluster
     deltalake.write_deltalake(str(place), some, mode="append")
     code, told = audit(cluster, place)
     assert code == 1
-    found = {(f["kind"], f["queue_id"], f["queue_offset"]): f["detail"] for f in told["first"]}
+    # A send that was tried again at a failover may be in the log twice: not the table's defect.
+    of_table = [each for each in told["first"] if each["kind"].startswith("table_")]
+    found = {(f["kind"], f["queue_id"], f["queue_offset"]): f["detail"] for f in of_table}
     assert set(found) == {
         ("table_missing", 1, last),
         ("table_changed", 0, 7),
