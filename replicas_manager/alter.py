@@ -88,6 +88,7 @@ class OpenAlter:
 
     def not_answered(self, target: str, now_ms: int) -> list[ev.Effect]:
         """The attempt at `target` ended without a proof: repeat it a little later."""
+        # Else the request has been sent to a new leader meanwhile, and that attempt is still open.
         if target == self._request.target:
             self._in_flight = False
             self._retry_ms = now_ms + pause_ms(RETRY_FIRST_MS, RETRY_MOST_MS, self._attempts)
@@ -99,6 +100,8 @@ class OpenAlter:
             return []
         if self._dropping_until_ms is not None and now_ms < self._dropping_until_ms:
             return []
+        # The first refusal only starts the wait: a new leader refuses until it has heard the
+        # brokers.
         is_first = self._dropping_until_ms is None
         self._dropping_until_ms = now_ms + STANDS_STILL_MS
         return (
@@ -111,6 +114,7 @@ class OpenAlter:
         """Another controller leads: repeat the request there, without waiting for the old one."""
         if self._in_flight and self._request.target == leader:
             return []
+        # The old leader may have proposed its copy, which is committed later or not (R11).
         return [*self._doubt(), self.send(leader)]
 
     def due(self, now_ms: int, deadlines: list[int], target: str) -> list[ev.Effect]:

@@ -110,6 +110,7 @@ class Controllers:
             return AnswerMeaning(authoritative=True, changed=changed)
         if self.leader == event.controller:
             self._unlead(now_ms)
+        # A hint is second-hand: it never replaces a leader that answers us itself.
         if self.leader is None and not event.leader and event.leader_grpc_address:
             self._hint = event.leader_grpc_address
         return AnswerMeaning(authoritative=False, changed=False)
@@ -152,6 +153,8 @@ class Controllers:
         """`target` did not answer as leader: the next request goes elsewhere."""
         if self._hint == target:
             self._hint = ""
+        # The leader is not passed over for one failed call: its own answers, or their absence,
+        # decide.
         elif self.leader != target:
             self._turn += 1
 
@@ -275,6 +278,8 @@ class ControllerRegistration:
         return self._suspect if self.done and self._suspect_recorded == self._suspect else ""
 
     def _new_request(self) -> None:
+        # Controllers remember the answer of each id: under the old one they would repeat the
+        # refusal.
         self._request_id = self._next_request_id()
         self._suspect_of_request = None
 
@@ -293,6 +298,7 @@ class ControllerRegistration:
         """Try the next controller at once; after a round over all of them wait a little."""
         self._in_flight = False
         self._attempts += 1
+        # One of the others may lead, and one attempt at each is cheap.
         if self._attempts % self._controllers:
             self._due_ms = now_ms
         else:
@@ -386,6 +392,7 @@ class MissedViews:
             if ahead is None:
                 return []
             controller, since_ms = ahead
+            # The push is on its way from the one that is ahead; the leader's view is the newest.
             target = leader or controller
             due_ms = max(due_ms, since_ms + FETCH_AFTER_MS)
         if now_ms < due_ms:

@@ -76,12 +76,15 @@ class IdentityFile:
             secret = ""
         if not secret:
             secret = secrets.token_hex(32)
+            # Who can read it can claim this broker's id (R59).
             replace_file(self.secret_path, secret.encode(), mode=0o600)
         return secret
 
     def save(self, broker_id: int) -> None:
         """Make the assigned id durable, then drop the temporary file. Raises OSError."""
         line = _SEPARATOR.join((self._cluster_name, self._broker_name, str(broker_id)))
+        # In this order: after a crash in between, the id is found first. The other way round this
+        # folder would have neither, and ask for a second id.
         replace_file(self.path, line.encode())
         remove_file(self.temp_path)
 
@@ -146,6 +149,7 @@ class RoleFile:
         if len(data) != 2 * _SLOT_SIZE:
             raise RoleFileError(self.path, f"{len(data)} bytes instead of {2 * _SLOT_SIZE}")
         epochs = [self._read_slot(data, number) for number in (0, 1)]
+        # The older one is overwritten: a write that is torn leaves the newer.
         self._next_slot = 0 if epochs[0] <= epochs[1] else 1
         return max(epochs)
 
@@ -157,6 +161,8 @@ class RoleFile:
             disk.fdatasync(fd)
         finally:
             disk.close(fd)
+        # Only after the sync: a write that failed is repeated in the same slot, and the other stays
+        # whole.
         self._next_slot = 1 - self._next_slot
 
     def _read_slot(self, data: bytes, number: int) -> int:
@@ -204,6 +210,7 @@ class IncarnationLog:
             earlier = (_UNKNOWN,)
         kept = earlier if incarnation in earlier else (*earlier, incarnation)  # if done again
         if len(kept) > INCARNATIONS_MAX:
+            # The oldest stays: it is the last one that is known to have registered.
             kept = (kept[0], *kept[1 - INCARNATIONS_MAX :])
         self._write(*kept)
         return () if earlier[:1] == (_UNKNOWN,) else earlier

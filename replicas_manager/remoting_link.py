@@ -108,6 +108,7 @@ class RemotingLink:
         current = self._current
         if current.view is None or self._config.learner:
             return False
+        # These controllers elect whoever heartbeats, and a suspect log must not lead (R17).
         if facts.suspect and current.role is not Role.MASTER:
             return False
         named = current.view.master_broker_id == current.broker_id
@@ -127,6 +128,7 @@ class RemotingLink:
             self._polling.discard(address)
         if view is not None:
             self._events.step(ev.ViewReceived(address, view))
+        # Before the first view nothing could say whether it may be elected; now it can.
         if is_first and not connection.closed:
             self._beat(connection, self._events.log_facts())
         self._events.step(
@@ -138,6 +140,8 @@ class RemotingLink:
                 leader_grpc_address=metadata.leader,
                 master_epoch=view.master_epoch if view is not None else 0,
                 sync_state_set_epoch=view.sync_state_set_epoch if view is not None else 0,
+                # They grant no lease of their own: naming this broker as master is all that they
+                # say.
                 no_lease=view is None or view.master_broker_id != self._current.broker_id,
             )
         )
@@ -146,6 +150,7 @@ class RemotingLink:
         self._client.close_connection(controller, reason)
 
     def drop_all(self, reason: str) -> None:
+        # First: the ended connection is dialled again soon, and a heartbeat would undo its loss.
         self._away_until_ms = boot_ms() + AWAY_MS
         for address in self._sessions:
             self.drop(address, reason)

@@ -51,8 +51,6 @@ class CurrentView:
         # Highest epoch that an earlier incarnation accepted (R3), or that this one refused
         # (R17).
         self._earlier_epoch = highest_master_epoch
-        """Highest epoch that an earlier incarnation of this broker accepted (R3), or that this one
-        refused (R17)."""
 
     @property
     def role(self) -> Role:
@@ -77,6 +75,8 @@ class CurrentView:
         if known is None or view.key > known.key:
             return ViewFreshness.NEWER
         if (
+            # By Raft index: a controller that lags would bring the address of an ended process
+            # back.
             view.key == known.key
             and view.raft_index > known.raft_index
             and _registrations(view) != _registrations(known)
@@ -157,6 +157,7 @@ class Lease:
             return []
         self._reported = valid
         effects: list[ev.Effect] = [ev.LeaseChanged(valid, master_epoch)]
+        # 0: this mastership never had a lease, so none was lost.
         if not valid and master and self._until_ms:
             effects.append(ev.HistoryReport("lease_lost", (("broker_id", broker_id),)))
             effects.append(ev.Notice("lease_lost", (("master_epoch", master_epoch),), warning=True))
@@ -191,11 +192,13 @@ class RoleChanges:
         elif role is Role.SLAVE:
             change = ev.BecomeSlave(view)
             if broker_id not in view.sync_state_set:
+                # This role change cuts and fetches the damaged part already (R24).
                 self._refetched = self._suspect
         else:
             change = ev.StandDown(view)
         name = "none" if role is Role.FENCED else role.value.lower()
         fields = (("role", name), ("broker_id", broker_id))
+        # A mastership begins with a new SyncState, which has heard of no dead broker yet.
         return [change, ev.SetDead(self._dead_reported), ev.HistoryReport("role_changed", fields)]
 
     def suspicion(self, suspect: str) -> None:
@@ -207,6 +210,7 @@ class RoleChanges:
         view = current.view
         if view is None or current.role is not Role.SLAVE or suspect in ("", self._refetched):
             return []
+        # What it would cut may be needed while it is a member: it has to leave the set first.
         if current.broker_id in view.sync_state_set:
             return []
         self._refetched = suspect

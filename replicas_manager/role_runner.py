@@ -93,6 +93,7 @@ class EpochStore:
         finally:
             self._storing = None
         self._durable = master_epoch
+        # A higher epoch may have come while this one was written: `begin` writes that next.
         self._on_stored(master_epoch)
         self.begin(master_epoch)
 
@@ -146,6 +147,7 @@ class RoleRunner:
         await self._epochs.close()
 
     def _drop_superseded(self) -> None:
+        # These say how things are now, in whatever role; the others belong to the older one.
         kept = [item for item in self._queue if isinstance(item, ev.SetDead | ev.LeaseChanged)]
         self._queue = deque(kept)
 
@@ -199,6 +201,8 @@ class RoleRunner:
             self._failed_epoch, self._failures = view.master_epoch, 0
         self._failures += 1
         if disk.is_short(error):
+            # Each time again: the controllers may have elected it once more, as the only one left
+            # (R45).
             if self._failures % MASTER_ATTEMPTS_MAX == 0:
                 self._on_disk_full()
             return

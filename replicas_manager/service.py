@@ -136,6 +136,8 @@ class ReplicasManager:
             based_on=runner.delivered_key,
             processes=runner.delivered_processes,
         )
+        # In a turn of its own: a proposal may come while HA handles an outcome, and its answer must
+        # not come back into that call.
         asyncio.get_running_loop().call_soon(self._step, event)
 
     def report_event(self, kind: str, **fields: object) -> None:
@@ -158,6 +160,8 @@ class ReplicasManager:
         async def load() -> tuple[LoadedIdentity, tuple[str, ...], int]:
             identity = self._identity.load()
             earlier = self._incarnations.begin(self.incarnation)
+            # A new master writes both at the same time, and a crash may leave only one: the higher
+            # counts.
             return identity, earlier, max(self._role_file.load(), self._actions.log_facts().epoch)
 
         identity, earlier_incarnations, highest = await self.start_retry.wait(load)
@@ -334,6 +338,7 @@ class ReplicasManager:
     def _heartbeat(self, effect: ev.SendHeartbeat) -> None:
         facts = self._actions.log_facts()
         if facts.suspect != self._suspect:
+            # This is an effect of a step that is under way, and the core takes one event at a time.
             asyncio.get_running_loop().call_soon(self._note_suspicion)
         self._link.heartbeat(effect, facts)
 

@@ -166,6 +166,8 @@ class ControllerSession:
         """Send Goodbye, give the controller `timeout_s` to end the stream, then end it."""
         self._closing = True
         if self._outbox is not None:
+            # Nothing that still waits matters behind the Goodbye, and a full queue would not take
+            # it.
             while not self._outbox.empty():
                 self._outbox.get_nowait()
             self._outbox.put_nowait(pb.BrokerMessage(goodbye=pb.Goodbye(reason=reason)))
@@ -191,9 +193,11 @@ class ControllerSession:
             if self._drop_reason:
                 log.info("session_dropped controller=%s reason=%s", self.address, self._drop_reason)
                 self._drop_reason = ""
+                # A stream over the same connection might meet the same fault.
                 await self._channels.drop(self.address)
             if self._closing:
                 return
+            # A controller that refuses every Hello would otherwise be dialled 20 times a second.
             delay_s = REDIAL_FIRST_S if accepted else min(2 * delay_s, REDIAL_MOST_S)
             await asyncio.sleep(delay_s)
 
@@ -231,6 +235,7 @@ class ControllerSession:
             self._outbox = None
             self._call = None
             call.cancel()
+            # Always, and last: the core counts on one for each `SessionOpened`.
             self._emit(ev.SessionClosed(self.address))
         return accepted
 
@@ -238,6 +243,8 @@ class ControllerSession:
         kind = message.WhichOneof("kind")
         if kind == "answer":
             answer = message.answer
+            # Goes up with the next heartbeat: a broker that no answer reaches counts as silent
+            # (R5).
             self._answered = answer.sequence
             return ev.AnswerReceived(
                 controller=self.address,

@@ -203,6 +203,7 @@ class ReplicasState:
                 return self._on_alter_replied(event, event.call, now_ms)
             case ev.FetchView(target):
                 self._missed.ended()
+                # A controller without the view lags behind, or lost it.
                 if event.view is None:
                     self.controllers.pass_over(target)
             case _:
@@ -245,6 +246,7 @@ class ReplicasState:
             effects.append(ev.SaveIdentity(event.broker_id))
         self.registration.succeeded(now_ms)
         self.controllers.leader_answered(now_ms)
+        # Only now: a leading controller takes a session of a registered process only (R59).
         effects.append(ev.OpenSessions(self.current.broker_id))
         effects += self._see(event.view, target, now_ms)
         return effects + self._changes.refetch(self.current, self.registration.known_suspicion)
@@ -261,6 +263,7 @@ class ReplicasState:
         return [ev.Notice("session_refused", fields, warning=True)]
 
     def _on_answer(self, event: ev.AnswerReceived, now_ms: int) -> list[ev.Effect]:
+        # An answer that was on its way when its session ended: it proves nothing any more.
         if event.controller not in self.controllers:
             return []
         known_key = _ABOVE_ANY_KEY if self.current.view is None else self.current.key
@@ -284,6 +287,8 @@ class ReplicasState:
         # late registration of an earlier process replaced this one's.
         if now_ms < self._forgotten_due_ms or not (group_lost or self._not_in_view):
             return []
+        # The view that shows the registration comes later than the next answers, which look the
+        # same.
         self._forgotten_due_ms = now_ms + FORGOTTEN_RETRY_MS
         self.registration.begin(now_ms)
         what = "group_forgotten" if group_lost else "registration_lost"
@@ -311,6 +316,7 @@ class ReplicasState:
         effects += self.controllers.back()
         if self.open_alter is not None:
             effects += self.open_alter.leader_changed(leader)
+        # The new leader judges by its own sessions (R5): its list replaces the one before.
         effects += self._changes.dead_changed(self.controllers.dead_by_leader())
         return effects
 

@@ -175,6 +175,7 @@ class ClassicReplication(Replication):
             self._config.needed_slaves,
         )
         if not self._config.is_classic_slave:
+            # Before the role is taken: pre-online waits for the connections of the slaves.
             self.ha.lead()
         await self.group.start()
 
@@ -201,6 +202,8 @@ class ClassicReplication(Replication):
             self.ha.follow(self._master)
         else:
             path.acks.begin_epoch(CLASSIC_EPOCH)
+            # Without controllers this broker's own disk decides: all that its start has found
+            # counts as confirmed.
             path.store.advance_confirm_offset(path.store.max_phy_offset)
             self._tables.locks.lead(path.clock_ms())
             path.gate.opening(CLASSIC_EPOCH)
@@ -214,6 +217,7 @@ class ClassicReplication(Replication):
         log.warning("classic_acting_master on=%s", str(on).lower())
         self._path.gate.act(self.group.takes_offsets if on else None)
         if on:
+            # Groups commit here from now on: offsets of the absent master must not replace theirs.
             self._slave_sync.follow(None)
             self._tables.offsets.act_for_master()
             self._tables.locks.lead(self._path.clock_ms())
@@ -262,6 +266,7 @@ class ClassicReplication(Replication):
         """Only a slave uses it; `haMasterAddress` takes precedence. "" for both: unknown."""
         if not self._config.is_classic_slave:
             return True
+        # A name server may still list this broker as the master: it must not follow itself.
         if address == self._config.broker.address:
             address = ha_address = ""
         fixed = self._config.ha.ha_master_address

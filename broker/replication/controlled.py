@@ -128,6 +128,7 @@ class ControllerReplication(Replication):
     async def start(self) -> None:
         self._path.store.flushed_listeners.append(self._path.flushed)
         tls = self._config.tls
+        # Before it registers: the views that follow give this HA address to the other replicas.
         await self.ha.start(
             self._config.broker.bind_host, tls.for_nodes if tls is not None else None
         )
@@ -138,6 +139,7 @@ class ControllerReplication(Replication):
             await self.manager.hand_over("the master stops")
 
     async def _close(self, reason: str) -> None:
+        # First, and it awaits a role change under way: none may begin while HA closes below it.
         await self.manager.end()
         for task in self._tasks:
             task.cancel()
@@ -198,6 +200,8 @@ class ControllerReplication(Replication):
 
     def on_confirm_offset(self, offset: int) -> None:
         self._path.confirmed(offset)
+        # Clients wait while sends are held (R33): the switch sees the last ack now, not at its
+        # timer.
         if self._path.hold.active:
             self.manager.acks_changed()
 

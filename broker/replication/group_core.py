@@ -192,6 +192,8 @@ class ClassicGroupCore:
         # An online broker keeps its role: a partition must not stop both of them.
         if rival is Rival.SILENT:
             self.problem = f"{who}, and does not answer"
+            # While name servers list it, the next check asks it again. If they do not, nothing but
+            # its address is left of it.
             self._rival_is_gone = not is_listed
         # The same comparison on both sides, so exactly one of them gives up its role.
         elif (started_ms, address) < (policy.started_ms, policy.address):
@@ -203,6 +205,7 @@ class ClassicGroupCore:
         else:
             self.problem = f"{who}, and started later"
         effects = self._judge()
+        # Name servers have one address for an id, and it is the rival's now: this puts ours back.
         return [*effects, Register()] if is_listed else effects
 
     @records_event

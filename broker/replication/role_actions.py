@@ -75,6 +75,8 @@ class RoleActions:
         self._leave_role(view.master_epoch)
         self._slave_sync.follow(None)
         log_end = await self._ha.change_to_master(view)
+        # Now the log has its final end, and no write has come yet. An offset above the end would
+        # skip the new messages that get the offsets of cut ones (R44).
         clamped = await self._clamp.for_view(view)
         await role_durable  # R2: a crash must not forget an epoch with acknowledged writes
         self._acks.begin_epoch(view.master_epoch)
@@ -83,6 +85,8 @@ class RoleActions:
         self._lease_lost_ms = None
         self._tables.locks.lead(self._path.clock_ms())
         self._gate.after_unclean = view.unclean_epoch > 0
+        # The gate first: the held sends are handled within `release`, and a closed gate refuses
+        # them.
         self._gate.open()
         self._hold.release()
         self._hooks.master_opened()
@@ -110,6 +114,7 @@ class RoleActions:
     def master_moved(self, view: RoleView) -> None:
         followed = Followed(view.master_address, view.master_epoch)
         known = self._slave_sync.followed
+        # A newer masterEpoch comes as a role change of its own, which fences first (R2).
         if known is None or known.master_epoch != view.master_epoch or known == followed:
             return
         log.info("master_moved from=%s to=%s", known.address, view.master_address)
@@ -157,6 +162,7 @@ class RoleActions:
 
     def hold_sends(self) -> int:
         self._hold.begin()
+        # What this turn has put belongs to the log end that the election names (R33).
         self._path.end_turn()
         return self._store.max_phy_offset
 

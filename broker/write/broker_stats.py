@@ -78,6 +78,8 @@ class StatsTable:
         for (apart_ms, _), ring in zip(SPANS, self._rings, strict=True):
             if now_ms - ring[-1].at_ms >= apart_ms:
                 ring.append(self._sample(now_ms))
+                # Only a full ring spans a whole day: before that, no calls since its oldest sample
+                # does not yet mean a day without traffic.
                 if ring is self._rings[-1] and len(ring) == ring.maxlen:
                     self._to_sweep = list(self._slots)
         day = self._rings[-1][0]

@@ -111,9 +111,12 @@ class LogFeature:
         PutRefused and others where it may succeed later, CorruptLogError."""
         try:
             return put()
+        # A full disk gets space again, and a damaged record is fetched again from a whole replica:
+        # both may succeed later.
         except (OSError, CorruptLogError):
             raise
         except Exception as error:
+            # The broker takes no writes now, which ends; an illegal message is refused each time.
             if isinstance(error, PutRefused) and not isinstance(error, PutIllegal):
                 raise
             self._path.aside.add(type(self).__name__, what, error)
@@ -147,6 +150,7 @@ class LogFeature:
         except Exception as error:  # R54: the timer of a feature does not end
             aside.turn_failed(feature, error)
             pause_ms = FAILED_MS
+        # An arrival within the slice may have set the timer already, to an earlier time.
         if self._timer is None:
             due_in_ms = self._look_ms - wall_ms()
             self._wake_in(max(pause_ms, min(due_in_ms, LOOK_AGAIN_MS)))

@@ -91,6 +91,8 @@ class SendHold:
 
     def _release_slice(self) -> None:
         self._next_slice = None
+        # As many as came, and some more: with a fixed number, sends that come faster than that
+        # would keep the hold from ever being empty.
         count = min(len(self._held), HELD_SLICE + self._came)
         self._came = 0
         self.active = False  # else the handlers would hold these sends again
@@ -98,8 +100,11 @@ class SendHold:
             for _ in range(count):
                 handler, connection, kind, header, body = self._held.popleft()
                 self._bytes -= len(header) + len(body)
+                # No reply could reach this client any more, and it sends the message again
+                # elsewhere.
                 if not connection.closed:
                     connection.handle_again(handler, kind, header, body)
+        # After an exception, too: a later send must not overtake those that are still held.
         finally:
             if self._held:
                 self.active = True
@@ -169,6 +174,8 @@ class OwnDiskConfirms:
         if self._slaves_end is None:
             self._path.confirmed(offset)
         else:
+            # Consumers see a write at once, as with Java; only its acknowledgement waits for
+            # slaves.
             self._path.release(min(offset, self._slaves_end))
             self._path.store.advance_confirm_offset(offset)
 
@@ -278,6 +285,8 @@ class WritePath:
         if request.is_oneway:
             return
         reply = refusal(request.opaque, ResponseCode.SUCCESS, "", fields)
+        # Confirmed already: no later ack needs to come, so `acks` might hold the reply until its
+        # deadline.
         if end_offset <= self.store.confirm_offset:
             connection.write(reply)
         else:
@@ -288,6 +297,7 @@ class WritePath:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def outcome(code: int, remark: str) -> None:
+            # Who awaited it may have been cancelled, and the future with it.
             if future.done():
                 return
             if code == ResponseCode.SUCCESS:
@@ -303,6 +313,7 @@ class WritePath:
         also what a full disk keeps from the log (R45), and no pause delays acks (R8). Raises
         BrokerRefusal, which names `what`."""
         waits = self.wait_confirmed(self.store.appender.end, what)
+        # If all is confirmed already, no ack comes that would end this wait.
         self.confirmed(self.store.confirm_offset)
         return waits
 
