@@ -166,6 +166,8 @@ class RoleRunner:
         view = action.view
         try:
             if isinstance(action, ev.BecomeMaster):
+                # Before the broker acts: HA may propose at once, and a proposal names the view it
+                # is based on.
                 self._deliver(view)
                 durable = asyncio.ensure_future(self._epochs.stored(view.master_epoch))
                 try:

@@ -88,6 +88,8 @@ class TurnBudget:
             elif not waiter.done():
                 waiter.set_result(None)
                 woken += 1
+            # A woken handler runs after this loop: the clock shows nothing of it yet, so few are
+            # woken.
             if woken == WOKEN_AT_ONCE or boot_s() >= until_s:
                 break
         self._is_scheduled = bool(self._waiting)
@@ -166,6 +168,7 @@ class Places:
     def take(self, connection: Accepted) -> None:
         """Takes a place; another connection loses its own, or this one ends."""
         if connection.descriptor >= int(descriptors_allowed() * _SHARE):
+            # Descriptors belong to the process: another of its servers may have taken them.
             fullest = max(self._of_process, key=lambda places: len(places._strangers))
             if not fullest._strangers:
                 self._end(connection)
@@ -176,6 +179,7 @@ class Places:
         elif boot_s() - self._fewer_since_s > _SHORT_S:
             self._places = self._connections_max
         self._free_places(self._places - 1)
+        # No stranger is left to end. A member loses its place only at the full limit.
         if len(self) >= self._connections_max and (loser := self._members.take_one()) is not None:
             self._end(loser)
         self._strangers.add(connection, connection.peer)
@@ -191,6 +195,7 @@ class Places:
             loser = self._strangers.take_one()
             if loser is None or loser.last_active_ms <= self._looked_at_ms[loser]:
                 break
+            # It has sent something since the last look: it may be about to show what it is.
             self._looked_at_ms[loser] = loser.last_active_ms
             self._strangers.add(loser, loser.peer)
         else:
@@ -271,6 +276,7 @@ class MemoryBudget:
     def _may_read(self, holder: Holder) -> bool:
         host = holder.peer_host
         if self.held_bytes > self._bytes_max:
+            # The oldest frame may always continue: if all waited, none would free its memory.
             return holder is next(iter(self._holders))
         if self._by_host[host] > self._peer_bytes_max:
             return holder is next(each for each in self._holders if each.peer_host == host)

@@ -228,6 +228,7 @@ class FrameReader:
                     view[body_at:stop].tobytes(),
                 )
         finally:
+            # The large frame is still incomplete: its buffer stays.
             if large is not None and start == 0:
                 self._large_end = end
             else:
@@ -239,6 +240,8 @@ class FrameReader:
 
     def _keep(self, rest: memoryview, needed: int) -> None:
         """The beginning of a frame of `needed` bytes."""
+        # A large frame gets its own buffer only once enough of it has come: anyone can announce
+        # one.
         if needed <= BUFFER_SIZE or len(rest) < BUFFER_SIZE // 2:
             self._kept = rest.tobytes()
             return
@@ -254,6 +257,7 @@ class FrameReader:
 
 
 def _complaint(length: int, mark: int, first: bytes) -> str:
+    # 22 is the type of a TLS handshake record.
     if first[0] == 0x16:
         return "a TLS handshake, but this port speaks plaintext"
     if length + 4 > FRAME_SIZE_MAX:
@@ -376,6 +380,7 @@ def _find_code(header: bytes) -> int:
         end = header.find(b",", 8, 24)
         if end > 0 and header[8:end].isdigit():
             code = int(header[8:end])
+            # The bound is against strangers, who could send a new code in each frame (R58).
             if end < _CODE_PREFIX and len(_codes) < _CODES_MAX:
                 _codes[header[:_CODE_PREFIX]] = code
             return code
@@ -415,6 +420,7 @@ def _decode_json_header(header: bytes, body: bytes) -> RemotingCommand:
     try:
         try:
             fields: _JsonIn = _decode_json(header)
+        # Only then: the loose decoder costs more, and almost all peers send text values.
         except msgspec.ValidationError:
             fields = _tighten(_decode_loose(header))
     except msgspec.DecodeError as error:
@@ -490,6 +496,7 @@ def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
     except UnicodeDecodeError as error:
         raise RemoteProtocolError(f"binary header is not UTF-8: {error.reason}") from error
     return RemotingCommand(
+        # Only codes of requests exceed 16 bits; a response's code would be mistaken for one.
         _ALIASES.get(code, code) if not flag & 1 else code,
         flag=flag,
         opaque=opaque,

@@ -87,6 +87,7 @@ class Processors:
             (self.handlers, other.handlers),
             (self.raw_handlers, other.raw_handlers),
         ):
+            # In place: connections that are open refer to these very tables.
             mine.clear()
             mine.update(theirs)  # type: ignore[arg-type]
         self.default_handler = other.default_handler
@@ -139,6 +140,7 @@ class RequestDispatcher:
         except Exception as error:
             self._refuse(connection, decode_frame(header, b"", serialize_type), error)
             return
+        # Decoded here only: most handlers of the hot path are done by now and need no command.
         if later is not None:
             self._run(connection, decode_frame(header, b"", serialize_type), later)
 
@@ -163,6 +165,7 @@ class RequestDispatcher:
         task = self._loop.create_task(self._answer_later(connection, cmd, paced))
         self.tasks.add(task)
         connection.intake.running += 1
+        # The task may be cancelled before its first step, so the count is not taken back within it.
         task.add_done_callback(lambda done: self._answered(done, connection, result))
 
     async def _answer_later(
@@ -213,6 +216,7 @@ class WriteTurn:
 
     def flush(self) -> None:
         """Writes what all connections hold now; later frames wait for the next turn."""
+        # Taken out first: what a flush makes others write belongs to the next turn.
         dirty, self._dirty = self._dirty, []
         for connection in dirty:
             connection.flush()
@@ -307,6 +311,7 @@ class Connection(asyncio.BufferedProtocol):
         self._out = []
         self._out_size = 0
         first = out[0]
+        # One write is one system call; a single frame needs no copy.
         if len(out) > 1 or not isinstance(first, bytes):
             first = b"".join(out)
         self._transport.write(first)
@@ -374,6 +379,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.farewell is not None:
             self.oneway(self.farewell(self.taken))
         self.flush()
+        # The peer does not read: waiting for the queued frames might have no end.
         if self._paused or self._transport is None:
             self.abort(reason)
             return
@@ -454,6 +460,8 @@ class Connection(asyncio.BufferedProtocol):
                 # Only strangers are limited: our own requests have answers of any size.
                 if len(header) > HEADER_SIZE_MAX and self._server_side:
                     self._refuse_header(serialize_type, header)
+                # Codes of responses and requests overlap: a response with the number of a hot
+                # request must not reach its handler.
                 elif raw is None or peek_is_response(serialize_type, header):
                     cmd = decode_frame(header, body, serialize_type)
                     if not cmd.is_response:
@@ -488,6 +496,7 @@ class Connection(asyncio.BufferedProtocol):
             self._mark_closed(f"lost: {exc}" if exc is not None else "closed by the peer")
         self._transport = None
         self._lost(self)
+        # Each is called once, also if one of them closes something that ends here again.
         callbacks, self.on_close = self.on_close, []
         for callback in callbacks:
             callback(self)
@@ -509,6 +518,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.closed:
             return
         self.intake.block(False)
+        # What was queued while the peer did not read has no turn that would flush it.
         if self._out and not self._dirty:
             self._mark_dirty()
 

@@ -122,6 +122,7 @@ class Endpoint:
 
         def close_some() -> bool:
             for connection in idle[-_CLOSED_AT_ONCE:]:
+                # Again: it may have sent something in the turns since the list was made.
                 if connection.last_active_ms <= oldest_ms:
                     log.info("connection_idle peer=%s endpoint=%s", connection.peer, self.name)
                     connection.close(f"idle for {self._idle_timeout_s:g} s")
@@ -268,6 +269,7 @@ class RemotingClient(Endpoint):
         try:
             # Not wait_for: in Python 3.11 it swallows a cancellation that meets the dial's end.
             async with asyncio.timeout(timeout_s):
+                # All callers share the dial: one that gives up must not end it for the others.
                 return await asyncio.shield(dial)
         except TimeoutError:
             raise ConnectError(address, f"no connection within {timeout_ms} ms") from None
@@ -303,6 +305,7 @@ class RemotingClient(Endpoint):
         return connection
 
     def _forget(self, address: str, connection: Connection) -> None:
+        # The address may have another connection by now, which stays.
         if self._by_address.get(address) is connection:
             del self._by_address[address]
 

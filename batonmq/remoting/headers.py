@@ -219,6 +219,7 @@ def decode_pull(serialize_type: int, header: bytes) -> PullFrame:
 
 
 def _as_v2(fields: _SendFieldsV1) -> SendFields:
+    # By position: both have the same fields in the same order.
     return SendFields(*msgspec.structs.astuple(fields))
 
 
@@ -285,6 +286,7 @@ class SendReplies:
         """The frame of SUCCESS (0). `unique_key`: without quotes, backslashes,
         control characters."""
         if recall_handle:
+            # It goes into the template with the key, so that one template serves all replies.
             unique_key += b'","recallHandle":"' + recall_handle
         header = self._template % (msg_id, queue_id, queue_offset, unique_key, opaque)
         size = len(header)

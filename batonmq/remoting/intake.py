@@ -72,6 +72,7 @@ class Intake:
         self._turn.spend(boot_s() - begin_s)
         if self._has_frames:
             self._wait_for_turn()
+        # Mostly nothing is held: then the budget costs no call for each read.
         if self.reader.held != self._held_bytes:
             self.hold(0)
 
@@ -84,12 +85,15 @@ class Intake:
         if not self._has_frames or self._is_blocked or self.running >= RUNNING_MAX:
             return
         self._has_frames = False
+        # All connections read into one buffer: this puts the kept bytes back there before they are
+        # parsed.
         self.reader.get_buffer()
         self._take(0, boot_s())
         self._read_or_not()
 
     def handler_ended(self) -> None:
         self.running -= 1
+        # Only the first that ends below the limit: the others find the frames on their way already.
         if self._has_frames and self.running == RUNNING_MAX - 1:
             self._turn.later(self._continue)
 

@@ -49,6 +49,8 @@ class PendingRequests:
         deadline = self._loop.time() + timeout_ms / 1000
         self._waiting[opaque] = _Waiting(future, deadline, timeout_ms, code)
         heappush(self._deadlines, (deadline, opaque))
+        # An answered request leaves its deadline in the heap, since a search would cost more. Now
+        # most are such ones, and building the heap again pays.
         if len(self._deadlines) > 2 * len(self._waiting) + _ANSWERED_MAX:
             self._deadlines = [(one.deadline, key) for key, one in self._waiting.items()]
             heapify(self._deadlines)
@@ -59,6 +61,7 @@ class PendingRequests:
     def resolve(self, response: RemotingCommand) -> bool:
         """Ends the wait of its request. False if none waits."""
         waiting = self._waiting.pop(response.opaque, None)
+        # Done: its caller was cancelled, and the response came before `drop`.
         if waiting is None or waiting.future.done():
             return False
         waiting.future.set_result(response)
@@ -73,6 +76,7 @@ class PendingRequests:
             self._timer.cancel()
             self._timer = None
         waiting = deque(self._waiting.values())
+        # Now, though callers hear of it in slices: no response may reach one of them in between.
         self._waiting, self._deadlines = {}, []
 
         def fail_some() -> bool:
@@ -102,7 +106,11 @@ class PendingRequests:
                 break
             deadline, opaque = deadlines[0]
             entry = self._waiting.get(opaque)
+            # Opaques come round again: this deadline may be of an earlier request with the same
+            # one.
             waits = entry is not None and entry.deadline == deadline
+            # The loop's timer may fire a little early; half a millisecond more saves another wake-
+            # up.
             if waits and deadline > now + 0.0005:
                 break
             heappop(deadlines)

@@ -120,6 +120,7 @@ class ClientProcessor:
             raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, "heartbeat without a clientID")
         groups = max(len(data.consumer_data_set), len(data.producer_data_set))
         if groups:
+            # A member of a group: its connection is not closed to make place for others (R58).
             channel.keep()
         if groups > _GROUPS_AT_ONCE or _may_have_filters(data):
             return self._heard_in_slices(request, channel, data)
@@ -169,6 +170,7 @@ class ClientProcessor:
         refused: list[str],
     ) -> bool:
         """Whether a group changed. Appends to `refused` why entries were left out."""
+        # A slave puts no records: it only keeps who is connected here.
         if self._gate.refusal is None:
             consumers = [c for c in data.consumer_data_set if self._exists(c.group_name, refused)]
             data = replace(data, consumer_data_set=consumers)
@@ -200,6 +202,7 @@ class ClientProcessor:
         producer, consumer = request.ext.get("producerGroup"), request.ext.get("consumerGroup")
         changes = self._clients.unregister(channel, producer, consumer)
         for left in self._left_since.get(channel, ()):
+            # A heartbeat of it is still handled in slices: a later slice must not bring it back.
             left.update((("producer", producer or ""), ("consumer", consumer or "")))
         now_ms = self._clock_ms()
         for change in changes:
@@ -401,6 +404,7 @@ class ConsumerLists:
             for address in self._others():
                 again_ms = self._copy_at_ms.get(address, 0)
                 if again_ms is not None and again_ms <= now_ms:
+                    # Not again before this attempt must have ended.
                     self._copy_at_ms[address] = now_ms + COPY_MS + COPY_AGAIN_MS
                     copy = asyncio.create_task(self._copy(address), name="consumer-sightings")
                     self._copies.add(copy)
@@ -418,6 +422,8 @@ class ConsumerLists:
     async def _asked(self, group: str) -> list[str]:
         """The result of a query that began after this call."""
         questions = self._questions.setdefault(group, _Questions())
+        # A query that runs already may have asked before the latest change. One that begins next
+        # serves all that wait for it.
         wanted = questions.begun + 1
         async with questions.lock:
             if questions.begun < wanted:
@@ -445,6 +451,7 @@ class ConsumerLists:
         try:
             reply = await self._client.call(address, request, timeout_ms)
             for line in reply.body.splitlines():
+                # A line names up to 500 clients: the loop has other work between two of them.
                 self._sightings.learn(ConsumerSightingsBody.decode(line), self._clock_ms())
                 await asyncio.sleep(0)
         except ResponseError as error:

@@ -171,6 +171,7 @@ class ConsumerManager:
         subscriptions = data.subscription_data_set
         wanted = dict(zip(map(_TOPIC, subscriptions), subscriptions, strict=True))
         known = group.subscriptions
+        # Almost every heartbeat says what the last one said: one comparison of two dicts.
         if known == wanted:
             return changed
         for topic in known.keys() - wanted.keys():
@@ -249,6 +250,7 @@ class ConsumerManager:
         gone = members.pop(channel)
         if not members:
             del self.producers[group]
+        # The client may have another connection or group by now, which stays.
         if self._producer_places.get(gone.client_id) == (group, channel):
             del self._producer_places[gone.client_id]
 
@@ -261,6 +263,7 @@ class ConsumerManager:
     def _leave(self, seats: Iterable[_Seat]) -> list[GroupChanged]:
         left: list[tuple[str, ClientChannel]] = []
         for seat in seats:
+            # A client may leave a group that it is not in, or leave it twice.
             if self._heard.pop(seat, None) is None:
                 continue
             _, name, channel = seat
@@ -340,6 +343,7 @@ class ConsumerSightings:
         learned = self._groups.get(group, {}).items()
         elsewhere = {id_ for id_, seen in learned if seen.is_member and seen.at_ms > oldest}
         here = self._clients.client_ids(group)
+        # Without a copy in the usual case: every member asks for the whole list at each rebalance.
         return sorted(elsewhere.union(here)) if elsewhere else here
 
     def pieces(self, group: str, now_ms: int) -> Iterator[ConsumerSightingsBody]:

@@ -132,6 +132,7 @@ class GroupAdminProcessor:
         only_ordered = flag(request, "isOrder")
         topics: dict[str, list[str]] = {}
         pace = Pace()
+        # Of a copy: groups commit between the turns.
         async for key in pace.through(list(self._offsets.table)):
             parts = key.split(SEPARATOR)
             if len(parts) == 2:
@@ -217,6 +218,7 @@ class GroupAdminProcessor:
         }
         async for key in in_turns(list(self._offsets.table)):
             parts = key.split(SEPARATOR)
+            # A broadcast mark, `topic@group@...`, has more parts, and is no progress of a group.
             if len(parts) == 2 and parts[0] == topic:
                 groups.add(parts[1])
         return RemotingCommand.response_to(
@@ -272,12 +274,14 @@ class GroupAdminProcessor:
                 wanted[each] = self._offset_at(topic, each, when)
         if self._config.use_server_side_reset_offset:
             what, left = f"reset of group {group} in {topic}", iter(wanted.items())
+            # The role may change at each await: it is checked again for every record.
             while some := dict(islice(left, RESET_AT_ONCE)):
                 self._path.gate.require_open()
                 end = self._topics.reset_offsets(group, topic, some)
                 await self._path.wait_confirmed(end, what)
             async for each in in_turns(wanted):  # the record of POP comes behind it in the log
                 self._pull.on_reset(group, topic, each)
+            # The records that POP has just put belong to the reset: it waits for them, too.
             await self._path.still_master(what)
         else:
             self._path.gate.require_open()
@@ -303,6 +307,8 @@ class GroupAdminProcessor:
             async for queue_id in pace.through(self._offsets.offsets_of(source, topic)):
                 self._path.gate.require_open()
                 offset = self._offsets.query(source, topic, queue_id)
+                # The topic may have been deleted in an earlier turn: its offsets must not come back
+                # (R39).
                 if self._topics.get(topic) is not None and offset >= 0:
                     self._offsets.commit(target, topic, queue_id, offset)
             await pace.step()

@@ -103,6 +103,7 @@ class PullProcessor:
         self._checks = checks
         self._offsets = offsets
         self._resets = offsets.resets
+        # Held pulls wait for a message behind the old offset, which may never come.
         self._resets.on_begin = self._was_reset
         self._gate = path.gate
         self._clock_ms = path.clock_ms
@@ -186,11 +187,13 @@ class PullProcessor:
         try:
             pull = self._checks.checked(channel, request)
         except BatonError as exc:
+            # The tables here may lag: the master may know the topic, the group or the subscription.
             log.debug("pull_passed_on topic=%s reason=%s", request.ext.topic, exc)
             return False
         begins, ends = self._visible(pull.topic, pull.queue_id)
         is_reset = self._resets.runs(pull.group.group_name, pull.topic, pull.queue_id)
         suspend_ms = 0 if marked else self._suspend_ms(request.ext)
+        # At the very end a pull may wait here: the next message reaches this replica as well.
         is_here = begins <= at < ends or (at == ends and suspend_ms > 0)
         if is_here and not is_reset and not self._is_old(pull, at):
             self._answer_or_hold(pull, at, self._clock_ms() + suspend_ms, suspend_ms > 0)
@@ -349,6 +352,7 @@ class PullProcessor:
             self.pulled[place] = result.next_begin_offset
             self._stats.got(topic, pull.group.group_name, result.message_count, result.size)
         elif may_hold and self._waits(code, result):
+            # What was read and did not match is not read again for this pull.
             waits_from = (
                 result.next_begin_offset if code == ResponseCode.PULL_RETRY_IMMEDIATELY else offset
             )
@@ -387,6 +391,7 @@ class PullProcessor:
     def _write_result(self, pull: Pull, offset: int, code: int, result: GetMessageResult) -> None:
         next_offset = result.next_begin_offset
         if code == ResponseCode.PULL_NOT_FOUND:
+            # R28: not corrected. The log may have messages there that are only not confirmed yet.
             next_offset = offset
         elif code == ResponseCode.PULL_OFFSET_MOVED and offset > next_offset:
             group = pull.group.group_name
@@ -444,6 +449,7 @@ class PullProcessor:
     def _code(self, pull: Pull, offset: int, result: GetMessageResult) -> int:
         if result.status in _NOTHING_THERE:
             reaches = self._store.queries.next_offset_in_queue(pull.topic, pull.queue_id)
+            # R28: the log has messages there, and none of them is confirmed yet.
             if offset <= reaches:
                 return ResponseCode.PULL_NOT_FOUND
             return ResponseCode.PULL_OFFSET_MOVED

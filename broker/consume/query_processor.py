@@ -68,6 +68,7 @@ class OffsetProcessor:
         offset = number(request, "commitOffset")
         if topic not in self._topics:
             raise BrokerRefusal(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} does not exist")
+        # Names are checked once for a group and queue, not at each commit.
         if self._offsets.query(group, topic, queue_id) < 0:  # the first of them
             check_group(group)
             if not 0 <= queue_id < TOPIC_QUEUES_MAX:

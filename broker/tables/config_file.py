@@ -84,6 +84,7 @@ class ConfigFile(Generic[B]):
         if text == self._written:
             return
         replace_file(self.path, text, keep_previous=True)
+        # Only now: a content that could not be written must not pass for the one on disk.
         self._written = text
 
 

@@ -157,6 +157,8 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         self._table = body.offset_table
         self._keys = _Keys(self._table)
         self._deleted = body.baton_deleted
+        # Consumers may have kept running through this restart, with positions in queues that are
+        # gone (R39).
         for topic in self._deleted:
             self._old.deleted(topic)
         self.resets.loaded(body.baton_resets, body.baton_resets_end)
@@ -250,6 +252,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
             offsets = self._table[key] = {}
             self._keys.add(key)
         before = offsets.get(queue_id, NO_OFFSET)
+        # Stock clients commit every 5 s, with progress or without: that alone writes no file.
         if offset == before:
             return
         if offset < before:
@@ -299,6 +302,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         """
         self._old.deleted(topic)
         self._deleted.pop(topic, None)
+        # Popped before, so that it moves to the end: beyond the limit the oldest deletion goes.
         self._deleted[topic] = record_end
         if len(self._deleted) > _DELETIONS_MAX:
             del self._deleted[next(iter(self._deleted))]
@@ -322,6 +326,8 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         self.deleted_end = max(self.deleted_end, record_end)
         for key in keys:
             self.resets.forget(key, record_end)
+            # The master had carried out this deletion before it sent these: they are of the topic
+            # made again (R39).
             if self._received_end >= record_end and key in self._received:
                 self._table[key] = dict(self._received[key])
             else:
@@ -374,6 +380,8 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
             further = {
                 queue_id: offset
                 for queue_id, offset in offsets.items()
+                # Above the end: of messages that this log lacks. The group would skip those that
+                # get these offsets later.
                 if own.get(queue_id, NO_OFFSET) < offset <= end_of(topic, queue_id)
             }
             for queue_id, offset in further.items():
@@ -401,6 +409,8 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         """
         if master_epoch < self.master_epoch:
             return False
+        # It still had a topic that is deleted here, so its table has offsets of queues that are
+        # gone.
         if carried_out is not None and carried_out < self.deleted_end:
             return False
         self._received, self._received_end = incoming, carried_out or 0
@@ -486,6 +496,7 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
         Java broker reads. From 0 on it walks through three days of slots, for minutes: a master
         may know that all that was due up to `delivered_until_ms` is delivered."""
         timer, version = self.timer, self.data_version
+        # Not beyond now: a Java broker would pass over all that is due before it.
         read_ms = min(max(timer.done_ms, delivered_until_ms), self._clock_ms())
         return _TIMER_CHECK.pack(
             read_ms,

@@ -121,6 +121,7 @@ def where_reset(gate: RoleGate, offsets: ConsumerOffsetManager, pull: PositionRe
     if not offsets.resets.runs(group, topic, queue_id):
         return None
     target = offsets.query(group, topic, queue_id)
+    # On a slave the reset runs on: its end comes with the master's offsets.
     if offset == target and (gate.is_master or gate.is_acting):
         offsets.resets.finish(f"{topic}@{group}", queue_id)
         return None

@@ -99,6 +99,7 @@ class OffsetResets:
         master (None) knows of no resets."""
         after, later = {key: dict(queues) for key, queues in theirs.items()}, Running()
         if carried_out is not None:
+            # Resets of earlier records that the master does not name have ended there.
             self.end = max(self.end, carried_out)
             for key, queues in self.running.items():
                 if newer := {queue: end for queue, end in queues.items() if end > carried_out}:

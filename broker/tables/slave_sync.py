@@ -224,6 +224,7 @@ class SlaveSynchronize:
     async def _run(self) -> None:
         while True:
             followed = self.followed
+            # Before the work: a change of the master during it ends the pause behind it at once.
             self._wake.clear()
             if followed is None:
                 await self._wake.wait()
@@ -236,6 +237,7 @@ class SlaveSynchronize:
                 self._note_failure(followed, exc)
             if is_level:
                 self._retry.reset()
+            # Another master may be followed by now: this failure says nothing about that one.
             elif followed is self.followed:
                 self._note_stale(followed)
             pause_s = self._pause_s() if is_level else self._retry.next_ms() / 1000
@@ -254,6 +256,7 @@ class SlaveSynchronize:
         if self._failures == 0:
             log.warning("slave_sync_failed master=%s reason=%s", followed.address, exc)
         self._failures += 1
+        # One of the two ports may be blocked, and the log comes by a third one (R42).
         self._by_main_port = not self._by_main_port
         if self._failures > 1:  # both ways
             self.failure = f"tables of {followed.address}: {exc} ({self._failures} times in a row)"
@@ -323,6 +326,8 @@ class SlaveSynchronize:
         if not version or version != self._table_version:
             if not await self._fetch_tables(way, followed, ours=EXT_MASTER_EPOCH in reply.ext):
                 return False
+            # The version of the reply that came before the tables: if they changed in between they
+            # are fetched once more. A version from after them would hide that change.
             self._table_version = version
         if has_log:
             self._note_held(epoch)
@@ -407,6 +412,7 @@ class SlaveSynchronize:
         while got < int(reply.ext.get(EXT_BODY_SIZE, 0)):
             wanted = {EXT_BODY_ID: reply.ext[EXT_BODY_ID], EXT_BODY_FROM: str(got)}
             page = (await self._ask_once(way, code, wanted)).body
+            # Without progress this would ask for the rest without an end.
             if not page:
                 raise RemoteProtocolError(f"{way[0]} sent an empty page of a table at {got}")
             pages.append(page)
@@ -442,6 +448,7 @@ class Pages:
             if not isinstance(reply, RemotingCommand):
                 reply = None if reply is None else await reply
             if reply is not None and EXT_PAGES in request.ext:
+                # The size comes from outside: neither empty pages nor one that fits into no frame.
                 self._cut(reply, max(1, min(request.require_int(EXT_PAGES), PAGE_SIZE)))
             return reply
 
@@ -466,6 +473,7 @@ class Pages:
                 ResponseCode.SYSTEM_ERROR, f"no page of table {name} at {begin} is kept: ask again"
             )
         page = body[begin : begin + PAGE_SIZE]
+        # The last page: a slave that has lost it asks for the whole table again.
         if begin + len(page) == len(body):
             del self._bodies[name]
         return RemotingCommand.response_to(request, body=page)
@@ -540,6 +548,8 @@ class SlaveSourceProcessor:
             EXT_MASTER_EPOCH: str(master_epoch),
             EXT_OFFSET_VERSION: version,
             EXT_TABLE_VERSION: self._tables.version,
+            # Read before the table is encoded: it may be less than what the table shows, never
+            # more.
             EXT_CARRIED_OUT: str(self._confirm_offset()),
             EXT_LOG_BEGIN: str(max(0, self._log_begin())),
         }

@@ -183,8 +183,11 @@ class TopicService:
             self._refuse_while_deleting(name)
             if name not in self.topics:
                 check_made_topic(name)
+        # First: where no record can be put this raises, and the table stays as it is.
         end = self._append(MetadataChange(topics=dict(zip(names, configs, strict=True))).encode())
         before = {name: self.topics.get(name) for name in names}
+        # A full disk may keep the record from the log until the role ends: the change goes with it
+        # (R55).
         self.unwritten.note(end, partial(_put_back, self.topics, self._changed, before))
         for config in configs:
             self.topics.put(config)
@@ -209,9 +212,12 @@ class TopicService:
         for group in self._offsets.groups_of(topic):
             retry, shared = pop_retry_topics(group, topic)
             topics += [name for name in (retry, shared) if name in self.topics]
+            # `%RETRY%a_b_c` is of group `a` and topic `b_c`, or of group `a_b` and topic `c`.
             if shared in topics and self._is_shared(shared, group, topic):
                 topics.remove(shared)
         end = self._append(MetadataChange(deleted_topics=topics).encode())
+        # Until the record is confirmed the topic neither takes nor gives messages: after a failover
+        # it may be there still, or be gone (R39).
         self._deleting.update(topics)
         self._changed(topics)  # a sender that remembers the topic as writable looks it up again
         return end
@@ -364,6 +370,8 @@ class TopicService:
 
     def _delete(self, change: MetadataChange, end_offset: int) -> None:
         for topic in change.deleted_topics:
+            # The queues first: if this fails the process ends, and the next start finds the record
+            # again (R39).
             self._dropped(topic)
             if self._deleting[topic] > 1:  # deleted again before this was confirmed
                 self._deleting[topic] -= 1

@@ -248,6 +248,7 @@ class WritePath:
         """Puts a message into its topic, or into the one where it waits (`put_hooks`); `message`
         is changed then. Call `schedule_flush` next. Raises PutRefused, and BrokerRefusal
         MESSAGE_ILLEGAL for an invalid delay property; nothing is stored then."""
+        # Two searches of the bytes: almost no message waits, and decoding properties costs more.
         if b"DELAY\x01" in message.properties or b"TIMER_" in message.properties:
             self._hooks.apply(message, wall_ms())
         result = self.store.appender.put_message(message)
@@ -325,6 +326,7 @@ class WritePath:
 
     def end_turn(self) -> None:
         """Writes what this turn put into the log file, and replicates or confirms it."""
+        # Before the write: if that raises, the next put must be able to schedule another turn.
         self._scheduled = False
         began_ms = self.clock_ms()
         end_offset = self._written_end = self.store.end_turn()
