@@ -43,6 +43,7 @@ class SessionTimings:
         """Raises ValueError naming the keys that contradict each other."""
         if self.heartbeat_ms < 1:
             raise ValueError(f"brokerSessionHeartbeatMs={self.heartbeat_ms}: must be at least 1")
+        # One lost heartbeat and a pause of the loop must not end the lease of a healthy master.
         if 2 * self.heartbeat_ms + LOOP_PAUSE_MS >= self.master_lease_ms:
             raise ValueError(
                 f"masterLeaseMs={self.master_lease_ms} must be above two heartbeats "

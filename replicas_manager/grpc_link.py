@@ -125,11 +125,13 @@ class EventReporter:
 
     async def _send_all(self) -> None:
         try:
+            # In the log it must not precede the commands of the failover that it reports.
             await asyncio.sleep(SETTLE_S)
             while self._waiting:
                 request = self._waiting[0]
                 if not await self._send(request):
                     await asyncio.sleep(RETRY_S)
+                # While it was sent, a full queue may have dropped it.
                 elif self._waiting and self._waiting[0] is request:
                     self._waiting.popleft()
         finally:
@@ -233,6 +235,7 @@ class GrpcLink:
     def _session_event(self, event: ev.Event) -> None:
         if isinstance(event, ev.SessionOpened) and self._low is not None:
             self._opened.add(event.controller)
+            # All of them have their high descriptors: clients may get the low ones now.
             if len(self._opened) == len(self._config.controllers):
                 self._low.free()
         self._events.step(event)
@@ -277,6 +280,7 @@ class GrpcLink:
             broker_id=task.broker_id,
             designate=True,
             expected_master_epoch=task.master_epoch,
+            # The same in each repetition: controllers answer a repeated id as they did before.
             request_id=task.switch_id,
             reason="planned switch",
             drained_offset=drained_offset,
@@ -324,6 +328,7 @@ class GrpcLink:
     async def goodbye(self, reason: str) -> None:
         """To every controller, which would otherwise take the end of the session for a death."""
         sessions = list(self._sessions.values())
+        # First: nothing is sent behind the Goodbye.
         self._sessions.clear()
         await asyncio.gather(*(session.close(reason, GOODBYE_TIMEOUT_S) for session in sessions))
 

@@ -42,6 +42,7 @@ class IdentityFile:
 
     def __init__(self, path: Path, cluster_name: str, broker_name: str) -> None:
         for key, name in (("brokerClusterName", cluster_name), ("brokerName", broker_name)):
+            # Java splits the line at it, without escapes.
             if not name or _SEPARATOR in name:
                 raise ValueError(f"{key}={name!r}: must not be empty nor contain '#'")
         self.path = path
@@ -62,6 +63,7 @@ class IdentityFile:
             remove_file(self.temp_path)
             return LoadedIdentity(int(fields[2]), "", self._folder_secret())
         fields = self._read(self.temp_path, 4)
+        # A new code only where there is none: an id may have been assigned for this one already.
         if fields is None or not fields[3]:
             self._check_code = secrets.token_hex(16)
             self._write_temp(0)

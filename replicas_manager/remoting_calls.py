@@ -150,6 +150,7 @@ class RemotingCalls:
                 if (await self.ask(target, request)).code == ResponseCode.SUCCESS:
                     return _checked_id(replica.broker_id, target)
         offered = await self._call(target, self.requests.next_id())
+        # Only an offer: another new replica may get the same one, and the first to apply has it.
         broker_id = _checked_id(offered.require_int("nextBrokerId"), target)
         await self._call(target, self.requests.apply_id(broker_id))
         return broker_id
@@ -159,6 +160,7 @@ class RemotingCalls:
         request = self.requests.elect(own_id, designate=False, now_ms=wall_ms())
         reply = await self.ask(target, request)
         is_leader = reply.code != ResponseCode.CONTROLLER_NOT_LEADER
+        # After a refusal, too: another may have won, and its view ends this wish for an election.
         view = await self.view_if_any(target) if is_leader else None
         return ev.Replied(call, reply.code, reply.remark or "", view)
 
@@ -169,6 +171,7 @@ class RemotingCalls:
         reply = await self._client.invoke(target, request, timeout_ms)
         if reply.code == ResponseCode.CONTROLLER_NOT_LEADER:
             known = await self.metadata(target, timeout_ms)
+            # Java's refusal does not say who leads, so that controller is asked.
             self._events.step(ev.LeaderHinted(target, known.leader))
         return reply
 
@@ -197,7 +200,9 @@ class RemotingCalls:
         group = await self._group(target, timeout_ms)
         if group is None:
             return None
+        # Names of processes come later: then this view is given out once more, with them.
         self._newest = (target, group)
+        # These controllers know addresses only; a restart behind one shows in nothing else (R12).
         self._names.ask(group, self._current.broker_id)
         return self._named(group)
 
@@ -210,6 +215,7 @@ class RemotingCalls:
             return None
 
     def _named(self, group: RoleView) -> RoleView:
+        # Their views have no Raft index. This number makes a later one the newer.
         self._views += 1
         facts = self._events.log_facts()
         own = Replica(

@@ -56,6 +56,7 @@ class PeerName:
         """From the answer to 1007. Whoever says that it is another replica has no name here.
         Raises RemoteProtocolError."""
         said = EpochEntryCache.decode(reply.body)
+        # The address may have passed to another broker, whose acks must not count (R41).
         if (said.cluster_name, said.broker_name) != group or said.broker_id != replica.broker_id:
             return cls()
         ext = reply.ext

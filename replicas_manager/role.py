@@ -198,7 +198,6 @@ class RoleChanges:
             change = ev.StandDown(view)
         name = "none" if role is Role.FENCED else role.value.lower()
         fields = (("role", name), ("broker_id", broker_id))
-        # A mastership begins with a new SyncState, which has heard of no dead broker yet.
         return [change, ev.SetDead(self._dead_reported), ev.HistoryReport("role_changed", fields)]
 
     def suspicion(self, suspect: str) -> None:

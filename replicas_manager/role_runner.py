@@ -131,6 +131,7 @@ class RoleRunner:
         if isinstance(effect, ev.BecomeMaster | ev.BecomeSlave | ev.StandDown):
             self._drop_superseded()
             self._queue.append(effect)
+            # Now, though an older change may still run: the disk works while that ends.
             self._epochs.begin(effect.view.master_epoch)
             if self._task is None:
                 self._task = asyncio.get_running_loop().create_task(self._drain())

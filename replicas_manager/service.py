@@ -248,6 +248,7 @@ class ReplicasManager:
         state = self._state
         if self._closed or state is None:
             return
+        # In order, also if a full disk keeps one waiting: later effects count on the earlier ones.
         self._effects.add(state.step(event, self._clock_ms()))
         self._arm()
 
@@ -311,6 +312,7 @@ class ReplicasManager:
             view.master_broker_id,
             sorted(view.sync_state_set),
         )
+        # The switch ends first: the new role answers the sends that it holds.
         self._switch.role_will_change()
         self._actions.role_will_change(view, master=isinstance(effect, ev.BecomeMaster))
 

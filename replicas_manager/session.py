@@ -146,6 +146,7 @@ class ControllerSession:
         outbox = self._outbox
         if outbox is None:
             return
+        # The newest heartbeat says all that the older ones did, and a lease counts from its time.
         if outbox.full():
             outbox.get_nowait()
         heartbeat.answered = self._answered
@@ -179,6 +180,7 @@ class ControllerSession:
     async def _keep(self) -> None:
         delay_s = REDIAL_FIRST_S
         while not self._closing:
+            # No pause here: to wait until it connects is the pause.
             if not await self._connected():
                 continue
             try:
@@ -218,12 +220,15 @@ class ControllerSession:
         call = self._channels.stub(self.address).BrokerSession(_Requests(outbox))
         self._call = call
         self._outbox = outbox
+        # What came on an earlier stream must not pass for an answer on this one (R5).
         self._answered = 0
         self._emit(ev.SessionOpened(self.address))
         try:
             async for message in call:
                 event = self._event_of(message)
                 if event is not None:
+                    # A refusal comes as a message, too, and must not shorten the pause before the
+                    # next dial.
                     accepted = accepted or not isinstance(event, ev.SessionRefused)
                     self._emit(event)
         except grpc.aio.AioRpcError as error:

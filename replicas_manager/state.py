@@ -94,6 +94,7 @@ class ReplicasState:
         """Take one event. The effects are to be performed in order."""
         effects = self._handle(event, now_ms)
         deadlines: list[int] = []
+        # After every event, not only a tick: most of them make something due at once.
         effects += self._due(now_ms, deadlines)
         self.next_deadline_ms = min(deadlines, default=None)
         return effects
@@ -326,6 +327,7 @@ class ReplicasState:
         if event.view.broker_name != self.broker_name:
             return []
         dead = (r.broker_id for r in event.view.replicas if not r.alive)
+        # Without itself: a controller whose view still calls its reader dead is late (R5).
         self.controllers.note_dead(event.controller, frozenset(dead) - {self.current.broker_id})
         effects = self._see(event.view, event.controller, now_ms)
         return effects + self._changes.dead_changed(self.controllers.dead_by_leader())
@@ -348,6 +350,7 @@ class ReplicasState:
     def _stale(self, view: RoleView, controller: str) -> list[ev.Effect]:
         """A follower may lag behind; a leader with an older view than this broker lost data."""
         mark = (controller, view.master_epoch)
+        # Once for each epoch: every heartbeat of such a leader would bring it again.
         if controller != self.controllers.leader or mark in self._stale_logged:
             return []
         self._stale_logged.add(mark)
@@ -359,6 +362,7 @@ class ReplicasState:
         return [ev.Notice("leader_knows_an_older_epoch", fields, warning=True)]
 
     def _take(self, view: RoleView, now_ms: int) -> list[ev.Effect]:
+        # The newer view shows what became of it, or it can be granted no more (R11).
         self.open_alter = None
         # What was committed binds elections by confirmOffset (R16): no controller may judge this
         # replica by an older heartbeat.
@@ -383,10 +387,12 @@ class ReplicasState:
 
     def _act(self, view: RoleView, now_ms: int) -> list[ev.Effect]:
         """The role change to what `view`, the one in force, makes of this process."""
+        # A lease of one epoch must not cover the next, in which nothing was answered yet.
         self._lease.drop()
         role = self.current.role_in(view)
         if role is Role.FENCED:
             earlier_incarnation = view.master_broker_id == self.current.broker_id
+            # A registration under a new incarnation makes the controllers elect by themselves (R3).
             self._elections.wanted(now_ms + (ELECT_GRACE_MS if earlier_incarnation else 0))
         return self._changes.act(view, role, self.current.broker_id)
 
@@ -398,6 +404,7 @@ class ReplicasState:
         view = self.current.view
         if view is None or self.current.role is not Role.FENCED or not self.registered:
             return []
+        # `due` last: it notes that a request is under way.
         if self._learner or self._unfit or not self._elections.due(now_ms, deadlines):
             return []
         target = self.controllers.target()

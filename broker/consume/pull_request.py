@@ -36,7 +36,7 @@ from batonmq.protocol.sysflag import PULL_CLASS_FILTER, PULL_SUBSCRIPTION
 from batonmq.remoting.connection import Connection
 from batonmq.remoting.headers import PullFields, PullFrame
 
-# A frame has at most 16 MiB: what is left is for the header.
+# A reply has to fit into a frame of 16 MiB, its header included.
 MAX_REPLY_BYTES: Final = 15 * 1024 * 1024
 
 

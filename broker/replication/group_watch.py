@@ -139,6 +139,7 @@ class GroupWatch:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0, wait_ms) / 1000):
                     await self._hinted.wait()
+            # Before the look: a hint that comes during it leads to another one.
             self._hinted.clear()
             await self._look()
 
@@ -191,6 +192,8 @@ class GroupWatch:
             if isinstance(answer, GetBrokerMemberGroupResponseBody):
                 known = True
                 for broker_id, address in answer.broker_member_group.broker_addrs.items():
+                    # Name servers may differ while one of two brokers has replaced the other's
+                    # address.
                     members.setdefault(broker_id, set()).add(address)
             elif not isinstance(answer, BatonError):
                 raise answer
@@ -211,8 +214,11 @@ class GroupWatch:
             reply = await self._client.call(address, request, ASK_MS)
             started = KVTable.decode(reply.body).table.get("bootTimestamp", "")
             request = RemotingCommand.request(RequestCode.BATON_SAME_BROKER_ID, claim)
+            # It may not see this broker: its name servers may be others, or list one address of the
+            # id.
             await self._client.oneway(address, request)
         except ConnectError as error:
+            # Only a refusal proves that nothing listens there; a time-out may be a cut link.
             refused = isinstance(error.__cause__, ConnectionRefusedError)
             return (Rival.GONE if refused else Rival.SILENT), 0
         except BatonError:

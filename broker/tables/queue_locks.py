@@ -168,8 +168,6 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
         return locks is not None and not all(self._is_over(lock, now_ms) for lock in locks.values())
 
     def _is_over(self, lock: _Lock, now_ms: int) -> bool:
-        # When an owner renewed last, only the master before knew: at a new one its lease begins
-        # with the election.
         return now_ms - max(lock.renewed_ms, self._lead_ms) > LEASE_MS
 
     def _changed(self) -> None:

@@ -548,8 +548,6 @@ class SlaveSourceProcessor:
             EXT_MASTER_EPOCH: str(master_epoch),
             EXT_OFFSET_VERSION: version,
             EXT_TABLE_VERSION: self._tables.version,
-            # Read before the table is encoded: it may be less than what the table shows, never
-            # more.
             EXT_CARRIED_OUT: str(self._confirm_offset()),
             EXT_LOG_BEGIN: str(max(0, self._log_begin())),
         }

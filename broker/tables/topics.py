@@ -369,9 +369,9 @@ class TopicService:
             self._changed(tuple(change.topics))
 
     def _delete(self, change: MetadataChange, end_offset: int) -> None:
+        # The queues go first: if that fails the process ends, and the next start finds the record
+        # again (R39).
         for topic in change.deleted_topics:
-            # The queues first: if this fails the process ends, and the next start finds the record
-            # again (R39).
             self._dropped(topic)
             if self._deleting[topic] > 1:  # deleted again before this was confirmed
                 self._deleting[topic] -= 1
