@@ -265,7 +265,10 @@ class Relay:
         return (
             self.enabled
             and (not self._gate.is_stopping or self._knows_master)
+            # Our own client finds the master by itself.
             and request.language != LanguageCode.PYTHON
+            # Passed on once already: two replicas that take each other for the master would not
+            # end.
             and RELAY_FIELD not in request.ext
             and self._held < HELD_MAX
             and self._held_bytes + request.size <= HELD_BYTES_MAX
@@ -394,6 +397,7 @@ class Relay:
 
     def _pass_on(self, asked: RelayedRequest, address: str, epoch: int) -> None:
         connection = self._client.live_connection(address)
+        # In a pause the master refused a moment ago, or could not be dialled.
         if connection is None or self._pause is not None:
             self._waiting.append(asked)
             if connection is None:
@@ -423,6 +427,7 @@ class Relay:
     def _answered(
         self, asked: RelayedRequest, passed: PassedRequest, answer: asyncio.Future[RemotingCommand]
     ) -> None:
+        # The master may have taken it: a second copy from here could be a duplicate.
         if answer.cancelled() or isinstance(answer.exception(), RequestTimeoutError):
             self._refuse(asked, MASTER_GONE)
             return
@@ -437,6 +442,7 @@ class Relay:
                 self._go_on(asked)
             return
         response = answer.result()
+        # Refused at the master's gate: nothing was stored.
         if RELAY_FIELD in response.ext:
             self._again_in_a_moment(asked)
             return
@@ -454,6 +460,7 @@ class Relay:
     async def _connect(self, address: str) -> None:
         try:
             connection = await self._client.connection(address, timeout_ms=WAIT_MS)
+            # So that the master says, before it ends this connection, how many requests it took.
             connection.oneway(RemotingCommand.request(RequestCode.BATON_CONNECTION_ENDS))
         except ConnectError as error:
             log.debug("relay_not_connected address=%s reason=%s", address, error)

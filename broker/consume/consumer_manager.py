@@ -213,6 +213,7 @@ class ConsumerManager:
         """Drops clients from groups for which they sent no heartbeat in 120 s, the longest silent
         first; at most 128 a call."""
         oldest = now_ms - CLIENT_EXPIRED_MS
+        # In order of heartbeats: the look ends at the first that is not silent.
         silent = takewhile(lambda seat: self._heard[seat] < oldest, self._heard)
         return self._leave(list(islice(silent, _EXPIRED_AT_ONCE)))
 
@@ -355,6 +356,7 @@ class ConsumerSightings:
                 members = here[start : start + PIECE]
                 seen = {one.client_id: now_ms - one.last_heartbeat_ms for one in members}
                 yield ConsumerSightingsBody(group=name, seen=seen)
+            # A copy: the caller makes its answer over several turns.
             learned = iter(list(self._groups.get(name, {}).items()))
             ids = set(self._clients.client_ids(name))
             while some := list(islice(learned, PIECE)):

@@ -174,6 +174,7 @@ class PullHold(HeldRequests[HeldPull[P]], Generic[P]):
         queues = self._by_topic[one.topic]
         del queues[one.queue_id][one]
         if not queues[one.queue_id]:
+            # Else each topic and queue that anyone ever waited for would stay.
             del queues[one.queue_id]
             if not queues:
                 del self._by_topic[one.topic]

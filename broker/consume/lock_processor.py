@@ -51,6 +51,7 @@ class LockProcessor:
             granted += [queues[queue] for queue in got]
             if change is not None:
                 self._topics.put_locks(change)
+        # A slave that acts for its master has no set that could confirm a lock.
         if granted and not self._path.gate.is_acting:
             await self._path.still_master(f"queue locks of group {group}")
         body = LockBatchResponseBody(lock_ok_mq_set=granted)

@@ -47,6 +47,7 @@ class OffsetProcessor:
         and the client allows it, else 22: the client decides where it begins."""
         group = text(request, "consumerGroup")
         topic, queue_id = _queue(request)
+        # Not `query`: from now on the positions of this consumer count (R39).
         offset = self._offsets.begins(group, topic, queue_id)
         if offset < 0:
             in_memory = self._store.queries.begins_in_memory(topic, queue_id)
@@ -169,6 +170,7 @@ class QueryProcessor:
                 "indexLastUpdateTimestamp": str(found.index_last_update_timestamp),
                 "indexLastUpdatePhyoffset": str(found.index_last_update_phyoffset),
             },
+            # Tools print every property, and this one is of the broker only.
             body=b"".join(map(without_crc, found.parts)),
         )
 

@@ -180,6 +180,7 @@ class PopProcessor:
     def _give(self, pop: PopRequest, walk: Walk) -> None:
         """Raises PutRefused; then no message is in flight."""
         record = PopRecord(popped=[_popped(pop, part, walk.pop_time) for part in walk.parts])
+        # First: if this raises, no message is in flight and no position has moved.
         end = self._service.put(record)
         positions = self._service.positions
         taken: list[tuple[QueueSlice, Taken]] = []

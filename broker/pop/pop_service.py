@@ -114,6 +114,8 @@ class PopPositions:
 
     def _current(self, key: Key) -> Taken | None:
         taken = self._taken.get(key)
+        # The group's offset was set in another way since, by an operator or a reset: that one
+        # counts.
         if taken is not None and taken.committed != self._offsets.query(*key):
             del self._taken[key]
             return None
@@ -133,6 +135,7 @@ class PopPositions:
         taken.pending -= 1
         if not ok or self._current(key) is not taken:
             return
+        # While later pops are not confirmed the offset moves as far as this one only (R30).
         self._commit(key, next_offset if taken.pending else taken.next_offset)
         taken.committed = self._offsets.query(*key)
         if not taken.pending:
@@ -171,6 +174,7 @@ class Reviver:
         """Appends to `done` the offsets that are settled; the others wait. Raises PutRefused,
         CorruptLogError."""
         group, topic, _ = point.key
+        # The deletion is not confirmed: whether the topic stays is still open (R39).
         if topic in self._store.deleting_topics:
             return
         if not self._is_there(point):
@@ -463,6 +467,7 @@ class PopService(LogFeature):
             key, position = table.positions.popitem()
             group, topic, queue_id = key
             at = queries.units(topic, queue_id, position.last_offset, 1)
+            # In a queue that was made again the same offset is another message (R39).
             is_there = bool(at) and at[0][0] == position.last_phy
             if self._offsets.resets.runs(*key):
                 continue  # a reset is newer than what was popped before it (R56)
@@ -486,6 +491,7 @@ class PopService(LogFeature):
         try:
             self._reviver.revive(point, done)
         finally:
+            # After an exception, too: what was put again already must not be put twice.
             if done:
                 self.put(PopRecord(acked=[_acked(point, done)]))
             if point.open:

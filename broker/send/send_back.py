@@ -59,6 +59,7 @@ class SendBackProcessor:
                 "the master of this group is changing: send the message again",
             )
         group = self._topics.group(text(request, "group"), writable=True)
+        # As in Java: this group wants no retries.
         if group.retry_queue_nums <= 0:
             return RemotingCommand.response_to(request)
         queues = self._topics.of_group(retry_topic(group.group_name), group.retry_queue_nums)

@@ -186,6 +186,7 @@ class SendProcessor:
             try:
                 async for message in in_turns(chain(first, messages), BATCH_AT_ONCE):
                     batch.add(message)
+                # Nothing is stored yet, and its client sends the batch again.
                 if channel.closed:
                     return
                 # Meanwhile the role, or the topic, may have changed.
@@ -321,9 +322,11 @@ class SendProcessor:
                 "this broker takes no transactions (rejectTransactionMessage)",
             )
         make_half(message)
+        # Again: as a half message it has more properties than its client gave it.
         require_space(message.properties)
         result = self._store.appender.put_message(message)
         self._path.stats.put(message.topic, 1, result.size)
+        # A relayed one came over the connection of another replica, not of its producer.
         if ext.relayed is None:
             self._sent_half(ext.producer_group, channel)
         return result
@@ -424,6 +427,7 @@ class SendProcessor:
             )
         topic = ext.topic
         queues = self._known.get(topic)
+        # A retry is looked up each time: by its count it may go to the dead letters.
         if queues is None or topic[0] == "%":
             topic, queues = self._look_up(ext)
         queue_id = ext.queue_id
@@ -431,6 +435,7 @@ class SendProcessor:
             queue_id = self._random.randrange(queues)
         elif queue_id >= queues:
             if topic != ext.topic:
+                # A dead letter by now: the client chose among the queues of the retry topic.
                 queue_id = 0
             else:
                 raise BrokerRefusal(
@@ -476,6 +481,7 @@ class SendProcessor:
                 ended = f"the mastership of epoch {self._gate.master_epoch} has ended"
                 raise GateClosedError(Refusal(ResponseCode.SERVICE_NOT_AVAILABLE, ended))
             return host_bytes(*split_address(client))
+        # Parsed once for a connection, not for each send.
         host = channel.attachments.get("born_host")
         if host is None:
             host = channel.attachments["born_host"] = host_bytes(*split_address(channel.peer))
@@ -486,5 +492,6 @@ class SendProcessor:
             return
         fields: Mapping[str, str] = {}
         if isinstance(exc, GateClosedError):
+            # The replica that passed it on has to know that nothing was stored: it tries again.
             fields = exc.refusal.hint if request.ext.relayed is None else NOT_STORED
         channel.write(refusal_of(request.opaque, exc, fields))

@@ -279,6 +279,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         """
         for key in list(self._table):
             topic, _, group = key.partition(SEPARATOR)
+            # Its key may be gone: the table changes between two steps.
             offsets = self._table.get(key, {})
             ends = {
                 queue_id: end
@@ -472,6 +473,7 @@ class DelayOffsetManager(ConfigManager[_DelayFile]):
         if body is not None:
             self._table, self.data_version = dict(body.offset_table), body.data_version
             self._timer = body.baton_timer
+        # `timercheck` is written from our own progress, so it counts only where that is absent.
         if self._timer is None and self._check_path.exists():
             self._timer = _timer_of_check(disk.read_bytes(self._check_path))
 

@@ -56,6 +56,7 @@ class OffsetResets:
     ) -> None:
         """The log shows these, in a record that ends there. Those that begin now go to `on_begin`.
         Not `confirmed`: a new master takes the record over, and is shown it again."""
+        # A new master is shown a record twice: when it takes it over, and when it is confirmed.
         is_known = record_end <= max(self.end, self._taken_over)
         if confirmed:
             self.end = max(self.end, record_end)

@@ -29,6 +29,7 @@ class OldPositions:
 
     def deleted(self, topic: str) -> None:
         self._topics.pop(topic, None)
+        # Popped before, so that it moves to the end: beyond the limit the oldest goes.
         self._topics[topic] = _Renewed()
         if len(self._topics) > _DELETED_TOPICS_MAX:
             del self._topics[next(iter(self._topics))]

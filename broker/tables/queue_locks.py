@@ -158,6 +158,7 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
         return found
 
     def _places(self) -> Iterator[tuple[str, Queue]]:
+        # Copies: locks come and go between two calls.
         for group in list(self._groups):
             for queue in list(self._groups.get(group, ())):
                 yield group, queue

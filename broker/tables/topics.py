@@ -305,6 +305,7 @@ class TopicService:
                     f"subscription group {name} does not exist: create it on the broker",
                 )
             config = SubscriptionGroupConfig(group_name=name)
+            # A slave puts no records: there the defaults serve this one request.
             if writable:
                 self.put_group(config)
         return config
@@ -312,6 +313,7 @@ class TopicService:
     def apply_record(self, body: bytes, end_offset: int) -> None:
         """Applies a confirmed metadata record, which ends at `end_offset`, on a replica.
         Idempotent. Raises OSError if a topic's files cannot be taken away."""
+        # It is in the log: no full disk can take it back any more (R55).
         self.unwritten.written(end_offset)
         change = _readable(body)
         if change is not None:
