@@ -128,6 +128,7 @@ class AdminProcessor:
         mixed = self._settings.enable_mixed_message_type
         configs = []
         for wanted in TopicConfigList.decode_request(request.body).topic_config_list:
+            # A turn for each: a body may list thousands of topics (R58).
             await asyncio.sleep(0)
             known = self._topics.get(wanted.topic_name)
             before = known.attributes if known else None
@@ -141,6 +142,7 @@ class AdminProcessor:
             ):
                 _check_queues(f"{key} of topic {config.topic_name}", queues)
             self._check_topic(config, is_forced=False)
+        # The role may change while a part is confirmed: it is checked again for the next one.
         for begin in range(0, len(configs), AT_ONCE):
             self._require_writable()
             end = self._topics.put_topics(configs[begin : begin + AT_ONCE])

@@ -86,6 +86,7 @@ class Housekeeping:
                 continue
             for topic in list(known.subscriptions):
                 behind = await self._behind(name, topic, pace)
+                # The role may have ended in one of the turns.
                 if self._path.gate.refusal is not None:
                     return
                 if behind > self._config.consumer_fallbehind_threshold:

@@ -63,6 +63,7 @@ class RouteRegistration:
                 "haServerAddr": self.ha_address,
                 "brokerId": str(self.broker_id),
                 "compressed": "false",
+                # As Java counts it: without the sign bit.
                 "bodyCrc32": str(zlib.crc32(self.body) & 0x7FFFFFFF),
                 **({EXT_PARTIAL: "true"} if self.is_partial else {}),
                 **({EXT_RELAYS: "true"} if self.relays else {}),
@@ -170,6 +171,7 @@ class NameServerRegistrar:
         await done.wait()
 
     def _release(self) -> None:
+        # A name server that is away must not delay each send that makes a topic.
         registered = (self._known[each] for each, has_it in self.registered.items() if has_it)
         self._release_to(min(registered, default=self._changes))
 
@@ -199,7 +201,9 @@ class NameServerRegistrar:
         due = self._due[address]
         quiet = False
         while True:
+            # Before the request: what changes during it goes with the next one.
             topics, changes = due.take(), self._changes
+            # It may have dropped this broker: some topics alone would leave it without the others.
             if not self.registered[address]:
                 topics = None
             wait_s = self._period_s
@@ -225,6 +229,7 @@ class NameServerRegistrar:
             if "registrar" not in connection.attachments:
                 connection.attachments["registrar"] = self
                 connection.on_close.append(lambda _: self._lost(address))
+                # With the connection before this one the name server has dropped what it knew.
                 if registration.is_partial:
                     registration = self._current(None) or registration
             reply = await connection.invoke(registration.request(), RPC_TIMEOUT_MS)

@@ -275,6 +275,7 @@ class BrokerService:
             await asyncio.shield(opening)
             self.endpoint.laps.end("store")
         except asyncio.CancelledError:
+            # A thread cannot be cancelled: the store is closed once it has ended.
             await asyncio.wait((opening,))
             self.store.close()
             raise
@@ -305,6 +306,7 @@ class BrokerService:
         await self.slave_sync.close()
         await self.endpoint.close()
         await self._client.close()
+        # After a failed write or sync nothing more is recorded (R40).
         if not self.store.health.has_failed:
             self._persist_tables()
         self.store.close()

@@ -160,6 +160,7 @@ class ClientProcessor:
                 await asyncio.sleep(0)
         finally:
             others = [other for other in self._left_since.pop(channel) if other is not left]
+            # Other heartbeats of this connection are still handled in slices.
             if others:
                 self._left_since[channel] = others
         return _heartbeat_reply(request, is_changed=is_changed, refused=refused)
@@ -409,8 +410,11 @@ class ConsumerLists:
                     # Not again before this attempt must have ended.
                     self._copy_at_ms[address] = now_ms + COPY_MS + COPY_AGAIN_MS
                     copy = asyncio.create_task(self._copy(address), name="consumer-sightings")
+                    # The loop has weak references only: without this one the task could end
+                    # unfinished.
                     self._copies.add(copy)
                     copy.add_done_callback(self._copies.discard)
+        # By now every consumer has sent a heartbeat here: no one is asked any more.
         elif now_ms >= self._unsure_until_ms and self._questions:
             self._questions = {}
         return self._sightings.forget(now_ms)

@@ -68,6 +68,7 @@ class ConnectionProcessor:
 
     async def all_producers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """The producers of every group, with their last heartbeats (request 328)."""
+        # Heartbeats have times of a steady clock, and tools show the time of day.
         behind_ms = wall_ms() - self._clock_ms()
         table, pace = ProducerTableInfo(), Pace()
         for group, members in list(self._clients.producers.items()):

@@ -64,6 +64,7 @@ class AckProcessor:
         self._service.require_master()
         named = self._named(request)
         maximum = self._store.queries.max_offset_in_queue(*named.key[1:])
+        # As in Java, the end of the queue itself passes.
         self._check_offset(named, maximum + 1)
         order = self._service.table.order_of(named.key)
         is_order = order is not None and order.pop_time == named.handle.pop_time

@@ -111,6 +111,7 @@ class PopReader:
             yield NORMAL, pop.queue_id
         elif (config := self._topics.get(pop.topic)) is not None:
             queues = config.read_queue_nums
+            # Else all consumers of a group would meet in the first queues.
             start = self._random.randrange(queues) if queues else 0
             for queue_id in range(queues):
                 yield NORMAL, (start + queue_id) % queues
@@ -189,6 +190,7 @@ class PopReader:
                 self._service.positions.skip(key, begin)
             cost += _READ_COST
         if begin < end and not peek:
+            # The queue was not read to its end: the next turn continues in it.
             walk.places = itertools.chain(((flag, queue_id),), walk.places)
         return cost
 

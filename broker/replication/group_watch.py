@@ -80,6 +80,7 @@ class GroupWatch:
         self._client = client
         self._actions = actions
         self._clock_ms = clock_ms
+        # Who is in the group, only name servers know: without them no slave acts.
         acting = broker.enable_slave_acting_master and bool(broker.name_servers)
         self._policy = GroupPolicy(
             broker_id=broker.broker_id if config.is_classic_slave else MASTER_ID,

@@ -136,6 +136,7 @@ class ScheduleMessageService(LogFeature):
     def _continue(self) -> None:
         table, queries = self._progress.delays, self._store.queries
         offsets = {}
+        # The log decides: what the progress names may have expired, or been cut.
         for queue_id in range(max(len(self._levels), *table, 0)):
             least = queries.min_offset_in_queue(SCHEDULE_TOPIC, queue_id)
             most = queue_end(self._store, SCHEDULE_TOPIC, queue_id)
@@ -165,6 +166,7 @@ class ScheduleMessageService(LogFeature):
                     offset = self._queues.offset_of(look.queue_id)
                     self._progress.delivered({look.queue_id + 1: offset})
         finally:
+            # After an exception, too: what was put already must not be delivered twice.
             _note(self._path, self._progress)
         return pause_ms
 
@@ -277,6 +279,7 @@ class TimerService(LogFeature):
         for phy_offset, size, due_ms in UNIT.struct.iter_unpack(units):
             if due_ms >> _HASH_BITS in (0, -1):
                 due_ms = self._due_of_record(phy_offset, size)
+            # A negative time marks a recall.
             waits = queue.seen(abs(due_ms))
             if due_ms < 0 and waits:
                 record = queries.record_at(phy_offset, size)

@@ -186,7 +186,6 @@ class SendProcessor:
             try:
                 async for message in in_turns(chain(first, messages), BATCH_AT_ONCE):
                     batch.add(message)
-                # Nothing is stored yet, and its client sends the batch again.
                 if channel.closed:
                     return
                 # Meanwhile the role, or the topic, may have changed.

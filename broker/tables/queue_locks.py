@@ -89,6 +89,7 @@ class QueueLockManager(ConfigManager[QueueLockTable]):
         self._changed()
 
     def _take(self, table: QueueLockTable) -> None:
+        # When a lock was renewed only the master knows: at a new one `lead` says when.
         self._groups = {
             group: {
                 queue: _Lock(client, 0) for client, queues in clients.items() for queue in queues

@@ -180,6 +180,8 @@ class SlaveSynchronize:
         self.followed: Followed | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        # The version of a reply that came before the tables: if they changed in between they are
+        # fetched once more. A version from after them would hide that change.
         self._table_version = ""
         self._offset_version = ""
         self._retry = Backoff(RETRY_FIRST_MS, interval_ms)
@@ -326,8 +328,6 @@ class SlaveSynchronize:
         if not version or version != self._table_version:
             if not await self._fetch_tables(way, followed, ours=EXT_MASTER_EPOCH in reply.ext):
                 return False
-            # The version of the reply that came before the tables: if they changed in between they
-            # are fetched once more. A version from after them would hide that change.
             self._table_version = version
         if has_log:
             self._note_held(epoch)

@@ -55,6 +55,7 @@ def system_topics(
         topic_config(cluster_name, _CLUSTER_QUEUES, PERM_INHERIT | _READ_WRITE),
         topic_config(broker_name, 1, PERM_INHERIT | _READ_WRITE),
         topic_config(names.OFFSET_MOVED_TOPIC, 1),
+        # As in Java: one for each of the 18 delay levels of its default.
         topic_config(names.SCHEDULE_TOPIC, _SCHEDULE_QUEUES),
         topic_config(names.reply_topic(cluster_name), 1),
         topic_config(names.REVIVE_TOPIC_PREFIX + cluster_name, _REVIVE_QUEUES),

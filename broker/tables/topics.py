@@ -277,6 +277,7 @@ class TopicService:
 
     def put_request_mode(self, mode: SetMessageRequestModeRequestBody) -> int:
         """How a group gets a topic from now on; same safety as `put_topic`."""
+        # A group that is not in the table pulls.
         before = self.request_modes.get(mode.topic, mode.consumer_group) or msgspec.structs.replace(
             mode, mode="PULL", pop_share_queue_num=0
         )

@@ -260,6 +260,7 @@ class TransactionService(LogFeature):
             if outcome == TRANSACTION_COMMIT and not committed_before:
                 self._commit(record, half, self._table.place_of(offsets[-1]))
             done = self._write_op(offsets)
+        # Else the transaction would count as being ended, and never be checked again.
         except BaseException:
             self._table.not_ended(offsets, wall_ms())
             raise
@@ -275,6 +276,7 @@ class TransactionService(LogFeature):
         while is_ending and self._last_op is not None:
             was_done = self._last_op.done()
             if not was_done:
+                # Others wait for the same op: a cancelled request must not end it for them.
                 await asyncio.shield(self._last_op)
             while self._read_slice():
                 pass
