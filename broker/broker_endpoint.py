@@ -177,6 +177,7 @@ class BrokerEndpoint:
         while self._early and (until_ms is None or self._early[0].deadline_ms <= until_ms):
             early = self._early.popleft()
             self._early_bytes -= early.request.size
+            # No reply could reach it, and its client asks elsewhere.
             if not early.channel.closed:
                 yield early
 
@@ -206,6 +207,8 @@ class BrokerEndpoint:
                     reply = await self._client.call(name_server, request(), ASK_TIMEOUT_MS)
                     group = GetBrokerMemberGroupResponseBody.decode(reply.body)
                     master = group.broker_member_group.broker_addrs.get(0, "")
+                    # A name server may still list this broker as master: it was one before this
+                    # start.
                     if master not in (known, "", broker.address):
                         known = master
                         log.info("endpoint_knows_master address=%s from=%s", master, name_server)

@@ -329,14 +329,13 @@ class Relay:
         return True
 
     async def close(self) -> None:
-        """Refuses all waiting requests, and waits SETTLE_S for replies of the master.
-
-        Waiting and new sends get no reply; their connection ends soon. A stock client retries an
-        asynchronous send elsewhere after that, but not after a refusal."""
+        """Refuses all waiting requests but sends, and waits SETTLE_S for replies of the master."""
         self._is_closing = True
         pace = Pace(SLICE)
         while self._waiting:
             asked = self._waiting.popleft()
+            # Sends get no reply, and their connection ends soon: a stock client then retries an
+            # asynchronous send elsewhere, but after a refusal it does not.
             if asked.request.code in SENDS and not asked.is_lost:
                 self._release(asked)
             else:

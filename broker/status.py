@@ -102,6 +102,7 @@ class Throughput:
         if len(self._samples) < 2:
             return 0.0
         last_ms, last = self._samples[-1]
+        # A sample a second. A younger process shows the rate since its start.
         first_ms, first = self._samples[max(0, len(self._samples) - 1 - seconds)]
         elapsed_ms = last_ms - first_ms
         return (count(last) - count(first)) * 1000 / elapsed_ms if elapsed_ms else 0.0

@@ -142,7 +142,7 @@ class ControllerSession:
 
     def heartbeat(self, effect: ev.SendHeartbeat, heartbeat: pb.Heartbeat) -> None:
         """Queue it, with the newest answer that came on this stream: so a controller notices that
-        its answers do not arrive. A peer that does not read loses the oldest ones."""
+        its answers do not arrive."""
         outbox = self._outbox
         if outbox is None:
             return

@@ -372,8 +372,7 @@ class Connection(asyncio.BufferedProtocol):
         return RequestTimeoutError(self.peer, timeout_ms, code)
 
     def close(self, reason: str) -> None:
-        """Ends the connection after the queued frames. After a farewell the peer ends it: closing a
-        socket with unread bytes resets it, and the peer could lose what it has not read."""
+        """Ends the connection after the queued frames. After a farewell the peer ends it."""
         if self.closed:
             return
         if self.farewell is not None:
@@ -384,8 +383,8 @@ class Connection(asyncio.BufferedProtocol):
             self.abort(reason)
             return
         if self.farewell is not None:
-            # The peer closes; what it still sends is read away, or the kernel would reset the
-            # connection.
+            # What the peer still sends is read away: closing a socket with unread bytes resets it,
+            # and the peer could lose what it has not read.
             self.intake.read_on()
             if self._transport.can_write_eof():
                 self._transport.write_eof()

@@ -78,6 +78,7 @@ class ConsumerGroup:
                 return False
             self._drop_id(known.client_id)
         channels = self._channels_of.get(member.client_id, 0)
+        # One client may have several connections: its id is listed once.
         if not channels:
             insort(self.client_ids, member.client_id)
         self._channels_of[member.client_id] = channels + 1

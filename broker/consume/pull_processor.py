@@ -165,6 +165,8 @@ class PullProcessor:
         is ignored: clients also send it to the master (request 15)."""
         marked = self._config.slave_read_enable and bool(request.ext.read_replica)
         taken = False
+        # Without a role the pull waits for one. Our own client reads from a slave only with the
+        # mark: without it, it has taken this broker for the master.
         if self._gate.role is not Role.SLAVE or (request.is_ours and not marked):
             taken = self._relay.take_raw(channel, self.pull, kind, header, body, for_any_role=True)
         elif self._relay.enabled or self._config.slaves_serve_pulls:
@@ -209,6 +211,7 @@ class PullProcessor:
         if not waiting:
             return
         queue = topic, queue_id
+        # A round is under way in slices: another one follows it, up to there.
         if queue in self._waking:
             running = self._waking[queue]
             running.then_to = max(max_offset, running.then_to)

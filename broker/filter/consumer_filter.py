@@ -83,6 +83,7 @@ class ConsumerFilterManager:
         body = self._file.load()
         topics = {} if body is None else body.filter_data_by_topic
         filters = [data for topic in topics.values() for data in topic.group_filter_data.values()]
+        # As Java does: filters with other bits are dropped, and heartbeats register them again.
         if any(data.bloom_filter_data.bit_num != BLOOM_BITS for data in filters):
             return
         dead_ms = self._clock_ms() - DEAD_SINCE_MS
@@ -99,6 +100,7 @@ class ConsumerFilterManager:
 
     def register(self, group: str, subscriptions: Collection[SubscriptionData]) -> None:
         """The subscriptions of a member of the group."""
+        # A group with tags only costs one pass, and nothing is kept of it.
         if group not in self._groups and set(map(_KIND, subscriptions)) <= {TAG, ""}:
             return
         filters = [each for each in subscriptions if each.expression_type not in (TAG, "")]

@@ -60,6 +60,7 @@ def filter_of(
     except SqlError as error:
         raise BrokerRefusal(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
     except NotCompiledError as error:
+        # The client asks again in a moment, and finds it compiled.
         _begin(prepared(expression))
         raise BrokerRefusal(ResponseCode.SYSTEM_BUSY, str(error)) from error
 
@@ -69,6 +70,7 @@ _begun: Final[set[asyncio.Task[None]]] = set()
 
 def _begin(work: Coroutine[Any, Any, None]) -> None:
     task = asyncio.get_running_loop().create_task(work)
+    # The loop has weak references only: without this one the task could end unfinished.
     _begun.add(task)
     task.add_done_callback(_begun.discard)
 
@@ -151,6 +153,7 @@ def compiled(expression: str) -> Matches:
     else:
         outcome = _outcomes.get(expression)
     if outcome is None:
+        # Compiling it here would hold the loop, and a stranger chooses the expression (R58).
         if len(expression) > SHORT:
             raise NotCompiledError("this SQL92 expression is not compiled yet: ask again")
         outcome = _outcome_of(expression)

@@ -175,6 +175,7 @@ class AssignmentProcessor:
             fetch = asyncio.create_task(self._fetch(topic), name="assignment-route")
             self._fetches[topic] = fetch
             fetch.add_done_callback(lambda _: self._fetches.pop(topic))
+        # All that ask now share it: one that gives up must not end it for the others.
         return await asyncio.shield(fetch)
 
     async def _fetch(self, topic: str) -> list[MessageQueue]:
@@ -189,9 +190,11 @@ class AssignmentProcessor:
                     break
             except (BatonError, OSError) as exc:
                 log.debug("route_not_fetched topic=%s address=%s reason=%s", topic, address, exc)
+        # Without an answer the last route counts, so that consumers keep their queues.
         if not found:
             kept = self._routes.get(topic)
             found = kept[1] if kept is not None else self._own_queues(topic)
+        # Topics are named from outside: what is dropped is fetched again when it is asked for.
         if len(self._routes) >= ROUTES_MAX:
             self._routes.clear()
         self._routes[topic] = self._path.clock_ms(), found

@@ -185,8 +185,8 @@ class RoleActions:
 
     def role_will_change(self, view: RoleView, *, master: bool) -> None:
         """Comes before the role change, which waits for the disk: waiting clients get the new
-        master's address now, and early sends at the new master wait until it opens. From here on
-        this broker acks nothing to an older master."""
+        master's address now, and early sends at the new master wait until it opens."""
+        # From here on this broker acks nothing to an older master (R2).
         self._ha.fence(view.master_epoch)
         if master:
             self._hold.begin()
@@ -195,14 +195,12 @@ class RoleActions:
             self._hold.release()
 
     def _leave_role(self, master_epoch: int, master_address: str = "") -> None:
-        """R4: fails pending writes before a byte is cut, and refuses new ones.
-
-        The records of this turn are written first: the log must not grow after HA has read its end.
-        """
+        """R4: fails pending writes before a byte is cut, and refuses new ones."""
         if master_address:
             self._gate.leave(master_epoch, master_address)
         else:
             self._gate.opening(master_epoch)
+        # The records of this turn are written now: the log must not grow after HA has read its end.
         self._store.end_turn()
         self._store.positions.end_mastership()  # R27: it may not expire more than its next master
         failed = self._acks.fail_all(ResponseCode.SERVICE_NOT_AVAILABLE, ROLE_CHANGED_REMARK)

@@ -55,6 +55,8 @@ class ReplyProcessor:
         """The fields are those of a send, with long names (324) or short ones (325)."""
         self._path.gate.require_open()
         fields = send_fields(request.code, request.ext)
+        # Before the push: a reply that may not be stored is refused, and the requester gets
+        # nothing.
         place = self._send.place_of(fields)
         problem = await self._push(fields, request.body, channel)
         ext = NOT_STORED | {"queueId": str(place[1])}

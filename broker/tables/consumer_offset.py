@@ -291,16 +291,13 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
                 continue
             messages = sum(offsets[queue_id] - end for queue_id, end in ends.items())
             offsets.update(ends)
+            # Slaves compare this count: they fetch the lowered offsets.
             self._commits += 1
             self._new_version()
             yield Lowered(group, topic, len(ends), messages)
 
     def delete_topic(self, topic: str, record_end: int) -> None:
-        """A record that ends at `record_end` deletes a topic: forget its offsets (R39).
-
-        Kept are those that the master sent after it had carried out the same record, for a topic
-        made again.
-        """
+        """A record that ends at `record_end` deletes a topic: forget its offsets (R39)."""
         self._old.deleted(topic)
         self._deleted.pop(topic, None)
         # Popped before, so that it moves to the end: beyond the limit the oldest deletion goes.

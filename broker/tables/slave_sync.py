@@ -458,6 +458,7 @@ class Pages:
         body = reply.body
         if len(body) <= size:
             return
+        # The oldest goes: a slave that still reads it is refused, and asks again.
         while len(self._bodies) >= BODIES_KEPT:
             del self._bodies[next(iter(self._bodies))]
         self._count += 1

@@ -265,8 +265,8 @@ class WritePath:
         return result
 
     def put_system_record(self, topic: str, body: bytes) -> int:
-        """Appends a record of this broker's own; returns its end offset. A broker that takes no
-        writes appends nothing: what its log says holds."""
+        """Appends a record of this broker's own, if it takes writes; returns its end offset."""
+        # While it takes no writes, what its log says holds.
         if self.gate.refusal is not None:
             return self.store.appender.end
         result = self.store.appender.put_message(
