@@ -23,6 +23,7 @@ from lab.cluster.cluster import HOSTS, Cluster, Sections
 from lab.cluster.load import Load
 from lab.cluster.mqctl import mqctl
 from lab.cluster.network import Network
+from lab.cluster.processes import wait_for
 from lab.cluster.stores import copy_sparsely
 from lab.faults.verdict_files import FILE_INCIDENTS, Copy
 from lab.faults.verdict_live import LIVE_INCIDENTS, LiveVerdict
@@ -30,7 +31,9 @@ from lab.faults.verdict_live import LIVE_INCIDENTS, LiveVerdict
 SEGMENT: Final = 1 << 20
 SETTINGS: Final[Sections] = {"store": {"mappedFileSizeCommitLog": SEGMENT}}
 LOAD: Final = ("--interval-ms", "2", "--body", "900")
-LOAD_S: Final = 3.0
+ACKED_LIMIT_S: Final = 120.0
+ACKS: Final = 4_500
+"""Some five segments: incidents take away one in the middle, or hundreds of records at the end."""
 LIVE_SHARE: Final = 0.2
 
 
@@ -215,18 +218,22 @@ def _make_base(place: Path, end: Callable[[Cluster, Load], None]) -> None:
         ) as load:
             load.wait_started()
             load.first_ack(sent_after=time.monotonic(), limit_s=10)
-            time.sleep(LOAD_S / 2)
+            _wait_acked(load, ACKS // 2)
             cluster.brokers[slave].kill()
             copy_sparsely(cluster.data_dir(slave), place / "backup")
             (place / "backup" / "index-of").write_text(str(slave))
             cluster.launch(cluster.brokers[slave])
             cluster.wait_whole()
-            time.sleep(LOAD_S / 2)
+            _wait_acked(load, ACKS)
             end(cluster, load)
         acked.rename(place / "acked.jsonl")
     finally:
         for process in cluster.processes:
             process.kill()
+
+
+def _wait_acked(load: Load, count: int) -> None:
+    wait_for(f"{count} acknowledged writes", lambda: len(load.acks) >= count, ACKED_LIMIT_S)
 
 
 def _end_killed(cluster: Cluster, load: Load) -> None:
@@ -252,7 +259,7 @@ def _end_alone(cluster: Cluster, load: Load) -> None:
         return True if found is not None and len(found.in_sync) == 1 else None
 
     cluster.wait_for("the set of one", is_alone)
-    time.sleep(LOAD_S / 2)
+    _wait_acked(load, len(load.acks) + ACKS // 3)
     _end_killed(cluster, load)
 
 

@@ -121,7 +121,7 @@ def test_r47_a_cluster_grows_shrinks_and_gets_a_group_with_everything_acknowledg
         resize(3, 1)
         notes = wait_for("the note", lambda: ask("health", "--json").json["notes"], 20)
         assert ask("health", "--json").json["state"] == "ok"
-        assert ask(*shlex.split(notes[0].partition("mqctl ")[2])).code == 0
+        assert ask(*shlex.split(notes[0].partition("mqctl ")[2]), "--yes").code == 0
         assert ask("health", "--json").json["notes"] == []
         resize(3, 2)
         folders = {Path(broker["dataDir"]).name: broker["name"] for broker in cluster.brokers}
