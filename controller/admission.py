@@ -108,6 +108,11 @@ def claimed(
             why = "is in the SyncStateSet"
         elif unheard_ms < UNHEARD_MS:
             why = f"was heard {unheard_ms} ms ago, {UNHEARD_MS} are needed"
+        elif (epoch := max(command.epoch, command.accepted_epoch)) > group.master_epoch:
+            # A volume of another cluster, say: its epochs would stop all elections (R19).
+            why = (
+                f"never knew masterEpoch {epoch}, as this one does ({group.master_epoch} is newest)"
+            )
         if why:
             return (
                 f"id {record.broker_id} of {group.broker_name} belongs to another data folder, and"

@@ -194,6 +194,24 @@ class TestOwners:
         leader.passes(UNHEARD_MS - 100)
         assert not self.claim(leader, "stranger", owner).ok
 
+    @pytest.mark.parametrize("known", ["epoch", "accepted_epoch"])
+    def test_r59_a_volume_of_another_cluster_does_not_stop_elections(
+        self, clocks: Any, known: str
+    ) -> None:
+        """Its epochs are the highest: the controllers would seem to have forgotten (R19)."""
+        leader = self.in_sync(clocks)
+        leader.alter(1, 2)
+        leader.closes(3)
+        leader.passes(UNHEARD_MS, 1, 2)
+        stray = registration(
+            NAME, cluster_name="", broker_id=3, incarnation="stray", register_check_code="",
+            owner="of another cluster", **{known: leader.group.master_epoch + 1},
+        )  # fmt: skip
+        refused = leader.submit(stray)
+        assert not refused.ok and "never knew masterEpoch" in refused.remark
+        leader.closes(1)
+        assert leader.elect(2).ok
+
     @pytest.mark.parametrize("owner", ["", "a stranger's"])
     def test_r59_the_owner_takes_its_id_back_from_a_living_process_without_proof(
         self, clocks: Any, owner: str
