@@ -58,7 +58,7 @@ from batonmq.runtime.turns import in_turns
 from batonmq.store.appender import BatchResult, PutResult
 
 FLAG_ONEWAY: Final = 2
-BATCH_AT_ONCE: Final = 256
+BATCH_AT_ONCE: Final = 128
 """Messages of a batch that are handled in one turn, about 6 µs each."""
 
 

@@ -292,6 +292,6 @@ def test_a_job_started_by_hand_without_its_packages_says_so(job: str) -> None:
     )  # fmt: skip
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith(
-        "error: jobs run on Spark and need duckdb, jinja2, numpy, plotly, pyarrow, pyspark:"
+        "error: jobs run on Spark and need duckdb, jinja2, jpype1, numpy, plotly, pyarrow, pyspark:"
     )
     assert "make setup-spark" in done.stderr and done.stderr.count("\n") == 1
