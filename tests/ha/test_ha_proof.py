@@ -330,7 +330,7 @@ def test_r58_strangers_that_say_little_or_nothing_keep_no_slave_out(run_group, w
         await group.follow(two)
         one.put(3)
         await group.caught_up(one, two)
-        assert one.ha.in_sync_count == 2
+        await wait_until(lambda: one.ha.in_sync_count == 2)
         for _, writer in opened:
             writer.close()
             with contextlib.suppress(ConnectionError):
