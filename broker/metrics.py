@@ -16,11 +16,10 @@ from typing import Final
 from batonmq.broker.exporter_names import ExporterNames
 from batonmq.broker.service import BrokerService
 from batonmq.broker.tables.consumer_offset import SEPARATOR
-from batonmq.broker.tables.subscription_group import is_system_group
 from batonmq.broker.write.pending_acks import WAIT_BOUNDS_MS
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.role_view import Role
-from batonmq.protocol.topic_name import RETRY_PREFIX, is_system_topic
+from batonmq.protocol.topic_name import RETRY_PREFIX, is_system_group, is_system_topic
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.metrics import Histogram, MetricsPage, label_text
 from batonmq.store.upkeep import disk_space

@@ -158,7 +158,7 @@ class CommandContext:
 
     def confirm(self, what: str, *, yes: bool) -> None:
         """Says on standard error what will happen and where, and asks. Raises CommandFailed if the
-        answer is no, or nobody can answer."""
+        answer is no, or there is no terminal."""
         _ = self.target  # says which cluster
         click.echo(f"mqctl: {what}", err=True)
         if yes:

@@ -72,6 +72,13 @@ SYSTEM_GROUPS: Final = (
     TRANS_GROUP,
 )
 """Consumer groups of a fresh Java broker; tools and old clients use these names."""
+
+
+def is_system_group(group: str) -> bool:
+    """Whether brokers consume by that name themselves."""
+    return group in SYSTEM_GROUPS or group.upper().startswith("CID_RMQ_SYS_")
+
+
 # Their consume queue units hold due times instead of tags.
 DUE_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
 # Existing topics that clients may not send to.

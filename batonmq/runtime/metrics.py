@@ -280,7 +280,7 @@ class Metrics:
     async def _answer(self, path: bytes) -> tuple[str, str, list[bytes]]:
         if path == b"/metrics":
             return "200 OK", CONTENT_TYPE, await self.page()
-        if path == b"/livez":  # whoever reads this has got a turn of the loop
+        if path == b"/livez":  # an answer at all shows that the loop turns
             return "200 OK", "text/plain", [b"ok\n"]
         if path == b"/readyz":
             why = [reason for source in self._sources for reason in source.why_not_ready()]
@@ -293,7 +293,7 @@ class Metrics:
         return [] if self._sources else ["it is starting"]
 
     async def page(self) -> list[bytes]:
-        """The text of a scrape, in pieces. Whoever asks while one is made gets the same."""
+        """The text of a scrape, in pieces. Requests that come while one is made share it."""
         if self._page is None or (self._page.done() and boot_s() >= self._page_until_s):
             self._page = asyncio.create_task(self._build(), name="metrics-page")
         return await asyncio.shield(self._page)

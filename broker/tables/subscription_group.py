@@ -22,11 +22,6 @@ from batonmq.runtime.clock import wall_ms
 _READ_BIT = 1 << 2
 
 
-def is_system_group(group: str) -> bool:
-    """Whether brokers consume by that name themselves."""
-    return group in SYSTEM_GROUPS or group.upper().startswith("CID_RMQ_SYS_")
-
-
 class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, SubscriptionGroupConfig]):
     """Group name -> SubscriptionGroupConfig. One thread only."""
 

@@ -149,7 +149,7 @@ async def delete_sub_group(
 @command("producerConnection", interval=True)
 @option("-g", "--producerGroup", required=True, metavar="GROUP", help="Producer group.")
 async def producer_connection(context: CommandContext, producer_group: str) -> None:
-    """Who is connected as a producer of a group. Exit code 1 if nobody is.
+    """Who is connected as a producer of a group. Exit code 1 if there is none.
 
     JSON: RocketMQ's ProducerConnection ({"connectionSet": [...]}).
     """

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 ASKED_MAX = 100
 """Topics and groups that one round looks at: each costs a request to every master."""
 AT_ONCE = 16
-SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 LINES_BESIDE = 8
 """Headings, blank lines and the first line."""
 
@@ -27,7 +26,7 @@ LINES_BESIDE = 8
 @option("-i", "--interval", "every_s", type=SECONDS, default=2.0, help="Between two rounds.")
 @option("--once", is_flag=True, help="One round.")
 async def top(context: CommandContext, every_s: float, once: bool) -> None:
-    """What goes on now, until ctrl-C: brokers, topics, groups.
+    """The rates of brokers, topics and groups, live until ctrl-C.
 
     JSON: one document a line: brokers, topics (topic, tps, day), groups (consumerGroup, diff,
     members).
@@ -146,13 +145,9 @@ async def _groups(admin: Admin) -> list[dict[str, Any]]:
     """Those that wait for most first."""
     import asyncio
 
-    from batonmq.protocol.topic_name import SYSTEM_GROUPS
+    from batonmq.protocol.topic_name import is_system_group
 
-    names = [
-        name
-        for name in await admin.consumer_groups.names()
-        if name not in SYSTEM_GROUPS and not name.startswith(SYSTEM_GROUP_PREFIX)
-    ]
+    names = [name for name in await admin.consumer_groups.names() if not is_system_group(name)]
     limit = asyncio.Semaphore(AT_ONCE)
 
     async def one(name: str) -> dict[str, Any]:

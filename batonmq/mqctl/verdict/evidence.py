@@ -160,7 +160,7 @@ class NodeEvidence:
 
     @property
     def is_hung(self) -> bool:
-        """It has a process that answers nobody."""
+        """Its process runs and answers no request."""
         process = self.process
         if process is None or not process.pid:
             return self.asked and self.refused is not None and "no answer" in self.refused

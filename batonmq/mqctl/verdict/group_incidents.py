@@ -171,7 +171,7 @@ def _routes(evidence: Evidence) -> Iterator[Finding]:
     for name in names:
         known = {ns: routes.get(name, "") for ns, routes in evidence.routes.items()}
         if len(set(known.values())) > 1:
-            text = ", ".join(f"{ns} names {to or 'nobody'}" for ns, to in sorted(known.items()))
+            text = ", ".join(f"{ns} names {to or 'no master'}" for ns, to in sorted(known.items()))
             cause = f"{name}: the name servers differ: {text}"
             wait = Repair("wait for the next registration", "mqctl health --watch", 30)
             yield Finding("routes-differ", name, cause, 0, (name,), (wait,))

@@ -102,7 +102,7 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
         if node.is_hung:
             pid = process.pid if process is not None else 0
             is_stopped = process is not None and process.stopped
-            how = "is stopped (SIGSTOP, a debugger)" if is_stopped else "answers nobody"
+            how = "is stopped (SIGSTOP, a debugger)" if is_stopped else "answers no request"
             kill = Repair("end it: it is started again, or start it", f"kill -9 {pid}", START_S)
             on = Repair("let it continue", f"kill -CONT {pid}") if is_stopped else None
             repairs = tuple(filter(None, (on, kill if pid else start_of(evidence, node))))

@@ -86,9 +86,9 @@ INCIDENTS: Final[dict[str, Incident]] = {
     "controllers-differ": Incident("controllers hold different states"),
     "controllers-cut": Incident("controllers do not reach each other"),
     # Single processes.
-    "master-hung": Incident("the master answers nobody", ("slave-hung", "no-master")),
-    "slave-hung": Incident("a slave answers nobody"),
-    "name-server-hung": Incident("a name server answers nobody"),
+    "master-hung": Incident("the master answers no request", ("slave-hung", "no-master")),
+    "slave-hung": Incident("a slave answers no request"),
+    "name-server-hung": Incident("a name server answers no request"),
     "master-killed": Incident("the master was killed", ("no-master",)),
     "master-stopped": Incident("the master was stopped", ("no-master",)),
     "master-away": Incident("the master does not answer", ("no-master",)),

@@ -240,7 +240,7 @@ def may_restart(evidence: Evidence, node: NodeEvidence) -> Restart:
     if not others and me in group.members:
         return Restart(node.name, False, f"{node.group} would lose its last copy in sync")
     if not evidence.leader and me == group.master:
-        return Restart(node.name, False, "no controller leads: nobody could replace this master")
+        return Restart(node.name, False, "no controller leads to replace this master")
     who = ", ".join(map(str, others))
     if me == group.master:
         first = f"mqctl drain {node.address}"
