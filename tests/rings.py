@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from lab.cluster.java import JavaError, is_fetched, missing_tools, prepared_classpath
 from lab.cluster.processes import ROOT
@@ -50,6 +51,10 @@ class Ring:
             # In their order: else files of one test, however long it takes, would come last.
             pytest += ["-n", str(self.workers), "--dist", "loadfile", "--no-loadscope-reorder"]
         return [sys.executable, *pytest]
+
+    def cached_in(self, folder: Path) -> list[str]:
+        """Options by which pytest keeps there which tests failed: rings run beside each other."""
+        return [] if self.command else ["-o", f"cache_dir={folder}"]
 
 
 class Unprepared(Exception):

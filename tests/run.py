@@ -7,15 +7,18 @@ before it failed. To use two cores most rings share their files out to two worke
 some run beside the ring before them (`tests.rings`): their output is shown when that one is done.
 What a machine lacks for a ring is named and the ring is left out; with BATONMQ_CI=1 in the
 environment that is a failure. A ring that takes longer than its limit fails: the tests that run
-then are named, with the stacks of their threads. `--soak` runs the long versions of the Spark and
-the process ring instead (BATONMQ_SOAK=1), many kills, and two rings of its own: `search` (property
-tests with new seeds) and `fuzz` (broken input by the million). Exit codes: 0 all good, 1 something
-failed, 2 wrong usage.
+then are named, with the stacks of their threads. Up to five failed tests of a ring run once more
+when nothing else runs on the machine: the summary names those that pass only then. `--soak` runs
+the long versions of the Spark and the process ring instead (BATONMQ_SOAK=1), many kills, and two
+rings of its own: `search` (property tests with new seeds) and `fuzz` (broken input by the million).
+Exit codes: 0 all good, 1 something failed, 2 wrong usage.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -23,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests import running
@@ -31,6 +34,8 @@ from tests.rings import RINGS, Ring, Unprepared
 
 ROOT = Path(__file__).resolve().parents[1]
 NO_TESTS_COLLECTED = 5
+RETRIED_MAX = 5
+"""More failed tests than this are no matter of a busy machine."""
 SOAK_LIMIT_S = 4 * 3600
 STOP_S = 30.0
 """How long a hung ring gets to end its clusters before it is killed."""
@@ -44,6 +49,7 @@ class Outcome:
     state: str
     seconds: float
     why: str = ""
+    failed: tuple[str, ...] = ()
 
 
 class Run:
@@ -58,6 +64,7 @@ class Run:
         self._output = tempfile.TemporaryFile() if quiet else None  # noqa: SIM115  see stop
         self._limit_s = SOAK_LIMIT_S if soak else ring.limit_s
         self._notes = tempfile.TemporaryDirectory(prefix="running-")
+        self._cache = Path(self._notes.name, "cache")
         self._process: subprocess.Popen[bytes] | None = None
         self._outcome: Outcome | None = None
         self._print(self._title)
@@ -83,7 +90,7 @@ class Run:
         env.pop("PYTHONDONTWRITEBYTECODE", None)
         env[running.FOLDER] = self._notes.name
         self._process = subprocess.Popen(
-            ["nice", "-n", str(ring.niceness), *ring.argv],
+            ["nice", "-n", str(ring.niceness), *ring.argv, *ring.cached_in(self._cache)],
             cwd=ROOT,
             env=env,
             stdout=self._output,
@@ -104,7 +111,9 @@ class Run:
         code = self._process.wait()
         if code == NO_TESTS_COLLECTED:
             return Outcome(self.ring, "failed", self._seconds(), "no test was found")
-        return Outcome(self.ring, "failed" if code else "passed", self._seconds())
+        if not code:
+            return Outcome(self.ring, "passed", self._seconds())
+        return Outcome(self.ring, "failed", self._seconds(), failed=failed_tests(self._cache))
 
     def stop(self) -> None:
         """Ends pytest if it still runs. Output that was not shown yet is lost."""
@@ -162,6 +171,28 @@ class Run:
         self._shown = size
 
 
+def failed_tests(cache: Path) -> tuple[str, ...]:
+    """Ids of the tests that failed, of which pytest's cache plugin keeps a list."""
+    with contextlib.suppress(FileNotFoundError):
+        return tuple(json.loads((cache / "v" / "cache" / "lastfailed").read_bytes()))
+    return ()
+
+
+def retried(outcome: Outcome) -> Outcome:
+    """The failed tests of a ring once more, one after the other, with the machine to themselves."""
+    tests = outcome.failed
+    if outcome.why or not 0 < len(tests) <= RETRIED_MAX:
+        return outcome
+    names = ", ".join(tests)
+    print(f"\n=== once more, alone: {names}", flush=True)
+    env = os.environ.copy()
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], cwd=ROOT, env=env)
+    if done.returncode:
+        return replace(outcome, why=f"also alone: {names}")
+    return replace(outcome, state="passed", why=f"only alone: {names}")
+
+
 def run_group(rings: Sequence[tuple[Ring, str]], *, strict: bool, soak: bool) -> list[Outcome]:
     """Runs rings side by side: the first one is seen at work, the others when their turn comes."""
     runs: list[Run] = []
@@ -202,6 +233,7 @@ def main() -> int:
     outcomes = [
         each for group in groups for each in run_group(group, strict=strict, soak=arguments.soak)
     ]
+    outcomes = [retried(each) if each.state == "failed" else each for each in outcomes]
     print("\n=== summary")
     for outcome in outcomes:
         why = f"  ({outcome.why})" if outcome.why else ""

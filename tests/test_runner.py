@@ -6,13 +6,14 @@ import contextlib
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lab.cluster.processes import wait_for
 from tests.rings import RINGS, Ring
-from tests.run import ROOT, Run
+from tests.run import RETRIED_MAX, ROOT, Outcome, Run, retried
 
 SPARKS = ("jinja2", "plotly", "pyarrow", "pyspark")
 
@@ -67,6 +68,49 @@ def test_a_ring_that_hangs_names_its_tests_and_shows_where_they_stand(
     assert f"stuck: {outcome.why}" in shown
     for name in names:
         assert f'{name}", line 3 in test_waits' in shown
+
+
+def _failing(folder: Path, tests: int, *, passes_alone: bool) -> Outcome:
+    """A ring of so many tests that fail, in the second run too unless they pass alone."""
+    mark = folder / "it has run"
+    (folder / "test_busy.py").write_text(
+        "import pathlib, pytest\n"
+        f"@pytest.mark.parametrize('n', range({tests}))\n"
+        "def test_busy(n):\n"
+        f"    mark = pathlib.Path({str(mark)!r} + str(n))\n"
+        f"    assert {passes_alone} and mark.exists(), mark.touch()\n"
+    )
+    run = Run(
+        Ring("busy", "tests that fail", "not none", 600, folders=(str(folder),), workers=2),
+        "1/1",
+        strict=True,
+        soak=False,
+        quiet=True,
+    )
+    try:
+        outcome = run.finish()
+    finally:
+        run.stop()
+    # pytest's names are those of the folder, which is none of this checkout.
+    return replace(outcome, failed=tuple(f"{folder}/{name}" for name in outcome.failed))
+
+
+def test_failed_tests_run_once_more_alone_and_are_named(tmp_path: Path) -> None:
+    outcome = _failing(tmp_path, 2, passes_alone=True)
+    assert (outcome.state, len(outcome.failed)) == ("failed", 2)
+    outcome = retried(outcome)
+    assert outcome.state == "passed" and outcome.why.startswith("only alone: ")
+    assert outcome.why.count("test_busy.py::test_busy") == 2
+
+
+def test_what_fails_alone_too_is_a_failure(tmp_path: Path) -> None:
+    outcome = retried(_failing(tmp_path, 1, passes_alone=False))
+    assert outcome.state == "failed" and outcome.why.startswith("also alone: ")
+
+
+def test_many_failed_tests_are_not_tried_again(tmp_path: Path) -> None:
+    outcome = _failing(tmp_path, RETRIED_MAX + 1, passes_alone=True)
+    assert retried(outcome) == outcome and outcome.state == "failed"
 
 
 def test_a_test_that_waits_for_ever_fails_in_any_loop(tmp_path: Path) -> None:

@@ -1,17 +1,25 @@
 """Java's string hash, which consume queues and index files hold. `tags_code` is cached, since tags
 repeat; the cache is emptied when full, because tags come from clients."""
 
+import sys
+from operator import mul
 from typing import Final
 
 _CACHE_MAX: Final = 4096
+_UTF_16: Final = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
+_PART: Final = 256
+_POWERS: Final = tuple(pow(31, exponent, 1 << 32) for exponent in reversed(range(_PART)))
 
 
 def java_string_hash(text: str) -> int:
     """Java `String.hashCode()`: over UTF-16 code units, a signed 32-bit number."""
-    units = text.encode("utf-16-be", "surrogatepass")
+    units = memoryview(text.encode(_UTF_16, "surrogatepass")).cast("H")
     value = 0
-    for high, low in zip(units[::2], units[1::2], strict=True):
-        value = (value * 31 + (high << 8) + low) & 0xFFFFFFFF
+    # Part by part: a key may have 32,767 characters, and a loop over each would hold up the broker.
+    for begin in range(0, len(units), _PART):
+        part = units[begin : begin + _PART]
+        parts_sum = sum(map(mul, part, _POWERS[-len(part) :]))
+        value = (value * pow(31, len(part), 1 << 32) + parts_sum) & 0xFFFFFFFF
     return value - 0x1_0000_0000 if value & 0x8000_0000 else value
 
 

@@ -37,7 +37,7 @@ def naive_hash(text: str) -> int:
     return value - 2**32 if value >= 2**31 else value
 
 
-@given(st.text(max_size=40))
+@given(st.text(max_size=40) | st.text(min_size=250, max_size=520))
 def test_the_hash_is_javas(text: str) -> None:
     assert java_string_hash(text) == naive_hash(text)
     assert tags_code(text) == tags_code(text.encode("utf-8", "replace")) == naive_hash(text)
