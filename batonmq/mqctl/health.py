@@ -160,9 +160,11 @@ class Findings:
     def _reported(self, address: str, text: str) -> Problem:
         what, _, why = text.partition(": ")
         advice = _FREE_SPACE if "disk" in why else _ADVICE.get(what, "")
-        return Problem.of(
-            f"broker {address}: {text}", advice.format(address), is_down=what == "refuses writes"
+        # A new master whose disk is full has not refused anything yet: its first write will be.
+        is_down = what == "refuses writes" or (
+            what == "its disk is full" and address in self.masters
         )
+        return Problem.of(f"broker {address}: {text}", advice.format(address), is_down=is_down)
 
     @property
     def masters(self) -> frozenset[str]:

@@ -360,6 +360,10 @@ def test_what_a_broker_tells_of_itself_is_a_problem(mqctl: Run, fake: Any) -> No
     assert lines[at + 1] == f"  {ran.json['nextSteps'][0]}"
     (row,) = [line.split() for line in lines if line.startswith("broker") and MASTER in line]
     assert row[2:] == ["FAILED", "see", "below"], "no row says ok above a problem"
+    for broker, state in ((MASTER, (1, "down")), (SLAVE, (3, "degraded"))):
+        fake.problems = {MASTER: [], broker: [full]}
+        ran = mqctl("health", "--json")
+        assert (ran.code, ran.json["state"]) == state, "a master that has refused no write yet"
     fake.problems = {SLAVE: ["its log is suspect: another boot"]}
     ran = mqctl("health", "--json")
     assert (ran.code, ran.json["state"]) == (3, "degraded")
