@@ -1,5 +1,6 @@
 """All public names of the client: this list is the only one. Applications import from `batonmq`."""
 
+from batonmq.auth.signature import Credentials as Credentials
 from batonmq.client.admin.admin import Admin as Admin
 from batonmq.client.admin.controller_admin import ControllerAdmin as ControllerAdmin
 from batonmq.client.admin.types import ChangedTopic as ChangedTopic

@@ -110,7 +110,7 @@ class CommandContext:
         return admin.Admin(
             name_servers,
             timeout_ms=self.timeout_ms,
-            client_options=ClientOptions(tls=self.target.tls),
+            client_options=ClientOptions(tls=self.target.tls, credentials=self.target.credentials),
         )
 
     def complain(self, text: str) -> None:
@@ -227,7 +227,7 @@ async def names_there(what: str, given: Mapping[str, Any]) -> list[str]:
         async with admin.Admin(
             target.name_servers_or_advice(),
             timeout_ms=COMPLETE_MS,
-            client_options=ClientOptions(tls=target.tls),
+            client_options=ClientOptions(tls=target.tls, credentials=target.credentials),
         ) as asked:
             if what == "topics":
                 return await asked.topics.names()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from batonmq.launcher.current import current_cluster_file, hint_file, serves
 
 if TYPE_CHECKING:
+    from batonmq.auth.signature import Credentials
     from batonmq.runtime.tls import ClientTls
 
 NAMESRV_VARIABLE = "NAMESRV_ADDR"
@@ -27,12 +28,21 @@ DATA_VARIABLE = "BATONMQ_DATA"
 CONTEXT_VARIABLE = "BATONMQ_CONTEXT"
 TRUST_VARIABLE = "BATONMQ_TLS_TRUST"
 CERT_VARIABLE = "BATONMQ_TLS_CERT"
+CREDENTIALS_VARIABLE = "BATONMQ_CREDENTIALS"
+KEY_VARIABLES = {
+    "accessKey": "BATONMQ_ACCESS_KEY",
+    "secretKey": "BATONMQ_SECRET_KEY",
+    "securityToken": "BATONMQ_SECURITY_TOKEN",
+}
 DEFAULT_DATA_DIR = "batonmq-data"
 
 
 Contexts = Mapping[str, Mapping[str, str]]
 """Name -> `namesrv` and `controller`, each `host:port;host:port` or empty. With TLS `trust`, too,
-and maybe `cert`: paths of PEM files."""
+and maybe `cert`: paths of PEM files. `credentials`: path of a file as `credentials_in` reads."""
+
+
+CONTEXT_FILES = ("trust", "cert", "credentials")
 
 
 class TargetError(Exception):
@@ -78,6 +88,8 @@ class Target:
     """The name of the context that the addresses are from."""
     tls: ClientTls | None = None
     """How its nodes are dialled; None: without TLS."""
+    credentials: Credentials | None = None
+    """Who signs the requests; None: nobody."""
 
     def __str__(self) -> str:
         """Where a command goes, for people."""
@@ -181,7 +193,8 @@ def _target_of_context(name: str, known: Contexts) -> Target:
         addresses(kept["namesrv"], "-n"),
         addresses(kept["controller"], "-a"),
     )
-    return Target(name_servers, controllers, context=name, tls=_tls_of(kept))
+    user = credentials_in(Path(kept["credentials"])) if kept.get("credentials") else None
+    return Target(name_servers, controllers, context=name, tls=_tls_of(kept), credentials=user)
 
 
 def target_here(namesrv_addr: str | None, controller_addr: str | None) -> Target:
@@ -197,7 +210,49 @@ def target_here(namesrv_addr: str | None, controller_addr: str | None) -> Target
     given = _tls_of(
         {"trust": os.environ.get(TRUST_VARIABLE, ""), "cert": os.environ.get(CERT_VARIABLE, "")}
     )
-    return replace(found, tls=given) if given is not None else found
+    if given is not None:
+        found = replace(found, tls=given)
+    user = credentials_of(os.environ)
+    return replace(found, credentials=user) if user is not None else found
+
+
+def credentials_of(environ: Mapping[str, str]) -> Credentials | None:
+    """The user that the environment names: its keys by themselves, or a file that has them. Raises
+    TargetError."""
+    keys = {key: environ[name] for key, name in KEY_VARIABLES.items() if environ.get(name)}
+    if keys:
+        return _credentials(keys, " and ".join(list(KEY_VARIABLES.values())[:2]))
+    file = environ.get(CREDENTIALS_VARIABLE)
+    return credentials_in(Path(file)) if file else None
+
+
+def credentials_in(file: Path) -> Credentials:
+    """The user in a file as mqadmin's `conf/tools.yml`: YAML with accessKey, secretKey and maybe
+    securityToken. Raises TargetError, which never shows what is in the file."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise TargetError(f"{file}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError):
+        raise TargetError(f"{file} is not YAML") from None
+    if not isinstance(found, dict):
+        raise TargetError(f"{file} has no accessKey and secretKey")
+    return _credentials({key: str(found[key]) for key in KEY_VARIABLES if found.get(key)}, file)
+
+
+def _credentials(keys: Mapping[str, str], where: object) -> Credentials:
+    from batonmq.auth.signature import Credentials  # commands that ask nothing load nothing
+
+    try:
+        return Credentials(
+            access_key=keys.get("accessKey", ""),
+            secret_key=keys.get("secretKey", ""),
+            security_token=keys.get("securityToken", ""),
+        )
+    except ValueError as error:
+        raise TargetError(f"{where}: {error}") from None
 
 
 def contexts_file() -> Path | None:
@@ -212,7 +267,7 @@ def kept_contexts() -> Contexts:
         found = json.loads(file.read_text()) if file is not None else {}
         return {
             str(name): {"namesrv": str(at["namesrv"]), "controller": str(at["controller"])}
-            | {key: str(at[key]) for key in ("trust", "cert") if at.get(key)}
+            | {key: str(at[key]) for key in CONTEXT_FILES if at.get(key)}
             for name, at in found.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -225,7 +225,8 @@ class WriteTurn:
 class Connection(asyncio.BufferedProtocol):
     """Made by a server or a client. `peer` and `local` are "ip:port"; `attachments` belong to the
     handlers; `last_active_ms` is `boot_ms` of the last received bytes. `on_close` callbacks get the
-    connection once. `taken`: whole frames of the peer that were handed out. `farewell(taken)` makes
+    connection once. `taken`: whole frames of the peer that were handed out. `sign` adds its user's
+    signature to each request that leaves. `farewell(taken)` makes
     the one-way request that `close` sends last."""
 
     def __init__(
@@ -247,6 +248,7 @@ class Connection(asyncio.BufferedProtocol):
         self.last_active_ms = boot_ms()
         self.on_close: list[Callable[[Connection], None]] = []
         self.taken = 0
+        self.sign: Callable[[RemotingCommand], None] | None = None
         self.farewell: Callable[[int], RemotingCommand] | None = None
         self.close_reason = ""
         self._loop = loop
@@ -351,6 +353,8 @@ class Connection(asyncio.BufferedProtocol):
         if self.closed:
             raise ConnectError(self.peer, f"connection is closed: {self.close_reason}")
         cmd.opaque = self._next_opaque()
+        if self.sign is not None:
+            self.sign(cmd)
         frame = encode_frame(cmd)
         future = self._pending.add(cmd.opaque, cmd.code, timeout_ms)
         self.write(frame)
@@ -361,6 +365,8 @@ class Connection(asyncio.BufferedProtocol):
         if self.closed:
             raise ConnectError(self.peer, f"connection is closed: {self.close_reason}")
         cmd.opaque = self._next_opaque()
+        if self.sign is not None:
+            self.sign(cmd)
         cmd.flag |= FLAG_ONEWAY
         self.write(encode_frame(cmd))
 

@@ -201,7 +201,8 @@ class RemotingServer(Endpoint):
 
 class RemotingClient(Endpoint):
     """One shared connection for each address "host:port", made at its first use, and again after a
-    loss. `tls` None: without TLS. Requests of the other side go to `processors`."""
+    loss. `tls` None: without TLS. `sign` signs each request, None: they leave unsigned. Requests of
+    the other side go to `processors`."""
 
     _server_side = False
 
@@ -213,8 +214,10 @@ class RemotingClient(Endpoint):
         idle_timeout_s: float = 120,
         name: str = "client",
         tls: Dialling | None = None,
+        sign: Callable[[RemotingCommand], None] | None = None,
     ) -> None:
         super().__init__(processors or Processors(), name=name, idle_timeout_s=idle_timeout_s)
+        self._sign = sign
         self._tls = tls
         self._connect_timeout_s = connect_timeout_ms / 1000
         self._by_address: dict[str, Connection] = {}
@@ -300,6 +303,7 @@ class RemotingClient(Endpoint):
             raise ConnectError(address, tls_reason(error)) from error
         except ValueError as error:
             raise ConnectError(address, str(error)) from error
+        connection.sign = self._sign
         self._by_address[address] = connection
         connection.on_close.append(lambda closed: self._forget(address, closed))
         return connection

@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from batonmq.auth.signature import Credentials, Signer
 from batonmq.client.errors import ClientClosedError
 from batonmq.client.hooks import Hook
 from batonmq.client.instance.name_servers import NameServers, name_servers_from
@@ -32,7 +33,8 @@ class ClientOptions:
     master may leave a request unanswered before the name servers are asked for a new one.
     `instance_name`: gives the client a stable id (broadcasting consumers' offset files);
     without it each client object is unique. `hook`: sees each send and each call of a listener.
-    `tls`: the cluster takes TLS; None: plain connections.
+    `tls`: the cluster takes TLS; None: plain connections. `credentials`: the user that signs each
+    request; None: they leave unsigned.
     """
 
     route_poll_ms: int = 30_000
@@ -43,6 +45,7 @@ class ClientOptions:
     instance_name: str | None = None
     hook: Hook | None = None
     tls: ClientTls | None = None
+    credentials: Credentials | None = None
 
 
 class Connections:
@@ -82,11 +85,12 @@ class Connections:
 
     def connect(self, processors: Processors) -> None:
         """`processors` serve the requests that brokers send to this client. Raises TlsError."""
-        tls = self.options.tls
+        tls, user = self.options.tls, self.options.credentials
         self._remoting = RemotingClient(
             processors,
             connect_timeout_ms=self.options.connect_timeout_ms,
             tls=DialTls(tls) if tls is not None else None,
+            sign=Signer(user) if user is not None else None,
         )
         self._name_servers = NameServers(self.name_server_addresses, self._remoting)
 

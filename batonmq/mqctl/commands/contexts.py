@@ -33,15 +33,21 @@ from batonmq.mqctl.target import (
     type=click.Path(path_type=Path),
     help="Your certificate with its key, for such a cluster.",
 )
+@click.option(
+    "--credentials",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="YAML with accessKey and secretKey, for a cluster with users.",
+)
 @click.option("--remove", is_flag=True, help="Forget NAME.")
 async def contexts(
-    context: CommandContext, name: str | None, trust: Path | None, cert: Path | None, remove: bool
+    context: CommandContext, name: str | None, *, remove: bool, **files: Path | None
 ) -> None:
     """List the clusters that have a name; with NAME and -n (and -a) keep one.
 
     `BATONMQ_CONTEXT=NAME mqctl ...` then goes there. Options and NAMESRV_ADDR come first.
 
-    JSON: name to namesrv and controller, with TLS also trust and cert.
+    JSON: name to namesrv and controller, where given also trust, cert and credentials.
     """
     known = {each: dict(at) for each, at in kept_contexts().items()}
     namesrv, controller = context.given
@@ -61,7 +67,6 @@ async def contexts(
             except TargetError as error:
                 raise click.UsageError(str(error)) from error
             known[name] = {"namesrv": namesrv, "controller": controller or ""}
-            files = {"trust": trust, "cert": cert}
             known[name] |= {key: str(at.absolute()) for key, at in files.items() if at}
         _keep(known)
     if context.out.as_json:

@@ -1,0 +1,1 @@
+"""Who asks: the signatures of RocketMQ's ACL. `signature` is pure."""

@@ -1,0 +1,108 @@
+"""Signatures of requests, against bytes that RocketMQ 5.3.3 made, and what a client sends."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from base64 import b64encode
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batonmq.auth.signature import Credentials, Signer, SigningKey
+from batonmq.mqctl.target import TargetError, credentials_in, credentials_of
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.endpoint import RemotingClient, RemotingServer
+
+JAVA = {"topic": "T1", "a": "x", "B": "up", "AccessKey": "AK"}
+
+
+def test_the_signature_of_the_stock_client() -> None:
+    fields = JAVA | {"Signature": "EAjbcMejpuDbwjOl4ASUg4plIS8="}
+    assert SigningKey("12345678").proves(fields, b"body")
+    assert not SigningKey("12345678").proves(fields, b"bodY")
+    assert not SigningKey("12345679").proves(fields, b"body")
+    assert not SigningKey("12345678").proves(fields | {"b": "more"}, b"body")
+    assert not SigningKey("12345678").proves(JAVA, b"body")
+
+
+@given(st.text(min_size=1), st.dictionaries(st.text(), st.text()), st.binary())
+def test_a_prepared_key_signs_as_hmac_does(
+    secret: str, fields: dict[str, str], body: bytes
+) -> None:
+    fields.pop("Signature", None)
+    text = "".join(value for _, value in sorted(fields.items())).encode()
+    known = b64encode(hmac.digest(secret.encode(), text + body, "sha1")).decode()
+    assert SigningKey(secret).proves(fields | {"Signature": known}, body)
+
+
+@given(st.text(st.characters(categories=["Cs", "L", "P"])), st.binary())
+def test_any_text_of_a_stranger_is_refused_without_an_error(text: str, body: bytes) -> None:
+    assert not SigningKey("secret").proves({"a": text, "Signature": text}, body)
+
+
+def test_a_request_that_is_sent_again_is_signed_again() -> None:
+    sign = Signer(Credentials(access_key="AK", secret_key="12345678"))
+    shared = {"topic": "T1", "a": "x", "B": "up"}
+    request = RemotingCommand(10, ext=shared, body=b"body")
+    for _ in range(2):
+        sign(request)
+        assert request.ext == JAVA | {"Signature": "EAjbcMejpuDbwjOl4ASUg4plIS8="}
+    assert "Signature" not in shared
+
+
+def test_every_request_of_a_signing_client_carries_its_signature() -> None:
+    asyncio.run(_every_request_is_signed())
+
+
+async def _every_request_is_signed() -> None:
+    got: list[RemotingCommand] = []
+
+    def handle(request: RemotingCommand, _: Connection) -> RemotingCommand:
+        got.append(request)
+        return RemotingCommand.response_to(request)
+
+    processors = Processors()
+    processors.register(34, handle)
+    server = RemotingServer(processors)
+    user = Credentials(access_key="AK", secret_key="s", security_token="token")
+    client = RemotingClient(sign=Signer(user))
+    try:
+        address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
+        await client.oneway(address, RemotingCommand.request(34, {"a": "1"}))
+        await client.call(address, RemotingCommand.request(34, {"a": "2"}, b"body"))
+    finally:
+        await client.close()
+        await server.close()
+    assert [each.ext["a"] for each in got] == ["1", "2"]
+    for each in got:
+        assert each.ext["SecurityToken"] == "token"
+        assert SigningKey("s").proves(each.ext, each.body)
+
+
+def test_secrets_are_in_no_text(tmp_path) -> None:
+    user = Credentials(access_key="AK", secret_key="hidden", security_token="hidden")
+    assert "hidden" not in repr(user) + str(user)
+    file = tmp_path / "tools.yml"
+    for text in ("hidden", "secretKey: hidden", "{hidden: [", "accessKey: ''\nsecretKey: hidden"):
+        file.write_text(text)
+        with pytest.raises(TargetError) as caught:
+            credentials_in(file)
+        assert "hidden" not in str(caught.value)
+
+
+def test_who_signs_is_in_the_environment_or_in_a_file(tmp_path) -> None:
+    file = tmp_path / "tools.yml"
+    file.write_text("accessKey: rocketmq\nsecretKey: 12345678\n")
+    assert credentials_of({}) is None
+    found = credentials_of({"BATONMQ_CREDENTIALS": str(file)})
+    assert found == Credentials(access_key="rocketmq", secret_key="12345678")
+    keys = {"BATONMQ_ACCESS_KEY": "a", "BATONMQ_SECRET_KEY": "b", "BATONMQ_SECURITY_TOKEN": "c"}
+    found = credentials_of(keys | {"BATONMQ_CREDENTIALS": str(file)})
+    assert found == Credentials(access_key="a", secret_key="b", security_token="c")
+    with pytest.raises(TargetError, match="BATONMQ_SECRET_KEY"):
+        credentials_of({"BATONMQ_ACCESS_KEY": "a"})
+    with pytest.raises(TargetError, match="No such file"):
+        credentials_of({"BATONMQ_CREDENTIALS": str(tmp_path / "none")})
