@@ -76,13 +76,6 @@ class BlockingConnection:
         """For selectors: readable when there is something that was not taken yet."""
         return self._socket.fileno()
 
-    def is_closed_by_peer(self) -> bool:
-        """Waits for the peer to close; True if it did, False if it sent something instead."""
-        try:
-            return self._socket.recv(1) == b""
-        except ConnectionError:
-            return True
-
     def send(self, topic: str, body: bytes, *, queue_id: int = 0, properties: str = "") -> Reply:
         return self.request(frames.SEND_V2, frames.send_ext(topic, queue_id, properties), body)
 

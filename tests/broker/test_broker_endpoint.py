@@ -398,3 +398,13 @@ def test_r58_a_bad_message_at_the_end_of_a_large_batch_refuses_all_of_it(tmp_pat
         assert rig.service.store.end_turn() == end
 
     run_with_broker(tmp_path, play)
+
+
+def test_r15_a_send_is_refused_while_too_few_are_in_sync(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        reply = await rig.send("NewTopic")
+        assert reply.code == ResponseCode.SYSTEM_ERROR
+        assert "not enough: 1, minInSyncReplicas is 2" in (reply.remark or "")
+        assert rig.service.store.end_turn() == 0, "nothing was written, the topic neither"
+
+    run_with_broker(tmp_path, play, min_in_sync_replicas=2)

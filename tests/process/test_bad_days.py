@@ -109,61 +109,7 @@ def test_a_second_broker_on_one_data_folder_is_refused(
     cluster.wait_in_sync(3)
 
 
-def test_an_identity_that_disagrees_with_the_configuration(tmp_path: Path) -> None:
-    """The folder belongs to broker-x of another cluster: exit 1; both names and what to do."""
-    store = tmp_path / "store"
-    store.mkdir()
-    (store / "brokerIdentity").write_text("OtherCluster#broker-x#3")
-    done = run_broker(alone(tmp_path), tmp_path)
-    assert done.returncode == 1
-    line = done.stderr.splitlines()[-1]
-    assert "OtherCluster" in line and "broker-x" in line and "broker-a" in line
-    assert "correct brokerClusterName" in line and str(store / "brokerIdentity") in line
-    assert (store / "brokerIdentity").read_text() == "OtherCluster#broker-x#3"
-
-
-@pytest.mark.parametrize(
-    ("section", "key", "value", "words"),
-    [
-        ("broker", "brokerNmae", "broker-a", ("brokerNmae", "brokerName")),
-        ("store", "flushDiskType", "SOMETIMES", ("flushDiskType", "SYNC_FLUSH")),
-        ("replicas", "masterLeaseMs", 5_000, ("masterLeaseMs", "brokerSessionTimeoutMs")),
-        ("ha", "haSendHeartbeatInterval", "soon", ("haSendHeartbeatInterval", "soon")),
-    ],
-    ids=["unknown", "not-allowed", "r34-contradiction", "wrong-type"],
-)
-def test_r34_settings_that_cannot_be_used(
-    tmp_path: Path, section: str, key: str, value: object, words: tuple[str, ...]
-) -> None:
-    """An unknown key, a value that is not allowed, times that contradict each other (R34), a
-    wrong type: exit 2, one line with file, line, key and what is allowed."""
-    config = alone(tmp_path)
-    config.setdefault(section, {})[key] = value
-    done = run_broker(config, tmp_path)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert all(word in line for word in words), line
-    assert re.search(r"broker\.yaml:\d+", line), line
-    assert not (tmp_path / "store").exists()
-
-
 # --- the epoch file ---
-
-
-@pytest.mark.parametrize("content", [b"", b"3\n99\nnot an epoch list\n"], ids=["empty", "garbled"])
-def test_a_bad_epoch_file_is_replaced_by_its_backup(
-    cluster: ClusterProcess, content: bytes
-) -> None:
-    """A slave's epoch file is emptied or garbled while it is down: it starts from `.bak`, says so,
-    and is in the set again."""
-    slave = any_slave(cluster)
-    folder = killed(cluster, slave)
-    good = (folder / "epochFileCheckpoint").read_bytes()
-    (folder / "epochFileCheckpoint").write_bytes(content)
-    cluster.restart(slave)
-    cluster.wait_in_sync(3)
-    assert "epoch_file_from_backup" in cluster.broker_log(slave)
-    assert (folder / "epochFileCheckpoint").read_bytes() == good
 
 
 def test_without_a_good_epoch_file_a_broker_does_not_start(cluster: ClusterProcess) -> None:
@@ -212,22 +158,6 @@ def test_r21_a_log_without_its_epochs_is_never_cut(cluster: ClusterProcess) -> N
 # --- the commit log ---
 
 
-def test_r24_a_torn_tail_is_cut(cluster: ClusterProcess) -> None:
-    """A slave dies within a write: behind its last record lies half of one. Recovery cuts exactly
-    that, names it, and the slave fetches the record whole from its master."""
-    write_some(cluster)
-    slave = any_slave(cluster)
-    folder = killed(cluster, slave)
-    end = log_end(folder)
-    last = last_record(folder)
-    spoil(folder, end, last[: len(last) // 2])
-    write_some(cluster)
-    cluster.restart(slave)
-    cluster.wait_in_sync(3)
-    assert re.search(rf"torn_tail_cut file=\S+ offset={end} ", cluster.broker_log(slave))
-    equal_logs(cluster, slave, end + len(BODY))
-
-
 def test_r24_a_flipped_byte_is_named_and_fetched_again(cluster: ClusterProcess) -> None:
     """A byte in the middle of a slave's log has flipped, and its checkpoint is gone, so that the
     log is read from the start. It names file and offset, serves and keeps nothing behind it,
@@ -244,23 +174,6 @@ def test_r24_a_flipped_byte_is_named_and_fetched_again(cluster: ClusterProcess) 
     assert found is not None, cluster.diagnostics()
     assert found[1].endswith(f"{2 * SEGMENT:020d}") and at - 5_000 < int(found[2]) <= at
     wait_for("the end of suspicion", lambda: not (folder / "suspect").exists())
-    equal_logs(cluster, slave, end)
-
-
-def test_r24_a_missing_middle_file_is_named_and_fetched_again(cluster: ClusterProcess) -> None:
-    """A segment between others is gone from a slave: named with its offset, the slave begins
-    again before the gap and is level with its master in the end."""
-    slave = any_slave(cluster)
-    folder = killed(cluster, slave)
-    end = log_end(folder)
-    missing = folder / "commitlog" / f"{SEGMENT:020d}"
-    missing.unlink()
-    cluster.restart(slave)
-    cluster.wait_in_sync(3)
-    log = cluster.broker_log(slave)
-    assert re.search(rf"commit_log_damaged file={missing} offset={SEGMENT} ", log), log[-2000:]
-    wait_for("the end of suspicion", lambda: not (folder / "suspect").exists())
-    assert missing.exists()
     equal_logs(cluster, slave, end)
 
 
@@ -294,27 +207,6 @@ def elect(cluster: ClusterProcess, broker: dict[str, Any]) -> None:
     argv += ["-b", broker["id"], "-a", ";".join(cluster.controllers)]
     subprocess.run(argv, check=True, capture_output=True, cwd=ROOT, timeout=60)
     wait_for("the switch", lambda: cluster.master()["address"] == broker["address"])
-
-
-def test_r24_a_damaged_log_is_no_master(tmp_path: Path) -> None:
-    """The only replica loses a middle file. It says file and offset and serves nothing: no message
-    is acknowledged on top of a hole."""
-    overrides: dict[str, dict[str, object]] = {"store": {"mappedFileSizeCommitLog": SEGMENT}}
-    with ClusterProcess(tmp_path, replicas=1, controllers=1, overrides=overrides) as cluster:
-        master = cluster.master()
-        with BlockingConnection(master["address"]) as probe:
-            for number in range(2 * SEGMENT // len(BODY) + 50):
-                assert probe.send(TOPIC, BODY + b"%d" % number).code == 0
-        cluster.kill(master)
-        wait_for("its end", lambda: cluster.brokers[0]["pid"] is None)
-        missing = Path(master["dataDir"]) / "commitlog" / f"{SEGMENT:020d}"
-        missing.unlink()
-        child = cluster.restart(master)
-        wait_for(
-            "the damage to be named",
-            lambda: f"{missing}" in cluster.broker_log(master),
-        )
-        wait_for("a refusal or the end", lambda: child.poll() == 1 or refuses(master["address"]))
 
 
 def test_g8_a_flipped_byte_is_never_served(tmp_path: Path) -> None:
@@ -351,22 +243,9 @@ def log_end(folder: Path) -> int:
     return max(record_ends(read_log(folder).data))
 
 
-def last_record(folder: Path) -> bytes:
-    data = read_log(folder).data
-    begin, end = list(record_ends(data))[-2:]
-    return data[begin:end]
-
-
 def segment_file(folder: Path, at: int) -> tuple[Path, int]:
     size = next((folder / "commitlog").glob("[0-9]*")).stat().st_size
     return folder / "commitlog" / f"{at // size * size:020d}", at % size
-
-
-def spoil(folder: Path, at: int, data: bytes) -> None:
-    path, position = segment_file(folder, at)
-    with path.open("r+b") as file:
-        file.seek(position)
-        file.write(data)
 
 
 def flip(folder: Path, at: int) -> None:
@@ -386,14 +265,3 @@ def bodies(address: str, offset: int) -> list[bytes]:
         reply = probe.pull(TOPIC, offset)
     assert reply.code == 0, reply
     return [message.body for message in decode_records(reply.body)]
-
-
-def refuses(address: str) -> bool:
-    """A send is answered, but not with code 0. False while nobody answers."""
-    try:
-        with BlockingConnection(address) as probe:
-            code = probe.send(TOPIC, b"on top of a hole").code
-    except OSError:
-        return False
-    assert code != 0
-    return True

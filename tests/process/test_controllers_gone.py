@@ -8,32 +8,12 @@ import pytest
 
 from batonmq.blocking import BlockingProducer
 from batonmq.protocol.message import Message
-from lab.cluster.connection import BlockingConnection, ask
-from lab.cluster.frames import METADATA
+from lab.cluster.connection import BlockingConnection
 from lab.cluster.processes import wait_for
-from lab.cluster.queues import check_writers
 from lab.cluster.up import ClusterProcess
 from lab.cluster.writer import Writer, wait_acks
 
 pytestmark = pytest.mark.process
-
-
-def leading_controller(cluster: ClusterProcess) -> dict[str, object] | None:
-    """The entry of cluster.json's `controllers` that leads, by what the living ones say."""
-    for controller in cluster.document["controllers"]:
-        if controller["pid"] is None:
-            continue
-        try:
-            reply = ask(controller["address"], METADATA)
-        except OSError:
-            continue
-        for candidate in cluster.document["controllers"]:
-            if (
-                candidate["pid"]
-                and reply.ext.get("controllerLeaderAddress") == candidate["address"]
-            ):
-                return candidate
-    return None
 
 
 def test_r36_a_healthy_group_goes_on_without_any_controller(cluster: ClusterProcess) -> None:
@@ -90,55 +70,3 @@ def killed_at(cluster: ClusterProcess) -> float:
 
 def quick_refusals(writer: Writer, since: float) -> int:
     return sum(at > since and code == 14 for at, _, code, _ in list(writer.refusals))
-
-
-def test_the_controller_leader_dies_and_then_it_together_with_the_master(
-    cluster: ClusterProcess,
-) -> None:
-    """1. Under load the leading controller is killed: no write is refused, none interrupted.
-    2. Another controller leads; the dead one is started again.
-    3. Master and leading controller are killed together: after one Raft election a new master
-       acknowledges. Nothing acknowledged is lost (G1).
-    """
-    with Writer(cluster.addresses(), "Leaderless", 0) as writer:
-        wait_acks(writer, 30)
-        # The writer looks for the master first; its refusals of that time do not count.
-        master = cluster.master()
-        writer.refusals.clear()
-        first = wait_for("a leader", lambda: leading_controller(cluster))
-        cluster.kill(first)
-        second = wait_for(
-            "another leader",
-            lambda: (found := leading_controller(cluster)) and found != first and found,
-        )
-        assert second["address"] != first["address"]
-        wait_acks(writer, 100)
-        assert writer.refusals == [], "a controller's death is none of the writers' business"
-        assert cluster.master()["address"] == master["address"]
-
-        (server,) = [
-            s for s in cluster.document["nameServers"] if first["id"] == f"n{index_of(cluster, s)}"
-        ]
-        cluster.restart(server)
-        wait_for("the restarted controller", lambda: answers(first["address"]))
-
-        leader = wait_for("a leader", lambda: leading_controller(cluster))
-        cluster.kill(master)
-        cluster.kill(leader)
-        wait_acks(writer, 50)
-        new = cluster.wait_new_master(master["address"])
-        assert new["address"] != master["address"]
-        cluster.restart(master)
-        cluster.wait_in_sync(3)
-    check_writers(cluster.name_servers, "Leaderless", [writer])
-
-
-def index_of(cluster: ClusterProcess, server: dict[str, object]) -> int:
-    return cluster.document["nameServers"].index(server)
-
-
-def answers(address: str) -> bool:
-    try:
-        return ask(address, METADATA).code == 0
-    except OSError:
-        return False

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.process
 ELSEWHERE = {
     "kill-master",  # test_master_killed
     "hang-master",  # test_master_hangs
-    "kill-master-and-leader",  # test_controllers_gone
     "full-load",  # takes minutes; `python -m lab.faults table`
     "pause-300ms",  # its promise is one of time
 }

@@ -68,23 +68,6 @@ def test_r45_full_disks_refuse_writes_and_lose_none(
     assert check_writers(cluster.name_servers, topic, [writer]) >= len(writer.acks)
 
 
-def test_r45_a_master_whose_disk_is_full_hands_over_to_one_with_room(
-    cluster: ClusterProcess,
-) -> None:
-    """Its process lives, and writes are taken again while its disk stays full."""
-    master = cluster.master()["address"]
-    full = cluster.data_folders[cluster.addresses().index(master)]
-    topic = "TopicHandedOver"
-    with BigWriter(cluster.addresses(), topic, 0) as writer:
-        wait_acks(writer, 20)
-        with contextlib.suppress(OSError), (full / "filler").open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(1 << 16))
-        wait_for("another master", lambda: cluster.master()["address"] != master, 60)
-        wait_acks(writer, 100)
-    assert check_writers(cluster.name_servers, topic, [writer]) >= len(writer.acks)
-
-
 def _stands_still(writer: Writer) -> bool:
     """Whether the last ack is old and refusals came after it."""
     last = writer.acks[-1].at

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 import pytest
 import uvloop
 
-from batonmq import Admin, Message, MessageExt, PopConsumer, Producer
+from batonmq import Admin, Message, Producer
 from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import ResponseError
@@ -100,49 +100,6 @@ def test_r33_round_and_round_under_load(shared: ClusterProcess) -> None:
         assert kinds.count("drained") == kinds.count("switch_requested") == turns
         drained = [event for event in events if event.kind == "drained"]
         assert all('"drainedOffset"' in event.json for event in drained)
-
-    uvloop.run(story())
-
-
-def test_r30_what_was_popped_is_known_to_the_new_master(shared: ClusterProcess) -> None:
-    """1. A PopConsumer receives all messages, acknowledges every second one, and puts one off.
-    2. A planned switch. An ack with a handle of the old master counts at the new one.
-    3. The others come again, once, with a count; what was acknowledged does not."""
-
-    async def story() -> None:
-        shared.wait_in_sync(3)
-        servers, bodies = shared.name_servers, {b"%d" % number for number in range(40)}
-        async with (
-            Producer("pop-load", name_servers=servers) as producer,
-            PopConsumer("pop-group", name_servers=servers) as consumer,
-            Admin(servers) as admin,
-        ):
-            for body in sorted(bodies):
-                await producer.send(Message("PoppedThrough", body))
-            await consumer.subscribe("PoppedThrough")
-            first: list[MessageExt] = []
-            async with asyncio.timeout(30):
-                while len(first) < len(bodies):
-                    first += await consumer.receive("PoppedThrough", invisible_ms=2_000)
-            assert {message.body for message in first} == bodies
-            await consumer.change_invisible_time(first[1], 3_600_000)
-            for message in first[::2]:
-                await consumer.ack(message)
-            controller = admin.controller(shared.controllers)
-            target, _, _ = await other_member(controller)
-            await controller.elect_master("", GROUP, target)
-            await consumer.ack(first[3])
-            left = {message.body for message in first[5::2]}
-            again: list[MessageExt] = []
-            async with asyncio.timeout(30):
-                while len(again) < len(left):
-                    again += await consumer.receive("PoppedThrough")
-            assert sorted(message.body for message in again) == sorted(left)
-            assert {message.reconsume_times for message in again} == {1}
-            assert {message.topic for message in again} == {"PoppedThrough"}
-            for message in again:
-                await consumer.ack(message)
-            assert await consumer.receive("PoppedThrough", timeout_ms=200) == []
 
     uvloop.run(story())
 
