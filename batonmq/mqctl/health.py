@@ -255,17 +255,15 @@ class Findings:
                 if behind > BEHIND_ENTRIES:
                     text = f"controller {address}: {behind} entries behind the leader's log"
                     found.append(Problem.of(text, look))
-        digests: dict[int, set[str]] = {}
-        for log in logs.values():
+        # By rules as well: versions in a rolling upgrade make different states of one log.
+        digests: dict[tuple[int, str], dict[str, str]] = {}
+        for address, log in logs.items():
             if log.state_digest:
-                digests.setdefault(log.digest_index, set()).add(log.state_digest)
-        for index, different in sorted(digests.items()):
-            if len(different) > 1:
-                who = ", ".join(
-                    f"{address} {log.state_digest[:16]}"
-                    for address, log in logs.items()
-                    if log.digest_index == index
-                )
+                rules = log.state_digest.rpartition(":")[0]
+                digests.setdefault((log.digest_index, rules), {})[address] = log.state_digest
+        for (index, _), by_address in sorted(digests.items()):
+            if len(set(by_address.values())) > 1:
+                who = ", ".join(f"{address} {d[-16:]}" for address, d in by_address.items())
                 text = f"the controllers' states differ after entry {index}: {who}"
                 found.append(Problem.of(text, look))
         return found

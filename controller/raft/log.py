@@ -278,7 +278,7 @@ class DigestWatch:
 
     def compare(self, peer: str, index: int, digest: str) -> str | None:
         """Compares the peer's digest; the own one at that index, None if this node has no state of
-        that index (yet)."""
+        that index (yet). Digests of other rules (in a rolling upgrade) are not compared."""
         state = next((kept for at, kept in self._states if at == index), None)
         if state is None:
             if not self._states or index > self._states[-1][0]:
@@ -286,12 +286,12 @@ class DigestWatch:
             return None
         own = self._digest(index, state)
         subject = f"state of {peer}"
-        if own == digest:
+        if own == digest or own.rpartition(":")[0] != digest.rpartition(":")[0]:
             self._problems.clear(subject)
         else:
             self._problems.note(
                 subject,
-                f"differs from this node's after entry {index}: {digest[:16]}, here {own[:16]};"
+                f"differs from this node's after entry {index}: {digest[-16:]}, here {own[-16:]};"
                 " empty the folder of the node that is wrong while all others are healthy",
             )
         return own

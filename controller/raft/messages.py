@@ -64,7 +64,8 @@ _RAFT_MESSAGES: Final = frozenset(
         "timeout_now",
     }
 )
-_STATE_DIGEST: Final = "state_digest"
+# Not `state_digest`: versions that send that name compare it with states of other rules too.
+_STATE_DIGEST: Final = "digest"
 _HEARING: Final = "hearing"
 
 _NEEDS_DURABLE_LOG: Final = frozenset({"request_vote", "response_vote", "next_node_idx"})

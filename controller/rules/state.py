@@ -10,6 +10,7 @@ Origin: RocketMQ's ReplicasInfoManager and its events (RIP-44).
 """
 
 import hashlib
+import zlib
 from collections.abc import Collection, Mapping
 from typing import Any, Final, Self
 
@@ -33,7 +34,13 @@ from batonmq.controller.rules.commands import (
     SetChanged,
 )
 from batonmq.controller.rules.group_rules import GroupCommand, change_group
-from batonmq.controller.rules.groups import BrokerGroup, GroupChange, fill_alive, living_replicas
+from batonmq.controller.rules.groups import (
+    BrokerGroup,
+    GroupChange,
+    ReplicaRecord,
+    fill_alive,
+    living_replicas,
+)
 from batonmq.history.event import HISTORY_EVENTS_MAX, EventKind, HistoryEvent
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import RoleView
@@ -41,6 +48,8 @@ from batonmq.protocol.role_view import RoleView
 ANSWERS_MAX: Final = 256
 """Requests whose answers are kept; far more than can be in flight."""
 SNAPSHOT_VERSION: Final = 1
+_RULES_VERSION: Final = 2
+"""Raised with every change of what a command does to the state."""
 
 
 class SnapshotError(ValueError):
@@ -153,8 +162,9 @@ class ControllerState(msgspec.Struct, frozen=True):
             raise SnapshotError(str(error)) from error
 
     def digest(self) -> str:
-        """A hash of the whole state: if nodes differ at one index, one of them is wrong."""
-        return hashlib.sha256(self._canonical()).hexdigest()
+        """RULES, a colon and a hash of the whole state: if nodes with the same rules differ at one
+        index, one of them is wrong."""
+        return f"{RULES}:{hashlib.sha256(self._canonical()).hexdigest()}"
 
     def _canonical(self) -> bytes:
         """JSON of the state with ordered sets and maps."""
@@ -238,6 +248,17 @@ class ControllerState(msgspec.Struct, frozen=True):
             return self
         answered = (*self.answered, Answered(request_id, result))[-ANSWERS_MAX:]
         return msgspec.structs.replace(self, answered=answered)
+
+
+def _rules() -> str:
+    structs = (ControllerState, BrokerGroup, ReplicaRecord, HistoryEvent, CommandResult)
+    fields = " ".join(field for struct in structs for field in struct.__struct_fields__)
+    return f"{_RULES_VERSION}-{zlib.crc32(fields.encode()):08x}"
+
+
+RULES: Final = _rules()
+"""By which rules, and in which fields, a state was made. Neighbouring versions may make different
+states of one log; only digests of the same rules are compared."""
 
 
 def _live_of(command: GroupCommand) -> tuple[LiveBroker, ...]:

@@ -45,7 +45,7 @@ def test_no_send_of_a_stock_client_fails_in_rolls(tmp_path: Path, run_java: RunJ
             for number in range(rounds(1, 10)):
                 for way in ways:
                     ran = mqctl("roll", "--within", "60", *way, home=tmp_path, env=env)
-                    assert ran.code == 0, (ran, cluster.diagnostics())
+                    assert ran.code == 0, f"{ran.out}\n{ran.err}\n{cluster.diagnostics()}"
                     load.go_on()
                     print(number, way, load.since(0))
             print(load.finish(), load.since(0), len(load.acked("sync")))

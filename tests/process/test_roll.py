@@ -83,6 +83,15 @@ async def mqctl_roll(cluster: ClusterProcess, home: Path, *options: str) -> tupl
     return process.returncode or 0, json.loads(out), err.decode()
 
 
+def check_rolled(cluster: ClusterProcess, ran: tuple[int, Any, str]) -> list[str]:
+    """The processes that a roll restarted: it stopped at no doubt."""
+    code, said, errors = ran
+    # A text: pytest shortens anything else, and the doubt is what matters.
+    assert (code, said["doubt"]) == (0, ""), f"{said}\n{errors}\n{cluster.diagnostics()}"
+    rolled: list[str] = said["rolled"]
+    return rolled
+
+
 def pids(cluster: ClusterProcess) -> dict[str, int]:
     document = cluster.document
     return {e["address"]: e["pid"] for e in (*document["nameServers"], *document["brokers"])}
@@ -121,9 +130,8 @@ def test_a_roll_restarts_every_process_and_no_send_fails(tmp_path: Path) -> None
         async with Load(cluster.name_servers) as load:
             for number in range(rounds(1, 20)):
                 before = pids(cluster)
-                code, said, errors = await mqctl_roll(cluster, tmp_path)
-                assert (code, said["doubt"]) == (0, ""), (said, errors, cluster.diagnostics())
-                assert len(said["rolled"]) == len(before) == 6
+                rolled = check_rolled(cluster, await mqctl_roll(cluster, tmp_path))
+                assert len(rolled) == len(before) == 6
                 after = pids(cluster)
                 assert not set(before.values()) & set(after.values())
                 print(f"roll {number + 1}: longest gap so far {load.longest_gap_ms()} ms")
@@ -143,11 +151,8 @@ def test_a_roll_goes_to_the_last_version_and_back(tmp_path: Path) -> None:
         async with Load(cluster.name_servers) as load:
             for number in range(rounds(1, 10)):
                 for python in (former, Path(sys.executable)):
-                    code, said, errors = await mqctl_roll(
-                        cluster, tmp_path, "--python", str(python)
-                    )
-                    assert (code, said["doubt"]) == (0, ""), (said, errors, cluster.diagnostics())
-                    assert len(said["rolled"]) == 6
+                    ran = await mqctl_roll(cluster, tmp_path, "--python", str(python))
+                    assert len(check_rolled(cluster, ran)) == 6
                     are_former = {runs(pid, str(checkout)) for pid in pids(cluster).values()}
                     assert are_former == {python is former}
                     print(f"{number + 1}: {python.name}, gap so far {load.longest_gap_ms()} ms")
@@ -173,9 +178,8 @@ def test_a_version_that_does_not_start_stops_the_roll_and_the_former_comes_back(
             assert said["doubt"]
             # The same roll continues with an interpreter that works.
             broken.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
-            code, said, errors = await mqctl_roll(cluster, tmp_path, "--python", str(broken))
-            assert (code, said["doubt"]) == (0, ""), (said, errors, cluster.diagnostics())
-            assert len(said["rolled"]) + len(said["skipped"]) == 6
+            ran = await mqctl_roll(cluster, tmp_path, "--python", str(broken))
+            assert len(check_rolled(cluster, ran)) + len(ran[1]["skipped"]) == 6
         check(load, cluster, "a version that does not start")
 
     with_cluster(tmp_path, work)
