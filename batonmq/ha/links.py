@@ -10,8 +10,9 @@ from typing import Final, Generic, Protocol, TypeVar, cast
 
 from batonmq.ha.proof import STRANGERS_MAX
 from batonmq.runtime.eviction import Crowd
-from batonmq.runtime.sockets import limit_unacknowledged_of
-from batonmq.runtime.tls import Dialling, tls_reason
+from batonmq.runtime.sockets import limit_unacknowledged_of, listening_as
+from batonmq.runtime.tls import Dialling, PortTls, tls_reason
+from batonmq.runtime.tls_listener import Listening, listen
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,18 @@ class OpenLinks:
 
     async def wait_none(self) -> None:
         await self._none.wait()
+
+    async def listen(
+        self, new_link: Callable[[], asyncio.Protocol], host: str, port: int, tls: PortTls | None
+    ) -> tuple[Listening, int]:
+        """Opens haListenPort (0: any free one), and returns its number too. `tls`: of this port,
+        and of the connections with a master."""
+        self.tls = tls
+        with listening_as("HA", port):
+            server = await listen(
+                new_link, tls, name="ha", host=host, port=port, unproven_max=STRANGERS_MAX
+            )
+        return server, int(server.sockets[0].getsockname()[1])
 
 
 class Link(Protocol):

@@ -19,7 +19,7 @@ from batonmq.ha.log_samples import StoreSamples
 from batonmq.ha.master_core import MasterCore
 from batonmq.ha.master_shell import AutoSwitchLink, MasterShell, append_epoch
 from batonmq.ha.ports import HAListener
-from batonmq.ha.proof import STRANGERS_MAX, Registrations
+from batonmq.ha.proof import Registrations
 from batonmq.ha.slave_core import SlaveCore
 from batonmq.ha.slave_shell import SlaveShell, local_log
 from batonmq.ha.sync_state import RecordedSet, SyncState, WrittenLog
@@ -28,9 +28,8 @@ from batonmq.protocol.bodies import HAClientRuntimeInfo, HARuntimeInfo
 from batonmq.protocol.errors import FencedError
 from batonmq.protocol.role_view import RoleView
 from batonmq.runtime.clock import boot_ms
-from batonmq.runtime.sockets import listening_as
 from batonmq.runtime.tls import PortTls
-from batonmq.runtime.tls_listener import Listening, listen
+from batonmq.runtime.tls_listener import Listening
 from batonmq.store.config import StoreConfig
 
 if TYPE_CHECKING:
@@ -77,20 +76,10 @@ class AutoSwitchHAService:
     # -- start and stop
 
     async def start(self, bind_host: str, tls: PortTls | None = None) -> int:
-        """Listens on haListenPort (0: any free one) and returns the port. `tls`: of this port, and
-        of the connections with a master."""
-        self._open_links.tls = tls
-        port = self._store_config.ha_listen_port
-        with listening_as("HA", port):
-            self._server = await listen(
-                self._new_link,
-                tls,
-                name="ha",
-                host=bind_host,
-                port=port,
-                unproven_max=STRANGERS_MAX,
-            )
-        self.port = int(self._server.sockets[0].getsockname()[1])
+        """Listens on haListenPort, as `OpenLinks.listen`; the port."""
+        self._server, self.port = await self._open_links.listen(
+            self._new_link, bind_host, self._store_config.ha_listen_port, tls
+        )
         log.info("ha_listening host=%s port=%d", bind_host, self.port)
         return self.port
 

@@ -6,7 +6,6 @@ replicas 1, 2 and 3; a plain controller stands in the middle (`Group`).
 
 import asyncio
 import errno
-import re
 import socket
 import struct
 from dataclasses import replace
@@ -17,7 +16,7 @@ from batonmq.ha.config import HAConfig
 from batonmq.ha.java_peer import PeerIdentity
 from batonmq.ha.links import UNACKNOWLEDGED_MS
 from batonmq.ha.wire import OwnState, SlaveHandshake, encode_ack, encode_slave_handshake
-from batonmq.protocol.errors import BatonError, FencedError
+from batonmq.protocol.errors import BatonError
 from tests.ha.conftest import expire_first_segment
 
 
@@ -344,148 +343,6 @@ def test_a_slave_with_a_full_disk_says_so_once_and_goes_on_when_there_is_room(
     run_group(scenario)
 
 
-def test_r5663_unanswered_expand_keeps_the_union(run_group, wait_until):
-    """Issue 5663: the controller takes {1,2}, its answer is lost, 2 stops: nothing is confirmed by
-    1 alone, because 2 may be elected."""
-
-    async def scenario(group):
-        group.auto = False
-        one, two = await group.add(1), await group.add(2)
-        await group.elect(one)
-        await wait_until(lambda: one.proposal is not None)
-        one.ha.proposal_unknown()
-        await two.stop()
-        await wait_until(lambda: not one.ha.required_set_whole)
-        confirmed = one.confirm_offset
-        one.put(3)
-        assert one.confirm_offset == confirmed
-        one.ha.proposal_refused(2013, "same set")
-        assert one.ha.required_set == {1, 2}
-        assert one.confirm_offset == confirmed
-
-    run_group(scenario)
-
-
-def test_failover_without_a_write_keeps_empty_epochs_and_lets_the_old_master_rejoin(
-    run_group, wait_until
-):
-    """Issue 9942, R25: five elections in a row with nothing written between; every epoch file ends
-    the same, and all three replicas follow the last master."""
-
-    async def scenario(group):
-        nodes = [await group.add(n) for n in (1, 2, 3)]
-        one = nodes[0]
-        await group.elect(one)
-        await wait_until(lambda: one.ha.required_set == {1, 2, 3})
-        for master in (nodes[1], nodes[2], nodes[0], nodes[1]):
-            await group.elect(master, 1, 2, 3)
-            await wait_until(lambda m=master: m.ha.required_set_whole)
-        nodes[1].put(3)
-        await group.caught_up(*nodes)
-        await wait_until(lambda: len({tuple(n.epochs) for n in nodes}) == 1)
-        expected = [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0)]
-        assert [n.epochs for n in nodes] == [expected] * 3
-
-    run_group(scenario)
-
-
-def test_an_unshared_empty_epoch_is_replaced(run_group, wait_until):
-    """Issue 9942: 1 leads epoch 2 alone and writes nothing; 2 leads epoch 3; 1 drops its epoch 2,
-    which no one else knows, and follows without a cut."""
-
-    async def scenario(group):
-        one, two = await pair_in_set(group, wait_until)
-        one.put(4)
-        await group.caught_up(one, two)
-        end = one.store.max_phy_offset
-        await two.stop()
-        await group.elect(one, 1, 2)
-        assert one.epochs == [(1, 0), (2, end)]
-        await two.start()
-        await group.elect(two, 1, 2)
-        await wait_until(lambda: one.epochs == two.epochs)
-        await group.caught_up(one, two)
-        assert one.epochs == [(1, 0), (3, end)]
-        assert not one.truncated
-
-    run_group(scenario)
-
-
-def test_issue_9689_an_epoch_bump_reaches_live_connections(run_group, wait_until):
-    """Issues 9689, 6505: the same master is elected again while slaves are connected; the slave
-    learns the epoch over the very connection, and no byte of it is counted to the old one."""
-
-    async def scenario(group):
-        one, two = await pair_in_set(group, wait_until)
-        one.put(5)
-        first_end = one.store.max_phy_offset
-        connections = list(one.ha._master.core.connections)
-        await group.elect(one, 1, 2)
-        one.put(5)
-        await group.caught_up(one, two)
-        await wait_until(lambda: two.epochs == one.epochs)
-        assert list(one.ha._master.core.connections) == connections
-        assert two.epochs == one.epochs == [(1, 0), (2, first_end)]
-
-    run_group(scenario)
-
-
-def test_r3_a_restarted_master_does_not_go_on_in_its_epoch(run_group, wait_until):
-    """R3, R2: after a restart neither mastership of the old epoch nor following an older one."""
-
-    async def scenario(group):
-        one = await group.add(1)
-        await group.elect(one)
-        await group.elect(one)
-        await group.restart(one)
-        with pytest.raises(FencedError):
-            await one.ha.change_to_master(group.view)
-        older = replace(group.view, master_broker_id=2, master_epoch=1)
-        with pytest.raises(FencedError):
-            await one.ha.change_to_slave(older)
-
-    run_group(scenario)
-
-
-def test_r2_a_slave_does_not_ack_a_zombie(run_group, wait_until):
-    """R2: 2 knows epoch 2 by its view, the peer at the address is still at epoch 1: no ack goes out
-    until the peer has become master of epoch 2."""
-
-    async def scenario(group):
-        group.auto = False
-        one, two = await group.add(1), await group.add(2)
-        await group.elect(one, others=False)
-        ahead = replace(group.view, master_epoch=2, sync_state_set_epoch=2)
-        await two.ha.change_to_slave(ahead)
-        await wait_until(lambda: one.ha._links_made >= 2)
-        assert not one.following and not two.is_following
-        await group.elect(one)
-        await wait_until(lambda: one.following == [2])
-
-    run_group(scenario)
-
-
-def test_r21_bytes_without_an_epoch_file_are_never_cut(run_group, wait_until):
-    """R21: 2 lost its epoch file. Java would stream on unchecked; we report it and cut nothing."""
-
-    async def scenario(group):
-        one, two = await pair_in_set(group, wait_until)
-        one.put(10)
-        await group.caught_up(one, two)
-        group.auto = False
-        await two.stop()
-        for name in ("epochFileCheckpoint", "epochFileCheckpoint.bak"):
-            (two.root / name).unlink(missing_ok=True)
-        await two.start()
-        kept = two.log_bytes()
-        await group.follow(two)
-        await wait_until(lambda: two.diverged)
-        assert "epoch file" in two.diverged[0] and "move the store aside" in two.diverged[0]
-        assert two.log_bytes() == kept and not two.is_following
-
-    run_group(scenario)
-
-
 @pytest.mark.parametrize(
     "identity",
     [
@@ -529,26 +386,6 @@ def test_r21_nothing_is_cut_without_proof(run_group, wait_until, identity):
         await wait_until(lambda: one.truncated)
         await group.caught_up(one, two)
         assert proofs[-1] == "remoting-2"
-
-    run_group(scenario)
-
-
-def test_r23_no_cut_below_the_own_confirm_offset(run_group, wait_until):
-    """R23: 1 confirmed ten messages alone; 2, which never had them, is elected all the same. 1
-    stops and names it instead of cutting what was acknowledged."""
-
-    async def scenario(group):
-        group.auto = False
-        one, two = await group.add(1), await group.add(2)
-        await group.elect(one, others=False)
-        one.put(10)
-        assert one.confirm_offset == one.store.max_phy_offset
-        kept = one.log_bytes()
-        group.view = replace(group.view, master_epoch=4)
-        await group.elect(two, 2)
-        await wait_until(lambda: one.diverged)
-        assert re.search("confirm|common|another history", one.diverged[0])
-        assert one.log_bytes() == kept
 
     run_group(scenario)
 
@@ -692,33 +529,6 @@ def test_r24_damage_that_a_slave_finds_while_it_follows_is_fetched_again(
     run_group(scenario)
 
 
-def test_r27_a_slave_whose_next_byte_is_gone_begins_anew(run_group, wait_until):
-    """R27: 2 was away until its place in the log expired. It gets that reply, keeps its old log
-    aside, begins at the master's first byte and catches up."""
-
-    async def scenario(group):
-        group.segment_size = 4096
-        one, two = await pair_in_set(group, wait_until)
-        one.put(5)
-        await group.caught_up(one, two)
-        old = two.log_bytes()
-        await two.stop()
-        one.ha.set_dead(frozenset({2}))
-        await wait_until(lambda: one.ha.required_set == {1})
-        while one.store.max_phy_offset <= 8192:
-            one.put(1)
-        expire_first_segment(one)
-        one.ha.set_dead(frozenset())
-        await two.start()
-        await group.follow(two)
-        await group.caught_up(one, two)
-        assert two.store.min_phy_offset == 4096
-        aside = [p for p in (two.root / "truncated").rglob("*") if p.is_file()]
-        assert any(old in p.read_bytes() for p in aside)
-
-    run_group(scenario)
-
-
 @pytest.mark.parametrize("how", ["role change", "time"])
 def test_r27_a_link_with_a_last_word_ends_with_the_mastership_or_in_a_second(
     run_group, wait_until, how
@@ -759,83 +569,6 @@ def test_r27_a_link_with_a_last_word_ends_with_the_mastership_or_in_a_second(
     run_group(scenario)
 
 
-def test_r27_a_member_of_the_set_never_drops_its_log(run_group, wait_until):
-    """R27 and G1: the same, but by its view 2 is in the set, so its bytes may be acknowledged ones:
-    it reports that and keeps all."""
-
-    async def scenario(group):
-        group.segment_size = 4096
-        one, two = await pair_in_set(group, wait_until)
-        one.put(5)
-        await group.caught_up(one, two)
-        await two.stop()
-        one.ha.set_dead(frozenset({2}))
-        await wait_until(lambda: one.ha.required_set == {1})
-        while one.store.max_phy_offset <= 8192:
-            one.put(1)
-        expire_first_segment(one)
-        await two.start()
-        kept = two.log_bytes()
-        await two.ha.change_to_slave(replace(group.view, sync_state_set=frozenset({1, 2})))
-        await wait_until(lambda: two.diverged)
-        assert "SyncStateSet" in two.diverged[0]
-        assert two.log_bytes() == kept
-
-    run_group(scenario)
-
-
-def test_r15_sync_flush_confirms_flushed_bytes_only(run_group, wait_until):
-    """R15: under SYNC_FLUSH a message is confirmed when it is on this broker's disk."""
-
-    async def scenario(group):
-        one = await group.add(1)
-        await group.elect(one)
-        seen = []
-        one.store.flushed_listeners.append(seen.append)
-        end = one.put(3)
-        assert one.confirm_offset < end
-        await wait_until(lambda: one.confirm_offset == end)
-        assert seen and seen[-1] == end
-
-    run_group(scenario, flush_disk_type="SYNC_FLUSH")
-
-
-def test_ha_sync_flush_acks_flushed_bytes_only(run_group, wait_until):
-    """haSyncFlush: no ack of the slave exceeds what its own disk holds."""
-
-    async def scenario(group):
-        one, two = await pair_in_set(group, wait_until)
-        acked = []
-        real = one.ha._master.core.acks_received
-
-        def spy(connection_id, offsets, now_ms):
-            acked.extend((offset, two.store.log.flushed_offset) for offset in offsets)
-            return real(connection_id, offsets, now_ms)
-
-        one.ha._master.core.acks_received = spy
-        for _ in range(5):
-            end = one.put(3)
-            await wait_until(lambda e=end: one.confirm_offset == e)
-        assert acked and all(offset <= flushed for offset, flushed in acked)
-        await group.caught_up(one, two)
-
-    run_group(scenario, flush_disk_type="SYNC_FLUSH", ha_sync_flush=True)
-
-
-def test_min_in_sync_replicas_freezes_confirm_offset(run_group, wait_until):
-    """R15: with minInSyncReplicas 2 a set of one confirms nothing."""
-
-    async def scenario(group):
-        one, two = await group.add(1), await group.add(2)
-        await group.elect(one, others=False)
-        end = one.put(3)
-        assert one.confirm_offset == 0
-        await group.follow(two)
-        await wait_until(lambda: one.confirm_offset == end)
-
-    run_group(scenario, min_in_sync_replicas=2)
-
-
 def test_a_slave_serves_no_one(run_group, wait_until):
     """A replica that is not master ends what dials its HA port, and stops doing so as master."""
 
@@ -872,22 +605,6 @@ def test_r20_a_slave_takes_another_mastership_from_its_role_change_only(run_grou
     run_group(scenario)
 
 
-def test_a_peer_of_nonsense_costs_only_its_own_connection(run_group, wait_until):
-    """Garbage on the HA port: that connection ends, the pair continues."""
-
-    async def scenario(group):
-        one, two = await pair_in_set(group, wait_until)
-        reader, writer = await asyncio.open_connection("127.0.0.1", one.ha.port)
-        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-            await reader.readexactly(1)
-        writer.close()
-        one.put(3)
-        await group.caught_up(one, two)
-
-    run_group(scenario)
-
-
 def test_r12_acks_of_a_slaves_earlier_life_count_no_more(run_group, wait_until):
     """1 2's machine loses power and restarts; its old connection is half open, no one closed it. 2
     the view shows another incarnation: 1 counts the new process's acks only."""
@@ -907,50 +624,6 @@ def test_r12_acks_of_a_slaves_earlier_life_count_no_more(run_group, wait_until):
         await group.follow(two)
         await wait_until(lambda: len(one.following) > following)
         await group.caught_up(one, two)
-
-    run_group(scenario)
-
-
-def test_r18_a_second_connection_of_a_java_slave_replaces_the_first(run_group, wait_until):
-    """R18: a Java broker names no one, so as in Java its id is all that is known. Never do two
-    connections count for one member."""
-
-    async def scenario(group):
-        one = await group.add(1)
-        group.incarnations[2] = ""
-        await group.add(2)
-        await group.elect(one, 1, 2, others=False)
-        ends = []
-        for _ in range(2):
-            reader, writer = await asyncio.open_connection("127.0.0.1", one.ha.port)
-            ends.append(writer)
-            writer.write(encode_slave_handshake(SlaveHandshake(2)) + encode_ack(0))
-            await reader.readexactly(20)
-            await wait_until(lambda: one.ha.required_set_whole)
-            one.ha._master.core.check_invariants()
-        assert len(one.ha._master.core.connections) == 1
-        for writer in ends:
-            writer.close()
-
-    run_group(scenario)
-
-
-def test_large_batches_reach_a_slave_that_is_behind(run_group, wait_until):
-    """Catch-up over many segments and windows; the logs are equal byte for byte."""
-
-    async def scenario(group):
-        group.segment_size = 1 << 20
-        config = HAConfig(ha_transfer_batch_size=1 << 18, ha_transfer_window_size=1 << 19)
-        one = await group.add(1, config)
-        await group.elect(one)
-        for _ in range(40):
-            one.put(10, b"y" * 20_000)
-        two = await group.add(2)
-        group.commit(frozenset({1}))
-        one.ha.adopt_view(group.view)
-        await group.follow(two)
-        await group.caught_up(one, two)
-        await wait_until(lambda: one.ha.required_set == {1, 2})
 
     run_group(scenario)
 

@@ -17,13 +17,11 @@ from batonmq.ha.classic.wire import BODY_SIZE_MAX, ReportReader
 from batonmq.ha.config import HAConfig
 from batonmq.ha.links import OpenLinks, SlaveLink
 from batonmq.ha.ports import ClassicListener
-from batonmq.ha.proof import STRANGERS_MAX
 from batonmq.protocol.bodies import HAClientRuntimeInfo, HARuntimeInfo
 from batonmq.protocol.topic_name import text_problem
 from batonmq.runtime.clock import boot_ms
-from batonmq.runtime.sockets import listening_as
 from batonmq.runtime.tls import PortTls
-from batonmq.runtime.tls_listener import Listening, listen
+from batonmq.runtime.tls_listener import Listening
 from batonmq.store.config import StoreConfig
 
 if TYPE_CHECKING:
@@ -64,20 +62,10 @@ class ClassicHAService:
         self._open_links = OpenLinks()
 
     async def start(self, bind_host: str, tls: PortTls | None = None) -> int:
-        """Listens on haListenPort (0: any free one) and returns the port. `tls`: of this port, and
-        of the connections with a master."""
-        self._open_links.tls = tls
-        port = self._store_config.ha_listen_port
-        with listening_as("HA", port):
-            self._server = await listen(
-                self._new_link,
-                tls,
-                name="ha",
-                host=bind_host,
-                port=port,
-                unproven_max=STRANGERS_MAX,
-            )
-        port = int(self._server.sockets[0].getsockname()[1])
+        """Listens on haListenPort, as `OpenLinks.listen`; the port."""
+        self._server, port = await self._open_links.listen(
+            self._new_link, bind_host, self._store_config.ha_listen_port, tls
+        )
         log.info("ha_listening host=%s port=%d mode=classic", bind_host, port)
         return port
 
