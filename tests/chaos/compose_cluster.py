@@ -162,10 +162,6 @@ class ComposeCluster:
     def master(self) -> str:
         return self.broker_at(self.group()["masterAddress"])
 
-    def slaves(self) -> list[str]:
-        master = self.master()
-        return [name for name in BROKERS if name != master]
-
     def leader(self) -> str:
         """The name server whose controller leads."""
         ran = self.mqctl("getControllerMetaData", "--json")
