@@ -189,7 +189,7 @@ class MessageStore:
         )
         self.background = Background(files.log, self._fail)
         self.disk_space = DiskSpaceWatch(files.log, self.appender, self.background)
-        self.queries = StoreQueries(files, self._dispatcher, self.appender)
+        self.queries = StoreQueries(files, self._dispatcher, self.appender, self._met_bad_record)
         self.truncation = LogTruncation(files)
         self.checkpoints = CheckpointWriter(
             files, self._dispatcher, self.before_checkpoint, self.background, self.disk_space
@@ -430,6 +430,13 @@ class MessageStore:
     def _schedule_slice(self) -> None:
         if self._loop is not None and self._next_slice is None and self._dispatcher.has_more:
             self._next_slice = self._loop.call_soon(self._dispatch_slice)
+
+    def _met_bad_record(self, error: CorruptLogError) -> None:
+        """A reader did. Before `start` no loop runs yet in which a master could hand over."""
+        if self._loop is None:
+            self.trust.note_rot(error)
+        else:
+            self.scrub.note_read(error)
 
     def _dispatch_slice(self) -> None:
         self._next_slice = None

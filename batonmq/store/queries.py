@@ -48,14 +48,23 @@ class QueryResult:
 class StoreQueries:
     """Read access to the visible part of a store."""
 
-    def __init__(self, files: StoreFiles, dispatcher: LogDispatcher, appender: Appender) -> None:
+    def __init__(
+        self,
+        files: StoreFiles,
+        dispatcher: LogDispatcher,
+        appender: Appender,
+        on_bad_record: Callable[[CorruptLogError], None],
+    ) -> None:
         self._files = files
         self._log = files.log
         self._queues = dispatcher.queues
         self._index = files.index
         self._dispatcher = dispatcher
         self._appender = appender
-        self._reader = StoredQueueReader(files.log, files.config, dispatcher.verified)
+        self._on_bad_record = on_bad_record
+        self._reader = StoredQueueReader(
+            files.log, files.config, dispatcher.verified, on_bad_record
+        )
         self._config = files.config
 
     def topics(self) -> set[str]:
@@ -116,9 +125,11 @@ class StoreQueries:
         without messages."""
         if self.min_offset_in_queue(topic, queue_id) > 0:
             return False
-        first = self.units(topic, queue_id, 0, 1)
-        return not first or not self._reader.is_on_disk_only(
-            self._log.max_offset - first[0][0], on_slave=not self._appender.is_masters
+        # Unchecked: a damaged first message must not keep its group from the messages behind it.
+        queue = self._queues.get(topic, queue_id)
+        first = queue.consume_queue.unit_at(0) if queue is not None else None
+        return first is None or not self._reader.is_on_disk_only(
+            self._log.max_offset - first[0], on_slave=not self._appender.is_masters
         )
 
     def _outside(
@@ -226,7 +237,11 @@ class StoreQueries:
         for phy_offset in answer.phy_offsets:
             if not self._log.min_offset <= phy_offset < self._dispatcher.offset:
                 continue
-            head = check_record(self._log, phy_offset)
+            try:
+                head = check_record(self._log, phy_offset)
+            except CorruptLogError as error:
+                self._on_bad_record(error)
+                raise
             if _has_key(head, topic, key):
                 space -= head.size
                 if space < 0 and parts:

@@ -108,9 +108,15 @@ _SCAN_BYTES_MAX: Final = 64 << 20
 class UnitChecks:
     """Which units and records were found good since the start."""
 
-    def __init__(self, commit_log: CommitLog, delay_levels: DelayLevels) -> None:
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        delay_levels: DelayLevels,
+        on_bad_record: Callable[[CorruptLogError], None],
+    ) -> None:
         self._log = commit_log
         self._delay_levels = delay_levels
+        self._on_bad_record = on_bad_record
         # One bit per unit, in blocks, for each queue that was read.
         self._good: dict[tuple[ConsumeQueue, int], bytearray] = {}
 
@@ -169,6 +175,7 @@ class UnitChecks:
             head = check_record(self._log, phy_offset)
         except CorruptLogError as error:
             if error.offset == phy_offset and self._is_known_place(phy_offset, queue, index):
+                self._on_bad_record(error)
                 raise  # the record is bad, not the unit
             return f"unit {index} points to {phy_offset}, where no record begins"
         if head.size != size or not _is_message(head, queue, index):
@@ -199,10 +206,16 @@ def _is_message(head: RecordHead, queue: StoredQueue, index: int) -> bool:
 class StoredQueueReader:
     """Holds the limits and the verification state of pulls."""
 
-    def __init__(self, log: CommitLog, config: StoreConfig, verified: VerifiedLog) -> None:
+    def __init__(
+        self,
+        log: CommitLog,
+        config: StoreConfig,
+        verified: VerifiedLog,
+        on_bad_record: Callable[[CorruptLogError], None],
+    ) -> None:
         self._log = log
         self._verified = verified
-        self._unit_checks = UnitChecks(log, config.delay_levels)
+        self._unit_checks = UnitChecks(log, config.delay_levels, on_bad_record)
         self._percent_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 100
         self._config = config
 

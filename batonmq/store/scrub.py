@@ -125,7 +125,7 @@ class Scrub:
         self._not_before_ms = 0
         self._keep_at_ms = 0
         self._pass_end = 0  # what is confirmed when a pass begins; 0: none has begun
-        self._is_noted = False  # whether the log is suspect for what was found
+        self._notes = 0  # of the trust, when damage was found: one more when the log is suspect
         self._cuts = commit_log.cuts
         #: The next offset to read.
         self.offset = 0
@@ -179,11 +179,10 @@ class Scrub:
     def _waits(self) -> bool:
         """Whether damage is known: it is read no further before the log is trusted again."""
         if self._trust.damage is not None:
-            self._is_noted = True
             return True
-        if self.found is not None and not self._is_noted:
+        if self.found is not None and self._trust.notes == self._notes:
             return True  # a master hands over first
-        self.found, self._is_noted = None, False
+        self.found = None
         return False
 
     def _find_place(self, confirmed: int) -> None:
@@ -229,9 +228,17 @@ class Scrub:
             if seen is None:
                 return
             error = seen
+        self._report(error)
+
+    def note_read(self, error: CorruptLogError) -> None:
+        """A reader met a bad record: it counts as found here."""
+        if not self._waits():
+            self._report(error)
+
+    def _report(self, error: CorruptLogError) -> None:
         self.found_total += 1
-        self.found = error
-        log.error("scrub_found_damage reason=%s", error)
+        self.found, self._notes = error, self._trust.notes
+        log.error("damage_found reason=%s", error)
         self._on_found(error)
 
     # The place, durable.

@@ -202,6 +202,8 @@ class LogTrust:
         self._slave_log = slave_log
         self._stop_writes = stop_writes
         self._fail = fail
+        #: How often damage was noted below the end of the log.
+        self.notes = 0
 
     @property
     def damage(self) -> Suspicion | None:
@@ -278,6 +280,7 @@ class LogTrust:
     def note_rot(self, error: CorruptLogError) -> None:
         """A record below the end of the log is bad: the log is suspect from there, unless it was
         suspect before."""
+        self.notes += 1
         if self._mark.report is None:
             self._mark.note_damage(error, self._log.max_offset, kind="rot")
 

@@ -8,6 +8,7 @@ import os
 
 import pytest
 
+from batonmq.protocol.errors import CorruptLogError
 from batonmq.runtime import disk
 from batonmq.store import scrub as module
 from batonmq.store.scrub import SLICE_BYTES, check_records
@@ -64,6 +65,36 @@ def test_r24_flipped_bytes_of_an_old_record_are_found_without_a_reader(rig, cloc
     offset = store.scrub.offset
     store.scrub.step()
     assert store.scrub.offset == offset, "nothing is read until the log is trusted again"
+
+
+@pytest.mark.parametrize("reader", ["pull", "units", "query"])
+def test_r24_a_bad_record_that_a_reader_meets_counts_as_found(rig, clock, reader):
+    """Without the background check, too: else its queue is stuck until an operator looks."""
+    store = rig.open_master(scrub_bytes_per_second=0)
+    rig.put_confirmed(store, b"a" * 80, keys=b"K")
+    rig.put_confirmed(store, *[b"b" * 80] * 150)
+    store.close()
+    damage(rig, 60)
+
+    async def play():
+        store = rig.open_master(scrub_bytes_per_second=0)
+        store.start(asyncio.get_running_loop(), pytest.fail)
+        found = []
+        store.scrub._on_found = found.append
+        read = {
+            "pull": lambda: store.queries.get_message("T", 0, 0, 32),
+            "units": lambda: store.queries.units("T", 0, 0, 1),
+            "query": lambda: store.queries.query_message("T", "K", 64, 0, 1 << 62),
+        }[reader]
+        for _ in range(3):
+            with pytest.raises(CorruptLogError):
+                read()
+        assert [error.offset for error in found] == [0], "a master is asked to hand over once"
+        store.trust.note_rot(found[0])
+        assert store.trust.damage.offset == 0 and store.queries.begins_in_memory("T", 0)
+        store.abandon()
+
+    asyncio.run(play())
 
 
 def test_r24_what_is_not_confirmed_is_not_judged(rig, clock):

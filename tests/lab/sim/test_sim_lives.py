@@ -108,6 +108,7 @@ def test_a_life_leaves_nothing_behind() -> None:
         pytest.param(40598, id="R30, a master named again did not know what it had delivered"),
         pytest.param(60099, id="checker, a master ended that had just confirmed a topic"),
         pytest.param(172, id="checker, a turn on a slow disk began before a timer was due"),
+        pytest.param(61456, id="R24, a group took up no queue whose first message was bad"),
         pytest.param(30130, id="R24, a slave found its bad record once more, and stayed suspect"),
     ],
 )
