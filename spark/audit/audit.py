@@ -10,11 +10,11 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from batonmq.spark.audit import queries
+from batonmq.spark.audit import finding_queries
 from batonmq.spark.differences.acked_list import plan_lists
-from batonmq.spark.differences.findings import LogFinding, finding_table
-from batonmq.spark.differences.replicas import ReplicaGroup, find_groups, log_files
-from batonmq.spark.differences.standing import standing
+from batonmq.spark.differences.checkpoint_findings import checkpoint_findings
+from batonmq.spark.differences.log_findings import LogFinding, finding_table
+from batonmq.spark.differences.replica_groups import ReplicaGroup, find_groups, log_files
 from batonmq.spark.severity import SEVERITIES, WARNING
 from batonmq.spark.steps.sql import Engine, dicts
 
@@ -25,7 +25,9 @@ _GRAVEST: Final = f"""
     END, f.grp NULLS FIRST, f.physical_offset NULLS FIRST, f.kind, f.topic NULLS FIRST,
     f.queue_id NULLS FIRST, f.queue_offset NULLS FIRST, f.unique_key NULLS FIRST, f.replicas
 """
-_SHOWN: Final = ", ".join(f"f.{n} AS {'group' if n == 'grp' else n}" for n in queries.COLUMNS)
+_SHOWN: Final = ", ".join(
+    f"f.{n} AS {'group' if n == 'grp' else n}" for n in finding_queries.COLUMNS
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def plan_audit(request: AuditRequest) -> AuditPlan:
     log_bytes = 0
     for group in groups:
         files = log_files(group)
-        found.extend(standing(group, files, unconfirmed=request.unconfirmed))
+        found.extend(checkpoint_findings(group, files, unconfirmed=request.unconfirmed))
         top = max(replica.end for replica in group.replicas)
         log_bytes += sum(max(0, min(file.end, top) - file.start) for file in files)
     return AuditPlan(groups, found, max(log_bytes, plan_lists(request.acked)[1]))
@@ -148,7 +150,7 @@ def run_audit(
     with step("looking across ranges"):
         if listed is not None:
             _define_acked(engine, plan)
-        text = queries.findings(acked=listed is not None, duplicates=request.duplicates)
+        text = finding_queries.findings(acked=listed is not None, duplicates=request.duplicates)
         engine.define("findings", text, keep=True)
         kinds = dicts(engine, """
             SELECT f.grp AS group, f.severity, f.kind, f.replicas, count(*) AS count,
@@ -159,7 +161,7 @@ def run_audit(
         gravest = f"SELECT {_SHOWN} FROM findings f {_GRAVEST} LIMIT {request.limit}"
         first = dicts(engine, gravest) if request.limit else []
         if listed is not None:
-            (turned,) = dicts(engine, queries.ACKED_COUNTS)
+            (turned,) = dicts(engine, finding_queries.ACKED_COUNTS)
             listed = msgspec.structs.replace(listed, **turned)
     kinds.sort(key=lambda row: (
         SEVERITIES.index(row["severity"]), row["group"] or "", row["kind"], row["replicas"]
@@ -208,8 +210,8 @@ def _define(
         [pa.array(columns[0]), *(pa.array(each, pa.int64()) for each in columns[1:])],
         names=["grp", "begins", "confirms"],
     ))  # fmt: skip
-    for name, text in queries.PARTS.items():
-        engine.define(name, text, keep=name in queries.KEPT)
+    for name, text in finding_queries.PARTS.items():
+        engine.define(name, text, keep=name in finding_queries.KEPT)
 
 
 def _flag(value: bool) -> str:
@@ -218,11 +220,11 @@ def _flag(value: bool) -> str:
 
 def _define_acked(engine: Engine, plan: AuditPlan) -> None:
     """The views of what becomes of the entries of the list."""
-    for name, text in queries.ACKED_VIEWS.items():
-        engine.define(name, text, keep=name in queries.KEPT)
+    for name, text in finding_queries.ACKED_VIEWS.items():
+        engine.define(name, text, keep=name in finding_queries.KEPT)
     groups = {group.name: group for group in plan.groups}
     rows = []
-    for row in dicts(engine, queries.SETS):
+    for row in dicts(engine, finding_queries.SETS):
         group, bits = groups[row["grp"]], row["bits"]
         names = group.names(at for at in range(len(group.replicas)) if bits >> at & 1)
         rows.append({"grp": group.name, "bits": bits, "replicas": names,

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from batonmq.spark.audit.audit import AuditResult
-from batonmq.spark.differences.replicas import ReplicaGroup
+from batonmq.spark.differences.replica_groups import ReplicaGroup
 from batonmq.spark.severity import INFO, SEVERITIES
 
 _WIDTH_MAX: Final = 100

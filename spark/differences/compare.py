@@ -15,8 +15,8 @@ import numpy as np
 
 from batonmq.protocol.records.codec import END_FILE_MIN_BLANK
 from batonmq.protocol.records.columns import Bools, Int64s, Records
-from batonmq.spark.differences.findings import LogFinding
-from batonmq.spark.differences.replicas import ReplicaGroup
+from batonmq.spark.differences.log_findings import LogFinding
+from batonmq.spark.differences.replica_groups import ReplicaGroup
 from batonmq.spark.differences.sides import Items, Side, Stretch
 from batonmq.spark.differences.vote import Vote
 from batonmq.spark.read.log_range import Block

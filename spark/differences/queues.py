@@ -21,8 +21,8 @@ from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
 from batonmq.protocol.records.columns import Bools, Int64s, Records
 from batonmq.protocol.sysflag import INNER_BATCH, TRANSACTION_COMMIT, TRANSACTION_MASK
 from batonmq.protocol.topic_name import DUE_TOPICS, LMQ_PREFIX, METADATA_TOPIC
-from batonmq.spark.differences.findings import LogFinding
-from batonmq.spark.differences.replicas import ReplicaGroup, ReplicaStore
+from batonmq.spark.differences.log_findings import LogFinding
+from batonmq.spark.differences.replica_groups import ReplicaGroup, ReplicaStore
 from batonmq.spark.read.queues import Queue, Units, decode_units, last_written
 from batonmq.spark.read.storage import OpenFile
 from batonmq.spark.read.store_facts import StoreFile

@@ -21,7 +21,7 @@ from batonmq.protocol.properties import TAGS, UNIQ_KEY
 from batonmq.protocol.records.columns import Bools, Int64s, take_fields
 from batonmq.protocol.tags import tags_code
 from batonmq.spark.differences.compare import Comparison, Held
-from batonmq.spark.differences.findings import LogFinding
+from batonmq.spark.differences.log_findings import LogFinding
 from batonmq.spark.differences.queues import (
     NUMBERED_SCHEMA,
     by_queue,
@@ -29,7 +29,7 @@ from batonmq.spark.differences.queues import (
     numbered,
     runs_of,
 )
-from batonmq.spark.differences.replicas import LogFile, ReplicaGroup
+from batonmq.spark.differences.replica_groups import LogFile, ReplicaGroup
 from batonmq.spark.differences.sides import Stretch, open_sides
 from batonmq.spark.read.columns import binaries, integers_or_null, texts
 from batonmq.spark.read.message_columns import PropertyPairs, split_properties

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from batonmq.protocol.records.columns import Int64s
-from batonmq.spark.differences.replicas import LogFile, ReplicaGroup
+from batonmq.spark.differences.replica_groups import LogFile, ReplicaGroup
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.log_range import RECORD_BYTES_MAX, Block, LogRange, RangeReader
 from batonmq.spark.read.selection import HIGH

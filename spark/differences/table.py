@@ -25,8 +25,8 @@ import pyarrow as pa
 from msgspec import Meta
 
 from batonmq.spark.differences.acked_list import ENTRY_SCHEMA, Piece, entry_rows, plan_lists
-from batonmq.spark.differences.findings import IDENTIFIED_SCHEMA, finding_table
-from batonmq.spark.differences.replicas import ReplicaGroup, find_groups, log_files
+from batonmq.spark.differences.log_findings import IDENTIFIED_SCHEMA, finding_table
+from batonmq.spark.differences.replica_groups import ReplicaGroup, find_groups, log_files
 from batonmq.spark.differences.scan import (
     BEHIND_SCHEMA,
     MESSAGE_SCHEMA,

@@ -15,9 +15,9 @@ import numpy as np
 from batonmq.protocol.records.codec import MAGIC_BLANK, scan_record
 from batonmq.protocol.records.faults import CorruptRecord, RecordFault
 from batonmq.protocol.records.search import is_record
-from batonmq.spark.differences.findings import LogFinding
+from batonmq.spark.differences.log_findings import LogFinding
 from batonmq.spark.differences.message import RecordMessage, message_at
-from batonmq.spark.differences.replicas import ReplicaGroup
+from batonmq.spark.differences.replica_groups import ReplicaGroup
 from batonmq.spark.differences.sides import Items, Side, Stretch
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.read.log_range import RECORD_BYTES_MAX

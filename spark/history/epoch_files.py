@@ -18,7 +18,7 @@ from typing import Final
 
 from batonmq.epoch.entry import MAX_OFFSET
 from batonmq.history.story import Story
-from batonmq.spark.history.findings import HistoryFinding, finding
+from batonmq.spark.history.history_findings import HistoryFinding, finding
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from batonmq.spark.read.store_facts import EPOCH_FILE, StoreFacts

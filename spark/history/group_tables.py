@@ -20,14 +20,12 @@ from batonmq.history.event import ON_BROKER_CLOCK, EventDetail, EventKey, Histor
 from batonmq.history.fold import Fold
 from batonmq.history.members import ELECTIONS_KEPT
 from batonmq.history.story import CAUSAL, Story
-from batonmq.spark.history import findings
+from batonmq.spark.history import history_findings
 from batonmq.spark.history.epoch_files import GroupFiles
-from batonmq.spark.history.findings import CLOCK_MS, Election, HistoryFinding
+from batonmq.spark.history.history_findings import CLOCK_MS, Election, HistoryFinding
 from batonmq.spark.history.lines import event_of
 from batonmq.spark.history.outages import days_without_writes
-from batonmq.spark.history.overview import Facts
-from batonmq.spark.history.summary import GroupSums
-from batonmq.spark.history.tables import (
+from batonmq.spark.history.output_tables import (
     Controller,
     Failover,
     FoldedRows,
@@ -36,7 +34,9 @@ from batonmq.spark.history.tables import (
     Truncation,
     sums_row,
 )
-from batonmq.spark.steps.tables import DAY_MS, Time
+from batonmq.spark.history.overview import Facts
+from batonmq.spark.history.summary import GroupSums
+from batonmq.spark.steps.parquet_tables import DAY_MS, Time
 
 _CHANGES_SETS: Final = ("elected", "set_altered", "broker_cleaned")
 
@@ -88,8 +88,8 @@ class GroupFold:
         self._bounds = known.facts.bounds.get(name)
         self._tables = tables
         self._sums = GroupSums(name, self._bounds)
-        self._told = findings.Told(name, known.controllers, known.facts)
-        self._events = findings.Events(name, known.facts, self._found)
+        self._told = history_findings.ControllerDifferences(name, known.controllers, known.facts)
+        self._events = history_findings.Events(name, known.facts, self._found)
         self._files = known.files.get(name)
         self._fold = Fold(patience=ELECTIONS_KEPT)
         self._elected: dict[EventKey, _Elected] = {}
@@ -218,7 +218,7 @@ class GroupFold:
     def _loss(self, story: Story) -> None:
         """The newest loss of the group's master, not mended yet."""
         at_ms = story.lost_since_ms or story.detected_ms or _lost_ms(story)
-        self._found(findings.open_outage(story, _cause(story.reason), at_ms, elected=False))
+        self._found(history_findings.open_outage(story, _cause(story.reason), at_ms, elected=False))
         if self._elections or story.master_before > 0 or story.set_before:
             self._open(at_ms)
 
@@ -241,13 +241,13 @@ class GroupFold:
         self._mastership(story, elected.told)
         if self._files is not None:
             self._files.told(story, election.confirm_offset)
-        for each in findings.of_election(election, self._bounds):
+        for each in history_findings.of_election(election, self._bounds):
             self._found(each)
         served = story.at_work or story.first_ack_ms or story.opened_ms
         if then is None and not story.overtaken and not served:
             # The newest master, which did not get to work.
             at_ms = story.lost_since_ms or story.detected_ms or story.elected_ms or None
-            self._found(findings.open_outage(story, cause, at_ms, elected=True))
+            self._found(history_findings.open_outage(story, cause, at_ms, elected=True))
             if story.kind != "first_election":
                 self._open(at_ms)
         # An older story that is still open must not keep all that came after it.

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from batonmq.spark.history.output_tables import Unavailability
 from batonmq.spark.history.overview import Bounds
-from batonmq.spark.history.tables import Unavailability
-from batonmq.spark.steps.tables import DAY_MS, day_of
+from batonmq.spark.steps.parquet_tables import DAY_MS, day_of
 
 
 def days_without_writes(

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from batonmq.spark.history.findings import HistoryFinding, moment
+from batonmq.spark.history.history_findings import HistoryFinding, moment
+from batonmq.spark.history.output_tables import Failover, Unavailability
 from batonmq.spark.history.overview import Bounds
-from batonmq.spark.history.tables import Failover, Unavailability
 from batonmq.spark.severity import CRITICAL, INFO, SEVERITIES, WARNING
+from batonmq.spark.steps.parquet_tables import percentile
 from batonmq.spark.steps.result_folder import own_version
-from batonmq.spark.steps.tables import percentile
 
 GROUPS_SHOWN: Final = 200
 _WORST: Final = 5

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from batonmq.spark.history.run import Inputs, run
+from batonmq.spark.history.history_job import Inputs, run
+from batonmq.spark.history.output_tables import TABLES
 from batonmq.spark.history.summary import lines
-from batonmq.spark.history.tables import TABLES
 from batonmq.spark.jobs.command import (
     EXIT_CODES,
     FOUND,

@@ -29,7 +29,7 @@ from batonmq.spark.jobs.command import (
 )
 from batonmq.spark.steps.result_folder import Results
 from batonmq.spark.topic_table.proof import lines_of_proof, prove
-from batonmq.spark.topic_table.tables import DELTA, FORMS, open_table
+from batonmq.spark.topic_table.table_formats import DELTA, FORMS, open_table
 
 _EPILOG = (
     "Exit codes: 0 clean (information only), 1 something critical or a warning was found, "

@@ -16,10 +16,10 @@ from typing import Any
 import click
 import msgspec
 
-from batonmq.spark.history.run import Inputs, run
+from batonmq.spark.history.history_job import Inputs, run
+from batonmq.spark.history.output_tables import TABLES
 from batonmq.spark.history.stream import HistoryLost, HistoryStream, StreamCounts, StreamSettings
 from batonmq.spark.history.stream_output import StreamOutput, output_folder
-from batonmq.spark.history.tables import TABLES
 from batonmq.spark.jobs.command import EXIT_CODES, FAILED, Job, JobCommand, job_options
 from batonmq.spark.jobs.endless import interval, listen, stopping
 from batonmq.spark.steps.result_folder import Results

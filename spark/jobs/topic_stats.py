@@ -23,9 +23,9 @@ from batonmq.spark.jobs.command import (
     output_options,
     paths_option,
 )
-from batonmq.spark.stats.queries import TABLES
-from batonmq.spark.stats.replicas import one_per_group
-from batonmq.spark.stats.run import LAG, Wanted, lines, run
+from batonmq.spark.stats.chosen_replicas import one_per_group
+from batonmq.spark.stats.stats_job import LAG, StatsRequest, lines, run
+from batonmq.spark.stats.stats_queries import TABLES
 from batonmq.spark.stats.stats_report import stats_page
 from batonmq.spark.steps.result_folder import Results
 
@@ -99,13 +99,13 @@ def main(
     **given: Any,
 ) -> None:
     """Statistics of topics, from the stores of brokers."""
-    wanted = Wanted(**given)
+    request = StatsRequest(**given)
     with job.progress.step("reading identity and epochs of the stores"):
-        sources = one_per_group(wanted.stores, unconfirmed=wanted.unconfirmed)
+        sources = one_per_group(request.stores, unconfirmed=request.unconfirmed)
     keeps = " and keeps its snapshots of consumer_lag"
     results = Results(output, TABLES, overwrite=overwrite, form=form, keeps=keeps)
     with job.sql("topic_stats", sources.log_bytes) as engine:
-        summary = run(engine, wanted, sources, results, job.progress.step)
+        summary = run(engine, request, sources, results, job.progress.step)
         page = None
         if not no_report:
             with job.progress.step("drawing the report"):

@@ -29,7 +29,7 @@ from batonmq.spark.topic_table.bodies import AVRO, JSON, PROTOBUF, RAW, Bodies
 from batonmq.spark.topic_table.files import DAY, HOUR, NONE
 from batonmq.spark.topic_table.json_schema import columns_of
 from batonmq.spark.topic_table.stream import TablePlan, TopicLost, TopicStream
-from batonmq.spark.topic_table.tables import DELTA, FORMS, open_table
+from batonmq.spark.topic_table.table_formats import DELTA, FORMS, open_table
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 

@@ -45,7 +45,7 @@ from batonmq.spark.report.quantities import (
     plot_text,
     plot_time,
 )
-from batonmq.spark.steps.tables import DAY_MS
+from batonmq.spark.steps.parquet_tables import DAY_MS
 
 _LABELLED_BARS: Final = 200
 _FEW_DAYS: Final = 14

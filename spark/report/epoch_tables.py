@@ -18,8 +18,8 @@ import pyarrow.dataset as ds
 
 from batonmq.spark.report.plots import PARTS
 from batonmq.spark.severity import SEVERITIES
+from batonmq.spark.steps.parquet_tables import DAY_MS, percentile
 from batonmq.spark.steps.sql import PARQUET, ResultTable
-from batonmq.spark.steps.tables import DAY_MS, percentile
 
 #: More broker groups than this are counted but not drawn; those that cost most are.
 GROUPS_SHOWN: Final = 30

@@ -23,8 +23,8 @@ from batonmq.spark.report.quantities import (
     duration_text,
     rate_text,
 )
+from batonmq.spark.steps.parquet_tables import percentiles
 from batonmq.spark.steps.sql import Engine, dicts
-from batonmq.spark.steps.tables import percentiles
 
 TOPICS_NAMED: Final = 7
 LAGS_DRAWN: Final = 20

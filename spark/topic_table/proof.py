@@ -16,8 +16,8 @@ import msgspec
 import pyarrow as pa
 
 from batonmq.protocol.message import uncompress
-from batonmq.spark.differences.findings import LogFinding
-from batonmq.spark.differences.replicas import ReplicaGroup
+from batonmq.spark.differences.log_findings import LogFinding
+from batonmq.spark.differences.replica_groups import ReplicaGroup
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from batonmq.spark.severity import CRITICAL, INFO, WARNING
@@ -25,7 +25,7 @@ from batonmq.spark.steps.sql import Engine, dicts
 from batonmq.spark.topic_table.bodies import Bodies
 from batonmq.spark.topic_table.fields import plain
 from batonmq.spark.topic_table.rows import MESSAGE, RowMaker, RowPlan
-from batonmq.spark.topic_table.tables import About, TableState, TopicTable, read_rows
+from batonmq.spark.topic_table.table_formats import About, TableState, TopicTable, read_rows
 
 FOUND_MAX: Final = 10_000
 """Findings that are told one by one; more are one finding with their number."""

@@ -29,7 +29,7 @@ from batonmq.spark.topic_table.bodies import JSON, Bodies
 from batonmq.spark.topic_table.fields import fitting, plain
 from batonmq.spark.topic_table.files import FilePlan, TaskReport, write
 from batonmq.spark.topic_table.rows import MESSAGE, RowPlan, new_columns
-from batonmq.spark.topic_table.tables import About, TableState, TopicTable
+from batonmq.spark.topic_table.table_formats import About, TableState, TopicTable
 
 log = logging.getLogger(__name__)
 

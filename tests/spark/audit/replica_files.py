@@ -10,10 +10,10 @@ import msgspec
 from batonmq.protocol.records.codec import NewMessage
 from batonmq.protocol.tags import tags_code
 from batonmq.spark.audit.audit import AuditRequest, findings_text, plan_audit, run_audit
-from batonmq.spark.differences.findings import IDENTIFIED_SCHEMA, finding_table
-from batonmq.spark.differences.replicas import find_groups, log_files
+from batonmq.spark.differences.checkpoint_findings import checkpoint_findings
+from batonmq.spark.differences.log_findings import IDENTIFIED_SCHEMA, finding_table
+from batonmq.spark.differences.replica_groups import find_groups, log_files
 from batonmq.spark.differences.scan import Scanned, ScanSettings, plan_tasks, scan_range
-from batonmq.spark.differences.standing import standing
 from batonmq.spark.steps.sql import DuckEngine
 from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
@@ -128,7 +128,7 @@ def scan(paths, *, group=None, unconfirmed=False, with_tails=False, **options):
     chosen = ScanSettings(unconfirmed=unconfirmed, **options)
     for number, each in enumerate(groups):
         files = log_files(each)
-        known = standing(each, files, unconfirmed=unconfirmed)
+        known = checkpoint_findings(each, files, unconfirmed=unconfirmed)
         add("finding", finding_table(known).to_pylist())
         for task in plan_tasks(number, each, files, range_bytes):
             found = Scanned()

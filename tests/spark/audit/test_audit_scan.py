@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from batonmq.protocol.records.codec import encode_blank
-from batonmq.spark.differences.replicas import find_groups, log_files
+from batonmq.spark.differences.replica_groups import find_groups, log_files
 from batonmq.spark.differences.scan import plan_tasks
 from batonmq.spark.differences.table import packed
 from batonmq.spark.read.store_facts import StoreError

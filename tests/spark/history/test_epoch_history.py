@@ -24,20 +24,20 @@ from batonmq.epoch.entry import EpochEntry
 from batonmq.epoch.file_cache import encode_entries
 from batonmq.history.event import lenient_event
 from batonmq.history.fold import failovers
-from batonmq.spark.history import run as history_run
+from batonmq.spark.history import history_job
 from batonmq.spark.history.lines import STREAM
-from batonmq.spark.history.tables import TABLES
+from batonmq.spark.history.output_tables import TABLES
 from batonmq.spark.jobs.epoch_history import main
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
 from tests.spark.generated_histories import GeneratedGroup
 from tests.spark.generated_histories import events as generated_events
-from tests.spark.history.told_histories import (
+from tests.spark.history.history_writer import (
     LOG,
     MIDNIGHT,
     NOON,
     OTHER_LOG,
-    Told,
+    HistoryWriter,
     by_chance,
     write,
 )
@@ -62,7 +62,7 @@ YEAR_2100 = int(datetime(2100, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
 def by_hand():
     """Groups whose tables are known."""
-    told = Told()
+    told = HistoryWriter()
     told.tell("controller_leader_changed", NOON, node="n0", controller_epoch=1, proposed_ms=NOON)
     # The master is lost half a minute before midnight and the next one serves 45 s after it.
     told.first("midnight", NOON)
@@ -213,7 +213,7 @@ def by_hand():
             at = NOON + 1_000 * epoch
             told.elected(group, epoch, winner, at, master_before=3 - winner, confirm_offset=start)
             told.served(group, epoch, winner, at, log_end=start)
-    # Told in another order, a set is the same; n1 moves a broker from one set to the other.
+    # The members in another order are the same set; n1 moves a broker from one set to the other.
     told.first("moved", NOON)
     told.altered("moved", 1, NOON + 1_000, [1, 2, 3], [3, 1, 2])
     told.altered("moved", 1, NOON + 2_000, [1, 2, 3], [1, 2])
@@ -230,7 +230,7 @@ def by_hand():
 
 
 def of_another_cluster():
-    told = Told(OTHER_LOG)
+    told = HistoryWriter(OTHER_LOG)
     told.first("shared", NOON + 500)
     told.elected("shared", 2, 3, NOON + 1_500, master_before=1)
     told.served("shared", 2, 3, NOON + 1_500)
@@ -280,7 +280,7 @@ def stores(folder):
 
 def by_timeline():
     """Groups made by chance, by a real cluster and by the generator."""
-    told = Told()
+    told = HistoryWriter()
     for number in range(CHANCES):
         by_chance(told, f"chance-{number:02d}", number)
     made = GeneratedGroup("generated", random.Random(3))
@@ -331,7 +331,7 @@ def ran(tmp_path_factory):
         else event
         for event in hand
     ]  # fmt: skip
-    itself = Told("log-d")
+    itself = HistoryWriter("log-d")
     itself.first("itself", NOON)
     itself.events += [itself.events[1] | {"broker_id": 2}]
     write(
@@ -764,7 +764,7 @@ def test_a_history_without_events_is_a_result_too(tmp_path):
     assert (empty.exit_code, json.loads(empty.stdout)["events"]) == (0, 0), empty.stderr
     for name in TABLES:
         assert rows_of(out, name) == [], name
-    told = Told()
+    told = HistoryWriter()
     told.first("micros", NOON * 1000)
     write(tmp_path / "n1" / "history-n1.jsonl", told.events)
     odd = CliRunner().invoke(main, [*arguments, f"{tmp_path}/n*", "--overwrite"])
@@ -774,7 +774,7 @@ def test_a_history_without_events_is_a_result_too(tmp_path):
 
 
 def test_wild_numbers_of_a_broker_stop_nothing(tmp_path):
-    told = Told()
+    told = HistoryWriter()
     told.first("wild", NOON)
     told.tell("controller_leader_changed", NOON, node="n0", proposed_ms=10**17, controller_epoch=1)
     told.report("truncated", "wild", 1, 2, NOON + 60, fromOffset=1 << 70, toOffset=0)
@@ -883,7 +883,7 @@ def test_the_same_from_parquet(ran, tmp_path):
 @pytest.mark.timeout(300)  # Spark starts, and runs four stages
 def test_spark_gives_the_same(ran, session, tmp_path, monkeypatch):
     """Files in pieces, a shuffle by group, several tasks; with the days of another time zone."""
-    monkeypatch.setattr(history_run, "SPLIT_BYTES", 700_000)
+    monkeypatch.setattr(history_job, "SPLIT_BYTES", 700_000)
     out = str(tmp_path / "out")
     arguments = [
         *(word for name in ("n0", "n1", "n2") for word in ("--history", f"{ran[2]}/{name}")),

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from batonmq.spark.history.run import Inputs
+from batonmq.spark.history.history_job import Inputs
 from batonmq.spark.jobs.command import AUTO, SPARK, Job
 from batonmq.spark.steps.result_folder import Results
 from batonmq.spark.steps.sql import SMALL_LOG_BYTES, DuckEngine, ResultTable

@@ -10,9 +10,9 @@ import pyarrow.dataset as ds
 import pytest
 from click.testing import CliRunner
 
-from batonmq.spark.history.tables import TABLES as HISTORY_TABLES
+from batonmq.spark.history.output_tables import TABLES as HISTORY_TABLES
 from batonmq.spark.jobs import command, epoch_history, message_audit, topic_stats
-from batonmq.spark.stats.queries import TABLES as STATS_TABLES
+from batonmq.spark.stats.stats_queries import TABLES as STATS_TABLES
 
 STORES = Path(__file__).parents[2] / "golden" / "java-5.3.3" / "store"
 AT_MS = 1_795_262_400_000

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batonmq.spark.history.tables import TABLES
+from batonmq.spark.history.output_tables import TABLES
 
 
 def at(text):

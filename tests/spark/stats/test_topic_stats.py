@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from batonmq.spark.jobs.topic_stats import main, span_ms
 from batonmq.spark.read.store_facts import StoreError
-from batonmq.spark.stats.queries import TABLES
-from batonmq.spark.stats.replicas import one_per_group
-from batonmq.spark.stats.run import Wanted, run
+from batonmq.spark.stats.chosen_replicas import one_per_group
+from batonmq.spark.stats.stats_job import StatsRequest, run
+from batonmq.spark.stats.stats_queries import TABLES
 from batonmq.spark.stats.stats_report import stats_page
 from batonmq.spark.steps.result_folder import Results
 from batonmq.spark.steps.sql import DuckEngine, SparkEngine
@@ -123,13 +123,13 @@ def test_both_engines_give_one_answer(stores, tmp_path, session):
     for seed in range(12):
         random_store(tmp_path / f"odd{seed}", seed)
     at = datetime(2026, 11, 21, 13, 2, tzinfo=UTC)
-    wanted = Wanted((stores, str(tmp_path / "odd*")), (), 60_000, "FAILFAST", at)
-    sources = one_per_group(wanted.stores)
+    request = StatsRequest((stores, str(tmp_path / "odd*")), (), 60_000, "FAILFAST", at)
+    sources = one_per_group(request.stores)
     told = {}
     for engine in (DuckEngine(), SparkEngine(session)):
         results = Results(str(tmp_path / type(engine).__name__), TABLES)
         with engine:
-            summary = run(engine, wanted, sources, results, lambda _: nullcontext())
+            summary = run(engine, request, sources, results, lambda _: nullcontext())
             del summary["generated_at"]
             page = stats_page(engine, summary)
         tables = {each: pq.read_table(results.table(each).place) for each in TABLES}
@@ -146,9 +146,9 @@ def test_both_engines_give_one_answer(stores, tmp_path, session):
         assert mine[table] == theirs[table] and mine[table][1], table
 
 
-def rows(out, name, **wanted):
+def rows(out, name, **request):
     found = pq.read_table(out / name).to_pylist()
-    return [row for row in found if all(row[key] == value for key, value in wanted.items())]
+    return [row for row in found if all(row[key] == value for key, value in request.items())]
 
 
 def test_each_message_counts_once_although_two_replicas_hold_it(done):

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from batonmq.spark.topic_table.rows import MESSAGE, RowPlan
 from batonmq.spark.topic_table.stream import TablePlan, TopicStream
-from batonmq.spark.topic_table.tables import open_table, read_rows
+from batonmq.spark.topic_table.table_formats import open_table, read_rows
 
 BEGIN = datetime(2026, 11, 28, 23, 59, 59, 500_000, tzinfo=UTC)
 

@@ -18,13 +18,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from batonmq.spark.history import epoch_files, findings
+from batonmq.spark.history import epoch_files, history_findings
 from batonmq.spark.history.group_tables import Known, fold_lines
 from batonmq.spark.history.lines import LinesPlan, Source, plan_files, plan_parquet
-from batonmq.spark.history.overview import Overview
-from batonmq.spark.history.runs import ORDER, RUNS, RunBuilder, merged
-from batonmq.spark.history.summary import FindingSums, GroupSums, summarise
-from batonmq.spark.history.tables import (
+from batonmq.spark.history.output_tables import (
     BY_GROUP,
     FOLDED,
     SUMS,
@@ -34,10 +31,13 @@ from batonmq.spark.history.tables import (
     unpacked,
     written_schema,
 )
+from batonmq.spark.history.overview import Overview
+from batonmq.spark.history.sorted_runs import ORDER, RUNS, RunBuilder, merged
+from batonmq.spark.history.summary import FindingSums, GroupSums, summarise
 from batonmq.spark.read.damage import Damage
+from batonmq.spark.steps.parquet_tables import DAY_MS
 from batonmq.spark.steps.result_folder import Results
 from batonmq.spark.steps.sql import Engine, dicts
-from batonmq.spark.steps.tables import DAY_MS
 
 SPLIT_BYTES: Final = 32 << 20
 
@@ -169,7 +169,7 @@ def run(engine: Engine, inputs: Inputs, results: Results, step: Step) -> dict[st
         elected = {each.name for each in sums if each.elections}
         unfolded = [each for name, each in files.items() if name not in facts.groups]
         bare = epoch_files.of_bare_stores(stores, elected | files.keys())
-        of_all = findings.of_all(facts, seen.damaged, plan.controllers)
+        of_all = history_findings.of_all(facts, seen.damaged, plan.controllers)
         rows, others = FoldedRows(inputs.span, last_day), FindingSums()
         for found in [*of_all, *(one for each in unfolded for one in each.findings()), *bare]:
             if rows.add(found.row, found.group, found.at_ms, found.at_ms):

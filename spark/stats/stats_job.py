@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from batonmq.spark.stats import queries
-from batonmq.spark.stats.replicas import Sources
+from batonmq.spark.stats import stats_queries
+from batonmq.spark.stats.chosen_replicas import Sources
 from batonmq.spark.steps.result_folder import Results, own_version
 from batonmq.spark.steps.sql import Engine, dicts
 
@@ -21,7 +21,7 @@ _SHOWN: Final = "%Y-%m-%d %H:%M:%S"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class StatsRequest:
     """`stores`: patterns. `snapshot`: the moment of the committed offsets, in UTC, to the second.
     `topics` empty: all. `unconfirmed`: what lies above confirmOffset counts, too.
     """
@@ -35,7 +35,7 @@ class Wanted:
 
 
 def run(
-    engine: Engine, wanted: Wanted, sources: Sources, results: Results, step: Step
+    engine: Engine, request: StatsRequest, sources: Sources, results: Results, step: Step
 ) -> dict[str, Any]:
     """Write all tables; they are views of the engine, then, too. The content of summary.json.
 
@@ -46,38 +46,38 @@ def run(
     stores = [(each.store, each.broker) for each in sources.chosen]
     columns = [pa.array(values, pa.string()) for values in zip(*stores, strict=True)]
     engine.table("sources", pa.table(columns, names=["store", "broker"]))
-    options = {"mode": wanted.mode, "topic": ",".join(wanted.topics)}
+    options = {"mode": request.mode, "topic": ",".join(request.topics)}
     paths = [each.uri for each in sources.chosen]
     with step("counting messages"):
         engine.source("offsets", paths, {"table": "offsets", **options})
-        loose = str(wanted.unconfirmed).lower()
-        columns_of = {"columns": queries.MESSAGE_COLUMNS, "unconfirmed": loose}
+        loose = str(request.unconfirmed).lower()
+        columns_of = {"columns": stats_queries.MESSAGE_COLUMNS, "unconfirmed": loose}
         engine.source("messages", paths, {"table": "messages", **columns_of, **options})
-        for name, query in queries.views(wanted.bucket_ms).items():
+        for name, query in stats_queries.views(request.bucket_ms).items():
             engine.define(name, query, keep=True)
-    snapshot = wanted.snapshot
+    snapshot = request.snapshot
     taken = {"day": f"{snapshot:%Y-%m-%d}", "snapshot": f"{snapshot:%Y-%m-%dT%H-%M-%S}"}
     with step("writing the tables"):
         moment_ms = round(snapshot.timestamp() * 1000)
-        for name, query in queries.tables(wanted.bucket_ms, moment_ms).items():
+        for name, query in stats_queries.tables(request.bucket_ms, moment_ms).items():
             engine.define(name, query, keep=True)
             is_lag = name == LAG
             table = results.table(name, **taken) if is_lag else results.table(name, ["day"])
             engine.write(f"SELECT * FROM {name}", table)
-    return _summary(engine, wanted, sources)
+    return _summary(engine, request, sources)
 
 
-def _summary(engine: Engine, wanted: Wanted, sources: Sources) -> dict[str, Any]:
-    (sums,) = dicts(engine, queries.SUMS)
-    hottest, slowest = dicts(engine, queries.HOTTEST), dicts(engine, queries.SLOWEST)
+def _summary(engine: Engine, request: StatsRequest, sources: Sources) -> dict[str, Any]:
+    (sums,) = dicts(engine, stats_queries.SUMS)
+    hottest, slowest = dicts(engine, stats_queries.HOTTEST), dicts(engine, stats_queries.SLOWEST)
     return {
         "messages": sums["messages"],
         "bytes": sums["bytes"],
         "topics": sums["topics"],
         "first_bucket": _moment(sums["first_bucket"]),
         "last_bucket": _moment(sums["last_bucket"]),
-        "bucket_ms": wanted.bucket_ms,
-        "snapshot_at": f"{wanted.snapshot:{_SHOWN}}",
+        "bucket_ms": request.bucket_ms,
+        "snapshot_at": f"{request.snapshot:{_SHOWN}}",
         "stored_before_born": sums["late"],
         "hottest_queue": hottest[0] if hottest else None,
         "slowest_group": slowest[0] if slowest else None,
@@ -91,7 +91,7 @@ def _summary(engine: Engine, wanted: Wanted, sources: Sources) -> dict[str, Any]
             }
             for each in sources.chosen
         ],
-        "inputs": list(wanted.stores),
+        "inputs": list(request.stores),
         "generated_at": f"{datetime.now(UTC):{_SHOWN}}",
         "version": own_version(),
     }

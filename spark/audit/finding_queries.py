@@ -41,7 +41,7 @@ def _begins(value: str, prefixes: tuple[str, ...]) -> str:
     return "(" + " OR ".join(f"left({value}, {len(p)}) = '{p}'" for p in prefixes) + ")"
 
 
-def _told(severity: str, kind: str, detail: str, of: str = "", **columns: str) -> str:
+def _finding(severity: str, kind: str, detail: str, of: str = "", **columns: str) -> str:
     """The columns of a finding. `of`: the row that has those which are not said."""
     given = {"severity": severity, "kind": kind, "detail": detail, **columns}
     parts = [f"{columns.get('grp', f'{of}.grp')} AS grp"]
@@ -128,14 +128,14 @@ def _ranges(acked: bool) -> Iterator[str]:
     kind = "CASE WHEN p.grp IS NOT NULL THEN 'reordered' ELSE f.kind END"
     detail = f"concat(CASE WHEN p.grp IS NOT NULL THEN {moved} ELSE f.detail END, {note})"
     yield f"""
-        SELECT {_told("f.severity", kind, detail, "f")}
+        SELECT {_finding("f.severity", kind, detail, "f")}
         FROM ranged f LEFT JOIN pairs p
             ON {same} AND f.physical_offset = p.physical_offset AND f.kind = 'missing' {known}
         WHERE f.kind IN ('missing', 'divergent')
     """
     # A message that lies where another one is missing is told with that one.
     yield f"""
-        SELECT {_told("f.severity", "f.kind", "f.detail", "f")}
+        SELECT {_finding("f.severity", "f.kind", "f.detail", "f")}
         FROM ranged f LEFT JOIN pairs p ON {same} AND f.physical_offset = p.other
             LEFT JOIN ranged o ON f.grp = o.grp AND f.replicas = o.replicas
                 AND f.physical_offset = o.physical_offset AND o.kind = 'missing'
@@ -143,7 +143,7 @@ def _ranges(acked: bool) -> Iterator[str]:
     """
     # A unit that leads into another range is seen from both.
     yield f"""
-        SELECT {_told("f.severity", "f.kind", "f.detail", "f")} FROM ranged f
+        SELECT {_finding("f.severity", "f.kind", "f.detail", "f")} FROM ranged f
         WHERE f.kind NOT IN ('missing', 'divergent', 'extra')
             AND (f.kind <> 'queue_wrong' OR f.nth_unit = 1)
     """
@@ -177,7 +177,7 @@ def _steps(acked: bool) -> str:
     )
     unless = "AND (t.many IS NULL OR t.many < q.lacking)" if acked else ""
     return f"""
-        SELECT {_told(severity, "q.kind", f"concat({text}, q.detail)", "q", queue_offset=at)}
+        SELECT {_finding(severity, "q.kind", f"concat({text}, q.detail)", "q", queue_offset=at)}
         FROM steps q CROSS JOIN no_replicas {lost}
         WHERE (q.kind <> 'gap' OR NOT EXISTS (
             SELECT 1 FROM ranged w WHERE w.kind = 'damaged' AND w.grp = q.grp
@@ -190,7 +190,7 @@ def _behind() -> str:
     detail = """concat('the consume queue ends at ', CAST(b.reach AS STRING), '; ',
         CAST(b.amount AS STRING), ' confirmed messages have no unit yet')"""
     offset = "b.queue_offset"
-    told = _told("'info'", "'queue_behind'", detail, "b", queue_offset=offset)
+    told = _finding("'info'", "'queue_behind'", detail, "b", queue_offset=offset)
     return f"SELECT {told} FROM behind b"
 
 
@@ -200,7 +200,7 @@ def _duplicates() -> str:
     detail = """concat('first at ', CAST(m.first_at AS STRING), ', queue ',
         CAST(m.first_queue AS STRING), ' offset ', CAST(m.first_offset AS STRING))"""
     return f"""
-        SELECT {_told("'info'", "'duplicated'", detail, "m")} FROM (
+        SELECT {_finding("'info'", "'duplicated'", detail, "m")} FROM (
             SELECT *, row_number() {window} AS nth,
                 first_value(physical_offset) {window} AS first_at,
                 first_value(queue_id) {window} AS first_queue,
@@ -365,7 +365,7 @@ def _held() -> Iterator[str]:
     """Findings about entries of the list that are found."""
     at = {"physical_offset": "e.m_offset", "size": "e.m_size", "epoch": "e.m_epoch"}
     what = "'acknowledged, and whole in other replicas only'"
-    lacking = _told("'critical'", "'acked_missing'", what, "e", replicas="s.replicas", **at)
+    lacking = _finding("'critical'", "'acked_missing'", what, "e", replicas="s.replicas", **at)
     # What a replica lacks is told where replicas are compared, as long as they are all there.
     yield f"""
         SELECT {lacking} FROM (
@@ -380,11 +380,11 @@ def _held() -> Iterator[str]:
     crc = "(e.body_crc & 2147483647)"
     what = f"""concat('its body has CRC ', CAST(e.m_crc AS STRING), ', the acknowledged one ',
         CAST({crc} AS STRING))"""
-    told = _told("'critical'", "'divergent'", what, "e", field="'body'", **at)
+    told = _finding("'critical'", "'divergent'", what, "e", field="'body'", **at)
     yield f"SELECT {told} FROM found e CROSS JOIN no_replicas WHERE {crc} <> e.m_crc"
     what = """concat('acknowledged here, lies at queue ', CAST(e.m_queue AS STRING), ' offset ',
         CAST(e.m_queue_offset AS STRING), ' of ', e.m_topic)"""
-    told = _told("'critical'", "'reordered'", what, "e", **at)
+    told = _finding("'critical'", "'reordered'", what, "e", **at)
     yield f"SELECT {told} FROM moved e CROSS JOIN no_replicas"
 
 
@@ -393,7 +393,7 @@ def _lost() -> Iterator[str]:
     why = """CASE WHEN e.outcome = 'unknown'
         THEN 'it names no broker, and several groups are audited'
         ELSE 'not found, and it may have expired: the log no longer begins at 0' END"""
-    told = _told("'warning'", "'unchecked'", why, "e")
+    told = _finding("'warning'", "'unchecked'", why, "e")
     yield f"""
         SELECT {told} FROM nowhere e CROSS JOIN no_replicas
         WHERE e.outcome IN ('unknown', 'unchecked')
@@ -404,7 +404,7 @@ def _lost() -> Iterator[str]:
             concat('; the one before it in its queue lies at ', CAST(n.nearest AS STRING))
             ELSE '' END) END"""
     replicas = "CASE WHEN e.bits IS NOT NULL THEN s.replicas ELSE no_replicas.replicas END"
-    told = _told(
+    told = _finding(
         "'critical'", "'lost'", what, "e", replicas=replicas, physical_offset="e.physical_offset",
         epoch="coalesce(e.epoch, n.epoch)",
     )  # fmt: skip
@@ -421,7 +421,7 @@ def _lost() -> Iterator[str]:
 
 def _of_list() -> Iterator[str]:
     """Findings about messages that the list lacks, and about the order of its entries."""
-    told = _told("'info'", "'not_acked'", "'in the log, and not in the list'", "m")
+    told = _finding("'info'", "'not_acked'", "'in the log, and not in the list'", "m")
     yield f"""
         SELECT {told} FROM listed m CROSS JOIN no_replicas
             LEFT JOIN (SELECT DISTINCT m_grp, m_offset FROM placed_pairs) p
@@ -433,7 +433,7 @@ def _of_list() -> Iterator[str]:
     what = """concat('number ', CAST(e.number AS STRING), ' of producer ', e.producer,
         ' was acknowledged here, number ', CAST(e.number_before AS STRING),
         ' before it at queue offset ', CAST(e.offset_before AS STRING))"""
-    told = _told("'warning'", "'reordered'", what, "e")
+    told = _finding("'warning'", "'reordered'", what, "e")
     yield f"""
         SELECT {told} FROM (
             SELECT *, lag(number) {order} AS number_before,

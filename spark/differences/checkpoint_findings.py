@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import combinations, groupby, pairwise
 
-from batonmq.spark.differences.findings import LogFinding
-from batonmq.spark.differences.replicas import LogFile, ReplicaGroup, ReplicaStore, log_end
+from batonmq.spark.differences.log_findings import LogFinding
+from batonmq.spark.differences.replica_groups import LogFile, ReplicaGroup, ReplicaStore, log_end
 from batonmq.spark.read.selection import HIGH
 from batonmq.spark.severity import CRITICAL, INFO, WARNING
 
 _Stretch = tuple[int, int, int | None, int | None]
 
 
-def standing(
+def checkpoint_findings(
     group: ReplicaGroup, files: Sequence[LogFile], *, unconfirmed: bool = False
 ) -> Iterator[LogFinding]:
     """What not all replicas hold: kept longer, lag, files that none has; and epochs that differ.

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from batonmq.spark.steps.tables import DAY_MS, Time, day_of, schema_of, table_of
+from batonmq.spark.steps.parquet_tables import DAY_MS, Time, day_of, schema_of, table_of
 
 
 class Mastership(msgspec.Struct, frozen=True):

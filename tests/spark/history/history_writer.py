@@ -11,7 +11,7 @@ MIDNIGHT = int(datetime(2026, 11, 21, tzinfo=UTC).timestamp() * 1000)
 WHATS = ("loss", "loss", "planned", "late", "shrink", "return", "failed", "hand")
 
 
-class Told:
+class HistoryWriter:
     """Events of one log, in its order; each call tells the next one."""
 
     def __init__(self, log=LOG):

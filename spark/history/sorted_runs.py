@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from batonmq.spark.history.lines import Line
-from batonmq.spark.steps.tables import table_of
+from batonmq.spark.steps.parquet_tables import table_of
 
 RUNS: Final = pa.schema(
     [

@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple
 
 from batonmq.history.event import EventDetail, HistoryEvent
 from batonmq.history.story import Story
+from batonmq.spark.history.output_tables import ToCheck
 from batonmq.spark.history.overview import GAP_DAYS, Bounds, Facts
-from batonmq.spark.history.tables import ToCheck
 from batonmq.spark.severity import CRITICAL, INFO, WARNING
-from batonmq.spark.steps.tables import Time
+from batonmq.spark.steps.parquet_tables import Time
 
 CLOCK_MS: Final = 1_000
 """Clocks of hosts that keep time differ by less."""
@@ -71,7 +71,7 @@ def moment(ms: int) -> str:
 # --- of the histories as they are --------------------------------------------------------------
 
 
-class Told:
+class ControllerDifferences:
     """What controllers tell of one group differently, or not at all."""
 
     def __init__(self, group: str, controllers: tuple[str, ...], facts: Facts) -> None:
