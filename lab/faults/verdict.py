@@ -15,6 +15,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -25,14 +26,14 @@ from lab.cluster.mqctl import mqctl
 from lab.cluster.network import Network
 from lab.cluster.processes import wait_for
 from lab.cluster.stores import copy_sparsely
-from lab.faults.verdict_files import FILE_INCIDENTS, Copy
+from lab.faults.verdict_files import FILE_INCIDENTS, Copy, recorded_end
 from lab.faults.verdict_live import LIVE_INCIDENTS, LiveVerdict
 
-SEGMENT: Final = 1 << 20
+SEGMENT: Final = 256 << 10
 SETTINGS: Final[Sections] = {"store": {"mappedFileSizeCommitLog": SEGMENT}}
-LOAD: Final = ("--interval-ms", "2", "--body", "900")
+LOAD: Final = ("--interval-ms", "4", "--body", "900")
 ACKED_LIMIT_S: Final = 120.0
-ACKS: Final = 4_500
+ACKS: Final = 1_300
 """Some five segments: incidents take away one in the middle, or hundreds of records at the end."""
 LIVE_SHARE: Final = 0.2
 
@@ -191,63 +192,97 @@ class _Log:
 
 
 def make_bases(folder: Path, progress: Callable[[str], None]) -> list[Base]:
-    """Made once in a folder: killed under load, stopped, and killed when the set was one member."""
-    bases = []
-    for name, end in (("killed", _end_killed), ("stopped", _end_stopped), ("alone", _end_alone)):
-        place = folder / f"base-{name}"
-        if not (place / "acked.jsonl").exists():
-            shutil.rmtree(place, ignore_errors=True)
-            place.mkdir(parents=True)
-            progress(f"a cluster for the base {name!r} ...")
-            _make_base(place, end)
-        bases.append(Base(name, place, list(_acked(place))))
-    return bases
+    """What one cluster under load left, made once in a folder: killed, killed again when its set
+    was a single member, and stopped."""
+    names = ("killed", "alone", "stopped")
+    if not (folder / f"base-{names[-1]}").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "cluster").mkdir(parents=True)
+        progress("a cluster under load, killed, and stopped ...")
+        cluster = Cluster(folder / "cluster", Network(HOSTS), SETTINGS)
+        try:
+            _live_and_die(cluster)
+        finally:
+            for process in cluster.processes:
+                process.kill()
+    places = [(name, folder / f"base-{name}") for name in names]
+    return [Base(name, place, list(_acked(place))) for name, place in places]
 
 
-def _make_base(place: Path, end: Callable[[Cluster, Load], None]) -> None:
-    cluster = Cluster(place, Network(HOSTS), SETTINGS)
-    try:
-        cluster.start()
-        slave = next(i for i in range(3) if i != cluster.wait_whole().master)
-        acked = place / "acked.part"
-        with Load(
-            cluster.addresses,
-            prefix="verdict",
-            log=place / "probe.log",
-            options=(*LOAD, "--acked", str(acked)),
-        ) as load:
-            load.wait_started()
-            load.first_ack(sent_after=time.monotonic(), limit_s=10)
-            _wait_acked(load, ACKS // 2)
-            cluster.brokers[slave].kill()
-            copy_sparsely(cluster.data_dir(slave), place / "backup")
-            (place / "backup" / "index-of").write_text(str(slave))
-            cluster.launch(cluster.brokers[slave])
-            cluster.wait_whole()
-            _wait_acked(load, ACKS)
-            end(cluster, load)
-        acked.rename(place / "acked.jsonl")
-    finally:
-        for process in cluster.processes:
-            process.kill()
+def _live_and_die(cluster: Cluster) -> None:
+    cluster.start()
+    slave = next(i for i in range(3) if i != cluster.wait_whole().master)
+    with _load(cluster) as load:
+        _wait_acked(load, ACKS // 2)
+        cluster.brokers[slave].kill()
+        backup = cluster.folder / "backup"
+        copy_sparsely(cluster.data_dir(slave), backup)
+        (backup / "index-of").write_text(str(slave))
+        cluster.launch(cluster.brokers[slave])
+        cluster.wait_whole()
+        _wait_acked(load, ACKS)
+        _wait_recorded(cluster)
+        _kill_all(cluster)
+    _keep(cluster, "killed")
+    cluster.launch_dead()
+    cluster.wait_whole()
+    with _load(cluster) as load:
+        _make_alone(cluster)
+        _wait_acked(load, len(load.acks) + ACKS // 3)
+        _kill_all(cluster)
+    _keep(cluster, "alone")
+    cluster.launch_dead()
+    cluster.wait_whole()
+    cluster.stop()
+    _keep(cluster, "stopped")
+
+
+@contextmanager
+def _load(cluster: Cluster) -> Iterator[Load]:
+    """A load whose acknowledged writes are kept beside those of the loads before it."""
+    acked = cluster.folder / "acked.jsonl"
+    before = acked.read_text() if acked.exists() else ""
+    part = cluster.folder / "acked.part"
+    options = (*LOAD, "--acked", str(part))
+    log = cluster.folder / "probe.log"
+    with Load(cluster.addresses, prefix="verdict", log=log, options=options) as load:
+        load.wait_started()
+        load.first_ack(sent_after=time.monotonic(), limit_s=ACKED_LIMIT_S)
+        yield load
+        load.stop()
+    acked.write_text(before + part.read_text())
+
+
+def _keep(cluster: Cluster, name: str) -> None:
+    """What is left of it as a base; a base is there when it is whole."""
+    place = cluster.folder.parent / f"base-{name}"
+    part = place.with_suffix(".part")
+    copy_sparsely(cluster.folder, part)
+    part.rename(place)
 
 
 def _wait_acked(load: Load, count: int) -> None:
     wait_for(f"{count} acknowledged writes", lambda: len(load.acks) >= count, ACKED_LIMIT_S)
 
 
-def _end_killed(cluster: Cluster, load: Load) -> None:
+def _wait_recorded(cluster: Cluster) -> None:
+    """Until the queues of every replica name what lies behind its first segment."""
+    stores = [cluster.data_dir(index) for index in range(3)]
+
+    def is_recorded() -> bool:
+        return all(recorded_end(store) > SEGMENT for store in stores)
+
+    wait_for("consume queues on the disks", is_recorded, ACKED_LIMIT_S)
+
+
+def _kill_all(cluster: Cluster) -> None:
     for process in cluster.processes:
         process.signal(signal.SIGKILL)
-    load.stop()
+    for process in cluster.processes:
+        process.kill()  # waits for its end
 
 
-def _end_stopped(cluster: Cluster, load: Load) -> None:
-    load.stop()
-    cluster.stop()
-
-
-def _end_alone(cluster: Cluster, load: Load) -> None:
+def _make_alone(cluster: Cluster) -> None:
     """Both slaves die, the set shrinks, and the master goes on alone."""
     group = cluster.wait_whole()
     for index in range(3):
@@ -259,8 +294,6 @@ def _end_alone(cluster: Cluster, load: Load) -> None:
         return True if found is not None and len(found.in_sync) == 1 else None
 
     cluster.wait_for("the set of one", is_alone)
-    _wait_acked(load, len(load.acks) + ACKS // 3)
-    _end_killed(cluster, load)
 
 
 def _acked(place: Path) -> Iterator[tuple[int, bytes]]:

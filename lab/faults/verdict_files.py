@@ -16,7 +16,7 @@ from typing import Final
 
 import yaml
 
-from batonmq.protocol.layout import CHECKPOINT, CHECKPOINT_OURS_AT
+from batonmq.protocol.layout import CHECKPOINT, CHECKPOINT_OURS_AT, FILLER_SIZE, UNIT, UNIT_SIZE
 from batonmq.protocol.records.codec import scan_record
 from batonmq.protocol.records.faults import CorruptRecord
 from lab.cluster.processes import wait_for
@@ -92,7 +92,7 @@ class Copy:
         """The node's settings, with the folders of this copy."""
         path = self.data / "conf" / f"{name}.yaml"
         found: dict[str, dict[str, object]] = yaml.safe_load(
-            path.read_text().replace(str(self.base / "data"), str(self.data))
+            path.read_text().replace(str(self.base.parent / "cluster" / "data"), str(self.data))
         )
         return found
 
@@ -118,9 +118,12 @@ def log_tail(copy: Copy) -> Expected:
 
 
 def log_tail_missing(copy: Copy) -> Expected:
+    """A cut above what the store's other files have recorded would be no incident: the end of a
+    killed process's log looks like that."""
     store = copy.broker()
-    records = copy.records(store)
-    path, at, _ = records[-copy.rng.randrange(300, 600)]
+    end = recorded_end(store)
+    records = [(path, at) for path, at, _ in copy.records(store) if int(path.name) + at < end]
+    path, at = records[-copy.rng.randrange(50, 100)]
     for each in sorted((store / "commitlog").glob("0*")):
         if each.name > path.name:
             each.unlink()
@@ -128,6 +131,17 @@ def log_tail_missing(copy: Copy) -> Expected:
         file.seek(at)
         file.write(bytes(path.stat().st_size - at))
     return "log-tail-missing", store.name
+
+
+def recorded_end(store: Path) -> int:
+    """Up to where the consume queues name records. They are written at times, not at each one."""
+    ends = [0]
+    for file in store.glob("consumequeue/*/*/0*"):
+        units = file.read_bytes()
+        units = units[: len(units) // UNIT_SIZE * UNIT_SIZE]
+        known = UNIT.struct.iter_unpack(units)
+        ends += (offset + size for offset, size, _ in known if 0 < size < FILLER_SIZE)
+    return max(ends)
 
 
 def log_part(copy: Copy) -> Expected:

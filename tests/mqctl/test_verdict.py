@@ -14,6 +14,7 @@ from zlib import crc32
 import pytest
 
 from batonmq.history.event import HistoryEvent
+from batonmq.history.fold import stories
 from batonmq.mqctl.commands.doctor import without_secrets
 from batonmq.mqctl.verdict.evidence import (
     BROKER,
@@ -21,12 +22,13 @@ from batonmq.mqctl.verdict.evidence import (
     ControllerFacts,
     Evidence,
     NodeEvidence,
+    ProcessFacts,
 )
 from batonmq.mqctl.verdict.evidence import GroupEvidence as Recorded
 from batonmq.mqctl.verdict.incidents import FILES, LAST_WORDS
-from batonmq.mqctl.verdict.judge import INCIDENTS
+from batonmq.mqctl.verdict.judge import INCIDENTS, judge
 from batonmq.mqctl.verdict.safety import may_restart
-from batonmq.protocol.layout import JOURNAL_MAGIC, UNIT
+from batonmq.protocol.layout import INDEX_HEADER, JOURNAL_MAGIC, UNIT
 from batonmq.store.checkpoint import StoreCheckpoint
 from tests.mqctl.test_mqctl_verify import SEGMENT, change, make_log
 
@@ -152,6 +154,27 @@ def test_one_bad_unit_of_a_queue_is_no_missing_end_of_the_log(
 
 
 @pytest.mark.parametrize(
+    ("header", "is_good"),
+    [
+        ((9, 9, 0, 0, 0, 1), True),
+        ((9, 10, 300, 700, 2, 3), True),
+        ((9, 10, 700, 300, 2, 3), False),
+        ((9, 9, 0, 0, 900, 1_000), False),  # more entries than the file can hold
+    ],
+)
+def test_an_index_whose_header_cannot_be_is_named(
+    mqctl: Run, folders: list[Path], header: tuple[int, ...], is_good: bool
+) -> None:
+    (folders[0] / "index").mkdir()
+    path = folders[0] / "index" / "20261128000000000"
+    path.write_bytes(INDEX_HEADER.struct.pack(*header) + bytes(1_000))
+    ran = mqctl("verdict", *map(str, folders), "--json")
+    assert [each["incident"] for each in ran.json["incidents"]][:1] == (
+        [] if is_good else ["index-damaged"]
+    )
+
+
+@pytest.mark.parametrize(
     ("rule", "file", "text"),
     [
         ("r12: another process was registered", "lives", "h1-9\n"),
@@ -267,6 +290,73 @@ def test_no_restart_takes_the_controllers_majority() -> None:
     master, slave, _ = evidence.brokers("g")
     assert not may_restart(evidence, master).allowed
     assert may_restart(evidence, slave).allowed
+
+
+# Who it was when it ended.
+
+
+def group_event(index: int, kind: str, broker: int, *members: int, **fields: Any) -> HistoryEvent:
+    return event(index, kind, broker_name="g", broker_id=broker, sync_state_set=members, **fields)
+
+
+def failover(index: int, before: int, to: int, *members: int, at: int) -> HistoryEvent:
+    times = {"detected_ms": at - 1, "proposed_ms": at, "master_before": before}
+    return group_event(
+        index, "elected", to, *members, master_epoch=2, set_before=(1, 2, 3), **times
+    )
+
+
+FIRST = group_event(1, "elected", 1, 1, 2, 3, master_epoch=1, proposed_ms=900)
+LOST = failover(200, 1, 2, 2, 3, at=1_200)
+
+
+def altered(at: int, before: tuple[int, ...], *members: int) -> HistoryEvent:
+    fields: Any = {"master_epoch": 2, "set_before": before}
+    return group_event(at - 1_000, "set_altered", 2, *members, **fields)
+
+
+@pytest.mark.parametrize(
+    ("what", "events", "expected"),
+    [
+        ("the master's end", [LOST], ("master-killed", 1_199)),
+        (
+            "it came back at once, as a slave, and no write had waited for the new master",
+            [LOST, altered(1_300, (2, 3), 1, 2, 3), altered(1_400, (1, 2, 3), 2, 3)],
+            ("slave-killed", 1_400),
+        ),
+        (
+            "as another process that had not caught up",
+            [LOST, group_event(300, "broker_registered", 1, incarnation="h1-2")],
+            ("slave-killed", 1_199),
+        ),
+        (
+            "it hands over in order to stop",
+            [failover(200, 1, 2, 1, 2, 3, at=1_200), altered(1_300, (1, 2, 3), 2, 3)],
+            ("master-killed", 1_300),
+        ),
+        (
+            "it handed over, and ended much later",
+            [failover(200, 1, 2, 1, 2, 3, at=1_200), altered(9_000, (1, 2, 3), 2, 3)],
+            ("slave-killed", 9_000),
+        ),
+    ],
+)
+def test_the_role_of_a_broker_is_the_one_in_which_it_ended(
+    what: str, events: list[HistoryEvent], expected: tuple[str, int]
+) -> None:
+    known = group_event(2, "broker_registered", 1, incarnation="h1-1")
+    evidence = live((2, 3), {2, 3})
+    group = replace(evidence.groups[0], master=2, last_master=2)
+    ended, *others = evidence.nodes
+    ended = replace(ended, folder="/d/broker-1", process=ProcessFacts(), asked=False, refused=None)
+    evidence = replace(
+        evidence,
+        nodes=(ended, *others),
+        groups=(group,),
+        stories=stories([FIRST, known, *events]),
+    )
+    finding = judge(evidence).findings[0]
+    assert (finding.incident, finding.since_ms) == expected, what
 
 
 # The table and the bundle.

@@ -241,6 +241,10 @@ class Evidence:
     def group(self, name: str) -> GroupEvidence:
         return next((group for group in self.groups if group.name == name), GroupEvidence(name))
 
+    def stories_of(self, group: str) -> list[Story]:
+        """The stories of a group, oldest first."""
+        return [story for story in self.stories if story.broker_name == group]
+
     def id_of(self, node: NodeEvidence) -> int:
         """The broker id of a node; 0 unknown."""
         for broker_id, address in self.group(node.group).replicas.items():

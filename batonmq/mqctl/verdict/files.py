@@ -31,7 +31,9 @@ from batonmq.protocol.layout import (
     CHECKPOINT_OURS_AT,
     CHECKPOINT_SIZE,
     FILLER_SIZE,
+    INDEX_ENTRY,
     INDEX_HEADER,
+    INDEX_SLOT,
     JOURNAL_GROUP,
     JOURNAL_MAGIC,
     RECORD_HEAD,
@@ -443,9 +445,11 @@ def _index_fault(path: Path) -> str:
         if len(head) < INDEX_HEADER.size:
             return "it is shorter than its header"
         begin_ms, end_ms, begin, end, used, count = INDEX_HEADER.struct.unpack(head)
+        size = path.stat().st_size
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    sane = begin_ms >= 0 and begin >= 0 and 0 <= used <= max(count, 1)
+    needs = INDEX_HEADER.size + used * INDEX_SLOT.size + (count - 1) * INDEX_ENTRY.size
+    sane = begin_ms >= 0 and begin >= 0 and 0 <= used <= max(count, 1) and needs <= size
     return "" if sane and (count <= 1 or (begin_ms <= end_ms and begin <= end)) else "a bad header"
 
 

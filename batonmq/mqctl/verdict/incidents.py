@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
 from batonmq.mqctl.verdict.evidence import BROKER, Evidence, NodeEvidence
@@ -84,15 +85,46 @@ def _role(evidence: Evidence, node: NodeEvidence) -> str:
     me, group = evidence.id_of(node), evidence.group(node.group)
     if me and me == group.last_master:
         return "master"
-    last = [s for s in evidence.stories if s.broker_name == node.group and s.is_election]
-    handed_over = ("failover", "planned_switch")
-    if me and last and last[-1].kind in handed_over and last[-1].master_before == me:
-        # If it left the set much later, it had come back, and ended as a slave.
-        left = (s.began_ms for s in evidence.stories if me in s.missing and s is not last[-1])
-        if max(left, default=0) > last[-1].elected_ms + LEAVING_MS:
-            return "slave"
-        return "master"
-    return "slave"
+    last = next((s for s in reversed(evidence.stories_of(node.group)) if s.is_election), None)
+    if not me or last is None or last.master_before != me or last.kind not in HANDED_OVER:
+        return "slave"
+    since = last.elected_ms
+    later = [is_in for at, is_in in _memberships(evidence, node.group, me) if at >= since]
+    restarted = any(
+        step.name == "restarted" and step.broker_id == me and step.time_ms > since
+        for story in evidence.stories_of(node.group)
+        for step in story.steps
+    )
+    came_back = restarted or (False, True) in pairwise(later)
+    # Who hands over in order to stop is still in the new set, and leaves it at once.
+    ended_ms = _left_ms(evidence, node.group, me)
+    ended_ms = ended_ms or (evidence.now_ms if node.is_hung else node.log.last_ms)
+    return "slave" if came_back or ended_ms > since + LEAVING_MS else "master"
+
+
+HANDED_OVER: Final = ("failover", "planned_switch")
+
+
+def _memberships(evidence: Evidence, group: str, me: int) -> list[tuple[int, bool]]:
+    """From when on a broker was in the SyncStateSet, or was not; oldest first."""
+    sets = [
+        entry
+        for story in evidence.stories_of(group)
+        for entry in (
+            *([(story.elected_ms, story.sync_state_set)] if story.is_election else []),
+            *((at, members) for at, members, _ in story.set_changes),
+        )
+    ]
+    return [(at, me in members) for at, members in sorted(sets)]
+
+
+def _left_ms(evidence: Evidence, group: str, me: int) -> int:
+    """When a broker left the set that it is not in now; 0: it is, or was never."""
+    left, was_in = 0, False
+    for at, is_in in _memberships(evidence, group, me):
+        left = 0 if is_in else at if was_in else left
+        was_in = is_in
+    return left
 
 
 def _processes(evidence: Evidence) -> Iterator[Finding]:
@@ -149,14 +181,10 @@ def _title(evidence: Evidence, node: NodeEvidence) -> str:
 
 def since(evidence: Evidence, node: NodeEvidence) -> int:
     """When the cluster noticed that this node was gone, else its last line."""
-    me = evidence.id_of(node)
-    seen = [
-        s.began_ms
-        for s in evidence.stories
-        if node.kind == BROKER and s.broker_name == node.group
-        if me in s.missing or (s.is_election and s.master_before == me)
-    ]
-    return max(seen, default=0) or node.log.last_ms
+    left = _left_ms(evidence, node.group, evidence.id_of(node)) if node.kind == BROKER else 0
+    # The loss of a master is seen before its successor is elected.
+    elections = (s for s in evidence.stories_of(node.group) if left and s.elected_ms == left)
+    return next((s.began_ms for s in elections), left) or node.log.last_ms
 
 
 LAST_WORDS: Final = {
