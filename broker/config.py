@@ -24,6 +24,7 @@ from batonmq.replicas_manager.config import (
     remoting_timings,
 )
 from batonmq.runtime.section import LogFormat, LogLevel, Ranges, Section
+from batonmq.runtime.sockets import look_up_once
 from batonmq.runtime.tls import Tls
 from batonmq.store.config import StoreConfig
 
@@ -157,8 +158,9 @@ class BrokerConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def store_host(self) -> bytes:
-        """The same as records carry it: ip and port."""
-        return host_bytes(self.broker_ip1, self.listen_port)
+        """The same as records carry it: ip and port. A host name has the address of the first call
+        for as long as the process lives. Raises OSError for a name that cannot be looked up."""
+        return host_bytes(look_up_once(self.broker_ip1), self.listen_port)
 
 
 RUNTIME_KEYS: Final = frozenset(

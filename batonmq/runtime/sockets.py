@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
 import os
 import resource
@@ -164,6 +165,18 @@ def listening_sockets(host: str, port: int) -> list[socket.socket]:
 def without_delay(sock: socket.socket) -> None:
     """Small writes leave at once."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def look_up(host: str) -> str:
+    """An address of `host`, an IPv4 one if it has any. Blocks. Raises OSError, which names it."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise OSError(error.errno, f"host name {host!r}: {error.strerror}") from error
+    return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
+
+
+look_up_once: Final = functools.cache(look_up)
 
 
 def is_port_free(host: str, port: int) -> bool:

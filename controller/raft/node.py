@@ -51,7 +51,7 @@ from batonmq.controller.rules.commands import AnyCommand
 from batonmq.controller.rules.state import ControllerState
 from batonmq.runtime.clock import boot_s
 from batonmq.runtime.password_file import read_password
-from batonmq.runtime.sockets import CannotListenError, check_port_free, listening_as
+from batonmq.runtime.sockets import CannotListenError, check_port_free, listening_as, look_up
 from batonmq.runtime.tls import PortTls
 
 log = logging.getLogger(__name__)
@@ -257,7 +257,9 @@ class RaftLog:
             raise ValueError("python -O removes checks that pysyncobj and this code rely on")
         self._loop = asyncio.get_running_loop()
         settings = self._settings
-        host, port = settings.bind_host or settings.self_peer.host, settings.self_peer.raft_port
+        name, port = settings.bind_host or settings.self_peer.host, settings.self_peer.raft_port
+        # pysyncobj binds to an address only.
+        host = look_up(name)
         password = read_password(settings.password_file) if settings.password_file else None
         # At once: pysyncobj would retry the bind in its thread.
         with listening_as("Raft", port):

@@ -55,7 +55,7 @@ from batonmq.controller.raft.log import DigestWatch, RaftProblems
 from batonmq.controller.raft.membership import Greeting, Membership, decode_greeting
 from batonmq.controller.raft.messages import MendedTransport
 from batonmq.runtime.clock import boot_s
-from batonmq.runtime.sockets import keep_alive, limit_unacknowledged
+from batonmq.runtime.sockets import keep_alive, limit_unacknowledged, look_up
 from batonmq.runtime.tls import PortTls, TlsBytes, is_hello, tls_reason
 
 log = logging.getLogger(__name__)
@@ -333,13 +333,6 @@ def install() -> None:
     pysyncobj.tcp_server.TcpConnection = GuardedConnection
     for module in (pysyncobj.syncobj, pysyncobj.transport, pysyncobj.tcp_connection):
         module.monotonicTime = boot_s
-
-
-def look_up(host: str) -> str:
-    """An address of `host`, an IPv4 one if it has any. Raises OSError."""
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    first = next((entry for entry in found if entry[0] == socket.AF_INET), found[0])
-    return str(first[4][0])
 
 
 class BackgroundResolver:

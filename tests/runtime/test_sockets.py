@@ -4,11 +4,14 @@ import socket
 
 import pytest
 
+from batonmq.broker.config import BrokerConfig
+from batonmq.protocol.message_id import host_bytes
 from batonmq.runtime.sockets import (
     check_port_free,
     is_port_free,
     keep_alive,
     limit_unacknowledged,
+    look_up,
 )
 
 
@@ -31,3 +34,18 @@ def test_a_listener_takes_its_port() -> None:
         with pytest.raises(OSError):
             check_port_free("127.0.0.1", port)
     assert is_port_free("127.0.0.1", port)
+
+
+def test_a_name_is_looked_up_and_an_unknown_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert look_up("127.0.0.2") == "127.0.0.2"
+    assert look_up("::1") == "::1"
+    assert look_up("localhost") == "127.0.0.1"
+    store_host = BrokerConfig(broker_ip1="localhost", listen_port=10911).store_host
+    assert store_host == host_bytes("127.0.0.1", 10911)
+
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(OSError, match="host name 'broker-0': Name or service not known"):
+        look_up("broker-0")
