@@ -21,11 +21,10 @@ from lab.bench.part_catchup import fill, watch
 from lab.bench.run import progress
 from lab.bench.side import create_topic
 from lab.cluster.classic import ClassicGroup, in_sync
-from lab.cluster.java import JavaProgram, prepared_classpath
+from lab.cluster.java import BENCH_HEAP, JavaProgram, prepared_classpath
 from lab.cluster.processes import free_base_port, wait_for
 
 KINDS: Final = ("java", "ours")
-HEAP: Final = ("-Xms512m", "-Xmx512m", "-Xmn256m", "-XX:MaxDirectMemorySize=1g")
 JVM: Final = ("-Xms512m", "-Xmx512m")
 TOPIC: Final = "ClassicSends"
 QUEUES: Final = 8
@@ -68,7 +67,7 @@ class Pair:
 def measure(kind: str, options: argparse.Namespace, classpath: str, found: Samples) -> None:
     with tempfile.TemporaryDirectory(prefix="baton-classic-") as name:
         folder = Path(name)
-        with ClassicGroup(folder, free_base_port(2), segment=SEGMENT, heap=HEAP) as group:
+        with ClassicGroup(folder, free_base_port(2), segment=SEGMENT, heap=BENCH_HEAP) as group:
             pair = Pair(kind, group)
             pair.begin()
             pair.wait_level()

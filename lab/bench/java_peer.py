@@ -6,15 +6,11 @@ import os
 import signal
 import subprocess
 from pathlib import Path
-from typing import Final
 
 from lab.bench.side import BROKERS, NAME_SERVERS, ClusterSide
-from lab.cluster.frames import BROKER_NAME
-from lab.cluster.java import BROKER_MAIN, NAMESRV_MAIN, name_server_settings, start_server
-from lab.cluster.processes import HOST, stop_all, tail
+from lab.cluster import java
+from lab.cluster.processes import stop_all, tail
 from lab.cluster.stores import wipe
-
-HEAP: Final = ("-Xms512m", "-Xmx512m", "-Xmn256m", "-XX:MaxDirectMemorySize=1g")
 
 
 class JavaPeer(ClusterSide):
@@ -31,8 +27,10 @@ class JavaPeer(ClusterSide):
         ports = [self.base_port + 100 * i for i in range(NAME_SERVERS)]
         for i in range(NAME_SERVERS):
             home = self._home(f"namesrv-{i}")
-            settings = name_server_settings(ports, i, home)
-            self._name_servers.append(start_server(NAMESRV_MAIN, settings, home, HEAP))
+            settings = java.name_server_settings(ports, i, home)
+            self._name_servers.append(
+                java.start_server(java.NAMESRV_MAIN, settings, home, java.BENCH_HEAP)
+            )
         for address in self.brokers:
             self.start_broker(address)
 
@@ -61,7 +59,9 @@ class JavaPeer(ClusterSide):
             before.wait()
         home = self._broker_home(address)
         settings = self._broker_config(address, home)
-        self._brokers[address] = start_server(BROKER_MAIN, settings, home, HEAP)
+        self._brokers[address] = java.start_server(
+            java.BROKER_MAIN, settings, home, java.BENCH_HEAP
+        )
 
     def empty_store(self, address: str) -> None:
         wipe(self._broker_home(address) / "store")
@@ -79,26 +79,12 @@ class JavaPeer(ClusterSide):
         return self._home(f"broker-{self.brokers.index(address)}")
 
     def _broker_config(self, address: str, home: Path) -> dict[str, object]:
-        port = int(address.rpartition(":")[2])
-        controllers = (f"{HOST}:{self.base_port + 100 * k + 2}" for k in range(NAME_SERVERS))
+        host, _, port = address.rpartition(":")
+        controllers, name_servers = ";".join(self.controllers), ";".join(self.name_servers)
         return {
-            "brokerClusterName": "DefaultCluster",
-            "brokerName": BROKER_NAME,
-            "brokerId": -1,
-            "brokerRole": "SLAVE",
-            "listenPort": port,
-            "haListenPort": port + 1,
-            "namesrvAddr": ";".join(self.name_servers),
-            "controllerAddr": ";".join(controllers),
-            "enableControllerMode": "true",
-            "allAckInSyncStateSet": "true",
+            **java.broker_settings(host, int(port), name_servers, home / "store", controllers),
             "flushDiskType": "ASYNC_FLUSH",
-            "brokerIP1": HOST,
-            "brokerIP2": HOST,
-            "storePathRootDir": home / "store",
-            "storePathCommitLog": home / "store" / "commitlog",
             "enablePropertyFilter": "true",
-            "diskMaxUsedSpaceRatio": 95,
         }
 
 

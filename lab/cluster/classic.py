@@ -8,15 +8,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
-from lab.cluster import frames
+from lab.cluster import java
 from lab.cluster.connection import ha_status
-from lab.cluster.java import BROKER_MAIN, NAMESRV_MAIN, start_server
 from lab.cluster.processes import HOST, spawn, tail
-
-SEGMENT: Final = 1 << 20
-HEAP: Final = ("-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC")
 
 
 class ClassicGroup:
@@ -28,8 +24,8 @@ class ClassicGroup:
         folder: Path,
         base: int,
         *,
-        segment: int = SEGMENT,
-        heap: Sequence[str] = HEAP,
+        segment: int = java.SEGMENT,
+        heap: Sequence[str] = java.SMALL_HEAP,
         namesrv: Mapping[str, object] | None = None,
         java_namesrv: bool = False,
     ) -> None:
@@ -41,7 +37,7 @@ class ClassicGroup:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         settings = {"listenPort": base, "bindAddress": HOST, **(namesrv or {})}
         if java_namesrv:
-            process = start_server(NAMESRV_MAIN, settings, folder / "namesrv", heap)
+            process = java.start_server(java.NAMESRV_MAIN, settings, folder / "namesrv", heap)
         else:
             config = folder / "namesrv.properties"
             config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
@@ -60,28 +56,16 @@ class ClassicGroup:
 
     def settings(self, broker_id: int, role: str, store: Path) -> dict[str, object]:
         """RocketMQ's keys; both kinds of broker take them."""
-        port = self._port(broker_id)
         return {
-            "brokerClusterName": "DefaultCluster",
-            "brokerName": frames.BROKER_NAME,
+            **java.broker_settings(HOST, self._port(broker_id), self.name_server, store),
+            **java.SMALL_FILES,
+            "mappedFileSizeCommitLog": self._segment,
             "brokerId": broker_id,
             "brokerRole": role,
             "inSyncReplicas": 2,
-            "listenPort": port,
-            "haListenPort": port + 1,
-            "namesrvAddr": self.name_server,
-            "brokerIP1": HOST,
-            "brokerIP2": HOST,
-            "storePathRootDir": store,
-            "storePathCommitLog": store / "commitlog",
-            "mappedFileSizeCommitLog": self._segment,
-            "mappedFileSizeConsumeQueue": 20_000,
-            "maxHashSlotNum": 1000,
-            "maxIndexNum": 4000,
             "deleteWhen": "04",
             "fileReservedTime": 48,
             "flushDiskType": "ASYNC_FLUSH",
-            "diskMaxUsedSpaceRatio": 95,
         }
 
     def start_ours(self, name: str, settings: Mapping[str, object]) -> None:
@@ -91,8 +75,9 @@ class ClassicGroup:
         self._processes[name] = spawn(argv, self.folder / f"{name}.log", cwd=self.folder)
 
     def start_java(self, name: str, settings: Mapping[str, object]) -> None:
-        more = {"transferMsgByHeap": "true", "warmMapedFileEnable": "false"}
-        process = start_server(BROKER_MAIN, {**settings, **more}, self.folder / name, self._heap)
+        process = java.start_server(
+            java.BROKER_MAIN, {**settings, **java.NO_WARMING}, self.folder / name, self._heap
+        )
         self._processes[name] = process
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:

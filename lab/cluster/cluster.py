@@ -21,7 +21,7 @@ from batonmq.launcher.preparation import taken_ports, write_configs
 from lab.cluster import frames, processes
 from lab.cluster.cluster_view import ClusterView, GroupState, NodeProcess
 from lab.cluster.fault_points import CLOCK_VARIABLE, DISK_VARIABLE, fault_environment
-from lab.cluster.network import Network
+from lab.cluster.network import Network, placed
 from lab.cluster.processes import NotInTime, free_base_port, spawn, tail
 
 CONTROLLERS: Final = 3
@@ -63,13 +63,8 @@ class Cluster:
             or (DEFAULT_BASE_PORT if network.can_cut else free_base_port(REPLICAS)),
             overrides=merged(SMALL_STORE, overrides),
         )
-        address = network.address
-        self.layout: Layout = replace(
-            layout,
-            name_servers=tuple(replace(n, host=address[n.name]) for n in layout.name_servers),
-            brokers=tuple(replace(n, host=address[n.name]) for n in layout.brokers),
-            metrics=False,  # a process may run an earlier version
-        )
+        # Without metrics: a process may run an earlier version.
+        self.layout: Layout = replace(placed(layout, network), metrics=False)
         self.controllers = [NodeProcess(node) for node in self.layout.name_servers]
         self.brokers = [NodeProcess(node) for node in self.layout.brokers]
         self.view = ClusterView(self.controllers, self.brokers)

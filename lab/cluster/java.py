@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
+from lab.cluster.frames import BROKER_NAME
 from lab.cluster.processes import HOST, ROOT, spawn, spawn_talking, stop_all, tail
 
 PEER_VERSION: Final = "5.3.3"
@@ -37,7 +38,21 @@ JVM_OPENINGS: Final = (
 # Short-lived programs: the first compiler alone starts fastest and leaves the brokers their cores.
 SMALL_JVM: Final = ("-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 BROKER_MAIN: Final = "org.apache.rocketmq.broker.BrokerStartup"
+CLUSTER_NAME: Final = "DefaultCluster"
 NAMESRV_MAIN: Final = "org.apache.rocketmq.namesrv.NamesrvStartup"
+SMALL_HEAP: Final = ("-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC")
+BENCH_HEAP: Final = ("-Xms512m", "-Xmx512m", "-Xmn256m", "-XX:MaxDirectMemorySize=1g")
+SEGMENT: Final = 1 << 20
+SMALL_FILES: Final[dict[str, object]] = {
+    "mappedFileSizeCommitLog": SEGMENT,
+    "mappedFileSizeConsumeQueue": 20_000,
+    "maxHashSlotNum": 1000,
+    "maxIndexNum": 4000,
+}
+NO_WARMING: Final[dict[str, object]] = {
+    "transferMsgByHeap": "true",
+    "warmMapedFileEnable": "false",
+}
 T = TypeVar("T")
 
 
@@ -145,6 +160,34 @@ def name_server_settings(ports: Sequence[int], index: int, home: Path) -> dict[s
         "controllerStorePath": home / "controller",
         "enableElectUncleanMaster": "false",
         "notifyBrokerRoleChanged": "true",
+    }
+
+
+def broker_settings(
+    host: str, port: int, name_servers: str, store: Path, controllers: str = ""
+) -> dict[str, object]:
+    """Of a broker of the one group, in RocketMQ's keys, which brokers of ours take too. With
+    `controllers` (addresses, `;` between them) in controller mode, acknowledged by the whole set.
+    """
+    under_controllers = {
+        "brokerId": -1,
+        "brokerRole": "SLAVE",
+        "controllerAddr": controllers,
+        "enableControllerMode": "true",
+        "allAckInSyncStateSet": "true",
+    }
+    return {
+        "brokerClusterName": CLUSTER_NAME,
+        "brokerName": BROKER_NAME,
+        "listenPort": port,
+        "haListenPort": port + 1,
+        "namesrvAddr": name_servers,
+        "brokerIP1": host,
+        "brokerIP2": host,
+        "storePathRootDir": store,
+        "storePathCommitLog": store / "commitlog",
+        "diskMaxUsedSpaceRatio": 95,
+        **(under_controllers if controllers else {}),
     }
 
 

@@ -8,16 +8,14 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from batonmq.launcher.layout import CLUSTER_NAME, BrokerNode, Layout, NameServerNode, plan
 from batonmq.launcher.preparation import write_configs
-from lab.cluster import frames, processes
+from lab.cluster import frames, java, processes
 from lab.cluster.connection import ask, ha_status, sync_state
-from lab.cluster.java import BROKER_MAIN, NAMESRV_MAIN, name_server_settings, start_server
-from lab.cluster.network import Network
+from lab.cluster.network import Network, placed
 from lab.cluster.processes import (
     ROOT,
     STOP_GRACE_S,
@@ -28,10 +26,8 @@ from lab.cluster.processes import (
 )
 
 GROUP: Final = frames.BROKER_NAME
-SEGMENT: Final = 1 << 20
-HEAP: Final = ("-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC")
 OURS: Final = {
-    "store": {"mappedFileSizeCommitLog": SEGMENT},
+    "store": {"mappedFileSizeCommitLog": java.SEGMENT},
     "ha": {"haSendHeartbeatInterval": 200},
 }
 LIMIT_S: Final = 180.0
@@ -52,29 +48,10 @@ def spawn_ours(
 
 
 def java_settings(layout: Layout, node: BrokerNode) -> dict[str, object]:
-    return {
-        "brokerClusterName": CLUSTER_NAME,
-        "brokerName": GROUP,
-        "brokerId": -1,
-        "brokerRole": "SLAVE",
-        "listenPort": node.port,
-        "haListenPort": node.port + 1,
-        "namesrvAddr": layout.name_server_addresses,
-        "controllerAddr": ";".join(one.controller_address for one in layout.name_servers),
-        "enableControllerMode": "true",
-        "allAckInSyncStateSet": "true",
-        "brokerIP1": node.host,
-        "brokerIP2": node.host,
-        "storePathRootDir": node.data_dir,
-        "storePathCommitLog": node.data_dir / "commitlog",
-        "mappedFileSizeCommitLog": SEGMENT,
-        "mappedFileSizeConsumeQueue": 20_000,
-        "maxHashSlotNum": 1000,
-        "maxIndexNum": 4000,
-        "diskMaxUsedSpaceRatio": 95,
-        "transferMsgByHeap": "true",
-        "warmMapedFileEnable": "false",
-    }
+    controllers = ";".join(one.controller_address for one in layout.name_servers)
+    names = layout.name_server_addresses
+    general = java.broker_settings(node.host, node.port, names, node.data_dir, controllers)
+    return {**general, **java.SMALL_FILES, **java.NO_WARMING}
 
 
 class MixedNameServers:
@@ -95,8 +72,8 @@ class MixedNameServers:
         if not self._java:
             return spawn_ours(self._network, node, node.data_dir / "process.log")
         home, ports = node.data_dir / "home", [one.port for one in self._nodes]
-        settings = name_server_settings(ports, node.index, home)
-        return start_server(NAMESRV_MAIN, settings, home, HEAP)
+        settings = java.name_server_settings(ports, node.index, home)
+        return java.start_server(java.NAMESRV_MAIN, settings, home, java.SMALL_HEAP)
 
     def kill(self, place: int) -> None:
         """By kill -9; waits for the end."""
@@ -133,12 +110,7 @@ class MixedGroup:
             overrides={**OURS, "namesrv": dict(namesrv or {}), "replicas": protocol},
         )
         if network is not None:
-            at, layout = network.address, self._layout
-            self._layout = replace(
-                layout,
-                name_servers=tuple(replace(n, host=at[n.name]) for n in layout.name_servers),
-                brokers=tuple(replace(n, host=at[n.name]) for n in layout.brokers),
-            )
+            self._layout = placed(self._layout, network)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         nodes = self._layout.name_servers
         self._name_servers = MixedNameServers(nodes, network, java=java_controllers > 0)
@@ -202,7 +174,9 @@ class MixedGroup:
         settings = {**java_settings(self._layout, self.node(place)), **more}
         home = self.node(place).data_dir / "home"
         with inside(self._network, self.node(place).name):
-            self._processes[place] = start_server(BROKER_MAIN, settings, home, HEAP)
+            self._processes[place] = java.start_server(
+                java.BROKER_MAIN, settings, home, java.SMALL_HEAP
+            )
 
     def kill(self, place: int, number: signal.Signals = signal.SIGKILL) -> None:
         """Ends it by that signal, and waits for the end."""

@@ -13,9 +13,11 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from batonmq.launcher.layout import Layout
 from lab.cluster import network_commands
 from lab.cluster.network_commands import ROUTER, Pair
 
@@ -194,3 +196,13 @@ def _try_all(wanted: Iterable[list[str]]) -> None:
     for command in wanted:
         with contextlib.suppress(NetworkError):
             _run(command)
+
+
+def placed(layout: Layout, network: Network) -> Layout:
+    """`layout` with the address that each process has in the network."""
+    at = network.address
+    return replace(
+        layout,
+        name_servers=tuple(replace(node, host=at[node.name]) for node in layout.name_servers),
+        brokers=tuple(replace(node, host=at[node.name]) for node in layout.brokers),
+    )

@@ -10,8 +10,9 @@ import pytest
 
 from batonmq.protocol.records.codec import decode_records
 from lab.cluster import frames
-from lab.cluster.classic import SEGMENT, ClassicGroup, in_sync
+from lab.cluster.classic import ClassicGroup, in_sync
 from lab.cluster.connection import BlockingConnection, ask, ha_status
+from lab.cluster.java import SEGMENT
 from lab.cluster.mixed_checks import log_of
 from lab.cluster.processes import free_base_port, wait_for
 

@@ -19,7 +19,8 @@ import pytest
 from batonmq.protocol.records.codec import decode_records
 from lab.cluster import frames
 from lab.cluster.connection import BlockingConnection, ask
-from lab.cluster.mixed import GROUP, SEGMENT, MixedGroup
+from lab.cluster.java import SEGMENT
+from lab.cluster.mixed import GROUP, MixedGroup
 from lab.cluster.mixed_checks import logs_equal, nothing_lost, steady_load, wait_master
 from lab.cluster.mqctl import mqctl
 from lab.cluster.writer import Writer, wait_acks

@@ -12,7 +12,8 @@ from batonmq.store.message_store import MessageStore
 from batonmq.store.recovery import ConfirmedByLog
 from lab.cluster import frames
 from lab.cluster.connection import BlockingConnection
-from lab.cluster.mixed import SEGMENT, MixedGroup
+from lab.cluster.java import SEGMENT
+from lab.cluster.mixed import MixedGroup
 from lab.cluster.mixed_checks import log_of
 
 pytestmark = pytest.mark.process
