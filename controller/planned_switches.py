@@ -91,6 +91,7 @@ class PlannedSwitches:
         self._end(self._pending.failed(session.broker_name, message.switch_id, message.reason))
 
     def state_applied(self, state: ControllerState) -> None:
+        # Mostly none is under way: then no commit costs a walk over all groups.
         if len(self._pending):
             for name in state.broker_names():
                 group = state.group(name)
@@ -145,6 +146,7 @@ class PlannedSwitches:
         return self._result(name, ended.code, ended.reason)
 
     def _timed_out(self, broker_name: str) -> None:
+        # The timer's clock and this one may differ by a rounded millisecond.
         self._end(self._pending.expired(broker_name, self._clock_ms() + 1))
 
     def _end(self, outcomes: list[SwitchOutcome]) -> None:

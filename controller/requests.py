@@ -180,6 +180,7 @@ class ControllerRequests:
             raise self.not_leader()
         if isinstance(command, ElectMaster):
             command = await self._after_lease(self._with_origin(command))
+            # The wait may have outlasted the lead.
             if not self._gate.open:
                 raise self.not_leader()
         stamped = self._with_liveness(command).stamped(
@@ -210,6 +211,7 @@ class ControllerRequests:
         match outcome:
             case Applied(result):
                 return result
+            # It never takes effect, so the next leader may be asked without a doubt.
             case NotApplied():
                 raise self.not_leader()
         raise OutcomeUnknownError(outcome.reason)

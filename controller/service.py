@@ -129,6 +129,7 @@ class ControllerService:
         config = self.config
         try:
             peer = config.self_peer
+            # Ports before the store: a node that waits for disk space still says who leads.
             await self._remoting_endpoint.listen(config.bind_address, peer.port)
             await self._grpc_endpoint.listen(f"{config.bind_address}:{peer.grpc_port}")
             self._watch.start()
@@ -197,6 +198,7 @@ class ControllerService:
             self._switches.gate_closed()
 
     def _applied(self, commit: Commit) -> None:
+        # The end of its own sessions must not look like the end of all brokers.
         if self._closing:
             return
         self._inform_brokers(commit)

@@ -73,8 +73,10 @@ def plan(
     A replica outside the set, a suspect, a learner or a dead one is left to the rules of elections:
     they refuse it with a reason, or elect it uncleanly if that was requested.
     """
+    # Only a named replica and a clean election can wait for the old master's last byte.
     if group is None or not command.designate or command.unclean:
         return OrdinaryElection()
+    # No master has confirmed anything yet: there is nothing to drain.
     if group.master_epoch == 0:
         return OrdinaryElection()
     if command.expected_master_epoch not in (ANY_EPOCH, group.master_epoch):
@@ -86,8 +88,10 @@ def plan(
     living = living_replicas(group, live)
     if why_stale(group, living):
         return OrdinaryElection()  # the master would be refused, whereas an operator decides (R19)
+    # A Java master has no session through which it could be asked.
     if master_id == NO_BROKER or target in (NO_BROKER, master_id) or process not in native:
         return OrdinaryElection()
+    # R3: a restarted master takes no writes before it is elected, so it has none to hold.
     if master_id not in living or living[master_id].incarnation != group.master_incarnation:
         return OrdinaryElection()
     record = group.replica(target)
@@ -126,6 +130,7 @@ class PendingSwitches:
         """The id of the new switch, or the reason why there is none. A `nonce` is random and used
         once: its id proves that a request comes from the master that was asked."""
         before = self._open.get(broker_name)
+        # Two at once would hold the sends of one master for two successors.
         if before is not None:
             return SwitchOutcome(
                 before.switch_id,
@@ -149,6 +154,7 @@ class PendingSwitches:
     def failed(self, broker_name: str, switch_id: str, reason: str) -> list[SwitchOutcome]:
         """The master reported that it cannot switch."""
         at = self._open.get(broker_name)
+        # A late refusal of an earlier switch must not end this one.
         if at is None or at.switch_id != switch_id:
             return []
         del self._open[broker_name]
@@ -157,6 +163,7 @@ class PendingSwitches:
     def applied(self, group: BrokerGroup) -> list[SwitchOutcome]:
         """`group` is its newest state."""
         at = self._open.get(group.broker_name)
+        # Any higher epoch ends the switch, whoever won: the old master holds nothing any more.
         if at is None or group.master_epoch <= at.asked.master_epoch:
             return []
         del self._open[group.broker_name]

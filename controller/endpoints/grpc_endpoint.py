@@ -113,6 +113,7 @@ class AwaitedHellos:
         first = asyncio.ensure_future(anext(messages, None))
         self.awaited[first] = None
         if len(self.awaited) > _HELLOS_AWAITED_MAX:
+            # The oldest has had the longest time to say its name.
             next(iter(self.awaited)).cancel()
         try:
             await asyncio.wait((first,), timeout=_HELLO_S)
@@ -166,6 +167,7 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
                 port = server.add_insecure_port(address)
         except RuntimeError as error:
             raise OSError(f"cannot bind gRPC port {address}") from error
+        # gRPC reports a failed bind in this way too, depending on the cause.
         if port == 0:
             raise OSError(f"cannot bind gRPC port {address}")
         await server.start()

@@ -74,6 +74,7 @@ class BrokerSession:
     def send(self, message: pb.ControllerMessage) -> None:
         if self._ended:
             return
+        # What a peer does not read would be kept in memory; a new session gets the newest view.
         if len(self._queue) >= _QUEUE_MAX:
             log.warning(
                 "session_cut broker_name=%s broker_id=%d reason='does not read'",
@@ -220,6 +221,7 @@ class HeartbeatAnswers:
                     return
                 await asyncio.sleep(CONFIRM_AGAIN_MS / 1000)
         finally:
+            # Who still waits is answered "no leader": a broker without an answer waits in vain.
             self._confirming = None
             self._answer_held(leading=False)
 
@@ -310,6 +312,7 @@ class BrokerWatch:
                 session.broker_id,
                 session.incarnation,
             )
+            # A broker that connects late has missed the earlier pushes.
             self._push(session.broker_name)
         return refusal
 
@@ -403,6 +406,7 @@ class BrokerWatch:
             broker_name=effect.broker_name,
             expected_master_epoch=effect.expected_master_epoch,
             reason=effect.reason,
+            # People read wall time; the core counts on a clock that does not jump (R8).
             detected_ms=wall_ms() - (boot_ms() - effect.detected_ms),
             silent_ms=effect.silent_ms,
         )
@@ -416,6 +420,7 @@ class BrokerWatch:
             )
         except (NotLeaderError, OutcomeUnknownError) as error:
             log.warning("election_ended broker_name=%s reason=%s", effect.broker_name, error)
+        # Also without an outcome: the core looks again, and proposes again if it has to.
         self.handle(ev.ElectionEnded(effect.broker_name, effect.expected_master_epoch))
 
     def _schedule_tick(self) -> None:
@@ -425,6 +430,7 @@ class BrokerWatch:
         )
 
     def _ticked(self) -> None:
+        # First, so that an exception below cannot end the ticks.
         self._schedule_tick()
         self._answers.note_loop_turn(boot_ms())
         self._after_tick()

@@ -211,10 +211,12 @@ class DurableJournal:
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
         if raftCommitIndex > self._commit_index:
+            # What is applied next is answered: this node's copy of it is durable first.
             self._commit_index = raftCommitIndex
             self.sync()
 
     def getRaftCommitIndex(self) -> int:
+        # Behind it may lie entries that no majority has: Raft decides about them again.
         return self.snapshot_index
 
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
@@ -287,6 +289,7 @@ class DurableJournal:
         payload = b"".join(operations)
         group = _GROUP.pack(len(payload), zlib.crc32(payload)) + payload
         if not self._append(group):
+            # The next sync tries the same entries again.
             self._dirty_from = first
             return False
         self._end += len(group)

@@ -100,6 +100,7 @@ def last_seen(
         ended = f"it accepted masterEpoch {accepted}"
     elif lives and not is_master:
         ended = "it lives, and hears of the election"
+    # A session without a heartbeat says nothing of the log yet; the registration did.
     facts = record if heard.seen is None or heard.seen.max_offset < 0 else heard.seen
     return LastSeen(
         record.broker_id,
@@ -187,6 +188,7 @@ def own_election(
     choice = choose_master(group, live, confirm_floor=confirm_floor)
     if choice.blocked:
         return OwnElection(False, choice.refusal, needs_operator=True)
+    # R17: a healthy member may report in this time, and then it wins.
     if choice.unclean and suspect_wait_ms > 0:
         return None
     if choice.winner == NO_BROKER:
@@ -336,6 +338,7 @@ def apply_election(group: BrokerGroup | None, command: ElectMaster, clock_ms: in
             f"broker set {group.broker_name} has no broker {asker}; known are {known}",
         )
     choice = _choice(group, command, clock_ms)
+    # A repeated request, or one that crossed the election: it must not end a mastership.
     if choice.keeps_master:
         return refused(
             group,
@@ -370,6 +373,7 @@ def _elected(
     master_epoch = group.next_master_epoch(living)
     floor = max(group.confirm_floor, command.confirm_floor)
     after = replace(
+        # From here on its log is the group's log: there is nothing left that it could lack.
         group.with_replica(replace(record, suspect=False, suspect_told=False)),
         master_broker_id=winner,
         master_incarnation=record.incarnation,

@@ -91,6 +91,7 @@ def _alter_sync_state_set(group: BrokerGroup | None, command: AlterSyncStateSet)
         )
     if refusal := _fenced(group, command) or _unfit_members(group, command):
         return refusal
+    # Sorted: all nodes must hold equal bytes for equal sets, since digests are compared.
     new_set = tuple(sorted({member.broker_id for member in command.new_set}))
     after = msgspec.structs.replace(
         group,
@@ -135,6 +136,7 @@ def _fenced(group: BrokerGroup, command: AlterSyncStateSet) -> GroupChange | Non
             ResponseCode.CONTROLLER_INVALID_MASTER,
             f"the master is {group.master_broker_id or None}, not {command.master_broker_id}",
         )
+    # R3: a master that restarted changes no set before it is elected again.
     if group.master_incarnation != command.master_incarnation:
         return refused(
             group,
@@ -148,6 +150,7 @@ def _fenced(group: BrokerGroup, command: AlterSyncStateSet) -> GroupChange | Non
             ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
             f"masterEpoch is {group.master_epoch}, not {command.master_epoch}",
         )
+    # R10: a proposal is about one set. A delayed one must not replace a newer set.
     if group.sync_state_set_epoch != command.sync_state_set_epoch:
         return refused(
             group,
@@ -207,6 +210,7 @@ def _unfit_member(
             group, ResponseCode.CONTROLLER_BROKER_NOT_ALIVE, f"broker {broker_id} does not live"
         )
     master = living.get(group.master_broker_id)
+    # R13: elected, it could not give others what lies below its first byte.
     if master is not None and 0 <= master.min_offset < seen.min_offset:
         return refused(
             group,
@@ -238,6 +242,7 @@ def _clean_broker_data(group: BrokerGroup | None, command: CleanBrokerData) -> G
     code = ResponseCode.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
     ids = set(command.broker_ids)
     if not command.clean_living_broker and group is not None:
+        # Without ids the whole group is forgotten, with all that elections know of its logs.
         if not ids and group.master_broker_id != NO_BROKER:
             return refused(
                 group, code, f"broker set {group.broker_name} has a master; name the dead ids"
@@ -251,6 +256,7 @@ def _clean_broker_data(group: BrokerGroup | None, command: CleanBrokerData) -> G
     kept = tuple(record for record in group.replicas if record.broker_id not in ids)
     if not ids or not kept:
         return GroupChange(group=None, events=(_cleaned_event(group, group, "the whole group"),))
+    # An empty set says nothing about who has the acknowledged messages.
     if group.sync_state_set and not set(group.sync_state_set) - ids:
         return refused(
             group,
@@ -337,6 +343,7 @@ def _note_event(group: BrokerGroup | None, command: NoteEvent) -> GroupChange:
 def _is_json_object(text: str) -> bool:
     if not text:
         return True
+    # Checked before it is parsed, on every node, inside the Raft log.
     if len(text) > REPORT_SIZE_MAX:
         return False
     try:
