@@ -232,7 +232,7 @@ class SlaveSynchronize:
                 await self._wake.wait()
                 continue
             try:
-                is_level = await self._synchronize(followed)
+                is_level = await self.synchronize(followed)
                 self._failures = 0
             except (BatonError, OSError, ValueError) as exc:
                 is_level = False
@@ -282,7 +282,7 @@ class SlaveSynchronize:
         address = followed.address if self._by_main_port else vip_address(followed.address)
         return address, pause_ms(RPC_TIMEOUT_MS, RPC_TIMEOUT_MAX_MS, 1 + self._failures // 2)
 
-    async def _synchronize(self, followed: Followed) -> bool:
+    async def synchronize(self, followed: Followed) -> bool:
         """Whether all tables are here as the master has them. Raises BatonError, ValueError."""
         way = self._way(followed)
         reply = await self._ask(

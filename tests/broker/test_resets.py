@@ -100,7 +100,7 @@ class Pair:
         self.sync, self.followed = following(self.slave, self.wire, 3)
 
     def fetch(self) -> None:
-        asyncio.run(self.sync._synchronize(self.followed))
+        asyncio.run(self.sync.synchronize(self.followed))
 
     def reset(self, *tables: Tables) -> int:
         """Puts the record; it is confirmed at these."""

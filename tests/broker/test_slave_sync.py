@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import Mock
 
 import pytest
 import uvloop
@@ -54,6 +54,45 @@ def offsets_of_master(folder: Path, epoch: int) -> bytes:
     return other.wrapper().encode()
 
 
+class MasterTables:
+    """A client that reaches a master with these tables; `ext` goes with each answer."""
+
+    def __init__(self, folder: Path, offsets: bytes = b"", **ext: str) -> None:
+        self.tables = tables(folder)
+        self.offsets = offsets
+        self.ext = ext
+        self.asked: list[RemotingCommand] = []
+
+    @property
+    def fetches(self) -> int:
+        """How often the tables were fetched; offsets are asked for each time."""
+        return sum(one.code == RequestCode.GET_ALL_TOPIC_CONFIG for one in self.asked)
+
+    @property
+    def versions(self) -> list[str]:
+        """Which offsets the slave said it has, each time that it asked."""
+        return [one.ext[EXT_OFFSET_VERSION] for one in self.asked if EXT_OFFSET_VERSION in one.ext]
+
+    async def invoke(
+        self, address: str, request: RemotingCommand, timeout_ms: int
+    ) -> RemotingCommand:
+        self.asked.append(request)
+        match request.code:
+            case RequestCode.GET_ALL_CONSUMER_OFFSET:
+                body = self.offsets
+            case RequestCode.GET_ALL_DELAY_OFFSET:
+                body = self.tables.delays.wrapper().encode()
+            case RequestCode.GET_ALL_TOPIC_CONFIG:
+                body = TopicConfigAndMappingSerializeWrapper().encode()
+            case RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG:
+                body = SubscriptionGroupWrapper().encode()
+            case RequestCode.BATON_GET_QUEUE_LOCKS:
+                body = self.tables.locks.wrapper().encode()
+            case _:
+                body = self.tables.request_modes.wrapper().encode()
+        return RemotingCommand.response_to(request, ext=dict(self.ext), body=body)
+
+
 @pytest.mark.parametrize("epoch, taken", [(3, False), (-1, False), (4, True), (5, True)])
 def test_r31_offsets_of_a_lower_epoch_are_not_taken_over(
     tmp_path: Path, epoch: int, taken: bool
@@ -61,36 +100,29 @@ def test_r31_offsets_of_a_lower_epoch_are_not_taken_over(
     """Who answers at the master's address may be a deposed one, or none any more (-1)."""
     own = tables(tmp_path / "own")
     body = offsets_of_master(tmp_path / "master", max(epoch, 0))
-    asked: list[int] = []
-
-    async def answer(address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
-        asked.append(request.code)
-        assert address == "h:10909"
-        ext = {EXT_MASTER_EPOCH: str(epoch), EXT_OFFSET_VERSION: "v1"}
-        return RemotingCommand.response_to(request, ext=ext, body=body)
-
-    sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, Mock(max_phy_offset=0))
+    ext = {EXT_MASTER_EPOCH: str(epoch), EXT_OFFSET_VERSION: "v1"}
+    master = MasterTables(tmp_path / "other", body, **ext)
+    sync = SlaveSynchronize(master, own, 1_000, lambda: None, Mock(max_phy_offset=0))  # type: ignore[arg-type]
     sync.followed = MASTER
-    sync._fetch_tables = AsyncMock(return_value=True)  # type: ignore[method-assign]
-    asyncio.run(sync._synchronize(MASTER))
+    for _ in range(2):
+        asyncio.run(sync.synchronize(MASTER))
     assert own.offsets.query("g", "T", 0) == (70 if taken else -1)
-    assert sync._fetch_tables.await_count == taken
-    assert sync._offset_version == ("v1" if taken else "")
-    assert asked == [RequestCode.GET_ALL_CONSUMER_OFFSET]
+    assert bool(master.fetches) == taken
+    assert master.versions == ["", "v1" if taken else ""]
 
 
 def test_r31_an_answer_that_another_role_change_overtook_is_dropped(tmp_path: Path) -> None:
     own = tables(tmp_path / "own")
     body = offsets_of_master(tmp_path / "master", 4)
-    sync = SlaveSynchronize(Mock(), own, 1_000, lambda: None, Mock(max_phy_offset=0))
 
     async def answer(address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
         sync.followed = Followed("other:10911", 5)
         return RemotingCommand.response_to(request, ext={EXT_MASTER_EPOCH: "4"}, body=body)
 
-    sync._client = Mock(invoke=answer)
+    log_end = Mock(max_phy_offset=0)
+    sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, log_end)
     sync.followed = MASTER
-    asyncio.run(sync._synchronize(MASTER))
+    asyncio.run(sync.synchronize(MASTER))
     assert own.offsets.query("g", "T", 0) == -1
 
 
@@ -98,31 +130,32 @@ def test_r42_tables_are_held_when_all_of_them_are_here_and_of_one_master(tmp_pat
     """1 topics change while they are fetched: again. 2 they are here. 3 another master: of it
     nothing is here, whatever its versions are."""
     own = tables(tmp_path / "own")
-    asked: list[dict[str, str]] = []
+    ext = {EXT_MASTER_EPOCH: "5", EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
+    master = MasterTables(tmp_path / "master", **ext)
     held: list[int] = []
+    changes = ["NewTopic"]
+    """What the log shows while the tables are fetched for the first time."""
 
-    async def answer(address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
-        asked.append(request.ext)
-        ext = {EXT_MASTER_EPOCH: "5", EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
-        return RemotingCommand.response_to(request, ext=ext)
+    async def invoke(address: str, request: RemotingCommand, ms: int) -> RemotingCommand:
+        if request.code == RequestCode.GET_ALL_DELAY_OFFSET and changes:
+            own.topics.create_by_message(changes.pop(), 4)
+        return await master.invoke(address, request, ms)
 
     async def play() -> None:
-        sync = SlaveSynchronize(
-            Mock(invoke=answer), own, 1_000, lambda: None, Mock(max_phy_offset=0)
-        )
+        log_end = Mock(max_phy_offset=0)
+        sync = SlaveSynchronize(Mock(invoke=invoke), own, 1_000, lambda: None, log_end)
         sync.on_tables = held.append
-        sync._fetch_tables = AsyncMock(side_effect=[False, True, True])  # type: ignore[method-assign]
         sync.follow(MASTER)
-        assert not await sync._synchronize(MASTER) and held == []
-        assert await sync._synchronize(MASTER) and held == [5]
-        assert await sync._synchronize(MASTER) and sync._fetch_tables.await_count == 2
+        assert not await sync.synchronize(MASTER) and held == []
+        assert await sync.synchronize(MASTER) and held == [5]
+        assert await sync.synchronize(MASTER) and master.fetches == 2
         other = Followed("other:10911", 5)
         sync.follow(other)
-        assert await sync._synchronize(other) and held == [5, 5]
-        assert sync._fetch_tables.await_count == 3
+        assert await sync.synchronize(other) and held == [5, 5]
+        assert master.fetches == 3
 
     asyncio.run(play())
-    assert [ext[EXT_OFFSET_VERSION] for ext in asked] == ["", "v1", "v1", ""]
+    assert master.versions == ["", "v1", "v1", ""]
 
 
 async def _popped(rig: Rig) -> list[int]:
@@ -155,7 +188,7 @@ def test_r30_an_unclean_winner_gives_what_was_popped_behind_the_end_of_its_log(
             assert master.service.tables.offsets.query("g", "T", 0) == 4
             sync, followed = slave.service.slave_sync, Followed(master.service.address, 0)
             sync.followed = followed
-            assert not await sync._synchronize(followed)
+            assert not await sync.synchronize(followed)
             assert "T" in slave.service.tables.topics
             assert sync.held_epoch == -1, "R42: so far it does not join"
             assert await _popped(slave) == [0, 1, 2, 3]
@@ -169,32 +202,19 @@ def test_r30_progress_waits_for_the_log_that_it_rests_on(
 ) -> None:
     """Groups have popped, and delays are delivered, by records up to 100. The log here ends at 99,
     then it holds them."""
-    own, master = tables(tmp_path / "own"), tables(tmp_path / "master")
-    master.delays.set_all({1: 7})
-    body = offsets_of_master(tmp_path / "other", 4)
+    own = tables(tmp_path / "own")
+    ext = {EXT_MASTER_EPOCH: "4", EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
+    master = MasterTables(tmp_path / "master", offsets_of_master(tmp_path / "other", 4), **ext)
+    master.tables.delays.set_all({1: 7})
     log = Mock(max_phy_offset=99)
     held: list[int] = []
 
-    async def answer(address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+    async def answer(address: str, request: RemotingCommand, ms: int) -> RemotingCommand:
         rests_on = {"offsets": RequestCode.GET_ALL_CONSUMER_OFFSET}.get(
             progress, RequestCode.GET_ALL_DELAY_OFFSET
         )
-        ext = {EXT_MASTER_EPOCH: "4", EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
-        ext[EXT_CARRIED_OUT] = "100" if request.code == rests_on else "99"
-        match request.code:
-            case RequestCode.GET_ALL_CONSUMER_OFFSET:
-                reply = body
-            case RequestCode.GET_ALL_DELAY_OFFSET:
-                reply = master.delays.wrapper().encode()
-            case RequestCode.GET_ALL_TOPIC_CONFIG:
-                reply = TopicConfigAndMappingSerializeWrapper().encode()
-            case RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG:
-                reply = SubscriptionGroupWrapper().encode()
-            case RequestCode.BATON_GET_QUEUE_LOCKS:
-                reply = own.locks.wrapper().encode()
-            case _:
-                reply = own.request_modes.wrapper().encode()
-        return RemotingCommand.response_to(request, ext=ext, body=reply)
+        master.ext[EXT_CARRIED_OUT] = "100" if request.code == rests_on else "99"
+        return await master.invoke(address, request, ms)
 
     async def play() -> None:
         sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, log)
@@ -202,12 +222,12 @@ def test_r30_progress_waits_for_the_log_that_it_rests_on(
         sync.followed = MASTER
         monkeypatch.setattr(slave_sync, "LOG_WAIT_S", 0.0)
         for _ in range(2):  # the other tables are here after the first time
-            assert not await sync._synchronize(MASTER)
+            assert not await sync.synchronize(MASTER)
         assert own.offsets.query("g", "T", 0) == (-1 if progress == "offsets" else 70)
         assert own.delays.table == ({} if progress == "delays" else {1: 7})
         assert held == []
         monkeypatch.setattr(slave_sync, "LOG_WAIT_S", 60.0)
-        again = asyncio.ensure_future(sync._synchronize(MASTER))
+        again = asyncio.ensure_future(sync.synchronize(MASTER))
         await asyncio.sleep(0)
         log.max_phy_offset = 100
         assert await again
@@ -238,7 +258,7 @@ def test_r30_progress_of_a_master_that_is_followed_no_more_waits_for_nothing(
     async def play() -> None:
         sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None, Log())
         sync.followed = MASTER
-        asked = asyncio.ensure_future(sync._synchronize(MASTER))
+        asked = asyncio.ensure_future(sync.synchronize(MASTER))
         async with asyncio.timeout(5):
             await waits.wait()
             sync.follow(Followed("other:10911", 5))
@@ -273,21 +293,22 @@ def test_r42_tables_that_are_no_longer_followed_are_reported(
 ) -> None:
     """By an answer that is never taken (another epoch) as by one that refuses."""
     monkeypatch.setattr(slave_sync, "STALE_AFTER_S", 0.0)
-    body = offsets_of_master(tmp_path / "master", 4)
+    body = offsets_of_master(tmp_path / "other", 4)
+    ext = {EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
+    master = MasterTables(tmp_path / "master", body, **ext)
     told: list[int] = []
     stale = False
 
-    async def answer(address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+    async def answer(address: str, request: RemotingCommand, ms: int) -> RemotingCommand:
         if stale and error:
             return RemotingCommand.response_to(request, 1, error)
-        ext = {EXT_MASTER_EPOCH: "-1" if stale else "4", EXT_OFFSET_VERSION: "v1"}
-        return RemotingCommand.response_to(request, ext=ext, body=body)
+        master.ext[EXT_MASTER_EPOCH] = "-1" if stale else "4"
+        return await master.invoke(address, request, ms)
 
     async def follow() -> None:
         nonlocal stale
         own = tables(tmp_path / "own")
         sync = SlaveSynchronize(Mock(invoke=answer), own, 1, lambda: None, Mock(max_phy_offset=0))
-        sync._fetch_tables = AsyncMock(return_value=True)  # type: ignore[method-assign]
         sync.on_tables = told.append
         sync.follow(MASTER)
         sync.start()

@@ -47,7 +47,7 @@ def test_r58_offsets_of_18_mb_reach_a_slave(tmp_path: Path) -> None:
         followed = Followed(address, 5)
         sync = SlaveSynchronize(client, own, 1000, lambda: None, Mock(max_phy_offset=0))
         sync.followed, sync._by_main_port, sync._failures = followed, True, 8
-        assert await sync._synchronize(followed) and sync.held_epoch == 5
+        assert await sync.synchronize(followed) and sync.held_epoch == 5
         await client.close()
         await server.close()
 

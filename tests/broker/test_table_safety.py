@@ -135,9 +135,9 @@ def test_r31_a_fetched_table_does_not_undo_what_the_log_showed_meanwhile(tmp_pat
         slave.service.apply_record(master.log[-1], 100)
 
     wire.before_reply[RequestCode.GET_ALL_TOPIC_CONFIG] = created
-    asyncio.run(sync._synchronize(followed))
+    asyncio.run(sync.synchronize(followed))
     assert slave.topics.get("New") == topic("New")
-    asyncio.run(sync._synchronize(followed))
+    asyncio.run(sync.synchronize(followed))
     assert slave.topics.get("New") == topic("New")
     assert slave.topics.get("Old") == topic("Old")
 
@@ -157,7 +157,7 @@ def test_r30_fetched_locks_do_not_undo_what_the_log_showed_meanwhile(tmp_path: P
 
     wire.before_reply[RequestCode.BATON_GET_QUEUE_LOCKS] = granted
     for _ in range(2):
-        asyncio.run(sync._synchronize(followed))
+        asyncio.run(sync.synchronize(followed))
         assert slave.tables.locks.wrapper().locks == {"g": {"a": [("T", 0)]}}
 
 
@@ -169,15 +169,15 @@ def test_r27_a_slave_learns_where_the_log_of_its_master_begins(tmp_path: Path) -
     heard: list[int | None] = []
     sync.on_log_begin = heard.append
     for wire.log_begin in (0, 4096):
-        asyncio.run(sync._synchronize(followed))
+        asyncio.run(sync.synchronize(followed))
     assert heard == [0, 4096]
     wire.gate.fence()
-    asyncio.run(sync._synchronize(followed))
+    asyncio.run(sync.synchronize(followed))
     assert heard == [0, 4096]
     java = Mock(return_value=RemotingCommand.response_to(RemotingCommand.request(43)))
     sync._ask = AsyncMock(side_effect=java)  # type: ignore[method-assign]
     sync._fetch_tables = AsyncMock(return_value=True)  # type: ignore[method-assign]
-    asyncio.run(sync._synchronize(followed))
+    asyncio.run(sync.synchronize(followed))
     assert heard == [0, 4096, None]
 
 
@@ -191,11 +191,11 @@ def test_r31_tables_of_a_former_master_are_not_taken(tmp_path: Path) -> None:
     wire = Wire(master, 3)
     wire.gate.fence()
     sync, followed = following(slave, wire, 3)
-    asyncio.run(sync._synchronize(followed))
+    asyncio.run(sync.synchronize(followed))
     assert slave.topics.get("T") == topic("T")
     assert slave.offsets.offsets_of("g", "T") == {0: 7}
     wire.gate.open()
-    asyncio.run(sync._synchronize(followed))
+    asyncio.run(sync.synchronize(followed))
     assert slave.topics.get("T") is None
     assert slave.offsets.offsets_of("g", "T") == {0: 5}
 
@@ -274,7 +274,7 @@ def test_r31_a_group_goes_with_its_offsets_when_that_is_confirmed(tmp_path: Path
 
     wire.before_reply[RequestCode.GET_ALL_CONSUMER_OFFSET] = deleted
     for _ in range(2):
-        asyncio.run(sync._synchronize(followed))
+        asyncio.run(sync.synchronize(followed))
         for tables in (master, slave):
             assert "g" not in tables.groups and tables.offsets.query("g", "T", 0) == -1
             assert tables.offsets.query("h", "T", 0) == 6
@@ -340,9 +340,9 @@ def test_r39_offsets_under_way_do_not_outlive_the_deletion_of_their_topic(tmp_pa
         master.carried_out = 100
 
     wire.before_reply[RequestCode.GET_ALL_CONSUMER_OFFSET] = deleted
-    asyncio.run(sync._synchronize(followed))
+    asyncio.run(sync.synchronize(followed))
     assert slave.offsets.query("g", "T", 0) == -1
-    asyncio.run(sync._synchronize(followed))
+    asyncio.run(sync.synchronize(followed))
     assert slave.offsets.query("g", "Other", 0) == 7
     assert slave.offsets.query("g", "T", 0) == -1
     assert slave.dropped == master.dropped == ["T"]
@@ -356,12 +356,12 @@ def test_r39_a_new_master_that_has_not_deleted_yet_brings_no_offset_back(tmp_pat
     deletion = MetadataChange(deleted_topics=["T"]).encode()
     slave.service.apply_record(deletion, 100)
     sync, followed = following(slave, Wire(master, 3), 3)
-    asyncio.run(sync._synchronize(followed))
+    asyncio.run(sync.synchronize(followed))
     assert slave.offsets.query("g", "T", 0) == -1
     master.service.own_record_confirmed(deletion, 100)
     master.offsets.commit("g", "T", 0, 2)  # of a topic made again
     master.carried_out = 150
-    asyncio.run(sync._synchronize(followed))
+    asyncio.run(sync.synchronize(followed))
     assert slave.offsets.query("g", "T", 0) == 2
 
 
@@ -376,7 +376,7 @@ def test_r39_a_replica_that_was_away_keeps_the_offsets_of_a_topic_made_again(
     master.offsets.commit("g", "T", 0, 2)
     master.carried_out = 150
     sync, followed = following(slave, Wire(master, 3), 3)
-    asyncio.run(sync._synchronize(followed))
+    asyncio.run(sync.synchronize(followed))
     slave.service.apply_record(MetadataChange(deleted_topics=["T"]).encode(), 100)
     assert slave.offsets.offsets_of("g", "T") == {0: 2}
     assert slave.offsets.query("h", "T", 0) == -1
