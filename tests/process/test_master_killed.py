@@ -95,34 +95,6 @@ def test_g1_g3_g4_masters_killed_under_load(cluster: ClusterProcess) -> None:
     assert confirmed > acked(writers) * 200
 
 
-def test_r9_two_masters_killed_one_after_the_other(cluster: ClusterProcess) -> None:
-    """1. Under load the master of three is killed; the old live member stays in the set (R9).
-    2. The first ack of the new master comes; it is killed at once, too.
-    3. The last replica is elected: it holds everything that the first two acknowledged.
-    4. Both dead ones come back and follow.
-    """
-    topic = "TwoKills"
-    writers = [Writer(cluster.addresses(), topic, queue_id) for queue_id in range(2)]
-    with ExitStack() as stack:
-        for writer in writers:
-            stack.enter_context(writer)
-        wait_acks(writers, 50)
-        first = cluster.master()
-        cluster.kill(first)
-        wait_acks(writers, 1)
-        second = cluster.wait_new_master(first["address"])
-        cluster.kill(second)
-        wait_acks(writers, 30)
-        third = cluster.wait_new_master(second["address"])
-        assert third["address"] not in (first["address"], second["address"])
-        for dead in (first, second):
-            cluster.restart(dead)
-        cluster.wait_in_sync(3)
-    check_writers(cluster.name_servers, topic, writers)
-    assert cluster.stop() == 0
-    check_logs_equal(cluster.data_folders)
-
-
 PATIENT = {
     # Hung slaves stay in the set, and little of the tail fits on its way to them.
     "controller": {"brokerSessionTimeoutMs": 20_000},

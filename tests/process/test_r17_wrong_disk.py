@@ -1,8 +1,5 @@
-"""A broker that comes back under its identity with a log that lacks what it acknowledged (R17), and
-the one election that may drop acknowledged messages, because an operator asks for it (R7, R23).
-
-One cluster for both: each test leaves it whole. Its four replicas let one round show all three ways
-in which a log comes to lack something.
+"""A broker that comes back under its identity with a log that lacks what it acknowledged (R17). Its
+four replicas let one round show all three ways in which a log comes to lack something.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ import pytest
 
 from lab.cluster.connection import BlockingConnection, ask
 from lab.cluster.frames import ELECT_MASTER
-from lab.cluster.mqctl import mqctl
 from lab.cluster.processes import is_running, wait_for
 from lab.cluster.stores import check_logs_equal, put_back, wipe
 from lab.cluster.up import ClusterProcess
@@ -156,45 +152,3 @@ def test_r17_logs_that_lack_what_they_acknowledged_are_not_elected(
     assert winner_after_the_last_failure(cluster) not in suspects
     write_some(cluster)
     check_logs_equal(cluster.data_folders)
-
-
-def test_r7_r23_r44_an_unclean_election_drops_what_only_the_old_master_had(
-    cluster: ClusterProcess, tmp_path: Path
-) -> None:
-    """1. All slaves die; the master goes on alone, its set is {1}. 2. It dies, the slaves come
-    back: nobody is elected. 3. An operator elects one of them uncleanly, and has to accept that
-    nobody can tell the dead master from one that is cut off and goes on. 4. The old master comes
-    back: it gives up what it alone had acknowledged, keeps that aside, and joins."""
-    write_some(cluster)
-    master = cluster.master()
-    slaves = slaves_of(cluster)
-    for slave in slaves:
-        cluster.kill(slave)
-    cluster.wait_in_sync(1)
-    end(*slaves)
-    write_some(cluster)
-    cluster.kill(master)
-    end(master)
-    for slave in slaves:
-        cluster.restart(slave)
-    named = alive(cluster, slaves[0])["brokerId"]
-    for slave in slaves[1:]:
-        alive(cluster, slave)
-    assert elect(cluster, named) == ELECT_MASTER_FAILED
-    addresses = ("-a", cluster.controllers[0], "-n", cluster.name_servers)
-    elect_by_hand = ("electMaster", "-bn", "broker-a", "-b", str(named), "--unclean", "--yes")
-    ran = mqctl(*elect_by_hand, *addresses, home=tmp_path)
-    assert ran.code == 1 and "may still acknowledge (broker" in ran.err, ran
-    assert "--cut-later-acks" in ran.err, ran
-    ran = mqctl(*elect_by_hand, "--cut-later-acks", *addresses, home=tmp_path)
-    assert ran.code == 0, ran
-    assert "in sync, but silent: broker" in ran.err
-    cluster.restart(master)
-    state = cluster.wait_in_sync(REPLICAS)
-    assert state["masterBrokerId"] == named
-    write_some(cluster)
-    check_logs_equal(cluster.data_folders)
-    assert any((Path(master["dataDir"]) / "truncated").rglob("*")), "cut bytes are kept aside"
-    timeline = mqctl("timeline", "-a", cluster.controllers[0], home=tmp_path)
-    assert "UNCLEAN" in timeline.out.upper(), timeline
-    assert "later acks are cut of broker" in " ".join(timeline.out.split()), timeline
