@@ -367,8 +367,8 @@ class Appender:
         """Writes all puts since the last call; the end of what is written. On a full disk they stay
         here for a later call (R45). Raises OSError if the disk fails; then the broker must stop."""
         log = self._log
+        self._turn_ms = 0  # pieces that stay have their time; what comes later has its own
         if self._pieces and self._write_pieces():
-            self._turn_ms = 0
             log.preallocate_when_due()
         return log.max_offset
 

@@ -373,7 +373,7 @@ class CommitLog:
         if index >= len(self.segments):
             with self._allocation_lock:
                 while index >= len(self.segments):
-                    self._allocate_next()
+                    self._allocate_next(is_needed=True)
         return self.segments[index]
 
     def allocate_missing(self) -> None:
@@ -381,7 +381,7 @@ class CommitLog:
         OSError."""
         with self._allocation_lock:
             if not self._is_closed and self.missing_segment == self.end_of_segments:
-                self._allocate_next()
+                self._allocate_next(is_needed=False)
 
     def preallocate_when_due(self) -> None:
         """Allocates the next segment in a thread once the last one is more than half full."""
@@ -402,11 +402,11 @@ class CommitLog:
             ):
                 return
             try:
-                self._allocate_next()
+                self._allocate_next(is_needed=False)
             except OSError as error:
                 log.warning("segment_preallocation_failed folder=%s reason=%s", self.folder, error)
 
-    def _allocate_next(self) -> None:
+    def _allocate_next(self, *, is_needed: bool) -> None:
         start = self.end_of_segments
         try:
             segment = Segment.create(
@@ -415,7 +415,8 @@ class CommitLog:
         except OSError as error:
             # R45: upkeep tries again, though the loop may not need it yet
             self.missing_segment = start
-            self.health.note_full(error, pauses=False)  # Puts still fit into the present segment.
+            # While it is only allocated ahead, puts still fit into the present segment.
+            self.health.note_full(error, pauses=is_needed)
             raise
         self.segments.append(segment)
         self.missing_segment = None
@@ -427,7 +428,7 @@ class CommitLog:
             while self.segments:
                 _take_away(self.segments.pop(), None)
             self.min_offset = self.max_offset = self.flushed_offset = offset
-            self._allocate_next()
+            self._allocate_next(is_needed=True)
 
     # Durability.
 

@@ -21,7 +21,15 @@ pytestmark = pytest.mark.process
 
 DISK_MIB = 24
 BALLAST_BYTES = 8 << 20
-SMALL = {"store": {"mappedFileSizeCommitLog": 1 << 20, "mappedFileSizeConsumeQueue": 20 * 1000}}
+SMALL = {
+    "store": {
+        "mappedFileSizeCommitLog": 1 << 20,
+        "mappedFileSizeConsumeQueue": 20 * 1000,
+        # Above 85 % the oldest segments go every 10 s: the disk would not stay full on a slow
+        # machine, and the test asks for all that was acknowledged.
+        "cleanFileForciblyEnable": False,
+    }
+}
 
 
 class BigWriter(Writer):
@@ -58,14 +66,18 @@ def test_r45_full_disks_refuse_writes_and_lose_none(
         wait_acks(writer, 200)
         wait_for("a full disk", lambda: _stands_still(writer), 120)
         remarks = {remark for _, _, _, remark in writer.refusals[-10:]}
-        health = mqctl("health", home=tmp_path, env={"BATONMQ_DATA": str(cluster.data_dir)})
+        wait_for("down, by mqctl health", lambda: _is_down(cluster, tmp_path))
         for folder in cluster.data_folders:
             (folder / "ballast").unlink()
         wait_acks(writer, 200)
     assert any("disk" in remark for remark in remarks), remarks
-    assert health.code == 1, health.out
     assert all(map(is_running, pids)), cluster.diagnostics()
     assert check_writers(cluster.name_servers, topic, [writer]) >= len(writer.acks)
+
+
+def _is_down(cluster: ClusterProcess, home: Path) -> bool:
+    """A master that hands over, and one that was asked for no write yet, are not down."""
+    return mqctl("health", home=home, env={"BATONMQ_DATA": str(cluster.data_dir)}).code == 1
 
 
 def _stands_still(writer: Writer) -> bool:

@@ -9,6 +9,7 @@ import pytest
 
 from batonmq.epoch.entry import EpochEntry
 from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.records.codec import NewMessage
 from batonmq.runtime import disk
 from batonmq.runtime.durable_file import replace_file
 from batonmq.store import upkeep
@@ -349,6 +350,43 @@ def test_r45_room_again_opens_no_replica_that_refuses_for_another_reason(rig):
     store.appender.refuse("another reason")
     store.appender.pause("")
     assert store.appender.refusal == "another reason"
+
+
+def test_r45_a_put_after_records_that_wait_has_its_own_time(rig, full):
+    """1 a record finds no space. 2 what expiry needs comes in a later turn, with that time."""
+    life = Life(rig)
+    life.work(1)
+    full.full_after(0)
+    life.put()
+    _, waits = life.waiting[0]
+    rig.now_ms += 5_000
+    message = NewMessage(
+        "T", 0, b"later", b"", 0, None, None, born_timestamp=rig.now_ms, born_host=rig.host
+    )
+    later = life.store.appender.put_though_full(message)
+    assert later.store_timestamp == waits.store_timestamp + 5_000
+    full.space_again()
+    assert life.store.end_turn() == later.end_offset
+
+
+def test_r45_a_put_that_found_no_segment_pauses_the_store(rig, full):
+    """Its status then says that it refuses writes, and later puts do not ask the disk again."""
+    life = Life(rig)
+    life.store.log.preallocate_when_due = lambda: None
+    while life.store.log.space > 2 * len(BODY):
+        life.put()
+    full.full_after(0)
+    rest = life.store.log.space
+    with pytest.raises(PutUnavailable, match="the disk is full"):
+        rig.put(life.store, bytes(rest))
+    assert not life.store.appender.is_writable
+    asked = full.writes
+    life.put()
+    assert full.writes == asked and life.refused == 1
+    full.space_again()
+    life.store.checkpoints.flush_derived()
+    life.work(3)
+    life.check()
 
 
 def test_r45_a_slave_takes_no_bytes_while_earlier_ones_wait_for_room(rig):
