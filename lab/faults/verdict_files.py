@@ -4,6 +4,7 @@ and the node that a verdict must name first."""
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import shutil
 import socket
@@ -23,6 +24,7 @@ from lab.cluster.processes import wait_for
 from lab.cluster.stores import put_back, wipe
 
 Expected = tuple[str, str]
+PROBE_TOPIC: Final = "ProbeTopic"
 STARTS: Final = 5
 START_S: Final = 20.0
 STARTED: Final = " server_started "
@@ -197,6 +199,15 @@ def checkpoint(copy: Copy) -> Expected:
     return "checkpoint-damaged", store.name
 
 
+def topic_missing(copy: Copy) -> Expected:
+    """Its messages are there, and the tables of all replicas lost it."""
+    for path in copy.data.glob("broker-*/config/topics.json*"):
+        table = json.loads(path.read_text())
+        table["topicConfigTable"].pop(PROBE_TOPIC, None)
+        path.write_text(json.dumps(table))
+    return "topic-missing", PROBE_TOPIC
+
+
 def raft_journal(copy: Copy) -> Expected:
     node = copy.controller()
     path = node / "controller" / "raft" / "journal"
@@ -318,6 +329,7 @@ FILE_INCIDENTS: Final[dict[str, Callable[[Copy], Expected]]] = {
     "identity-file": _whole_file("brokerIdentity", "identity-file-damaged", backup=False),
     "tables": _whole_file("config/topics.json", "tables-damaged", backup=True),
     "queue-positions": _whole_file("queuePositions", "queue-positions-damaged", backup=False),
+    "topic-missing": topic_missing,
     "raft-journal": raft_journal,
     "raft-vote": raft_vote,
     "controller-lost": controller_lost,

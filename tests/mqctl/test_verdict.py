@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 import tarfile
@@ -13,6 +14,7 @@ from zlib import crc32
 
 import pytest
 
+from batonmq.broker.transaction import transaction_service
 from batonmq.history.event import HistoryEvent
 from batonmq.history.fold import stories
 from batonmq.mqctl.commands.doctor import without_secrets
@@ -21,10 +23,15 @@ from batonmq.mqctl.verdict.evidence import (
     NAME_SERVER,
     ControllerFacts,
     Evidence,
+    LogTail,
     NodeEvidence,
     ProcessFacts,
+    StoreEvidence,
+    line_ms,
 )
 from batonmq.mqctl.verdict.evidence import GroupEvidence as Recorded
+from batonmq.mqctl.verdict.files import due_ms
+from batonmq.mqctl.verdict.group_incidents import UNCHECKED
 from batonmq.mqctl.verdict.incidents import FILES, LAST_WORDS
 from batonmq.mqctl.verdict.judge import INCIDENTS, judge
 from batonmq.mqctl.verdict.safety import may_restart
@@ -357,6 +364,78 @@ def test_the_role_of_a_broker_is_the_one_in_which_it_ended(
     )
     finding = judge(evidence).findings[0]
     assert (finding.incident, finding.since_ms) == expected, what
+
+
+# Messages that wait.
+
+
+def unit(offset: int, due: int) -> bytes:
+    return UNIT.struct.pack(offset, 100, due)
+
+
+def test_the_due_time_of_a_delayed_message_is_in_its_queue(tmp_path: Path) -> None:
+    queue = tmp_path / "consumequeue" / "SCHEDULE_TOPIC_XXXX" / "2"
+    queue.mkdir(parents=True)
+    (queue / f"{0:020}").write_bytes(unit(0, 5_000) + unit(100, 6_000))
+    (queue / f"{40:020}").write_bytes(unit(200, 7_000) + bytes(20))
+    assert [due_ms(tmp_path, {3: index}) for index in range(5)] == [5_000, 6_000, 7_000, 0, 0]
+    assert due_ms(tmp_path, {3: 1, 1: 0}) == 6_000
+
+
+def waiting(**fields: Any) -> list[tuple[str, str]]:
+    """What is said of a master with these facts."""
+    evidence = live((1, 2, 3), {1, 2, 3})
+    master, *others = evidence.nodes
+    evidence = replace(evidence, now_ms=NOW, nodes=(replace(master, **fields), *others))
+    return [(each.incident, each.subject) for each in judge(evidence).findings]
+
+
+NOW = line_ms("2026-11-28T12:00:00.000 ")
+NOT_CHECKED = "transaction_not_checked group=Payers: no producer of it is here"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"due_ms": NOW - 90_000}, [("delays-stopped", "broker-1")]),
+        ({"due_ms": NOW - 9_000}, []),
+        ({"due_ms": NOW - 90_000, "report": {"brokerRole": "SLAVE"}}, []),
+        (
+            {"log": LogTail((f"2026-11-28T11:59:30.000 INFO x {NOT_CHECKED}",))},
+            [("transactions-unchecked", "Payers")],
+        ),
+        ({"log": LogTail((f"2026-11-28T11:29:30.000 INFO x {NOT_CHECKED}",))}, []),
+        (
+            {"store": StoreEvidence("/s", topics={"TRANS_CHECK_MAX_TIME_TOPIC": 2})},
+            [("transactions-given-up", "TRANS_CHECK_MAX_TIME_TOPIC")],
+        ),
+    ],
+)
+def test_messages_that_wait_for_ever_are_named(
+    fields: dict[str, Any], expected: list[tuple[str, str]]
+) -> None:
+    assert waiting(**fields) == expected
+
+
+def test_the_log_line_of_an_unchecked_transaction_is_the_brokers() -> None:
+    source = inspect.getsource(transaction_service)
+    assert f'"{UNCHECKED}group=%s: ' in source
+
+
+def test_a_topic_that_no_table_lists_is_named(mqctl: Run, folders: list[Path]) -> None:
+    for store in folders[:3]:
+        queue = store / "consumequeue" / "Orders" / "3"
+        queue.mkdir(parents=True)
+        (queue / f"{0:020}").write_bytes(unit(0, 0))
+        (store / "config").mkdir()
+        (store / "config" / "topics.json").write_text('{"topicConfigTable": {}}')
+    ran = mqctl("verdict", *map(str, folders), "--json")
+    first = ran.json["incidents"][0]
+    assert (first["incident"], first["subject"]) == ("topic-missing", "Orders")
+    assert first["repairs"][0]["command"].endswith("-t Orders -r 4 -w 4")
+    # A replica that has not fetched the newest table is no evidence.
+    (folders[1] / "config" / "topics.json").write_text('{"topicConfigTable": {"Orders": {}}}')
+    assert mqctl("verdict", *map(str, folders), "--json").json["incidents"] == []
 
 
 # The table and the bundle.

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from batonmq.history.event import HistoryEvent
@@ -21,6 +22,7 @@ from batonmq.mqctl.verdict.evidence import (
     GroupEvidence,
     NodeEvidence,
 )
+from batonmq.mqctl.verdict.files import due_ms
 from batonmq.mqctl.verdict.gather import SYSTEM_GROUPS, groups_of
 from batonmq.protocol.codes import MASTER_ID
 from batonmq.protocol.errors import BatonError
@@ -195,14 +197,28 @@ def _nodes(
         if address in removed:
             continue
         node = nodes.get(address, NodeEvidence(address, BROKER, address, group_of.get(address, "")))
+        report = reports.get(address, {})
         nodes[address] = replace(
             node,
             asked=True,
             refused=why,
-            report=reports.get(address, {}),
+            report=report,
+            due_ms=due_ms(Path(node.folder), _undelivered(report)) if node.folder else 0,
             told=tuple(found.reported.get(address, ())),
         )
     return tuple(nodes.values())
+
+
+def _undelivered(report: Mapping[str, str]) -> dict[int, int]:
+    """Delay level -> queue offset of its next message, of the levels that have one."""
+    found = {}
+    for name, value in report.items():
+        level = name.removeprefix("scheduleMessageOffset_")
+        offset, _, end = value.partition(",")
+        is_level = level != name and all(each.isdigit() for each in (level, offset, end))
+        if is_level and int(offset) < int(end):
+            found[int(level)] = int(offset)
+    return found
 
 
 def _groups(

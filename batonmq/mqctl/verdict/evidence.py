@@ -5,8 +5,10 @@ Pure. Times are ms since 1970, 0 unknown; offsets are bytes of the log, ends exc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
@@ -37,6 +39,15 @@ class ProcessFacts:
     descriptors_max: int = 0
 
 
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}")
+
+
+def line_ms(line: str) -> int:
+    """The time at the begin of a line of a process's log; 0: none."""
+    found = _TIME.match(line)
+    return round(datetime.fromisoformat(found[0]).timestamp() * 1000) if found else 0
+
+
 @dataclass(frozen=True, slots=True)
 class LogTail:
     """The end of a process's log. `starts_ms`: of each start in it; `ended_well`: the last process
@@ -47,6 +58,11 @@ class LogTail:
     ended_well: bool = False
     last_words: str = ""
     last_ms: int = 0
+
+    def age_ms(self, line: str, now_ms: int) -> int:
+        """Since a line was written; 0 if it has no time."""
+        written = line_ms(line)
+        return now_ms - written if written else 0
 
     def latest(self, *texts: str) -> str:
         """The newest line of the last process that has one of these texts."""
@@ -99,6 +115,10 @@ class StoreEvidence:
     """Cut from the log, and kept in `truncated/`."""
     topics: Mapping[str, int] = field(default_factory=dict)
     """Topic -> messages in its consume queues."""
+    queues: Mapping[str, int] = field(default_factory=dict)
+    """Topic -> its number of consume queues."""
+    listed: frozenset[str] | None = None
+    """Topics in its table; None: it has none that can be read."""
     lags: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(group, topic) -> messages that the group has not consumed."""
 
@@ -148,6 +168,8 @@ class NodeEvidence:
     """What a broker answered of itself (request 28)."""
     told: tuple[str, ...] = ()
     """Its own problems, as in `mqctl health`."""
+    due_ms: int = 0
+    """When the oldest delayed message that it has not delivered was due; 0: none is known."""
     store: StoreEvidence | None = None
     controller: ControllerFacts | None = None
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from batonmq.mqctl.verdict.evidence import (
     LogTail,
     ProcessFacts,
     StoreEvidence,
+    line_ms,
 )
 from batonmq.protocol.layout import (
     CHECKPOINT,
@@ -43,9 +44,9 @@ from batonmq.protocol.layout import (
     UNIT_SIZE,
 )
 from batonmq.protocol.records.codec import MAGIC_V1, MAGIC_V2
+from batonmq.protocol.topic_name import SCHEDULE_TOPIC
 
 LOG_TAIL_BYTES: Final = 128 << 10
-_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}")
 _LAST_WORDS: Final = re.compile(r"(broker|namesrv|controller): ")
 _TABLES: Final = ("topics.json", "consumerOffset.json", "subscriptionGroup.json")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -81,7 +82,7 @@ def log_tail(path: Path) -> LogTail:
         return LogTail()
     starts = [at for at, line in enumerate(lines) if " server_started " in line]
     own = lines[starts[-1] :] if starts else lines
-    times = [_line_ms(line) for line in lines]
+    times = [line_ms(line) for line in lines]
     # A process that refuses its settings ends before it says that it started.
     words = next((line for line in reversed(own) if line.strip()), "")
     return LogTail(
@@ -91,11 +92,6 @@ def log_tail(path: Path) -> LogTail:
         words if _LAST_WORDS.match(words) else "",
         max(times, default=0),
     )
-
-
-def _line_ms(line: str) -> int:
-    found = _TIME.match(line)
-    return round(datetime.fromisoformat(found[0]).timestamp() * 1000) if found else 0
 
 
 # Controllers.
@@ -301,12 +297,17 @@ class _StoreReader:
         )
 
     def _tables(self) -> None:
+        config = self.folder / "config"
         for name in _TABLES:
-            path = self.folder / "config" / name
+            path = config / name
             copies = [each for each in (path, path.with_name(f"{name}.bak")) if each.exists()]
             if not copies or any(isinstance(_json_of(each), dict) for each in copies):
                 continue
             self.fault("tables", path, "no JSON object, and no copy of it is")
+        for table in map(_json_of, (config / "topics.json", config / "topics.json.bak")):
+            if isinstance(table, dict) and isinstance(table.get("topicConfigTable"), dict):
+                self.facts = replace(self.facts, listed=frozenset(table["topicConfigTable"]))
+                break
         text = _text(self.folder / "queuePositions", strip=False)
         crc, _, body = text.encode().partition(b"\n")
         if text and crc != b"%08x" % zlib.crc32(body.rstrip(b"\n")):
@@ -408,6 +409,7 @@ def read_derived(facts: StoreEvidence, until: Until) -> StoreEvidence:
         faults=(*facts.faults, *faults),
         known_end=max([facts.known_end, *(end for end, _ in beyond.values())]),
         topics={topic: sum(of.values()) for topic, of in counts.items()},
+        queues={topic: max(of) + 1 for topic, of in counts.items()},
         lags=_lags(folder, counts),
     )
 
@@ -436,6 +438,26 @@ def _read_queue(folder: Path, log_end: int) -> tuple[int, dict[int, int], str]:
             if log_end and offset >= log_end:
                 ahead[offset] = offset + size
     return count, ahead, ""
+
+
+def due_ms(folder: Path, levels: Mapping[int, int]) -> int:
+    """When the oldest of these delayed messages is due; 0: none is in the files. `levels`: delay
+    level -> offset in its queue, whose units have due times instead of tags."""
+    found = []
+    for level, index in levels.items():
+        queue = folder / "consumequeue" / SCHEDULE_TOPIC / str(level - 1)
+        position = index * UNIT_SIZE
+        try:
+            files = [f for f in queue.iterdir() if SEGMENT_NAME.fullmatch(f.name)]
+            path = max(f for f in files if int(f.name) <= position)
+            with path.open("rb") as file:
+                file.seek(position - int(path.name))
+                offset, size, due = UNIT.struct.unpack(file.read(UNIT_SIZE))
+        except (OSError, ValueError, struct.error):
+            continue
+        if size > 0 and size != FILLER_SIZE and offset >= 0 and due > 0:
+            found.append(due)
+    return min(found, default=0)
 
 
 def _index_fault(path: Path) -> str:

@@ -17,6 +17,7 @@ from batonmq.mqctl.verdict.incidents import (
     since,
     start_of,
 )
+from batonmq.protocol.topic_name import TRANS_CHECK_MAX_TIME_TOPIC, is_system_topic
 
 STUCK_MS: Final = 60_000
 LAG_MANY: Final = 10_000
@@ -234,6 +235,10 @@ def _consumers(evidence: Evidence) -> Iterator[Finding]:
             cause = f"{count} messages of group {group} went to its dead-letter topic"
             look = Repair("read them", f"mqctl consumeMessage -t {topic}")
             yield Finding("dead-letters", group, cause, 0, (), (look,))
+        elif topic == TRANS_CHECK_MAX_TIME_TOPIC and count:
+            cause = f"{count} half messages were given up: no producer said how they end"
+            look = Repair("read them", f"mqctl consumeMessage -t {topic}")
+            yield Finding("transactions-given-up", topic, cause, 0, (), (look,))
 
 
 def _topics(evidence: Evidence) -> dict[str, int]:
@@ -246,12 +251,53 @@ def _topics(evidence: Evidence) -> dict[str, int]:
 
 def _waiting(evidence: Evidence) -> Iterator[Finding]:
     """Timers, delays and half messages that a serving master does not work off."""
+    now_ms = evidence.now_ms
     for node in evidence.brokers():
+        if not node.runs or node.report.get("brokerRole") == "SLAVE":
+            continue
+        look = Repair("see whether that falls", f"mqctl brokerStatus -b {node.address}")
+        where = (node.group,)
         behind = int(node.report.get("timerOffsetBehind") or 0)
-        if node.runs and node.report.get("brokerRole") != "SLAVE" and behind >= LAG_MANY:
+        if behind >= LAG_MANY:
             cause = f"{node.name}: {behind} timed messages were not read yet"
-            look = Repair("see whether that falls", f"mqctl brokerStatus -b {node.address}")
-            yield Finding("timers-behind", node.name, cause, 0, (node.group,), (look,))
+            yield Finding("timers-behind", node.name, cause, 0, where, (look,))
+        if node.due_ms and now_ms - node.due_ms > STUCK_MS:
+            late = (now_ms - node.due_ms) // 1000
+            cause = f"{node.name}: a delayed message was due {late} s ago, and is not delivered"
+            yield Finding("delays-stopped", node.name, cause, node.due_ms, where, (look,))
+        line = node.log.latest(UNCHECKED)
+        if line and node.log.age_ms(line, now_ms) < LOOP_MS:
+            group = line.partition("group=")[2].partition(":")[0] or "?"
+            cause = f"half messages of producer group {group} wait: no producer of it is connected"
+            start = Repair("start a producer of that group: it is asked for each of them")
+            yield Finding("transactions-unchecked", group, cause, 0, where, (start,))
+
+
+UNCHECKED: Final = "transaction_not_checked "
+"""What a broker logs if nobody can be asked about a half message."""
+
+
+def _topics_missing(evidence: Evidence) -> Iterator[Finding]:
+    """Topics with messages that no table lists. A broker that runs may be deleting them."""
+    for name in evidence.group_names:
+        stores = evidence.stores(name)
+        tables = [store.listed for store in stores if store.listed is not None]
+        if not tables or any(node.runs for node in evidence.brokers(name)):
+            continue
+        listed = frozenset().union(*tables)
+        for topic in sorted({t for s in stores for t, n in s.topics.items() if n} - listed):
+            if is_system_topic(topic):
+                continue
+            count = max(store.topics.get(topic, 0) for store in stores)
+            queues = max(store.queues.get(topic, 0) for store in stores)
+            cluster = evidence.group(name).cluster or "DefaultCluster"
+            cause = f"{name}: no table lists topic {topic}, which has {count} messages"
+            again = Repair(
+                "start the cluster and create it again: its messages are in the log",
+                f"mqctl updateTopic -c {cluster} -t {topic} -r {queues} -w {queues}",
+                START_S,
+            )
+            yield Finding("topic-missing", topic, cause, 0, (name,), (again,))
 
 
 def _clocks(evidence: Evidence) -> Iterator[Finding]:
@@ -281,6 +327,7 @@ OF_GROUPS: Final[tuple[Recogniser, ...]] = (
     _routes,
     _stories,
     _clocks,
+    _topics_missing,
     _consumers,
     _waiting,
 )

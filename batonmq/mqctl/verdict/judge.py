@@ -47,6 +47,7 @@ INCIDENTS: Final[dict[str, Incident]] = {
     "role-file-damaged": Incident("the highest masterEpoch cannot be read", _REFUSED),
     "identity-file-damaged": Incident("the broker's name cannot be read", _REFUSED),
     "tables-damaged": Incident("a table of topics, groups or offsets is bad", _REFUSED),
+    "topic-missing": Incident("a topic has messages, and no table lists it", _ENDED),
     "raft-journal-damaged": Incident("a controller's journal is bad", _REFUSED),
     "raft-vote-damaged": Incident("a controller's term and vote are bad", _REFUSED),
     "raft-snapshot-damaged": Incident("a controller's snapshot is bad", _REFUSED),
@@ -125,6 +126,9 @@ INCIDENTS: Final[dict[str, Incident]] = {
     "consumers-behind": Incident("consumers are far behind", (), NOTE),
     "dead-letters": Incident("messages were given up", (), NOTE),
     "timers-behind": Incident("timed messages wait unread"),
+    "delays-stopped": Incident("delayed messages are not delivered", ("timers-behind",)),
+    "transactions-unchecked": Incident("nobody can say how transactions end", (), NOTE),
+    "transactions-given-up": Incident("transactions that nobody ended", (), NOTE),
 }
 """In the order in which causes are named."""
 
