@@ -119,18 +119,6 @@ def disk_full(live: LiveVerdict, rng: random.Random) -> Expected:
     return "disk-full", _node(process)
 
 
-def controller_disk_full(live: LiveVerdict, rng: random.Random) -> Expected:
-    process = rng.choice(live.cluster.controllers)
-    process.fail_disk("room * ENOSPC")
-    return "controller-disk-full", _node(process)
-
-
-def disk_failing(live: LiveVerdict, rng: random.Random) -> Expected:
-    process = live.slave(rng)
-    process.fail_disk("fdatasync commitlog/0 EIO once")
-    return "disk-failing", _node(process)
-
-
 def clock_skew(live: LiveVerdict, rng: random.Random) -> Expected:
     process = live.slave(rng)
     process.jump_clock("+3600")
@@ -146,4 +134,6 @@ LIVE_INCIDENTS: Final[dict[str, Callable[[LiveVerdict, random.Random], Expected]
     "quorum-lost": quorum_lost,
     "group-down": group_down,
     "members-away": members_away,
+    "disk-full": disk_full,
+    "clock-skew": clock_skew,
 }
