@@ -145,6 +145,32 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
     )
 
 
+HEALTH_MODULES = 68
+"""Modules of ours that `mqctl health` may load: on a loaded host that is most of its time."""
+
+
+def test_health_loads_only_what_it_asks_with() -> None:
+    program = """
+import sys
+import batonmq.mqctl.main
+try:
+    batonmq.mqctl.main.cli(["health", "-n", "127.0.0.1:1", "-a", "127.0.0.1:1"])
+except SystemExit as end:
+    assert end.code == 1
+print("loaded:", *sys.modules)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True, timeout=60
+    )
+    loaded = ran.stdout.rpartition("loaded:")[2].split()
+    ours = {name for name in loaded if name.startswith("batonmq")}
+    assert "batonmq.remoting.endpoint" in ours
+    assert len(ours) <= HEALTH_MODULES, sorted(ours)
+    unasked = ("history", "store", "broker", "client.admin.messages", "protocol.records")
+    assert not [name for name in ours if name.startswith(tuple(f"batonmq.{x}" for x in unasked))]
+    assert not {"grpc", "google", "numpy", "rich", "yaml"} & {*loaded}
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_the_script(shell: str) -> None:
     result = CliRunner().invoke(cli, ["completion", shell], prog_name="mqctl")

@@ -1,15 +1,21 @@
 """Admin calls, typed, by what they are about. Origin: DefaultMQAdminExtImpl."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from batonmq.client.admin.cluster import BrokerAdmin, ClusterAdmin
-from batonmq.client.admin.consumer_groups import ConsumerGroupAdmin
-from batonmq.client.admin.controller_admin import ControllerAdmin
-from batonmq.client.admin.messages import MessageAdmin
 from batonmq.client.admin.requests import AdminRequests
-from batonmq.client.admin.topics import TopicAdmin
 from batonmq.client.instance.client_instance import ClientInstance, InstanceUser
 from batonmq.client.instance.connections import ClientOptions
+
+if TYPE_CHECKING:
+    from batonmq.client.admin.consumer_groups import ConsumerGroupAdmin
+    from batonmq.client.admin.controller_admin import ControllerAdmin
+    from batonmq.client.admin.messages import MessageAdmin
+    from batonmq.client.admin.topics import TopicAdmin
 
 
 class Admin(InstanceUser):
@@ -31,10 +37,29 @@ class Admin(InstanceUser):
         self._requests = AdminRequests(self._client, timeout_ms)
         self.cluster = ClusterAdmin(self._requests)
         self.brokers = BrokerAdmin(self._requests)
-        self.topics = TopicAdmin(self._requests, self.cluster)
-        self.messages = MessageAdmin(self._requests)
-        self.consumer_groups = ConsumerGroupAdmin(self._requests, self.cluster)
+
+    # Imported when they are asked for: `mqctl health` needs none, and a loaded host imports slowly.
+
+    @cached_property
+    def topics(self) -> TopicAdmin:
+        from batonmq.client.admin.topics import TopicAdmin
+
+        return TopicAdmin(self._requests, self.cluster)
+
+    @cached_property
+    def messages(self) -> MessageAdmin:
+        from batonmq.client.admin.messages import MessageAdmin
+
+        return MessageAdmin(self._requests)
+
+    @cached_property
+    def consumer_groups(self) -> ConsumerGroupAdmin:
+        from batonmq.client.admin.consumer_groups import ConsumerGroupAdmin
+
+        return ConsumerGroupAdmin(self._requests, self.cluster)
 
     def controller(self, addresses: str | Sequence[str]) -> ControllerAdmin:
         """Calls to the controllers at these remoting addresses."""
+        from batonmq.client.admin.controller_admin import ControllerAdmin
+
         return ControllerAdmin(self._requests, addresses)

@@ -4,10 +4,12 @@ State is read from and changed through the leader; any controller names it. grpc
 when the gRPC endpoint is used. Origin: DefaultMQAdminExtImpl's controller calls.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batonmq.client.admin.requests import AdminRequests
 from batonmq.client.admin.types import (
@@ -17,8 +19,6 @@ from batonmq.client.admin.types import (
 )
 from batonmq.client.errors import ClientError, NoControllerLeaderError
 from batonmq.client.instance.name_servers import parse_addresses
-from batonmq.history.event import EventKey, HistoryEvent, lenient_event
-from batonmq.history.reader import Page
 from batonmq.protocol.bodies import BrokerReplicasInfo, ElectMasterResponseBody, encode_names
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, ConnectError, RequestTimeoutError, ResponseError
@@ -27,6 +27,10 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime.clock import boot_ms, wall_ms
 from batonmq.runtime.properties_text import parse_properties
 from batonmq.runtime.tls import pem_of
+
+if TYPE_CHECKING:
+    from batonmq.history.event import EventKey, HistoryEvent
+    from batonmq.history.reader import Page
 
 GRPC_PORT_OFFSET = 1
 GROUPS_A_PAGE = 200
@@ -199,6 +203,7 @@ class ControllerAdmin:
         `limit` 0: all that is kept. `address`: the remoting address of the one to ask. Raises
         ConnectError if none replies at its gRPC endpoint.
         """
+        from batonmq.history.event import lenient_event
         from batonmq.proto.controller.v1 import controller_pb2 as pb
 
         request = pb.GetHistoryRequest(
@@ -217,6 +222,8 @@ class ControllerAdmin:
         `address` as in `history`. Raises ConnectError, ResponseError, and ClientError if the
         controller is older than this request.
         """
+        from batonmq.history.event import lenient_event
+        from batonmq.history.reader import Page
         from batonmq.proto.controller.v1 import controller_pb2 as pb
 
         log, raft_index, part = after or ("", 0, 0)
