@@ -133,7 +133,9 @@ RINGS = (
         1800,
         beside_others=True,
         niceness=19,  # real clusters come first; they leave half of the machine idle
-        command=("-m", "lab.sim", "--seeds", "300", "--jobs", "2"),
+        # As many lives as pay: they find 92 of the 121 planted defects, 300 would find 21 more in
+        # seven times the time. With each change a seed is another life, and `make sim` runs 300.
+        command=("-m", "lab.sim", "--seeds", "40", "--jobs", "2"),
     ),
     Ring(
         "process",

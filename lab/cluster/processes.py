@@ -24,6 +24,7 @@ HOST: Final = "127.0.0.1"
 PR_SET_PDEATHSIG: Final = 1
 STOP_GRACE_S: Final = 15.0
 POLL_S: Final = 0.01
+POLL_MAX_S: Final = 0.1
 READY_S: Final = 60.0
 PORTS: Final = [area + row for area in range(11_000, 29_000, 2_000) for row in (0, 10, 20, 60)]
 """Base ports: clusters of up to nine brokers at two of them have no port in common. They end below
@@ -47,13 +48,19 @@ def wait_for(
 ) -> T:
     """Polls until `found()` is true, and returns it. Raises NotInTime with `what` and, if they are
     given, `diagnostics()`."""
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
+    began = time.monotonic()
+    while (waited_s := time.monotonic() - began) < limit_s:
         result = found()
         if result:
             return result
-        time.sleep(POLL_S)
+        time.sleep(pause_s(waited_s))
     raise NotInTime(f"waited {limit_s:.0f} s in vain for {what}\n{diagnostics()}".rstrip())
+
+
+def pause_s(waited_s: float) -> float:
+    """Until the next look: short at first. Many looks would take the processor, for as long as the
+    wait lasts, from what is waited for."""
+    return min(POLL_MAX_S, max(POLL_S, waited_s / 50))
 
 
 def _end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
