@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 VERSION: Final = 479
-SEND_V1: Final = 10
 PULL: Final = 11
 QUERY_OFFSET: Final = 14
 UPDATE_OFFSET: Final = 15

@@ -230,24 +230,6 @@ def test_the_master_dies_and_its_slave_takes_over(tmp_path: Path, protocol: Prot
     play(tmp_path, protocol, script)
 
 
-def test_r3_a_restarted_master_never_goes_on_in_its_old_epoch(
-    tmp_path: Path, protocol: Protocol
-) -> None:
-    """The only replica dies and returns as another process: it wins, in a higher epoch."""
-
-    async def script(group: Group) -> None:
-        first = await group.join(1)
-        await first.until("lease", True)
-        await first.die()
-        again = await group.join(1)
-        await again.until("lease", True)
-        masters = [call for call in again.calls if call[0] == "master"]
-        assert masters and all(epoch > 1 for _, epoch, _ in masters)
-        assert again.manager.broker_id == 1
-
-    play(tmp_path, protocol, script)
-
-
 def test_a_planned_stop_of_the_master_elects_at_once(tmp_path: Path, protocol: Protocol) -> None:
     async def script(group: Group) -> None:
         first, second = await group.in_sync()
@@ -277,18 +259,6 @@ def test_a_master_alone_has_nobody_to_hand_over_to(tmp_path: Path, protocol: Pro
         await first.until("lease", True)
         assert not await first.manager.hand_over("a test")
         assert first.manager.role is Role.MASTER
-
-    play(tmp_path, protocol, script)
-
-
-def test_the_old_master_returns_as_a_slave(tmp_path: Path, protocol: Protocol) -> None:
-    async def script(group: Group) -> None:
-        first, second = await group.in_sync()
-        await first.die()
-        await second.until("master", 2, frozenset({2}))
-        again = await group.join(1)
-        await again.until("slave", 2, 2)
-        assert not [call for call in again.calls if call[0] == "master"]
 
     play(tmp_path, protocol, script)
 

@@ -21,9 +21,6 @@ def load(tmp_path: Path, text: str, name: str = "b.yaml", **environ: str) -> Tls
     return found
 
 
-PATHS = {"serverCertPath": "/c", "serverKeyPath": "/k", "serverTrustCertPath": "/t"}
-
-
 def test_javas_names_are_taken_in_both_kinds_of_file(tmp_path: Path) -> None:
     java = {
         "tls.server.mode": "permissive",

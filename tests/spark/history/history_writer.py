@@ -8,7 +8,6 @@ LOG = "log-a"
 NOON = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp() * 1000)
 OTHER_LOG = "log-b"
 MIDNIGHT = int(datetime(2026, 11, 21, tzinfo=UTC).timestamp() * 1000)
-WHATS = ("loss", "loss", "planned", "late", "shrink", "return", "failed", "hand")
 
 
 class HistoryWriter:
