@@ -141,6 +141,14 @@ def test_the_exit_code_tells(mqctl: Run, fake: Any) -> None:
     assert (ran.code, ran.json["state"]) == (1, "down")
 
 
+def test_without_controllers_master_and_slaves_are_named(mqctl: Run, fake: Any) -> None:
+    ran = mqctl("health", "--classic")
+    (row,) = [line for line in ran.out.splitlines() if line.startswith("group ")]
+    assert row.split(maxsplit=3)[3] == f"master {MASTER}, slave 2 {SLAVE}"
+    del fake.info.broker_addr_table["broker-a"].broker_addrs[2]
+    assert f"master {MASTER}, no slave" in mqctl("health", "--classic").out
+
+
 def test_every_node_that_anybody_knows_is_asked(mqctl: Run, fake: Any) -> None:
     """A slave that died is in no route any more; a name server is not asked for controllers."""
     del fake.info.broker_addr_table["broker-a"].broker_addrs[2]

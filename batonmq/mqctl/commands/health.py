@@ -164,7 +164,8 @@ def _show(context: CommandContext, findings: Findings) -> None:
         if findings.classic:
             addresses = findings.routes.broker_addr_table[name].broker_addrs
             master = addresses.get(MASTER_ID)
-            note = f"master {master or 'none'}, {len(addresses)} registered"
+            slaves = [f"slave {i} {a}" for i, a in sorted(addresses.items()) if i != MASTER_ID]
+            note = ", ".join([f"master {master or 'none'}", *(slaves or ["no slave"])])
             add("group", name, None if master else note, note)
             continue
         if info is None:
