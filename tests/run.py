@@ -1,9 +1,9 @@
 """`python -m tests.run`: all tests, in rings, the fast ones first. The runner behind `make test`.
 
-Rings: `fast` (no processes), `spark` (the data source, alone and on Spark), `process` (real
-clusters, kill -9), `sim` (simulated lives), `java` (the stock Java client and mqadmin against a
-real cluster), `docker` (the compose project on a container engine). Every ring runs even if one
-before it failed. To use two cores most rings share their files out to two workers of pytest, and
+Rings: `fast` (no processes), `java` (the stock Java client and mqadmin against a real cluster),
+`spark` (the data source, alone and on Spark), `process` (real clusters, kill -9), `sim` (simulated
+lives), `docker` (the compose project on a container engine). Every ring runs even if one
+before it failed. To use two cores most rings share their files out to workers of pytest, and
 some run beside the ring before them (`tests.rings`): their output is shown when that one is done.
 What a machine lacks for a ring is named and the ring is left out; with BATONMQ_CI=1 in the
 environment that is a failure. A ring that takes longer than its limit fails: the tests that run

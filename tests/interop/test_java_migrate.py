@@ -1,5 +1,8 @@
-"""`mqctl migrate`: two Java brokers become two of ours under a stock producer and consumer, and,
-under `make soak`, two Java brokers again.
+"""`mqctl migrate`: a Java broker makes way for two of ours under a stock producer and consumer.
+Under `make soak` two Java brokers become two of ours, and two Java brokers again.
+
+While two Java brokers are left the group waits: RocketMQ 5.3.3 takes up to 90 s until a former
+master follows.
 
 A stock client looks for a new master each 30 s, and under `make soak` it is waited for that before
 the switch. Else the clients look each second, and what fails until then is not counted.
@@ -85,10 +88,11 @@ def test_a_java_group_becomes_ours_and_java_again(
     the four threads has one when a broker stops, or its client has not heard of the switch."""
     with ExitStack() as stack:
         group = stack.enter_context(MixedGroup(tmp_path / "g", 4, {"replicaRoutes": True}))
-        for place in (0, 1):
-            group.start_java(place, **HEARTBEAT)
-        group.wait_in_sync(0, 1)
         whole = rounds(0, soak=1)
+        places = (0, 1) if whole else (0,)
+        for place in places:
+            group.start_java(place, **HEARTBEAT)
+        group.wait_in_sync(*places)
         start = run_java if whole else partial(run_java, properties=(*BRISK, "poll.ms=1000"))
         load = StockLoad(start, stack, group.name_server, TOPIC)
         load.go_on()
@@ -101,9 +105,12 @@ def test_a_java_group_becomes_ours_and_java_again(
         operator.join(2, java=False)
         if whole:
             load.wait_sent_by("%")  # its route has one of ours, which passes sends on
-        operator.switch(2)
-        operator.leave(second)
-        operator.join(3, java=False)
+            operator.switch(2)
+            operator.leave(second)
+            operator.join(3, java=False)
+        else:
+            operator.join(3, java=False)
+            operator.switch(2)
         operator.leave(first)
         assert "Nothing is left to do" in operator.run("status").out
         load.go_on()
