@@ -19,7 +19,7 @@ Expected = tuple[str, str]
 class LiveVerdict:
     """A whole cluster. `patience_s`: how long a verdict may take until it names what happened."""
 
-    patience_s = 6.0
+    patience_s = 20.0
 
     def __init__(self, folder: Path, settings: Sections) -> None:
         self.folder = folder
