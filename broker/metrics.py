@@ -74,12 +74,13 @@ class BrokerMetrics:
         return {"cluster": broker.broker_cluster_name, "node_id": broker.broker_name}
 
     def why_not_ready(self) -> list[str]:
-        """Reasons in words; none once this broker serves as master or slave."""
+        """Reasons in words; none once this broker serves as master, or as slave in the set: only
+        then may the next replica be stopped."""
         gate, store = self._path.gate, self._path.store
         if not store.is_open:
             return [self._service.endpoint.why_starting]
         if gate.role is not Role.FENCED and not store.health.has_failed:
-            return []
+            return list(filter(None, [self._replication.why_not_in_sync]))
         problems = self._status.problems()
         return problems or ["it has no role yet: it waits for the controllers"]
 

@@ -300,6 +300,13 @@ class ControllerReplication(Replication):
                 lag = self._path.store.max_phy_offset - max(0, follower.held)
                 yield str(replica.broker_id), lag, replica.broker_id in view.sync_state_set
 
+    @property
+    def why_not_in_sync(self) -> str:
+        view, learner = self.manager.view, self._config.ha.async_learner
+        if learner or view is None or self.broker_id() in view.sync_state_set:
+            return ""
+        return "it is not in the SyncStateSet: it catches up"
+
     def problems(self) -> dict[str, str]:
         return super().problems() | {
             "its start waits for disk space": self.manager.start_retry.missing,

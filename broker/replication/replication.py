@@ -120,6 +120,11 @@ class Replication(ABC):
             "gets no tables and consumer offsets from its master": self._slave_sync.failure,
         }
 
+    @property
+    def why_not_in_sync(self) -> str:
+        """Why this replica is no copy of what is acknowledged; "" if it is, or need not be."""
+        return ""
+
     @abstractmethod
     async def hand_over(self) -> None:
         """Before a planned stop a master makes another member master, if there is one."""

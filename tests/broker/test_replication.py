@@ -13,6 +13,7 @@ import pytest
 from lone_broker import Rig, run_with_broker, until
 
 from batonmq.broker.config import ReplicasConfig
+from batonmq.broker.metrics import BrokerMetrics
 from batonmq.broker.replication.controlled import (
     FULL_MS,
     HAND_OVER_AGAIN_MS,
@@ -27,7 +28,7 @@ from batonmq.protocol.codes import (
     ResponseCode,
 )
 from batonmq.protocol.errors import BrokerRefusal, CorruptLogError
-from batonmq.protocol.role_view import Replica
+from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Processors
 from batonmq.remoting.endpoint import RemotingClient
@@ -81,6 +82,22 @@ def test_r45_a_hand_over_that_failed_is_tried_again_soon_and_one_that_did_not_is
             )
             assert await handed(rig, replication, again + HAND_OVER_AGAIN_MS) == 3
             rig.service.store.disk_space.set_watermark("")
+
+    run_with_broker(tmp_path, play)
+
+
+def test_a_replica_outside_of_the_set_is_not_ready(tmp_path: Path) -> None:
+    """Who stops the next replica waits for that: this one may lack what is acknowledged."""
+
+    async def play(rig: Rig) -> None:
+        with managed(rig) as (manager, replication):
+            own, rig.service.replication = rig.service.replication, replication
+            manager.broker_id, metrics = 2, BrokerMetrics(rig.service)
+            rig.service.replication = own
+            manager.view = RoleView("C", "broker-a", 1, sync_state_set=(1,))
+            assert metrics.why_not_ready() == ["it is not in the SyncStateSet: it catches up"]
+            manager.view = RoleView("C", "broker-a", 1, sync_state_set=(1, 2))
+            assert metrics.why_not_ready() == []
 
     run_with_broker(tmp_path, play)
 
