@@ -113,12 +113,6 @@ def members_away(live: LiveVerdict, rng: random.Random) -> Expected:
     return "members-away", "broker-a"
 
 
-def disk_full(live: LiveVerdict, rng: random.Random) -> Expected:
-    process = rng.choice(live.cluster.brokers)
-    process.fail_disk("room * ENOSPC")
-    return "disk-full", _node(process)
-
-
 def clock_skew(live: LiveVerdict, rng: random.Random) -> Expected:
     process = live.slave(rng)
     process.jump_clock("+3600")
@@ -134,6 +128,5 @@ LIVE_INCIDENTS: Final[dict[str, Callable[[LiveVerdict, random.Random], Expected]
     "quorum-lost": quorum_lost,
     "group-down": group_down,
     "members-away": members_away,
-    "disk-full": disk_full,
     "clock-skew": clock_skew,
 }
