@@ -19,6 +19,7 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
+from batonmq.auth.guard import Guard, Require, allow_all
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.relay import (
     HELD_BYTES_MAX,
@@ -52,6 +53,14 @@ ASK_PAUSE_S: Final = 0.05
 TICK_S: Final = 0.1
 
 
+def _guard(config: BrokerSections) -> Guard | None:
+    """None: anyone may do everything. Raises OSError for an audit log that cannot be written."""
+    if not config.auth.authentication_enabled:
+        return None
+    audit = config.store.root / "audit.log"
+    return Guard(config.auth, config.broker.broker_cluster_name, audit)
+
+
 @dataclass(frozen=True, slots=True)
 class Early:
     """A request that waits for `open`."""
@@ -67,7 +76,11 @@ class BrokerEndpoint:
 
     def __init__(self, config: BrokerSections, clock_ms: Callable[[], int] = boot_ms) -> None:
         self.gate = RoleGate()
-        self.relay = Relay(self.gate, clock_ms, enabled=config.relays, tls=config.tls)
+        self.guard = _guard(config)
+        guard = self.guard
+        self.sign = sign = guard.signer if guard is not None else None
+        self.require: Require = guard.require_also if guard is not None else allow_all
+        self.relay = Relay(self.gate, clock_ms, enabled=config.relays, tls=config.tls, sign=sign)
         self.is_listening = False
         self.laps = Laps(clock_ms)
         self._config = config.broker
@@ -80,7 +93,7 @@ class BrokerEndpoint:
         self._early: deque[Early] = deque()
         self._early_bytes = 0
         self.start_retry = StartRetry(config.store.root)
-        self._client = RemotingClient(name="broker-endpoint", tls=config.tls)
+        self._client = RemotingClient(name="broker-endpoint", tls=config.tls, sign=sign)
         self._tasks: list[asyncio.Task[None]] = []
 
     def __len__(self) -> int:
@@ -91,9 +104,18 @@ class BrokerEndpoint:
         processors = Processors()
         for code in (*SENDS, *PULL_CODES):
             processors.register_raw(code, self._frame_came)
-        processors.register(RequestCode.BATON_CONNECTION_ENDS, relay_asks)
+        ends = RequestCode.BATON_CONNECTION_ENDS
+        # The other requests pass the guard of the master, or this one's after the start.
+        guard = self.guard
+        processors.register(ends, relay_asks if guard is None else guard.before(ends, relay_asks))
         processors.default(self._came)
         return processors
+
+    def stand_before(self, processors: Processors) -> None:
+        """The handlers get what the guard lets in, and what this broker may answer by its role."""
+        self.relay.stand_before(processors)
+        if self.guard is not None:
+            self.guard.stand_before(processors)
 
     async def listen(self) -> None:
         """Listens on the port, and on port - 2. Raises CannotListenError."""
@@ -130,6 +152,8 @@ class BrokerEndpoint:
         await self.relay.close()
         await self._client.close()
         await self.server.close()
+        if self.guard is not None:
+            self.guard.close()
 
     async def _end_tasks(self) -> None:
         tasks, self._tasks = self._tasks, []

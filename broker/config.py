@@ -6,12 +6,13 @@ Origin: org.apache.rocketmq.common.BrokerConfig.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
 import msgspec
 
+from batonmq.auth.config import AuthConfig
 from batonmq.ha.config import HAConfig
 from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.topic_name import TRACE_TOPIC, server_name_problem, topic_problem
@@ -279,6 +280,7 @@ class BrokerSections:
     replicas: ReplicasConfig
     tls: Tls | None = None
     """The certificates of this process."""
+    auth: AuthConfig = field(default_factory=AuthConfig)
 
     @property
     def ha_address(self) -> str:

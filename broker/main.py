@@ -17,6 +17,7 @@ if __name__ == "__main__":
 
 import msgspec
 
+from batonmq.auth.config import AuthConfig
 from batonmq.broker.broker_endpoint import BrokerEndpoint
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
 from batonmq.broker.java_keys import JAVA_KEYS
@@ -39,6 +40,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "replicas": ReplicasConfig,
     "metrics": MetricsConfig,
     "tls": TlsConfig,
+    "auth": AuthConfig,
 }
 
 
@@ -61,7 +63,12 @@ async def serve(main: ServerMain) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     sections = main.sections
     config = BrokerSections(
-        sections["broker"], sections["store"], sections["ha"], sections["replicas"], main.tls
+        sections["broker"],
+        sections["store"],
+        sections["ha"],
+        sections["replicas"],
+        main.tls,
+        sections["auth"],
     )
     read_faults.watch(fault_note(config.store.root))
     endpoint = BrokerEndpoint(config)

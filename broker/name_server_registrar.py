@@ -16,9 +16,11 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.auth.policy import UserWrapper
+from batonmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, RequestTimeoutError
 from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection
 from batonmq.remoting.endpoint import RemotingClient
 
 log = logging.getLogger(__name__)
@@ -120,7 +122,11 @@ class NameServerRegistrar:
         period_ms: int,
         current: Current,
         master_named: Callable[[str, str], bool] = lambda address, ha_address: True,
+        users: Callable[[], tuple[int, UserWrapper]] | None = None,
     ) -> None:
+        """`users`: version and content of the table that a master gives to name servers, which
+        check users as well; None: no user is checked."""
+        self._users = users
         self._client = client
         self._name_servers = name_servers
         self._period_s = period_ms / 1000
@@ -241,10 +247,37 @@ class NameServerRegistrar:
             return str(exc)
         if reply.code != ResponseCode.SUCCESS:
             return f"code {reply.code}: {reply.remark}"
+        if self._users is not None and registration.broker_id == MASTER_ID:
+            problem = await self._give_users(connection, registration)
+            if problem is not None:
+                return problem
         self._knows_master = self._master_named(
             reply.ext.get("masterAddr") or "", reply.ext.get("haServerAddr") or ""
         )
         return None
+
+    async def _give_users(
+        self, connection: Connection, registration: RouteRegistration
+    ) -> str | None:
+        """What is wrong, None if the name server has the users."""
+        assert self._users is not None
+        version, table = self._users()
+        if connection.attachments.get("users") == version:
+            return None
+        names = {
+            "brokerName": registration.broker_name,
+            "clusterName": registration.cluster_name,
+        }
+        request = RemotingCommand.request(RequestCode.BATON_PUT_USERS, names, table.encode())
+        try:
+            reply = await connection.invoke(request, RPC_TIMEOUT_MS)
+        except BatonError as exc:
+            return str(exc)
+        # One that checks no users does not take them.
+        if reply.code in (ResponseCode.SUCCESS, ResponseCode.REQUEST_CODE_NOT_SUPPORTED):
+            connection.attachments["users"] = version
+            return None
+        return f"users are not taken, code {reply.code}: {reply.remark}"
 
     def _lost(self, address: str) -> None:
         """A name server drops a broker whose connection closes: register again."""

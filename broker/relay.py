@@ -88,6 +88,12 @@ RELAYED_CODES: Final = (
     RequestCode.ACK_MESSAGE,
     RequestCode.BATCH_ACK_MESSAGE,
     RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+    RequestCode.AUTH_CREATE_USER,
+    RequestCode.AUTH_UPDATE_USER,
+    RequestCode.AUTH_DELETE_USER,
+    RequestCode.AUTH_CREATE_ACL,
+    RequestCode.AUTH_UPDATE_ACL,
+    RequestCode.AUTH_DELETE_ACL,
 )
 """Only the master handles them. Sends and pulls have raw handlers, which call the relay."""
 
@@ -185,7 +191,10 @@ class Relay:
         *,
         enabled: bool,
         tls: Dialling | None = None,
+        sign: Callable[[RemotingCommand], None] | None = None,
     ) -> None:
+        """`sign`: proves to a master that a relay asks; the clients' requests stay as they are."""
+        self._sign = sign
         self.enabled = enabled
         self.passed_on = 0
         self.refused = 0
@@ -460,7 +469,10 @@ class Relay:
         try:
             connection = await self._client.connection(address, timeout_ms=WAIT_MS)
             # So that the master says, before it ends this connection, how many requests it took.
-            connection.oneway(RemotingCommand.request(RequestCode.BATON_CONNECTION_ENDS))
+            hello = RemotingCommand.request(RequestCode.BATON_CONNECTION_ENDS)
+            if self._sign is not None:
+                self._sign(hello)
+            connection.oneway(hello)
         except ConnectError as error:
             log.debug("relay_not_connected address=%s reason=%s", address, error)
             self._wait_a_moment()

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Collection
 from functools import partial
 
+from batonmq.auth.policy import UserWrapper
 from batonmq.broker.admin_processor import AdminProcessor
 from batonmq.broker.broker_endpoint import BrokerEndpoint
 from batonmq.broker.config import BrokerConfig, BrokerSections
@@ -50,6 +51,8 @@ from batonmq.broker.tables.subscription_group import (
 )
 from batonmq.broker.tables.topic_config import TopicConfigManager, topic_config
 from batonmq.broker.tables.topics import TopicService
+from batonmq.broker.tables.users import UserService, UserTable
+from batonmq.broker.user_processor import UserProcessor
 from batonmq.broker.waiting import WaitingMessages
 from batonmq.broker.write.log_features import RecordKind, SystemRecords
 from batonmq.broker.write.pending_acks import FlowControl
@@ -57,7 +60,12 @@ from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import PERM_INHERIT, PERM_READ, PERM_WRITE
 from batonmq.protocol.pop import ANY_QUEUE
-from batonmq.protocol.topic_name import AUTO_CREATE_TOPIC, METADATA_TOPIC, PROGRESS_TOPIC
+from batonmq.protocol.topic_name import (
+    AUTO_CREATE_TOPIC,
+    METADATA_TOPIC,
+    PROGRESS_TOPIC,
+    USERS_TOPIC,
+)
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.runtime.clock import boot_ms
@@ -106,7 +114,9 @@ class BrokerService:
             dropped=self.store.delete_topic,
             deleted=self._topic_deleted,
         )
-        self._client = RemotingClient(name="broker-out", tls=config.tls)
+        sign = self.endpoint.sign
+        self._client = RemotingClient(name="broker-out", tls=config.tls, sign=sign)
+        self.users = self._new_users()
         self.slave_sync = SlaveSynchronize(
             self._client, self.tables, broker.slave_sync_interval, self._tables_changed, self.store
         )
@@ -121,16 +131,31 @@ class BrokerService:
         self.status = BrokerStatus(
             config, self.path, self.tables, self.replication, self._totals, self.relay, self.waiting
         )
-        self.registrar = NameServerRegistrar(
+        self.registrar = self._new_registrar()
+        self._processors = self._build_processors(clients)
+        self.housekeeping = self._new_housekeeping(clients)
+        self.endpoint.server.on_disconnect = self._disconnected
+
+    def _new_users(self) -> UserService:
+        guard, broker = self.endpoint.guard, self.config.broker
+        if guard is not None:
+            self.tables.users.follow(guard.book(broker.broker_name, broker.broker_cluster_name))
+        return UserService(
+            self.tables.users,
+            append=lambda body: self.path.put_system_record(USERS_TOPIC, body),
+            changed=self.routes_changed,
+        )
+
+    def _new_registrar(self) -> NameServerRegistrar:
+        broker = self.config.broker
+        return NameServerRegistrar(
             self._client,
             broker.name_servers,
             broker.register_name_server_period,
             self.status.registration,
             self.replication.master_named,
+            self._users_for_name_servers if self.endpoint.guard is not None else None,
         )
-        self._processors = self._build_processors(clients)
-        self.housekeeping = self._new_housekeeping(clients)
-        self.endpoint.server.on_disconnect = self._disconnected
 
     def _build_processors(self, clients: ConsumerManager) -> Processors:
         """Which processor answers which request codes is in `batonmq.broker`."""
@@ -151,6 +176,7 @@ class BrokerService:
             clients, sightings, self._client, self.replication.other_members, path.clock_ms
         )
         self.locks = LockProcessor(path, topics, self.tables.locks)
+        self.waiting.transactions.require = self.endpoint.require
         self._register_pop(processors := Processors())
         for processor in (
             self.replication,
@@ -160,10 +186,11 @@ class BrokerService:
             self.clients,
             self.consumer_lists,
             self.locks,
-            SendBackProcessor(path, topics),
+            SendBackProcessor(path, topics, self.endpoint.require),
             ReplyProcessor(path, self.send, clients, broker),
             AdminProcessor(path, topics, self.status, self.registrar.known, broker),
             SettingsProcessor(self.config, self._settings, path.gate),
+            UserProcessor(path, self.users, self.endpoint.guard),
             OffsetProcessor(self.store, self.tables, path.gate),
             ConnectionProcessor(clients, path.clock_ms),
             GroupAdminProcessor(path, topics, clients, offsets, self.pull, broker),
@@ -177,7 +204,7 @@ class BrokerService:
             ),
         ):
             processor.register(processors)
-        self.relay.stand_before(processors)
+        self.endpoint.stand_before(processors)
         return processors
 
     def _new_housekeeping(self, clients: ConsumerManager) -> Housekeeping:
@@ -261,6 +288,7 @@ class BrokerService:
         kinds: dict[str, RecordKind] = {
             METADATA_TOPIC: self.topics,
             PROGRESS_TOPIC: self.waiting.progress,
+            USERS_TOPIC: self.users,
         }
         SystemRecords(self.store, self.path.gate, kinds)
         self.store.on_unknown_topic = self.topics.seen_in_log
@@ -283,6 +311,7 @@ class BrokerService:
     def _open_store(self) -> None:
         """In a thread; the loop serves the endpoint meanwhile, and uses none of this."""
         self.store.on_dropped.append(self.topics.unwritten.dropped)
+        self.store.on_dropped.append(self.users.unwritten.dropped)
         # First the tables: recovery applies records that may be newer than these files.
         self.tables.load()
         self.filters.load()
@@ -339,7 +368,13 @@ class BrokerService:
     def routes_changed(self) -> None:
         self.registrar.changed()
 
+    def _users_for_name_servers(self) -> tuple[int, UserWrapper]:
+        return self.tables.users.data_version.counter, self.tables.users.wrapper()
+
     def master_opened(self) -> None:
+        first = self.config.auth.first_user if self.endpoint.guard is not None else None
+        if first is not None and first.username not in self.tables.users:
+            self.users.put(first)
         self.consumer_lists.became_master()
         self.waiting.begin()
 
@@ -474,4 +509,5 @@ def _tables(config: BrokerSections) -> BrokerTables:
         DelayOffsetManager(folder / "delayOffset.json"),
         QueueLockManager(folder / "queueLocks.json"),
         MessageRequestModeManager(folder / "messageRequestMode.json"),
+        UserTable(folder / "users.json"),
     )

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 import lab.faults
+from batonmq.auth.config import AuthConfig
 from batonmq.broker import config as broker_config
 from batonmq.broker.java_keys import JAVA_KEYS
 from batonmq.controller import config as controller_config
@@ -67,6 +68,7 @@ SECTIONS: Final[dict[str, tuple[Any, Set[str], Set[str]]]] = {
     "store": (StoreConfig, JAVA_BROKER, broker_config.RUNTIME_KEYS),
     "ha": (HAConfig, JAVA_BROKER, broker_config.RUNTIME_KEYS),
     "metrics": (MetricsConfig, JAVA_BROKER, frozenset()),
+    "auth": (AuthConfig, JAVA_BROKER, frozenset()),
     "tls": (TlsConfig, set(TlsConfig.ALIASES.values()), frozenset()),
     "namesrv": (namesrv_config.NamesrvConfig, JAVA_NAMESRV, namesrv_config.RUNTIME_KEYS),
     "controller": (

@@ -21,6 +21,7 @@ from batonmq.remoting.command import RemotingCommand
 ACCESS_KEY: Final = "AccessKey"
 SECURITY_TOKEN: Final = "SecurityToken"
 SIGNATURE: Final = "Signature"
+SIGNED_FIELDS: Final = frozenset({ACCESS_KEY, SECURITY_TOKEN, SIGNATURE})
 _SKIPPED: Final = frozenset({SIGNATURE})
 
 

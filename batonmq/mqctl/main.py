@@ -90,7 +90,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "streamHistory": "analysis",
         "topicTable": "analysis",
     },
-    "Security": {"secure": "secure"},
+    "Security": {"secure": "secure", "user": "users", "acl": "users", "whoami": "users"},
     "Shell": {"contexts": "contexts", "completion": "completion"},
 }
 MODULES = {name: module for family in FAMILIES.values() for name, module in family.items()}

@@ -16,6 +16,8 @@ from itertools import islice
 from operator import attrgetter, eq
 from typing import Final
 
+from batonmq.auth.guard import Guard
+from batonmq.auth.policy import UserWrapper
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.kv_config import KVConfig
 from batonmq.namesrv.state import BrokerRegistration, MinIdChange, RegisterOutcome, RouteInfoManager
@@ -63,7 +65,9 @@ class NamesrvEndpoint:
         config: RuntimeSettings[NamesrvConfig],
         clock_ms: Callable[[], int],
         notify: Callable[[MinIdChange], None],
+        guard: Guard | None = None,
     ) -> None:
+        self._guard = guard
         self._notify = notify
         self._routes = routes
         self._kv = kv
@@ -94,6 +98,19 @@ class NamesrvEndpoint:
             (RequestCode.GET_NAMESRV_CONFIG, self.get_config),
         ):
             processors.register(code, handler)
+        if self._guard is not None:
+            processors.register(RequestCode.BATON_PUT_USERS, self.put_users)
+            processors.register(RequestCode.BATON_WHO_AM_I, self._guard.who_am_i)
+            self._guard.stand_before(processors)
+
+    def put_users(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        """The users of a broker group, from its master."""
+        assert self._guard is not None
+        name, cluster = request.require("brokerName"), request.require("clusterName")
+        if problem := first_problem({"broker name": name, "cluster name": cluster}, {}):
+            raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, problem)
+        self._guard.book(name, cluster).replace(UserWrapper.decode(request.body).users)
+        return _done(request)
 
     def connection_lost(self, connection: Connection) -> None:
         """Removes its brokers from the routes."""

@@ -14,6 +14,7 @@ if __name__ == "__main__":
 
 import msgspec
 
+from batonmq.auth.config import AuthConfig
 from batonmq.controller.config import ControllerConfig
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.service import NamesrvService
@@ -26,12 +27,15 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "controller": ControllerConfig,
     "metrics": MetricsConfig,
     "tls": TlsConfig,
+    "auth": AuthConfig,
 }
 
 
 async def serve(main: ServerMain) -> None:
     """Runs the name server until the process is to stop."""
-    service = NamesrvService(main.sections["namesrv"], main.sections["controller"], main.tls)
+    service = NamesrvService(
+        main.sections["namesrv"], main.sections["controller"], main.tls, main.sections["auth"]
+    )
     main.metrics.show(service)
     if service.controller is not None:
         main.metrics.show(service.controller.metrics)

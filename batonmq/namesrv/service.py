@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
+from batonmq.auth.config import AuthConfig
+from batonmq.auth.guard import Guard
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.service import ControllerService
 from batonmq.namesrv.config import RUNTIME_KEYS, NamesrvConfig
@@ -39,7 +41,9 @@ class NamesrvService:
         config: NamesrvConfig,
         controller: ControllerConfig | None = None,
         tls: Tls | None = None,
+        auth: AuthConfig | None = None,
     ) -> None:
+        self._guard = Guard(auth, "", None) if auth and auth.authentication_enabled else None
         self.config = config
         self.port = 0
         self.routes = RouteInfoManager(
@@ -55,9 +59,11 @@ class NamesrvService:
         self._runtime = RuntimeSettings(config, rules)
         self._kv = KVConfig(Path(config.kv_path) if config.kv_path else None)
         self._endpoint = NamesrvEndpoint(
-            self.routes, self._kv, self._runtime, boot_ms, self._notify
+            self.routes, self._kv, self._runtime, boot_ms, self._notify, self._guard
         )
-        self._client = RemotingClient(name="namesrv-out", tls=tls)
+        self._client = RemotingClient(
+            name="namesrv-out", tls=tls, sign=self._guard.signer if self._guard else None
+        )
         self._notices: set[asyncio.Task[None]] = set()
         processors = Processors()
         self._endpoint.install(processors)
@@ -115,6 +121,8 @@ class NamesrvService:
         await self._client.close()
         await self._server.close()
         await self._kv.close()
+        if self._guard is not None:
+            self._guard.close()
 
     def _notify(self, change: MinIdChange) -> None:
         for address in change.to:

@@ -152,6 +152,11 @@ class RequestCode(IntEnum):
     # Ours, one-way: a relaying member asks for a last frame when this connection ends; TAKEN_FIELD
     # then has how many of its frames the master took.
     BATON_CONNECTION_ENDS = 60_005
+    # Ours: users and policies with their secrets, for a slave; for a name server.
+    BATON_GET_USERS = 60_006
+    BATON_PUT_USERS = 60_007
+    # Ours: who the sender is, as this node sees it.
+    BATON_WHO_AM_I = 60_008
     GET_BROKER_EPOCH_CACHE = 1007
     NOTIFY_BROKER_ROLE_CHANGED = 1008
     UPDATE_CONTROLLER_CONFIG = 1009
@@ -159,6 +164,16 @@ class RequestCode(IntEnum):
     CLEAN_BROKER_DATA = 1011
     CONTROLLER_GET_NEXT_BROKER_ID = 1012
     CONTROLLER_APPLY_BROKER_ID = 1013
+    AUTH_CREATE_USER = 3001
+    AUTH_UPDATE_USER = 3002
+    AUTH_DELETE_USER = 3003
+    AUTH_GET_USER = 3004
+    AUTH_LIST_USER = 3005
+    AUTH_CREATE_ACL = 3006
+    AUTH_UPDATE_ACL = 3007
+    AUTH_DELETE_ACL = 3008
+    AUTH_GET_ACL = 3009
+    AUTH_LIST_ACL = 3010
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

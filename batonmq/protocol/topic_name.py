@@ -45,7 +45,9 @@ METADATA_TOPIC: Final = "rmq_sys_BATON_METADATA"
 PROGRESS_TOPIC: Final = "rmq_sys_BATON_PROGRESS"
 # Ours: what POP gave to whom, as records of one queue.
 POP_TOPIC: Final = "rmq_sys_BATON_POP"
-OUR_TOPICS: Final = (METADATA_TOPIC, PROGRESS_TOPIC, POP_TOPIC)
+# Ours: changes of users and policies, as log records. No consume queue.
+USERS_TOPIC: Final = "rmq_sys_BATON_USERS"
+OUR_TOPICS: Final = (METADATA_TOPIC, PROGRESS_TOPIC, POP_TOPIC, USERS_TOPIC)
 
 SYSTEM_TOPICS: Final = frozenset(
     {
@@ -94,6 +96,7 @@ NOT_ALLOWED_SEND_TOPICS: Final = frozenset(
         POP_TOPIC,
         PROGRESS_TOPIC,
         TIMER_TOPIC,
+        USERS_TOPIC,
     }
 )
 

@@ -5,6 +5,7 @@ believe a mistyped key to be in force. Keys in NO_LONGER_USED get a warning."""
 
 import difflib
 import logging
+import re
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -31,6 +32,8 @@ class _Setting(NamedTuple):
     where: str
 
 
+SECRET: Final = re.compile("password|credentials|AuthenticationUser", re.IGNORECASE)
+"""In keys whose values no error shows."""
 # section -> key -> setting
 _Found = dict[str, dict[str, _Setting]]
 
@@ -84,7 +87,8 @@ def build_section(section: str, kind: type[S], found: Mapping[str, tuple[Any, st
             )
         except msgspec.ValidationError as error:
             allowed = f"{describe_kind(kind_wanted)} is allowed ({error})"
-            raise ConfigError(f"{section}.{key}", value, where, allowed) from None
+            shown = value if SECRET.search(key) is None else "(not shown)"
+            raise ConfigError(f"{section}.{key}", shown, where, allowed) from None
     for name, field in fields.items():
         if field.required and field.name not in values:
             raise ConfigError(
@@ -106,7 +110,8 @@ def _cross_field(
         return ConfigError(section, None, "the settings together", text)
     key = min(named, key=text.index)
     value, where = found[key]
-    return ConfigError(f"{section}.{key}", value, where, text)
+    shown = value if SECRET.search(key) is None else "(not shown)"
+    return ConfigError(f"{section}.{key}", shown, where, text)
 
 
 def _read_yaml(text: str, file: str, sections: Sections, found: _Found) -> None:

@@ -15,6 +15,7 @@ from typing import Final, cast
 
 import msgspec
 
+from batonmq.auth.signature import SIGNED_FIELDS
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.consumer_manager import ClientChannel, ConsumerManager
 from batonmq.broker.consume.pull_processor import PullProcessor
@@ -428,6 +429,8 @@ class GroupAdminProcessor:
             raise BrokerRefusal(
                 ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online"
             )
+        # The consumer must not be able to send again what the admin has signed.
+        ext = {name: value for name, value in ext.items() if name not in SIGNED_FIELDS}
         try:
             answer = await self._ask(found[0], request.code, ext, body)
         except RequestTimeoutError as error:

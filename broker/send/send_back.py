@@ -12,6 +12,8 @@ from __future__ import annotations
 import random
 from typing import Final
 
+from batonmq.auth.guard import Require, allow_all
+from batonmq.auth.rights import pop_topic_needs
 from batonmq.broker.request_fields import number, text
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
@@ -42,7 +44,9 @@ KNOWS_LIMIT_VERSION: Final = 121
 class SendBackProcessor:
     """On masters; the relay brings requests of other replicas."""
 
-    def __init__(self, path: WritePath, topics: TopicService) -> None:
+    def __init__(self, path: WritePath, topics: TopicService, require: Require = allow_all) -> None:
+        """`require`: a message is named by its place in the log, and may be of any topic."""
+        self._require = require
         self._path = path
         self._topics = topics
         self._random = random.Random()
@@ -71,6 +75,7 @@ class SendBackProcessor:
             )
         level = number(request, "delayLevel")
         failed = message_to_store(record)
+        self._require(request, connection, pop_topic_needs(failed.topic, group.group_name))
         if level < 0 or failed.reconsume_times >= _limit(request, group):
             topic, queue_id, level = dlq_topic(group.group_name), 0, 0
             self._topics.of_group(topic, 1)

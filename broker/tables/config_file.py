@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import msgspec
 
@@ -35,8 +35,9 @@ C = TypeVar("C")
 class ConfigFile(Generic[B]):
     """A file whose content is one JSON body of type `kind`."""
 
-    def __init__(self, path: Path, kind: type[B]) -> None:
+    def __init__(self, path: Path, kind: type[B], mode: int = 0o644) -> None:
         self.path = path
+        self._mode = mode
         self._kind = kind
         self._written: bytes | None = None
         self._order = SnapshotOrder()
@@ -83,7 +84,7 @@ class ConfigFile(Generic[B]):
         text = b"".join(_each_by_itself(_formatted(make())))
         if text == self._written:
             return
-        replace_file(self.path, text, keep_previous=True)
+        replace_file(self.path, text, keep_previous=True, mode=self._mode)
         # Only now: a content that could not be written must not pass for the one on disk.
         self._written = text
 
@@ -117,8 +118,11 @@ class ConfigManager(Generic[B]):
     thread owns the table; `writes_due` gives what another one writes.
     """
 
+    MODE: ClassVar[int] = 0o644
+    """Of the file."""
+
     def __init__(self, path: Path, kind: type[B], clock_ms: Callable[[], int]) -> None:
-        self._file = ConfigFile(path, kind)
+        self._file = ConfigFile(path, kind, self.MODE)
         self._clock_ms = clock_ms
         self._dirty = True
         #: Counts changes; its state version is the masterEpoch, its timestamp wall time in ms.

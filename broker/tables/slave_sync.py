@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from batonmq.auth.policy import UserWrapper
 from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.tables.consumer_offset import (
     ConsumerOffsetManager,
@@ -38,6 +39,7 @@ from batonmq.broker.tables.subscription_group import (
     SubscriptionGroupManager,
 )
 from batonmq.broker.tables.topic_config import TopicConfigManager
+from batonmq.broker.tables.users import UserTable
 from batonmq.protocol.bodies import (
     MessageRequestModeSerializeWrapper,
     SubscriptionGroupWrapper,
@@ -105,6 +107,7 @@ class BrokerTables:
     delays: DelayOffsetManager
     locks: QueueLockManager
     request_modes: MessageRequestModeManager
+    users: UserTable
 
     def load(self) -> None:
         self.topics.load()
@@ -113,9 +116,10 @@ class BrokerTables:
         self.delays.load()
         self.locks.load()
         self.request_modes.load()
+        self.users.load()
 
     def shown_by_the_log(self) -> list[Callable[[], None]]:
-        """The writes that are due of topics, groups, their modes, delays and locks, and of offsets
+        """The writes that are due of topics, groups, their modes, delays, locks, users, and offsets
         if a deletion or a reset changed some: below a checkpoint the log shows none of them again
         (R30, R31, R39, R56)."""
         return [
@@ -124,6 +128,7 @@ class BrokerTables:
             *self.delays.writes_due(),
             *self.locks.writes_due(),
             *self.request_modes.writes_due(),
+            *self.users.writes_due(),
             *self.offsets.deletions_due(),
         ]
 
@@ -132,12 +137,10 @@ class BrokerTables:
 
     @property
     def version(self) -> str:
-        """One text that differs whenever the topic or the group table differs."""
-        t, g = self.topics.data_version, self.groups.data_version
-        return (
-            f"{t.state_version}.{t.timestamp}.{t.counter}"
-            f"/{g.state_version}.{g.timestamp}.{g.counter}"
-        )
+        """One text that differs whenever the table of topics, of groups or of users differs."""
+        tables = (self.topics, self.groups, self.users)
+        versions = (table.data_version for table in tables)
+        return "/".join(f"{v.state_version}.{v.timestamp}.{v.counter}" for v in versions)
 
 
 def vip_address(address: str) -> str:
@@ -355,7 +358,8 @@ class SlaveSynchronize:
         """False if the answers may be older than what is here, or their progress rests on more of
         the log than is here: to be fetched again. A master that is not `ours` keeps its queue locks
         in memory, for itself."""
-        locks, modes = self._tables.locks, self._tables.request_modes
+        tables = self._tables
+        locks, modes = tables.locks, tables.request_modes
         before = self._tables.version, locks.change_count, modes.change_count
         topics = await self._table(
             way, RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigAndMappingSerializeWrapper
@@ -365,6 +369,9 @@ class SlaveSynchronize:
         )
         delays = await self._ask(way, RequestCode.GET_ALL_DELAY_OFFSET, {})
         by_pop = await self._if_known(way, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+        users = None
+        if ours and tables.users.rulebook is not None:  # it checks users
+            users = await self._if_known(way, RequestCode.BATON_GET_USERS)
         if ours:
             held, timers = await self._ask(way, RequestCode.BATON_GET_QUEUE_LOCKS, {}), None
         else:  # ours has it in 45
@@ -374,7 +381,6 @@ class SlaveSynchronize:
         if followed is not self.followed or now != before:
             # Another master, or the log has shown a change that these answers cannot have (R31).
             return False
-        tables = self._tables
         if has_log:
             tables.delays.apply_from_master(delays.body)
         if timers is not None:
@@ -383,6 +389,8 @@ class SlaveSynchronize:
             locks.replace_all(QueueLockTable.decode(held.body))
         if by_pop is not None:
             modes.replace_all(MessageRequestModeSerializeWrapper.decode(by_pop.body))
+        if users is not None:
+            tables.users.replace_all(UserWrapper.decode(users.body))
         changed = tables.topics.replace_all(topics.topic_config_table, topics.data_version)
         if not tables.groups.replace_all(groups) and not changed:
             return has_log

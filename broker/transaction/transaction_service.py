@@ -20,6 +20,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from batonmq.auth.guard import Require, allow_all
+from batonmq.auth.rights import publish_needs
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.request_fields import flag, number, stored_at, text
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
@@ -95,6 +97,8 @@ class TransactionService(LogFeature):
         damaged: Callable[[str], None],
     ) -> None:
         super().__init__(path, damaged)
+        self.require: Require = allow_all
+        """What ending a transaction needs, beside the request itself."""
         self._topics = topics
         self._offsets = offsets
         self._producers = producers
@@ -246,6 +250,7 @@ class TransactionService(LogFeature):
         if record is None or half is None or half.topic != TRANS_HALF_TOPIC:
             raise _refused(f"no half message at commitLogOffset {phy_offset}")
         _check_same(half, group, queue_offset, phy_offset)
+        self.require(request, channel, publish_needs(half.properties.get(REAL_TOPIC, "")))
         if not from_check:
             _check_immunity(half, wall_ms())
         key = transaction_key(raw_properties(record))

@@ -28,6 +28,7 @@ from batonmq.broker.tables.subscription_group import (
     SubscriptionGroupManager,
 )
 from batonmq.broker.tables.topic_config import TopicConfigManager
+from batonmq.broker.tables.users import UserTable
 from batonmq.protocol.bodies import SubscriptionGroupWrapper, TopicConfigAndMappingSerializeWrapper
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.records.codec import decode_records
@@ -44,6 +45,7 @@ def tables(folder: Path) -> BrokerTables:
         DelayOffsetManager(folder / "delays.json"),
         QueueLockManager(folder / "locks.json"),
         MessageRequestModeManager(folder / "modes.json"),
+        UserTable(folder / "users.json"),
     )
 
 

@@ -28,6 +28,7 @@ from batonmq.broker.tables.subscription_group import (
 )
 from batonmq.broker.tables.topic_config import TopicConfigManager
 from batonmq.broker.tables.topics import MetadataChange, TopicService
+from batonmq.broker.tables.users import UserTable
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from batonmq.protocol.codes import RequestCode
@@ -49,7 +50,13 @@ class Tables:
         locks = QueueLockManager(folder / "queueLocks.json")
         modes = MessageRequestModeManager(folder / "messageRequestMode.json")
         self.tables = BrokerTables(
-            self.topics, self.groups, self.offsets, self.delays, locks, modes
+            self.topics,
+            self.groups,
+            self.offsets,
+            self.delays,
+            locks,
+            modes,
+            UserTable(folder / "users.json"),
         )
         self.log: list[bytes] = []
         self.dropped: list[str] = []

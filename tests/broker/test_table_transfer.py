@@ -21,6 +21,7 @@ from batonmq.broker.tables.subscription_group import (
     SubscriptionGroupManager,
 )
 from batonmq.broker.tables.topic_config import TopicConfigManager
+from batonmq.broker.tables.users import UserTable
 from batonmq.protocol.bodies import SubscriptionGroupWrapper, TopicConfigAndMappingSerializeWrapper
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import ConnectError
@@ -87,6 +88,7 @@ def play(tmp_path):
                 DelayOffsetManager(tmp_path / "delays.json"),
                 QueueLockManager(tmp_path / "locks.json"),
                 MessageRequestModeManager(tmp_path / "modes.json"),
+                UserTable(tmp_path / "users.json"),
             )
             master, told = Master(), []
             sync = SlaveSynchronize(master, tables, 40, lambda: None, Mock(max_phy_offset=1000))

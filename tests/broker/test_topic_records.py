@@ -20,6 +20,7 @@ from batonmq.broker.tables.subscription_group import (
 )
 from batonmq.broker.tables.topic_config import TopicConfigManager
 from batonmq.broker.tables.topics import MetadataChange, TopicService, decode_metadata
+from batonmq.broker.tables.users import UserTable
 from batonmq.protocol.bodies import (
     SetMessageRequestModeRequestBody,
     SubscriptionGroupConfig,
@@ -43,6 +44,7 @@ class Service(TopicService):
                 DelayOffsetManager(folder / "delays.json"),
                 QueueLockManager(folder / "locks.json"),
                 MessageRequestModeManager(folder / "modes.json"),
+                UserTable(folder / "users.json"),
             ),
             Counter(),
             settings=BrokerConfig(),

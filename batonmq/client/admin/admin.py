@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from batonmq.client.admin.controller_admin import ControllerAdmin
     from batonmq.client.admin.messages import MessageAdmin
     from batonmq.client.admin.topics import TopicAdmin
+    from batonmq.client.admin.users import UserAdmin
 
 
 class Admin(InstanceUser):
@@ -57,6 +58,12 @@ class Admin(InstanceUser):
         from batonmq.client.admin.consumer_groups import ConsumerGroupAdmin
 
         return ConsumerGroupAdmin(self._requests, self.cluster)
+
+    @cached_property
+    def users(self) -> UserAdmin:
+        from batonmq.client.admin.users import UserAdmin
+
+        return UserAdmin(self._requests, self.cluster)
 
     def controller(self, addresses: str | Sequence[str]) -> ControllerAdmin:
         """Calls to the controllers at these remoting addresses."""

@@ -1,0 +1,96 @@
+"""The audit log: one line of JSON for each change by an admin, and for each refusal.
+
+A thread writes it; the file is rotated. Refusals of one user, code and host are written once a
+second at most, all refusals FULL_RATE times; `suppressed` says how many were left out before.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
+from pathlib import Path
+from typing import Final
+
+from batonmq.protocol.codes import request_name
+from batonmq.runtime.clock import boot_ms, wall_ms
+
+log = logging.getLogger(__name__)
+
+FILE_BYTES: Final = 16 << 20
+FILES: Final = 5
+WAITING_MAX: Final = 10_000
+FULL_RATE: Final = 100
+"""Refusals a second."""
+TEXT_MAX: Final = 256
+
+
+class AuditLog:
+    """`path` None: the lines go to the log of the process."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Raises OSError if the file cannot be written."""
+        self._lines = logging.Logger("audit", logging.INFO)
+        self._listener: QueueListener | None = None
+        self._second = 0
+        self._seen: set[tuple[str, int, str]] = set()
+        self._suppressed = 0
+        if path is None:
+            self._lines = log
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(0o600)
+        file = RotatingFileHandler(path, maxBytes=FILE_BYTES, backupCount=FILES, delay=True)
+        file.setFormatter(logging.Formatter("%(message)s"))
+        waiting: queue.Queue[logging.LogRecord] = queue.Queue(WAITING_MAX)
+        self._lines.addHandler(_Waiting(waiting))
+        self._listener = QueueListener(waiting, file)
+        self._listener.start()
+
+    def refused(self, user: str, peer: str, code: int, resource: str, why: str) -> None:
+        second, key = boot_ms() // 1000, (user[:TEXT_MAX], code, peer.rpartition(":")[0])
+        if second != self._second:
+            self._second = second
+            self._seen.clear()
+        if key in self._seen or len(self._seen) >= FULL_RATE:
+            self._suppressed += 1
+            return
+        self._seen.add(key)
+        suppressed, self._suppressed = self._suppressed, 0
+        self._write(user, peer, code, resource, f"refused: {why}", suppressed)
+
+    def changed(self, user: str, peer: str, code: int, resource: str, result: str) -> None:
+        self._write(user, peer, code, resource, result, 0)
+
+    def _write(
+        self, user: str, peer: str, code: int, resource: str, result: str, suppressed: int
+    ) -> None:
+        line = {
+            "time": wall_ms(),
+            "user": user[:TEXT_MAX],
+            "peer": peer,
+            "request": request_name(code),
+            "resource": resource[:TEXT_MAX],
+            "result": result[: 2 * TEXT_MAX],
+        }
+        if suppressed:
+            line["suppressed"] = suppressed
+        # ASCII: what a stranger sends cannot end the line, nor hide in it.
+        self._lines.info("%s", json.dumps(line))
+
+    def close(self) -> None:
+        """Writes what waits, and ends the thread."""
+        if self._listener is not None:
+            self._listener.stop()
+            for file in self._listener.handlers:
+                file.close()
+            self._listener = None
+
+
+class _Waiting(QueueHandler):
+    def enqueue(self, record: logging.LogRecord) -> None:
+        try:
+            self.queue.put_nowait(record)
+        except queue.Full:  # the disk does not keep up: a request must not wait for it
+            log.error("audit_line_lost line=%s", record.getMessage())

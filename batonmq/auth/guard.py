@@ -1,0 +1,296 @@
+"""Stands before the handlers of a port: who signed the request, and whether that user may.
+
+A signature is checked for every request, decisions are kept by connection until the rulebook
+changes. Without `authenticationEnabled` no guard is made, and no request passes here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from batonmq.auth.audit import AuditLog
+from batonmq.auth.config import AuthConfig
+from batonmq.auth.policy import SUPER, KnownUser, Need, Rulebook, User, UserInfo
+from batonmq.auth.rights import ALWAYS_CHECKED, RIGHTS, needs_of
+from batonmq.auth.signature import ACCESS_KEY, SIGNATURE, Signer, SigningKey
+from batonmq.protocol.codes import RELAY_FIELD, RequestCode, ResponseCode
+from batonmq.protocol.errors import BatonError, BrokerRefusal
+from batonmq.remoting.command import RemotingCommand, decode_frame
+from batonmq.remoting.connection import Connection, Handler, Later, Processors, RawHandler, Response
+
+log = logging.getLogger(__name__)
+
+NODE: Final = "auth.node"
+USER: Final = "auth.user"
+_DECIDED: Final = "auth.decided"
+DECIDED_MAX: Final = 1024
+"""Kept decisions of one connection."""
+OLD_CLIENT: Final = 399
+"""Up to this version (V4_9_3) clients set UNIQUE_KEY behind their signature."""
+UNIQUE_KEY: Final = "_UNIQUE_KEY_QUERY"
+_SIGNATURE_ONLY: Final = frozenset({SIGNATURE})
+_NOT_SIGNED: Final = frozenset({SIGNATURE, RELAY_FIELD, UNIQUE_KEY})
+_RELAYED: Final = frozenset({SIGNATURE, RELAY_FIELD})
+
+
+class Guard:
+    """`books`: the users of this process; of a name server those of each broker group."""
+
+    def __init__(self, config: AuthConfig, cluster: str, audit_path: Path | None) -> None:
+        """Raises OSError where the audit log cannot be written."""
+        self._config = config
+        self._open_codes = config.not_authenticated
+        self._free_codes = config.not_authorized
+        node = config.node
+        self.signer = Signer(node)
+        nodes = Rulebook(cluster)
+        nodes.fix(User(username=node.access_key, password=node.secret_key, user_type=SUPER))
+        self._nodes = nodes
+        self._books: dict[str, Rulebook] = {"": nodes}
+        self._unknown = SigningKey(node.secret_key)
+        path = Path(config.audit_log_path) if config.audit_log_path else audit_path
+        self.audit = AuditLog(path)
+
+    def book(self, name: str, cluster: str) -> Rulebook:
+        """The users of one broker group; made at the first use."""
+        if name not in self._books:
+            self._books[name] = Rulebook(cluster)
+        return self._books[name]
+
+    @property
+    def version(self) -> int:
+        return sum(book.version for book in self._books.values())
+
+    def user(self, name: str) -> KnownUser | None:
+        """The user of that name, the nodes' one included."""
+        return next((user for book in self._books.values() if (user := book.get(name))), None)
+
+    def who_am_i(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        """The sender, as this node sees it (request 60008)."""
+        user = self.user(request.ext.get(ACCESS_KEY, ""))
+        info = user.user.info() if user is not None else UserInfo()
+        return RemotingCommand.response_to(
+            request, ext={"peer": connection.peer}, body=info.encode()
+        )
+
+    def is_node(self, name: str) -> bool:
+        """Whether this is the name with which nodes sign."""
+        return self._nodes.get(name) is not None
+
+    def stand_before(self, processors: Processors) -> None:
+        """From now on every handler is called only for those who may."""
+        for code, handler in processors.handlers.items():
+            processors.handlers[code] = self.before(code, handler)
+        for code, raw in processors.raw_handlers.items():
+            processors.raw_handlers[code] = partial(self._raw, code, raw)
+        default = processors.default_handler
+
+        def unknown(request: RemotingCommand, connection: Connection) -> object:
+            self.check(request.code, request, connection)
+            return default(request, connection)
+
+        processors.default(unknown)  # type: ignore[arg-type]
+
+    def before(self, code: int, handler: Handler) -> Handler:
+        right = RIGHTS.get(code)
+        changes = right is not None and right.changes
+
+        def handle(request: RemotingCommand, connection: Connection) -> object:
+            user = self.check(code, request, connection)
+            if not changes:
+                return handler(request, connection)
+            return self._audited(user, code, request, connection, handler)
+
+        return handle  # type: ignore[return-value]
+
+    async def _audited(
+        self,
+        user: str,
+        code: int,
+        request: RemotingCommand,
+        connection: Connection,
+        handler: Handler,
+    ) -> Response:
+        note = partial(self.audit.changed, user, connection.peer, code, _subject(code, request))
+        try:
+            answer = handler(request, connection)
+            response = await answer if inspect.isawaitable(answer) else answer
+        except BatonError as error:
+            note(str(error))
+            raise
+        except Exception as error:
+            note(type(error).__name__)
+            raise
+        if response is None:
+            note("passed on, or answered later")
+        else:
+            note("done" if response.code == ResponseCode.SUCCESS else f"code {response.code}")
+        return response
+
+    def _raw(
+        self,
+        code: int,
+        handler: RawHandler,
+        connection: Connection,
+        kind: int,
+        header: bytes,
+        body: bytes,
+    ) -> Later:
+        self.check(code, decode_frame(header, body, kind), connection)
+        return handler(connection, kind, header, body)
+
+    def check(self, code: int, request: RemotingCommand, connection: Connection) -> str:
+        """The user of the request. Raises BrokerRefusal(NO_PERMISSION)."""
+        name = request.ext.get(ACCESS_KEY, "")
+        if code in self._open_codes:
+            return name
+        found = self._proven(name, request)
+        if not found:
+            why = (
+                f"user {name!r}: unknown, or its signature is not right"
+                if name
+                else "the request is not signed: set accessKey and secretKey"
+            )
+            raise self._refusal(name, code, request, connection, why)
+        source = connection.peer.rpartition(":")[0].strip("[]")
+        if RELAY_FIELD in request.ext:
+            # It names the client, whose address policies may ask for: only nodes are believed.
+            if NODE not in connection.attachments:
+                why = f"{RELAY_FIELD} is taken from nodes only"
+                raise self._refusal(name, code, request, connection, why)
+            client = request.ext[RELAY_FIELD].partition("@")[2]
+            source = client.rpartition(":")[0].strip("[]")
+        if code == RequestCode.BATON_CONNECTION_ENDS and self.is_node(name):
+            connection.attachments[NODE] = True
+        if code in self._free_codes:
+            return name
+        if not self._config.authorization_enabled and code not in ALWAYS_CHECKED:
+            return name
+        self._require_all(code, request, connection, found, source)
+        return name
+
+    def _proven(self, name: str, request: RemotingCommand) -> list[tuple[Rulebook, KnownUser]]:
+        """The users of that name whose secret the signature proves."""
+        skipped = _SIGNATURE_ONLY
+        if RELAY_FIELD in request.ext:
+            skipped = _RELAYED
+        if request.version <= OLD_CLIENT and UNIQUE_KEY in request.ext:
+            skipped = _NOT_SIGNED if RELAY_FIELD in request.ext else _SIGNATURE_ONLY | {UNIQUE_KEY}
+        known = [
+            (book, user) for book in self._books.values() if (user := book.get(name)) is not None
+        ]
+        if not known:  # it takes as long as for a user that there is
+            self._unknown.proves(request.ext, request.body, skipped)
+        return [
+            (book, user)
+            for book, user in known
+            if user.key.proves(request.ext, request.body, skipped) and user.is_enabled
+        ]
+
+    def _require_all(
+        self,
+        code: int,
+        request: RemotingCommand,
+        connection: Connection,
+        found: list[tuple[Rulebook, KnownUser]],
+        source: str,
+    ) -> None:
+        if any(user.is_super for _, user in found):
+            return
+        name = found[0][1].name
+        decided = self._decided(connection)
+        right = RIGHTS.get(code)
+        key = None
+        if right is not None and right.fields:
+            get = request.ext.get
+            key = (name, code, source, *[get(field) for field in right.fields])
+            if key in decided:
+                return
+        try:
+            needs = needs_of(code, request)
+        except BatonError as error:
+            raise self._refusal(name, code, request, connection, str(error)) from None
+        self._require(code, request, connection, found, source, needs)
+        if key is not None:
+            if len(decided) >= DECIDED_MAX:
+                decided.clear()
+            decided.add(key)
+
+    def _require(
+        self,
+        code: int,
+        request: RemotingCommand,
+        connection: Connection,
+        found: list[tuple[Rulebook, KnownUser]],
+        source: str,
+        needs: Iterable[Need],
+    ) -> None:
+        for need in needs:
+            decisions = [user.evaluate(need, source, book.cluster) for book, user in found]
+            if not any(each.allowed for each in decisions):
+                why = f"{found[0][1].name} lacks {need}: {decisions[0].reason}"
+                raise self._refusal(found[0][1].name, code, request, connection, why, str(need))
+
+    def require_also(
+        self, request: RemotingCommand, connection: Connection, needs: Iterable[Need]
+    ) -> None:
+        """What a handler finds only when it reads a message. Raises BrokerRefusal."""
+        if not self._config.authorization_enabled or request.code in self._free_codes:
+            return
+        name = request.ext.get(ACCESS_KEY, "")
+        found = [
+            (book, user)
+            for book in self._books.values()
+            if (user := book.get(name)) is not None and user.is_enabled
+        ]
+        if not found:
+            raise self._refusal(name, request.code, request, connection, "unknown user")
+        source = connection.peer.rpartition(":")[0].strip("[]")
+        if RELAY_FIELD in request.ext:
+            source = request.ext[RELAY_FIELD].partition("@")[2].rpartition(":")[0].strip("[]")
+        if not any(user.is_super for _, user in found):
+            self._require(request.code, request, connection, found, source, needs)
+
+    def _decided(self, connection: Connection) -> set[tuple[str | int | None, ...]]:
+        """What was allowed on this connection under the rules of now."""
+        version = self.version
+        kept = connection.attachments.get(_DECIDED)
+        if not isinstance(kept, tuple) or kept[0] != version:
+            kept = (version, set())
+            connection.attachments[_DECIDED] = kept
+        allowed: set[tuple[str | int | None, ...]] = kept[1]
+        return allowed
+
+    def _refusal(
+        self,
+        name: str,
+        code: int,
+        request: RemotingCommand,
+        connection: Connection,
+        why: str,
+        resource: str = "",
+    ) -> BrokerRefusal:
+        self.audit.refused(name, connection.peer, code, resource or _subject(code, request), why)
+        return BrokerRefusal(ResponseCode.NO_PERMISSION, why)
+
+    def close(self) -> None:
+        self.audit.close()
+
+
+def _subject(code: int, request: RemotingCommand) -> str:
+    """What the request is about, for the audit log; no field of it can hold a secret."""
+    names = ("username", "subject", "topic", "b", "group", "groupName", "consumerGroup", "srcGroup")
+    return " ".join(f"{name}={request.ext[name]}" for name in names if name in request.ext)
+
+
+Require = Callable[[RemotingCommand, Connection, Iterable[Need]], None]
+"""`Guard.require_also`."""
+
+
+def allow_all(_: RemotingCommand, __: Connection, ___: Iterable[Need]) -> None:
+    """Without a guard."""

@@ -1,0 +1,386 @@
+"""Users, their policies, and what these decide. Pure.
+
+A user has two policies at most, Custom and Default; Default counts only where no entry of Custom
+matches. Of the entries that match, the most specific decides: a type before any type; a name
+before a prefix, a long prefix before a short one, a prefix before any name; then Deny before Allow.
+The order in which entries were made never matters. Nothing matches: denied. A super user may do
+everything, a disabled one nothing.
+
+Origin: DefaultAuthorizationProvider, UserAuthorizationHandler, AclAuthorizationHandler. RocketMQ
+5.3.3 sorts a short prefix first and Deny behind Allow, which later versions have mended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Final, NamedTuple
+
+import msgspec
+
+from batonmq.auth.signature import SigningKey
+from batonmq.protocol.bodies import DataVersion
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.json_body import Body
+
+SUPER: Final = "Super"
+NORMAL: Final = "Normal"
+ENABLED: Final = "enable"
+DISABLED: Final = "disable"
+CUSTOM: Final = "Custom"
+DEFAULT: Final = "Default"
+ALLOW: Final = "Allow"
+DENY: Final = "Deny"
+ACTIONS: Final = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
+RESOURCES: Final = ("Topic", "Group", "Cluster", "Namespace")
+NODES: Final = "Node"
+"""A type that no policy can name, and no star matches."""
+ANY: Final = "*"
+NAME_MAX: Final = 128
+ENTRIES_MAX: Final = 1024
+"""Of one user."""
+_ACTION_OF: Final = {name.lower(): name for name in ACTIONS}
+_RESOURCE_OF: Final = {name.lower(): name for name in RESOURCES}
+_SUBJECT: Final = "User:"
+
+
+class UserInfo(Body):
+    """A user, as `mqadmin` sends it. Without `password` in answers."""
+
+    password: str | None = None
+    user_status: str | None = None
+    user_type: str | None = None
+    username: str | None = None
+
+    def __repr__(self) -> str:
+        return f"UserInfo({self.username!r})"
+
+
+class PolicyEntry(Body):
+    """`resource`: `Topic:name`, `Group:prefix*`, `Cluster:*` or `*`. `source_ips` empty: any."""
+
+    actions: list[str] = msgspec.field(default_factory=list)
+    decision: str = ALLOW
+    resource: str = ""
+    source_ips: list[str] = msgspec.field(default_factory=list)
+
+
+class PolicyInfo(Body):
+    entries: list[PolicyEntry] = msgspec.field(default_factory=list)
+    policy_type: str | None = None
+
+
+class AclInfo(Body):
+    """The policies of one user; `subject` is `User:name`."""
+
+    policies: list[PolicyInfo] = msgspec.field(default_factory=list)
+    subject: str | None = None
+
+
+class User(Body):
+    """A user with its policies, as brokers keep and replicate it. `policies`: policy type ->
+    resource -> entry."""
+
+    username: str
+    password: str
+    user_type: str = NORMAL
+    user_status: str = ENABLED
+    policies: dict[str, dict[str, PolicyEntry]] = msgspec.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"User({self.username!r})"
+
+    def info(self) -> UserInfo:
+        """What others may see of it: no secret."""
+        return UserInfo(
+            username=self.username, user_type=self.user_type, user_status=self.user_status
+        )
+
+    def acl(self) -> AclInfo:
+        policies = [
+            PolicyInfo(policy_type=kind, entries=list(entries.values()))
+            for kind, entries in sorted(self.policies.items())
+            if entries
+        ]
+        return AclInfo(subject=_SUBJECT + self.username, policies=policies)
+
+
+class UserWrapper(Body):
+    """The whole table, secrets included: for the file, for slaves and name servers only."""
+
+    data_version: DataVersion = DataVersion()
+    users: dict[str, User] = msgspec.field(default_factory=dict)
+
+
+class Pattern(NamedTuple):
+    """`kind` "" is any type. `is_prefix`: names that begin with `name`."""
+
+    kind: str
+    name: str
+    is_prefix: bool
+
+    def matches(self, kind: str, name: str) -> bool:
+        if self.kind and self.kind != kind:
+            return False
+        return name.startswith(self.name) if self.is_prefix else name == self.name
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        """The smallest is the most specific."""
+        if not self.is_prefix:
+            return not self.kind, 0, 0
+        return not self.kind, 1 if self.name else 2, -len(self.name)
+
+
+@lru_cache(maxsize=4096)
+def pattern_of(resource: str) -> Pattern:
+    """Raises BrokerRefusal(INVALID_PARAMETER). A name that ends with a star is cut at its first
+    star, as in Java; a star elsewhere is an ordinary character."""
+    if resource == ANY:
+        return Pattern("", "", True)
+    kind_text, separator, name = resource.partition(":")
+    kind = _RESOURCE_OF.get(kind_text.lower())
+    if not separator or kind is None or not name:
+        raise _invalid(
+            f"resource {resource[:NAME_MAX]!r}: allowed are * and TYPE:NAME, with a type of"
+            f" {', '.join(RESOURCES)}"
+        )
+    if name.endswith(ANY):
+        return Pattern(kind, name[: name.index(ANY)], True)
+    return Pattern(kind, name, False)
+
+
+class Need(NamedTuple):
+    """One thing that a request needs: one of `actions` on one of `resources` (type, name)."""
+
+    resources: tuple[tuple[str, str], ...]
+    actions: tuple[str, ...]
+
+    def __str__(self) -> str:
+        names = " or ".join(f"{kind}:{name}" if name else kind for kind, name in self.resources)
+        return f"{'/'.join(self.actions)} on {names}"
+
+
+class Decision(NamedTuple):
+    allowed: bool
+    reason: str
+
+
+class _Rule(NamedTuple):
+    rank: tuple[bool, int, int, bool]
+    entry: PolicyEntry
+    pattern: Pattern
+    actions: frozenset[str]
+    networks: tuple[IPv4Network | IPv6Network, ...]
+
+    def matches(self, kind: str, name: str, actions: Iterable[str], source: str) -> bool:
+        return (
+            self.pattern.matches(kind, name)
+            and ("All" in self.actions or not self.actions.isdisjoint(actions))
+            and (not self.networks or _is_in(source, self.networks))
+        )
+
+
+def _is_in(source: str, networks: Iterable[IPv4Network | IPv6Network]) -> bool:
+    try:
+        address = ip_address(source)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return any((mapped or address) in network for network in networks)
+
+
+def _rules(entries: Iterable[PolicyEntry]) -> tuple[_Rule, ...]:
+    made = []
+    for entry in entries:
+        pattern = pattern_of(entry.resource)
+        networks = tuple(ip_network(text, strict=False) for text in entry.source_ips)
+        rank = (*pattern.rank, entry.decision != DENY)
+        made.append(_Rule(rank, entry, pattern, frozenset(entry.actions), networks))
+    return tuple(sorted(made, key=lambda rule: rule.rank))
+
+
+@dataclass(slots=True)
+class KnownUser:
+    """A user, ready to check its requests."""
+
+    user: User
+    key: SigningKey = field(init=False)
+    _rules: dict[str, tuple[_Rule, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.key = SigningKey(self.user.password)
+        self._rules = {
+            kind: _rules(self.user.policies.get(kind, {}).values()) for kind in (CUSTOM, DEFAULT)
+        }
+
+    @property
+    def name(self) -> str:
+        return self.user.username
+
+    @property
+    def is_super(self) -> bool:
+        return self.user.user_type == SUPER and self.is_enabled
+
+    @property
+    def is_enabled(self) -> bool:
+        return self.user.user_status != DISABLED
+
+    def evaluate(self, need: Need, source: str, cluster: str) -> Decision:
+        """Whether the user may, from the address `source`, and what decided. `cluster`: the one
+        that a need without a name is about."""
+        if not self.is_enabled:
+            return Decision(False, f"user {self.name} is disabled")
+        if self.is_super:
+            return Decision(True, f"{self.name} is a super user")
+        decided = [
+            self._of_one(kind, name or cluster, need.actions, source)
+            for kind, name in need.resources
+        ]
+        # One of several is enough, as for a dead-letter topic or its group.
+        return next((each for each in decided if each.allowed), decided[0])
+
+    def _of_one(self, kind: str, name: str, actions: tuple[str, ...], source: str) -> Decision:
+        if kind == NODES:
+            return Decision(False, "only super users may, as the nodes of the cluster are")
+        for policy in (CUSTOM, DEFAULT):
+            for rule in self._rules[policy]:
+                if rule.matches(kind, name, actions, source):
+                    entry = rule.entry
+                    ips = f" from {','.join(entry.source_ips)}" if entry.source_ips else ""
+                    return Decision(
+                        entry.decision == ALLOW,
+                        f"{policy} policy: {entry.decision} {','.join(entry.actions)}"
+                        f" on {entry.resource}{ips}",
+                    )
+        return Decision(False, f"no policy of {self.name} matches")
+
+
+class Rulebook:
+    """All users of one cluster. `version` grows with each change, so what was decided before can be
+    dropped."""
+
+    def __init__(self, cluster: str) -> None:
+        self.cluster = cluster
+        self.version = 0
+        self._users: dict[str, KnownUser] = {}
+        self._fixed: dict[str, KnownUser] = {}
+
+    def fix(self, user: User) -> None:
+        """A user of this node's own configuration: no change of the table takes it away."""
+        self._fixed[user.username] = KnownUser(user)
+        self.version += 1
+
+    def replace(self, users: Mapping[str, User]) -> None:
+        """Takes over a whole table."""
+        kept = self._users
+        self._users = {
+            name: known
+            if (known := kept.get(name)) is not None and known.user == user
+            else KnownUser(user)
+            for name, user in users.items()
+        }
+        self.version += 1
+
+    def get(self, name: str) -> KnownUser | None:
+        return self._fixed.get(name) or self._users.get(name)
+
+    def __iter__(self) -> Iterator[KnownUser]:
+        return iter((self._users | self._fixed).values())
+
+
+def subject_name(subject: str | None) -> str:
+    """The user of `User:name`. Raises BrokerRefusal(INVALID_PARAMETER)."""
+    name = (subject or "").removeprefix(_SUBJECT)
+    if not subject or not name or name == subject:
+        raise _invalid(f"subject {(subject or '')[:NAME_MAX]!r}: allowed is User:NAME")
+    return name
+
+
+def check_user(user: User) -> User:
+    """The user with the spelling of RocketMQ. Raises BrokerRefusal(INVALID_PARAMETER); no text has
+    the secret."""
+    name = user.username
+    # Clients of gRPC put the name between commas and slashes, files are named by it.
+    if not name or len(name) > NAME_MAX or not all(c.isalnum() or c in "_-.@|%" for c in name):
+        raise _invalid(
+            f"username {name[:NAME_MAX]!r}: allowed are 1 to {NAME_MAX} letters, digits and _-.@|%"
+        )
+    if not name.isascii() or name in (".", ".."):
+        raise _invalid(f"username {name!r}: allowed are ASCII letters")
+    if not 1 <= len(user.password) <= NAME_MAX:
+        raise _invalid(f"password of {name}: 1 to {NAME_MAX} characters are needed")
+    return msgspec.structs.replace(
+        user,
+        user_type=_one_of("userType", user.user_type, (SUPER, NORMAL)),
+        user_status=_one_of("userStatus", user.user_status, (ENABLED, DISABLED)),
+    )
+
+
+def merged(user: User, acl: AclInfo) -> User:
+    """The user with the entries of `acl`; one with an equal resource is replaced, the others are
+    kept. Raises BrokerRefusal(INVALID_PARAMETER)."""
+    policies = {kind: dict(entries) for kind, entries in user.policies.items()}
+    for policy in acl.policies:
+        kind = _one_of("policyType", policy.policy_type or CUSTOM, (CUSTOM, DEFAULT))
+        for entry in policy.entries:
+            checked = _checked(entry)
+            policies.setdefault(kind, {})[checked.resource] = checked
+    if sum(map(len, policies.values())) > ENTRIES_MAX:
+        raise _invalid(f"a user has at most {ENTRIES_MAX} entries")
+    return msgspec.structs.replace(user, policies=policies)
+
+
+def without(user: User, kind: str | None, resource: str | None) -> User:
+    """The user without one entry; of one type, of both without `kind`, all without `resource`."""
+    if not resource:
+        return msgspec.structs.replace(user, policies={})
+    wanted = _canonical(resource)
+    chosen = _one_of("policyType", kind, (CUSTOM, DEFAULT)) if kind else None
+    policies = {
+        policy: {
+            name: entry
+            for name, entry in entries.items()
+            if name != wanted or (chosen is not None and chosen != policy)
+        }
+        for policy, entries in user.policies.items()
+    }
+    return msgspec.structs.replace(user, policies=policies)
+
+
+def _checked(entry: PolicyEntry) -> PolicyEntry:
+    if not entry.actions:
+        raise _invalid(f"{entry.resource}: no action is given")
+    for text in entry.source_ips:
+        try:
+            ip_network(text, strict=False)
+        except ValueError:
+            raise _invalid(f"sourceIp {text[:NAME_MAX]!r} is no address and no CIDR") from None
+    return PolicyEntry(
+        resource=_canonical(entry.resource),
+        actions=[_one_of("action", text, ACTIONS) for text in entry.actions],
+        source_ips=list(entry.source_ips),
+        decision=_one_of("decision", entry.decision, (ALLOW, DENY)),
+    )
+
+
+def _canonical(resource: str) -> str:
+    pattern = pattern_of(resource)
+    if not pattern.kind:
+        return ANY
+    return f"{pattern.kind}:{pattern.name}{ANY if pattern.is_prefix else ''}"
+
+
+def _one_of(what: str, text: str | None, allowed: tuple[str, ...]) -> str:
+    """In any case, as Java reads them."""
+    for name in allowed:
+        if text is not None and text.lower() == name.lower():
+            return name
+    raise _invalid(f"{what} {(text or '')[:NAME_MAX]!r}: allowed are {', '.join(allowed)}")
+
+
+def _invalid(why: str) -> BrokerRefusal:
+    return BrokerRefusal(ResponseCode.INVALID_PARAMETER, why)

@@ -1,0 +1,65 @@
+"""Admin calls about users and their policies. Origin: DefaultMQAdminExtImpl."""
+
+from batonmq.auth.policy import AclInfo, PolicyEntry, PolicyInfo, UserInfo
+from batonmq.client.admin.cluster import ClusterAdmin
+from batonmq.client.admin.requests import AdminRequests
+from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.json_body import decode_json
+
+
+class UserAdmin:
+    """Each broker group has its own table, which its master changes: changes go to all masters."""
+
+    def __init__(self, requests: AdminRequests, cluster: ClusterAdmin) -> None:
+        self._requests = requests
+        self._cluster = cluster
+
+    async def create(self, user: UserInfo) -> None:
+        """One that is there already is no error if it is equal. Raises ResponseError."""
+        await self._change(RequestCode.AUTH_CREATE_USER, user)
+
+    async def update(self, user: UserInfo) -> None:
+        """What is None stays. Raises ResponseError."""
+        await self._change(RequestCode.AUTH_UPDATE_USER, user)
+
+    async def delete(self, name: str) -> None:
+        await self._at_masters(RequestCode.AUTH_DELETE_USER, {"username": name}, f"user {name}")
+
+    async def _change(self, code: RequestCode, user: UserInfo) -> None:
+        name = user.username or ""
+        await self._at_masters(code, {"username": name}, f"user {name}", user.encode())
+
+    async def put_entry(self, name: str, kind: str, entry: PolicyEntry) -> None:
+        """Adds an entry; one with the same resource is replaced. Raises ResponseError."""
+        subject = f"User:{name}"
+        acl = AclInfo(subject=subject, policies=[PolicyInfo(entries=[entry], policy_type=kind)])
+        await self._at_masters(
+            RequestCode.AUTH_UPDATE_ACL, {"subject": subject}, f"rights of {name}", acl.encode()
+        )
+
+    async def delete_entries(self, name: str, kind: str | None, resource: str | None) -> None:
+        """One entry, or without a resource all. Raises ResponseError."""
+        ext = {"subject": f"User:{name}", "policyType": kind, "resource": resource}
+        given = {key: value for key, value in ext.items() if value is not None}
+        await self._at_masters(RequestCode.AUTH_DELETE_ACL, given, f"rights of {name}")
+
+    async def _at_masters(
+        self, code: RequestCode, ext: dict[str, str], what: str, body: bytes = b""
+    ) -> None:
+        for address in (await self._cluster.masters()).values():
+            await self._requests.ask(address, code, ext, what, body=body)
+
+    async def users(self, address: str) -> list[UserInfo]:
+        """Of one broker, without passwords."""
+        reply = await self._requests.ask(address, RequestCode.AUTH_LIST_USER, {}, "the users")
+        return decode_json(list[UserInfo], reply.body)
+
+    async def acls(self, address: str) -> list[AclInfo]:
+        """Of one broker; users without an entry are left out."""
+        reply = await self._requests.ask(address, RequestCode.AUTH_LIST_ACL, {}, "the rights")
+        return decode_json(list[AclInfo], reply.body)
+
+    async def who_am_i(self, address: str) -> tuple[UserInfo, str]:
+        """The user that signs here, as a node sees it, and the address that it sees."""
+        reply = await self._requests.ask(address, RequestCode.BATON_WHO_AM_I, {}, "the user")
+        return UserInfo.decode(reply.body), reply.ext.get("peer", "")

@@ -1,0 +1,147 @@
+"""Users and their policies: one table for a broker group, changed and replicated (SAFETY R31).
+
+A change is a record of the system topic `rmq_sys_BATON_USERS`, so it is replicated, confirmed and
+truncated as messages are, and a failover changes no decision. A master applies it at once, and
+answers when it is confirmed. What lies before a slave's first byte is fetched with the other
+tables. `config/users.json` has the secrets: a signature can only be checked by who knows them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Final
+
+import msgspec
+
+from batonmq.auth.policy import Rulebook, User, UserWrapper
+from batonmq.broker.tables.config_file import NamedTable
+from batonmq.broker.tables.unwritten import Unwritten
+from batonmq.protocol.errors import RemoteProtocolError
+from batonmq.protocol.system_record import decode_system_record
+from batonmq.runtime.clock import wall_ms
+
+log = logging.getLogger(__name__)
+
+RECORD_VERSION: Final = 1
+USERS_MAX: Final = 10_000
+
+
+class UserChange(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One record: users as they are from now on, and those that are gone."""
+
+    v: int = RECORD_VERSION
+    users: list[User] = []
+    deleted: list[str] = []
+
+
+_decoder = msgspec.json.Decoder(UserChange)
+
+
+class UserTable(NamedTable[UserWrapper, User]):
+    """User name -> User. One thread only."""
+
+    MODE: ClassVar[int] = 0o600
+
+    def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
+        """`path` is `config/users.json`; call `load` next."""
+        super().__init__(path, UserWrapper, clock_ms, {})
+        self._dirty = False  # without users there is no file
+        self.rulebook: Rulebook | None = None
+        """Follows the table; None where no user is checked."""
+
+    @staticmethod
+    def name_of(config: User) -> str:
+        return config.username
+
+    def load(self) -> None:
+        """Takes over what is on disk. Raises CorruptLogError if nothing there can be used."""
+        body = self._file.load()
+        if body is not None:
+            self._adopt_loaded(body.users, body.data_version)
+        self.follow(self.rulebook)
+
+    def follow(self, rulebook: Rulebook | None) -> None:
+        self.rulebook = rulebook
+        if rulebook is not None:
+            rulebook.replace(self._table)
+
+    def wrapper(self) -> UserWrapper:
+        return UserWrapper(data_version=self.data_version, users=dict(self._table))
+
+    def replace_all(self, wrapper: UserWrapper) -> bool:
+        """Becomes what the master has; False if it was the same already."""
+        changed = self._adopt(wrapper.users, wrapper.data_version)
+        if changed:
+            self.follow(self.rulebook)
+        return changed
+
+    def _new_version(self, state_version: int | None = None) -> None:
+        was_dirty = self._dirty
+        super()._new_version(state_version)
+        if state_version is None:
+            self.follow(self.rulebook)
+        elif not self._table:
+            self._dirty = was_dirty
+
+
+class UserService:
+    """The one way to change the table. `append` puts a record into the log and returns its end;
+    `changed` is called after each change."""
+
+    def __init__(
+        self, table: UserTable, append: Callable[[bytes], int], changed: Callable[[], None]
+    ) -> None:
+        self.table = table
+        self._append = append
+        self._changed = changed
+        self.unwritten = Unwritten()
+
+    def put(self, user: User) -> int:
+        """Makes or changes a user; safe once the returned offset is confirmed."""
+        before = self.table.get(user.username)
+        end = self._append(msgspec.json.encode(UserChange(users=[user])))
+        undo = partial(self.table.delete, user.username)
+        self.unwritten.note(end, undo if before is None else partial(self.table.put, before))
+        self._apply(UserChange(users=[user]))
+        return end
+
+    def delete(self, name: str) -> int:
+        """Removes a user with its policies; as `put`."""
+        before = self.table.get(name)
+        end = self._append(msgspec.json.encode(UserChange(deleted=[name])))
+        if before is not None:
+            self.unwritten.note(end, partial(self.table.put, before))
+        self._apply(UserChange(deleted=[name]))
+        return end
+
+    def take_over_record(self, body: bytes, end_offset: int) -> None:
+        self._apply_body(body)
+
+    def own_record_confirmed(self, body: bytes, end_offset: int) -> None:
+        self.unwritten.written(end_offset)
+
+    def apply_record(self, body: bytes, end_offset: int) -> None:
+        self.unwritten.written(end_offset)
+        self._apply_body(body)
+
+    def _apply_body(self, body: bytes) -> None:
+        try:
+            change = decode_system_record(_decoder, body, "user", RECORD_VERSION)
+        except RemoteProtocolError as error:
+            # The text of a decoder names the type of a value, never the value.
+            log.error("user_record_skipped reason=%s", error)
+            return
+        self._apply(change)
+
+    def _apply(self, change: UserChange) -> None:
+        changed = self.table.put_all(change.users)
+        for user in change.users:
+            log.info("user_changed user=%s type=%s", user.username, user.user_type)
+        for name in change.deleted:
+            changed = self.table.delete(name) or changed
+            log.info("user_deleted user=%s", name)
+        if changed:
+            self._changed()

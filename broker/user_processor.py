@@ -1,0 +1,206 @@
+"""Users and policies: requests 3001 to 3010 as mqadmin sends them, and who the sender is.
+
+No answer has a password, not even for super users, so mqadmin's copyUser is refused. Making what is
+there already is no error if it is equal: mqadmin sends the same to every replica, which relays it
+to the master. Origin: AdminBrokerProcessor in Java.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from batonmq.auth.guard import Guard
+from batonmq.auth.policy import (
+    SUPER,
+    AclInfo,
+    KnownUser,
+    User,
+    UserInfo,
+    check_user,
+    merged,
+    subject_name,
+    without,
+)
+from batonmq.auth.signature import ACCESS_KEY
+from batonmq.broker.request_fields import text
+from batonmq.broker.tables.users import USERS_MAX, UserService
+from batonmq.broker.write.write_path import WritePath
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.json_body import encode_json
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+
+NO_USERS: Final = "this broker checks no users: authenticationEnabled is false"
+
+
+class UserProcessor:
+    """`guard` None: every request is refused, for anyone could make himself a user."""
+
+    def __init__(self, path: WritePath, users: UserService, guard: Guard | None) -> None:
+        self._path = path
+        self._users = users
+        self._guard = guard
+
+    def register(self, processors: Processors) -> None:
+        processors.register(RequestCode.AUTH_CREATE_USER, self.create_user)
+        processors.register(RequestCode.AUTH_UPDATE_USER, self.update_user)
+        processors.register(RequestCode.AUTH_DELETE_USER, self.delete_user)
+        processors.register(RequestCode.AUTH_GET_USER, self.get_user)
+        processors.register(RequestCode.AUTH_LIST_USER, self.list_users)
+        processors.register(RequestCode.AUTH_CREATE_ACL, self.put_acl)
+        processors.register(RequestCode.AUTH_UPDATE_ACL, self.put_acl)
+        processors.register(RequestCode.AUTH_DELETE_ACL, self.delete_acl)
+        processors.register(RequestCode.AUTH_GET_ACL, self.get_acl)
+        processors.register(RequestCode.AUTH_LIST_ACL, self.list_acls)
+        processors.register(RequestCode.BATON_GET_USERS, self.all_users)
+        processors.register(RequestCode.BATON_WHO_AM_I, self.who_am_i)
+
+    async def create_user(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        guard = self._writing()
+        name = text(request, "username")
+        info = UserInfo.decode_request(request.body)
+        user = check_user(
+            User(
+                username=name,
+                password=info.password or "",
+                user_type=info.user_type or "Normal",
+                user_status=info.user_status or "enable",
+            )
+        )
+        known = self._users.table.get(name)
+        if guard.is_node(name):
+            raise _forbidden(f"{name} is the name with which the nodes sign")
+        if known is not None:
+            if msgspec.structs.replace(known, policies={}) != user:
+                raise _forbidden(f"user {name} is there already, and differs: use updateUser")
+            user = known
+        elif len(self._users.table) >= USERS_MAX:
+            raise _forbidden(f"there are {USERS_MAX} users, no more are made")
+        self._only_super_changes(request, guard, user)
+        # Also if it is there: the record of an earlier request may not be confirmed yet.
+        await self._confirmed(self._users.put(user), name)
+        return RemotingCommand.response_to(request)
+
+    async def update_user(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """Changes what is given."""
+        guard = self._writing()
+        known = self._known(text(request, "username"))
+        info = UserInfo.decode_request(request.body)
+        user = check_user(
+            msgspec.structs.replace(
+                known,
+                password=info.password or known.password,
+                user_type=info.user_type or known.user_type,
+                user_status=info.user_status or known.user_status,
+            )
+        )
+        self._only_super_changes(request, guard, known, user)
+        await self._confirmed(self._users.put(user), user.username)
+        return RemotingCommand.response_to(request)
+
+    async def delete_user(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """One that is not there is no error."""
+        guard = self._writing()
+        name = text(request, "username")
+        known = self._users.table.get(name)
+        if known is not None:
+            self._only_super_changes(request, guard, known)
+        await self._confirmed(self._users.delete(name), name)
+        return RemotingCommand.response_to(request)
+
+    def get_user(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """Code 0 without a body if there is none, as in Java."""
+        self._guarded()
+        user = self._users.table.get(text(request, "username"))
+        body = b"" if user is None else user.info().encode()
+        return RemotingCommand.response_to(request, body=body)
+
+    def list_users(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        self._guarded()
+        wanted = request.ext.get("filter", "")
+        found = [
+            user.info() for name, user in sorted(self._users.table.table.items()) if wanted in name
+        ]
+        return RemotingCommand.response_to(request, body=encode_json(found))
+
+    async def put_acl(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """Adds entries; one with an equal resource is replaced. Create and update are the same, as
+        in Java."""
+        guard = self._writing()
+        known = self._known(subject_name(text(request, "subject")))
+        user = merged(known, AclInfo.decode_request(request.body))
+        self._only_super_changes(request, guard, known)
+        await self._confirmed(self._users.put(user), user.username)
+        return RemotingCommand.response_to(request)
+
+    async def delete_acl(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        guard = self._writing()
+        known = self._known(subject_name(text(request, "subject")))
+        ext = request.ext
+        user = without(known, ext.get("policyType"), ext.get("resource"))
+        self._only_super_changes(request, guard, known)
+        await self._confirmed(self._users.put(user), user.username)
+        return RemotingCommand.response_to(request)
+
+    def get_acl(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        self._guarded()
+        user = self._users.table.get(subject_name(text(request, "subject")))
+        body = b"" if user is None or not user.acl().policies else user.acl().encode()
+        return RemotingCommand.response_to(request, body=body)
+
+    def list_acls(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        self._guarded()
+        subject, resource = (
+            request.ext.get("subjectFilter", ""),
+            request.ext.get("resourceFilter", ""),
+        )
+        found = []
+        for name, user in sorted(self._users.table.table.items()):
+            acl = user.acl()
+            for policy in acl.policies:
+                policy.entries = [entry for entry in policy.entries if resource in entry.resource]
+            acl.policies = [policy for policy in acl.policies if policy.entries]
+            if acl.policies and subject in f"User:{name}":
+                found.append(acl)
+        return RemotingCommand.response_to(request, body=encode_json(found))
+
+    def all_users(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """The table with its secrets, for the nodes of the cluster."""
+        self._guarded()
+        return RemotingCommand.response_to(request, body=self._users.table.wrapper().encode())
+
+    def who_am_i(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        return self._guarded().who_am_i(request, connection)
+
+    def _guarded(self) -> Guard:
+        if self._guard is None:
+            raise _forbidden(NO_USERS)
+        return self._guard
+
+    def _writing(self) -> Guard:
+        guard = self._guarded()
+        self._path.gate.require_open()
+        return guard
+
+    def _known(self, name: str) -> User:
+        user = self._users.table.get(name)
+        if user is None:
+            raise _forbidden(f"there is no user {name[:64]!r}: create it first")
+        return user
+
+    def _only_super_changes(self, request: RemotingCommand, guard: Guard, *users: User) -> None:
+        asks: KnownUser | None = guard.user(request.ext.get(ACCESS_KEY, ""))
+        if any(user.user_type == SUPER for user in users) and not (
+            asks is not None and asks.is_super
+        ):
+            raise _forbidden("only a super user makes, changes or deletes a super user")
+
+    async def _confirmed(self, end: int, name: str) -> None:
+        await self._path.wait_confirmed(end, f"user {name}")
+
+
+def _forbidden(why: str) -> BrokerRefusal:
+    return BrokerRefusal(ResponseCode.NO_PERMISSION, why)

@@ -1,0 +1,448 @@
+"""Users at the ports of a broker and a name server: who is refused, who may, and what follows a
+change. Signatures and policies by themselves: tests/auth."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import uvloop
+from heartbeats import heartbeat
+from lone_broker import sections_of, send_header, until
+
+from batonmq.auth.config import AuthConfig
+from batonmq.auth.policy import PolicyEntry, UserInfo, UserWrapper
+from batonmq.auth.rights import RIGHTS, needs_of
+from batonmq.auth.signature import Credentials, Signer
+from batonmq.broker.config import BrokerSections
+from batonmq.broker.service import BrokerService
+from batonmq.broker.tables.users import UserTable
+from batonmq.namesrv.config import NamesrvConfig
+from batonmq.namesrv.service import NamesrvService
+from batonmq.protocol.codes import RELAY_FIELD, LanguageCode, RequestCode, ResponseCode
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.endpoint import RemotingClient
+
+DENIED = ResponseCode.NO_PERMISSION
+SECRET = "hidden-secret"
+AUTH = AuthConfig(
+    authentication_enabled=True,
+    authorization_enabled=True,
+    inner_client_authentication_credentials=f'{{"accessKey":"node","secretKey":"{SECRET}-n"}}',
+    init_authentication_user=f'{{"username":"admin","password":"{SECRET}-a"}}',
+)
+ADMIN = Credentials(access_key="admin", secret_key=f"{SECRET}-a")
+NODE = Credentials(access_key="node", secret_key=f"{SECRET}-n")
+USER = Credentials(access_key="shop", secret_key=f"{SECRET}-s")
+
+
+@dataclass
+class Server:
+    """A broker, or a name server, that checks users."""
+
+    address: str
+    service: BrokerService | NamesrvService
+
+    async def ask(
+        self,
+        who: Credentials | None,
+        code: int,
+        ext: dict[str, str] | None = None,
+        body: bytes = b"",
+        **more: object,
+    ) -> RemotingCommand:
+        client = RemotingClient(sign=Signer(who) if who is not None else None)
+        request = RemotingCommand.request(code, ext, body)
+        for name, value in more.items():
+            setattr(request, name, value)
+        try:
+            return await client.invoke(self.address, request, 5000)
+        finally:
+            await client.close()
+
+    async def create(self, who: Credentials, kind: str = "Normal") -> RemotingCommand:
+        body = UserInfo(username=who.access_key, password=who.secret_key, user_type=kind)
+        return await self.ask(
+            ADMIN, RequestCode.AUTH_CREATE_USER, {"username": who.access_key}, body.encode()
+        )
+
+    async def grant(self, who: Credentials, *entries: tuple[str, str]) -> RemotingCommand:
+        subject = f"User:{who.access_key}"
+        found = [PolicyEntry(resource=name, actions=a.split(",")) for name, a in entries]
+        body = json.dumps(
+            {
+                "subject": subject,
+                "policies": [
+                    {
+                        "policyType": "Custom",
+                        "entries": [json.loads(each.encode()) for each in found],
+                    }
+                ],
+            }
+        ).encode()
+        return await self.ask(ADMIN, RequestCode.AUTH_CREATE_ACL, {"subject": subject}, body)
+
+
+def with_users(folder: Path, **broker: object) -> BrokerSections:
+    return replace(sections_of(folder, broker=broker), auth=AUTH)
+
+
+@contextlib.asynccontextmanager
+async def broker_with_users(folder: Path, **broker: object) -> AsyncIterator[Server]:
+    fatal: list[BaseException] = []
+    service = BrokerService(with_users(folder, **broker), fatal.append)
+    await service.start()
+    try:
+        yield Server(service.address, service)
+    finally:
+        await service.close()
+    assert not fatal, fatal
+
+
+@contextlib.asynccontextmanager
+async def name_server_with_users(auth: AuthConfig = AUTH) -> AsyncIterator[Server]:
+    service = NamesrvService(NamesrvConfig(listen_port=0, bind_address="127.0.0.1"), auth=auth)
+    await service.start()
+    try:
+        yield Server(f"127.0.0.1:{service.port}", service)
+    finally:
+        await service.close()
+
+
+def play(test: Callable[[], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(25):
+            await test()
+
+    uvloop.run(run())
+
+
+FIELDS = {
+    "topic": "T", "a": "pg", "b": "T", "consumerGroup": "g", "group": "g", "groupName": "g",
+    "srcGroup": "g", "destGroup": "h", "producerGroup": "pg", "brokerName": "x",
+    "clusterName": "c",
+}  # fmt: skip
+BODIES: dict[int, bytes] = {
+    RequestCode.HEART_BEAT: heartbeat("c", "T").encode(),
+    RequestCode.LOCK_BATCH_MQ: b'{"consumerGroup":"g","clientId":"c","mqSet":'
+    b'[{"topic":"T","brokerName":"b","queueId":0}]}',
+    RequestCode.BATCH_ACK_MESSAGE: b'{"acks":[{"c":"g","t":"T"}]}',
+    RequestCode.QUERY_ASSIGNMENT: b'{"consumerGroup":"g","topic":"T"}',
+    RequestCode.SET_MESSAGE_REQUEST_MODE: b'{"consumerGroup":"g","topic":"T"}',
+    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: b'{"topicConfigList":[{"topicName":"T"}]}',
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: b'{"groupName":"g"}',
+    225: b'{"groupConfigList":[{"groupName":"g"}]}',
+}
+BODIES[RequestCode.UNLOCK_BATCH_MQ] = BODIES[RequestCode.LOCK_BATCH_MQ]
+OPEN_TO_USERS = {
+    RequestCode.CHECK_CLIENT_CONFIG,
+    RequestCode.BATON_WHO_AM_I,
+    RequestCode.END_TRANSACTION,  # decided when the half message is read
+}
+
+
+async def walk(server: Server, codes: set[int]) -> None:
+    """Every code: a stranger, a wrong secret, a user without any right, then with exactly the
+    rights that the table asks for."""
+    wrong = Credentials(access_key="shop", secret_key="wrong")
+    guard = (
+        server.service.endpoint.guard
+        if isinstance(server.service, BrokerService)
+        else server.service._guard
+    )
+    assert guard is not None
+    book = next(book for name, book in guard._books.items() if name)
+    for code in sorted(codes | {4711}):
+        body = BODIES.get(code, b"")
+        for who in (None, wrong, USER):
+            reply = await server.ask(who, code, FIELDS, body)
+            if who is USER and code in OPEN_TO_USERS:
+                continue
+            assert reply.code == DENIED, (code, who, reply)
+            assert SECRET not in str(reply)
+        request = RemotingCommand.request(code, FIELDS, body)
+        Signer(USER)(request)
+        entries = {}
+        only_super = code not in RIGHTS
+        for need in needs_of(code, request):
+            kind, name = need.resources[0]
+            only_super = only_super or kind == "Node"
+            resource = f"{kind}:{name or book.cluster or '*'}"
+            before = entries.get(resource, PolicyEntry(resource=resource)).actions
+            entries[resource] = PolicyEntry(resource=resource, actions=[*before, need.actions[0]])
+        known = book.get("shop")
+        assert known is not None
+        if not only_super:
+            granted = replace_policies(known.user, entries)
+            book.replace({"shop": granted})
+            assert guard.check(code, request, Mock(peer="127.0.0.1:1", attachments={})) == "shop"
+            book.replace({"shop": replace_policies(known.user, {})})
+
+
+def replace_policies(user: object, entries: dict[str, PolicyEntry]) -> object:
+    import msgspec
+
+    return msgspec.structs.replace(user, policies={"Custom": entries})  # type: ignore[type-var]
+
+
+def test_every_code_of_a_broker_by_strangers_and_users(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with broker_with_users(tmp_path) as server:
+            assert (await server.create(USER)).code == 0
+            assert isinstance(server.service, BrokerService)
+            processors = server.service.endpoint.processors
+            codes = set(processors.handlers) | set(processors.raw_handlers)
+            assert codes >= {10, 11, 310, 320, 361, 3001, 200050} and codes <= set(RIGHTS)
+            await walk(server, codes)
+
+    play(test)
+
+
+def test_every_code_of_a_name_server_by_strangers_and_users() -> None:
+    async def test() -> None:
+        async with name_server_with_users() as server:
+            users = UserTable(Path("unused"))
+            table = {"shop": {"username": "shop", "password": USER.secret_key}}
+            body = json.dumps({"users": table}).encode()
+            names = {"brokerName": "broker-a", "clusterName": "DefaultCluster"}
+            for who, code in ((None, DENIED), (USER, DENIED), (NODE, 0)):
+                reply = await server.ask(who, RequestCode.BATON_PUT_USERS, names, body)
+                assert reply.code == code
+            assert users.rulebook is None and isinstance(server.service, NamesrvService)
+            codes = set(server.service._server._processors.handlers)
+            assert codes >= {103, 105, 318} and codes <= set(RIGHTS)
+            await walk(server, codes)
+
+    play(test)
+
+
+def test_a_user_sends_and_reads_with_its_rights_and_no_further(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with broker_with_users(tmp_path) as server:
+            await server.create(USER)
+            send = send_header("Orders", 0, {})
+            assert (await server.ask(USER, 310, send, b"x")).code == DENIED
+            assert (await server.grant(USER, ("Topic:Orders", "Pub"))).code == 0
+            assert (await server.ask(USER, 310, send, b"x")).code == 0
+            assert (await server.ask(USER, 310, send_header("Other", 0, {}), b"x")).code == DENIED
+            # the field of another code does not count
+            refused = await server.ask(USER, 310, send | {"topic": "Orders", "b": "Other"}, b"x")
+            assert refused.code == DENIED
+            # a replayed signature does not carry over to other fields
+            signed = RemotingCommand.request(310, send, b"x")
+            Signer(USER)(signed)
+            assert (await server.ask(None, 310, signed.ext, b"x")).code == 0
+            assert (await server.ask(None, 310, signed.ext, b"y")).code == DENIED
+
+    play(test)
+
+
+def test_a_change_of_rights_counts_at_once_on_open_connections(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with broker_with_users(tmp_path) as server:
+            await server.create(USER)
+            await server.grant(USER, ("Topic:Orders", "Pub"))
+            client = RemotingClient(sign=Signer(USER))
+            try:
+
+                async def code() -> int:
+                    request = RemotingCommand.request(310, send_header("Orders", 0, {}), b"x")
+                    return (await client.invoke(server.address, request, 5000)).code
+
+                assert [await code(), await code()] == [0, 0]
+                subject = {"subject": "User:shop", "resource": "Topic:Orders"}
+                assert (await server.ask(ADMIN, RequestCode.AUTH_DELETE_ACL, subject)).code == 0
+                assert await code() == DENIED
+                await server.grant(USER, ("*", "All"))
+                assert await code() == 0
+                named = {"username": "shop"}
+                off = b'{"userStatus":"disable"}'
+                assert (await server.ask(ADMIN, 3002, named, off)).code == 0
+                assert await code() == DENIED
+                assert (await server.ask(ADMIN, 3002, named, b'{"userStatus":"enable"}')).code == 0
+                assert await code() == 0
+                assert (await server.ask(ADMIN, 3003, named)).code == 0
+                assert await code() == DENIED
+            finally:
+                await client.close()
+
+    play(test)
+
+
+def test_the_codes_of_mqadmin(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with broker_with_users(tmp_path) as server:
+            assert (await server.create(USER)).code == 0
+            assert (await server.create(USER)).code == 0  # the same again, as for each replica
+            other = Credentials(access_key="shop", secret_key="another")
+            assert (await server.create(other)).code == DENIED
+            reply = await server.ask(ADMIN, 3004, {"username": "shop"})
+            assert json.loads(reply.body) == {
+                "username": "shop", "userType": "Normal", "userStatus": "enable",
+            }  # fmt: skip
+            assert (await server.ask(ADMIN, 3004, {"username": "none"})).body == b""
+            reply = await server.ask(ADMIN, 3005, {"filter": ""})
+            assert [each["username"] for each in json.loads(reply.body)] == ["admin", "shop"]
+            await server.grant(USER, ("Topic:a", "Pub,Sub"), ("Group:g*", "Sub"))
+            reply = await server.ask(ADMIN, 3009, {"subject": "User:shop"})
+            (policy,) = json.loads(reply.body)["policies"]
+            assert [each["resource"] for each in policy["entries"]] == ["Topic:a", "Group:g*"]
+            reply = await server.ask(ADMIN, 3010, {"resourceFilter": "Group"})
+            (acl,) = json.loads(reply.body)
+            assert acl["subject"] == "User:shop" and len(acl["policies"][0]["entries"]) == 1
+            # who may manage users may not make, change or delete a super user, nor itself one
+            await server.grant(USER, ("Cluster:*", "Get,Update"))
+            root = UserInfo(username="root", password="x", user_type="Super").encode()
+            assert (await server.ask(USER, 3001, {"username": "root"}, root)).code == DENIED
+            up = b'{"userType":"Super"}'
+            assert (await server.ask(USER, 3002, {"username": "shop"}, up)).code == DENIED
+            assert (await server.ask(USER, 3003, {"username": "admin"})).code == DENIED
+            reply = await server.ask(USER, 3005, {})
+            assert reply.code == 0
+            for code in (RequestCode.BATON_GET_USERS, RequestCode.VIEW_MESSAGE_BY_ID):
+                assert (await server.ask(USER, code, {"offset": "0"})).code == DENIED
+            reply = await server.ask(USER, RequestCode.BATON_WHO_AM_I)
+            assert json.loads(reply.body)["username"] == "shop"
+            for bad in ("a b", "x/y"):
+                body = UserInfo(password="p").encode()
+                refused = await server.ask(ADMIN, 3001, {"username": bad}, body)
+                assert refused.code == ResponseCode.INVALID_PARAMETER
+
+    play(test)
+
+
+def test_users_are_there_after_a_restart_and_secrets_in_no_answer_or_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with broker_with_users(tmp_path) as server:
+            await server.create(USER)
+            await server.grant(USER, ("Topic:Orders", "Pub"))
+            for code in (26, 28, 21, 201, 3004, 3005, 3010):
+                reply = await server.ask(ADMIN, code, {"username": "shop"})
+                assert reply.code == 0 and SECRET.encode() not in reply.body
+        async with broker_with_users(tmp_path) as server:
+            reply = await server.ask(USER, 310, send_header("Orders", 0, {}), b"x")
+            assert reply.code == 0
+
+    with caplog.at_level("DEBUG"):
+        play(test)
+    assert SECRET not in caplog.text
+    file = tmp_path / "config" / "users.json"
+    assert file.stat().st_mode & 0o777 == 0o600
+    lines = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
+    assert SECRET not in str(lines)
+    made = [line for line in lines if line["request"] == "AUTH_CREATE_USER (3001)"]
+    assert made[0]["user"] == "admin" and made[0]["result"] == "done"
+    assert made[0]["resource"] == "username=shop" and made[0]["peer"].startswith("127.0.0.1:")
+
+
+def test_the_audit_log_has_refusals_escaped_and_not_without_end(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with broker_with_users(tmp_path) as server:
+            odd = Credentials(access_key='a"\n{\u2028', secret_key="x")
+            for _ in range(20):
+                await server.ask(odd, 105, {"topic": "T\n"})
+
+    play(test)
+    lines = (tmp_path / "audit.log").read_bytes().split(b"\n")[:-1]
+    found = [json.loads(line) for line in lines]
+    refused = [line for line in found if line["result"].startswith("refused")]
+    assert 1 <= len(refused) < 20 and refused[0]["user"] == 'a"\n{\u2028'
+    assert all(line.isascii() for line in lines)
+
+
+def test_without_authentication_no_user_is_made(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with broker_with_users(tmp_path) as server:
+            await server.create(USER)
+        service = BrokerService(sections_of(tmp_path), lambda _: None)
+        await service.start()
+        try:
+            server = Server(service.address, service)
+            for code in (3001, 3004, 3005, 3010, RequestCode.BATON_GET_USERS):
+                reply = await server.ask(None, code, {"username": "x"}, b"{}")
+                assert reply.code == DENIED and "authenticationEnabled" in (reply.remark or "")
+            assert (await server.ask(None, 310, send_header("T", 0, {}), b"x")).code == 0
+        finally:
+            await service.close()
+
+    play(test)
+
+
+def test_a_member_relays_and_only_nodes_name_the_client(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with (
+            broker_with_users(tmp_path / "a") as member,
+            broker_with_users(tmp_path / "b") as master,
+        ):
+            assert isinstance(master.service, BrokerService)
+            assert isinstance(member.service, BrokerService)
+            for server in (member, master):
+                await server.create(USER)
+                await server.grant(USER, ("Topic:T", "Pub"))
+            path = master.service.path
+            path.acks.begin_epoch(7)
+            path.gate.opening(7)
+            path.gate.open()
+            member.service.relay.enabled = True
+            member.service.path.gate.fence()
+            member.service.path.gate.follow(7, master.address)
+            java = {"language": LanguageCode.JAVA}
+            send = send_header("T", 0, {})
+            assert (await member.ask(USER, 310, send, b"x", **java)).code == 0
+            assert (await member.ask(None, 310, send, b"x", **java)).code == DENIED
+            made = {"username": "late"}
+            body = UserInfo(username="late", password="p").encode()
+            assert (await member.ask(ADMIN, 3001, made, body, **java)).code == 0
+            assert "late" in master.service.tables.users
+            # a client that names another one's address is refused, with any rights
+            relayed = send | {RELAY_FIELD: "7@10.0.0.1:1"}
+            assert (await master.ask(ADMIN, 310, relayed, b"x")).code == DENIED
+
+    play(test)
+
+
+def test_name_servers_learn_users_from_the_master_of_each_group(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with (
+            name_server_with_users() as names,
+            broker_with_users(tmp_path, namesrv_addr=names.address) as server,
+        ):
+            assert isinstance(names.service, NamesrvService)
+            await until(lambda: bool(names.service.routes.members("broker-a")))
+            await server.create(USER)
+            await server.grant(USER, ("Topic:T", "Pub"))
+            await server.ask(USER, 310, send_header("T", 0, {}), b"x")
+
+            async def route(who: Credentials | None, topic: str = "T") -> int:
+                return (await names.ask(who, 105, {"topic": topic})).code
+
+            guard = names.service._guard
+            assert guard is not None
+            await until(lambda: (user := guard.user("shop")) and user.user.policies)
+            assert await route(USER) == 0
+            assert await route(None) == DENIED and await route(USER, "Other") == DENIED
+            assert await route(ADMIN, "Other") == ResponseCode.TOPIC_NOT_EXIST
+            await server.ask(ADMIN, 3003, {"username": "shop"})
+            await until(lambda: guard.user("shop") is None)
+            assert await route(USER) == DENIED
+
+    play(test)
+
+
+def test_a_slave_takes_the_table_over() -> None:
+    master, slave = UserTable(Path("unused")), UserTable(Path("unused"))
+    wrapper = UserWrapper.decode(
+        b'{"users":{"a":{"username":"a","password":"p","policies":'
+        b'{"Custom":{"Topic:T":{"resource":"Topic:T","actions":["Pub"],"decision":"Allow"}}}}}}'
+    )
+    assert master.replace_all(wrapper) and not master.replace_all(wrapper)
+    assert slave.replace_all(UserWrapper.decode(master.wrapper().encode()))
+    assert slave.table == master.table and slave.table["a"].policies["Custom"]
