@@ -34,9 +34,9 @@ async def user(
     user_status: str | None,
     password_file: str | None,
 ) -> None:
-    """List users; create, update or delete NAME, in every broker group.
+    """List users; create, update or delete NAME.
 
-    A password comes from --passwordFile, else from BATONMQ_NEW_PASSWORD, never from the command
+    In every broker group. A password comes from --passwordFile, else from BATONMQ_NEW_PASSWORD, never from the command
     line, which others can see.
 
     JSON: the users with username, userType, userStatus.
@@ -107,7 +107,7 @@ async def acl(
     source_ip: str | None,
     policy_type: str | None,
 ) -> None:
-    """List what users may do; add, change or delete an entry of USER; explain a decision.
+    """What users may do: list, change, explain.
 
     `create` and `update` do the same: an entry with an equal resource is replaced. `delete` without
     -r deletes all entries. `explain USER ACTION RESOURCE` says which entry decides, from the
@@ -219,7 +219,7 @@ def _user(name: str, users: list[UserInfo], acls: list[AclInfo]) -> User:
 
 @command("whoami")
 async def whoami(context: CommandContext) -> None:
-    """The user that signs here, as each broker group sees it.
+    """The user that signs here, as brokers see it.
 
     JSON: broker name to username, userType, userStatus, peer.
     """
