@@ -36,8 +36,8 @@ async def user(
 ) -> None:
     """List users; create, update or delete NAME.
 
-    In every broker group. A password comes from --passwordFile, else from BATONMQ_NEW_PASSWORD, never from the command
-    line, which others can see.
+    In every broker group. A password comes from --passwordFile, else from BATONMQ_NEW_PASSWORD,
+    never from the command line, which others can see.
 
     JSON: the users with username, userType, userStatus.
     """
