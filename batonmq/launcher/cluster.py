@@ -238,7 +238,9 @@ class LocalCluster:
         return True
 
     def _new_admin(self, addresses: str | Sequence[str]) -> Admin:
-        return Admin(addresses, client_options=ClientOptions(tls=self.layout.client_tls))
+        layout = self.layout
+        options = ClientOptions(tls=layout.client_tls, credentials=layout.credentials)
+        return Admin(addresses, client_options=options)
 
     async def _ask_only(self, name_servers: Sequence[NameServerNode]) -> None:
         """Points `admin` at these."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from batonmq.auth.signature import Credentials
     from batonmq.runtime.tls import ClientTls, Mode
 
 CLUSTER_NAME: Final = "DefaultCluster"
@@ -28,7 +29,17 @@ LEAST_WATCHDOG_S: Final = 1.0
 MAX_BROKERS: Final = 26
 HOST: Final = "127.0.0.1"
 PYTHON_SUFFIX: Final = ".python"
-SECTIONS: Final = ("namesrv", "controller", "broker", "store", "ha", "replicas", "metrics", "tls")
+SECTIONS: Final = (
+    "namesrv",
+    "controller",
+    "broker",
+    "store",
+    "ha",
+    "replicas",
+    "metrics",
+    "tls",
+    "auth",
+)
 
 Settings = Mapping[str, Mapping[str, object]]
 
@@ -207,6 +218,17 @@ class Layout:
         trust = str(self.tls_folder / "ca.pem")
         return ClientTls(trust_cert_path=trust, cert_path=admin, key_path=admin)
 
+    @property
+    def credentials(self) -> Credentials | None:
+        """With what its supervisor signs. Raises ValueError for settings that are wrong."""
+        settings = self.overrides.get("auth", {})
+        if not settings.get("authenticationEnabled"):
+            return None
+        from batonmq.auth.config import AuthConfig
+
+        node = str(settings.get("innerClientAuthenticationCredentials", ""))
+        return AuthConfig(inner_client_authentication_credentials=node).node
+
     def replicas_of(self, group: str) -> tuple[BrokerNode, ...]:
         return tuple(broker for broker in self.brokers if broker.group == group)
 
@@ -360,6 +382,8 @@ def config_of(layout: Layout, node: Node) -> dict[str, dict[str, object]]:
         }
     if layout.secure != "disabled" or "tls" in layout.overrides:
         sections["tls"] = _tls_of(layout, node)
+    if "auth" in layout.overrides:
+        sections["auth"] = {}
     for section, values in layout.overrides.items():
         if section in sections:
             sections[section].update(values)

@@ -17,7 +17,7 @@ import org.apache.rocketmq.remoting.protocol.heartbeat.MessageModel;
 public final class Consume {
     public static void main(String[] args) throws Exception {
         String topic = args[2];
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args[1]);
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args[1], Acl.hook());
         consumer.setNamesrvAddr(args[0]);
         consumer.setInstanceName(args[5]);
         consumer.setPollNameServerInterval(1000);

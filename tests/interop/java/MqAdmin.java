@@ -22,7 +22,7 @@ public final class MqAdmin {
             System.setOut(new PrintStream(output, true, "UTF-8"));
             System.setErr(new PrintStream(error, true, "UTF-8"));
             try {
-                MQAdminStartup.main0(line.isEmpty() ? new String[0] : line.split("\t"), null);
+                MQAdminStartup.main0(line.isEmpty() ? new String[0] : line.split("\t"), Acl.hook());
             } catch (Throwable thrown) {
                 thrown.printStackTrace();
             } finally {

@@ -20,7 +20,7 @@ public final class Produce {
     private static int count;
 
     public static void main(String[] args) throws Exception {
-        producer = new DefaultMQProducer("java-producer");
+        producer = new DefaultMQProducer("java-producer", Acl.hook());
         producer.setNamesrvAddr(args[0]);
         producer.setSendMsgTimeout(10_000);
         producer.start();
