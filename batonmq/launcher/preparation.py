@@ -208,4 +208,5 @@ def write_configs(layout: Layout) -> None:
         node.pid_file.parent.mkdir(parents=True, exist_ok=True)
         node.data_dir.mkdir(parents=True, exist_ok=True)
         node.python_file.unlink(missing_ok=True)  # a new start is of this installation
+        node.config.touch(0o600)  # the section auth has secrets
         node.config.write_text(yaml.safe_dump(config_of(layout, node), sort_keys=False))
