@@ -382,11 +382,9 @@ def config_of(layout: Layout, node: Node) -> dict[str, dict[str, object]]:
         }
     if layout.secure != "disabled" or "tls" in layout.overrides:
         sections["tls"] = _tls_of(layout, node)
-    if "auth" in layout.overrides:
-        sections["auth"] = {}
     for section, values in layout.overrides.items():
-        if section in sections:
-            sections[section].update(values)
+        if section in sections or section == "auth":
+            sections.setdefault(section, {}).update(values)
     return sections
 
 
