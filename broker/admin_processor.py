@@ -186,7 +186,8 @@ class AdminProcessor:
         for topic in sorted(store.queries.topics()):
             await asyncio.sleep(0)
             is_known = self._topics.get(topic) is not None or is_system_topic(topic)
-            if not is_known and topic not in store.deleting_topics:
+            is_gone = topic in store.deleting_topics or topic not in store.queries.topics()
+            if not is_known and not is_gone:
                 self._require_writable()
                 end = self._topics.delete_topic(topic)
                 await self._path.wait_confirmed(end, f"deletion of unused topic {topic}")

@@ -168,8 +168,7 @@ class BrokerService:
         checks = PullChecks(
             topics, clients, self.filters, broker, lambda: path.gate.refusal is None
         )
-        damaged = self.replication.on_damage
-        self.pull = PullProcessor(path, checks, offsets, broker, damaged=damaged, relay=self.relay)
+        self.pull = PullProcessor(path, checks, offsets, broker, relay=self.relay)
         sightings = ConsumerSightings(clients)
         self.clients = ClientProcessor(clients, topics, path, self.filters, sightings, broker)
         self.consumer_lists = ConsumerLists(
@@ -230,7 +229,7 @@ class BrokerService:
     def _register_pop(self, processors: Processors) -> None:
         path, topics, popped = self.path, self.topics, self.waiting.pop
         broker = self.config.broker
-        self.pop = PopProcessor(path, topics, popped, broker, self.replication.on_damage)
+        self.pop = PopProcessor(path, topics, popped, broker)
         self.pull.on_reset = popped.reset
         self.pop.register(processors)
         AckProcessor(path, topics, popped).register(processors)

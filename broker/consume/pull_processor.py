@@ -94,10 +94,8 @@ class PullProcessor:
         offsets: ConsumerOffsetManager,
         config: BrokerConfig,
         *,
-        damaged: Callable[[str], None],
         relay: Relay,
     ) -> None:
-        """`damaged` is called with the fault when a read finds a bad record."""
         self._store = path.store
         self._stats = path.stats
         self._checks = checks
@@ -108,7 +106,6 @@ class PullProcessor:
         self._gate = path.gate
         self._clock_ms = path.clock_ms
         self._config = config
-        self._damaged = damaged
         self._relay = relay
         self._hold: PullHold[Pull] = PullHold()
         # Queues with more woken pulls than one turn answers.
@@ -344,8 +341,6 @@ class PullProcessor:
             result = self._read(pull, offset)
         except CorruptLogError as exc:
             log.error("corrupt_record_not_served file=%s offset=%d", exc.file, exc.offset)
-            if not self._store.trust.reason and (fault := self._store.trust.fault_at(exc.offset)):
-                self._damaged(fault)  # a replica that has the whole record should lead (G8)
             pull.channel.write(refusal(pull.opaque, ResponseCode.SYSTEM_ERROR, str(exc)))
             return
         code = self._code(pull, offset, result)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Final, cast
 
 from batonmq.broker.config import BrokerConfig
@@ -48,14 +47,12 @@ class PopProcessor:
         topics: TopicService,
         service: PopService,
         config: BrokerConfig,
-        damaged: Callable[[str], None],
     ) -> None:
         self._path = path
         self._service = service
         self._topics = topics
         self._checks = PopChecks(topics, config)
         self._reader = PopReader(path.store, topics, service, config)
-        self._damaged = damaged
         self._hold = PopHold()
         self._next_slice: asyncio.Handle | None = None
         self.messages_total = 0
@@ -132,9 +129,6 @@ class PopProcessor:
             found = self._look(pop, walk)
         except CorruptLogError as exc:
             log.error("corrupt_record_not_served file=%s offset=%d", exc.file, exc.offset)
-            trust = self._path.store.trust
-            if not trust.reason and (fault := trust.fault_at(exc.offset)):
-                self._damaged(fault)
             self._refuse(pop, exc)
         except BatonError as exc:
             self._refuse(pop, exc)

@@ -21,6 +21,7 @@ from batonmq.protocol.bodies import (
     SubscriptionGroupConfig,
 )
 from batonmq.protocol.codes import READ_REPLICA_FIELD, ResponseCode
+from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.records.codec import decode_records
 from batonmq.remoting.command import RemotingCommand
 from batonmq.store.queries import StoreQueries
@@ -275,8 +276,8 @@ def test_g8_a_bad_record_is_not_served_and_reported_once(tmp_path: Path) -> None
         await rig.pull()
 
     async def read(rig: Rig) -> None:
-        told: list[str] = []
-        rig.service.pull._damaged = told.append
+        told: list[CorruptLogError] = []
+        rig.service.store.scrub._on_found = told.append  # a whole replica should lead
         assert bodies(await rig.pull(count=1)) == [b"good"]
         for _ in range(2):
             refused = await rig.pull(offset=1)

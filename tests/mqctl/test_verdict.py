@@ -224,7 +224,7 @@ def test_the_first_three_lines_say_state_cause_and_command(mqctl: Run, folders: 
     ran = mqctl("verdict", *map(str, folders))
     state, cause, do, *rest = ran.out.splitlines()
     assert state.startswith("degraded: log-middle-damaged") and ran.code == 3
-    assert cause.startswith("cause: ") and rest
+    assert cause.startswith("cause:") and rest
     assert any("moveAside" in line for line in ran.out.splitlines()), do
     shown = [line for line in ran.out.splitlines() if not line.startswith(("next:", "  "))]
     assert max(map(len, shown)) <= 80

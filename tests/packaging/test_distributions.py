@@ -19,6 +19,7 @@ LINKED = {
     "replicas_manager", "spark",
 }  # fmt: skip
 OWN = {
+    "auth",
     "client",
     "ha",
     "history",

@@ -143,7 +143,7 @@ def test_a_store_that_is_no_master_takes_no_puts(rig):
 
 
 def test_a_full_disk_refuses_the_put_and_leaves_the_log_whole(rig, monkeypatch):
-    """R26: segments are allocated before use, so a full disk is an error of one put."""
+    """R26, R45: segments are allocated before use, so a full disk refuses puts and breaks none."""
     store = rig.open_master()
     monkeypatch.setattr(store.log, "preallocate_next", lambda: None)
     end = rig.put_confirmed(store, bytes(5000))
@@ -156,8 +156,11 @@ def test_a_full_disk_refuses_the_put_and_leaves_the_log_whole(rig, monkeypatch):
     with pytest.raises(PutRefused, match="No space left"):
         rig.put(store, bytes(5000))
     assert store.end_turn() == end
-    assert rig.put(store, b"small").physical_offset == end
+    with pytest.raises(PutRefused, match="No space left"):
+        rig.put(store, b"small")
     monkeypatch.setattr(disk, "posix_fallocate", real)
+    store.checkpoints.flush_derived()
+    assert rig.put(store, b"small").physical_offset == end
     assert rig.put(store, bytes(5000)).queue_offset == 2
     store.advance_confirm_offset(store.end_turn())
     assert [len(body) for body in rig.read_bodies(store)] == [5000, 5, 5000]
