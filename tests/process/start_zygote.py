@@ -20,14 +20,14 @@ from batonmq.broker.main import SECTIONS as BROKER_SECTIONS
 from batonmq.broker.main import serve as serve_broker
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.main import serve as serve_controller
-from batonmq.namesrv.config import NamesrvConfig
+from batonmq.namesrv.main import SECTIONS as NAMESRV_SECTIONS
 from batonmq.namesrv.main import serve as serve_namesrv
 from batonmq.runtime.server_main import run_server
 
 SERVERS: dict[str, tuple[Any, Any]] = {
     "broker": (BROKER_SECTIONS, serve_broker),
     "controller": ({"controller": ControllerConfig}, serve_controller),
-    "namesrv": ({"namesrv": NamesrvConfig, "controller": ControllerConfig}, serve_namesrv),
+    "namesrv": (NAMESRV_SECTIONS, serve_namesrv),
 }
 PR_SET_PDEATHSIG = 1
 
