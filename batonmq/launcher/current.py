@@ -7,6 +7,8 @@ that `mqctl` finds it from any folder. It is a hint, and left out if the home ca
 from __future__ import annotations
 
 import logging
+import os
+import shlex
 from pathlib import Path
 
 from batonmq.runtime.durable_file import show_file
@@ -19,11 +21,13 @@ def serves(pid_file: Path) -> int | None:
     pid, and a server's command line names its pid file."""
     try:
         pid = int(pid_file.read_text())
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        words = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).rstrip("\0").split("\0")
+        if len(words) == 1:  # forked with its modules loaded: its title is its command line
+            words = shlex.split(words[0])
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, ValueError):
         return None
-    return pid if str(pid_file).encode() in command.split(b"\0") and state != "Z" else None
+    return pid if str(pid_file) in words and state != "Z" else None
 
 
 def hint_file() -> Path | None:

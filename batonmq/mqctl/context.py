@@ -20,6 +20,7 @@ from batonmq.mqctl.target import Target, TargetError, target_here
 if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
     from batonmq.client.admin.controller_admin import ControllerAdmin
+    from batonmq.client.instance.connections import ClientOptions
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -103,14 +104,18 @@ class CommandContext:
         async with self._open(self.target.name_servers) as admin:
             yield admin, admin.controller(controllers)
 
-    def _open(self, name_servers: tuple[str, ...]) -> Admin:
-        from batonmq.client.admin import admin
+    @property
+    def client_options(self) -> ClientOptions:
+        """For every client that a command opens: with the TLS and the user of the target."""
         from batonmq.client.instance.connections import ClientOptions
 
+        return ClientOptions(tls=self.target.tls, credentials=self.target.credentials)
+
+    def _open(self, name_servers: tuple[str, ...]) -> Admin:
+        from batonmq.client.admin import admin
+
         return admin.Admin(
-            name_servers,
-            timeout_ms=self.timeout_ms,
-            client_options=ClientOptions(tls=self.target.tls, credentials=self.target.credentials),
+            name_servers, timeout_ms=self.timeout_ms, client_options=self.client_options
         )
 
     def complain(self, text: str) -> None:

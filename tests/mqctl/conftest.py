@@ -158,6 +158,7 @@ class FakeCluster:
     def __post_init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.dead: set[str] = set()
+        self.refuses: set[str] = set()
         self.masters = {MASTER}
         self.out_of_sight = ""
         self.opened: dict[str, object] = {}
@@ -270,6 +271,8 @@ class FakeAdmin:
     def _check(self, address: str) -> None:
         if address in self.fake.dead:
             raise ConnectError(address, "Connection refused")
+        if address in self.fake.refuses:
+            raise ResponseError(16, "shop lacks Get", address)
 
     async def cluster_info(self) -> ClusterInfo:
         return self.fake.info

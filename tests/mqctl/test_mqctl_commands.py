@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from batonmq.client.admin.types import TopicChanges
+from batonmq.client.instance.connections import ClientOptions
 from batonmq.protocol.bodies import ReplicaIdentity
+from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageQueue
 
 NS = "10.0.0.1:9876"
@@ -647,6 +649,39 @@ def producer(monkeypatch: pytest.MonkeyPatch) -> type[FakeProducer]:
     FakeProducer.sent = []
     monkeypatch.setattr(batonmq.client.producer.producer, "Producer", FakeProducer)
     return FakeProducer
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sendMessage -t T -p x",
+        "consumeMessage -t T",
+        "tail T",
+        "queryMsgByOffset -t T -b broker-a -i 0 -o 0",
+        "bench T --seconds 1",
+        "dlq show g",
+        "dlq resend g --yes",
+    ],
+)
+def test_every_client_that_a_command_opens_signs(
+    mqctl: Run, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    import batonmq.client.consumer.pull_consumer
+    import batonmq.client.producer.producer
+
+    opened = []
+
+    def open_client(*_: Any, client_options: ClientOptions, **__: Any) -> None:
+        opened.append(client_options)
+        raise BatonError("that is enough")
+
+    monkeypatch.setattr(batonmq.client.producer.producer, "Producer", open_client)
+    monkeypatch.setattr(batonmq.client.consumer.pull_consumer, "PullConsumer", open_client)
+    monkeypatch.setenv("BATONMQ_ACCESS_KEY", "shop")
+    monkeypatch.setenv("BATONMQ_SECRET_KEY", "a long secret")
+    ran = mqctl(*line.split())
+    assert ran.code == 1 and "that is enough" in ran.err, ran.err
+    assert [each.credentials.access_key for each in opened if each.credentials] == ["shop"]
 
 
 def test_send_message_is_a_send_result(mqctl: Run, producer: type[FakeProducer]) -> None:

@@ -432,3 +432,10 @@ def test_without_a_leader_it_is_said_what_goes_on_and_what_does_not(
     assert "masters continue to take writes" in problem and "none that fails is replaced" in problem
     assert sick.state == "degraded"
     assert replace(sick, routes=ClusterInfo(), replicas=BrokerReplicasInfo()).state == "down"
+
+
+def test_a_verdict_by_a_user_that_may_not_ask_calls_no_node_hung(mqctl: Run, fake: Any) -> None:
+    fake.refuses.add(MASTER)
+    ran = mqctl("verdict")
+    assert ran.code == 1 and "shop lacks Get" in ran.err and "mqctl verdict DIR" in ran.err
+    assert "hung" not in ran.out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from batonmq.launcher import current
+from batonmq.launcher.current import serves
 from batonmq.mqctl.target import TargetError, find_target
 
 
@@ -218,3 +220,26 @@ def test_a_context_names_a_cluster_and_is_chosen_by_the_environment(
     assert mqctl("contexts", "--remove").code == 2
     assert mqctl("contexts", "nope", "--remove").code == 1
     assert mqctl("contexts", "prod", "--remove", "--json").json == {}
+
+
+@pytest.mark.parametrize("is_forked", [False, True])
+def test_a_server_is_known_by_its_pid_file_however_it_was_started(
+    tmp_path: Path, is_forked: bool
+) -> None:
+    """A forked one has a title in place of its command line."""
+    pid_file = tmp_path / "a folder" / "broker-0.pid"
+    pid_file.parent.mkdir()
+    title = shlex.join(["python", "-m", "server", "--pid-file", str(pid_file)])
+    code = "import setproctitle, sys\n"
+    code += f"setproctitle.setproctitle({title!r})\n" if is_forked else ""
+    code += "print(flush=True); sys.stdin.read()"
+    argv = [sys.executable, "-c", code, *([] if is_forked else ["--pid-file", str(pid_file)])]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        pid_file.write_text(f"{process.pid}\n")
+        assert serves(pid_file) == process.pid
+        assert serves(tmp_path / "broker-1.pid") is None
+        pid_file.with_name("broker-1.pid").write_text(f"{process.pid}\n")
+        assert serves(pid_file.with_name("broker-1.pid")) is None, "another server has that pid"
+        process.communicate()
+    assert serves(pid_file) is None

@@ -44,7 +44,10 @@ async def bench(
     options = producer.ProducerOptions(send_timeout_ms=context.timeout_ms)
     load = BenchLoad(topic, bytes(size), rate)
     async with producer.Producer(
-        GROUP, name_servers=context.name_servers, options=options
+        GROUP,
+        name_servers=context.name_servers,
+        options=options,
+        client_options=context.client_options,
     ) as sender:
         await load.run(sender, parallel, seconds)
     _show(context, load.document())

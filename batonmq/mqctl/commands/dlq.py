@@ -96,7 +96,7 @@ async def _dead_letters(
 
     found: list[MessageExt] = []
     async with pull_consumer.PullConsumer(
-        CONSUMER_GROUP, name_servers=context.name_servers
+        CONSUMER_GROUP, name_servers=context.name_servers, client_options=context.client_options
     ) as consumer:
         reader = MessageReader(consumer, 0, LONG_MAX, context.timeout_ms)
         for queue in await consumer.fetch_queues(dlq_topic(group), timeout_ms=context.timeout_ms):
@@ -142,7 +142,10 @@ async def _resend(
     sent: list[str] = []
     options = producer.ProducerOptions(send_timeout_ms=context.timeout_ms)
     async with producer.Producer(
-        PRODUCER_GROUP, name_servers=context.name_servers, options=options
+        PRODUCER_GROUP,
+        name_servers=context.name_servers,
+        options=options,
+        client_options=context.client_options,
     ) as sender:
         for letter, message in whole:
             if message is None:

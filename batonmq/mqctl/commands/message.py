@@ -65,7 +65,10 @@ async def send_message(
     message.properties.update(map(_property, properties))
     options = producer.ProducerOptions(send_timeout_ms=context.timeout_ms)
     async with producer.Producer(
-        PRODUCER_GROUP, name_servers=context.name_servers, options=options
+        PRODUCER_GROUP,
+        name_servers=context.name_servers,
+        options=options,
+        client_options=context.client_options,
     ) as sender:
         selector = _on_broker(broker, queue_id) if broker is not None else None
         result = await sender.send(message, selector=selector)
@@ -166,7 +169,7 @@ async def consume_message(
     from batonmq.client.consumer import pull_consumer
 
     async with pull_consumer.PullConsumer(
-        consumer_group, name_servers=context.name_servers
+        consumer_group, name_servers=context.name_servers, client_options=context.client_options
     ) as consumer:
         queues = _wanted(
             await consumer.fetch_queues(topic, timeout_ms=context.timeout_ms), broker_name, queue_id
@@ -285,7 +288,7 @@ async def tail(
     if follow:
         context.interval_s = TAIL_S  # ctrl-C is the usual end
     async with pull_consumer.PullConsumer(
-        CONSUMER_GROUP, name_servers=context.name_servers
+        CONSUMER_GROUP, name_servers=context.name_servers, client_options=context.client_options
     ) as consumer:
         reader = MessageReader(consumer, since_ms or 0, LONG_MAX, context.timeout_ms)
         read: dict[MessageQueue, int] = {}
@@ -426,7 +429,7 @@ async def query_msg_by_offset(
     from batonmq.protocol.codes import LONG_MAX
 
     async with pull_consumer.PullConsumer(
-        CONSUMER_GROUP, name_servers=context.name_servers
+        CONSUMER_GROUP, name_servers=context.name_servers, client_options=context.client_options
     ) as consumer:
         queues = await consumer.fetch_queues(topic, timeout_ms=context.timeout_ms)
         (queue,) = _wanted(queues, broker_name, queue_id)

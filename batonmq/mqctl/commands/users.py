@@ -219,18 +219,13 @@ def _user(name: str, users: list[UserInfo], acls: list[AclInfo]) -> User:
 
 @command("whoami")
 async def whoami(context: CommandContext) -> None:
-    """The user that signs here, as brokers see it.
+    """The user that signs here, as name servers see it: any user may ask them.
 
-    JSON: broker name to username, userType, userStatus, peer.
+    JSON: name server to username, userType, userStatus, peer.
     """
     async with context.admin() as admin:
-        masters = await admin.cluster.masters()
-        answers = await context.ask_each(masters.values(), admin.users.who_am_i)
-    seen = {
-        name: {**plain(answers[at][0]), "peer": answers[at][1]}
-        for name, at in masters.items()
-        if at in answers
-    }
+        answers = await context.ask_each(context.name_servers, admin.users.who_am_i)
+    seen = {at: {**plain(user), "peer": peer} for at, (user, peer) in answers.items()}
     if context.out.as_json:
         context.out.document(seen)
         return
@@ -238,4 +233,4 @@ async def whoami(context: CommandContext) -> None:
         [name, one.get("username", ""), one.get("userType", ""), one["peer"]]
         for name, one in seen.items()
     ]
-    context.out.table(["Broker", "User", "Type", "From"], rows)
+    context.out.table(["Name server", "User", "Type", "From"], rows)

@@ -24,7 +24,7 @@ from batonmq.mqctl.verdict.evidence import (
 )
 from batonmq.mqctl.verdict.files import due_ms
 from batonmq.mqctl.verdict.gather import SYSTEM_GROUPS, groups_of
-from batonmq.protocol.codes import MASTER_ID
+from batonmq.protocol.codes import MASTER_ID, ResponseCode
 from batonmq.protocol.errors import BatonError
 
 if TYPE_CHECKING:
@@ -45,8 +45,14 @@ async def ask(
     timeout_ms: int,
 ) -> Evidence:
     """The evidence with what answers now. `controller` None: a cluster without controllers.
-    `timeout_ms`: of one answer."""
+    `timeout_ms`: of one answer. Raises BatonError if the user may not ask."""
     found = await (poll_classic(admin) if controller is None else poll(admin, controller, expected))
+    for why in filter(None, (*found.name_servers.values(), *found.brokers.values())):
+        if ResponseCode.NO_PERMISSION.name in why:  # who answers so is not hung
+            raise BatonError(
+                f"{why}. With a user that may not ask the nodes only files can be judged:"
+                " mqctl verdict DIR..."
+            )
     sources: list[EvidenceSource] = []
     reports, routes, events, consumers = await asyncio.gather(
         _reports(admin, found),
