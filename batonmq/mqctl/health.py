@@ -24,7 +24,7 @@ from batonmq.protocol.bodies import (
     ReplicaIdentity,
     ReplicasInfo,
 )
-from batonmq.protocol.codes import MASTER_ID
+from batonmq.protocol.codes import MASTER_ID, ResponseCode
 from batonmq.protocol.errors import BatonError
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Findings:
             return [Problem.of(self.nowhere, is_down=True)]
         unreachable = bool(self.name_servers) and all(self.name_servers.values())
         found = [
-            Problem.of(f"name server {a}: {why}", _AWAY, is_down=unreachable)
+            Problem.of(f"name server {a}: {why}", _next_step(why), is_down=unreachable)
             for a, why in self.name_servers.items()
             if why
         ]
@@ -143,7 +143,7 @@ class Findings:
             found += self._log_problems()
         removed = {replica.broker_address for name in self.groups for replica in self.removed(name)}
         found += [
-            Problem.of(f"broker {a}: {why}", _AWAY, is_down=a in self.masters)
+            Problem.of(f"broker {a}: {why}", _next_step(why), is_down=a in self.masters)
             for a, why in self.brokers.items()
             if why and a not in removed
         ]
@@ -339,6 +339,7 @@ class Findings:
 _AWAY: Final = (
     "start it again, or see why it ended: mqctl timeline --since 10m, and its process.log"
 )
+_RIGHTS: Final = "a super user can allow it: mqctl acl create USER -r Cluster:* -a Get"
 
 
 def _node(address: str, why: str | None) -> dict[str, Any]:
@@ -377,6 +378,15 @@ def log_fields(answer: ControllerMetadata) -> dict[str, Any]:
 def no_cluster(why: str) -> Findings:
     """The findings where no cluster runs."""
     return Findings({}, {}, {}, ClusterInfo(), BrokerReplicasInfo(), nowhere=why)
+
+
+def may_not(why: str) -> bool:
+    """Whether a node answered that this user has no right to ask."""
+    return ResponseCode.NO_PERMISSION.name in why
+
+
+def _next_step(why: str) -> str:
+    return _RIGHTS if may_not(why) else _AWAY
 
 
 async def poll_classic(admin: Admin) -> Findings:

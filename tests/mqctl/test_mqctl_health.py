@@ -439,3 +439,4 @@ def test_a_verdict_by_a_user_that_may_not_ask_calls_no_node_hung(mqctl: Run, fak
     ran = mqctl("verdict")
     assert ran.code == 1 and "shop lacks Get" in ran.err and "mqctl verdict DIR" in ran.err
     assert "hung" not in ran.out
+    assert "mqctl acl create USER" in mqctl("health").out

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from batonmq.history.event import HistoryEvent
 from batonmq.history.fold import stories
 from batonmq.history.merge import merged
-from batonmq.mqctl.health import Findings, poll, poll_classic
+from batonmq.mqctl.health import Findings, may_not, poll, poll_classic
 from batonmq.mqctl.verdict.evidence import (
     BROKER,
     NAME_SERVER,
@@ -24,7 +24,7 @@ from batonmq.mqctl.verdict.evidence import (
 )
 from batonmq.mqctl.verdict.files import due_ms
 from batonmq.mqctl.verdict.gather import SYSTEM_GROUPS, groups_of
-from batonmq.protocol.codes import MASTER_ID, ResponseCode
+from batonmq.protocol.codes import MASTER_ID
 from batonmq.protocol.errors import BatonError
 
 if TYPE_CHECKING:
@@ -47,12 +47,7 @@ async def ask(
     """The evidence with what answers now. `controller` None: a cluster without controllers.
     `timeout_ms`: of one answer. Raises BatonError if the user may not ask."""
     found = await (poll_classic(admin) if controller is None else poll(admin, controller, expected))
-    for why in filter(None, (*found.name_servers.values(), *found.brokers.values())):
-        if ResponseCode.NO_PERMISSION.name in why:  # who answers so is not hung
-            raise BatonError(
-                f"{why}. With a user that may not ask the nodes only files can be judged:"
-                " mqctl verdict DIR..."
-            )
+    _require_rights(found)
     sources: list[EvidenceSource] = []
     reports, routes, events, consumers = await asyncio.gather(
         _reports(admin, found),
@@ -89,6 +84,15 @@ async def ask(
         health=found.state if is_live else "",
         start="" if is_live else evidence.start,
     )
+
+
+def _require_rights(found: Findings) -> None:
+    for why in filter(None, (*found.name_servers.values(), *found.brokers.values())):
+        if may_not(why):  # who answers so is not hung
+            raise BatonError(
+                f"{why}. With a user that may not ask the nodes only files can be judged:"
+                " mqctl verdict DIR..."
+            )
 
 
 async def _within(
