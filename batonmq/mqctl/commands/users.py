@@ -219,7 +219,9 @@ def _user(name: str, users: list[UserInfo], acls: list[AclInfo]) -> User:
 
 @command("whoami")
 async def whoami(context: CommandContext) -> None:
-    """The user that signs here, as name servers see it: any user may ask them.
+    """The user that signs here, as name servers see it.
+
+    Any user may ask them.
 
     JSON: name server to username, userType, userStatus, peer.
     """
