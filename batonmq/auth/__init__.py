@@ -1,1 +1,1 @@
-"""Who asks: the signatures of RocketMQ's ACL. `signature` is pure."""
+"""RocketMQ's ACL: who signed a request, whether that user may, and the audit log."""

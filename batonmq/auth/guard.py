@@ -68,7 +68,7 @@ class Guard:
 
     def user(self, name: str) -> KnownUser | None:
         """The user of that name, the nodes' one included."""
-        return next((user for book in self._books.values() if (user := book.get(name))), None)
+        return next((user for _, user in self._known(name)), None)
 
     def who_am_i(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
         """The sender, as this node sees it (request 60008)."""
@@ -157,22 +157,23 @@ class Guard:
                 else "the request is not signed: set accessKey and secretKey"
             )
             raise self._refusal(name, code, request, connection, why)
-        source = connection.peer.rpartition(":")[0].strip("[]")
-        if RELAY_FIELD in request.ext:
-            # It names the client, whose address policies may ask for: only nodes are believed.
-            if NODE not in connection.attachments:
-                why = f"{RELAY_FIELD} is taken from nodes only"
-                raise self._refusal(name, code, request, connection, why)
-            client = request.ext[RELAY_FIELD].partition("@")[2]
-            source = client.rpartition(":")[0].strip("[]")
+        # It names the client, whose address policies may ask for: only nodes are believed.
+        if RELAY_FIELD in request.ext and NODE not in connection.attachments:
+            why = f"{RELAY_FIELD} is taken from nodes only"
+            raise self._refusal(name, code, request, connection, why)
         if code == RequestCode.BATON_CONNECTION_ENDS and self.is_node(name):
             connection.attachments[NODE] = True
         if code in self._free_codes:
             return name
         if not self._config.authorization_enabled and code not in ALWAYS_CHECKED:
             return name
-        self._require_all(code, request, connection, found, source)
+        self._require_all(code, request, connection, found, _source(request, connection))
         return name
+
+    def _known(self, name: str) -> list[tuple[Rulebook, KnownUser]]:
+        """The users of that name, each with its book."""
+        books = self._books.values()
+        return [(book, user) for book in books if (user := book.get(name)) is not None]
 
     def _proven(self, name: str, request: RemotingCommand) -> list[tuple[Rulebook, KnownUser]]:
         """The users of that name whose secret the signature proves."""
@@ -181,9 +182,7 @@ class Guard:
             skipped = _RELAYED
         if request.version <= OLD_CLIENT and UNIQUE_KEY in request.ext:
             skipped = _NOT_SIGNED if RELAY_FIELD in request.ext else _SIGNATURE_ONLY | {UNIQUE_KEY}
-        known = [
-            (book, user) for book in self._books.values() if (user := book.get(name)) is not None
-        ]
+        known = self._known(name)
         if not known:  # it takes as long as for a user that there is
             self._unknown.proves(request.ext, request.body, skipped)
         return [
@@ -243,17 +242,11 @@ class Guard:
         if not self._config.authorization_enabled or request.code in self._free_codes:
             return
         name = request.ext.get(ACCESS_KEY, "")
-        found = [
-            (book, user)
-            for book in self._books.values()
-            if (user := book.get(name)) is not None and user.is_enabled
-        ]
+        found = [(book, user) for book, user in self._known(name) if user.is_enabled]
         if not found:
             raise self._refusal(name, request.code, request, connection, "unknown user")
-        source = connection.peer.rpartition(":")[0].strip("[]")
-        if RELAY_FIELD in request.ext:
-            source = request.ext[RELAY_FIELD].partition("@")[2].rpartition(":")[0].strip("[]")
         if not any(user.is_super for _, user in found):
+            source = _source(request, connection)
             self._require(request.code, request, connection, found, source, needs)
 
     def _decided(self, connection: Connection) -> set[tuple[str | int | None, ...]]:
@@ -280,6 +273,13 @@ class Guard:
 
     def close(self) -> None:
         self.audit.close()
+
+
+def _source(request: RemotingCommand, connection: Connection) -> str:
+    """The client's address without its port; behind a relay, the one that the relay names."""
+    relayed = request.ext.get(RELAY_FIELD)
+    address = connection.peer if relayed is None else relayed.partition("@")[2]
+    return address.rpartition(":")[0].strip("[]")
 
 
 def _subject(code: int, request: RemotingCommand) -> str:

@@ -89,7 +89,7 @@ class Target:
     tls: ClientTls | None = None
     """How its nodes are dialled; None: without TLS."""
     credentials: Credentials | None = None
-    """Who signs the requests; None: nobody."""
+    """The user that signs the requests; None: they are not signed."""
 
     def __str__(self) -> str:
         """Where a command goes, for people."""

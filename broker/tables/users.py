@@ -3,7 +3,7 @@
 A change is a record of the system topic `rmq_sys_BATON_USERS`, so it is replicated, confirmed and
 truncated as messages are, and a failover changes no decision. A master applies it at once, and
 answers when it is confirmed. What lies before a slave's first byte is fetched with the other
-tables. `config/users.json` has the secrets: a signature can only be checked by who knows them.
+tables. `config/users.json` has the secrets: a signature cannot be checked without them.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ class HeartbeatAnswers:
                     return
                 await asyncio.sleep(CONFIRM_AGAIN_MS / 1000)
         finally:
-            # Who still waits is answered "no leader": a broker without an answer waits in vain.
+            # Requests that still wait get "no leader"; without an answer a broker waits in vain.
             self._confirming = None
             self._answer_held(leading=False)
 

@@ -274,7 +274,7 @@ def _waiting(evidence: Evidence) -> Iterator[Finding]:
 
 
 UNCHECKED: Final = "transaction_not_checked "
-"""What a broker logs if nobody can be asked about a half message."""
+"""What a broker logs if no producer of the group is there to be asked about a half message."""
 
 
 def _topics_missing(evidence: Evidence) -> Iterator[Finding]:

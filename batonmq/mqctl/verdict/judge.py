@@ -127,8 +127,10 @@ INCIDENTS: Final[dict[str, Incident]] = {
     "dead-letters": Incident("messages were given up", (), NOTE),
     "timers-behind": Incident("timed messages wait unread"),
     "delays-stopped": Incident("delayed messages are not delivered", ("timers-behind",)),
-    "transactions-unchecked": Incident("nobody can say how transactions end", (), NOTE),
-    "transactions-given-up": Incident("transactions that nobody ended", (), NOTE),
+    "transactions-unchecked": Incident(
+        "no producer is there to say how transactions end", (), NOTE
+    ),
+    "transactions-given-up": Incident("transactions never got an outcome", (), NOTE),
 }
 """In the order in which causes are named."""
 
