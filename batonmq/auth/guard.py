@@ -156,6 +156,9 @@ class Guard:
                 if name
                 else "the request is not signed: set accessKey and secretKey"
             )
+            if name and len(self._books) == 1:
+                # Of a name server that has just started: the users come with the first master.
+                raise BrokerRefusal(ResponseCode.SERVICE_NOT_AVAILABLE, "no users are known yet")
             raise self._refusal(name, code, request, connection, why)
         # It names the client, whose address policies may ask for: only nodes are believed.
         if RELAY_FIELD in request.ext and NODE not in connection.attachments:

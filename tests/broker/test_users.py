@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -16,6 +17,14 @@ import uvloop
 from heartbeats import heartbeat
 from lone_broker import sections_of, send_header, until
 
+from batonmq import (
+    ClientOptions,
+    Message,
+    PopConsumer,
+    Producer,
+    TransactionProducer,
+    TransactionState,
+)
 from batonmq.auth.config import AuthConfig
 from batonmq.auth.policy import PolicyEntry, UserInfo, UserWrapper
 from batonmq.auth.rights import RIGHTS, needs_of
@@ -26,6 +35,7 @@ from batonmq.broker.tables.users import UserTable
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.service import NamesrvService
 from batonmq.protocol.codes import RELAY_FIELD, LanguageCode, RequestCode, ResponseCode
+from batonmq.protocol.errors import ResponseError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 
@@ -40,6 +50,7 @@ AUTH = AuthConfig(
 ADMIN = Credentials(access_key="admin", secret_key=f"{SECRET}-a")
 NODE = Credentials(access_key="node", secret_key=f"{SECRET}-n")
 USER = Credentials(access_key="shop", secret_key=f"{SECRET}-s")
+HALF = {"TRAN_MSG": "true", "PGROUP": "shops", "UNIQ_KEY": "half"}
 
 
 @dataclass
@@ -211,7 +222,8 @@ def test_every_code_of_a_name_server_by_strangers_and_users() -> None:
             table = {"shop": {"username": "shop", "password": USER.secret_key}}
             body = json.dumps({"users": table}).encode()
             names = {"brokerName": "broker-a", "clusterName": "DefaultCluster"}
-            for who, code in ((None, DENIED), (USER, DENIED), (NODE, 0)):
+            unknown = ResponseCode.SERVICE_NOT_AVAILABLE
+            for who, code in ((None, DENIED), (USER, unknown), (NODE, 0), (USER, DENIED)):
                 reply = await server.ask(who, RequestCode.BATON_PUT_USERS, names, body)
                 assert reply.code == code
             assert users.rulebook is None and isinstance(server.service, NamesrvService)
@@ -433,6 +445,126 @@ def test_name_servers_learn_users_from_the_master_of_each_group(tmp_path: Path) 
             await server.ask(ADMIN, 3003, {"username": "shop"})
             await until(lambda: guard.user("shop") is None)
             assert await route(USER) == DENIED
+
+    play(test)
+
+
+def test_transactions_and_pop_with_the_least_rights(tmp_path: Path) -> None:
+    """A producer has Pub on the topic, a consumer Sub on topic and group: a commit, the broker's
+    check of an undecided transaction, and a message that comes again from POP's retry topic."""
+    baristas = Credentials(access_key="baristas", secret_key="b")
+    thief = Credentials(access_key="thief", secret_key="t")
+
+    async def test() -> None:
+        async with (
+            name_server_with_users() as names,
+            broker_with_users(
+                tmp_path,
+                namesrv_addr=names.address,
+                transaction_time_out=100,
+                transaction_check_interval=100,
+            ) as server,
+        ):
+            assert isinstance(names.service, NamesrvService)
+            for who in (USER, baristas, thief):
+                await server.create(who)
+            await server.grant(USER, ("Topic:Orders", "Pub"))
+            await server.grant(baristas, ("Topic:Orders", "Sub"), ("Group:bar", "Sub"))
+            await server.grant(thief, ("Topic:Other", "All"), ("Group:bar", "Sub"))
+            guard = names.service._guard
+            assert guard is not None
+            await until(lambda: (user := guard.user("thief")) and user.user.policies)
+
+            def options(who: Credentials) -> dict[str, Any]:
+                client = ClientOptions(credentials=who)
+                return {"name_servers": names.address, "client_options": client}
+
+            checked = asyncio.Event()
+
+            def check(_: object) -> TransactionState:
+                checked.set()
+                return TransactionState.COMMIT
+
+            async with (
+                TransactionProducer("shops", check, **options(USER)) as producer,
+                PopConsumer("bar", **options(baristas)) as consumer,
+            ):
+                for state in (TransactionState.COMMIT, TransactionState.UNKNOWN):
+                    message = Message.of("Orders", state.name.encode())
+                    done = await producer.send_in_transaction(message, lambda _, s=state: s)
+                    assert done.ended == (state is TransactionState.COMMIT)
+                await checked.wait()
+                await consumer.subscribe("Orders")
+                found: dict[bytes, object] = {}
+                while len(found) < 2:
+                    for each in await consumer.receive("Orders", invisible_ms=60_000):
+                        found[each.body] = each
+                # who may read other topics only can do nothing with its handle
+                one, other = found.values()
+                handle = one.properties["POP_CK"]  # type: ignore[attr-defined]
+                named = {"consumerGroup": "bar", "topic": "Orders", "extraInfo": handle}
+                for code in (200050, 200051, 200053, 200054, 11, 361, 36):
+                    ask = named | {"group": "bar", "offset": "0"}
+                    if code == 36:
+                        place = str(one.physical_offset)  # type: ignore[attr-defined]
+                        ask |= {"offset": place, "delayLevel": "0"}
+                    assert (await server.ask(thief, code, ask)).code == DENIED, code
+                await consumer.ack(one)  # type: ignore[arg-type]
+                await consumer.change_invisible_time(other, 1)  # type: ignore[arg-type]
+                (again,) = await consumer.receive("Orders", timeout_ms=20_000)
+                assert again.body == other.body  # type: ignore[attr-defined]
+                await consumer.ack(again)
+            # a half message is ended by who may write to its topic, wherever it is named
+            half = RemotingCommand.request(310, send_header("Orders", 0, HALF), b"half")
+            client = RemotingClient(sign=Signer(USER))
+            sent = await client.invoke(server.address, half, 5000)
+            await client.close()
+            end = {
+                "producerGroup": "shops",
+                "tranStateTableOffset": sent.ext["queueOffset"],
+                "commitLogOffset": str(int(sent.ext["msgId"][-16:], 16)),
+                "commitOrRollback": "8",
+                "msgId": "half",
+            }
+            for more in ({}, {"topic": "Other"}):
+                reply = await server.ask(thief, RequestCode.END_TRANSACTION, end | more)
+                assert reply.code == DENIED, reply
+            assert (await server.ask(USER, RequestCode.END_TRANSACTION, end)).code == 0
+
+    play(test)
+
+
+def test_a_producer_without_rights_fails_at_once_and_says_why(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with (
+            name_server_with_users() as names,
+            broker_with_users(tmp_path, namesrv_addr=names.address) as server,
+        ):
+            await server.create(USER)
+            assert isinstance(names.service, NamesrvService)
+            guard = names.service._guard
+            assert guard is not None
+            await until(lambda: guard.user("shop") is not None)
+            wrong = Credentials(access_key="shop", secret_key="wrong")
+            for who, why in ((USER, "shop lacks Pub/Sub/Get on Topic:T"), (wrong, "not right")):
+                client = ClientOptions(credentials=who)
+                async with Producer(
+                    "p", name_servers=names.address, client_options=client
+                ) as producer:
+                    # far longer than `play` waits: it does not try again
+                    with pytest.raises(ResponseError, match=why):
+                        await producer.send(Message.of("T", b"x"), timeout_ms=600_000)
+
+    play(test)
+
+
+def test_a_name_server_that_knows_no_users_yet_asks_to_come_back() -> None:
+    async def test() -> None:
+        async with name_server_with_users() as names:
+            assert (await names.ask(USER, 105, {"topic": "T"})).code == (
+                ResponseCode.SERVICE_NOT_AVAILABLE
+            )
+            assert (await names.ask(None, 105, {"topic": "T"})).code == DENIED
 
     play(test)
 

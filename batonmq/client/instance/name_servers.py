@@ -100,7 +100,8 @@ class NameServers:
         suspects: Collection[str] = (),
         by_turns: bool = False,
     ) -> TopicRouteData:
-        """Raises NoRouteError if no server that replies has the topic, else NoNameServerError.
+        """Raises NoRouteError if no server that replies has the topic, ResponseError if they do not
+        let this user see it, else NoNameServerError.
 
         `suspects`: addresses that are probably no master any more. A reply that still names one as
         master, or that lacks the topic, is used only if no other server has a better one.
@@ -155,6 +156,8 @@ class NameServers:
             return
         if reply.code == ResponseCode.TOPIC_NOT_EXIST:
             answers.unknown_at.append(address)
+        elif reply.code == ResponseCode.NO_PERMISSION:
+            answers.refusal = ResponseError(reply.code, reply.remark, address)
         elif reply.code != ResponseCode.SUCCESS:
             answers.failures.append((address, f"code {reply.code} {reply.remark or ''}"))
         elif answers.take(TopicRouteData.decode(reply.body)):
@@ -199,6 +202,7 @@ class _RouteAnswers:
         self.best: TopicRouteData | None = None
         self._second_best: TopicRouteData | None = None
         self.unknown_at: list[str] = []
+        self.refusal: ResponseError | None = None
         self.failures: list[tuple[str, str]] = []
 
     @property
@@ -219,6 +223,8 @@ class _RouteAnswers:
             return data
         if self.unknown_at:
             raise NoRouteError(self.topic, self.unknown_at)
+        if self.refusal is not None:
+            raise self.refusal
         raise NoNameServerError(self.failures)
 
 

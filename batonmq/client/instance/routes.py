@@ -17,7 +17,7 @@ from batonmq.client.instance.topic_route import (
     route_for_new_topic,
     topic_route,
 )
-from batonmq.protocol.errors import BatonError
+from batonmq.protocol.errors import BatonError, ResponseError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime.clock import boot_ms
 from batonmq.runtime.turns import for_each
@@ -80,7 +80,8 @@ class RouteTable:
         """Fetches the route from the name servers; concurrent callers share one fetch.
 
         `suspects`: addresses that just failed as masters; a name server that names others wins.
-        Raises NoRouteError, NoNameServerError.
+        Raises NoRouteError, NoNameServerError; ResponseError if this user may not see a topic
+        whose route was never known.
         """
         return await self._fetched(topic, deadline_ms, suspects=suspects)
 
@@ -190,9 +191,15 @@ class RouteTable:
     async def _fetch(self, topic: str, suspects: frozenset[str], by_turns: bool) -> TopicRoute:
         connections = self._connections
         deadline_ms = boot_ms() + connections.options.request_timeout_ms
-        data = await connections.name_servers.route(
-            topic, deadline_ms=deadline_ms, suspects=suspects, by_turns=by_turns
-        )
+        try:
+            data = await connections.name_servers.route(
+                topic, deadline_ms=deadline_ms, suspects=suspects, by_turns=by_turns
+            )
+        except ResponseError as error:
+            if topic not in self._routes:
+                raise
+            # Who has a route keeps it: the refusal may be of a moment in which rights change.
+            raise NoNameServerError([(error.address, str(error))]) from error
         route = self._hints.applied_to(topic_route(topic, data), boot_ms())
         self._adopt(route)
         return route

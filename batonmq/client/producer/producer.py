@@ -143,7 +143,8 @@ class Producer(GroupMember):
         datetime with a time zone), to the millisecond; `recall` takes it back until then.
         A result whose `acknowledged` is false was stored but not confirmed by every replica that
         counts.
-        Raises MessageIllegalError, NoRouteError, NoNameServerError, SendFailedError; after a
+        Raises MessageIllegalError, NoRouteError, NoNameServerError, SendFailedError, and at once
+        ResponseError if this user may not see the topic; after a
         SendFailedError without a final reply the message may still be stored. ArgumentError for an
         argument of another type, or a queue of another topic.
         """

@@ -10,6 +10,7 @@ from batonmq.client.errors import NoNameServerError, NoRouteError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.client.producer.outgoing import NewTopic
+from batonmq.protocol.errors import ResponseError
 
 
 class PublishRoutes:
@@ -22,7 +23,7 @@ class PublishRoutes:
     async def get(self, topic: str, deadline_ms: int) -> TopicRoute:
         """The known route; of an unknown topic the template's.
 
-        Raises NoRouteError, NoNameServerError.
+        Raises NoRouteError, NoNameServerError, ResponseError.
         """
         template = self._templates.get(topic)
         if template is not None:
@@ -59,7 +60,7 @@ class PublishRoutes:
         # The topic is not created yet: the template topic has a route with the new master.
         try:
             return await self.get(topic, deadline_ms)
-        except (NoRouteError, NoNameServerError):
+        except (NoRouteError, NoNameServerError, ResponseError):
             self._templates[topic] = template
             return template
 
@@ -78,6 +79,6 @@ class PublishRoutes:
     async def _learn_created(self, topic: str) -> None:
         try:
             await self._client.routes.refresh(topic)
-        except (NoRouteError, NoNameServerError):
+        except (NoRouteError, NoNameServerError, ResponseError):
             return  # not registered yet; the next send that is stored tries again
         self._templates.pop(topic, None)

@@ -102,7 +102,8 @@ def retry_decision(code: int) -> RetryDecision:
 ADVICE_BY_CODE: dict[int, str] = {
     ResponseCode.MESSAGE_ILLEGAL: "the broker refuses the message as it is (size, properties, "
     "or a feature that it does not serve)",
-    ResponseCode.NO_PERMISSION: "the topic or the broker is not writable: see `mqctl topicRoute`",
+    ResponseCode.NO_PERMISSION: "the topic or the broker is not writable (see `mqctl topicRoute`),"
+    " or this user may not send to it (see `mqctl acl explain`)",
     ResponseCode.TOPIC_NOT_EXIST: "create the topic with `mqctl updateTopic`",
     ResponseCode.SERVICE_NOT_AVAILABLE: "no master answers: see `mqctl health`",
     ResponseCode.SYSTEM_BUSY: "only slaves or busy brokers answered: see `mqctl health`",

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 from unittest.mock import AsyncMock, Mock
 
+import pytest
+
+from batonmq.client.errors import NoNameServerError
 from batonmq.client.instance.master_calls import MasterCalls
 from batonmq.client.instance.name_servers import NameServers
+from batonmq.client.instance.routes import RouteTable
 from batonmq.protocol.bodies import TopicRouteData
-from batonmq.protocol.errors import ConnectError
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import ConnectError, ResponseError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime.clock import boot_ms
 
 
 class Remoting:
-    """Every server that is not `down` has the same route."""
+    """Every server that is not `down`, and does not refuse, has the same route."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.down: set[str] = set()
+        self.refusing: set[str] = set()
 
     async def invoke(
         self, address: str, request: RemotingCommand, timeout_ms: float
@@ -26,6 +34,8 @@ class Remoting:
         self.asked.append(address)
         if address in self.down:
             raise ConnectError(address, "refused")
+        if address in self.refusing:
+            return RemotingCommand.response_to(request, ResponseCode.NO_PERMISSION, "no such user")
         return RemotingCommand.response_to(request, body=TopicRouteData().encode())
 
 
@@ -68,3 +78,29 @@ def test_only_a_silence_that_is_not_meant_has_all_name_servers_asked() -> None:
 
     assert asyncio.run(asked(1)) == "one"
     assert asyncio.run(asked(None)) == "all"
+
+
+def test_a_refusal_is_final_unless_another_server_answers_or_the_route_is_known() -> None:
+    async def scenario() -> None:
+        remoting = Remoting()
+        servers = NameServers(("h:1", "h:2", "h:3"), remoting)  # type: ignore[arg-type]
+        remoting.down, remoting.refusing = {"h:1"}, {"h:2"}
+        await servers.route("T", deadline_ms=boot_ms() + 60_000)
+        remoting.refusing.add("h:3")
+        remoting.asked.clear()
+        options = Mock(request_timeout_ms=60_000)
+        routes = RouteTable(Mock(name_servers=servers, options=options, spawn=spawn), Mock())
+        with pytest.raises(ResponseError, match="no such user"):
+            await routes.refresh("T")
+        assert sorted(remoting.asked) == ["h:1", "h:2", "h:3"], "each once"
+        remoting.refusing.clear()
+        route = await routes.refresh("T")
+        remoting.refusing = {"h:2", "h:3"}
+        with pytest.raises(NoNameServerError, match="NO_PERMISSION"):
+            await routes.refresh("T")
+        assert await routes.get("T") == route
+
+    def spawn(work: Coroutine[Any, Any, Any], **_: object) -> asyncio.Task[Any]:
+        return asyncio.ensure_future(work)
+
+    asyncio.run(scenario())
