@@ -53,6 +53,8 @@ class Child:
     listeners: list[socket.socket] = field(default_factory=list)
     """Held for it while it is away for a moment, so that no connection is refused."""
     hung: bool = False
+    leaving: bool = False
+    """It is being removed, and not started again."""
     pauses: Backoff = field(default_factory=lambda: Backoff(RESPAWN_FIRST_MS, RESPAWN_MAX_MS))
 
 
@@ -92,7 +94,7 @@ class Children:
         self.by_name = {
             node.name: Child(node, node.data_dir / "process.log") for node in layout.nodes
         }
-        self._layout = layout
+        self.layout = layout
         self._changed = changed
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self.respawn = respawn
@@ -113,6 +115,30 @@ class Children:
             self._watching = asyncio.create_task(self._watch_loops(), name="watch-loops")
         self._rotating = asyncio.create_task(self._rotate_logs(), name="rotate-logs")
         await asyncio.gather(*(self.start(name) for name in self.by_name))
+
+    async def add(self, node: Node) -> None:
+        """Starts one process more. Raises OSError."""
+        # A new mapping: loops that wait within an iteration hold the one before.
+        self.by_name = {**self.by_name, node.name: Child(node, node.data_dir / "process.log")}
+        try:
+            await self.start(node.name)
+        except OSError:
+            self._forget(node.name)
+            raise
+
+    async def remove(self, name: str) -> None:
+        """Ends one process for good."""
+        child = self.by_name[name]
+        child.leaving = True
+        await self.stop(name)
+        while not (watcher := self._watchers[name]).done():
+            await asyncio.wait({watcher}, timeout=ADOPT_POLL_S)
+            await self.stop(name)  # it may have been within its start
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self.by_name = {each: child for each, child in self.by_name.items() if each != name}
+        self._watchers.pop(name, None)
 
     async def start(self, name: str) -> None:
         """Starts one process. Its output goes to `process.log` in its data folder."""
@@ -136,7 +162,7 @@ class Children:
         """None of one that is not started again. Where a port is taken, its own start says so."""
         if not child.listeners and self.respawn(child.node.name):
             with contextlib.suppress(OSError):
-                for host, port in held_addresses(self._layout, child.node):
+                for host, port in held_addresses(self.layout, child.node):
                     child.listeners.append(listening_socket(host, port))
         return child.listeners
 
@@ -180,12 +206,15 @@ class Children:
         if code > 0 or self._pauses(child):
             _close_listeners(child)  # it may be away for long
         self._changed(ChildChanged(child.node, None, how))
-        if self.stopping:
+        if self._is_over(child):
             return
         if self.respawn(child.node.name):
             await self._start_again(child)  # this watcher ends, `start` makes the next one
         else:
             await self._watch_adopted(child)
+
+    def _is_over(self, child: Child) -> bool:
+        return self.stopping or child.leaving
 
     def _pauses(self, child: Child) -> bool:
         """Whether it ended so soon that it is not started again at once."""
@@ -197,7 +226,7 @@ class Children:
             child.pauses.reset()
         else:
             await asyncio.sleep(child.pauses.next_ms() / 1000)
-        while not self.stopping:
+        while not self._is_over(child):
             try:
                 await self.start(child.node.name)
                 return
@@ -208,7 +237,7 @@ class Children:
 
     async def _watch_adopted(self, child: Child) -> None:
         """Waits for a process that a user starts in the place of a dead child."""
-        while not self.stopping:
+        while not self._is_over(child):
             await asyncio.sleep(ADOPT_POLL_S)
             pid = serves(child.node.pid_file)
             alive = pid is not None

@@ -9,25 +9,30 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.client.instance.connections import ClientOptions
+from batonmq.launcher import control
 from batonmq.launcher.children import ChildChanged, Children, tail_of_log
 from batonmq.launcher.cluster_file import cluster_document, write_document
 from batonmq.launcher.current import announce, withdraw
 from batonmq.launcher.events import ClusterEvent, Reporter
 from batonmq.launcher.forks import ForkServer
-from batonmq.launcher.layout import BrokerNode, Layout, NameServerNode, Node
+from batonmq.launcher.layout import BrokerNode, Layout, LayoutError, NameServerNode, Node, grown
 from batonmq.launcher.preparation import (
     PortsTakenError,
     StartError,
     check_folder,
     check_ports,
     check_settings,
+    folder_owners,
     lock_folder,
+    make_certificates,
     taken_ports,
+    write_config,
     write_configs,
 )
 from batonmq.launcher.watch import ClusterSnapshot, poll
@@ -70,6 +75,8 @@ class LocalCluster:
         self._watcher: asyncio.Task[None] | None = None
         self._poll_now = asyncio.Event()
         self._lock: FolderLock | None = None
+        self._control: asyncio.Server | None = None
+        self._one_change = asyncio.Lock()
         self._gave_up: set[str] = set()
         self._served: set[str] = set()
         """See `serves`."""
@@ -86,13 +93,16 @@ class LocalCluster:
         check_ports(self.layout)
         self._started_at_ms = wall_ms()
         self.layout.cluster_file.unlink(missing_ok=True)
-        no_pids = dict.fromkeys(self.children.by_name)
-        planned = cluster_document(self.layout, self._started_at_ms, no_pids, {})
         try:
             write_configs(self.layout)
-            write_document(self.layout.planned_cluster_file, planned)
+            self._write_plan()
         except (OSError, TlsError) as exc:
             raise StartError(f"--data {self.layout.data_dir}: {exc}") from exc
+        try:
+            self._control = await control.serve(self.layout.lock_file.parent, self._answer)
+        except OSError as exc:  # not every file system has sockets
+            text = f"mqctl up cannot reach this cluster: {exc.strerror}"
+            self._reporter.report(ClusterEvent("no_control", text, bad=True))
         # It sends nothing before its start.
         self._admin = self._new_admin(self.layout.name_server_addresses)
         self.hopeless = asyncio.get_running_loop().create_future()
@@ -101,6 +111,71 @@ class LocalCluster:
         except OSError as exc:
             raise StartError(f"no server can be started: {exc.strerror}") from exc
         self._watcher = asyncio.create_task(self._watch(), name="watch-cluster")
+
+    def _write_plan(self) -> None:
+        """Raises OSError."""
+        no_pids = dict.fromkeys(self.children.by_name)
+        planned = cluster_document(self.layout, self._started_at_ms, no_pids, {})
+        write_document(self.layout.planned_cluster_file, planned)
+
+    async def _answer(self, asked: Mapping[str, object]) -> Mapping[str, str]:
+        """Of `control`: one change after the other."""
+        changes = {"add": self.add_broker, "remove": self.remove_broker}
+        change, what = changes.get(str(asked.get("do"))), asked.get("group", asked.get("address"))
+        if change is None or not isinstance(what, str):
+            return {"error": f"{asked!r} is no request"}
+        try:
+            async with self._one_change:
+                if self.children.stopping:
+                    return {"error": "the cluster is being stopped"}
+                node = await change(what)
+        except (StartError, LayoutError) as error:
+            return {"error": str(error)}
+        return {"name": node.name, "address": node.address, "group": node.group}
+
+    async def add_broker(self, group: str) -> BrokerNode:
+        """Starts one broker more in `group`, in a new group for "". Raises LayoutError, StartError;
+        then nothing has changed."""
+        layout, node = grown(self.layout, group, folder_owners(self.layout.data_dir))
+        if taken := taken_ports(node):
+            raise PortsTakenError(taken)
+        check_folder(layout)
+        before = self.layout
+        try:
+            if layout.secure != "disabled":
+                make_certificates(layout)
+            write_config(layout, node)
+            self.layout = self.children.layout = layout
+            await self.children.add(node)
+            self._write_plan()
+        except (OSError, TlsError) as exc:
+            self.layout = self.children.layout = before
+            if node.name in self.children.by_name:
+                await self.children.remove(node.name)
+            raise StartError(f"{node.name} cannot be started: {exc}") from exc
+        self._poll_now.set()
+        return node
+
+    async def remove_broker(self, address: str) -> BrokerNode:
+        """Stops the broker at `address` for good; its folder stays. Whether its group can do
+        without it is the caller's care. Raises StartError."""
+        try:
+            node = self.broker_at(address)
+        except KeyError:
+            raise StartError(f"no broker of this cluster is at {address}") from None
+        if len(self.layout.brokers) == 1:
+            raise StartError(f"{node.name} is the only broker: stop `batonmq up` instead")
+        await self.children.remove(node.name)
+        left = tuple(each for each in self.layout.brokers if each is not node)
+        self.layout = self.children.layout = replace(self.layout, brokers=left)
+        try:
+            self._write_plan()
+        except OSError as exc:
+            raise StartError(
+                f"{node.name} has ended, and the next start has it again: {exc}"
+            ) from exc
+        self._write()
+        return node
 
     async def wait_whole(self, seconds: float) -> None:
         """Returns when the cluster is whole. Raises StartError that names what it lacks."""
@@ -132,7 +207,10 @@ class LocalCluster:
             await asyncio.gather(self._watcher, return_exceptions=True)
         if self.announced and self._written is not None:
             withdraw(self.layout.cluster_file)
-        await self.children.stop_all([[node.name for node in self.layout.nodes]])
+        if self._control is not None:
+            self._control.close()
+        async with self._one_change:
+            await self.children.stop_all([[node.name for node in self.layout.nodes]])
         if self._admin is not None:
             await self._admin.close()
         if self._lock is not None:
@@ -188,7 +266,8 @@ class LocalCluster:
 
     def _child_changed(self, change: ChildChanged) -> None:
         name = change.node.name
-        died = change.pid is None and not self.children.stopping
+        leaving = self.children.by_name[name].leaving
+        died = change.pid is None and not leaving and not self.children.stopping
         fields: dict[str, object] = {"name": name, "pid": change.pid, "how": change.how}
         if change.pid is not None:
             text = f"{name} {change.how} (pid {change.pid})"

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -233,26 +234,52 @@ class Layout:
         return tuple(broker for broker in self.brokers if broker.group == group)
 
 
+@dataclass(frozen=True, slots=True)
+class LastPlan:
+    """The size that a data folder's cluster has. `brokers`: (number, group) of each."""
+
+    controllers: int = 3
+    base_port: int = DEFAULT_BASE_PORT
+    brokers: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(group for _, group in self.brokers)) or new_groups(1)
+
+    @property
+    def replicas(self) -> int:
+        """Of its largest group."""
+        return max(Counter(group for _, group in self.brokers).values(), default=3)
+
+
 def plan(
     data_dir: Path,
     *,
-    controllers: int = 3,
-    replicas: int = 3,
-    groups: int = 1,
-    base_port: int = DEFAULT_BASE_PORT,
+    controllers: int | None = None,
+    replicas: int | None = None,
+    groups: int | None = None,
+    base_port: int | None = None,
     overrides: Settings | None = None,
     owners: Mapping[int, str] | None = None,
+    last: LastPlan | None = None,
     secure: Mode = "disabled",
 ) -> Layout:
     """Lays a cluster out. Raises LayoutError for numbers that make none.
 
     `owners`: numbers of broker folders that are there -> the group of each. A number stays with
-    its group: in another one its store would be another group's log (R47).
+    its group: in another one its store would be another group's log (R47). What is None is as in
+    `last`; without that three controllers, and one group of three replicas.
     """
-    numbers = _numbers(replicas, groups, owners or {})
+    last = last or LastPlan()
+    controllers = last.controllers if controllers is None else controllers
+    base_port = last.base_port if base_port is None else base_port
+    if replicas is None and groups is None and last.brokers:
+        numbers = list(last.brokers)
+    else:
+        names = last.groups if groups is None else new_groups(groups)
+        numbers = _numbers(last.replicas if replicas is None else replicas, names, owners or {})
     _check(controllers, replicas, groups, base_port, overrides or {}, numbers)
     data_dir = data_dir.absolute()
-    conf, run = data_dir / "conf", data_dir / "run"
     return Layout(
         data_dir,
         tuple(
@@ -261,33 +288,65 @@ def plan(
                 base_port + 100 * i,
                 f"n{i}",
                 data_dir / f"namesrv-{i}",
-                conf / f"namesrv-{i}.yaml",
-                run / f"namesrv-{i}.pid",
+                data_dir / "conf" / f"namesrv-{i}.yaml",
+                data_dir / "run" / f"namesrv-{i}.pid",
             )
             for i in range(controllers)
         ),
-        tuple(
-            BrokerNode(
-                j,
-                group,
-                base_port + 1035 + 100 * j,
-                data_dir / f"broker-{j}",
-                conf / f"broker-{j}.yaml",
-                run / f"broker-{j}.pid",
-            )
-            for j, group in numbers
-        ),
+        tuple(_broker(data_dir, base_port, number, group) for number, group in numbers),
         overrides or {},
         secure=secure,
     )
 
 
-def _numbers(replicas: int, groups: int, owners: Mapping[int, str]) -> list[tuple[int, str]]:
+def _broker(data_dir: Path, base_port: int, number: int, group: str) -> BrokerNode:
+    return BrokerNode(
+        number,
+        group,
+        base_port + 1035 + 100 * number,
+        data_dir / f"broker-{number}",
+        data_dir / "conf" / f"broker-{number}.yaml",
+        data_dir / "run" / f"broker-{number}.pid",
+    )
+
+
+def grown(
+    layout: Layout, group: str, owners: Mapping[int, str] | None = None
+) -> tuple[Layout, BrokerNode]:
+    """With one broker more in `group`: in a folder that it had before, else in a new one
+    (`owners` as in `plan`). "" is a new group. Raises LayoutError."""
+    owners = {**(owners or {}), **{node.index: node.group for node in layout.brokers}}
+    if not group:
+        taken = set(owners.values())
+        group = next((name for name in new_groups(MAX_BROKERS) if name not in taken), "")
+    elif group not in owners.values():
+        known = ", ".join(sorted(set(owners.values())))
+        raise LayoutError(f"there is no group {group!r}; there is {known}")
+    if len(layout.brokers) >= MAX_BROKERS or not group:
+        raise LayoutError(f"{MAX_BROKERS} brokers are the most that one cluster here can have")
+    used = {node.index for node in layout.brokers}
+    own = sorted(n for n, owner in owners.items() if owner == group and n not in used)
+    number = own[0] if own else next(n for n in itertools.count() if n not in owners)
+    base_port = layout.name_servers[0].port
+    _check_ports(base_port, len(layout.name_servers), number)
+    node = _broker(layout.data_dir, base_port, number, group)
+    groups = list(dict.fromkeys((*layout.groups, group)))
+    brokers = sorted((*layout.brokers, node), key=lambda b: (groups.index(b.group), b.index))
+    return replace(layout, brokers=tuple(brokers)), node
+
+
+def new_groups(count: int) -> tuple[str, ...]:
+    """The names of the first groups."""
+    return tuple(f"broker-{chr(ord('a') + each)}" for each in range(min(count, MAX_BROKERS)))
+
+
+def _numbers(
+    replicas: int, groups: Sequence[str], owners: Mapping[int, str]
+) -> list[tuple[int, str]]:
     """(number, group) of each broker: of a new cluster counted through all groups."""
     free = (number for number in itertools.count() if number not in owners)
     found = []
-    for each in range(min(groups, MAX_BROKERS)):
-        group = f"broker-{chr(ord('a') + each)}"
+    for group in groups:
         own = sorted(number for number, owner in owners.items() if owner == group)
         count = min(replicas, MAX_BROKERS)
         found += [(n, group) for n in itertools.islice(itertools.chain(own, free), count)]
@@ -296,31 +355,36 @@ def _numbers(replicas: int, groups: int, owners: Mapping[int, str]) -> list[tupl
 
 def _check(
     controllers: int,
-    replicas: int,
-    groups: int,
+    replicas: int | None,
+    groups: int | None,
     base_port: int,
     overrides: Settings,
     numbers: Sequence[tuple[int, str]],
 ) -> None:
     if controllers not in (1, 3, 5):
         raise LayoutError(f"--controllers is {controllers}: a quorum of 1, 3 or 5 is needed")
-    if not 1 <= groups <= MAX_BROKERS or not replicas >= 1 or groups * replicas > MAX_BROKERS:
+    few = any(count is not None and count < 1 for count in (replicas, groups))
+    many = groups is not None and groups > MAX_BROKERS
+    if few or many or not 1 <= len(numbers) <= MAX_BROKERS:
         raise LayoutError(
-            f"--groups {groups} x --replicas {replicas}: at least 1 each,"
+            f"--groups {groups or 1} x --replicas {replicas or 3}: at least 1 each,"
             f" {MAX_BROKERS} brokers at the most"
         )
-    last = max(number for number, _ in numbers)
-    highest = base_port + max(1035 + 100 * last + 5, 100 * (controllers - 1) + 5)
-    if base_port < 1024 or highest > 65535:
-        raise LayoutError(
-            f"--base-port is {base_port}: the ports of this cluster would run to {highest},"
-            " allowed are 1024 to 65535"
-        )
+    _check_ports(base_port, controllers, max(number for number, _ in numbers))
     unknown = sorted(set(overrides) - set(SECTIONS))
     if unknown:
         raise LayoutError(
             f"section {unknown[0]!r} of the configuration is unknown;"
             f" allowed are {', '.join(SECTIONS)}"
+        )
+
+
+def _check_ports(base_port: int, controllers: int, last: int) -> None:
+    highest = base_port + max(1035 + 100 * last + 5, 100 * (controllers - 1) + 5)
+    if base_port < 1024 or highest > 65535:
+        raise LayoutError(
+            f"--base-port is {base_port}: the ports of this cluster would run to {highest},"
+            " allowed are 1024 to 65535"
         )
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from batonmq.launcher.cluster import LocalCluster
 from batonmq.launcher.events import ClusterEvent, MemoryReporter
-from batonmq.launcher.layout import BrokerNode, Layout
+from batonmq.launcher.layout import BrokerNode
 from batonmq.protocol.errors import BatonError
 
 DRAW_S = 1.0
@@ -26,9 +26,8 @@ _LINES_BESIDE = 4
 class LiveView(MemoryReporter):
     """Takes the launcher's events and redraws; `attach` before the cluster starts."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._layout = layout
         self._cluster: LocalCluster | None = None
         self._progress: dict[str, int] = {}
         """Where the log of each broker ends, by address."""
@@ -58,7 +57,7 @@ class LiveView(MemoryReporter):
 
     async def _ask(self) -> None:
         assert self._cluster is not None
-        for node in self._layout.brokers:
+        for node in self._cluster.layout.brokers:
             if not self._cluster.serves(node):
                 self._progress.pop(node.address, None)
                 continue
@@ -73,14 +72,15 @@ class LiveView(MemoryReporter):
         if self._cluster is None:
             return
         above = [self._brokers(), self._name_servers()]
-        taken = len(self._layout.nodes) + _LINES_BESIDE
+        taken = len(self._cluster.layout.nodes) + _LINES_BESIDE
         self._live.update(
             Group(*above, self._events(self._live.console.height - taken)), refresh=True
         )
 
     def _brokers(self) -> Table:
+        assert self._cluster is not None
         table = _table("group", "id", "address", "pid", "role", "epoch", "set", "log", "lag")
-        for node in self._layout.brokers:
+        for node in self._cluster.layout.brokers:
             table.add_row(*self._broker_row(node))
         return table
 
@@ -109,7 +109,7 @@ class LiveView(MemoryReporter):
     def _name_servers(self) -> Table:
         assert self._cluster is not None
         table = _table("name server", "controller", "pid")
-        for node in self._layout.name_servers:
+        for node in self._cluster.layout.name_servers:
             pid = self._cluster.children.by_name[node.name].pid
             table.add_row(
                 node.address,

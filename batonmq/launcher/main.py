@@ -56,9 +56,9 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--controllers", default=3, show_default=True, help="Name servers with controllers.")
-@click.option("--replicas", default=3, show_default=True, help="Brokers in each group.")
-@click.option("--groups", default=1, show_default=True, help="Broker groups.")
+@click.option("--controllers", type=int, help="Name servers with controllers.  [3]")
+@click.option("--replicas", type=int, help="Brokers in each group.  [3]")
+@click.option("--groups", type=int, help="Broker groups.  [1]")
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
@@ -66,13 +66,7 @@ def main() -> None:
     show_default=True,
     help="Folder of the cluster; an existing one is resumed.",
 )
-@click.option(
-    "--base-port",
-    default=DEFAULT_BASE_PORT,
-    show_default=True,
-    metavar="P",
-    help="The lowest port.",
-)
+@click.option("--base-port", type=int, metavar="P", help=f"The lowest port.  [{DEFAULT_BASE_PORT}]")
 @click.option(
     "--config",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -102,11 +96,11 @@ def main() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON event a line.")
 def up(
-    controllers: int,
-    replicas: int,
-    groups: int,
+    controllers: int | None,
+    replicas: int | None,
+    groups: int | None,
     data: Path,
-    base_port: int,
+    base_port: int | None,
     config: Path | None,
     respawn: bool,
     watchdog: float,
@@ -114,6 +108,9 @@ def up(
     as_json: bool,
 ) -> None:
     """Run a local cluster until ctrl-C or SIGTERM.
+
+    A folder keeps the size and ports of its cluster; in a new one they are as in [] below.
+    `mqctl up` adds, removes and restarts processes while it runs.
 
     Once the cluster is whole, DIR/cluster.json has its addresses, pids and roles for scripts.
     """
@@ -136,6 +133,7 @@ def up(
             base_port=base_port,
             overrides=preparation.read_overrides(config) if config else None,
             owners=preparation.folder_owners(data),
+            last=preparation.last_plan(data),
             secure=secure or preparation.secured(data),
         )
     except LayoutError as exc:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -14,7 +15,15 @@ from typing import Final
 import yaml
 
 from batonmq.launcher.forks import ForkServer
-from batonmq.launcher.layout import CLUSTER_NAME, Layout, LayoutError, Node, Settings, config_of
+from batonmq.launcher.layout import (
+    CLUSTER_NAME,
+    LastPlan,
+    Layout,
+    LayoutError,
+    Node,
+    Settings,
+    config_of,
+)
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.lock_file import FolderLock, FolderLockedError
 from batonmq.runtime.password_file import make_password
@@ -165,6 +174,21 @@ def folder_owners(data_dir: Path) -> dict[int, str]:
     return found
 
 
+def last_plan(data_dir: Path) -> LastPlan:
+    """The size of this folder's cluster, changes while it ran included; the default if none is
+    there."""
+    try:
+        document = json.loads((data_dir / "conf" / "cluster.json").read_text())
+        servers = document["nameServers"]
+        brokers = tuple(
+            (int(Path(each["config"]).stem.removeprefix("broker-")), str(each["name"]))
+            for each in document["brokers"]
+        )
+        return LastPlan(len(servers), int(servers[0]["address"].rpartition(":")[2]), brokers)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return LastPlan()
+
+
 def secured(data_dir: Path) -> Mode:
     """The mode that this folder's cluster had at its last start."""
     try:
@@ -204,9 +228,13 @@ def write_configs(layout: Layout) -> None:
     if layout.secure != "disabled":
         make_certificates(layout)
     for node in layout.nodes:
-        node.config.parent.mkdir(parents=True, exist_ok=True)
-        node.pid_file.parent.mkdir(parents=True, exist_ok=True)
-        node.data_dir.mkdir(parents=True, exist_ok=True)
-        node.python_file.unlink(missing_ok=True)  # a new start is of this installation
-        node.config.touch(0o600)  # the section auth has secrets
-        node.config.write_text(yaml.safe_dump(config_of(layout, node), sort_keys=False))
+        write_config(layout, node)
+
+
+def write_config(layout: Layout, node: Node) -> None:
+    """Raises OSError."""
+    for folder in (node.config.parent, node.pid_file.parent, node.data_dir):
+        folder.mkdir(parents=True, exist_ok=True)
+    node.python_file.unlink(missing_ok=True)  # a new start is of this installation
+    node.config.touch(0o600)  # the section auth has secrets
+    node.config.write_text(yaml.safe_dump(config_of(layout, node), sort_keys=False))

@@ -33,7 +33,7 @@ async def _up(
     if not as_json and sys.stdout.isatty():
         from batonmq.launcher.live_view import LiveView  # rich takes long to load
 
-        view: LiveView | None = LiveView(layout)
+        view: LiveView | None = LiveView()
     else:
         view = None
     reporter: Reporter = view or (JsonReporter if as_json else LineReporter)(sys.stdout)

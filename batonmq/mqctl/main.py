@@ -30,6 +30,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "getBrokerConfig": "cluster",
         "updateBrokerConfig": "cluster",
         "roll": "roll",
+        "up": "up",
         "exportMetadata": "metadata",
         "importMetadata": "metadata",
     },

@@ -138,7 +138,7 @@ async def move_away(
     with nothing changed, if no other living member of its set has everything."""
     routes = (await admin.cluster.info()).broker_addr_table
     known = await controller.sync_state_data(sorted(routes))
-    name, me = _replica_at(known, address)
+    name, me = replica_at(known, address)
     group = known.replicas_info_table[name]
     others = [r.broker_id for r in group.in_sync_replicas if r.alive and r.broker_id != me]
     if not others:
@@ -175,7 +175,7 @@ async def undrain(context: CommandContext, broker_addr: str, wants_lead: bool) -
         while True:
             routes = (await admin.cluster.info()).broker_addr_table
             known = await controller.sync_state_data(sorted(routes))
-            name, me = _replica_at(known, broker_addr)
+            name, me = replica_at(known, broker_addr)
             group = known.replicas_info_table[name]
             if any(r.broker_id == me and r.alive for r in group.in_sync_replicas):
                 break
@@ -198,7 +198,7 @@ async def undrain(context: CommandContext, broker_addr: str, wants_lead: bool) -
         context.out.line(f"broker {me} of {name} is in the SyncStateSet, {role}")
 
 
-def _replica_at(known: BrokerReplicasInfo, address: str) -> tuple[str, int]:
+def replica_at(known: BrokerReplicasInfo, address: str) -> tuple[str, int]:
     """(group, broker id) of the broker at an address. Raises CommandFailed if there is none."""
     for name, group in known.replicas_info_table.items():
         for replica in (*group.in_sync_replicas, *group.not_in_sync_replicas):

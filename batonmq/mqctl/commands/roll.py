@@ -98,6 +98,21 @@ async def roll(
         work.show()
 
 
+async def restart_one(context: CommandContext, address: str, within_s: float) -> None:
+    """Restarts one process of a cluster of `batonmq up` as `roll` does, and shows the same."""
+    from batonmq.mqctl.roll import Doubt
+
+    async with context.controller() as (admin, controller):
+        work = _Work(context, admin, controller, within_s)
+        try:
+            backend = await _backend(context, "up", None, False, None, "", within_s)
+            await work.load_nodes(embedded=True)
+            await work.restart_one(address, backend)
+        except Doubt as doubt:
+            work.stopped(doubt)
+        work.show()
+
+
 async def _backend(
     context: CommandContext,
     by: str | None,
@@ -214,6 +229,15 @@ class _Work:
             done.append(node.name)
         for node in self._nodes:
             check_may_restart(findings, self._nodes, node)
+
+    async def restart_one(self, address: str, backend: Backend) -> None:
+        """Raises Doubt, and CommandFailed if no process is at `address`."""
+        found = [node for node in self._nodes if address in (node.address, node.controller)]
+        if not found:
+            known = ", ".join(node.address for node in self._nodes)
+            raise CommandFailed(f"no process of this cluster is at {address}; there are {known}")
+        await self._restart(found[0], backend)
+        self._rolled.append(found[0].name)
 
     async def roll(self, backend: Backend, state: Path) -> None:
         """Raises Doubt, and CommandFailed for a disk that does not keep the progress."""

@@ -14,12 +14,14 @@ from click.testing import CliRunner
 
 from batonmq.launcher.children import rotate_log
 from batonmq.launcher.cluster import gave_up
-from batonmq.launcher.layout import LayoutError, config_of, plan
+from batonmq.launcher.cluster_file import cluster_document, write_document
+from batonmq.launcher.layout import LastPlan, Layout, LayoutError, config_of, grown, plan
 from batonmq.launcher.main import main
 from batonmq.launcher.preparation import (
     StartError,
     check_folder,
     folder_owners,
+    last_plan,
     lock_folder,
     needed_bytes_of,
     write_configs,
@@ -179,3 +181,48 @@ def test_a_log_is_rotated_while_its_process_appends(tmp_path: Path) -> None:
     kept = [(tmp_path / f"process.log.{n}").read_text() for n in (1, 2, 3)]
     assert kept == [f"line {n} of it\n" for n in (4, 3, 2)]
     assert len(list(tmp_path.iterdir())) == 4
+
+
+def _numbers(layout: Layout) -> list[tuple[int, str]]:
+    return [(node.index, node.group) for node in layout.brokers]
+
+
+def test_r47_a_cluster_that_grows_keeps_the_number_of_each_folder() -> None:
+    """A replica more stands with its group; it takes a folder of its group first, then a new
+    number. A new group takes no name that a folder has. What is not there is refused by name."""
+    layout = plan(Path("/data"), replicas=2, groups=2)
+    layout, node = grown(layout, "broker-a")
+    assert (node.index, node.group, node.port) == (4, "broker-a", 9876 + 1035 + 400)
+    assert [group for _, group in _numbers(layout)] == ["broker-a"] * 3 + ["broker-b"] * 2
+    owners = {5: "broker-b", 6: "broker-c"}
+    assert _numbers(grown(layout, "broker-b", owners)[0])[-1] == (5, "broker-b")
+    assert grown(layout, "broker-a", owners)[1].index == 7
+    assert (grown(layout, "", owners)[1].group, grown(layout, "")[1].group) == (
+        "broker-d",
+        "broker-c",
+    )
+    assert grown(layout, "broker-c", owners)[1].index == 6
+    with pytest.raises(LayoutError, match=r"no group 'broker-x'; there is broker-a, broker-b"):
+        grown(layout, "broker-x")
+    with pytest.raises(LayoutError, match="26 brokers are the most"):
+        grown(plan(Path("/data"), replicas=26), "broker-a")
+    with pytest.raises(LayoutError, match="--base-port is 62000"):
+        grown(plan(Path("/data"), replicas=25, base_port=62000), "broker-a")
+
+
+def test_a_folder_keeps_the_size_of_its_cluster(tmp_path: Path) -> None:
+    """What a start does not name is as in `conf/cluster.json`; a damaged one is as none."""
+    layout = plan(tmp_path, controllers=1, replicas=1, groups=2, base_port=20_000)
+    layout, _ = grown(layout, "broker-b")
+    pids = dict.fromkeys(node.name for node in layout.nodes)
+    layout.planned_cluster_file.parent.mkdir()
+    write_document(layout.planned_cluster_file, cluster_document(layout, 0, pids, {}))
+    last = last_plan(tmp_path)
+    assert plan(tmp_path, last=last) == layout
+    owners = dict(_numbers(layout))
+    larger = plan(tmp_path, replicas=3, last=last, owners=owners)
+    assert [group for _, group in _numbers(larger)] == ["broker-a"] * 3 + ["broker-b"] * 3
+    assert len(plan(tmp_path, groups=3, last=last, owners=owners).brokers) == 6
+    layout.planned_cluster_file.write_text('{"nameServers": [], "brokers": [{}]}')
+    assert last_plan(tmp_path) == LastPlan()
+    assert _numbers(plan(tmp_path, last=LastPlan())) == [(n, "broker-a") for n in range(3)]

@@ -1,0 +1,220 @@
+"""`mqctl up`: adds, removes and restarts processes of a cluster that `batonmq up` runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.mqctl.output import WaitLine
+from batonmq.mqctl.params import COUNT, SECONDS, command, option, yes_option
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from batonmq.client.admin.admin import Admin
+    from batonmq.client.admin.controller_admin import ControllerAdmin
+    from batonmq.protocol.bodies import BrokerReplicasInfo
+
+POLL_S = 0.1
+
+
+@command("up", controllers=True, writes=True)
+@click.argument("action", type=click.Choice(["add", "remove", "restart"]))
+@click.argument("what", required=False, metavar="[GROUP|HOST:PORT]")
+@option("--count", type=COUNT, default=1, help="With add: so many replicas.")
+@option("--newGroup", is_flag=True, help="With add: they are a new group.")
+@option("--wholeGroup", is_flag=True, help="With remove: every replica of GROUP.")
+@option("--within", "within_s", type=SECONDS, default=60.0, help="How long it waits to be well.")
+@yes_option
+async def up(
+    context: CommandContext,
+    action: str,
+    what: str | None,
+    count: int,
+    new_group: bool,
+    whole_group: bool,
+    within_s: float,
+    yes: bool,
+) -> None:
+    """Add, remove or restart processes of a running `batonmq up`, under load.
+
+    \b
+    mqctl up add broker-a                 a replica more; it waits until that is in the set
+    mqctl up add --newGroup --count 3     a group more
+    mqctl up remove HOST:PORT             this replica goes; its master moves away before
+    mqctl up remove GROUP --wholeGroup    the whole group goes
+    mqctl up restart HOST:PORT            a broker, or a name server with its controller
+
+    The next start of that folder has the new size. A folder of a removed replica stays: add uses it
+    again. A replica is removed only if others of its set have everything, and as many as
+    minInSyncReplicas asks for.
+
+    JSON: action, brokers (name, address, group); of restart as `mqctl roll`.
+    """
+    if new_group == bool(what) if action == "add" else what is None or new_group:
+        form = {"add": "GROUP, or --newGroup", "remove": "HOST:PORT, or GROUP --wholeGroup"}
+        raise click.UsageError(f"up {action} needs {form.get(action, 'HOST:PORT')}")
+    if context.target.local is None or not context.target.local.supervised:
+        raise CommandFailed("no `batonmq up` runs here: set BATONMQ_DATA to its folder")
+    if action == "restart":
+        from batonmq.mqctl.commands.roll import restart_one
+
+        await restart_one(context, what or "", within_s)
+        return
+    async with context.controller() as (admin, controller):
+        work = _Change(context, admin, controller, within_s)
+        if action == "add":
+            await work.add(what or "", count)
+        elif whole_group:
+            await work.remove_group(what or "", yes=yes)
+        else:
+            await work.remove(what or "", yes=yes)
+    if context.out.as_json:
+        context.out.document({"action": action, "brokers": work.done})
+
+
+class _Change:
+    """One run of the command. `done`: the brokers that were added or removed."""
+
+    def __init__(
+        self, context: CommandContext, admin: Admin, controller: ControllerAdmin, within_s: float
+    ) -> None:
+        self._context = context
+        self._admin = admin
+        self._controller = controller
+        self._within_s = within_s
+        self.done: list[Mapping[str, str]] = []
+
+    async def add(self, group: str, count: int) -> None:
+        """Raises CommandFailed."""
+        for _ in range(count):
+            added = await self._ask(do="add", group=group)
+            group = added["group"]
+            self.done.append(added)
+            self._say(f"{added['name']} at {added['address']} is started")
+        addresses = {added["address"] for added in self.done}
+
+        async def missing() -> str:
+            info = (await self._controller.sync_state_data([group])).replicas_info_table.get(group)
+            in_sync = info.in_sync_replicas if info is not None else ()
+            late = sorted(addresses - {r.broker_address for r in in_sync if r.alive})
+            return f"{', '.join(late)} of {group} not in sync" if late else ""
+
+        await self._until(missing, "it continues; see `mqctl health --watch`")
+        self._say(f"{group}: {', '.join(sorted(addresses))} in the SyncStateSet")
+
+    async def remove(self, address: str, *, yes: bool) -> None:
+        """Raises CommandFailed."""
+        from batonmq.mqctl.commands.election import move_away, replica_at
+
+        known = await self._known()
+        group, broker_id = replica_at(known, address)
+        info = known.replicas_info_table[group]
+        left = [r for r in info.in_sync_replicas if r.alive and r.broker_address != address]
+        config = (
+            await self._admin.brokers.config(info.master_address) if info.master_address else {}
+        )
+        least = max(1, int(config.get("minInSyncReplicas", "1")))
+        if len(left) < least:
+            raise CommandFailed(
+                f"{group} would keep {len(left)} replicas in sync, and needs {least}:"
+                f" add one first, mqctl up add {group}"
+            )
+        self._context.confirm(
+            f"broker {broker_id} of {group} at {address} is removed; {len(left)} replicas in sync"
+            " keep everything, and its folder stays",
+            yes=yes,
+        )
+        await move_away(self._context, self._admin, self._controller, address)
+        await self._remove(address)
+        await self._forget(group, [broker_id])
+        self._say(f"{self.done[-1]['name']} at {address} is removed and forgotten")
+
+    async def remove_group(self, group: str, *, yes: bool) -> None:
+        """Raises CommandFailed."""
+        known = await self._known()
+        if group not in known.replicas_info_table:
+            raise CommandFailed(f"there is no group {group!r}; there is {', '.join(self._groups)}")
+        if len(self._groups) == 1:
+            raise CommandFailed(f"{group} is the only group: stop `batonmq up` instead")
+        assert self._context.target.local is not None
+        addresses = [at for name, at in self._context.target.local.brokers if name == group]
+        self._context.confirm(
+            f"{group} is removed with all {len(addresses)} replicas. Folders stay, but no client"
+            f" can read them until `mqctl up add {group}`. First take away the right to write"
+            " (mqctl updateTopic -t TOPIC -b HOST:PORT -p 4), and wait until mqctl consumerProgress"
+            " shows no diff",
+            yes=yes,
+        )
+        for address in addresses:
+            await self._remove(address)
+        await self._forget(group, [])
+        self._say(f"{group} is removed: {len(addresses)} replicas")
+
+    @property
+    def _groups(self) -> list[str]:
+        assert self._context.target.local is not None
+        return sorted({name for name, _ in self._context.target.local.brokers})
+
+    async def _remove(self, address: str) -> None:
+        self.done.append(await self._ask(do="remove", address=address))
+
+    async def _known(self) -> BrokerReplicasInfo:
+        return await self._controller.sync_state_data(self._groups)
+
+    async def _forget(self, group: str, ids: list[int]) -> None:
+        """The controllers see the end of a process a moment later."""
+        from batonmq.protocol.errors import ResponseError
+
+        routes = (await self._admin.cluster.info()).broker_addr_table
+        cluster = routes[group].cluster if group in routes else ""
+
+        async def refused() -> str:
+            try:
+                await self._controller.clean_broker_data(cluster, group, ids)
+            except ResponseError as error:
+                return str(error)
+            return ""
+
+        await self._until(refused, "`mqctl health` shows how they forget it")
+
+    async def _ask(self, **asked: str) -> Mapping[str, str]:
+        """Raises CommandFailed with what the supervisor says."""
+        from batonmq.launcher import control
+        from batonmq.mqctl.target import data_of
+
+        assert self._context.target.local is not None
+        try:
+            answer = await control.ask(data_of(self._context.target.local.path) / "run", asked)
+        except (OSError, ValueError) as error:
+            raise CommandFailed(f"`batonmq up` does not answer: {error}") from error
+        if "error" in answer:
+            raise CommandFailed(answer["error"])
+        return answer
+
+    async def _until(self, missing: Callable[[], Awaitable[str]], advice: str) -> None:
+        """Raises CommandFailed if something is still missing at the end of `--within`."""
+        import asyncio
+
+        from batonmq.protocol.errors import BatonError
+        from batonmq.runtime.clock import boot_ms
+
+        deadline_ms = boot_ms() + int(self._within_s * 1000)
+        with WaitLine("") as progress:
+            while True:
+                try:
+                    lacks = await missing()
+                except BatonError as error:  # an election runs
+                    lacks = str(error)
+                if not lacks:
+                    return
+                if boot_ms() >= deadline_ms:
+                    raise CommandFailed(f"after {self._within_s:g} s: {lacks}; {advice}")
+                progress.say(f"waiting: {lacks}")
+                await asyncio.sleep(POLL_S)
+
+    def _say(self, text: str) -> None:
+        if not self._context.out.as_json:
+            self._context.out.line(text)
