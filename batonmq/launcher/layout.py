@@ -367,7 +367,8 @@ def _check(
     many = groups is not None and groups > MAX_BROKERS
     if few or many or not 1 <= len(numbers) <= MAX_BROKERS:
         raise LayoutError(
-            f"--groups {groups or 1} x --replicas {replicas or 3}: at least 1 each,"
+            f"--groups {1 if groups is None else groups} x --replicas"
+            f" {3 if replicas is None else replicas}: at least 1 each,"
             f" {MAX_BROKERS} brokers at the most"
         )
     _check_ports(base_port, controllers, max(number for number, _ in numbers))
