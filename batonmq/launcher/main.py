@@ -109,8 +109,8 @@ def up(
 ) -> None:
     """Run a local cluster until ctrl-C or SIGTERM.
 
-    A folder keeps the size and ports of its cluster, a new one has those in [];
-    `mqctl up` changes it while it runs. Once the cluster is whole, DIR/cluster.json has its addresses, pids and roles for scripts.
+    A folder keeps its size and ports; a new one has those in []. `mqctl up` changes it while it
+    runs. DIR/cluster.json has addresses, pids and roles for scripts.
     """
     _need_server_extra()
     fork_server = _begin_to_load()
