@@ -26,6 +26,8 @@ from batonmq.mqctl.backup import (
     restore_from_stream,
 )
 from batonmq.runtime import disk
+from batonmq.runtime.lock_file import FolderLock
+from tests.mqctl.conftest import MASTER, SLAVE, FakeCluster
 from tests.mqctl.test_mqctl_verify import SEGMENT, change, make_log
 
 Run = Callable[..., Any]
@@ -291,3 +293,25 @@ def test_the_commands_on_a_stopped_store(mqctl: Run, tmp_path: Path) -> None:
     assert ran.code == 1 and "is not empty" in json.loads(ran.out)["error"]
     ran = mqctl("restore", str(tmp_path / "store"), str(tmp_path / "newer"))
     assert ran.code == 1 and "no backup" in ran.err
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_r16_a_slave_that_is_behind_gives_a_whole_backup_and_says_what_it_lacks(
+    mqctl: Run, fake: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: bool
+) -> None:
+    """The cut is what the slave itself confirmed, though its file holds more."""
+    monkeypatch.setattr("batonmq.mqctl.commands.backup.LEVEL_MS", 0)
+    offsets = make_store(tmp_path / "store")
+    own = offsets[30] if behind else offsets[45]
+    fake.log_ends = {MASTER: (offsets[45], offsets[45]), SLAVE: (offsets[45], own)}
+    lock = FolderLock(tmp_path / "store" / "lock")
+    lock.acquire()
+    try:
+        ran = mqctl("backup", str(tmp_path / "store"), str(tmp_path / "b"), "-b", SLAVE, "--json")
+    finally:
+        lock.release()
+    lacks = offsets[45] - own
+    assert (ran.json["endOffset"], ran.json["behindBytes"]) == (own, lacks)
+    assert (ran.code, f"{lacks} bytes behind" in ran.err) == (int(behind), behind)
+    assert mqctl("restore", str(tmp_path / "b"), str(tmp_path / "new")).code == 0
+    assert log_bytes(tmp_path / "new", own) == log_bytes(tmp_path / "store", own)

@@ -4,14 +4,16 @@ acknowledged before the cut is there."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab.cluster.connection import sync_state
-from lab.cluster.mqctl import mqctl
+from lab.cluster.mqctl import HIDDEN, mqctl
 from lab.cluster.queues import read_topic
 from lab.cluster.up import GROUP, ClusterProcess
 from lab.cluster.writer import QueueAck, Writer, number_in, wait_acks
@@ -42,22 +44,22 @@ def back_up(cluster: ClusterProcess, store: str, to: Path, home: Path) -> Any:
     return ran.json
 
 
-def elect_restored(cluster: ClusterProcess, home: Path) -> None:
-    """The controllers lost their memory too, so they leave the election to an operator (R19)."""
-    env = {"BATONMQ_DATA": str(cluster.data_dir)}
-
-    def health() -> str:
-        return mqctl("health", "--json", home=home, env=env).out
-
-    cluster.wait_for("a restored store without a master", lambda: "no master" in health())
-
-    def elected() -> bool:
-        ran = mqctl(
-            "electMaster", "-bn", GROUP, "-b", "1", "-c", "DefaultCluster", home=home, env=env
-        )
-        return ran.code == 0
-
-    cluster.wait_for("an election by an operator", elected)
+def restoring(
+    cluster: ClusterProcess, backup: Path, stores: list[Path], home: Path
+) -> subprocess.Popen[str]:
+    """`mqctl restore --elect` as a program of its own; returns when the stores are there."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "batonmq.mqctl.main", "restore", str(backup), *map(str, stores),
+         "--elect", "--json"],
+        env={**dict.fromkeys(HIDDEN, ""), "PATH": "/usr/bin:/bin", "HOME": str(home),
+             "BATONMQ_DATA": str(cluster.data_dir)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert child.stderr is not None
+    for line in child.stderr:
+        if "start the controllers" in line:
+            return child
+    raise AssertionError(child.communicate())
 
 
 def test_r17_all_disks_gone_and_what_was_acknowledged_before_the_cut_comes_back(
@@ -80,22 +82,14 @@ def test_r17_all_disks_gone_and_what_was_acknowledged_before_the_cut_comes_back(
         original = log_bytes(Path(master["dataDir"]), 0, second["endOffset"])
     shutil.rmtree(cluster.data_dir)
 
-    # The restored replica starts alone: an empty one that registers first would be elected.
-    store = cluster.data_dir / "broker-0"
-    ran = mqctl("restore", str(backup), str(store), home=tmp_path)
-    assert ran.code == 0, ran
-    assert log_bytes(store, 0, second["endOffset"]) == original
-    count = cluster.argv.index("--replicas") + 1
-    cluster.argv[count] = "1"
-    try:
-        cluster.spawn()
-        elect_restored(cluster, tmp_path)
-        cluster.wait_whole()
-        check_there(cluster, acks)
-    finally:
-        cluster.stop()
-    cluster.argv[count] = "3"
+    # One command; the cluster starts whole, and no broker of it is empty.
+    stores = [cluster.data_dir / f"broker-{number}" for number in range(3)]
+    child = restoring(cluster, backup, stores, tmp_path)
+    assert all(log_bytes(store, 0, second["endOffset"]) == original for store in stores)
     with cluster:
+        out, err = child.communicate(timeout=60)
+        assert child.returncode == 0, err
+        assert json.loads(out)["brokerName"] == GROUP
         cluster.wait_in_sync(3)
         check_there(cluster, acks)
         with Writer(cluster.addresses(), TOPIC, 1) as later:
@@ -111,8 +105,6 @@ def test_r7_r31_all_stores_gone_and_the_restored_one_leads_by_an_unclean_electio
     the backup is older than the log: the log has the topic."""
     backup = tmp_path / "backup"
     with ClusterProcess(tmp_path / "c") as cluster:
-        controllers = cluster.controllers
-        address = cluster.brokers[0]["address"]
         with Writer(cluster.addresses(), TOPIC, 0, pause_s=0.001) as load:
             wait_acks(load, 20)
             before = len(load.acks)
@@ -121,8 +113,7 @@ def test_r7_r31_all_stores_gone_and_the_restored_one_leads_by_an_unclean_electio
         folders = cluster.data_folders
     for folder in folders:
         shutil.rmtree(folder)
-    ran = mqctl("restore", str(backup), str(folders[0]), home=tmp_path)
-    assert ran.code == 0, ran
+    child = restoring(cluster, backup, folders[:1], tmp_path)
     table = folders[0] / "config" / "topics.json"
     topics = json.loads(table.read_text()) if table.exists() else {"topicConfigTable": {}}
     topics["topicConfigTable"].pop(TOPIC, None)
@@ -131,20 +122,17 @@ def test_r7_r31_all_stores_gone_and_the_restored_one_leads_by_an_unclean_electio
     try:
         cluster.spawn()
 
-        def restored_id() -> int | None:
-            state = sync_state(controllers, GROUP)
-            others = state["notInSyncReplicas"] if state else []
-            found = (r["brokerId"] for r in others if r["brokerAddress"] == address and r["alive"])
-            return next(found, None)
-
-        broker_id = cluster.wait_for("the restored store, as a new replica", restored_id)
-        argv = ("electMaster", "-bn", GROUP, "-b", str(broker_id), "-c", "DefaultCluster", "--yes")
+        _, err = child.communicate(timeout=60)
+        assert child.returncode == 1, "what the set may hold is not given up without --unclean"
+        said = re.search(r"mqctl (electMaster .*) --unclean --cut-later-acks", err)
+        assert said is not None, err
+        argv = (*said[1].split(), "--yes")
         env = {"BATONMQ_DATA": str(cluster.data_dir)}
 
         def elected(*flags: str) -> bool:
             return mqctl(*argv, *flags, home=tmp_path, env=env).code == 0
 
-        assert not elected(), "what the set may hold is not given up without --unclean"
+        assert not elected()
         cluster.wait_for("its election", lambda: elected("--unclean", "--cut-later-acks"))
         cluster.wait_whole()
         check_there(cluster, acks)

@@ -10,13 +10,18 @@ import click
 
 from batonmq.mqctl.context import CommandContext, CommandFailed
 from batonmq.mqctl.output import GOOD, WaitLine
-from batonmq.mqctl.params import command, option
+from batonmq.mqctl.params import SECONDS, command, option
 
 if TYPE_CHECKING:
+    from batonmq.client.admin.admin import Admin
     from batonmq.mqctl.backup import Manifest
+    from batonmq.protocol.bodies import BrokerReplicasInfo
     from batonmq.runtime.lock_file import FolderLock
 
 STREAM = Path("-")
+POLL_S = 0.2
+LEVEL_MS = 10_000
+SURE_MS = 5000
 
 
 @command("backup")
@@ -36,13 +41,17 @@ async def backup(
     runs it here. To a folder that has a backup of the same history only new bytes are added; - is a
     tar stream on standard output. The copy is checked record by record before it counts.
 
-    JSON (on standard error with -): source, target, beginOffset, endOffset, newBytes, segments.
+    A slave that is behind its master gives a whole backup up to what it has confirmed, and exit
+    code 1: what was acknowledged above that is not in it.
+
+    JSON (on standard error with -): source, target, beginOffset, endOffset, newBytes, behindBytes,
+    segments.
     """
     from batonmq.mqctl.backup import BackupError
 
     lock = _lock_of(store)
     try:
-        manifest, added = await _copy(
+        manifest, facts = await _copy(
             context, store, target, broker_addr, is_stopped=lock is not None
         )
     except BackupError as error:
@@ -52,13 +61,15 @@ async def backup(
     finally:
         if lock is not None:
             lock.release()
-    _show(context, manifest, store, target, {"newBytes": added})
+    _show(  # with - standard output is the stream
+        context, manifest, store, target, facts, to_stderr=target == STREAM
+    )
 
 
 async def _copy(
     context: CommandContext, store: Path, target: Path, address: str | None, *, is_stopped: bool
-) -> tuple[Manifest, int]:
-    """The backup, and its new bytes of the log. Raises BackupError, OSError."""
+) -> tuple[Manifest, dict[str, Any]]:
+    """The backup, and of it newBytes and behindBytes. Raises BackupError, OSError."""
     from batonmq.mqctl.backup import StoreSource, back_up, back_up_to_stream, check_below
     from batonmq.runtime.clock import wall_ms
 
@@ -69,17 +80,18 @@ async def _copy(
             progress.say(f"{count >> 20} MiB ...")
 
         if is_stopped:
-            end = source.checked_end(done)
+            end, behind = source.checked_end(done), 0
         else:
-            end = await _confirmed(context, store, address)
+            end, behind = await _confirmed(context, store, address)
         if target != STREAM:
-            return back_up(source, target, end, wall_ms(), done)
+            manifest, added = back_up(source, target, end, wall_ms(), done)
+            return manifest, {"newBytes": added, "behindBytes": behind}
         if sys.stdout.isatty():
             raise click.UsageError("a tar stream is nothing for a terminal: add | or >")
         check_below(source.segments(end), end)  # a stream cannot be taken back
         manifest = back_up_to_stream(source, sys.stdout.buffer, end, wall_ms(), done)
         sys.stdout.buffer.flush()
-        return manifest, manifest.end - manifest.begin
+        return manifest, {"newBytes": manifest.end - manifest.begin, "behindBytes": behind}
 
 
 def _lock_of(store: Path) -> FolderLock | None:
@@ -96,12 +108,52 @@ def _lock_of(store: Path) -> FolderLock | None:
     return lock
 
 
-async def _confirmed(context: CommandContext, store: Path, address: str | None) -> int:
-    """confirmOffset of the broker that runs on the store. Raises CommandFailed, BatonError."""
+async def _confirmed(context: CommandContext, store: Path, address: str | None) -> tuple[int, int]:
+    """(confirmOffset of the broker that runs on the store, what its master confirmed beyond it).
+    A slave that is level has all that was confirmed when the command began. Raises CommandFailed,
+    BatonError."""
+    import asyncio
+
+    from batonmq.protocol.errors import BatonError
+    from batonmq.runtime.clock import boot_ms
+
     address = address or _address_here(context, store)
     async with context.admin() as admin:
-        facts = await admin.brokers.runtime_info(address)
-    confirmed = facts.get("confirmOffset", "")
+        wanted = 0
+        if (master := await _master_of(admin, address)) is not None:
+            try:
+                wanted = await _confirm_offset(admin, master)
+            except (BatonError, CommandFailed):
+                context.complain(f"{master} is master and does not answer: this copy may lack what"
+                                 " it confirmed")  # fmt: skip
+        deadline_ms = boot_ms() + LEVEL_MS
+        while True:  # a slave learns each confirmOffset a moment after its master
+            end = await _confirm_offset(admin, address)
+            if end >= wanted or boot_ms() >= deadline_ms:
+                break
+            await asyncio.sleep(POLL_S)
+    behind = max(0, wanted - end)
+    if behind:
+        context.complain(
+            f"{address} is {behind} bytes behind its master: messages that were acknowledged since"
+            f" are not in this backup, which ends at {end}. Take another replica, or repeat later"
+        )
+    return end, behind
+
+
+async def _master_of(admin: Admin, address: str) -> str | None:
+    """Of the group of that broker; None if it is the master, or none is known."""
+    from batonmq.protocol.codes import MASTER_ID
+
+    for group in (await admin.cluster.info()).broker_addr_table.values():
+        if address in group.broker_addrs.values():
+            master = group.broker_addrs.get(MASTER_ID)
+            return None if master == address else master
+    return None
+
+
+async def _confirm_offset(admin: Admin, address: str) -> int:
+    confirmed = (await admin.brokers.runtime_info(address)).get("confirmOffset", "")
     if not confirmed.isdecimal():
         raise CommandFailed(f"{address} does not report its confirmOffset: it is no broker of ours")
     return int(confirmed)
@@ -122,39 +174,132 @@ def _address_here(context: CommandContext, store: Path) -> str:
     raise click.UsageError(f"a broker runs on {store}: which one? give -b HOST:PORT")
 
 
-@command("restore")
+@command("restore", controllers=True, writes=True)
 @click.argument("source", metavar="DIR|-", type=click.Path(path_type=Path))
-@click.argument("store", metavar="STORE", type=click.Path(path_type=Path))
-async def restore(context: CommandContext, source: Path, store: Path) -> None:
-    """Make a store of a backup, for a broker that starts on it.
+@click.argument(
+    "stores", metavar="STORE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@option(
+    "--elect",
+    is_flag=True,
+    help="All disks of the group are gone: make the broker that starts on the first STORE master.",
+)
+@option("--within", "within_s", type=SECONDS, default=600.0, help="With --elect: how long to wait.")
+async def restore(
+    context: CommandContext, source: Path, stores: tuple[Path, ...], elect: bool, within_s: float
+) -> None:
+    """Make stores of a backup, for brokers that start on them.
 
-    STORE must be missing or empty. The backup is read whole and checked before STORE appears. To
-    the controllers it is a new replica: a living group fills it as any other one, and a group
-    without a master takes it only by `mqctl electMaster` (docs/backup.md).
+    Each STORE must be missing or empty. The backup is read whole and checked before one appears. To
+    the controllers each is a new replica: a living group fills it as any other one, and a group
+    without a master takes it only by an operator (docs/backup.md).
 
-    JSON: source, target, beginOffset, endOffset, segments.
+    --elect is that operator, for a group whose disks are all gone. Give the stores of all its
+    brokers on this machine, so that none starts empty and is elected first. Start the group when
+    the command says so; it waits for the broker on the first STORE, and elects it. If the
+    controllers still record the lost replicas, it names the unclean election that is needed.
+
+    JSON: source, target (the first), targets, beginOffset, endOffset, segments; on standard error
+    with --elect, whose document is electMaster's.
     """
     from batonmq.mqctl import backup as backups
 
+    if source == STREAM and len(stores) > 1:
+        raise click.UsageError("a stream is read once: give one STORE")
+    store = stores[0]
     try:
         with WaitLine("") as progress:
 
             def done(count: int) -> None:
                 progress.say(f"{count >> 20} MiB ...")
 
-            if source == STREAM:
-                manifest = backups.restore_from_stream(sys.stdin.buffer, store, done)
-            else:
-                manifest = backups.restore(source, store, done)
+            for store in stores:
+                if source == STREAM:
+                    manifest = backups.restore_from_stream(sys.stdin.buffer, store, done)
+                else:
+                    manifest = backups.restore(source, store, done)
     except backups.BackupError as error:
         raise CommandFailed(str(error)) from error
     except OSError as error:
         raise CommandFailed(f"{error.filename or store}: {error.strerror}") from error
-    _show(context, manifest, source, store, {})
+    targets = {"targets": [str(each) for each in stores]}
+    _show(context, manifest, source, stores[0], targets, to_stderr=elect)
+    if elect:
+        click.echo("mqctl: start the controllers and the brokers of the group now", err=True)
+        await _elect_restored(context, stores[0], within_s)
+
+
+async def _elect_restored(context: CommandContext, store: Path, within_s: float) -> None:
+    """Waits until the broker on that store has its id, and elects it. Raises CommandFailed."""
+    import asyncio
+
+    from batonmq.mqctl.commands.election import elect
+    from batonmq.protocol.errors import BatonError
+    from batonmq.runtime.clock import boot_ms
+
+    deadline_ms, lacks = boot_ms() + int(1000 * within_s), f"no broker has started on {store}"
+    taken_ms = 0
+    with WaitLine(f"waiting for the broker on {store} ...") as progress:
+        while boot_ms() < deadline_ms:
+            if (who := _identity(store)) is not None:
+                progress.say(f"electing broker {who[2]} of {who[1]} ...")
+                context.forget_target()  # a cluster that starts names itself late
+                try:
+                    async with context.controller() as (admin, controller):
+                        found = await controller.sync_state_data([who[1]])
+                        taken = _taken(found, who)
+                        if not taken:
+                            await elect(context, admin, controller, who)
+                            return
+                        taken_ms = taken_ms or boot_ms()
+                        # Controllers that have just started count all they recorded as alive.
+                        if boot_ms() - taken_ms > SURE_MS:
+                            raise CommandFailed(taken)
+                except (BatonError, click.UsageError) as error:
+                    lacks = " ".join(str(error).split())  # it may not be heard yet
+            await asyncio.sleep(POLL_S)
+    raise CommandFailed(f"not elected within {within_s:g} s: {lacks}")
+
+
+def _identity(store: Path) -> tuple[str, str, int] | None:
+    """(cluster, group, id) of the broker on that store; None until the controllers gave the id."""
+    try:
+        cluster, group, broker_id = (store / "brokerIdentity").read_text().split("#")
+        return cluster, group, int(broker_id)
+    except (OSError, ValueError):
+        return None
+
+
+def _taken(found: BrokerReplicasInfo, who: tuple[str, str, int]) -> str:
+    """What to do if the record of the group has others in its set; "" if it has none."""
+    cluster, group, broker_id = who
+    info = found.replicas_info_table.get(group)
+    others = [] if info is None else info.in_sync_replicas
+    if not others or (info is not None and info.master_broker_id == broker_id):
+        return ""
+    if living := [each for each in others if each.alive]:
+        return (
+            f"{group} has a set already, with broker {living[0].broker_id} at"
+            f" {living[0].broker_address}: what it lacks of the backup is not in the group. If its"
+            " store was empty, stop all brokers of the group, `batonmq moveAside` their stores, and"
+            " restore all of them"
+        )
+    silent = ", ".join(str(each.broker_id) for each in others)
+    return (
+        f"the controllers still record broker {silent} of {group} in sync. If their disks are gone"
+        f" and none of them runs: mqctl electMaster -bn {group} -b {broker_id} -c {cluster}"
+        " --unclean --cut-later-acks"
+    )
 
 
 def _show(
-    context: CommandContext, manifest: Manifest, source: Path, target: Path, more: dict[str, Any]
+    context: CommandContext,
+    manifest: Manifest,
+    source: Path,
+    target: Path,
+    more: dict[str, Any],
+    *,
+    to_stderr: bool = False,
 ) -> None:
     import json
 
@@ -166,12 +311,13 @@ def _show(
         "segments": len(manifest.segments),
         **more,
     }
+    names = ", ".join(more.get("targets", [str(target)]))
     text = (
-        f"{target}: the log from {manifest.begin} to {manifest.end}, {len(manifest.tables)} tables"
+        f"{names}: the log from {manifest.begin} to {manifest.end}, {len(manifest.tables)} tables"
     )
     if "newBytes" in more:
         text += f", {more['newBytes']} new bytes"
-    if target == STREAM:  # standard output is the stream
+    if to_stderr:
         click.echo(json.dumps(document) if context.out.as_json else text, err=True)
     elif context.out.as_json:
         context.out.document(document)
