@@ -58,6 +58,11 @@ def published(project: dict[str, Any], service: str) -> dict[tuple[str, int], in
     return {(host, int(outside)): int(inside) for host, outside, inside in ports}
 
 
+def servers(project: dict[str, Any]) -> dict[str, Any]:
+    """The services that are processes of ours: those without a profile."""
+    return {name: each for name, each in project["services"].items() if "profiles" not in each}
+
+
 @pytest.fixture(params=[{}, {"BATONMQ_NAMESRV_PORTS": "231", "BATONMQ_BROKER_PORTS": "232"}])
 def project(request: pytest.FixtureRequest) -> dict[str, Any]:
     return compose(**request.param)
@@ -73,7 +78,7 @@ def test_both_composes_take_the_file(project: dict[str, Any]) -> None:
     """docker-compose 1.29 knows no `name`, v2 calls `version` obsolete."""
     extensions = {key for key in project if key.startswith("x-")}
     assert project.keys() - extensions == {"services", "networks", "volumes"}
-    for service in project["services"].values():
+    for service in servers(project).values():
         assert isinstance(service.get("depends_on", []), list)
         assert (service["init"], service["restart"]) == (True, "unless-stopped")
 
@@ -82,10 +87,10 @@ def test_every_process_has_its_own_volume_and_controllers_share_one_password(
     project: dict[str, Any],
 ) -> None:
     shared = "raft-password:/var/lib/batonmq-raft"
-    for name, service in project["services"].items():
+    for name, service in servers(project).items():
         own = f"{name}:/var/lib/batonmq"
         assert service["volumes"] == ([own, shared] if "namesrv" in name else [own])
-    assert project["volumes"].keys() == {*project["services"], "raft-password"}
+    assert project["volumes"].keys() == {*servers(project), "raft-password", "prometheus"}
     controller = settings_of(project, "namesrv-1", NAMESRV_SECTIONS)["controller"]
     assert str(controller.raft_password_path) == "/var/lib/batonmq-raft/password"
 
@@ -93,7 +98,7 @@ def test_every_process_has_its_own_volume_and_controllers_share_one_password(
 def test_controllers_are_stopped_before_brokers(project: dict[str, Any]) -> None:
     """Compose stops in the reverse order of its starts."""
     brokers = [name for name in project["services"] if name.startswith("broker-")]
-    for name, service in project["services"].items():
+    for name, service in servers(project).items():
         assert service.get("depends_on", []) == ([] if name in brokers else brokers)
 
 
@@ -154,8 +159,73 @@ def test_controllers_agree_on_who_they_are(project: dict[str, Any]) -> None:
 
 
 def test_no_two_listeners_share_a_port(project: dict[str, Any]) -> None:
-    listeners = [listener for name in project["services"] for listener in published(project, name)]
+    listeners = [listener for name in servers(project) for listener in published(project, name)]
     assert len(set(listeners)) == len(listeners) == 3 * 3 + 3 * 2
+
+
+def test_every_container_has_a_limit_of_its_memory(project: dict[str, Any]) -> None:
+    for name, service in project["services"].items():
+        number, unit = service["mem_limit"][:-1], service["mem_limit"][-1]
+        assert int(number) << {"m": 20, "g": 30}[unit] >= 512 << 20, name
+    for service in servers(project).values():
+        assert float(service["cpus"]) >= 0 and service["pids_limit"] > 0
+
+
+def test_the_observe_profile_scrapes_every_process_and_shows_the_dashboards(
+    project: dict[str, Any],
+) -> None:
+    observers = {n: s for n, s in project["services"].items() if n not in servers(project)}
+    assert {name: each["profiles"] for name, each in observers.items()} == {
+        "prometheus": ["observe"],
+        "grafana": ["observe"],
+    }
+    scraped = yaml.safe_load((DEPLOY / "observe" / "prometheus-compose.yml").read_text())
+    (targets,) = (c["targets"] for j in scraped["scrape_configs"] for c in j["static_configs"])
+    ports = {}
+    for name in servers(project):
+        sections = BROKER_SECTIONS if "broker" in name else NAMESRV_SECTIONS
+        ports[name] = settings_of(project, name, sections)["metrics"].prom_exporter_port
+    assert set(targets) == {f"{name}:{port}" for name, port in ports.items()}
+    assert (DEPLOY / "observe" / scraped["rule_files"][0]).exists()
+
+    provisioning = DEPLOY / "observe" / "grafana"
+    (source,) = yaml.safe_load((provisioning / "datasources/batonmq.yml").read_text())[
+        "datasources"
+    ]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load((provisioning / "dashboards/batonmq.yml").read_text())["providers"]
+    mounts = dict(volume.split(":")[:2] for volume in observers["grafana"]["volumes"])
+    assert mounts["./observe/dashboards"] == provider["options"]["path"]
+    for volume in (*observers["grafana"]["volumes"], *observers["prometheus"]["volumes"]):
+        source_path = volume.split(":")[0]
+        assert not source_path.startswith(".") or (DEPLOY / source_path).is_dir()
+
+
+def test_compose_itself_takes_the_project_with_all_profiles() -> None:
+    tool = shutil.which("docker-compose")
+    if tool is None:
+        pytest.skip("docker-compose is not installed")
+    file = str(DEPLOY / "docker-compose.yml")
+    done = subprocess.run(
+        [tool, "-f", file, "--profile", "observe", "config"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    seen = yaml.safe_load(done.stdout)["services"]
+    assert {"prometheus", "grafana"} < seen.keys() and len(seen) == 8
+    assert all("mem_limit" in service for service in seen.values())
+
+
+def test_prometheus_takes_its_files() -> None:
+    tool = shutil.which("promtool")
+    if tool is None:
+        pytest.skip("promtool is not installed")
+    for name in ("prometheus.yml", "prometheus-compose.yml"):
+        done = subprocess.run(
+            [tool, "check", "config", str(DEPLOY / "observe" / name)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_advertised_address_is_the_first_of_the_network() -> None:
@@ -172,6 +242,7 @@ def test_nothing_is_fetched_from_a_place_of_its_own() -> None:
         if not file.is_file() or {"wheelhouse", "__pycache__"} & set(file.parts):
             continue
         text = file.read_text().replace("docker.io", "").replace("unix://", "")
+        text = text.replace("http://prometheus:9090", "")  # a service of the project
         text = re.sub(r"\b[\w.]+\.(?:io|com)/(?=[a-z])", "", text)  # labels and groups of an API
         assert not host.findall(text), file
     base = dotenv()["BATONMQ_BASE_IMAGE"]
