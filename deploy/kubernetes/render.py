@@ -60,7 +60,8 @@ def _run(pieces: Any, scope: dict[str, Any], *, wanted: bool) -> str:
         elif word == "range":
             out.append(_repeat(pieces, rest, scope) if wanted else _skip(pieces))
         elif wanted:
-            out.append(str(_value(piece[0], scope)))
+            value = _value(piece[0], scope)
+            out.append(str(value).lower() if isinstance(value, bool) else str(value))
     return "".join(out)
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
+import subprocess
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ KUBERNETES = DEPLOY / "kubernetes"
 API_VERSIONS = ("1.28", "1.37")
 """The oldest that the chart allows, and the newest of which the package has schemas."""
 NAMESPACE = "mq"
+TLS = {"secret": "certs", "mode": "permissive", "dial": False}
 _REFERENCE = re.compile(r"\$\((\w+)\)")
 
 
@@ -75,6 +79,7 @@ def test_the_api_takes_every_manifest(version: str) -> None:
         storageClass="fast",
         serviceMonitor=True,
         externalDomain="mq.example.com",
+        tls=TLS,
     )
     for document in (*manifests(), *every):
         if document["kind"] == "ServiceMonitor":
@@ -113,6 +118,59 @@ def test_every_pod_starts_with_names_that_lead_to_it(domain: str) -> None:
         assert broker.name_servers == tuple(f"{server}:9876" for server in servers)
         dialled = controller_addresses(found["replicas"].controller_addr, "", "grpc")
         assert dialled == tuple(f"{server}:9879" for server in servers)
+
+
+def test_a_secret_with_certificates_turns_tls_on_in_every_process() -> None:
+    sets = of_kind("StatefulSet", manifests(tls=TLS))
+    for name, kind, sections in (
+        ("batonmq-namesrv", "namesrv", NAMESRV_SECTIONS),
+        ("batonmq-broker-a", "broker", BROKER_SECTIONS),
+    ):
+        env = environ(sets[name], 0)
+        tls = load_settings(DEPLOY / "config" / f"{kind}.yaml", sections, environ=env)["tls"]
+        pod = sets[name]["spec"]["template"]["spec"]
+        mounts = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
+        (volume,) = (v for v in pod["volumes"] if v["name"] == "tls")
+        assert volume["secret"]["secretName"] == "certs"
+        assert (tls.server_mode, tls.tls_enable) == ("permissive", False)
+        for path, key in (
+            (tls.server_cert_path, "tls.crt"),
+            (tls.server_key_path, "tls.key"),
+            (tls.server_trust_cert_path, "ca.crt"),
+            (env["BATONMQ_TLS_TRUST"], "ca.crt"),
+        ):
+            assert str(path) == f"{mounts['tls']}/{key}"
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_helm_itself_makes_the_same_manifests(tmp_path: Path, changed: bool) -> None:
+    """`GOBIN=DIR go install helm.sh/helm/v3/cmd/helm@v3.18.6` makes it where only Go's modules are
+    in reach."""
+    helm = shutil.which("helm")
+    if helm is None:
+        pytest.skip("helm is not installed")
+    values: dict[str, Any] = {}
+    if changed:
+        values = {
+            "groups": ["broker-a", "broker-b"],
+            "storageClass": "fast",
+            "serviceMonitor": True,
+            "externalDomain": "mq.example.com",
+            "tls": TLS,
+        }
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(values))
+    version = f"{API_VERSIONS[0]}.0"  # helm made by `go install` takes an older one for granted
+    argv = [helm, "template", "batonmq", str(KUBERNETES / "chart"), "-f", str(file)]
+    done = subprocess.run(
+        [*argv, "--kube-version", version], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+    def ordered(documents: Iterable[Any]) -> list[Any]:
+        return sorted(filter(None, documents), key=lambda d: (d["kind"], d["metadata"]["name"]))
+
+    assert ordered(yaml.safe_load_all(done.stdout)) == ordered(manifests(**values))
 
 
 def test_ports_probes_and_policies_name_what_listens() -> None:
