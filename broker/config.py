@@ -13,6 +13,7 @@ from typing import ClassVar, Final, Literal
 import msgspec
 
 from batonmq.auth.config import AuthConfig
+from batonmq.auth.signature import Signer
 from batonmq.ha.config import HAConfig
 from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.topic_name import TRACE_TOPIC, server_name_problem, topic_problem
@@ -340,4 +341,5 @@ class BrokerSections:
             timings=replicas.timings,
             protocol=replicas.controller_protocol,
             tls=self.tls,
+            sign=Signer(self.auth.node) if self.auth.authentication_enabled else None,
         )

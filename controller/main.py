@@ -13,6 +13,8 @@ if __name__ == "__main__":
 
 import msgspec
 
+from batonmq.auth.config import AuthConfig
+from batonmq.auth.guard import Guard
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.service import ControllerService
 from batonmq.runtime.metrics import MetricsConfig
@@ -20,6 +22,7 @@ from batonmq.runtime.server_main import ServerMain, run_server, started
 from batonmq.runtime.tls import TlsConfig
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "auth": AuthConfig,
     "controller": ControllerConfig,
     "metrics": MetricsConfig,
     "tls": TlsConfig,
@@ -28,7 +31,8 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 
 async def serve(main: ServerMain) -> None:
     """Runs the node until the process is to stop."""
-    service = ControllerService(main.sections["controller"], tls=main.tls)
+    guard = guard_of(main.sections["auth"])
+    service = ControllerService(main.sections["controller"], tls=main.tls, guard=guard)
     main.metrics.show(service.metrics)
     if not await started(service.start(main.serving), main.stop_requested()):
         return
@@ -36,6 +40,20 @@ async def serve(main: ServerMain) -> None:
         await main.stopped()
     finally:
         await service.close()
+        if guard is not None:
+            guard.close()
+
+
+def guard_of(auth: AuthConfig) -> Guard | None:
+    """No master brings users to a controller by itself: it knows the nodes, and the first user of
+    its file."""
+    if not auth.authentication_enabled:
+        return None
+    guard = Guard(auth, "", None)
+    book = guard.book("file", "")
+    if auth.first_user is not None:
+        book.fix(auth.first_user)
+    return guard
 
 
 def main() -> int:

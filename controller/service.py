@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
+from batonmq.auth.guard import Guard
 from batonmq.controller.config import ControllerConfig, RuntimeConfig
 from batonmq.controller.endpoints.grpc_endpoint import GrpcEndpoint
 from batonmq.controller.endpoints.remoting_endpoint import RemotingEndpoint, RoleNotices
@@ -56,7 +57,8 @@ HAND_OVER_TIMEOUT_MS: Final = 250
 class ControllerService:
     """`await start()` before anything else; `await close()` ends it within a second.
 
-    `replicated_log` replaces Raft's log in tests.
+    `replicated_log` replaces Raft's log in tests. `guard`, the caller's, stands before the remoting
+    port.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class ControllerService:
         *,
         replicated_log: ReplicatedLog | None = None,
         tls: Tls | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self._runtime = RuntimeConfig(config)
         self._log = replicated_log or RaftLog(_raft_settings(config, tls), Machine())
@@ -101,9 +104,9 @@ class ControllerService:
             self.requests, self.sessions, self._watch, self._switches, self._history, tls
         )
         self._remoting_endpoint = RemotingEndpoint(
-            self.requests, self._runtime, self._switches, self._watch, tls
+            self.requests, self._runtime, self._switches, self._watch, tls, guard
         )
-        self._notices = RoleNotices(tls)
+        self._notices = RoleNotices(tls, guard.signer if guard is not None else None)
         self._core, self._closing = core, False
         self._lock: FolderLock | None = None
         self._runtime.on_change = self._config_changed

@@ -6,10 +6,12 @@ Keys are spelled as in RocketMQ's broker.conf where RocketMQ has them (`controll
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from batonmq.remoting.command import RemotingCommand
 from batonmq.runtime.tls import Tls
 
 Protocol = Literal["grpc", "remoting"]
@@ -84,6 +86,8 @@ class ReplicasManagerConfig:
     timings: SessionTimings = field(default_factory=SessionTimings)
     protocol: Protocol = "grpc"
     tls: Tls | None = None
+    sign: Callable[[RemotingCommand], None] | None = None
+    """Signs what goes to controllers; None: it leaves unsigned."""
 
 
 def remoting_timings(heartbeat_ms: int, timeout_ms: int) -> SessionTimings:

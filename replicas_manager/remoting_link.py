@@ -57,7 +57,7 @@ class RemotingLink:
         self._config = config
         self._events = events
         self._client = RemotingClient(
-            connect_timeout_ms=CONNECT_MS, name="controllers", tls=config.tls
+            connect_timeout_ms=CONNECT_MS, name="controllers", tls=config.tls, sign=config.sign
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._sessions: set[str] = set()

@@ -33,6 +33,9 @@ DECIDED_MAX: Final = 1024
 OLD_CLIENT: Final = 399
 """Up to this version (V4_9_3) clients set UNIQUE_KEY behind their signature."""
 UNIQUE_KEY: Final = "_UNIQUE_KEY_QUERY"
+NO_USERS_YET: Final = (
+    "no users are known yet, they come with the first master: sign as the nodes do, or try again"
+)
 _SIGNATURE_ONLY: Final = frozenset({SIGNATURE})
 _NOT_SIGNED: Final = frozenset({SIGNATURE, RELAY_FIELD, UNIQUE_KEY})
 _RELAYED: Final = frozenset({SIGNATURE, RELAY_FIELD})
@@ -158,7 +161,7 @@ class Guard:
             )
             if name and len(self._books) == 1:
                 # Of a name server that has just started: the users come with the first master.
-                raise BrokerRefusal(ResponseCode.SERVICE_NOT_AVAILABLE, "no users are known yet")
+                raise BrokerRefusal(ResponseCode.SERVICE_NOT_AVAILABLE, NO_USERS_YET)
             raise self._refusal(name, code, request, connection, why)
         # It names the client, whose address policies may ask for: only nodes are believed.
         if RELAY_FIELD in request.ext and NODE not in connection.attachments:

@@ -1,4 +1,4 @@
-"""What each request code needs: the one table of brokers and name servers. Pure.
+"""What each request code needs: the one table of brokers, name servers and controllers. Pure.
 
 A request needs all that its row names, and of the actions of one need any. A code without a row is
 denied to all but super users. A retry topic is its group's, also the two spellings of POP's; of a
@@ -331,6 +331,9 @@ RIGHTS: Final[dict[int, Right]] = {
     Code.REGISTER_TOPIC_IN_NAMESRV: _cluster(UPDATE, changes=True),
     Code.UPDATE_NAMESRV_CONFIG: _cluster(UPDATE, changes=True),
     Code.BATON_REPAIR_REPLICA: _cluster(UPDATE, changes=True),
+    Code.CONTROLLER_ELECT_MASTER: _cluster(UPDATE, changes=True),
+    Code.CLEAN_BROKER_DATA: _cluster(UPDATE, changes=True),
+    Code.UPDATE_CONTROLLER_CONFIG: _cluster(UPDATE, changes=True),
     Code.RESET_MASTER_FLUSH_OFFSET: _nodes(changes=True),
     Code.AUTH_CREATE_USER: _cluster(UPDATE, changes=True),
     Code.AUTH_UPDATE_USER: _cluster(UPDATE, changes=True),
@@ -363,6 +366,10 @@ RIGHTS: Final[dict[int, Right]] = {
     Code.VIEW_BROKER_STATS_DATA: _cluster(GET),
     Code.GET_BROKER_CONSUME_STATS: _cluster(GET),
     Code.GET_NAMESRV_CONFIG: _cluster(GET),
+    Code.GET_CONTROLLER_CONFIG: _cluster(GET),
+    Code.CONTROLLER_GET_METADATA_INFO: _cluster(GET),
+    Code.CONTROLLER_GET_REPLICA_INFO: _cluster(GET),
+    Code.CONTROLLER_GET_SYNC_STATE_DATA: _cluster(GET),
     Code.GET_BROKER_MEMBER_GROUP: _cluster(GET),
     Code.GET_BROKER_HA_STATUS: _cluster(GET),
     Code.GET_BROKER_EPOCH_CACHE: _cluster(GET),
@@ -371,6 +378,10 @@ RIGHTS: Final[dict[int, Right]] = {
     Code.REGISTER_BROKER: _nodes(),
     Code.UNREGISTER_BROKER: _nodes(),
     Code.BROKER_HEARTBEAT: _nodes(),
+    Code.CONTROLLER_ALTER_SYNC_STATE_SET: _nodes(),
+    Code.CONTROLLER_REGISTER_BROKER: _nodes(),
+    Code.CONTROLLER_GET_NEXT_BROKER_ID: _nodes(),
+    Code.CONTROLLER_APPLY_BROKER_ID: _nodes(),
     Code.NOTIFY_MIN_BROKER_ID_CHANGE: _nodes(),
     Code.NOTIFY_CONSUMER_IDS_CHANGED: _nodes(),
     Code.NOTIFY_BROKER_ROLE_CHANGED: _nodes(),

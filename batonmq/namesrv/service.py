@@ -52,7 +52,9 @@ class NamesrvService:
         )
         self.controller: ControllerService | None = None
         if config.enable_controller_in_namesrv:
-            self.controller = ControllerService(controller or ControllerConfig(), tls=tls)
+            self.controller = ControllerService(
+                controller or ControllerConfig(), tls=tls, guard=self._guard
+            )
         remark = "Can not update config in black list."
         path = Path(config.store_path) if config.store_path else None
         rules = ChangeRules(RUNTIME_KEYS, config.black_list, remark, path)

@@ -12,10 +12,13 @@ Every node answers CONTROLLER_GET_METADATA_INFO (1005), heartbeats and the confi
 import asyncio
 import itertools
 import logging
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
 
+from batonmq.auth.guard import Guard
+from batonmq.auth.signature import ACCESS_KEY
 from batonmq.controller.config import RuntimeConfig
 from batonmq.controller.liveness.events import RemotingChannelClosed, RemotingHeartbeat
 from batonmq.controller.liveness.watch import BrokerWatch
@@ -76,6 +79,7 @@ class RemotingEndpoint:
         switches: PlannedSwitches,
         watch: BrokerWatch,
         tls: Tls | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self._requests = requests
         self._switches = switches
@@ -99,6 +103,10 @@ class RemotingEndpoint:
             (RequestCode.CONTROLLER_APPLY_BROKER_ID, self._apply_broker_id),
         ):
             processors.register(code, handler)
+        self._guarded = guard is not None
+        if guard is not None:
+            processors.register(RequestCode.BATON_WHO_AM_I, guard.who_am_i)
+            guard.stand_before(processors)
         self._server = RemotingServer(
             processors,
             name="controller",
@@ -141,7 +149,9 @@ class RemotingEndpoint:
         ext = {"newSyncStateSetEpoch": result.view.sync_state_set_epoch}
         return _answer(request, result, ext, _set_body(result.view))
 
-    async def _elect_master(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+    async def _elect_master(
+        self, request: RemotingCommand, connection: Connection
+    ) -> RemotingCommand:
         if not request.get_bool("designateElect"):
             await self._heard(request.require("brokerName"), request.get_int("brokerId", -1))
         result = await self._switches.elect(
@@ -152,7 +162,7 @@ class RemotingEndpoint:
                 designate=request.get_bool("designateElect"),
                 unclean=request.get_bool("uncleanElect"),
                 cut_later_acks=request.get_bool("cutLaterAcks"),
-                reason="asked by remoting",
+                reason=self._caller(request, connection),
             )
         )
         view = result.view
@@ -168,6 +178,11 @@ class RemotingEndpoint:
         }
         body = {**group, "brokerMemberGroup": group, "syncStateSet": sorted(view.sync_state_set)}
         return _answer(request, result, _master(view), msgspec.json.encode(body, order="sorted"))
+
+    def _caller(self, request: RemotingCommand, connection: Connection) -> str:
+        """Who asks, for the history. Without a guard anyone could write any name."""
+        user = f" as {request.ext.get(ACCESS_KEY, '')}" if self._guarded else ""
+        return f"asked by remoting from {connection.peer.rpartition(':')[0]}{user}"
 
     async def _heard(self, broker_name: str, broker_id: int) -> None:
         """Waits until the leader knows what the log holds of a broker that asks to be a group's
@@ -351,8 +366,10 @@ class RoleNotices:
     """Sends NOTIFY_BROKER_ROLE_CHANGED (1008) to brokers that speak only remoting. They poll, so a
     lost notice does no harm."""
 
-    def __init__(self, tls: Tls | None = None) -> None:
-        self._client = RemotingClient(name="controller-notices", tls=tls)
+    def __init__(
+        self, tls: Tls | None = None, sign: Callable[[RemotingCommand], None] | None = None
+    ) -> None:
+        self._client = RemotingClient(name="controller-notices", tls=tls, sign=sign)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def send(self, view: RoleView) -> None:

@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import pytest
 import uvloop
 from heartbeats import heartbeat
+from local_log import LocalLog
 from lone_broker import sections_of, send_header, until
 
 from batonmq import (
@@ -26,18 +27,26 @@ from batonmq import (
     TransactionState,
 )
 from batonmq.auth.config import AuthConfig
-from batonmq.auth.policy import PolicyEntry, UserInfo, UserWrapper
+from batonmq.auth.guard import Guard
+from batonmq.auth.policy import PolicyEntry, User, UserInfo, UserWrapper
 from batonmq.auth.rights import RIGHTS, needs_of
 from batonmq.auth.signature import Credentials, Signer
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.service import BrokerService
 from batonmq.broker.tables.users import UserTable
+from batonmq.client.admin.admin import Admin
+from batonmq.controller.config import ControllerConfig
+from batonmq.controller.main import guard_of
+from batonmq.controller.raft.log import Machine
+from batonmq.controller.service import ControllerService
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.service import NamesrvService
 from batonmq.protocol.codes import RELAY_FIELD, LanguageCode, RequestCode, ResponseCode
 from batonmq.protocol.errors import ResponseError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
+from tests.shared.ports import free_ports
+from tests.shared.waiting import opened
 
 DENIED = ResponseCode.NO_PERMISSION
 SECRET = "hidden-secret"
@@ -55,10 +64,11 @@ HALF = {"TRAN_MSG": "true", "PGROUP": "shops", "UNIQ_KEY": "half"}
 
 @dataclass
 class Server:
-    """A broker, or a name server, that checks users."""
+    """A broker, a name server or a controller that checks users."""
 
     address: str
-    service: BrokerService | NamesrvService
+    service: BrokerService | NamesrvService | ControllerService
+    guard: Guard
 
     async def ask(
         self,
@@ -110,7 +120,8 @@ async def broker_with_users(folder: Path, **broker: object) -> AsyncIterator[Ser
     service = BrokerService(with_users(folder, **broker), fatal.append)
     await service.start()
     try:
-        yield Server(service.address, service)
+        assert service.endpoint.guard is not None
+        yield Server(service.address, service, service.endpoint.guard)
     finally:
         await service.close()
     assert not fatal, fatal
@@ -121,7 +132,28 @@ async def name_server_with_users(auth: AuthConfig = AUTH) -> AsyncIterator[Serve
     service = NamesrvService(NamesrvConfig(listen_port=0, bind_address="127.0.0.1"), auth=auth)
     await service.start()
     try:
-        yield Server(f"127.0.0.1:{service.port}", service)
+        assert service._guard is not None
+        yield Server(f"127.0.0.1:{service.port}", service, service._guard)
+    finally:
+        await service.close()
+
+
+@contextlib.asynccontextmanager
+async def controller_with_users(folder: Path) -> AsyncIterator[Server]:
+    guard = guard_of(AUTH)
+    port = free_ports(10)
+    config = ControllerConfig(
+        controller_peers=f"n0-127.0.0.1:{port}",
+        bind_address="127.0.0.1",
+        controller_store_path=str(folder),
+    )
+    log = LocalLog("n0", Machine())
+    service = ControllerService(config, replicated_log=log, guard=guard)
+    await service.start()
+    try:
+        assert guard is not None
+        await opened(service.gate)
+        yield Server(service.config.self_peer.remoting_address, service, guard)
     finally:
         await service.close()
 
@@ -162,12 +194,7 @@ async def walk(server: Server, codes: set[int]) -> None:
     """Every code: a stranger, a wrong secret, a user without any right, then with exactly the
     rights that the table asks for."""
     wrong = Credentials(access_key="shop", secret_key="wrong")
-    guard = (
-        server.service.endpoint.guard
-        if isinstance(server.service, BrokerService)
-        else server.service._guard
-    )
-    assert guard is not None
+    guard = server.guard
     book = next(book for name, book in guard._books.items() if name)
     for code in sorted(codes | {4711}):
         body = BODIES.get(code, b"")
@@ -230,6 +257,56 @@ def test_every_code_of_a_name_server_by_strangers_and_users() -> None:
             codes = set(server.service._server._processors.handlers)
             assert codes >= {103, 105, 318} and codes <= set(RIGHTS)
             await walk(server, codes)
+
+    play(test)
+
+
+def test_every_code_of_a_controller_by_strangers_and_users(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with controller_with_users(tmp_path) as server:
+            assert isinstance(server.service, ControllerService)
+            key = User(username="shop", password=USER.secret_key)
+            server.guard.book("file", "").replace({"shop": key})
+            codes = set(server.service._remoting_endpoint._server._processors.handlers)
+            assert codes >= {1001, 1002, 1003, 1009, 1011, 1013} and codes <= set(RIGHTS)
+            await walk(server, codes)
+            # the first user of its own file, and the nodes
+            for who in (ADMIN, NODE):
+                assert (await server.ask(who, RequestCode.GET_CONTROLLER_CONFIG)).code == 0
+
+    play(test)
+
+
+def test_a_controller_notes_who_asked_for_an_election(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with controller_with_users(tmp_path) as server:
+            names = {"clusterName": "DefaultCluster", "brokerName": "broker-a"}
+            address = {"brokerAddress": "127.0.0.1:1"}
+            ways = (
+                (RequestCode.CONTROLLER_APPLY_BROKER_ID, {"registerCheckCode": "127.0.0.1:1;1"}),
+                (RequestCode.CONTROLLER_REGISTER_BROKER, address),
+            )
+            for code, more in ways:
+                fields = names | {"appliedBrokerId": "1", "brokerId": "1"} | more
+                assert (await server.ask(None, code, fields)).code == DENIED
+                assert (await server.ask(ADMIN, code, fields)).code == 0
+            beat = names | {"brokerAddr": "127.0.0.1:1", "brokerId": "1", "epoch": "-1"}
+            beat |= {"maxOffset": "0", "confirmOffset": "0"}
+            broker = RemotingClient(sign=Signer(NODE))  # its connection stays
+            heartbeat = RemotingCommand.request(RequestCode.BROKER_HEARTBEAT, beat)
+            assert (await broker.invoke(server.address, heartbeat, 5000)).code == 0
+            elect = names | {"brokerId": "1", "designateElect": "true"}
+            code = RequestCode.CONTROLLER_ELECT_MASTER
+            assert (await server.ask(None, code, elect)).code == DENIED
+            assert (await server.ask(ADMIN, code, elect)).code == 0
+            assert isinstance(server.service, ControllerService)
+            (elected,) = (each for each in server.service.state.history if each.kind == "elected")
+            assert elected.reason == "asked by remoting from 127.0.0.1 as admin"
+            await broker.close()
+            # a command whose user is refused ends at once, with the reason
+            async with Admin("127.0.0.1:1") as admin:
+                with pytest.raises(ResponseError, match="not signed"):
+                    await admin.controller(server.address).elect_master("", "broker-a", 1)
 
     play(test)
 
@@ -377,7 +454,7 @@ def test_without_authentication_no_user_is_made(tmp_path: Path) -> None:
         service = BrokerService(sections_of(tmp_path), lambda _: None)
         await service.start()
         try:
-            server = Server(service.address, service)
+            server = Server(service.address, service, Mock())
             for code in (3001, 3004, 3005, 3010, RequestCode.BATON_GET_USERS):
                 reply = await server.ask(None, code, {"username": "x"}, b"{}")
                 assert reply.code == DENIED and "authenticationEnabled" in (reply.remark or "")
@@ -436,8 +513,7 @@ def test_name_servers_learn_users_from_the_master_of_each_group(tmp_path: Path) 
             async def route(who: Credentials | None, topic: str = "T") -> int:
                 return (await names.ask(who, 105, {"topic": topic})).code
 
-            guard = names.service._guard
-            assert guard is not None
+            guard = names.guard
             await until(lambda: (user := guard.user("shop")) and user.user.policies)
             assert await route(USER) == 0
             assert await route(None) == DENIED and await route(USER, "Other") == DENIED
@@ -471,8 +547,7 @@ def test_transactions_and_pop_with_the_least_rights(tmp_path: Path) -> None:
             await server.grant(USER, ("Topic:Orders", "Pub"))
             await server.grant(baristas, ("Topic:Orders", "Sub"), ("Group:bar", "Sub"))
             await server.grant(thief, ("Topic:Other", "All"), ("Group:bar", "Sub"))
-            guard = names.service._guard
-            assert guard is not None
+            guard = names.guard
             await until(lambda: (user := guard.user("thief")) and user.user.policies)
 
             def options(who: Credentials) -> dict[str, Any]:
@@ -541,9 +616,7 @@ def test_a_producer_without_rights_fails_at_once_and_says_why(tmp_path: Path) ->
             broker_with_users(tmp_path, namesrv_addr=names.address) as server,
         ):
             await server.create(USER)
-            assert isinstance(names.service, NamesrvService)
-            guard = names.service._guard
-            assert guard is not None
+            guard = names.guard
             await until(lambda: guard.user("shop") is not None)
             wrong = Credentials(access_key="shop", secret_key="wrong")
             for who, why in ((USER, "shop lacks Pub/Sub/Get on Topic:T"), (wrong, "not right")):

@@ -38,6 +38,7 @@ _LEADER_PAUSE_S = 0.05
 
 # Replies after which another controller is asked, or the same one a little later.
 _ASK_THE_LEADER = frozenset({ResponseCode.CONTROLLER_NOT_LEADER})
+_FINAL = frozenset({ResponseCode.NO_PERMISSION})
 
 
 class ControllerAdmin:
@@ -304,17 +305,23 @@ class ControllerAdmin:
             await asyncio.sleep(_LEADER_PAUSE_S)
 
     async def _likely_leaders(self, asked: list[tuple[str, str]]) -> list[str]:
-        """The controllers that are named as leader, without repetition; failures go to `asked`."""
+        """The controllers that are named as leader, without repetition; failures go to `asked`.
+        Raises ResponseError where no leader is known and one of them refuses this user."""
         named: list[str] = []
+        refusal: ResponseError | None = None
         for address, answer in (await self.all_metadata()).items():
             if isinstance(answer, BatonError):
                 asked.append((address, str(answer)))
+                if isinstance(answer, ResponseError) and answer.code in _FINAL:
+                    refusal = answer
             elif answer.leader_address:
                 named.append(answer.leader_address)
             elif answer.is_leader:
                 named.append(address)
             else:
                 asked.append((address, "replies, but has no leader"))
+        if refusal is not None and not named:
+            raise refusal
         return list(dict.fromkeys(named))
 
 
