@@ -75,6 +75,9 @@ class RoleActions:
         self._leave_role(view.master_epoch)
         self._slave_sync.follow(None)
         log_end = await self._ha.change_to_master(view)
+        # R38: `_leave_role` ended this also for a master that is elected again, of whose store HA
+        # changes nothing.
+        self._store.positions.begin_mastership()
         # Now the log has its final end, and no write has come yet. An offset above the end would
         # skip the new messages that get the offsets of cut ones (R44).
         clamped = await self._clamp.for_view(view)

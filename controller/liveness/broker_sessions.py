@@ -131,8 +131,6 @@ class _Channel:
 class _Broker:
     session: _Session | None = None
     channel: _Channel | None = None
-    verdicts: list[tuple[int, str]] = field(default_factory=list)
-    """(when, incarnation) of the verdicts within the flap window."""
 
 
 class BrokerSessions:
@@ -141,6 +139,9 @@ class BrokerSessions:
     def __init__(self, config: LivenessConfig) -> None:
         self._config = config
         self._brokers: dict[tuple[str, int], _Broker] = {}
+        self._verdicts: dict[str, list[int]] = {}
+        """By process, when there were verdicts within the flap window; the newest process last.
+        They outlast `_brokers`: a process may be removed and register again."""
         self._gate_opened_ms: int | None = None
         self._gate_opened_awake_ms = 0
         self._last_ms: int | None = None
@@ -227,13 +228,12 @@ class BrokerSessions:
             session.silent_ms = self._awake_ms(now_ms) - session.received_awake_ms
         session.goodbye, session.why = event.goodbye, event.why
         if not event.goodbye and session.silent_since_ms is None:
-            broker = self._broker(event.broker_name, event.broker_id)
             # R8: a broker without an answer for so long has dialled again; its Hello may be queued.
-            hold_back_ms = self._hold_back_ms(broker, session.incarnation, now_ms)
+            hold_back_ms = self._hold_back_ms(session.incarnation, now_ms)
             session.held_back_ms = max(hold_back_ms, self._drained_ms - now_ms)
             if now_ms >= self._drained_ms:
                 # A closing during a stall of this node says nothing about the broker (R6, R8).
-                broker.verdicts.append((now_ms, session.incarnation))
+                self._note_verdict(session.incarnation, now_ms)
         return True
 
     def remoting_heartbeat(self, event: ev.RemotingHeartbeat, now_ms: int) -> bool:
@@ -322,7 +322,7 @@ class BrokerSessions:
         broker, config = self._brokers.get((broker_name, broker_id), _Broker()), self._config
         session, channel = broker.session, broker.channel
         if session is not None and session.incarnation == incarnation:
-            return self._judge_session(broker, session, now_ms)
+            return self._judge_session(session, now_ms)
         if (
             session is not None
             and session.closed_ms is None
@@ -382,17 +382,23 @@ class BrokerSessions:
         silent_ms = self._awake_ms(now_ms) - session.received_awake_ms
         return max(since_open_ms, silent_ms - self._config.follower_heartbeat_ms)
 
-    def _hold_back_ms(self, broker: _Broker, incarnation: str, now_ms: int) -> int:
+    def _note_verdict(self, incarnation: str, now_ms: int) -> None:
+        oldest_ms = now_ms - self._config.flap_window_ms
+        kept = [each for each in self._verdicts.pop(incarnation, ()) if each > oldest_ms]
+        self._verdicts[incarnation] = [*kept, now_ms]
+        while self._verdicts[oldest := next(iter(self._verdicts))][-1] <= oldest_ms:
+            del self._verdicts[oldest]
+
+    def _hold_back_ms(self, incarnation: str, now_ms: int) -> int:
         """R6: 0 for the first verdict on a process within the window, then longer each time."""
         oldest_ms = now_ms - self._config.flap_window_ms
         # By process: a restarted broker must not wait for the faults of the one before it.
-        broker.verdicts = [each for each in broker.verdicts if each[0] > oldest_ms]
-        repeated = sum(1 for _, process in broker.verdicts if process == incarnation)
+        repeated = sum(each > oldest_ms for each in self._verdicts.get(incarnation, ()))
         if repeated == 0:
             return 0
         return pause_ms(self._config.flap_delay_ms, self._config.flap_delay_max_ms, repeated)
 
-    def _judge_session(self, broker: _Broker, session: _Session, now_ms: int) -> SilenceVerdict:
+    def _judge_session(self, session: _Session, now_ms: int) -> SilenceVerdict:
         if session.silent_since_ms is not None:
             return SilenceVerdict(
                 "dead", "session_silent", session.silent_since_ms, session.silent_ms
@@ -406,15 +412,14 @@ class BrokerSessions:
             if session.why:
                 reason += f": {session.why}"
             return self._judge_closing(session.closed_ms, reason, session.silent_ms, now_ms)
-        limit_ms = self._config.session_timeout_ms + self._hold_back_ms(
-            broker, session.incarnation, now_ms
-        )
+        hold_back_ms = self._hold_back_ms(session.incarnation, now_ms)
+        limit_ms = self._config.session_timeout_ms + hold_back_ms
         deaf_ms = self._deaf_for_ms(session, now_ms)
         if max(self._unheard_for_ms(session, now_ms), deaf_ms) <= limit_ms:
             return _UNKNOWN
         silent_ms = max(self._awake_ms(now_ms) - session.received_awake_ms, deaf_ms)
         if self._gate_opened_ms is not None:
-            broker.verdicts.append((now_ms, session.incarnation))
+            self._note_verdict(session.incarnation, now_ms)
             session.silent_since_ms = now_ms
             session.silent_ms = silent_ms
         return SilenceVerdict("dead", "session_silent", now_ms, silent_ms)

@@ -227,10 +227,12 @@ class DisturbFaults(Kinds):
 
     def _check_cost(self) -> None:
         """R58: memory is taken for bytes that arrived, and at most as much again. Strangers have
-        few of the connections of an HA port."""
+        few of the connections of an HA port. What a process that hangs has not accepted yet is its
+        kernel's."""
         strangers: Counter[tuple[str, int]] = Counter()
         for transport in self.cluster.network.transports:
-            if transport.process.host == _STRANGER and not transport.peer.ended:
+            is_accepted = transport.peer.protocol is not None and not transport.peer.ended
+            if is_accepted and transport.process.host == _STRANGER:
                 strangers[transport.peer_address] += 1
             intake = getattr(getattr(transport.peer, "protocol", None), "intake", None)
             if intake is not None and intake.reader.held > 2 * intake.reader.waiting:

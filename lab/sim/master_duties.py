@@ -2,7 +2,8 @@
 
 R12, R41: acks count of the processes that the controllers have registered. R14: with a lease it
 does not wait for a member that is down, or hangs. R36: it takes writes with a
-lease, or with its whole required set, and refuses them without both.
+lease, or with its whole required set, and refuses them without both. R38: it states the positions
+of its queues, without which nothing may expire.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from lab.sim.world import World
 
 _REMOVED_S = 2.0  # R14: after 0.6 s, by a controller that may be slow
 _JUDGED_S = 0.6
+_STATED_MAX = 1 << 30
+"""R38: within so many bytes a master states positions; lives write much less."""
 
 
 class Standing:
@@ -62,6 +65,9 @@ class Standing:
         if takes != (leased or ha.required_set_whole):
             how = "takes" if takes else "refuses"
             wrong[host.incarnation, f"R36: a master {how} writes, lease {leased}"] = _JUDGED_S
+        store = service.store
+        if store.positions.due_at - store.max_phy_offset > _STATED_MAX:
+            wrong[host.incarnation, "R38: a master states no positions"] = _JUDGED_S
         if ha._master is not None and gate.master_epoch == group.master_epoch:  # knows who is who
             for connection in ha._master.core._following.values():
                 record = group.replica(connection.broker_id)

@@ -270,8 +270,8 @@ class Promises:
         assert service is not None
         store, epoch = service.store, service.path.gate.master_epoch
         self._give_up(host, epoch)
-        self._check_inherited(host)
         needed = max((end for e, end in self.truth_ends.items() if e < epoch), default=0)
+        self._check_inherited(host, needed)
         begin = store.min_phy_offset
         self.expiry.check_begin(host)
         data, known = self.rot.read(host, begin, needed), self.truth[begin:needed]
@@ -281,12 +281,14 @@ class Promises:
                 f" {store.max_phy_offset} of {needed}, equal up to {begin + equal(data, known)}"
             )
 
-    def _check_inherited(self, host: BrokerHost) -> None:
-        """R26: what it is to acknowledge first stands on its disk."""
+    def _check_inherited(self, host: BrokerHost, needed: int) -> None:
+        """R26: what was acknowledged before its epoch is on its disk. Bytes behind `needed` are
+        looked at when it confirms them (R15): a master that is elected again has some of its own
+        turn, which nothing acknowledges before their sync."""
         if self._world.settings.sync_flush and host.service is not None:
             store = host.service.store
             begin = store.min_phy_offset
-            data = read_log(store, begin, store.max_phy_offset)
+            data = read_log(store, begin, needed)
             if (at := first_unsynced(host, begin, data)) is not None:
                 self._violate(f"R26: {host.incarnation} opens, its disk has no more than {at}")
 

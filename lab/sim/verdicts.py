@@ -45,9 +45,11 @@ class Verdicts:
         return effects
 
     def _says_something(self, event: ev.SessionClosed, now_ms: int) -> bool:
-        """Not one that was superseded, that was silent before, or that closes as its broker stops,
-        or while this process stood still (R8)."""
-        sessions = self._core._sessions
+        """Not one that was superseded, that was silent before, that closes as its broker stops, or
+        while this process stood still (R8), or of a process that is not registered."""
+        sessions, state = self._core._sessions, self._core._state
+        if not state.is_registered(event.broker_name, event.broker_id):
+            return False
         sessions.notice_time(now_ms)
         session = sessions._open_session(event.broker_name, event.broker_id, event.session_id)
         is_news = session is not None and session.silent_since_ms is None

@@ -6,11 +6,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
+import uvloop
+from lone_broker import lone_broker
 
 from batonmq.broker.replication.role_actions import RoleActions
 from batonmq.broker.tables.slave_sync import Followed
@@ -400,3 +404,36 @@ def test_r42_tables_and_requests_follow_a_master_to_another_address() -> None:
     rig.sync.followed = None  # a master has no master
     rig.actions.master_moved(replace(OTHER, master_address="third:10911"))
     rig.sync.follow.assert_called_once()
+
+
+@pytest.mark.parametrize("named_first", [True, False])
+def test_r38_a_master_that_is_elected_again_states_positions_and_lets_segments_expire(
+    tmp_path: Path, named_first: bool
+) -> None:
+    """HA changes nothing of its store then. Not `named_first`: another one was named in between."""
+
+    async def play() -> None:
+        async with lone_broker(tmp_path, mapped_file_size_commit_log=8192) as rig:
+            store = rig.service.store
+            ha = Mock(required_set_whole=True)
+            ha.change_to_master = AsyncMock(side_effect=lambda view: store.max_phy_offset)
+            actions = RoleActions(
+                rig.service.path,
+                ha,
+                rig.service.tables,
+                Mock(),
+                Mock(),
+                lambda kind, **fields: None,
+            )
+            actions.role_will_change(OTHER, master=named_first)
+            await actions.become_master(OTHER, asyncio.sleep(0))
+            stated = store.positions.may_expire_below
+            for _ in range(30):
+                assert (await rig.send(body=bytes(1000))).code == 0
+            assert stated < store.positions.may_expire_below
+            assert store.expirer.clean_expired(manual=True) == 0, "nothing is that old"
+            for segment in sorted((tmp_path / "commitlog").glob("0*"))[:2]:
+                os.utime(segment, (0, 0))
+            assert store.expirer.clean_expired(manual=True) == 2
+
+    uvloop.run(play())

@@ -336,6 +336,28 @@ def test_r6_closings_of_long_ago_hold_no_verdict_back():
     assert verdicts == ["dead", "dead", "unknown"]
 
 
+def test_r6_a_process_that_registers_again_has_no_first_closing_again():
+    """An operator removed it in between, and its session ended while nothing was registered."""
+    made, verdicts = sessions(), []
+    for number, is_registered in enumerate((True, False, True), 1):
+        now_ms = START_MS + 50 * number
+        made.notice_time(now_ms)
+        made.hello(ev.SessionHello(NAME, 2, "i2", number), now_ms)
+        made.closed(ev.SessionClosed(NAME, 2, number), now_ms, is_registered=is_registered)
+        verdicts.append(made.judge(NAME, 2, "i2", START_MS, now_ms).state)
+    assert verdicts == ["dead", "unknown", "unknown"]
+
+
+def test_r58_verdicts_are_kept_no_longer_than_they_count():
+    made, window_ms = sessions(), LivenessConfig().flap_window_ms
+    for number in range(1, 200):
+        now_ms = START_MS + number * window_ms // 20
+        made.notice_time(now_ms)
+        made.hello(ev.SessionHello(NAME, 2, f"i{number}", number), now_ms)
+        made.closed(ev.SessionClosed(NAME, 2, number), now_ms, is_registered=True)
+    assert len(made._verdicts) == 20
+
+
 @pytest.mark.parametrize(("session_timeout_ms", "unknown_ms"), [(800, 1_500), (4_000, 4_000)])
 @pytest.mark.parametrize("registered_ms", [START_MS - 60_000, START_MS + 3_000])
 def test_r35_who_was_never_seen_is_unknown_for_1500_ms_or_a_longer_session_time_out(
