@@ -233,6 +233,9 @@ class BrokerMetrics:
             family = page.family(name, "gauge", what)
             async for place, lag in pace.through(lags.items()):
                 family.add_as(texts[place], lag.values()[at])
+        while lags:  # freed in slices, too
+            del texts[lags.popitem()[0]]
+            await pace.step()
 
     def _add_queue(
         self,

@@ -314,9 +314,11 @@ class Metrics:
                 log.exception("metrics_incomplete")
         page.gauge("batonmq_metrics_failures", "parts that are missing on this page", failed)
         page.gauge("batonmq_metrics_series_dropped", "beyond the limit of a name", page.dropped)
-        pieces = []
-        for at in range(0, len(page.lines), LINES_A_TURN):
-            pieces.append("".join(page.lines[at : at + LINES_A_TURN]).encode())
+        pieces, lines = [], page.lines
+        lines.reverse()  # taken from its end: 140,000 lines are not freed in one turn
+        while lines:
+            pieces.append("".join(lines[: -LINES_A_TURN - 1 : -1]).encode())
+            del lines[-LINES_A_TURN:]
             await asyncio.sleep(0)
         self._page_until_s = boot_s() + PAGE_S
         return pieces

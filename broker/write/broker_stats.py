@@ -70,8 +70,9 @@ class StatsTable:
 
     def totals(self) -> Iterator[tuple[str, int, int]]:
         """(key, messages, bytes) of each since it is counted. The table may change meanwhile."""
-        for key, slot in list(self._slots.items()):
-            yield key, self._messages[slot], self._bytes[slot]
+        for key in list(self._slots):
+            if (slot := self._slots.get(key)) is not None:
+                yield key, self._messages[slot], self._bytes[slot]
 
     def tick(self, now_ms: int) -> None:
         """About once a second."""
