@@ -35,6 +35,7 @@ _SHORT: Final = {
     "table_doubled": "more than once in the table",
     "table_changed": "otherwise in the table than in the log",
     "table_extra": "in the table, and not in the log",
+    "table_ahead": "note on rows from behind the end of the log",
     "table_behind": "note on messages that the table is to get",
     "table_unseen": "note on rows that cannot be compared",
 }

@@ -17,9 +17,10 @@ import pyarrow as pa
 
 from batonmq.protocol.message import uncompress
 from batonmq.spark.differences.log_findings import LogFinding
-from batonmq.spark.differences.replica_groups import ReplicaGroup
+from batonmq.spark.differences.replica_groups import ReplicaGroup, ReplicaStore, log_end
 from batonmq.spark.read.options import ReadOptions
 from batonmq.spark.read.reading import Read
+from batonmq.spark.read.store_facts import segments
 from batonmq.spark.severity import CRITICAL, INFO, WARNING
 from batonmq.spark.steps.sql import Engine, dicts
 from batonmq.spark.topic_table.bodies import Bodies
@@ -47,9 +48,9 @@ _VIEWS: Final = {
             min(text) AS text, max(text) AS other
         FROM proof_tabled GROUP BY {_PLACE}
     """,
-    "proof_reach": """
-        SELECT broker, queue_id, min(queue_offset) AS low, max(queue_offset) + 1 AS high
-        FROM proof_log GROUP BY broker, queue_id
+    "proof_lone": f"""
+        SELECT a.broker, a.queue_id, a.queue_offset, a.physical_offset, a.text, a.many
+        FROM proof_rows a LEFT JOIN proof_log b ON {_SAME} WHERE b.broker IS NULL
     """,
     "proof_found": f"""
         SELECT 'table_missing' AS kind, a.broker, a.queue_id, a.queue_offset, a.physical_offset,
@@ -68,17 +69,20 @@ _VIEWS: Final = {
         UNION ALL
         SELECT 'table_extra', a.broker, a.queue_id, a.queue_offset, a.physical_offset, a.text,
             CAST(NULL AS STRING), a.many
-        FROM proof_rows a JOIN proof_reach r ON a.broker = r.broker AND a.queue_id = r.queue_id
-            LEFT JOIN proof_log b ON {_SAME}
-        WHERE b.broker IS NULL AND a.queue_offset >= r.low AND a.queue_offset < r.high
+        FROM proof_lone a LEFT JOIN proof_kept k ON a.broker = k.broker
+        WHERE a.broker IS NULL OR a.queue_id IS NULL OR a.queue_offset IS NULL
+            OR a.physical_offset IS NULL
+            OR a.physical_offset >= k.low AND a.physical_offset < k.high
     """,
 }
+_KEPT: Final = pa.schema([("broker", pa.string()), ("low", pa.int64()), ("high", pa.int64())])
 _ORDER: Final = "ORDER BY kind, broker, queue_id, queue_offset"
 
 
 class TableProof(msgspec.Struct):
-    """`compared`: rows whose messages the log has. `unseen`: rows without one, as of a log that has
-    expired, or of brokers whose stores are not given. `behind`: messages that the table is to get.
+    """`compared`: rows whose messages the log has. `unseen`: rows that cannot be compared, since
+    the log has expired there, or the stores of their broker are not given. `ahead`: rows from
+    behind the end of the log. `behind`: messages that the table is to get.
     """
 
     table: str
@@ -86,6 +90,7 @@ class TableProof(msgspec.Struct):
     rows: int = 0
     compared: int = 0
     unseen: int = 0
+    ahead: int = 0
     behind: int = 0
 
 
@@ -108,6 +113,8 @@ def prove(
     engine.mapped("proof_logged", read.plan(), partial(_logged, read, plan), _TEXTS)
     engine.table("proof_state", _state_table(state))
     for name, text in _VIEWS.items():
+        if name == "proof_found":
+            engine.table("proof_kept", _kept(engine, groups))
         engine.define(name, text, keep=True)
     proof = TableProof(table.location, about.topic, **_counts(engine))
     return proof, [*_findings(engine, about, names), *_notes(proof, about)]
@@ -120,13 +127,32 @@ def _row_plan(table: TopicTable, about: About) -> RowPlan:
 
 
 def _read_of(topic: str, groups: Sequence[ReplicaGroup]) -> Read:
-    best = [max(group.replicas, key=lambda replica: replica.confirm) for group in groups]
+    best = [_best(group) for group in groups]
     paths = [replica.storage.uri(replica.facts.path) for replica in best]
     columns = ",".join([*MESSAGE.values(), "body", "sys_flag"])
     return Read(ReadOptions.from_mapping({
         "table": "messages", "paths": json.dumps(paths), "topic": topic, "columns": columns,
         "unconfirmed": "true", "mode": "DROPMALFORMED",
     }))  # fmt: skip
+
+
+def _best(group: ReplicaGroup) -> ReplicaStore:
+    return max(group.replicas, key=lambda replica: replica.confirm)
+
+
+def _kept(engine: Engine, groups: Sequence[ReplicaGroup]) -> pa.Table:
+    """The part [low, high) of the log that each broker's store has, where it is asked for: the end
+    is found by reading the last file.
+    """
+    asked = {row["broker"] for row in dicts(engine, "SELECT DISTINCT broker FROM proof_lone")}
+    rows = []
+    for group in groups:
+        if (broker := _broker(group)) in asked:
+            best = _best(group)
+            files = segments(best.storage, f"{best.facts.path}/commitlog")
+            end = log_end(best.storage, files, best.confirm)
+            rows.append({"broker": broker, "low": best.first, "high": end})
+    return pa.Table.from_pylist(rows, _KEPT)
 
 
 def _broker(group: ReplicaGroup) -> str:
@@ -187,10 +213,11 @@ def _counts(engine: Engine) -> dict[str, int]:
     (row,) = dicts(engine, f"""
         SELECT (SELECT CAST(coalesce(sum(many), 0) AS BIGINT) FROM proof_rows) AS rows,
             (SELECT count(*) FROM proof_rows a JOIN proof_log b ON {_SAME}) AS compared,
-            (SELECT count(*) FROM proof_rows a LEFT JOIN proof_reach r
-                ON a.broker = r.broker AND a.queue_id = r.queue_id
-                WHERE r.broker IS NULL OR a.queue_offset < r.low OR a.queue_offset >= r.high
+            (SELECT count(*) FROM proof_lone a LEFT JOIN proof_kept k ON a.broker = k.broker
+                WHERE k.broker IS NULL AND a.broker IS NOT NULL OR a.physical_offset < k.low
             ) AS unseen,
+            (SELECT count(*) FROM proof_lone a JOIN proof_kept k ON a.broker = k.broker
+                WHERE a.physical_offset >= k.high) AS ahead,
             (SELECT count(*) FROM proof_log a LEFT JOIN proof_state s
                 ON a.broker = s.broker AND a.queue_id = s.queue_id
                 WHERE s.broker IS NULL OR a.queue_offset >= s.end_offset) AS behind
@@ -220,7 +247,7 @@ def _detail(row: dict[str, Any]) -> str:
         same = "alike" if row["text"] == row["other"] else "not alike"
         return f"{row['many']} rows are of this message, {same}"
     if row["kind"] == "table_extra":
-        return "the log that was read has no such message"
+        return "the log has no such message, though it has what is around this place"
     log, table = json.loads(row["text"]), json.loads(row["other"])
     names = sorted(n for n in log.keys() | table.keys() if log.get(n) != table.get(n))
     told = [
@@ -239,10 +266,16 @@ def _notes(proof: TableProof, about: About) -> Iterator[LogFinding]:
     if proof.behind:
         text = f"{proof.behind:,} messages of the log are not in the table yet"
         yield LogFinding(None, INFO, "table_behind", text, topic=about.topic)
+    if proof.ahead:
+        text = (
+            f"{proof.ahead:,} rows of the table are from behind the end of the log: the stores are "
+            "older than the table, or the log has lost these messages"
+        )
+        yield LogFinding(None, WARNING, "table_ahead", text, topic=about.topic)
     if proof.unseen:
         text = (
-            f"{proof.unseen:,} rows of the table cannot be compared: the log has expired there, "
-            "their brokers' stores are not given, or the stores are older than the table"
+            f"{proof.unseen:,} rows of the table cannot be compared: the log has expired there, or "
+            "their brokers' stores are not given"
         )
         kind = INFO if proof.compared else WARNING
         yield LogFinding(None, kind, "table_unseen", text, topic=about.topic)

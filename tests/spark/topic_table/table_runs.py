@@ -69,8 +69,10 @@ class Runs:
         return TopicStream(self.table(name), TablePlan(**given), self.said.append)
 
     def rows(self, name="t", table=None):
-        """The rows, by queue and offset."""
+        """The rows, by queue and offset; none of a table that is not there yet."""
         table = table or self.table(name)
+        if table.about() is None:
+            return []
         fields = pa.schema([each.remove_metadata() for each in table.fields()])
         columns = RowPlan(None, fields.serialize().to_pybytes(), False, 0).schema
         found = [
