@@ -244,8 +244,9 @@ def calendar_figure(groups: Sequence[Group], step_days: int, cells: Sequence[Row
         None: 0,
         **{group.name: len(names) - len(groups) + at for at, group in enumerate(groups)},
     }
-    step, first = step_days * DAY_MS, min(cell["at"] for cell in cells)
-    last = max(*(cell["at"] for cell in cells), first + 6 * step)
+    step, last = step_days * DAY_MS, max(cell["at"] for cell in cells)
+    # A short history fills up with days before it: those after it may not have come yet.
+    first = min(*(cell["at"] for cell in cells), last - 6 * step)
     starts = list(range(first, last + 1, step))
     few = len(starts) <= _FEW_DAYS
     days = [datetime.fromtimestamp(at / 1000, UTC) for at in starts]

@@ -272,6 +272,21 @@ def test_days_without_data_differ_from_days_without_outage(bad_year):
     assert count["nothing recorded"] == [days - 40, days - 39, days, days - 1]
 
 
+def test_no_day_is_drawn_that_has_not_come_yet(incident):
+    """The history ends on its only day: the other six are before it."""
+    layers = {trace["name"]: trace for trace in figures(incident)["calendar"]["data"]}
+    assert layers["outage, by its length"]["x"][-1] == "Sat<br>Nov 21"
+    assert [line[-1] is not None for line in layers["outage, by its length"]["z"]] == [True]
+    assert len(layers["nothing recorded"]["x"]) == 7
+
+
+def test_what_a_table_holds_is_read_whole_on_a_phone(browser, bad_year):
+    browser.open(bad_year, width=390)
+    boxes = browser.boxes("caption span")
+    assert boxes and all(0 < width < 390 for width, _ in boxes)
+    assert browser.run("return document.documentElement.scrollWidth") == 390
+
+
 def test_each_change_leads_to_its_story(browser, bad_year, incident):
     browser.open(bad_year)
     stories = browser.run(
