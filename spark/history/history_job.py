@@ -28,6 +28,7 @@ from batonmq.spark.history.output_tables import (
     TABLES,
     FoldedRows,
     TimeSpan,
+    folded_row,
     unpacked,
     written_schema,
 )
@@ -37,7 +38,7 @@ from batonmq.spark.history.summary import FindingSums, GroupSums, summarise
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.steps.parquet_tables import DAY_MS
 from batonmq.spark.steps.result_folder import Results
-from batonmq.spark.steps.sql import Engine, dicts
+from batonmq.spark.steps.sql import DELTA, Engine, ResultTable, dicts, task_number, write_delta
 
 SPLIT_BYTES: Final = 32 << 20
 
@@ -129,6 +130,25 @@ class FoldGroups:
                 yield name, rank, text
 
 
+@dataclass(frozen=True, slots=True)
+class WriteRows:
+    """Writes packed rows into files of their tables: the JVM's writer takes them value by value,
+    which costs more than all else together. A row for each table tells how many."""
+
+    tables: dict[str, ResultTable]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        held: dict[str, list[tuple[int, bytes]]] = {}
+        for batch in batches:
+            for row in batch.to_pylist():
+                held.setdefault(row["part"], []).append((row["many"], row["packed"]))
+        for name, some in held.items():
+            rows = unpacked(packed for _, packed in some)
+            reader = pa.RecordBatchReader.from_batches(written_schema(name), rows)
+            self.tables[name].add(reader, task_number())
+            yield folded_row(name, sum(many for many, _ in some), b"")
+
+
 @contextmanager
 def _without_circles() -> Iterator[None]:
     """No search for objects that refer to each other in a circle: neither step makes any, and it
@@ -176,14 +196,34 @@ def run(engine: Engine, inputs: Inputs, results: Results, step: Step) -> dict[st
                 others.add(found)
         engine.table("others", pa.Table.from_batches(rows.take(), FOLDED))
         engine.define("every", "SELECT * FROM folded UNION ALL SELECT * FROM others")
-        for name in TABLES:
-            by = ["group"] if name == BY_GROUP else ["group", "day"]
-            of_table = f"SELECT e.packed AS packed FROM every e WHERE e.part = '{name}'"
-            engine.applied("rows", of_table, unpacked, written_schema(name))
-            engine.write("SELECT * FROM rows", results.table(name, by))
-        counted = dicts(engine, "SELECT e.part AS name, sum(e.many) AS many FROM every e "
-                        "GROUP BY e.part")  # fmt: skip
-    counts = dict.fromkeys(TABLES, 0) | {row["name"]: int(row["many"]) for row in counted}
-    counts.pop(SUMS, None)
+        counts = _write(engine, results)
     sums.sort(key=lambda each: each.name)
     return summarise(sums, others, counts, inputs.document(), plan.controllers)
+
+
+def _write(engine: Engine, results: Results) -> dict[str, int]:
+    """The view `every` as tables; their numbers of rows. Raises OSError."""
+    tables = {
+        name: results.table(name, ["group"] if name == BY_GROUP else ["group", "day"])
+        for name in TABLES
+    }
+    counts = dict.fromkeys(TABLES, 0)
+    if results.form == DELTA:
+        for name, table in tables.items():
+            packed = engine.rows(f"SELECT e.packed AS packed FROM every e WHERE e.part = '{name}'")
+            rows = pa.Table.from_batches(
+                unpacked(packed["packed"].to_pylist()), written_schema(name)
+            )
+            counts[name] = rows.num_rows
+            write_delta(rows, table)
+        return counts
+    for table in tables.values():
+        table.begin()
+    engine.applied(
+        "written", f"SELECT * FROM every WHERE part <> '{SUMS}'", WriteRows(tables), FOLDED
+    )
+    for row in dicts(engine, "SELECT w.part AS name, w.many AS many FROM written w"):
+        counts[row["name"]] += row["many"]
+    for name, table in tables.items():
+        table.finish(None if counts[name] else written_schema(name))
+    return counts

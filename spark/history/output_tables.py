@@ -7,7 +7,7 @@ first time.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Final
@@ -229,17 +229,17 @@ class FoldedRows:
             table = table.append_column("group", pa.array([each or None for each in groups], _S))
             if name != BY_GROUP:
                 table = table.append_column("day", pa.array(days, pa.date32()))
-            yield _row(name, len(held), _packed(table))
+            yield folded_row(name, len(held), _packed(table))
         self._held.clear()
         self._rows = 0
 
 
 def sums_row(sums: object) -> pa.RecordBatch:
     """A row for what a task counted."""
-    return _row(SUMS, 1, pickle.dumps(sums))
+    return folded_row(SUMS, 1, pickle.dumps(sums))
 
 
-def _row(part: str, many: int, packed: bytes) -> pa.RecordBatch:
+def folded_row(part: str, many: int, packed: bytes) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{"part": part, "many": many, "packed": packed}], FOLDED)
 
 
@@ -251,11 +251,10 @@ def _packed(table: pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def unpacked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of one table, of its rows of FOLDED."""
-    for batch in batches:
-        for packed in batch.column("packed").to_pylist():
-            yield from pa.ipc.open_stream(packed)
+def unpacked(packed: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
+    """The rows of one table."""
+    for each in packed:
+        yield from pa.ipc.open_stream(each)
 
 
 def written_schema(name: str) -> pa.Schema:

@@ -1,4 +1,4 @@
-"""Rows as tables, and files of them in folders as Hive and Spark name them. Free of Spark."""
+"""Rows as tables, and percentiles of numbers. Free of Spark."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import pyarrow as pa
 from batonmq.protocol.records.columns import Int64s
 from batonmq.spark.read.columns import TIMESTAMP
 
-_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
-_ESCAPED: Final = frozenset("\"#%'*/:=?\\\x7f{}[]^") | frozenset(map(chr, range(32)))
 DAY_MS: Final = 86_400_000
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 

@@ -9,6 +9,7 @@ used.
 from __future__ import annotations
 
 import json
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,6 +59,42 @@ class ResultTable:
     def part(self) -> str:
         """The folder of what is replaced."""
         return "/".join([self.place, *(f"{name}={value}" for name, value in self.only.items())])
+
+    @property
+    def made(self) -> str:
+        """Where new rows grow. A disk can rename: there a table is whole at any time."""
+        parent, _, name = self.part.rpartition("/")
+        return self.part if locate(self.part)[0].root else f"{parent}/_{name}.growing"
+
+    def begin(self) -> None:
+        """Empties `made`. Raises OSError."""
+        storage, made = locate(self.made)
+        if storage.exists(made):
+            storage.file_system.delete_dir(made)
+        storage.file_system.create_dir(made)
+
+    def add(self, rows: pa.RecordBatchReader, task: int) -> None:
+        """Rows into files of `made`; those of a task that is repeated replace its first ones."""
+        storage, made = locate(self.made)
+        folders = pa.schema([rows.schema.field(name) for name in self.by])
+        ds.write_dataset(
+            rows, made, filesystem=storage.file_system, format="parquet", use_threads=False,
+            basename_template=f"part-{task:05}-{{i}}.parquet", max_partitions=1 << 20,
+            existing_data_behavior="overwrite_or_ignore",
+            partitioning=ds.partitioning(folders, flavor="hive") if self.by else None,
+        )  # fmt: skip
+
+    def finish(self, empty: pa.Schema | None = None) -> None:
+        """What grew becomes the table. `empty`: no row was added, so its columns are written."""
+        storage, made = locate(self.made)
+        system = storage.file_system
+        if empty is not None:
+            pq.write_table(empty.empty_table(), f"{made}/part-0.parquet", filesystem=system)
+        _, folder = locate(self.part)
+        if made != folder:
+            if storage.exists(folder):
+                system.delete_dir(folder)
+            system.move(made, folder)
 
     def dataset(self, folders: Any = "hive") -> ds.Dataset:
         """Its rows. `folders`: the partitioning of its Parquet files. Raises OSError, ValueError
@@ -112,7 +149,7 @@ class Engine(ABC):
         """The result of a query in place of what is there; without rows it has its columns all the
         same."""
         if table.form == DELTA:  # result tables are small, whatever they were made of
-            _write_delta(self.rows(query), table)
+            write_delta(self.rows(query), table)
         else:
             self._write_parquet(query, table)
 
@@ -122,6 +159,13 @@ class Engine(ABC):
     def read(self, view: str, table: ResultTable) -> None:
         """A table that was written."""
         self.table(view, table.dataset().to_table())
+
+
+def task_number() -> int:
+    """Of Spark's task that runs here; 0 in a process without one."""
+    spark = sys.modules.get("pyspark")
+    context = spark.TaskContext.get() if spark is not None else None
+    return 0 if context is None else int(context.partitionId())
 
 
 def names_in(folder: str) -> list[str]:
@@ -152,7 +196,7 @@ def dicts(engine: Engine, query: str) -> list[dict[str, Any]]:
     return found
 
 
-def _write_delta(rows: pa.Table, table: ResultTable) -> None:
+def write_delta(rows: pa.Table, table: ResultTable) -> None:
     """A new version of a Delta table; earlier ones stay readable. Needs the package deltalake."""
     import deltalake
 
@@ -227,27 +271,10 @@ class DuckEngine(Engine):
 
     def _write_parquet(self, query: str, table: ResultTable) -> None:
         rows = self.rows(query)
-        storage, folder = locate(table.part)
-        system = storage.file_system
-        parent, _, name = folder.rpartition("/")
-        # A disk can rename: there a table is whole at any time.
-        made = folder if storage.root else f"{parent}/_{name}.growing"
-        for each in {made, folder} if storage.root else {made}:
-            if storage.exists(each):
-                system.delete_dir(each)
+        table.begin()
         if rows.num_rows:
-            folders = pa.schema([rows.schema.field(name) for name in table.by])
-            ds.write_dataset(
-                rows, made, filesystem=system, format="parquet", max_partitions=1 << 16,
-                partitioning=ds.partitioning(folders, flavor="hive") if table.by else None,
-            )  # fmt: skip
-        else:
-            system.create_dir(made)
-            pq.write_table(rows, f"{made}/part-0.parquet", filesystem=system)
-        if made != folder:
-            if storage.exists(folder):
-                system.delete_dir(folder)
-            system.move(made, folder)
+            table.add(rows.to_reader(), 0)
+        table.finish(None if rows.num_rows else rows.schema)
 
 
 class SparkEngine(Engine):
