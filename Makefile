@@ -55,7 +55,7 @@ test: $(STAMP)
 	@$(BIN)/python -m tests.run
 
 sim: $(STAMP)
-	@$(BIN)/python -m lab.sim --seeds $(SIM_SEEDS) --jobs 2
+	@$(BIN)/python -m lab.sim --seeds $(SIM_SEEDS) --known --jobs 2
 
 # DEFECTS_ARGS='--only NAME': one of lab/sim/defects/
 defects: $(STAMP)

@@ -58,6 +58,10 @@ JSON_BYTES_MAX_OF = {317: FRAME_SIZE_MAX}
 MEMORY_MAX = BACKLOG_BYTES_MAX
 """What may wait for one connection."""
 
+ASKED_TWICE = {317, 320}
+"""They count lines and memory in a request each: both at once take five times as long. The second
+request costs what the first one did."""
+
 MESSAGE_MAX = 4 << 20
 NAME = "n" * 127
 Case = tuple[dict[str, str], bytes]
@@ -331,9 +335,13 @@ def test_r58_the_largest_request_of_each_code_is_cheap(
     meter = Meter()
     meter.count(monkeypatch)
     logging.disable()
-    tracemalloc.start()
     with counted_turns() as turns:
+        if code not in ASKED_TWICE:
+            tracemalloc.start()
         reply = runner.run(play())
+    if code in ASKED_TWICE:
+        tracemalloc.start()
+        runner.run(play())
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     logging.disable(logging.NOTSET)

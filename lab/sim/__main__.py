@@ -2,6 +2,7 @@
 
     python -m lab.sim --seeds 300 --jobs 2     seeds 1 to 300; each that fails is named
     python -m lab.sim --seeds 200-250          those
+    python -m lab.sim --seeds 40 --known       also those in which a promise was broken once
     python -m lab.sim --seed 56 --trace        one life, traced line by line
     python -m lab.sim --seed 56 --shrink       the fewest of its faults with which it still fails
     python -m lab.sim --seed 56 --plain        without the features that it uses
@@ -18,10 +19,11 @@ import logging
 import multiprocessing
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from lab.sim.ambient import real_seconds
 from lab.sim.cuts import all_cuts, show
+from lab.sim.known_lives import KNOWN
 from lab.sim.life import LifeOutcome, LifePlan, plan_of, run_numbered, run_plan
 from lab.sim.shrink import shrink
 
@@ -33,7 +35,8 @@ def main() -> int:
     if arguments.what == "cuts":
         return _cuts(arguments.only, arguments.seed or 1, trace=arguments.trace)
     if arguments.seed is None:
-        return _many(_seeds(arguments.seeds), arguments.jobs)
+        known = list(KNOWN) if arguments.known else []
+        return _many([*_seeds(arguments.seeds), *known], arguments.jobs)
     if arguments.shrink:
         return _shrink(plan_of(arguments.seed, plain=arguments.plain))
     return _one(plan_of(arguments.seed, plain=arguments.plain), trace=arguments.trace)
@@ -44,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("what", nargs="?", choices=("lives", "cuts"), default="lives")
     parser.add_argument("--only", default="", metavar="TEXT", help="of cuts, those named so")
     parser.add_argument("--seeds", default="300", metavar="N|A-B", help="how many, or from A to B")
+    parser.add_argument("--known", action="store_true", help="the lives of known_lives, too")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--seed", type=int, help="one life")
     parser.add_argument("--trace", action="store_true", help="tell it")
@@ -104,7 +108,7 @@ def _shrink(whole: LifePlan) -> int:
     return 1
 
 
-def _many(seeds: range, jobs: int) -> int:
+def _many(seeds: Sequence[int], jobs: int) -> int:
     began = shown = real_seconds()
     failed: list[tuple[int, str]] = []
     faults: Counter[str] = Counter()
@@ -118,7 +122,8 @@ def _many(seeds: range, jobs: int) -> int:
         faults.update(outcome.statistics.faults)
         if outcome.violation is not None:
             failed.append((seed, outcome.violation))
-            print(f"seed {seed}: {outcome.violation.splitlines()[0]}", flush=True)
+            known = f" ({KNOWN[seed]})" if seed in KNOWN else ""
+            print(f"seed {seed}{known}: {outcome.violation.splitlines()[0]}", flush=True)
         now = real_seconds()
         if now - shown > _PROGRESS_S:
             shown = now
@@ -135,7 +140,7 @@ def _many(seeds: range, jobs: int) -> int:
     return 1 if failed else 0
 
 
-def _outcomes(seeds: range, jobs: int) -> Iterator[tuple[int, LifeOutcome]]:
+def _outcomes(seeds: Sequence[int], jobs: int) -> Iterator[tuple[int, LifeOutcome]]:
     """Each life in a process of its own: what one leaves behind must not change the next."""
     context = multiprocessing.get_context("fork")
     with context.Pool(max(1, jobs), maxtasksperchild=1) as pool:

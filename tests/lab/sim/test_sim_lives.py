@@ -1,7 +1,7 @@
 """Lives of the whole cluster, as `python -m lab.sim` runs them: the real servers and clients.
 
-The lives from seed 1 on are a ring of their own (`tests.rings`). Here are those in which a promise
-was broken once, and that a seed is the same life everywhere.
+The lives themselves are a ring of their own (`tests.rings`), also those in which a promise was
+broken once (`lab.sim.known_lives`). Here: a seed is the same life everywhere.
 """
 
 from __future__ import annotations
@@ -53,64 +53,6 @@ def test_a_life_leaves_nothing_behind() -> None:
     run(2)
     assert _stores_and_brokers() <= objects
     assert _open_files() == files
-
-
-@pytest.mark.parametrize(
-    "seed",
-    [
-        pytest.param(10117, id="R27, a slave refused a log whose unclean election had expired"),
-        pytest.param(20168, id="transactions, brokers knew no producer that had not sent yet"),
-        pytest.param(20642, id="sim, a clock was 300 s ahead when the faults were over"),
-        pytest.param(21255, id="R39, a deletion expired before its offsets were stored"),
-        pytest.param(20348, id="checker, hours passed before what was stored was confirmed"),
-        pytest.param(20629, id="checker, the same under a clock that leaps by hours"),
-        pytest.param(
-            30180, id="R25, epochs went before the files of their bytes; the lead to and fro"
-        ),
-        pytest.param(30487, id="R23, an unclean winner died before it opened"),
-        pytest.param(31603, id="R17, a suspect master led on when others had joined"),
-        pytest.param(34838, id="R17, a master led on that could not read what it had to pop"),
-        pytest.param(31621, id="checker, a deposed master let expire what was given up"),
-        pytest.param(30175, id="checker, a second unclean election took an offset back"),
-        pytest.param(33163, id="checker, a lease was renewed after a stall, and lost again"),
-        pytest.param(34734, id="checker, an unclean winner confirmed its tail before it opened"),
-        pytest.param(20312, id="checker, one of two copies of a message had expired"),
-        pytest.param(33710, id="checker, the later of two delayed copies was due first"),
-        pytest.param(34560, id="checker, a deposed master went on to show what was given up"),
-        pytest.param(34981, id="checker, what was given up was sent again to its place"),
-        pytest.param(37549, id="R30, a half was checked before the op of its second try counted"),
-        pytest.param(43466, id="G8, a start that cut queues below the checkpoint was killed"),
-        pytest.param(38172, id="R38, positions were stated in a record that arrives at no queue"),
-        pytest.param(37122, id="checker, what a broker wrote is as old as its end"),
-        pytest.param(41179, id="R39, a new master gave messages of a topic that was deleted"),
-        pytest.param(46931, id="R27, a master that had handed over let segments expire"),
-        pytest.param(47714, id="R2, a slave acked to its master in an epoch that it did not know"),
-        pytest.param(48878, id="checker, all who knew the newest epoch had ended"),
-        pytest.param(41017, id="R45, a segment that found no room was not wanted any more"),
-        pytest.param(40291, id="R27, killed between the end of one log and the begin of the next"),
-        pytest.param(37465, id="R40, a store that gave up was asked to write in the same turn"),
-        pytest.param(44289, id="R33, who was elected by a switch had ended meanwhile"),
-        pytest.param(39730, id="R8, elected after a stall it takes writes without a lease"),
-        pytest.param(43196, id="R12, a master that is cut off does not know of a restart"),
-        pytest.param(37705, id="R30, the same, three such ops in one record"),
-        pytest.param(41829, id="checker, a recall was over before a copy of another clock was due"),
-        pytest.param(36623, id="R30, a recall was over on a full disk, and no progress said so"),
-        pytest.param(40598, id="R30, a master named again did not know what it had delivered"),
-        pytest.param(60099, id="checker, a master ended that had just confirmed a topic"),
-        pytest.param(172, id="checker, a turn on a slow disk began before a timer was due"),
-        pytest.param(61456, id="R24, a group took up no queue whose first message was bad"),
-        pytest.param(30130, id="R24, a slave found its bad record once more, and stayed suspect"),
-        pytest.param(62040, id="R6, a process that was removed and came back was deposed at once"),
-        pytest.param(
-            61867, id="checker, a master elected again has unsynced bytes of its own turn"
-        ),
-        pytest.param(62031, id="checker, a process that hangs has not accepted a connection"),
-    ],
-)
-def test_lives_in_which_a_promise_was_broken_once(seed: int) -> None:
-    """Each found what its id says; the code's own tests show it, too."""
-    outcome = run(seed)
-    assert outcome.violation is None, outcome.error
 
 
 @pytest.mark.parametrize("seed", [3, 5])
