@@ -194,7 +194,7 @@ async def odd_calls(scene: Scene, seed: int) -> None:
                 first = pb.BrokerMessage(hello=messages[0])
                 wire = [first, pb.BrokerMessage(heartbeat=messages[1])]
                 # Some end at once, some live until then: the next round comes meanwhile.
-                streams.append(channel.stream_stream(path, send, reply_of)(iter(wire), timeout=2))
+                streams.append(channel.stream_stream(path, send, reply_of)(iter(wire), timeout=0.5))
                 return
             call: Any = channel.unary_unary(path, send, reply_of)(odd_message(kind, rng), timeout=5)
             code = await call.code()

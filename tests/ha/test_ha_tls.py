@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from batonmq.runtime import tls_listener
 from batonmq.runtime.authority import Authority
 from batonmq.runtime.tls import client_context
 from tests.shared.certificates import authority, client_tls, node_tls
@@ -81,7 +82,9 @@ def test_a_replica_of_another_authority_and_a_plain_one_never_follow(
     run_group(scenario)
 
 
-def test_r58_a_stranger_at_an_enforcing_port_gets_no_byte_of_the_log(run_group, wait_until, made):
+def test_r58_a_stranger_at_an_enforcing_port_gets_no_byte_of_the_log(
+    run_group, wait_until, made, monkeypatch
+):
     """Plain, without a certificate, with one that has ended: the connection ends, and replication
     continues."""
     late = str(made.issue("late.pem", ["broker/broker-a/9"], [], days=-1).path)
@@ -108,6 +111,8 @@ def test_r58_a_stranger_at_an_enforcing_port_gets_no_byte_of_the_log(run_group, 
             client_context(client_tls(made, cert_path=late, key_path=late)),
         ):
             assert await answer(one.ha.port, context, b"\0" * 12) == b""
+        # Half a greeting is waited for. From here on every true replica is connected.
+        monkeypatch.setattr(tls_listener, "PROVE_S", 0.5)
         for garbage in (b"\x16\x03\x01" + os.urandom(500), b"\x16" * 30_000):
             alert = await answer(one.ha.port, None, garbage)
             assert len(alert) < 16
