@@ -14,7 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from click.testing import CliRunner
 
+from batonmq.spark.jobs import stream_history
 from lab.cluster.processes import ROOT, wait_for
 from lab.cluster.up import ClusterProcess
 from tests.process.history_watch import Leaders, in_files
@@ -33,19 +35,21 @@ class Job:
     def __init__(self, cluster: ClusterProcess, output: Path, log: Path) -> None:
         self.output, self.log = output, log
         self.started: list[subprocess.Popen[str]] = []
+        controllers = ";".join(cluster.controllers)
+        self.options = ["--controllers", controllers, "--output", str(output), "--json"]
         self.argv = [
             *(sys.executable, "-m", "batonmq.spark.jobs.stream_history", "--master", "local[1]"),
-            *("--controllers", ";".join(cluster.controllers), "--output", str(output), "--json"),
+            *self.options,
             *("--trigger", "200ms", "--max-events", "30"),
             *(each for pair in SMALL.items() for each in ("--conf", "=".join(pair))),
             # A Python process may take long to start while the machine has other work.
             *("--conf", "spark.python.authenticate.socketTimeout=120s"),
         ]
 
-    def start(self, *more: str) -> subprocess.Popen[str]:
+    def start(self) -> subprocess.Popen[str]:
         with self.log.open("a") as log:
             process = subprocess.Popen(
-                [*self.argv, *more], stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT,
+                self.argv, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT,
                 start_new_session=True, env=os.environ | {"JAVA_TOOL_OPTIONS": SHORT_LIVED},
             )  # fmt: skip
         self.started.append(process)
@@ -105,7 +109,7 @@ def job_of(tmp_path: Path) -> Iterator[Callable[[ClusterProcess], Job]]:
 
 @pytest.mark.process
 def test_each_event_comes_once_through_kills_and_failovers(
-    tmp_path: Path, job_of: Callable[[ClusterProcess], Job]
+    request: pytest.FixtureRequest, tmp_path: Path, job_of: Callable[[ClusterProcess], Job]
 ) -> None:
     with ClusterProcess(tmp_path / "cluster") as cluster, ThreadPoolExecutor(1) as pool:
         job, leaders = job_of(cluster), Leaders(cluster)
@@ -134,14 +138,15 @@ def test_each_event_comes_once_through_kills_and_failovers(
         # what is left
         cluster.wait_in_sync(3)
         written = in_files(cluster)
-        process = job.start("--available-now")
-        told, _ = process.communicate(timeout=SPARK_S)
-        assert process.returncode == 0, job.log.read_text()[-3000:]
+        request.getfixturevalue("session")  # the job takes it: no other JVM is started
+        done = CliRunner().invoke(stream_history.main, [*job.options, "--available-now"])
+        assert done.exit_code == 0, done.output
+        told = json.loads(done.stdout)
         events = {name: json.loads(line) for name, line in in_files(cluster).items()}
 
     rows = job.rows()
-    assert json.loads(told)["total"] == len(rows)
-    assert json.loads(told)["events"] > 0
+    assert told["total"] == len(rows)
+    assert told["events"] > 0
     names = [(row["log"], row["raft_index"], row["part"]) for row in rows]
     assert len(set(names)) == len(names) and written.keys() <= set(names)
     for row, name in zip(rows, names, strict=True):
