@@ -71,7 +71,9 @@ def _prepare_java() -> None:
 
 
 def _missing_for_spark() -> list[str]:
-    packages = ("deltalake", "jinja2", "jpype", "moto", "numpy", "plotly", "pyarrow", "pyspark")
+    packages = (
+        "deltalake", "jinja2", "jpype", "moto", "numpy", "plotly", "pyarrow", "pyiceberg", "pyspark"
+    )  # fmt: skip
     lacking = [name for name in packages if importlib.util.find_spec(name) is None]
     java = ["a JDK 17 (`java`)"] if shutil.which("java") is None else []
     return java + ([f"{', '.join(lacking)} (`make setup-spark`)"] if lacking else [])

@@ -38,7 +38,7 @@ from batonmq.spark.history.summary import FindingSums, GroupSums, summarise
 from batonmq.spark.read.damage import Damage
 from batonmq.spark.steps.parquet_tables import DAY_MS
 from batonmq.spark.steps.result_folder import Results
-from batonmq.spark.steps.sql import DELTA, Engine, ResultTable, dicts, task_number, write_delta
+from batonmq.spark.steps.sql import PARQUET, Engine, ResultTable, dicts, task_number, write_version
 
 SPLIT_BYTES: Final = 32 << 20
 
@@ -208,14 +208,14 @@ def _write(engine: Engine, results: Results) -> dict[str, int]:
         for name in TABLES
     }
     counts = dict.fromkeys(TABLES, 0)
-    if results.form == DELTA:
+    if results.form != PARQUET:
         for name, table in tables.items():
             packed = engine.rows(f"SELECT e.packed AS packed FROM every e WHERE e.part = '{name}'")
             rows = pa.Table.from_batches(
                 unpacked(packed["packed"].to_pylist()), written_schema(name)
             )
             counts[name] = rows.num_rows
-            write_delta(rows, table)
+            write_version(rows, table)
         return counts
     for table in tables.values():
         table.begin()

@@ -40,7 +40,7 @@ from batonmq.spark.read.damage import DamagedFile
 from batonmq.spark.read.storage import split_paths
 from batonmq.spark.read.store_facts import StoreError
 from batonmq.spark.steps import sql
-from batonmq.spark.steps.sql import DELTA, PARQUET, SMALL_LOG_BYTES
+from batonmq.spark.steps.sql import DELTA, ICEBERG, PARQUET, SMALL_LOG_BYTES
 
 if TYPE_CHECKING:  # starting Spark takes seconds, importing it already one: see `Job.is_local`
     from pyspark.sql import SparkSession
@@ -266,7 +266,7 @@ def job_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def output_options(
-    *, required: bool, replaces: str = "an earlier result in --output"
+    *, required: bool, replaces: str = "an earlier result in --output", of: str = "of the result"
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Where results go, whether they replace others, and as what."""
     options = (
@@ -275,11 +275,20 @@ def output_options(
         click.option(
             "--format",
             "form",
-            type=click.Choice([PARQUET, DELTA]),
+            type=click.Choice([PARQUET, DELTA, ICEBERG]),
             default=PARQUET,
             show_default=True,
             callback=checked(_known_form),
-            help="what the tables are: folders of Parquet, or Delta tables (package deltalake)",
+            help="what the tables are: folders of Parquet, Delta tables, or those of an Iceberg "
+            "catalog",
+        ),
+        click.option(
+            "--catalog",
+            multiple=True,
+            metavar="KEY=VALUE",
+            callback=checked(properties),
+            help=f"an Iceberg catalog {of} by pyiceberg's properties (type, uri, warehouse, ...), "
+            "or name=NAME of one in its configuration; namespace=NAME: of the result's tables",
         ),
     )
 
@@ -290,9 +299,10 @@ def output_options(
 
 
 def _known_form(form: str) -> str:
-    if form == DELTA and importlib.util.find_spec("deltalake") is None:
+    package = {DELTA: "deltalake", ICEBERG: "pyiceberg"}.get(form)
+    if package is not None and importlib.util.find_spec(package) is None:
         raise ValueError(
-            "--format delta needs the package deltalake (pip install 'batonmq[delta]')"
+            f"--format {form} needs the package {package} (pip install 'batonmq[tables]')"
         )
     return form
 

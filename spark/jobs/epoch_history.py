@@ -59,19 +59,20 @@ def main(
     output: str,
     overwrite: bool,
     form: str,
+    catalog: dict[str, str],
     fail_on: str,
     no_report: bool,
     **given: Any,
 ) -> None:
     """Failovers as tables: from controllers' histories and brokers' epoch files."""
     inputs = Inputs(**given)
-    results = Results(output, TABLES, overwrite=overwrite, form=form)
+    results = Results(output, TABLES, overwrite=overwrite, form=form, catalog=catalog)
     with job.sql("epoch_history", inputs.plan.size_bytes, few_rows=True) as engine:
         summary = run(engine, inputs, results, job.progress.step)
         page = None
         if not no_report:
             with job.progress.step("drawing the report"):
-                page = epoch_page(results.folder, summary, form=form)
+                page = epoch_page(results.table, summary)
         results.publish(summary, page)
     job.result(summary, [*lines(summary), *results.page_line(page)])
     found = summary["findings"]

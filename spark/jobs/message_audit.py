@@ -20,16 +20,14 @@ from batonmq.spark.jobs.command import (
     FOUND,
     Job,
     JobCommand,
-    checked,
     engine_option,
     job_options,
     output_options,
     paths_option,
-    properties,
 )
 from batonmq.spark.steps.result_folder import Results
 from batonmq.spark.topic_table.proof import lines_of_proof, prove
-from batonmq.spark.topic_table.table_formats import DELTA, FORMS, open_table
+from batonmq.spark.topic_table.table_formats import DELTA, FORMS, ICEBERG, open_table
 
 _EPILOG = (
     "Exit codes: 0 clean (information only), 1 something critical or a warning was found, "
@@ -60,14 +58,7 @@ _EPILOG = (
 )
 @click.option("--table", metavar="URI", help="a table of topicTable: compare its rows, too")
 @click.option("--table-format", type=click.Choice(FORMS), default=DELTA, show_default=True)
-@click.option(
-    "--catalog",
-    multiple=True,
-    metavar="KEY=VALUE",
-    callback=checked(properties),
-    help="the catalog of an Iceberg --table, as of topicTable",
-)
-@output_options(required=False, replaces="what --output holds")
+@output_options(required=False, replaces="what --output holds", of="of --table or the result")
 @click.option(
     "--limit",
     type=click.IntRange(0, 10_000),
@@ -78,11 +69,20 @@ _EPILOG = (
 def main(job: Job, *, output: str | None, overwrite: bool, form: str, **given: Any) -> None:
     """Compare replicas' stores with each other, with acknowledged sends, and with a table."""
     name, kind, catalog = (given.pop(each) for each in ("table", "table_format", "catalog"))
-    table = open_table(name, kind, catalog) if name else None
+    if catalog and ICEBERG not in (kind, form):
+        raise click.UsageError("--catalog: it is of Iceberg tables")
+    own = {key: value for key, value in catalog.items() if key != "namespace"}
+    table = open_table(name, kind, own if kind == ICEBERG else {}) if name else None
     request = AuditRequest(**given)
     results, proof = None, None
     if output is not None:
-        results = Results(output, ("findings",), overwrite=overwrite, form=form)
+        results = Results(
+            output,
+            ("findings",),
+            overwrite=overwrite,
+            form=form,
+            catalog=catalog if form == ICEBERG else None,
+        )
     with job.progress.step("reading identity and epochs of the stores"):
         plan = plan_audit(request)
     with job.sql("message_audit", plan.size_bytes) as engine:

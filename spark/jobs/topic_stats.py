@@ -94,6 +94,7 @@ def main(
     output: str,
     overwrite: bool,
     form: str,
+    catalog: dict[str, str],
     max_lag: int | None,
     no_report: bool,
     **given: Any,
@@ -103,7 +104,7 @@ def main(
     with job.progress.step("reading identity and epochs of the stores"):
         sources = one_per_group(request.stores, unconfirmed=request.unconfirmed)
     keeps = " and keeps its snapshots of consumer_lag"
-    results = Results(output, TABLES, overwrite=overwrite, form=form, keeps=keeps)
+    results = Results(output, TABLES, overwrite=overwrite, form=form, catalog=catalog, keeps=keeps)
     with job.sql("topic_stats", sources.log_bytes) as engine:
         summary = run(engine, request, sources, results, job.progress.step)
         page = None

@@ -6,7 +6,7 @@ Reads the tables of `epoch_history`. The words are in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -16,19 +16,19 @@ from batonmq.spark.report.epoch_tables import EpochTables, Group, Kind, Row
 from batonmq.spark.report.page import Figure, render
 from batonmq.spark.report.plots import PARTS, kind_label
 from batonmq.spark.report.quantities import counted, duration_text, moment_text
-from batonmq.spark.steps.sql import PARQUET
+from batonmq.spark.steps.sql import ResultTable
 
 _WORST_DRAWN: Final = 12
 _INPUTS: Final = ("history", "history_parquet", "stores", "since", "until")
 
 
-def epoch_page(folder: str, summary: Mapping[str, Any], *, form: str = PARQUET) -> str:
-    """The page as HTML, from the tables below a folder.
+def epoch_page(table: Callable[[str], ResultTable], summary: Mapping[str, Any]) -> str:
+    """The page as HTML, from the tables by their names.
 
     `summary`: what `epoch_history` writes as summary.json; of it `inputs`, `generated_at` and
     `version` are shown, the numbers come from the tables. Raises OSError.
     """
-    return render("epoch.html", _facts(EpochTables(folder, form), summary))
+    return render("epoch.html", _facts(EpochTables(table), summary))
 
 
 def _facts(tables: EpochTables, summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ ms; None: not known. Free of Spark.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 from batonmq.spark.report.plots import PARTS
 from batonmq.spark.severity import SEVERITIES
 from batonmq.spark.steps.parquet_tables import DAY_MS, percentile
-from batonmq.spark.steps.sql import PARQUET, ResultTable
+from batonmq.spark.steps.sql import ResultTable
 
 #: More broker groups than this are counted but not drawn; those that cost most are.
 GROUPS_SHOWN: Final = 30
@@ -87,17 +87,16 @@ class Lane:
 
 
 class EpochTables:
-    """The tables below one folder. Raises OSError."""
+    """The tables by their names. Raises OSError."""
 
-    def __init__(self, folder: str, form: str = PARQUET) -> None:
-        self._folder, self._form = folder, form
+    def __init__(self, table: Callable[[str], ResultTable]) -> None:
+        self._table = table
         self.failovers = self._failovers()
 
     def read(self, name: str, columns: str, where: pc.Expression | None = None) -> pa.Table:
         """`group` and those columns (parted by blanks), times and days as ms."""
         wanted = ["group", *columns.split()]
-        data = ResultTable(f"{self._folder}/{name}", self._form).dataset(_FOLDERS)
-        found = data.to_table(columns=wanted, filter=where)
+        found = self._table(name).dataset(_FOLDERS).to_table(columns=wanted, filter=where)
         return pa.table([_in_ms(found[each]) for each in wanted], wanted)
 
     def _failovers(self) -> pa.Table:

@@ -8,12 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from batonmq.spark.read.storage import UnknownPlace
-from batonmq.spark.steps.sql import PARQUET, ResultTable, names_in, put
+from batonmq.spark.read.storage import UnknownPlace, locate
+from batonmq.spark.steps.sql import ICEBERG, PARQUET, ResultTable, names_in, put
 
 SUMMARY: Final = "summary.json"
 REPORT: Final = "report.html"
-_MAKING: Final = "_making-"
 
 
 class Results:
@@ -29,14 +28,22 @@ class Results:
         *,
         overwrite: bool = False,
         form: str = PARQUET,
+        catalog: Mapping[str, str] | None = None,
         keeps: str = "",
     ) -> None:
-        """`tables`: all that will be there, in which `form`. `keeps`: what --overwrite leaves, for
-        the message. Raises ValueError if the folder holds something and may not.
+        """`tables`: all that will be there, in which `form`. `catalog`: of Iceberg tables, by
+        pyiceberg's properties, and their `namespace` (default: the folder's name). `keeps`: what
+        --overwrite leaves, for the message. Raises ValueError if the folder holds something and may
+        not, or for a catalog that does not fit the form.
         """
+        self._catalog = dict(catalog or {})
+        if (form == ICEBERG) != bool(self._catalog):
+            raise ValueError("--catalog belongs to --format iceberg, which needs it")
         is_local = "://" not in folder and not folder.startswith("file:")
         self.folder = str(Path(folder).resolve()) if is_local else folder.rstrip("/")
         self.form = form
+        name = self.folder.rpartition("/")[2].replace(".", "_")
+        self._namespace = self._catalog.pop("namespace", name)
         self._ours = (*tables, SUMMARY, REPORT)
         self._overwrite, self._keeps = overwrite, keeps
         self._is_checked = False
@@ -62,7 +69,8 @@ class Results:
             )
 
     def table(self, name: str, by: Sequence[str] = (), **only: str) -> ResultTable:
-        return ResultTable(f"{self.folder}/{name}", self.form, by, only)
+        place = f"{self._namespace}.{name}" if self.form == ICEBERG else f"{self.folder}/{name}"
+        return ResultTable(place, self.form, by, only, self._catalog)
 
     def page_line(self, page: str | None) -> list[str]:
         """What people are told of the page."""
@@ -72,6 +80,9 @@ class Results:
         """From now on the earlier result is not whole. Raises ValueError, OSError."""
         if not self._is_checked:
             self._check(names_in(self.folder))
+        if self.form == ICEBERG:  # else tables make it
+            storage, path = locate(self.folder)
+            storage.file_system.create_dir(path)
         for name in (SUMMARY, REPORT):
             put(f"{self.folder}/{name}", None)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 SMALL_LOG_BYTES: Final = 64 << 20
 """Logs of at most so many bytes together, some 100,000 messages, are done in this process."""
-PARQUET, DELTA = "parquet", "delta"
+PARQUET, DELTA, ICEBERG = "parquet", "delta", "iceberg"
 Options = Mapping[str, str]
 Batches = Iterator[pa.RecordBatch]
 OfTask = Callable[[Any], Batches]
@@ -47,13 +48,17 @@ _MACROS: Final = """
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """A table in a folder (path or URI). `by`: the columns that are folders. `only`: values that
-    all rows have; they replace the rows that have these, and no others."""
+    """A table in a folder (path or URI), or of an Iceberg `catalog` (pyiceberg's properties).
+
+    `by`: the columns that are folders. `only`: values that all rows have; they replace the rows
+    that have these, and no others.
+    """
 
     place: str
     form: str = PARQUET
     by: Sequence[str] = ()
     only: Options = field(default_factory=dict)
+    catalog: Options = field(default_factory=dict)
 
     @property
     def part(self) -> str:
@@ -96,6 +101,13 @@ class ResultTable:
                 system.delete_dir(folder)
             system.move(made, folder)
 
+    def load_catalog(self) -> Any:
+        """Its Iceberg catalog. Raises what pyiceberg does."""
+        from pyiceberg.catalog import load_catalog
+
+        given = dict(self.catalog)
+        return load_catalog(given.pop("name", None), **given)
+
     def dataset(self, folders: Any = "hive") -> ds.Dataset:
         """Its rows. `folders`: the partitioning of its Parquet files. Raises OSError, ValueError
         for a URI that pyarrow does not know."""
@@ -104,6 +116,8 @@ class ResultTable:
 
             options = hadoop.delta_options(self.place)
             return deltalake.DeltaTable(self.place, storage_options=options).to_pyarrow_dataset()
+        if self.form == ICEBERG:
+            return ds.dataset(self.load_catalog().load_table(self.place).scan().to_arrow())
         storage, folder = locate(self.place)
         system = storage.file_system
         return ds.dataset(folder, filesystem=system, format="parquet", partitioning=folders)
@@ -148,10 +162,10 @@ class Engine(ABC):
     def write(self, query: str, table: ResultTable) -> None:
         """The result of a query in place of what is there; without rows it has its columns all the
         same."""
-        if table.form == DELTA:  # result tables are small, whatever they were made of
-            write_delta(self.rows(query), table)
-        else:
+        if table.form == PARQUET:
             self._write_parquet(query, table)
+        else:  # result tables are small, whatever they were made of
+            write_version(self.rows(query), table)
 
     @abstractmethod
     def _write_parquet(self, query: str, table: ResultTable) -> None: ...
@@ -196,13 +210,18 @@ def dicts(engine: Engine, query: str) -> list[dict[str, Any]]:
     return found
 
 
-def write_delta(rows: pa.Table, table: ResultTable) -> None:
-    """A new version of a Delta table; earlier ones stay readable. Needs the package deltalake."""
+def write_version(rows: pa.Table, table: ResultTable) -> None:
+    """A new version of a Delta or Iceberg table; earlier ones stay readable. Raises what deltalake
+    or pyiceberg does."""
+    for name, value in table.only.items():
+        rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
+    (_write_iceberg if table.form == ICEBERG else _write_delta)(rows, table)
+
+
+def _write_delta(rows: pa.Table, table: ResultTable) -> None:
     import deltalake
 
     place, only, options = table.place, table.only, hadoop.delta_options(table.place)
-    for name, value in only.items():
-        rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
     replaces = " AND ".join(f"{name} = '{value}'" for name, value in only.items())
     is_part = bool(replaces) and deltalake.DeltaTable.is_deltatable(place, options)
     deltalake.write_deltalake(
@@ -210,6 +229,25 @@ def write_delta(rows: pa.Table, table: ResultTable) -> None:
         storage_options=options,
         **{"predicate": replaces} if is_part else {"schema_mode": "overwrite"},
     )  # fmt: skip
+
+
+def _write_iceberg(rows: pa.Table, table: ResultTable) -> None:
+    from pyiceberg.expressions import AlwaysTrue, And, EqualTo
+
+    catalog, name = table.load_catalog(), table.place
+    catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+    is_new = not catalog.table_exists(name)
+    made = catalog.create_table(name, rows.schema) if is_new else catalog.load_table(name)
+    only = [EqualTo(column, value) for column, value in table.only.items()]
+    with warnings.catch_warnings(), made.transaction() as change:
+        warnings.simplefilter("ignore", UserWarning)  # that there was nothing to replace
+        if is_new:
+            with change.update_spec() as spec:
+                for column in table.only or table.by:
+                    spec.add_identity(column)
+        with change.update_schema() as schema:
+            schema.union_by_name(rows.schema)
+        change.overwrite(rows, And(AlwaysTrue(), AlwaysTrue(), *only))
 
 
 class DuckEngine(Engine):

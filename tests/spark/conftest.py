@@ -11,7 +11,8 @@ import pytest
 
 HERE = Path(__file__).parent
 PACKAGES = (
-    "deltalake", "duckdb", "jinja2", "jpype", "moto", "numpy", "plotly", "pyarrow", "pyspark"
+    "deltalake", "duckdb", "jinja2", "jpype", "moto", "numpy", "plotly", "pyarrow", "pyiceberg",
+    "pyspark",
 )  # fmt: skip
 LACKING = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
 # Short queries: the JVM's optimizing compiler costs half of the processor time, for nothing.

@@ -1,4 +1,4 @@
-"""`--format delta`: the same rows as Parquet has, whatever folders their groups need."""
+"""`--format delta` and `iceberg`: the rows that Parquet has, whatever folders their groups need."""
 
 import json
 import shutil
@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from click.testing import CliRunner
+from pyiceberg.catalog import load_catalog
 
 from batonmq.spark.history.output_tables import TABLES as HISTORY_TABLES
 from batonmq.spark.jobs import command, epoch_history, message_audit, topic_stats
@@ -50,24 +51,44 @@ def history(tmp_path):
         (message_audit, "stores", ("findings",)),
     ],
 )
-def test_delta_tables_have_the_rows_of_parquet(job, source, tables, tmp_path, request):
+@pytest.mark.parametrize("form", ["delta", "iceberg"])
+def test_tables_of_other_formats_have_the_rows_of_parquet(
+    form, job, source, tables, tmp_path, request
+):
     given = [f"--{source}", str(request.getfixturevalue(source)), "--quiet"]
-    for form in ("parquet", "delta", "delta"):  # the second one replaces the first
-        out = ["--output", str(tmp_path / form), "--overwrite", "--format", form]
-        done = CliRunner().invoke(job.main, [*given, *out])
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db",
+               "warehouse": f"file://{tmp_path}/warehouse", "namespace": "lake"}  # fmt: skip
+    of_form = [part for pair in catalog.items() for part in ("--catalog", "=".join(pair))]
+    for each in ("parquet", form, form):  # the second one replaces the first
+        out = ["--output", str(tmp_path / each), "--overwrite", "--format", each]
+        more = of_form if each == "iceberg" else []
+        done = CliRunner().invoke(job.main, [*given, *out, *more])
         assert done.exit_code in (0, 1), done.output
     count = 0
     for table in tables:
         data = ds.dataset(tmp_path / "parquet" / table, partitioning="hive")
-        made = deltalake.DeltaTable(str(tmp_path / "delta" / table))
-        found = pa.table(made.to_pyarrow_table()).to_pylist()
+        if form == "iceberg":
+            own = {key: value for key, value in catalog.items() if key != "namespace"}
+            found = load_catalog(None, **own).load_table(f"lake.{table}").scan().to_arrow()
+        else:
+            found = pa.table(deltalake.DeltaTable(str(tmp_path / form / table)).to_pyarrow_table())
         if job is topic_stats and table == "consumer_lag":
-            assert len(found) >= data.count_rows()  # each run has its snapshot
+            assert found.num_rows >= data.count_rows()  # each run has its snapshot
             continue
-        assert plain(found) == plain(data.to_table().to_pylist()), table
-        count += len(found)
+        assert plain(found.to_pylist()) == plain(data.to_table().to_pylist()), table
+        count += found.num_rows
     assert count
-    assert json.loads((tmp_path / "delta" / "summary.json").read_text())
+    assert json.loads((tmp_path / form / "summary.json").read_text())
+    # The report reads tables back, of whatever format.
+    assert (job is message_audit) or (tmp_path / form / "report.html").exists()
+
+
+def test_a_catalog_without_iceberg_and_iceberg_without_a_catalog_are_refused(history, tmp_path):
+    given = ["--history", str(history), "--output", str(tmp_path / "out")]
+    for more in (["--format", "iceberg"], ["--catalog", "type=sql"]):
+        done = CliRunner().invoke(epoch_history.main, [*given, *more])
+        assert (done.exit_code, "--catalog belongs to --format iceberg" in done.stderr) == (2, True)
+    assert not (tmp_path / "out").exists()
 
 
 def plain(rows):

@@ -9,6 +9,7 @@ import pytest
 
 from batonmq.spark.report.epoch_report import epoch_page
 from batonmq.spark.report.epoch_tables import FAILOVERS_LISTED
+from batonmq.spark.steps.sql import ResultTable
 from tests.spark.browser import Browser, assert_stands_alone, need_a_browser
 from tests.spark.report.epoch_folders import EpochFolder, at, incident_hour
 
@@ -32,7 +33,7 @@ BARS = "#masterships .plot .bars .point path"
 def page_of(folder, summary):
     """Where the page of a folder's tables is."""
     path = f"{folder}/report.html"
-    Path(path).write_text(epoch_page(folder, summary))
+    Path(path).write_text(epoch_page(lambda name: ResultTable(f"{folder}/{name}"), summary))
     return path
 
 
