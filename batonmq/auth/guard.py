@@ -17,10 +17,10 @@ from batonmq.auth.audit import AuditLog
 from batonmq.auth.config import AuthConfig
 from batonmq.auth.policy import SUPER, KnownUser, Need, Rulebook, User, UserInfo
 from batonmq.auth.rights import ALWAYS_CHECKED, RIGHTS, needs_of
-from batonmq.auth.signature import ACCESS_KEY, SIGNATURE, Signer, SigningKey
+from batonmq.auth.signature import ACCESS_KEY, SIGNATURE, Signer, SigningKey, signed_send
 from batonmq.protocol.codes import RELAY_FIELD, RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, BrokerRefusal
-from batonmq.remoting.command import RemotingCommand, decode_frame
+from batonmq.remoting.command import TYPE_JSON, RemotingCommand, decode_frame
 from batonmq.remoting.connection import Connection, Handler, Later, Processors, RawHandler, Response
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 NODE: Final = "auth.node"
 USER: Final = "auth.user"
 _DECIDED: Final = "auth.decided"
+_SENDERS: Final = "auth.senders"
+_SENDS: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 DECIDED_MAX: Final = 1024
 """Kept decisions of one connection."""
 OLD_CLIENT: Final = 399
@@ -51,6 +53,8 @@ class Guard:
         self._free_codes = config.not_authorized
         node = config.node
         self.signer = Signer(node)
+        self.version = 0
+        """Grows with each change of users or rights."""
         nodes = Rulebook(cluster)
         nodes.fix(User(username=node.access_key, password=node.secret_key, user_type=SUPER))
         self._nodes = nodes
@@ -62,12 +66,11 @@ class Guard:
     def book(self, name: str, cluster: str) -> Rulebook:
         """The users of one broker group; made at the first use."""
         if name not in self._books:
-            self._books[name] = Rulebook(cluster)
+            self._books[name] = Rulebook(cluster, self._changed)
         return self._books[name]
 
-    @property
-    def version(self) -> int:
-        return sum(book.version for book in self._books.values())
+    def _changed(self) -> None:
+        self.version += 1
 
     def user(self, name: str) -> KnownUser | None:
         """The user of that name, the nodes' one included."""
@@ -90,7 +93,8 @@ class Guard:
         for code, handler in processors.handlers.items():
             processors.handlers[code] = self.before(code, handler)
         for code, raw in processors.raw_handlers.items():
-            processors.raw_handlers[code] = partial(self._raw, code, raw)
+            check = self._send if code in _SENDS else self._raw
+            processors.raw_handlers[code] = partial(check, code, raw)
         default = processors.default_handler
 
         def unknown(request: RemotingCommand, connection: Connection) -> object:
@@ -146,6 +150,43 @@ class Guard:
     ) -> Later:
         self.check(code, decode_frame(header, body, kind), connection)
         return handler(connection, kind, header, body)
+
+    def _send(
+        self,
+        code: int,
+        handler: RawHandler,
+        connection: Connection,
+        kind: int,
+        header: bytes,
+        body: bytes,
+    ) -> Later:
+        """What the same user was allowed on this connection needs its signature only. Everything
+        else, and every refusal, goes the way of all requests."""
+        signed = signed_send(header) if kind == TYPE_JSON else None
+        if signed is None:
+            return self._raw(code, handler, connection, kind, header, body)
+        name, topic, signature, text = signed
+        kept: tuple[int, dict[tuple[str, int, str], SigningKey]] | None
+        kept = connection.attachments.get(_SENDERS)  # type: ignore[assignment]
+        if kept is not None and kept[0] == self.version:
+            key = kept[1].get((name, code, topic))
+            if key is not None and key.proves_text(text, body, signature):
+                return handler(connection, kind, header, body)
+        self._check_send(code, decode_frame(header, body, kind), connection)
+        return handler(connection, kind, header, body)
+
+    def _check_send(self, code: int, request: RemotingCommand, connection: Connection) -> None:
+        """Raises BrokerRefusal. Keeps what is allowed for the next one."""
+        name = self.check(code, request, connection)
+        known = self._known(name)
+        if len(known) != 1 or code in self._open_codes:
+            return
+        kept: tuple[int, dict[tuple[str, int, str], SigningKey]] | None
+        kept = connection.attachments.get(_SENDERS)  # type: ignore[assignment]
+        if kept is None or kept[0] != self.version or len(kept[1]) >= DECIDED_MAX:
+            kept = (self.version, {})
+            connection.attachments[_SENDERS] = kept
+        kept[1][name, code, request.ext["b"]] = known[0][1].key
 
     def check(self, code: int, request: RemotingCommand, connection: Connection) -> str:
         """The user of the request. Raises BrokerRefusal(NO_PERMISSION)."""

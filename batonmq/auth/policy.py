@@ -12,7 +12,7 @@ Origin: DefaultAuthorizationProvider, UserAuthorizationHandler, AclAuthorization
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
@@ -260,19 +260,19 @@ class KnownUser:
 
 
 class Rulebook:
-    """All users of one cluster. `version` grows with each change, so what was decided before can be
-    dropped."""
+    """All users of one cluster. `changed` is called after each change, for what was decided before
+    counts no longer."""
 
-    def __init__(self, cluster: str) -> None:
+    def __init__(self, cluster: str, changed: Callable[[], None] = lambda: None) -> None:
         self.cluster = cluster
-        self.version = 0
+        self._changed = changed
         self._users: dict[str, KnownUser] = {}
         self._fixed: dict[str, KnownUser] = {}
 
     def fix(self, user: User) -> None:
         """A user of this node's own configuration: no change of the table takes it away."""
         self._fixed[user.username] = KnownUser(user)
-        self.version += 1
+        self._changed()
 
     def replace(self, users: Mapping[str, User]) -> None:
         """Takes over a whole table."""
@@ -283,7 +283,7 @@ class Rulebook:
             else KnownUser(user)
             for name, user in users.items()
         }
-        self.version += 1
+        self._changed()
 
     def get(self, name: str) -> KnownUser | None:
         return self._fixed.get(name) or self._users.get(name)

@@ -9,7 +9,7 @@ Origin: AclClientRPCHook, AclUtils, AclSigner.
 from __future__ import annotations
 
 import hmac
-from base64 import b64encode
+from binascii import b2a_base64
 from collections.abc import Mapping
 from hashlib import sha1
 from typing import Final
@@ -56,20 +56,73 @@ class SigningKey:
 
     def sign(self, fields: Mapping[str, str], body: bytes, skipped: frozenset[str]) -> str:
         """The signature over all fields but `skipped`."""
-        text = "".join([fields[name] for name in sorted(fields) if name not in skipped])
+        return self._of(_text(fields, skipped), body).decode()
+
+    def _of(self, text: str, body: bytes) -> bytes:
         inner, outer = self._inner.copy(), self._outer.copy()
         # A lone surrogate can be in JSON; such a request must be refused, not fail.
         inner.update(text.encode(errors="surrogatepass"))
         inner.update(body)
         outer.update(inner.digest())
-        return b64encode(outer.digest()).decode()
+        return b2a_base64(outer.digest(), newline=False)
 
     def proves(
         self, fields: Mapping[str, str], body: bytes, skipped: frozenset[str] = _SKIPPED
     ) -> bool:
         """Whether the request is signed with this secret; takes the same time for any signature."""
-        given = fields.get(SIGNATURE, "").encode(errors="surrogatepass")
-        return hmac.compare_digest(self.sign(fields, body, skipped).encode(), given)
+        return self.proves_text(_text(fields, skipped), body, fields.get(SIGNATURE, ""))
+
+    def proves_text(self, text: str, body: bytes, signature: str) -> bool:
+        """The same for values that are joined already."""
+        given = signature.encode(errors="surrogatepass")
+        return hmac.compare_digest(self._of(text, body), given)
+
+
+def _text(fields: Mapping[str, str], skipped: frozenset[str]) -> str:
+    return "".join([fields[name] for name in sorted(fields) if name not in skipped])
+
+
+class _SendFields(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """The fields of a signed SEND_MESSAGE_V2 as text, in the order in which they are signed."""
+
+    AccessKey: str
+    Signature: str
+    a: str
+    b: str
+    c: str
+    d: str
+    e: str
+    f: str
+    g: str
+    h: str
+    SecurityToken: str = ""
+    i: str = ""
+    j: str = ""
+    k: str = ""
+    l: str = ""  # noqa: E741
+    m: str = ""
+    n: str = ""
+
+
+class _SendHeader(msgspec.Struct, gc=False):
+    extFields: _SendFields
+
+
+_decode_send: Final = msgspec.json.Decoder(_SendHeader).decode
+
+
+def signed_send(header: bytes) -> tuple[str, str, str, str] | None:
+    """User, topic, signature and signed text of a send (310, 320) with a JSON header that has just
+    the usual fields; None for any other. It costs a third of decoding the whole command."""
+    try:
+        f = _decode_send(header).extFields
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    text = (
+        f"{f.AccessKey}{f.SecurityToken}{f.a}{f.b}{f.c}{f.d}{f.e}{f.f}{f.g}{f.h}{f.i}{f.j}{f.k}"
+        f"{f.l}{f.m}{f.n}"
+    )
+    return f.AccessKey, f.b, f.Signature, text
 
 
 class Signer:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 from base64 import b64encode
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batonmq.auth.signature import Credentials, Signer, SigningKey
+from batonmq.auth.signature import Credentials, Signer, SigningKey, signed_send
 from batonmq.mqctl.target import TargetError, credentials_in, credentials_of
-from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.command import TYPE_JSON, RemotingCommand, decode_frame
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 
@@ -106,3 +107,52 @@ def test_who_signs_is_in_the_environment_or_in_a_file(tmp_path) -> None:
         credentials_of({"BATONMQ_ACCESS_KEY": "a"})
     with pytest.raises(TargetError, match="No such file"):
         credentials_of({"BATONMQ_CREDENTIALS": str(tmp_path / "none")})
+
+
+FIELDS = {name: f"{name}1" for name in "abcdefghijklmn"}
+
+
+def frame_of(fields: dict[str, object], code: int = 310) -> tuple[bytes, RemotingCommand]:
+    """A signed header as JSON, and its command as the general decoder reads it."""
+    texts = {name: str(value) for name, value in fields.items() if value is not None}
+    command = RemotingCommand.request(code, texts, b"body")
+    Signer(Credentials(access_key="AK", secret_key="12345678", security_token="t"))(command)
+    header = json.dumps({"code": code, "extFields": fields | command.ext, "version": 479}).encode()
+    return header, decode_frame(header, b"body", TYPE_JSON)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"b": ""},
+        {"i": "\u00e9\u6f22\x01"},
+        {"a": "x" * 3000},
+        {"extra": "1"},
+        {"batonRelay": "7@h"},
+    ],
+)
+def test_a_send_read_in_the_short_way_is_what_all_requests_are(changed: dict[str, object]) -> None:
+    header, command = frame_of(FIELDS | changed)
+    short = signed_send(header)
+    key = SigningKey("12345678")
+    if changed.keys() - FIELDS.keys():
+        assert short is None, "a field that it does not know may be signed"
+        return
+    assert short is not None
+    name, topic, signature, text = short
+    assert (name, topic) == (command.ext["AccessKey"], command.ext["b"])
+    assert key.proves(command.ext, b"body") and key.proves_text(text, b"body", signature)
+    assert not key.proves_text(text, b"bodY", signature)
+    assert not key.proves_text(text + "x", b"body", signature)
+
+
+def test_the_short_way_leaves_out_optional_fields_and_leaves_odd_headers_to_the_long_one() -> None:
+    required = {name: FIELDS[name] for name in "abcdefgh"}
+    header, _ = frame_of(required)
+    short = signed_send(header)
+    assert short is not None and SigningKey("12345678").proves_text(short[3], b"body", short[2])
+    for odd in (b"", b"{", b'{"code":310}', header.replace(b'"a1"', b"7"), header[:-3]):
+        assert signed_send(odd) is None
+    unsigned = json.dumps({"code": 310, "extFields": required}).encode()
+    assert signed_send(unsigned) is None

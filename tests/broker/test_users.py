@@ -59,6 +59,7 @@ AUTH = AuthConfig(
 ADMIN = Credentials(access_key="admin", secret_key=f"{SECRET}-a")
 NODE = Credentials(access_key="node", secret_key=f"{SECRET}-n")
 USER = Credentials(access_key="shop", secret_key=f"{SECRET}-s")
+OTHER = Credentials(access_key="other", secret_key=f"{SECRET}-o")
 HALF = {"TRAN_MSG": "true", "PGROUP": "shops", "UNIQ_KEY": "half"}
 
 
@@ -328,6 +329,43 @@ def test_a_user_sends_and_reads_with_its_rights_and_no_further(tmp_path: Path) -
             Signer(USER)(signed)
             assert (await server.ask(None, 310, signed.ext, b"x")).code == 0
             assert (await server.ask(None, 310, signed.ext, b"y")).code == DENIED
+
+    play(test)
+
+
+def test_an_allowed_send_is_decided_once_for_a_connection_and_topic(tmp_path: Path) -> None:
+    """Its signature is checked each time; another topic, body or user is decided by itself."""
+
+    async def test() -> None:
+        async with broker_with_users(tmp_path) as server:
+            for who in (USER, OTHER):
+                await server.create(who)
+            await server.grant(USER, ("Topic:A", "Pub"), ("Topic:B", "Pub"))
+            client = RemotingClient()
+            decided: list[int] = []
+            check = server.guard.check
+
+            def counted(code: int, *more: Any) -> str:
+                decided.append(code)
+                return check(code, *more)
+
+            server.guard.check = counted  # type: ignore[method-assign]
+
+            async def send(who: Credentials, topic: str, body: bytes = b"x") -> int:
+                request = RemotingCommand.request(310, send_header(topic, 0, {}), b"x")
+                Signer(who)(request)
+                request.body = body
+                return (await client.invoke(server.address, request, 5000)).code
+
+            assert [await send(USER, "A") for _ in range(3)] == [0, 0, 0] and len(decided) == 1
+            assert await send(USER, "B") == 0 and len(decided) == 2
+            assert await send(USER, "B") == 0 and len(decided) == 2
+            assert await send(USER, "A", b"y") == DENIED and await send(USER, "C") == DENIED
+            assert await send(OTHER, "A") == DENIED and len(decided) == 5
+            assert (await server.grant(OTHER, ("Topic:C", "Pub"))).code == 0
+            decided.clear()
+            assert await send(USER, "A") == 0 and decided == [310], "rights have changed"
+            await client.close()
 
     play(test)
 
