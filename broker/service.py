@@ -125,9 +125,7 @@ class BrokerService:
         )
         self.filters = ConsumerFilterManager(config.store.root / "config" / "consumerFilter.json")
         self.consumers = clients = ConsumerManager()
-        self.waiting = WaitingMessages(
-            config, self.path, self.tables, self.topics, clients, self.replication.on_damage
-        )
+        self.waiting = WaitingMessages(config, self.path, self.tables, self.topics, clients)
         self.status = BrokerStatus(
             config, self.path, self.tables, self.replication, self._totals, self.relay, self.waiting
         )

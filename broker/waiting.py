@@ -5,8 +5,6 @@ They begin and end with the mastership, and get the arrivals of their topics.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.consume.consumer_manager import ConsumerManager
 from batonmq.broker.pop.pop_service import PopService
@@ -25,7 +23,7 @@ from batonmq.remoting.connection import Processors
 
 
 class WaitingMessages:
-    """One for a broker. `damaged` is called with the fault of a bad record."""
+    """One for a broker."""
 
     def __init__(
         self,
@@ -34,20 +32,17 @@ class WaitingMessages:
         tables: BrokerTables,
         topics: TopicService,
         clients: ConsumerManager,
-        damaged: Callable[[str], None],
     ) -> None:
         broker = config.broker
         self._store = path.store
         self.progress = DeliveryProgress(tables.delays)
         delivery, levels = Delivery(path, topics), config.store.delay_levels
-        self.schedule = ScheduleMessageService(path, delivery, self.progress, levels, damaged)
-        self.timers = TimerService(path, delivery, self.progress, levels, damaged)
+        self.schedule = ScheduleMessageService(path, delivery, self.progress, levels)
+        self.timers = TimerService(path, delivery, self.progress, levels)
         self._recall = RecallProcessor(config, path, topics)
         self.producers = ProducerCheck(clients, broker.broker_name, broker.store_host)
-        self.transactions = TransactionService(
-            config, path, topics, tables.offsets, self.producers, damaged
-        )
-        self.pop = PopService(path, topics, tables.offsets, broker, damaged)
+        self.transactions = TransactionService(config, path, topics, tables.offsets, self.producers)
+        self.pop = PopService(path, topics, tables.offsets, broker)
         self.features: tuple[LogFeature, ...] = (
             self.schedule, self.timers, self.transactions, self.pop,
         )  # fmt: skip

@@ -319,9 +319,8 @@ class PopService(LogFeature):
         topics: TopicService,
         offsets: ConsumerOffsetManager,
         config: BrokerConfig,
-        damaged: Callable[[str], None],
     ) -> None:
-        super().__init__(path, damaged)
+        super().__init__(path)
         self._topics = topics
         self._offsets = offsets
         self._reviver = Reviver(path, topics, config, self._carried_out)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -125,9 +124,8 @@ class ScheduleMessageService(LogFeature):
         deliverer: Delivery,
         progress: DeliveryProgress,
         levels: DelayLevels,
-        damaged: Callable[[str], None],
     ) -> None:
-        super().__init__(path, damaged)
+        super().__init__(path)
         self._deliverer = deliverer
         self._progress = progress
         self._levels = levels
@@ -214,9 +212,8 @@ class TimerService(LogFeature):
         deliverer: Delivery,
         progress: DeliveryProgress,
         levels: DelayLevels,
-        damaged: Callable[[str], None],
     ) -> None:
-        super().__init__(path, damaged)
+        super().__init__(path)
         self._deliverer = deliverer
         self._progress = progress
         self._levels = levels

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -94,9 +93,8 @@ class TransactionService(LogFeature):
         topics: TopicService,
         offsets: ConsumerOffsetManager,
         producers: ProducerCheck,
-        damaged: Callable[[str], None],
     ) -> None:
-        super().__init__(path, damaged)
+        super().__init__(path)
         self.require: Require = allow_all
         """What ending a transaction needs, beside the request itself."""
         self._topics = topics

@@ -37,7 +37,7 @@ FAILED_MS: Final = 1000
 
 
 class LogFeature:
-    """One for a broker, on its loop. `damaged` is called with the fault of a bad record.
+    """One for a broker, on its loop.
 
     A subclass implements `_continue`, `_forget` and `_slice`, the others as it needs them.
     """
@@ -45,10 +45,9 @@ class LogFeature:
     TOPICS: ClassVar[tuple[str, ...]] = ()
     """What arrives in these topics may be due."""
 
-    def __init__(self, path: WritePath, damaged: Callable[[str], None]) -> None:
+    def __init__(self, path: WritePath) -> None:
         self._path = path
         self._store = path.store
-        self._damaged = damaged
         self._timer: asyncio.Handle | None = None
         self._is_running = False
 
@@ -143,9 +142,8 @@ class LogFeature:
                 pause_ms = 0
             aside.turn_done(feature)
         except CorruptLogError as error:
+            # Its reader has reported it to the store, which heals this replica (R24).
             log.error("waiting_message_damaged reason=%s", error)
-            self._store.trust.fault_at(error.offset)  # suspect: a whole replica is to lead (R17)
-            self._damaged(str(error))
             pause_ms = DAMAGED_MS
         except Exception as error:  # R54: the timer of a feature does not end
             aside.turn_failed(feature, error)
