@@ -9,12 +9,15 @@ Origin: Java `DefaultRequestProcessor`, `ClientRequestProcessor`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
-from itertools import islice
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import count, islice
 from operator import attrgetter, eq
 from typing import Final
+
+from msgspec.structs import replace
 
 from batonmq.auth.guard import Guard
 from batonmq.auth.policy import UserWrapper
@@ -33,7 +36,7 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.codes import MQ_VERSION_STANDARD_JSON, LanguageCode, RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
-from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of, is_large
+from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of
 from batonmq.protocol.topic_name import TOPIC_LENGTH_MAX, first_problem, odd_topics, text_problem
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
@@ -48,8 +51,10 @@ SCAN_SLICE = 64
 _NO_ATTRIBUTES: Final[dict[str, str]] = {}
 _FILTER_TYPES: Final = frozenset({"", "SINGLE_TAG", "MULTI_TAG"})
 _FILTER_SERVERS_MAX: Final = 16
+TOPICS_AT_ONCE: Final = 8192  # of one registration, in one turn of the loop: about 8 ms
 GROUPS_AT_ONCE: Final = 4096
 """Groups to which one request (REGISTER_TOPIC_IN_NAMESRV, 217) gives a topic."""
+_passing: Final = count(-1, -1)
 _ADDRESS = re.compile(rb'"(-?\d+)":"')
 FAQ_LINE = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
@@ -145,12 +150,9 @@ class NamesrvEndpoint:
         crc = request.get_int("bodyCrc32", 0)
         if crc and crc != crc32_of(request.body):
             return _refused(request, ResponseCode.SYSTEM_ERROR, "crc32 not match")
-        if is_large(request.body):
+        body = RegisterBrokerBody.decode_at_once(request.body)
+        if body is None:
             return self._register_in_steps(request, connection)
-        try:
-            body = RegisterBrokerBody.decode_wire(request.body)
-        except RemoteProtocolError as error:
-            return _refused(request, ResponseCode.SYSTEM_ERROR, str(error))
         return self._register(request, connection, body)
 
     async def _register_in_steps(
@@ -160,9 +162,14 @@ class NamesrvEndpoint:
             body = await result_of(RegisterBrokerBody.decode_steps(request.body, request.version))
         except RemoteProtocolError as error:
             return _refused(request, ResponseCode.SYSTEM_ERROR, str(error))
-        if connection.closed:  # meanwhile: what is registered now would never go
-            return _refused(request, ResponseCode.SYSTEM_ERROR, "the connection was closed")
-        return self._register(request, connection, body)
+        for part in _parts(body, whole=self._routes.delete_topic_with_broker_registration):
+            if connection.closed:  # meanwhile: what is registered now would never go
+                return _refused(request, ResponseCode.SYSTEM_ERROR, "the connection was closed")
+            reply = self._register(request, connection, part)
+            if reply.code != ResponseCode.SUCCESS:
+                break
+            await asyncio.sleep(0)
+        return reply
 
     def _register(
         self, request: RemotingCommand, connection: Connection, body: RegisterBrokerBody
@@ -368,6 +375,25 @@ def _check_names(registration: BrokerRegistration) -> None:
     given = {what: text for what, text in texts.items() if text}
     if problem := first_problem(names, {"broker address": registration.broker_addr, **given}):
         raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, problem)
+
+
+def _parts(body: RegisterBrokerBody, *, whole: bool) -> Iterator[RegisterBrokerBody]:
+    """`body` as registrations of TOPICS_AT_ONCE topics each (R58). Only the last has the broker's
+    version of its topics: if it does not come, the broker is asked for all of them again. Each
+    other part has a version of its own, because of a known version only new topics are taken.
+    `whole`: in one part, since topics that a registration does not name are deleted."""
+    wrapper = body.topic_config_serialize_wrapper
+    topics = iter(wrapper.topic_config_table.items())
+    left = len(wrapper.topic_config_table)
+    epoch = wrapper.data_version.state_version
+    while not whole and left > TOPICS_AT_ONCE:
+        left -= TOPICS_AT_ONCE
+        part = dict(islice(topics, TOPICS_AT_ONCE))
+        passing = DataVersion(counter=next(_passing), state_version=epoch)
+        some = replace(wrapper, data_version=passing, topic_config_table=part)
+        yield replace(body, topic_config_serialize_wrapper=some)
+    rest = replace(wrapper, topic_config_table=dict(topics))
+    yield replace(body, topic_config_serialize_wrapper=rest)
 
 
 def _drop_odd_topics(registration: BrokerRegistration, body: RegisterBrokerBody) -> None:

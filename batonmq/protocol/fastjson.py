@@ -42,9 +42,9 @@ class FastjsonError(ValueError):
         return self.what if self.position < 0 else f"{self.what} at character {self.position}"
 
 
-def loads(data: bytes | str, *, is_request: bool = False) -> Any:
+def loads(data: bytes | str, *, is_request: bool = False, values_max: int | None = None) -> Any:
     """The value of a text. Raises FastjsonError, also for more of the dialect than a request may
-    have."""
+    have, or for more than `values_max` values with references replaced."""
     has_reference = ('"$ref"' in data) if isinstance(data, str) else (b'"$ref"' in data)
     if not has_reference:
         try:
@@ -62,23 +62,26 @@ def loads(data: bytes | str, *, is_request: bool = False) -> Any:
     if has_reference:
         value = _resolve(value, value, ())
     if is_request:
-        _check_values(value)
+        values_max = REQUEST_VALUES_MAX
+    if values_max is not None:
+        _check_values(value, values_max)
     return value
 
 
-def _check_values(value: Any) -> None:
+def _check_values(value: Any, values_max: int) -> None:
     """References to lists of references could stand for any number of values."""
-    left, values = REQUEST_VALUES_MAX, [value]
+    left, values = values_max - 1, [value]
     while values:
-        left -= 1
+        each = values.pop()
+        if not isinstance(each, dict | list):
+            continue
+        left -= len(each)  # before they are listed: 4,000 references may name one long list
         if left < 0:
             raise FastjsonError(
-                f"more than {REQUEST_VALUES_MAX} values in a request that is not standard JSON, or"
-                " has references"
+                f"more than {values_max} values in a request that is not standard JSON, or has"
+                " references"
             )
-        each = values.pop()
-        if isinstance(each, dict | list):
-            values.extend(each.values() if isinstance(each, dict) else each)
+        values.extend(each.values() if isinstance(each, dict) else each)
 
 
 class _JsonReader:

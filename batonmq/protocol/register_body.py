@@ -7,18 +7,19 @@ on i32 mappings, each i32 + JSON. A Java broker sends `compressed=false` even wi
 body, so the body decides.
 """
 
+import re
 import struct
 import zlib
-from collections.abc import Callable, Generator
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Generator
+from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
 
 from batonmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigAndMappingSerializeWrapper
 from batonmq.protocol.codes import MQ_VERSION, MQ_VERSION_TOPIC_MAPPING
 from batonmq.protocol.errors import RemoteProtocolError
-from batonmq.protocol.fastjson import FastjsonError, loads
-from batonmq.protocol.json_body import Body
+from batonmq.protocol.fastjson import REQUEST_SIZE_MAX, FastjsonError, loads
+from batonmq.protocol.json_body import Body, without_nulls
 
 T = TypeVar("T")
 
@@ -26,12 +27,29 @@ _I32: Final = struct.Struct(">i")
 _ZLIB_FIRST_BYTE: Final = b"\x78"
 INFLATED_SIZE_MAX: Final = 16 << 20
 """What a frame holds uncompressed. A stream that inflates to more is refused (R58)."""
-_INFLATED_AT_ONCE: Final = 256 << 10
+TOPICS_MAX: Final = 1 << 17
+"""A plain body of 16 MiB holds fewer: a broker writes 130 bytes and a name for each."""
+_AT_ONCE: Final = 256 << 10  # Bytes that are inflated, or read as standard JSON, in one step.
 _TOPICS_AT_ONCE: Final = 256
-_AT_ONCE: Final = 256 << 10  # Bytes of a plain body that are read in one step: 1,000 topics.
-_ENTRY_SIZE_MAX: Final = 64 << 10  # Of one topic or mapping, in a larger body.
+_LONG: Final = 1024  # A longer entry is a step of its own: in the dialect it takes a while.
+_ENTRY_SIZE_MAX: Final = 64 << 10  # Of one topic or mapping.
+_REST_MAX: Final = 1 << 20  # Of a plain body without its topics and mappings.
 _LOOSE_MEMBERS_MAX: Final = 65_536
 """5,000 topics have 45,000."""
+
+# A member whose value is an object of texts, numbers and objects of such. Nothing here backtracks,
+# so the time is linear in the size.
+_TEXT: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_FLAT: Final = rb'\{[^{}\[\]"]*+(?:' + _TEXT + rb'[^{}\[\]"]*+)*+\}'
+_ENTRY: Final = (
+    rb"\s*+" + _TEXT + rb'\s*+:\s*+\{[^{}\[\]"]*+(?:(?:'
+    + _TEXT + rb"|" + _FLAT + rb')[^{}\[\]"]*+)*+\}\s*+'
+)  # fmt: skip
+_some_entries: Final = re.compile(rb"(?:%b,){1,%d}+" % (_ENTRY, _TOPICS_AT_ONCE), re.DOTALL).match
+_last_entry: Final = re.compile(_ENTRY + rb"(?=\})", re.DOTALL).match
+_before_object: Final = re.compile(rb"\s*:\s*(?=\{)").match
+_CUT: Final = b"0"
+"""What is left of a table in the rest of its body: no broker writes a number there."""
 
 
 class RegisterBrokerBody(Body):
@@ -43,8 +61,6 @@ class RegisterBrokerBody(Body):
     @classmethod
     def decode_wire(cls, data: bytes, version: int = MQ_VERSION) -> "RegisterBrokerBody":
         """Reads either form; `version` is the sender's. Raises RemoteProtocolError."""
-        if not data:
-            return cls()
         steps = cls.decode_steps(data, version)
         while True:
             try:
@@ -57,11 +73,26 @@ class RegisterBrokerBody(Body):
         cls, data: bytes, version: int = MQ_VERSION
     ) -> Generator[None, None, "RegisterBrokerBody"]:
         """The same in steps, a few hundred topics each: a body may hold 16 MiB of them (R58)."""
-        if not data:
-            return cls()
+        if (small := cls.decode_at_once(data)) is not None:
+            return small
         if is_compressed(data):
             return (yield from _decode_compressed(data, version))
         return (yield from _decode_plain(data))
+
+    @classmethod
+    def decode_at_once(cls, data: bytes) -> "RegisterBrokerBody | None":
+        """Reads a body that takes one short step; None for others."""
+        if not data:
+            return cls()
+        if len(data) > _AT_ONCE or is_compressed(data):
+            return None
+        try:
+            return _decode_body(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None  # Java's dialect is read by Python code
+
+
+_decode_body: Final = msgspec.json.Decoder(RegisterBrokerBody).decode
 
 
 def is_compressed(data: bytes) -> bool:
@@ -74,12 +105,12 @@ def crc32_of(body: bytes) -> int:
 
 
 class _RawWrapper(msgspec.Struct, rename="camel"):
-    """TopicConfigAndMappingSerializeWrapper whose entries are not decoded yet."""
+    """TopicConfigAndMappingSerializeWrapper without what its tables held."""
 
     data_version: DataVersion = DataVersion()
     mapping_data_version: DataVersion = DataVersion()
-    topic_config_table: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)
-    topic_queue_mapping_info_map: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)
+    topic_config_table: msgspec.Raw = msgspec.Raw(b"")
+    topic_queue_mapping_info_map: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _RawBody(msgspec.Struct, rename="camel"):
@@ -87,63 +118,105 @@ class _RawBody(msgspec.Struct, rename="camel"):
     topic_config_serialize_wrapper: _RawWrapper = msgspec.field(default_factory=_RawWrapper)
 
 
-def is_large(data: bytes) -> bool:
-    """Whether `data` is decoded in more than one step."""
-    return is_compressed(data) or len(data) > _AT_ONCE
-
-
 def _decode_plain(data: bytes) -> Generator[None, None, RegisterBrokerBody]:
-    """Java's dialect is read by Python code, so a large body has to be standard JSON (R58)."""
-    if not is_large(data):
-        return RegisterBrokerBody.decode(data)
+    """Takes the two tables out, a few hundred entries a step, then reads the rest."""
+    topics = _Table("topicConfigTable", TopicConfig)
+    mappings = _Table("topicQueueMappingInfoMap", dict[str, Any])
     try:
-        return (yield from _decode_standard(data))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        members = data.count(b",")
-        if members <= _LOOSE_MEMBERS_MAX:
-            return RegisterBrokerBody.decode(data)
-        raise RemoteProtocolError(
-            f"RegisterBrokerBody: {members} members, more than {_LOOSE_MEMBERS_MAX} are read only"
-            f" as standard JSON: {error}"
-        ) from error
-
-
-def _decode_standard(data: bytes) -> Generator[None, None, RegisterBrokerBody]:
-    raw = _decode_raw(data)  # finds the entries, and makes no object of one
-    wrapper = raw.topic_config_serialize_wrapper
-    yield
-    topics: dict[str, TopicConfig] = {}
-    yield from _decode_entries(wrapper.topic_config_table, _decode_topic, topics)
-    mappings: dict[str, Any] = {}
-    yield from _decode_entries(wrapper.topic_queue_mapping_info_map, msgspec.json.decode, mappings)
+        rest = yield from topics.take_from(data)
+        rest = yield from mappings.take_from(rest)
+        raw = _decode_rest(rest)
+        wrapper = raw.topic_config_serialize_wrapper
+        topics.require_cut(wrapper.topic_config_table)
+        mappings.require_cut(wrapper.topic_queue_mapping_info_map)
+    except (FastjsonError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if len(data) > REQUEST_SIZE_MAX:
+            raise RemoteProtocolError(f"RegisterBrokerBody: {error}") from error
+        return RegisterBrokerBody.decode_request(data)  # the tables may be in the dialect, too
     return RegisterBrokerBody(
         filter_server_list=raw.filter_server_list,
         topic_config_serialize_wrapper=TopicConfigAndMappingSerializeWrapper(
             data_version=wrapper.data_version,
             mapping_data_version=wrapper.mapping_data_version,
-            topic_config_table=topics,
-            topic_queue_mapping_info_map=mappings,
+            topic_config_table=topics.entries,
+            topic_queue_mapping_info_map=mappings.entries,
         ),
     )
 
 
-_decode_raw: Final = msgspec.json.Decoder(_RawBody).decode
-_decode_topic: Final = msgspec.json.Decoder(TopicConfig).decode
+def _decode_rest(rest: bytes) -> _RawBody:
+    if len(rest) > _REST_MAX:
+        raise FastjsonError(f"{len(rest)} bytes beside its topics, at most {_REST_MAX} are allowed")
+    try:
+        return msgspec.json.decode(rest, type=_RawBody)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        value = without_nulls(loads(rest, is_request=True))
+        return msgspec.json.decode(msgspec.json.encode(value), type=_RawBody, strict=False)
 
 
-def _decode_entries(
-    raw: dict[str, msgspec.Raw], decode: Callable[[msgspec.Raw], T], into: dict[str, T]
-) -> Generator[None, None, None]:
-    for number, (name, entry) in enumerate(raw.items(), 1):
-        size = len(memoryview(entry))
-        if size > _ENTRY_SIZE_MAX:
-            raise RemoteProtocolError(
-                f"RegisterBrokerBody: topic {name[:255]!r} has {size} bytes, at most"
-                f" {_ENTRY_SIZE_MAX} are allowed"
-            )
-        into[name] = decode(entry)
-        if number % _TOPICS_AT_ONCE == 0:
+class _Table(Generic[T]):
+    """A member of a plain body: a large object of objects. Raises FastjsonError where the text
+    cannot be read."""
+
+    def __init__(self, name: str, kind: type[T]) -> None:
+        self.entries: dict[str, T] = {}
+        self._name = name
+        self._member = b'"%b"' % name.encode()
+        self._kind: type[dict[str, T]] = dict[str, kind]  # type: ignore[valid-type]
+        self._decode = msgspec.json.Decoder(self._kind).decode
+        self._is_cut = False
+        self._loose_members = 0
+
+    def take_from(self, data: bytes) -> Generator[None, None, bytes]:
+        """Reads the entries; returns `data` with _CUT in place of the table."""
+        place = data.find(self._member)
+        found = _before_object(data, place + len(self._member)) if place >= 0 else None
+        if found is None:
+            return data
+        at = found.end() + 1
+        while (some := _some_entries(data, at, at + _ENTRY_SIZE_MAX)) is not None:
+            self._add(data[at : some.end() - 1])
+            at = some.end()
             yield
+        last = _last_entry(data, at, at + _ENTRY_SIZE_MAX)
+        if last is not None:
+            self._add(last.group())
+            at = last.end()
+        if not data[at : at + _LONG].lstrip().startswith(b"}") or (self.entries and last is None):
+            raise FastjsonError(
+                f"{self._name}: no entry of at most {_ENTRY_SIZE_MAX} bytes, a name and an object",
+                at,
+            )
+        self._is_cut = True
+        return data[: found.end()] + _CUT + data[data.index(b"}", at) + 1 :]
+
+    def require_cut(self, left: msgspec.Raw) -> None:
+        """`left`: what the rest has in the table's place."""
+        if self._is_cut != (bytes(left) == _CUT) or (left and not self._is_cut):
+            raise FastjsonError(f"{self._name}: expected once, an object within its wrapper")
+
+    def _add(self, entries: bytes) -> None:
+        """`entries`: members of the table, with commas between them."""
+        text = b"{%b}" % entries
+        try:
+            self.entries |= self._decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._loose_members += text.count(b",")
+            if self._loose_members > _LOOSE_MEMBERS_MAX:
+                raise FastjsonError(
+                    f"{self._name}: more than {_LOOSE_MEMBERS_MAX} members are read only as"
+                    f" standard JSON: {error}"
+                ) from error
+            value = without_nulls(loads(text, values_max=len(text)))
+            self.entries |= msgspec.convert(value, self._kind, strict=False, str_keys=True)
+        if len(self.entries) > TOPICS_MAX:
+            raise _too_many(len(self.entries))
+
+
+def _too_many(count: int) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        f"RegisterBrokerBody: {count} topics or more, at most {TOPICS_MAX} are allowed"
+    )
 
 
 def _inflated(data: bytes) -> Generator[None, None, bytes]:
@@ -151,7 +224,7 @@ def _inflated(data: bytes) -> Generator[None, None, bytes]:
     parts: list[bytes] = []
     size = 0
     while not inflater.eof:
-        part = inflater.decompress(data, _INFLATED_AT_ONCE)
+        part = inflater.decompress(data, _AT_ONCE)
         data = inflater.unconsumed_tail
         size += len(part)
         if size > INFLATED_SIZE_MAX or not (part or data):
@@ -164,25 +237,30 @@ def _inflated(data: bytes) -> Generator[None, None, bytes]:
 def _decode_compressed(data: bytes, version: int) -> Generator[None, None, RegisterBrokerBody]:
     try:
         reader = _BodyReader((yield from _inflated(data)))
-        data_version = DataVersion.decode(reader.text())
-        topics = []
-        for number in range(reader.count()):
-            topics.append(_topic_of(reader.text()))
-            if number % _TOPICS_AT_ONCE == 0:
+        data_version = DataVersion.decode_request(reader.text())
+        topics: dict[str, TopicConfig] = {}
+        for number in range(reader.entries()):
+            text = reader.text(_ENTRY_SIZE_MAX)
+            topic = _topic_of(text)
+            topics[topic.topic_name] = topic
+            if number % _TOPICS_AT_ONCE == 0 or len(text) > _LONG:
                 yield
-        filters = loads(reader.text())
+        filters = loads(reader.text(_ENTRY_SIZE_MAX), is_request=True)
         mappings: dict[str, Any] = {}
         if version >= MQ_VERSION_TOPIC_MAPPING and not reader.at_end:
-            for _ in range(reader.count()):
-                mapping = loads(reader.text())
+            for number in range(reader.entries()):
+                text = reader.text(_ENTRY_SIZE_MAX)
+                mapping = loads(text, is_request=True)
                 mappings[str(mapping.get("topic", ""))] = mapping
+                if number % _TOPICS_AT_ONCE == 0 or len(text) > _LONG:
+                    yield
     except (zlib.error, FastjsonError, ValueError, AttributeError) as error:
         raise RemoteProtocolError(f"RegisterBrokerBody: {error}") from error
     return RegisterBrokerBody(
         filter_server_list=[str(name) for name in filters or []],
         topic_config_serialize_wrapper=TopicConfigAndMappingSerializeWrapper(
             data_version=data_version,
-            topic_config_table={topic.topic_name: topic for topic in topics},
+            topic_config_table=topics,
             topic_queue_mapping_info_map=mappings,
         ),
     )
@@ -208,8 +286,19 @@ class _BodyReader:
             raise RemoteProtocolError(f"RegisterBrokerBody: a length of {value}")
         return int(value)
 
-    def text(self) -> bytes:
+    def entries(self) -> int:
+        """How many entries follow."""
+        count = self.count()
+        if count > TOPICS_MAX:
+            raise _too_many(count)
+        return count
+
+    def text(self, size_max: int = INFLATED_SIZE_MAX) -> bytes:
         size = self.count()
+        if size > size_max:
+            raise RemoteProtocolError(
+                f"RegisterBrokerBody: a text of {size} bytes, at most {size_max} are allowed"
+            )
         start, self._at = self._at, self._at + size
         if self._at > len(self._data):
             raise RemoteProtocolError("RegisterBrokerBody: cut off")
@@ -220,7 +309,7 @@ def _topic_of(text: bytes) -> TopicConfig:
     fields = text.decode().split(" ", 5)
     if len(fields) < 5:
         raise RemoteProtocolError(f"RegisterBrokerBody: topic {text!r} has too few fields")
-    attributes = loads(fields[5]) if len(fields) > 5 and fields[5] else {}
+    attributes = loads(fields[5], is_request=True) if len(fields) > 5 and fields[5] else {}
     return TopicConfig(
         topic_name=fields[0],
         read_queue_nums=int(fields[1]),

@@ -104,11 +104,12 @@ def registration(
     compressed: bool = False,
     crc: int | None = None,
     topics: tuple[str, ...] = ("TopicA", "TopicB"),
+    perm: int = 6,
 ) -> RemotingCommand:
     wrapper = TopicConfigAndMappingSerializeWrapper(
         data_version=DataVersion(counter=1, state_version=epoch, timestamp=1),
         topic_config_table={
-            name: TopicConfig(topic_name=name, read_queue_nums=4, write_queue_nums=4)
+            name: TopicConfig(topic_name=name, perm=perm, read_queue_nums=4, write_queue_nums=4)
             for name in topics
         },
     )
@@ -606,3 +607,33 @@ def test_r58_settings_are_in_force_once_the_disk_has_them(tmp_path: Path) -> Non
         assert not scene.service._runtime.current.enable_topic_list
 
     play(script, config_store_path=str(tmp_path / "namesrv.properties"))
+
+
+@pytest.mark.parametrize("form", ["plain", "compressed"])
+def test_r58_a_large_registration_is_taken_in_parts(form: str) -> None:
+    """Each part counts as changed, whatever came before it."""
+    topics = tuple(f"Topic{number}" for number in range(20_000))
+
+    async def script(scene: Scene) -> None:
+        routes = scene.service.routes
+        take, parts = routes.register, list[int]()
+
+        def counted(registration: Any, body: RegisterBrokerBody, now_ms: int) -> Any:
+            parts.append(len(body.topic_config_serialize_wrapper.topic_config_table))
+            return take(registration, body, now_ms)
+
+        routes.register = counted  # type: ignore[method-assign]
+        for epoch, perm in ((1, 6), (2, 4)):
+            request = registration(
+                MASTER, 0, epoch=epoch, compressed=form == "compressed", topics=topics, perm=perm
+            )
+            assert (await scene.ask(request)).code == 0
+            assert sum(parts) == 20_000 and max(parts) <= 8_192
+            parts.clear()
+            for topic in (topics[0], topics[10_000], topics[-1]):
+                route = routes.route(topic)
+                assert route is not None and route.queue_datas[0].perm == perm
+            version = routes.data_version("DefaultCluster", MASTER)
+            assert version == DataVersion(counter=1, state_version=epoch, timestamp=1)
+
+    play(script)

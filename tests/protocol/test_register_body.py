@@ -4,7 +4,7 @@ import contextlib
 import json
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from batonmq.protocol import register_body
 from batonmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigAndMappingSerializeWrapper
 from batonmq.protocol.errors import RemoteProtocolError
+from batonmq.protocol.fastjson import REQUEST_SIZE_MAX, FastjsonError, loads
 from batonmq.protocol.register_body import INFLATED_SIZE_MAX, RegisterBrokerBody, crc32_of
 from tests.protocol.compressed_body import compressed
 
@@ -106,16 +107,18 @@ def test_malformed_bodies_name_themselves(data: bytes) -> None:
 
 
 def test_r58_a_large_plain_body_is_standard_json() -> None:
-    """Java's dialect is read by Python code: 16 MiB of it would hold a name server for seconds."""
+    """Java's dialect is read by Python code: 16 MiB of it would keep a name server busy."""
     loose = b'"readQueueNums":"4"'
     for topics, is_read in ((5_000, True), (10_000, False)):
         body = body_of(*(TopicConfig(topic_name=f"T{number}") for number in range(topics)))
         plain = body.encode()
         assert RegisterBrokerBody.decode_wire(plain) == body
-        dialect = plain.replace(b'"readQueueNums":16', loose, 1)
-        assert loose in dialect
+        dialect = plain.replace(b'"readQueueNums":16', loose)
+        assert dialect.count(loose) == topics
         if is_read:
-            RegisterBrokerBody.decode_wire(dialect)
+            read = RegisterBrokerBody.decode_wire(dialect)
+            table = read.topic_config_serialize_wrapper.topic_config_table
+            assert len(table) == topics and table["T0"].read_queue_nums == 4
         else:
             with pytest.raises(RemoteProtocolError, match="only as standard JSON"):
                 RegisterBrokerBody.decode_wire(dialect)
@@ -131,8 +134,14 @@ def test_r58_topics_are_decoded_some_hundred_at_once(
     body = body_of(*topics)
     data = body.encode() if form == "plain" else compressed(body)
     decoded = [0]
-    for name in ("_decode_topic", "_topic_of"):
-        monkeypatch.setattr(register_body, name, counting(getattr(register_body, name), decoded))
+    if form == "plain":
+        table = register_body._Table
+        monkeypatch.setattr(
+            table, "_add", counting(table._add, decoded, lambda text: text.count(b"{") // 2)
+        )
+    else:
+        topic_of = counting(register_body._topic_of, decoded)
+        monkeypatch.setattr(register_body, "_topic_of", topic_of)
     steps, most = RegisterBrokerBody.decode_steps(data), 0
     while True:
         decoded[0] = 0
@@ -145,9 +154,11 @@ def test_r58_topics_are_decoded_some_hundred_at_once(
     assert read == body and 0 < most <= 256
 
 
-def counting(call: Callable[..., object], count: list[int]) -> Callable[..., object]:
+def counting(
+    call: Callable[..., object], count: list[int], weigh: Callable[..., int] = lambda _: 1
+) -> Callable[..., object]:
     def counted(*args: object) -> object:
-        count[0] += 1
+        count[0] += weigh(args[-1])
         return call(*args)
 
     return counted
@@ -157,7 +168,7 @@ def counting(call: Callable[..., object], count: list[int]) -> Callable[..., obj
 def test_r58_one_topic_of_a_large_body_has_a_limit(place: str) -> None:
     entry = b'"T":{"attributes":{"a":"%b"}}' % (b"x" * (1 << 20))
     data = b'{"topicConfigSerializeWrapper":{"%b":{%b}}}' % (place.encode(), entry)
-    with pytest.raises(RemoteProtocolError, match="topic 'T' has 10"):
+    with pytest.raises(RemoteProtocolError, match=f"{place}: no entry of at most 65536 bytes"):
         RegisterBrokerBody.decode_wire(data)
 
 
@@ -172,3 +183,102 @@ def test_r58_a_stream_inflates_in_steps_and_to_a_frame_at_most() -> None:
             next(steps)
             count += 1
     assert count >= 64
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+@given(st.dictionaries(TEXTS, TEXTS, max_size=3), st.lists(TEXTS, max_size=5, unique=True))
+def test_r58_in_steps_a_plain_body_is_read_as_at_once(
+    attributes: dict[str, str], names: list[str]
+) -> None:
+    """Also names and attributes with braces, quotes and commas."""
+    body = body_of(*(TopicConfig(topic_name=name, attributes=attributes) for name in names))
+    data = body.encode()
+    assert RegisterBrokerBody.decode_at_once(data) == body
+    assert ended(register_body._decode_plain(data)) == body
+
+
+def ended(steps: Generator[None, None, RegisterBrokerBody]) -> RegisterBrokerBody:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            read = end.value
+            assert isinstance(read, RegisterBrokerBody)
+            return read
+
+
+def test_r58_a_table_counts_only_in_its_place() -> None:
+    """What looks like one in a text, or elsewhere, is none."""
+    table = b'"topicConfigTable":{"T":{}}'
+    for text in (
+        b'{"filterServerList":[],%b}' % table,
+        b'{"topicConfigSerializeWrapper":{"x":{%b}}}' % table,
+        b'{"topicConfigSerializeWrapper":{%b,%b}}' % (table, table),
+        b'{"topicConfigSerializeWrapper":{"topicConfigTable":0}}',
+    ):
+        with pytest.raises(RemoteProtocolError, match="once"):
+            ended(register_body._decode_plain(text + b" " * REQUEST_SIZE_MAX))
+
+
+def references(count: int) -> bytes:
+    """An object that stands for 2^count values."""
+    lists = [b'"a0":[1,1]']
+    for number in range(1, count):
+        reference = b'{"$ref":"$.a%d"}' % (number - 1)
+        lists.append(b'"a%d":[%b,%b]' % (number, reference, reference))
+    return b"{%b}" % b",".join(lists)
+
+
+def piece(text: bytes) -> bytes:
+    return struct.pack(">i", len(text)) + text
+
+
+def packed(topics: Sequence[bytes] = (), mappings: Sequence[bytes] = (), **more: bytes) -> bytes:
+    """The compressed form, of any texts."""
+    counted = [
+        struct.pack(">i", len(each)) + b"".join(map(piece, each)) for each in (topics, mappings)
+    ]
+    version, filters = piece(more.get("version", b"{}")), piece(more.get("filters", b"[]"))
+    return zlib.compress(version + counted[0] + filters + counted[1])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        packed([b"T 1 1 6 SINGLE_TAG " + references(40)]),
+        packed(mappings=[references(40)]),
+        packed(filters=references(40)),
+        packed(version=b"[%b]" % references(40)),
+        b'{"filterServerList":[1],"x":%b}' % references(40),
+        b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":{"perm":"6","x":%b}}}}'
+        % references(40),
+    ],
+    ids=["attributes", "mapping", "filters", "version", "plain", "plain table"],
+)
+def test_r58_references_do_not_multiply(data: bytes) -> None:
+    """2 KiB stood for 2^40 values."""
+    with pytest.raises(RemoteProtocolError, match=r"values|Expected|reference"):
+        RegisterBrokerBody.decode_wire(data)
+
+
+def test_r58_a_long_list_that_is_named_often_is_not_listed_each_time() -> None:
+    often = b"[%b]" % b",".join([b'{"$ref":"$.a"}'] * 2_000)
+    text = b'{"a":[%b],"b":%b}' % (b",".join([b"1"] * 1_000), often)
+    with pytest.raises(FastjsonError, match="more than 4096 values"):
+        loads(text, is_request=True)
+
+
+@pytest.mark.parametrize("kind", ["topics", "mappings"])
+def test_r58_a_compressed_body_of_many_small_entries_has_a_limit(kind: str) -> None:
+    """16 MiB of `{}` are 16 KiB on the wire, and held a name server for seconds."""
+    texts = {"topics": b"T 1 1 6 SINGLE_TAG", "mappings": b"{}"}
+    many = [texts[kind]] * (register_body.TOPICS_MAX + 1)
+    with pytest.raises(RemoteProtocolError, match="at most 131072 are allowed"):
+        RegisterBrokerBody.decode_wire(packed(**{kind: many}))
+
+
+def test_r58_mappings_are_read_in_steps() -> None:
+    steps = RegisterBrokerBody.decode_steps(packed(mappings=[b'{"topic":"T"}'] * 10_000))
+    assert sum(1 for _ in steps) >= 10_000 // 256
