@@ -312,9 +312,10 @@ class BrokerService:
         # First the tables: recovery applies records that may be newer than these files.
         self.tables.load()
         self.filters.load()
+        self.tables.offsets.deletions.epochs = lambda: self.store.epochs.entries
         self.store.open()
         # Any record of the log so far may have been a deletion of a topic (R39).
-        self.tables.offsets.deleted_end = self.store.confirm_offset
+        self.tables.offsets.deletions.end = self.store.confirm_offset
 
     async def close(self) -> None:
         """Hands over, refuses writes, sends Goodbye, closes everything. Idempotent."""

@@ -8,8 +8,9 @@ the last one accepted, which is kept in the file as the data version's state ver
 master's late offsets must not overwrite those of its successor.
 
 Offsets of a topic go with its deletion, which is a record of the log (R39). So what a master sends
-counts only if it had carried out every deletion that was carried out here: `deleted_end` is where
-the last of these ends in the log.
+counts only if it had carried out every deletion that was carried out here: `deletions.end` is
+where the last of these ends in the log. A start may read deletions again that the file counts:
+they take nothing of a topic or group that was made since.
 
 `config/delayOffset.json`: the offset of a level is that of the next message in its queue of
 SCHEDULE_TOPIC_XXXX. What counts are the progress records of the log
@@ -36,7 +37,7 @@ from msgspec.structs import replace
 
 from batonmq.broker.tables.config_file import ConfigManager
 from batonmq.broker.tables.offset_resets import OffsetResets, Running
-from batonmq.broker.tables.old_positions import OldPositions
+from batonmq.broker.tables.old_positions import Deletions, OldPositions
 from batonmq.protocol.bodies import (
     ConsumerOffsetSerializeWrapper,
     DataVersion,
@@ -54,7 +55,6 @@ NO_OFFSET = -1
 _COMMITS_PER_VERSION = 500
 _SORTED_AT_ONCE: Final = 512
 _VERSIONS_AHEAD = 1000
-_DELETIONS_MAX: Final = 1 << 16
 
 _TIMER_CHECK: Final = struct.Struct(">7q")
 _TIMER_CHECK_SIZE: Final = 4096
@@ -122,10 +122,10 @@ class _Keys:
 
 
 class OffsetTable(ConsumerOffsetSerializeWrapper):
-    """With members that Java leaves out: topic -> end in the log of its last deletion, and
-    `OffsetResets`."""
+    """With members that Java leaves out: `topics` and `end` of `Deletions`, and `OffsetResets`."""
 
     baton_deleted: dict[str, int] = msgspec.field(default_factory=dict)
+    baton_deleted_end: int = 0
     baton_resets: Running = msgspec.field(default_factory=dict)
     baton_resets_end: int = 0
 
@@ -139,14 +139,12 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         self._table: dict[str, dict[int, int]] = {}
         self._keys = _Keys()
         self._commits = 0
-        #: End in the log of the last deletion carried out here.
-        self.deleted_end = 0
         # What the master sent last, and up to where it had carried out the log then.
         self._received: Mapping[str, Mapping[int, int]] = {}
         self._received_end = 0
         self._deletion_due = False
         self._old = OldPositions()
-        self._deleted: dict[str, int] = {}
+        self.deletions = Deletions()
         self.resets = OffsetResets(self.commit, self._new_version)
 
     def load(self) -> None:
@@ -156,13 +154,15 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
             return
         self._table = body.offset_table
         self._keys = _Keys(self._table)
-        self._deleted = body.baton_deleted
         # Consumers may have kept running through this restart, with positions in queues that are
         # gone (R39).
-        for topic in self._deleted:
+        for topic in body.baton_deleted:
             self._old.deleted(topic)
         self.resets.loaded(body.baton_resets, body.baton_resets_end)
         self.data_version = body.data_version
+        counted = self.deletions
+        counted.topics, counted.loaded_end = body.baton_deleted, body.baton_deleted_end
+        counted.loaded_epoch = self.master_epoch
         self._dirty = False
 
     # Reading.
@@ -232,7 +232,8 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         return OffsetTable(
             data_version=self.data_version,
             offset_table=table,
-            baton_deleted=dict(self._deleted),
+            baton_deleted=dict(self.deletions.topics),
+            baton_deleted_end=self.deletions.end,
             baton_resets=self.resets.copied(),
             baton_resets_end=self.resets.end,
         )
@@ -299,20 +300,12 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
     def delete_topic(self, topic: str, record_end: int) -> None:
         """A record that ends at `record_end` deletes a topic: forget its offsets (R39)."""
         self._old.deleted(topic)
-        self._deleted.pop(topic, None)
-        # Popped before, so that it moves to the end: beyond the limit the oldest deletion goes.
-        self._deleted[topic] = record_end
-        if len(self._deleted) > _DELETIONS_MAX:
-            del self._deleted[next(iter(self._deleted))]
+        self.deletions.note_topic(topic, record_end)
         self._forget(self._keys.of_topic(topic), record_end)
-
-    def deleted_since(self, topic: str, offset: int) -> bool:
-        """Whether the topic was deleted by a record that ends behind this place of the log."""
-        return bool(self._deleted) and offset < self._deleted.get(topic, 0)
 
     def log_ends(self, end: int) -> None:
         """The log was cut there: a deletion behind it has not happened (R44)."""
-        self._deleted = {topic: at for topic, at in self._deleted.items() if at <= end}
+        self.deletions.log_ends(end)
         self.resets.log_ends(end)
         self._dirty = True
 
@@ -321,7 +314,9 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         self._forget(self._keys.of_group(group), record_end)
 
     def _forget(self, keys: list[str], record_end: int) -> None:
-        self.deleted_end = max(self.deleted_end, record_end)
+        self.deletions.end = max(self.deletions.end, record_end)
+        if self.deletions.in_loaded_file(record_end):
+            return
         for key in keys:
             self.resets.forget(key, record_end)
             # The master had carried out this deletion before it sent these: they are of the topic
@@ -340,8 +335,8 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
         master sends counts. Durable on return; raises OSError."""
         self._table.clear()
         self._keys = _Keys()
-        self._received, self._received_end, self.deleted_end = {}, 0, 0
-        self._deleted = {}
+        self._received, self._received_end = {}, 0
+        self.deletions.log_ends(0)
         self.resets.clear()
         self._commits += 1
         self._new_version()
@@ -409,7 +404,7 @@ class ConsumerOffsetManager(ConfigManager[OffsetTable]):
             return False
         # It still had a topic that is deleted here, so its table has offsets of queues that are
         # gone.
-        if carried_out is not None and carried_out < self.deleted_end:
+        if carried_out is not None and carried_out < self.deletions.end:
             return False
         self._received, self._received_end = incoming, carried_out or 0
         changed, kept = self.resets.from_master(resets, carried_out)

@@ -1,14 +1,54 @@
-"""Positions of consumers in queues that are gone (SAFETY R39)."""
+"""Deletions of topics and groups, and positions of consumers in queues that are gone (R39)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from batonmq.epoch.entry import EpochEntry
 from batonmq.runtime.clock import boot_ms
 
 _DELETED_TOPICS_MAX: Final = 4096
+_DELETIONS_MAX: Final = 1 << 16
+
+
+@dataclass(slots=True)
+class Deletions:
+    """Those that this replica has carried out. `end`: where the last one ends in the log; `topics`:
+    where the last one of each topic does.
+
+    A start may read deletions again that the loaded file counts: `loaded_end` is the `end` in it,
+    `loaded_epoch` the highest masterEpoch that it knows, and `epochs` gives those of the log."""
+
+    end: int = 0
+    topics: dict[str, int] = field(default_factory=dict)
+    loaded_end: int = 0
+    loaded_epoch: int = 0
+    epochs: Callable[[], Iterable[EpochEntry]] = tuple
+
+    def note_topic(self, topic: str, record_end: int) -> None:
+        self.topics.pop(topic, None)
+        # Popped before, so that it moves to the end: beyond the limit the oldest deletion goes.
+        self.topics[topic] = record_end
+        if len(self.topics) > _DELETIONS_MAX:
+            del self.topics[next(iter(self.topics))]
+
+    def since(self, topic: str, offset: int) -> bool:
+        """Whether the topic was deleted by a record that ends behind this place of the log."""
+        return bool(self.topics) and offset < self.topics.get(topic, 0)
+
+    def in_loaded_file(self, record_end: int) -> bool:
+        """Whether the loaded file has what that record left, and what was made since. Not if a
+        newer master than the file knows wrote it: bytes may have been cut there."""
+        newer = [each.start_offset for each in self.epochs() if each.epoch > self.loaded_epoch]
+        return record_end <= min([self.loaded_end, *newer])
+
+    def log_ends(self, end: int) -> None:
+        """The log was cut there: a deletion behind it has not happened (R44)."""
+        self.topics = {topic: at for topic, at in self.topics.items() if at <= end}
+        self.end = min(self.end, end)
+        self.loaded_end = min(self.loaded_end, end)
 
 
 class OldPositions:

@@ -319,7 +319,7 @@ class SlaveSynchronize:
                 offsets.baton_resets,
             )
         ):
-            if carried_out is not None and carried_out < self._tables.offsets.deleted_end:
+            if carried_out is not None and carried_out < self._tables.offsets.deletions.end:
                 # It may still have a topic that is deleted here: again next time. Until then what
                 # is here goes further than what it has, and it may need this replica's acks to
                 # carry out more.

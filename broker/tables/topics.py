@@ -112,7 +112,7 @@ class TopicService:
         self.locks = tables.locks
         self.request_modes = tables.request_modes
         self._offsets = tables.offsets
-        self.deleted_since = tables.offsets.deleted_since
+        self.deleted_since = tables.offsets.deletions.since
         self._settings = settings
         self._append = append
         self._changed = changed

@@ -11,6 +11,7 @@ import pytest
 from batonmq.broker.tables.config_file import ConfigManager
 from batonmq.broker.tables.consumer_offset import ConsumerOffsetManager
 from batonmq.broker.tables.old_positions import OldPositions
+from batonmq.epoch.entry import EpochEntry
 from batonmq.protocol.bodies import ConsumerOffsetSerializeWrapper, DataVersion
 from batonmq.protocol.errors import RemoteProtocolError
 
@@ -240,7 +241,58 @@ def test_r39_what_was_deleted_once_is_not_looked_for_again(tmp_path: Path) -> No
     made.commit("g", "T", 0, 5)
     made.begin_anew()
     made.delete_topic("T", 200)
-    assert made.table == {} and made.deleted_end == 200
+    assert made.table == {} and made.deletions.end == 200
+
+
+@pytest.mark.parametrize("deletes", ["delete_topic", "delete_group"])
+def test_r39_a_deletion_that_a_start_reads_again_takes_nothing_of_what_was_made_since(
+    tmp_path: Path, deletes: str
+) -> None:
+    """The file is newer than the checkpoint from which the start reads the log."""
+    name = {"delete_topic": "T", "delete_group": "g"}[deletes]
+    made = offsets_at(tmp_path)
+    made.commit("g", "T", 0, 5)
+    getattr(made, deletes)(name, 100)
+    made.commit("g", "T", 0, 2)
+    persist(made)
+    again = offsets_at(tmp_path)
+    getattr(again, deletes)(name, 100)
+    assert again.query("g", "T", 0) == 2
+    getattr(again, deletes)(name, 101)
+    assert again.query("g", "T", 0) == -1, "that one was not carried out before"
+
+
+def test_r39_a_deletion_by_a_newer_master_than_the_file_knows_is_carried_out(
+    tmp_path: Path,
+) -> None:
+    """The log was cut at 60, another deletion came to the same place, and this process was killed
+    before it stored its offsets again."""
+    made = offsets_at(tmp_path)
+    made.set_state_version(3)
+    made.delete_topic("T", 100)
+    for topic in ("T", "U"):
+        made.commit("g", topic, 0, 2)
+    persist(made)
+    again = offsets_at(tmp_path)
+    again.deletions.epochs = lambda: (EpochEntry(3, 0), EpochEntry(4, 60))
+    again.delete_topic("U", 60)
+    again.delete_topic("T", 95)
+    assert again.query("g", "U", 0) == 2 and again.query("g", "T", 0) == -1
+
+
+def test_r39_r44_behind_a_cut_every_deletion_is_a_new_one(tmp_path: Path) -> None:
+    made = offsets_at(tmp_path)
+    made.delete_topic("T", 100)
+    persist(made)
+    again = offsets_at(tmp_path)
+    again.log_ends(90)
+    again.commit("g", "T", 0, 2)
+    again.delete_topic("T", 95)
+    assert again.query("g", "T", 0) == -1
+    again.log_ends(90)
+    assert again.apply_from_master(1, {"T@g": {0: 12}}, 90), "the master deletes nothing any more"
+    again.delete_topic("T", 95)
+    assert again.query("g", "T", 0) == -1
 
 
 def test_r39_a_deletion_of_offsets_is_due_until_it_is_written(tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ def test_r39_r42_a_master_that_waits_for_this_replica_to_carry_out_deletions(pla
     newer. Its own offsets stay, and it asks on."""
 
     async def scenario(master, sync, told, tables):
-        tables.offsets.deleted_end = 500
+        tables.offsets.deletions.end = 500
         master.carried_out = 400
         sync.follow(Followed(MAIN, 3))
         await until(lambda: told)

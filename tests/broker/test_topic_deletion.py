@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,26 @@ def test_r39_groups_read_a_topic_made_again_from_its_first_message(tmp_path: Pat
 def test_r39_also_after_a_restart(tmp_path: Path) -> None:
     run_with_broker(tmp_path, consumed_and_deleted)
     run_with_broker(tmp_path, made_again)
+
+
+def test_r39_a_start_that_reads_the_deletion_again_keeps_the_progress_since(tmp_path: Path) -> None:
+    """The machine stops when the offsets are stored, and no checkpoint has been since."""
+
+    async def stopped(rig: Rig) -> None:
+        await consumed_and_deleted(rig)
+        await made_again(rig)
+        assert (await rig.ask(15, WHERE | {"commitOffset": "2"})).code == ResponseCode.SUCCESS
+        for write in rig.service.tables.writes_due():
+            write()
+        shutil.copytree(tmp_path / "it", tmp_path / "later")
+
+    async def goes_on(rig: Rig) -> None:
+        assert (await rig.ask(14, WHERE)).ext["offset"] == "2"
+        found = await rig.pull(offset=2)
+        assert found.body.count(b"new2") == 1 and b"old" not in found.body
+
+    run_with_broker(tmp_path / "it", stopped)
+    run_with_broker(tmp_path / "later", goes_on)
 
 
 def test_r39_a_running_consumer_commits_nothing_in_a_deleted_topic(tmp_path: Path) -> None:
