@@ -211,19 +211,17 @@ class Findings:
         }
         if not self.leader:
             answering = sum(not isinstance(a, BatonError) for a in self.controllers.values())
-            why = "a majority of them must run"
+            why, advice = "a majority of them must run", "start the controllers that are away"
+            though = ""
             if answering * 2 > len(self.controllers):
-                why = "an election is under way, or cannot succeed"
-            text = (
-                f"the controllers have no leader, though {answering} of {len(self.controllers)}"
-                if answering * 2 > len(self.controllers)
-                else f"the controllers have no leader, {answering} of {len(self.controllers)}"
-            )
+                why, though = "an election is under way, or cannot succeed", "though "
+                advice = "wait a moment; if that lasts, see what each controller says of itself"
+            count = f"{though}{answering} of {len(self.controllers)}"
             return [
                 Problem.of(
-                    f"{text} answer: {why}; masters continue to take writes while their whole set"
-                    " follows, and none that fails is replaced",
-                    "start the controllers that are away; mqctl getControllerMetaData",
+                    f"the controllers have no leader, {count} answer: {why}; masters continue to"
+                    " take writes while their whole set follows, and none that fails is replaced",
+                    f"{advice}: mqctl getControllerMetaData",
                     is_down=not any(self.masters),
                 )
             ]
@@ -244,7 +242,7 @@ class Findings:
         }
         look = "mqctl getControllerMetaData"
         found = [
-            Problem.of(f"controller {a}: {what}", look)
+            Problem.of(f"controller {a}: {what}", "free disk space" if "disk" in what else look)
             for a, log in logs.items()
             for what in log.problems
         ]

@@ -297,6 +297,20 @@ def test_no_restart_takes_the_controllers_majority() -> None:
     master, slave, _ = evidence.brokers("g")
     assert not may_restart(evidence, master).allowed
     assert may_restart(evidence, slave).allowed
+    assert "writes wait until it is back" in may_restart(evidence, slave).why
+    # All three run, and none leads: their disks are full, or their network is cut.
+    assert not may_restart(evidence, first).allowed
+
+
+def test_a_broker_whose_disk_is_full_would_not_come_back_from_a_restart() -> None:
+    evidence = live((1, 2, 3), {1, 2, 3})
+    slave = replace(evidence.nodes[1], told=("its disk is full: [Errno 28]",))
+    assert not may_restart(evidence, slave).allowed
+
+
+def test_a_restart_names_brokers_as_every_other_line_does() -> None:
+    evidence = live((1, 2, 3), {1, 2, 3})
+    assert may_restart(evidence, evidence.nodes[1]).why == "broker-1, broker-3 have everything"
 
 
 # Who it was when it ended.

@@ -141,7 +141,11 @@ def _show(context: CommandContext, found: dict[str, Any]) -> None:
                 "Rate",
                 f"{found['perSecond']} a second, {found['bytesPerSecond'] / 1e6:.1f} MB a second",
             ),
-            *((f"Latency {name}", f"{ms} ms") for name, ms in found["latencyMs"].items()),
+            *(
+                (f"Latency {name}", f"{ms} ms")
+                for name, ms in found["latencyMs"].items()
+                if ms is not None
+            ),
             *((f"Failed {count}", why) for why, count in found["failed"].items()),
         ]
     )

@@ -232,8 +232,11 @@ class _Work:
 
     async def restart_one(self, address: str, backend: Backend) -> None:
         """Raises Doubt, and CommandFailed if no process is at `address`."""
+        from batonmq.mqctl.roll import check_whole
+
         found = [node for node in self._nodes if address in (node.address, node.controller)]
         if not found:
+            check_whole(await self._look())  # else the controllers may not name all of them
             known = ", ".join(node.address for node in self._nodes)
             raise CommandFailed(f"no process of this cluster is at {address}; there are {known}")
         await self._restart(found[0], backend)
@@ -342,7 +345,8 @@ class _Work:
             if self._order is None:
                 out.line("  then the same command continues with what is left")
         elif self._order is None:
-            text = f"{len(self._rolled)} processes restarted"
+            count = len(self._rolled)
+            text = f"{count} process{'' if count == 1 else 'es'} restarted"
             out.line(
                 f"{text}, {len(self._skipped)} were done before" if self._skipped else text,
                 style=GOOD,

@@ -241,14 +241,24 @@ def may_restart(evidence: Evidence, node: NodeEvidence) -> Restart:
         return Restart(node.name, False, f"{node.group} would lose its last copy in sync")
     if not evidence.leader and me == group.master:
         return Restart(node.name, False, "no controller leads to replace this master")
-    who = ", ".join(map(str, others))
+    if any("disk is full" in told for told in node.told):
+        return Restart(node.name, False, "its disk is full: its start would wait for disk space")
+    who = ", ".join(_named(evidence, group, each) for each in others)
+    what = f"{who} {'has' if len(others) == 1 else 'have'} everything"
     if me == group.master:
         first = f"mqctl drain {node.address}"
-        return Restart(
-            node.name, True, f"broker {who} has everything; move the master first", first
-        )
-    what = f"broker {who} has everything" if me in group.members else "it is not in the set"
+        return Restart(node.name, True, f"{what}; move the master first", first)
+    if me not in group.members:
+        what = "it is not in the set"
+    elif not evidence.leader:
+        what += "; no controller leads, so writes wait until it is back"
     return Restart(node.name, True, what)
+
+
+def _named(evidence: Evidence, group: GroupEvidence, broker_id: int) -> str:
+    """As the other lines of the verdict name it."""
+    node = evidence.node_of(group.name, broker_id)
+    return node.name if node is not None else f"broker {broker_id}"
 
 
 def _serves(evidence: Evidence, group: str, broker_id: int) -> bool:
@@ -265,6 +275,9 @@ def _name_server_may(evidence: Evidence, node: NodeEvidence) -> Restart:
     if node.controller is not None:
         known = sum(each.controller is not None for each in evidence.name_servers())
         left = sum(other.runs for other in others if other.controller is not None)
+        if not evidence.leader:
+            text = "no controller leads: first mend that, its log may be needed for it"
+            return Restart(node.name, False, text)
         if left * 2 <= known:
             text = f"the controllers would lose their majority: {left} of {known} would run"
             return Restart(node.name, False, text)
