@@ -217,10 +217,13 @@ class Findings:
                 why, though = "an election is under way, or cannot succeed", "though "
                 advice = "wait a moment; if that lasts, see what each controller says of itself"
             count = f"{though}{answering} of {len(self.controllers)}"
+            what = "masters continue to take writes while their whole set follows, and none that"
+            if self.brokers and all(self.brokers.values()):
+                what = "no master that"
             return [
                 Problem.of(
-                    f"the controllers have no leader, {count} answer: {why}; masters continue to"
-                    " take writes while their whole set follows, and none that fails is replaced",
+                    f"the controllers have no leader, {count} answer: {why}; {what}"
+                    " fails is replaced",
                     f"{advice}: mqctl getControllerMetaData",
                     is_down=not any(self.masters),
                 )
@@ -334,9 +337,7 @@ class Findings:
         }
 
 
-_AWAY: Final = (
-    "start it again, or see why it ended: mqctl timeline --since 10m, and its process.log"
-)
+_AWAY: Final = "start it again; mqctl verdict says why it ended, and what is safe"
 _RIGHTS: Final = "a super user can allow it: mqctl acl create USER -r Cluster:* -a Get"
 
 

@@ -73,6 +73,9 @@ def test_no_leader_or_two_is_a_problem(whole: Findings, fake: Any) -> None:
     (problem,) = replace(whole, controllers=leaderless).problems()
     assert "no leader, though 2 of 2 answer" in problem
     assert problem.next_step.startswith("wait a moment")  # none of them is away
+    assert "masters continue" in problem
+    ended = replace(whole, controllers=leaderless, brokers={MASTER: "refused", SLAVE: "refused"})
+    assert not any("masters continue" in each for each in ended.problems())
     refused = {a: ConnectError(a, "refused") for a in leaderless}
     for too_few in (refused, {**leaderless, OTHER: refused[OTHER]}):
         assert "a majority of them must run" in replace(whole, controllers=too_few).problems()[-1]

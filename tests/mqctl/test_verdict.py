@@ -37,6 +37,7 @@ from batonmq.mqctl.verdict.judge import INCIDENTS, judge
 from batonmq.mqctl.verdict.safety import may_restart
 from batonmq.protocol.layout import INDEX_HEADER, JOURNAL_MAGIC, UNIT
 from batonmq.store.checkpoint import StoreCheckpoint
+from lab.cluster.mqctl import mqctl as run_mqctl
 from tests.mqctl.test_mqctl_verify import SEGMENT, change, make_log
 
 Run = Callable[..., Any]
@@ -126,7 +127,12 @@ def test_a_damage_is_no_loss_while_another_member_has_the_bytes(
     mqctl: Run, folders: list[Path]
 ) -> None:
     change(folders[0], SEGMENT + 300, b"\xff" * 8)
-    assert group_of(mqctl, folders)["state"] == "safe"
+    group = group_of(mqctl, folders)
+    assert group["state"] == "safe" and "log is whole" in group["how"]
+    assert group["how"].startswith(str(folders[1])), "a damaged log is no proof"
+    change(folders[1], 300, b"\xff" * 8)
+    group = group_of(mqctl, folders)
+    assert group["state"] == "safe" and "is whole" not in group["how"]
     change(folders[1], SEGMENT + 300, b"\xff" * 8)
     group = group_of(mqctl, folders)
     assert group["state"] == "lost"
@@ -219,6 +225,25 @@ def test_a_receipt_holds_for_copies_and_for_no_other_bytes(
     assert mqctl("verdict", "--check", str(receipt), str(copy)).code == 1
 
 
+def test_a_full_disk_is_no_cause_once_it_has_space_again() -> None:
+    """Unless the process ended of it."""
+    evidence = live((1, 2, 3), {2, 3})
+    full = "2026-11-28T11:50:00.000 ERROR x [Errno 28] No space left on device"
+
+    def found(*after: str, ended_well: bool = False) -> list[str]:
+        lines = (full, *after)
+        log = LogTail(lines, ended_well=ended_well, last_ms=line_ms(lines[-1]))
+        facts: dict[str, Any] = {"folder": "/d/broker-1", "process": ProcessFacts(), "log": log}
+        space = {"free_bytes": 1 << 30, "disk_bytes": 2 << 30}
+        node = replace(evidence.nodes[0], asked=False, refused=None, **facts, **space)
+        judged = judge(replace(evidence, now_ms=NOW, nodes=(node, *evidence.nodes[1:])))
+        return [each.incident for each in judged.causes]
+
+    assert "disk-full" in found()
+    assert "disk-full" not in found(ended_well=True)
+    assert "disk-full" not in found("2026-11-28T11:58:00.000 INFO x it works")
+
+
 def test_the_first_three_lines_say_state_cause_and_command(mqctl: Run, folders: list[Path]) -> None:
     change(folders[0], SEGMENT + 300, b"\xff" * 8)
     ran = mqctl("verdict", *map(str, folders))
@@ -228,6 +253,15 @@ def test_the_first_three_lines_say_state_cause_and_command(mqctl: Run, folders: 
     assert any("moveAside" in line for line in ran.out.splitlines()), do
     shown = [line for line in ran.out.splitlines() if not line.startswith(("next:", "  "))]
     assert max(map(len, shown)) <= 80
+
+
+def test_the_time_line_of_a_cluster_that_has_ended_is_read_from_its_files(tmp_path: Path) -> None:
+    write_history(tmp_path / "namesrv-0" / "controller", (1, 2))
+    nodes = {"nameServers": [], "controllers": [], "brokers": [], "supervisorPid": 0}
+    (tmp_path / "cluster.json").write_text(json.dumps(nodes))
+    ran = run_mqctl("timeline", "--json", home=tmp_path, env={"BATONMQ_DATA": str(tmp_path)})
+    assert "has ended: read from its files" in ran.err
+    assert [story["masterBrokerId"] for story in ran.json if story["brokerName"]] == [1]
 
 
 # Who may be restarted.

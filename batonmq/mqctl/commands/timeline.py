@@ -121,12 +121,26 @@ def _from_files(files: Iterable[Path]) -> Events:
     return _merged(sources, problems)
 
 
+def _folders_of_ended(context: CommandContext) -> list[Path]:
+    """The controllers' folders of the local cluster, if that is meant and has ended."""
+    from batonmq.mqctl.target import data_of
+
+    target = context.target
+    if target.controllers or target.ended is None:
+        return []
+    data = data_of(target.ended)
+    click.echo(f"mqctl: the cluster of {data} has ended: read from its files", err=True)
+    return sorted(data.glob("namesrv-*/controller"))
+
+
 async def _from_controllers(context: CommandContext, broker_name: str) -> Events:
     """The events of the controllers. Raises BatonError if none of them replies."""
     import asyncio
 
     from batonmq.protocol.errors import BatonError
 
+    if folders := _folders_of_ended(context):
+        return _from_files(folders)
     async with context.controller() as (_, controller):
         addresses = controller.addresses
         answers = await asyncio.gather(

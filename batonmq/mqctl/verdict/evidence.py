@@ -48,6 +48,9 @@ def line_ms(line: str) -> int:
     return round(datetime.fromisoformat(found[0]).timestamp() * 1000) if found else 0
 
 
+END_MS: Final = 60_000
+
+
 @dataclass(frozen=True, slots=True)
 class LogTail:
     """The end of a process's log. `starts_ms`: of each start in it; `ended_well`: the last process
@@ -67,6 +70,12 @@ class LogTail:
     def latest(self, *texts: str) -> str:
         """The newest line of the last process that has one of these texts."""
         return next((line for line in reversed(self.lines) if any(t in line for t in texts)), "")
+
+    def at_its_end(self, *texts: str) -> str:
+        """As `latest`, if its process ended within a minute of that line, and not on request: what
+        was logged long before is no reason of an end."""
+        line = "" if self.ended_well else self.latest(*texts)
+        return line if self.age_ms(line, self.last_ms) <= END_MS else ""
 
 
 @dataclass(frozen=True, slots=True)

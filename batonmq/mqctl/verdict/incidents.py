@@ -352,28 +352,31 @@ def _disks(evidence: Evidence) -> Iterator[Finding]:
         told = next(
             (t for t in node.told if "disk is full" in t or "waits for disk space" in t), ""
         )
-        line = node.log.latest("No space left", "ENOSPC")
         is_full = bool(told) or 0 <= node.free_bytes < max(1 << 20, node.disk_bytes // 1000)
-        if is_full or (line and not node.runs):
+        if is_full or (not node.runs and node.log.at_its_end("No space left", "ENOSPC")):
             free = f"{node.free_bytes >> 20} MiB are free in {node.folder}" if node.folder else ""
-            cause = f"{node.name}: its disk is full; {free or told}"
+            when = "is full" if is_full else "was full when it ended"
+            cause = f"{node.name}: its disk {when}; {free or told}"
             keep = f"mqctl updateBrokerConfig -b {node.address} -k fileReservedTime -v 24"
             repairs = (Repair("free disk space; it continues by itself", f"df -h {node.folder}"),)
             if node.kind == BROKER and node.runs:
                 repairs += (Repair("keep messages for a shorter time", keep, 60),)
             name = "disk-full" if node.kind == BROKER else "controller-disk-full"
             yield Finding(name, node.name, cause, since(evidence, node), groups, repairs)
-        if node.read_only or (not node.runs and node.log.latest("Read-only file system")):
+        if node.read_only or (not node.runs and node.log.at_its_end("Read-only file system")):
             cause = f"{node.name}: the file system of {node.folder} is read-only"
             repairs = (Repair("look why", "dmesg | tail -30"), Repair("then make it writable"))
             yield Finding("disk-read-only", node.name, cause, 0, groups, repairs)
-        elif not node.runs and node.log.latest("Input/output error"):
+        elif not node.runs and node.log.at_its_end("Input/output error"):
             cause = f"{node.name}: its disk reports errors: {_words(node, 'Input/output error')}"
             repairs = (refill(evidence, node),) if node.kind == BROKER else ()
             yield Finding("disk-failing", node.name, cause, node.log.last_ms, groups, repairs)
         process = node.process
         count, most = (process.descriptors, process.descriptors_max) if process else (0, 0)
-        if (most and count * 20 >= most * 19) or node.log.latest("Too many open files"):
+        log, text = node.log, "Too many open files"
+        line = log.latest(text) if node.runs else log.at_its_end(text)
+        was_refused = bool(line) and log.age_ms(line, evidence.now_ms) < LOOP_MS
+        if (most and count * 20 >= most * 19) or was_refused:
             cause = f"{node.name}: it has {count} of {most} file descriptors"
             repairs = (Repair("raise its limit and restart it", "ulimit -n 65536", START_S),)
             yield Finding("descriptors-exhausted", node.name, cause, 0, groups, repairs)

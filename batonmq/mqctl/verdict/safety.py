@@ -91,9 +91,10 @@ def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
     holders = [n for n in trusted.values() if n.store and not _bad_tail(n.store)]
     if not holders:
         return _without_holder(group, wanted, nodes, doubts)
-    best = max(holders, key=lambda node: node.store.end if node.store else 0)
-    store = best.store
-    assert store is not None
+    store, best = max(
+        ((node.store, node) for node in holders if node.store is not None),
+        key=lambda pair: (pair[0].end, pair[0].read_from <= pair[0].begin, not pair[0].damages),
+    )
     missing = [
         (fault.offset, fault.offset + fault.size)
         for fault in store.damages
@@ -107,9 +108,12 @@ def _stored(evidence: Evidence, group: GroupEvidence) -> Safety:
         why = f"the log of {best.name} below offset {store.read_from} was not read: --full reads it"
         return Safety(name, "unknown", why, (best.name,), store.end)
     role = "was the last master" if _is_last_master(evidence, group, best) else "is a member"
+    log = f"its log is whole up to {store.end}"
+    if store.damages:
+        log = f"other trusted logs have what is damaged in its log, which ends at {store.end}"
     how = (
         f"{best.name} {role} of the SyncStateSet {_set(group)} of masterEpoch {group.master_epoch};"
-        f" its log is whole up to {store.end}"
+        f" {log}"
     )
     full = [n.name for n in holders if n.store and n.store.end == store.end and not n.store.damages]
     return Safety(name, "safe", how, tuple(full or [best.name]), store.end)
