@@ -257,7 +257,7 @@ def _raft_settings(config: ControllerConfig, tls: Tls | None = None) -> RaftSett
         bind_host=config.raft_bind_address,
         cluster=config.controller_group,
         password_file=config.raft_password_path,
-        tls=tls.for_nodes if tls is not None else None,
+        tls=tls.for_raft if tls is not None else None,
     )
 
 

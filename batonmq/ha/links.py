@@ -11,7 +11,7 @@ from typing import Final, Generic, Protocol, TypeVar, cast
 from batonmq.ha.proof import STRANGERS_MAX
 from batonmq.runtime.eviction import Crowd
 from batonmq.runtime.sockets import limit_unacknowledged_of, listening_as
-from batonmq.runtime.tls import Dialling, PortTls, tls_reason
+from batonmq.runtime.tls import PortTls, node_names, refused_names, tls_reason
 from batonmq.runtime.tls_listener import Listening, listen
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class OpenLinks:
     they are dialled, None: without TLS."""
 
     def __init__(self) -> None:
-        self.tls: Dialling | None = None
+        self.tls: PortTls | None = None
         self._open = 0
         self._none = asyncio.Event()
         self._none.set()
@@ -34,6 +34,17 @@ class OpenLinks:
     def made(self) -> None:
         self._open += 1
         self._none.clear()
+
+    def refuses(self, transport: asyncio.Transport) -> bool:
+        """Whether the certificate of the peer is of no replica of this group; logged."""
+        if self.tls is None:
+            return False
+        names = node_names(transport.get_extra_info("peercert"))
+        if self.tls.admits(names):
+            return False
+        peer = transport.get_extra_info("peername")
+        log.warning("ha_refused peer=%s reason=%r", peer, refused_names(names))
+        return True
 
     def lost(self) -> None:
         self._open -= 1
@@ -184,6 +195,9 @@ class SlaveLink(asyncio.Protocol, Generic[R]):
         self.address = f"{peer[0]}:{peer[1]}" if peer else "?"
         self.transport = transport
         limit_unacknowledged_of(transport, UNACKNOWLEDGED_MS)
+        if self._open_links.refuses(transport):
+            transport.abort()
+            return
         self._attach(self)
 
     def adopt(self, shell: MasterSide[R]) -> None:
@@ -243,7 +257,7 @@ class MasterLink(asyncio.BufferedProtocol, Generic[R]):
         self._counted = True
         self.transport = transport
         limit_unacknowledged_of(transport, UNACKNOWLEDGED_MS)
-        if self._shell is None:
+        if self._shell is None or self._open_links.refuses(transport):
             transport.abort()
         else:
             self._shell.made(self)

@@ -26,7 +26,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from batonmq.runtime.clock import wall_ms
 from batonmq.runtime.durable_file import replace_file
-from batonmq.runtime.tls import DAY_MS, TlsConfig, TlsError, read_pem
+from batonmq.runtime.tls import (
+    DAY_MS,
+    NODE_URI,
+    TlsConfig,
+    TlsError,
+    names_in,
+    read_pem,
+)
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +42,6 @@ CA_KEY: Final = "ca.key"
 CA_DAYS: Final = 3_650
 NODE_DAYS: Final = 397
 REPORTED_DAYS: Final = 21
-URI_PREFIX: Final = "baton://node/"
 _EARLIER: Final = datetime.timedelta(minutes=5)
 """Clocks of hosts differ."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+){0,2}")
@@ -88,7 +94,7 @@ class Authority:
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
         builder = _builder(subject, ca.subject, key.public_key(), days)
         alternatives: list[x509.GeneralName] = [
-            x509.UniformResourceIdentifier(URI_PREFIX + name) for name in names
+            x509.UniformResourceIdentifier(NODE_URI + name) for name in names
         ]
         alternatives += map(_host, dict.fromkeys(hosts))
         for extension, critical in (
@@ -152,11 +158,7 @@ def read_certificate(path: Path) -> NodeCertificate:
         raise TlsError(str(path), error.strerror or str(error)) from error
     except (ValueError, x509.ExtensionNotFound) as error:
         raise TlsError(str(path), "no certificate of a node") from error
-    names = [
-        uri.removeprefix(URI_PREFIX)
-        for uri in found.get_values_for_type(x509.UniformResourceIdentifier)
-        if uri.startswith(URI_PREFIX)
-    ]
+    names = names_in(found.get_values_for_type(x509.UniformResourceIdentifier))
     addresses = map(str, found.get_values_for_type(x509.IPAddress))
     hosts = (*found.get_values_for_type(x509.DNSName), *addresses)
     ends_ms = int(cert.not_valid_after_utc.timestamp() * 1000)

@@ -14,10 +14,10 @@ import contextlib
 import logging
 import os
 import ssl
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Final, Literal, Protocol
+from typing import Any, ClassVar, Final, Literal, Protocol
 
 import msgspec
 
@@ -204,6 +204,36 @@ def tls_reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+NODE_URI: Final = "baton://node/"
+"""Begins each name of a node in a certificate: `baton://node/broker/broker-a/1`."""
+Names = Collection[str]
+
+
+def node_names(peercert: Mapping[str, Any] | None) -> Names:
+    """The nodes that a certificate of `ssl` names; none without one."""
+    found = (peercert or {}).get("subjectAltName", ())
+    return names_in([value for kind, value in found if kind == "URI"])
+
+
+def names_in(uris: Iterable[str]) -> Names:
+    return [uri.removeprefix(NODE_URI) for uri in uris if uri.startswith(NODE_URI)]
+
+
+def acts_as_broker(names: Names, broker_name: str) -> bool:
+    """Whether a certificate may act as a replica of that broker group. One that names no node, of
+    an authority of one's own, is not bound."""
+    return not names or any(name.split("/")[:2] == ["broker", broker_name] for name in names)
+
+
+def refused_names(names: Names) -> str:
+    return f"the certificate of {', '.join(names)} may not be at this port"
+
+
+def acts_as(names: Names, role: str) -> bool:
+    """The same for any node of a role: `controller`, `admin`."""
+    return not names or any(name.partition("/")[0] == role for name in names)
+
+
 @dataclass(frozen=True, slots=True)
 class PortTls:
     """The ports of one kind: their mode, and the contexts for the next connection that is accepted
@@ -212,6 +242,8 @@ class PortTls:
     mode: Mode
     context: Callable[[], ssl.SSLContext]
     dial: Callable[[], ssl.SSLContext | None]
+    admits: Callable[[Names], bool] = lambda names: True
+    """Whether a peer whose certificate has these names may be at the other end."""
 
     @property
     def dials(self) -> ssl.SSLContext | None:
@@ -233,8 +265,14 @@ class TlsBytes:
     """TLS of a connection whose socket a library owns: bytes in, bytes out. Not thread-safe."""
 
     def __init__(
-        self, context: ssl.SSLContext, *, server_side: bool, server_hostname: str | None = None
+        self,
+        context: ssl.SSLContext,
+        *,
+        server_side: bool,
+        server_hostname: str | None = None,
+        admits: Callable[[Names], bool] = lambda names: True,
     ) -> None:
+        self._admits = admits
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._session = context.wrap_bio(
             self._incoming, self._outgoing, server_side, server_hostname
@@ -252,6 +290,9 @@ class TlsBytes:
         try:
             if not self._ready:
                 self._session.do_handshake()
+                names = node_names(self._session.getpeercert())
+                if not self._admits(names):
+                    raise ssl.SSLError(1, refused_names(names))
                 self._ready = True
                 early, self._early = self._early, b""
                 self.write(early)
@@ -329,13 +370,19 @@ class Tls:
         )
 
     @property
-    def for_nodes(self) -> PortTls:
+    def for_raft(self) -> PortTls:
+        """For controllers only."""
         mode = self.config.nodes
         return PortTls(
             mode,
             lambda: _there(self._loaded.nodes),
             lambda: None if mode == "disabled" else self.dials,
+            lambda names: acts_as(names, "controller"),
         )
+
+    def for_replicas(self, broker_name: str) -> PortTls:
+        """The HA port of a broker group, for its own replicas only."""
+        return replace(self.for_raft, admits=lambda names: acts_as_broker(names, broker_name))
 
     @property
     def dials(self) -> ssl.SSLContext | None:

@@ -166,8 +166,9 @@ class ClassicReplication(Replication):
         path.store.flushed_listeners += [path.flushed, self.ha.notify_flushed]
         self._init_end = max(0, path.store.max_phy_offset)
         tls = self._config.tls
+        broker = self._config.broker
         await self.ha.start(
-            self._config.broker.bind_host, tls.for_nodes if tls is not None else None
+            broker.bind_host, tls.for_replicas(broker.broker_name) if tls is not None else None
         )
         log.info(
             "classic_role role=%s needed_slaves=%d",

@@ -129,8 +129,9 @@ class ControllerReplication(Replication):
         self._path.store.flushed_listeners.append(self._path.flushed)
         tls = self._config.tls
         # Before it registers: the views that follow give this HA address to the other replicas.
+        broker = self._config.broker
         await self.ha.start(
-            self._config.broker.bind_host, tls.for_nodes if tls is not None else None
+            broker.bind_host, tls.for_replicas(broker.broker_name) if tls is not None else None
         )
         await self.manager.start()
 

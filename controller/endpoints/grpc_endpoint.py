@@ -50,7 +50,7 @@ from batonmq.protocol.errors import NotLeaderError
 from batonmq.protocol.incarnation import is_proven, owns
 from batonmq.protocol.role_view import RoleView
 from batonmq.runtime.sockets import check_port_free, listening_as
-from batonmq.runtime.tls import Tls
+from batonmq.runtime.tls import Tls, acts_as, acts_as_broker, names_in
 from batonmq.runtime.turns import in_turns
 
 log = logging.getLogger(__name__)
@@ -207,6 +207,8 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
             return pb.RegisterBrokerReply(status=_not_proven(request.incarnation))
         if request.owner and not owns(request.owner, request.owner_secret):
             return pb.RegisterBrokerReply(status=_not_proven(request.owner))
+        if refusal := self._not_named(context, request.broker_name):
+            return pb.RegisterBrokerReply(status=refusal)
         status, result = await self._submit(command, context)
         if result is None:
             return pb.RegisterBrokerReply(status=status)
@@ -219,6 +221,8 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
     ) -> pb.AlterSyncStateSetReply:
         if not is_proven(request.master_incarnation, request.secret):
             return pb.AlterSyncStateSetReply(status=_not_proven(request.master_incarnation))
+        if refusal := self._not_named(context, request.broker_name):
+            return pb.AlterSyncStateSetReply(status=refusal)
         members = tuple(NewMember(each.broker_id, each.incarnation) for each in request.new_set)
         command = command_of(AlterSyncStateSet, request, new_set=members)
         status, result = await self._submit(command, context)
@@ -228,6 +232,8 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
     async def ElectMaster(
         self, request: pb.ElectMasterRequest, context: Any
     ) -> pb.ElectMasterReply:
+        if refusal := self._not_named(context, request.broker_name, or_admin=True):
+            return pb.ElectMasterReply(status=refusal)
         command = command_of(ElectMaster, request)
         status, result = await self._answered(self._switches.elect(command), context)
         view = None if result is None else result.view
@@ -236,6 +242,8 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
     async def CleanBrokerData(
         self, request: pb.CleanBrokerDataRequest, context: Any
     ) -> pb.CleanBrokerDataReply:
+        if refusal := self._not_named(context, "", or_admin=True):
+            return pb.CleanBrokerDataReply(status=refusal)
         command = command_of(CleanBrokerData, request)
         status, _ = await self._submit(command, context)
         return pb.CleanBrokerDataReply(status=status)
@@ -243,6 +251,8 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
     async def ReportEvent(
         self, request: pb.ReportEventRequest, context: Any
     ) -> pb.ReportEventReply:
+        if refusal := self._not_named(context, request.broker_name):
+            return pb.ReportEventReply(status=refusal)
         command = command_of(ReportEvent, request)
         status, _ = await self._submit(command, context)
         return pb.ReportEventReply(status=status)
@@ -363,6 +373,26 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
             )
         return _refused(ResponseCode.CONTROLLER_NOT_LEADER, str(error))
 
+    def _not_named(
+        self, context: Any, broker_name: str, *, or_admin: bool = False
+    ) -> pb.Status | None:
+        """The refusal, if the caller's certificate is of no replica of this broker group (""; of
+        none), nor of an admin where that does as well."""
+        if self._tls is None or self._tls.config.nodes != "enforcing":
+            return None
+        found = context.auth_context().get("x509_subject_alternative_name", ())
+        names = names_in([name.decode(errors="replace") for name in found])
+        if acts_as_broker(names, broker_name) or (or_admin and acts_as(names, "admin")):
+            return None
+        who = ", ".join(names)
+        log.warning(
+            "caller_refused peer=%s certificate=%s group=%s", context.peer(), who, broker_name
+        )
+        return _refused(
+            ResponseCode.NO_PERMISSION,
+            f"the certificate of {who} may not act for broker group {broker_name!r}",
+        )
+
     def _view(self, view: RoleView | None) -> pb.RoleView | None:
         return None if view is None else role_view_to_pb(self._requests.with_alive(view))
 
@@ -387,6 +417,9 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
             )
         if not is_proven(hello.incarnation, hello.secret):
             await self._refuse_session(context, _not_proven(hello.incarnation))
+            return
+        if status := self._not_named(context, hello.broker_name):
+            await self._refuse_session(context, status)
             return
         if why := self._sessions.make_room(
             self._requests.state, hello.broker_name, hello.broker_id

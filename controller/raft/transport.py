@@ -124,9 +124,11 @@ class GuardedConnection(TcpConnection):  # type: ignore[misc]
         self._session = None
         super().disconnect()
 
-    def dial_tls(self, context: ssl.SSLContext, host: str) -> None:
+    def dial_tls(self, tls: PortTls, context: ssl.SSLContext, host: str) -> None:
         """Call it before anything is sent."""
-        self._session = TlsBytes(context, server_side=False, server_hostname=host)
+        self._session = TlsBytes(
+            context, server_side=False, server_hostname=host, admits=tls.admits
+        )
 
     def greet(self, greeting: Greeting) -> None:
         self._write(self._seal(greeting.encode()))
@@ -173,7 +175,7 @@ class GuardedConnection(TcpConnection):  # type: ignore[misc]
             return False
         self.tls = None
         if speaks_tls:
-            self._session = TlsBytes(tls.context(), server_side=True)
+            self._session = TlsBytes(tls.context(), server_side=True, admits=tls.admits)
         elif tls.mode == "enforcing":
             self.refuse("it speaks without TLS, and this port takes TLS only")
             return False
@@ -456,9 +458,9 @@ class GuardedTransport(MendedTransport):
 
     def _onOutgoingConnected(self, conn: GuardedConnection) -> None:
         conn.setOnMessageReceivedCallback(functools.partial(self._answered, conn))
-        node, context = self._connToNode(conn), self._tls.dials if self._tls is not None else None
-        if context is not None and node is not None:
-            conn.dial_tls(context, node.host)
+        node, tls = self._connToNode(conn), self._tls
+        if tls is not None and node is not None and (context := tls.dials) is not None:
+            conn.dial_tls(tls, context, node.host)
         self._greet(conn, echo="")
 
     def _greet(self, conn: GuardedConnection, echo: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import grpc
@@ -16,6 +17,7 @@ from batonmq.controller.endpoints.grpc_endpoint import GrpcEndpoint
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
 from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.incarnation import incarnation_of
 from batonmq.replicas_manager.session import ControllerChannels, channel_credentials
 from batonmq.runtime.authority import Authority
 from batonmq.runtime.tls import Tls, pem_of
@@ -109,5 +111,56 @@ def test_a_permissive_broker_finds_the_way_that_a_controller_takes(
                 await broker.did_not_connect(address)
                 assert await answered(broker.channel(address))
             await broker.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_certificate_speaks_for_its_own_group_and_an_admins_cleans(made: Authority) -> None:
+    """Who holds the key of one replica can neither register as another group's, nor elect its
+    master, nor change its set. A certificate that names no node is not bound."""
+    proof = "x" * 32
+    who = {"broker_name": "b", "incarnation": incarnation_of(proof), "secret": proof}
+    master = {"broker_name": "b", "master_incarnation": incarnation_of(proof), "secret": proof}
+    calls = {
+        "RegisterBroker": pb.RegisterBrokerRequest(**who),
+        "AlterSyncStateSet": pb.AlterSyncStateSetRequest(**master),
+        "ElectMaster": pb.ElectMasterRequest(broker_name="b", broker_id=1, designate=True),
+        "ReportEvent": pb.ReportEventRequest(broker_name="b"),
+        "CleanBrokerData": pb.CleanBrokerDataRequest(broker_name="b"),
+    }
+    allowed = {
+        "broker/a/1": set(),
+        "broker/b/2": set(calls) - {"CleanBrokerData"},
+        "controller/n1": set(),
+        "namesrv/n1": set(),
+        "admin": {"ElectMaster", "CleanBrokerData"},
+    }
+
+    async def hello(stub: Any) -> bool:
+        async def messages() -> AsyncIterator[pb.BrokerMessage]:
+            yield pb.BrokerMessage(hello=pb.Hello(broker_id=1, **who))
+
+        async for message in stub.BrokerSession(messages(), timeout=20):
+            return bool(message.refused.status.code != ResponseCode.NO_PERMISSION)
+        return True
+
+    async def scenario() -> None:
+        async with serving(node_tls(made, "controller/n0")) as address:
+            for name, codes in allowed.items():
+                channels = ControllerChannels(node_tls(made, name))
+                stub: Any = channels.stub(address)
+                passed = set()
+                for method, request in calls.items():
+                    try:
+                        reply = await getattr(stub, method)(request, timeout=20)
+                    except grpc.aio.AioRpcError:
+                        passed.add(method)  # the mock behind the endpoint cannot answer
+                        continue
+                    assert reply.status.code == ResponseCode.NO_PERMISSION, (name, method)
+                    assert name in reply.status.remark
+                assert passed == codes, name
+                if not name.startswith("broker/b"):
+                    assert not await hello(stub)
+                await channels.close()
 
     asyncio.run(scenario())

@@ -24,7 +24,7 @@ def made(tmp_path: Path) -> Authority:
 
 
 def port(made: Authority, node_id: str, **keys: Any) -> PortTls:
-    return node_tls(made, f"controller/{node_id}", **keys).for_nodes
+    return node_tls(made, f"controller/{node_id}", **keys).for_raft
 
 
 async def commit(cluster: Cluster, number: int) -> None:
@@ -127,8 +127,8 @@ def test_the_first_bytes_tell_a_handshake_from_a_greeting() -> None:
 
 def test_bytes_that_are_written_during_the_handshake_come_first(made: Authority) -> None:
     tls = node_tls(made)
-    server = TlsBytes(tls.for_nodes.context(), server_side=True)
-    dialled = tls.for_nodes.dials
+    server = TlsBytes(tls.for_raft.context(), server_side=True)
+    dialled = tls.for_raft.dials
     assert dialled is not None
     client = TlsBytes(dialled, server_side=False, server_hostname="127.0.0.1")
     client.write(b"first ")
@@ -140,3 +140,22 @@ def test_bytes_that_are_written_during_the_handshake_come_first(made: Authority)
     client.write(b"x" * 100_000)
     got_by_server += server.feed(client.to_send())
     assert got_by_server == b"first " + b"x" * 100_000 and got_by_client == b"hello"
+
+
+@pytest.mark.parametrize("stranger", ["broker/a/1", "namesrv/n1", "admin"])
+def test_at_both_ends_of_raft_are_controllers_only(made: Authority, stranger: str) -> None:
+    ours, other = port(made, "n0"), node_tls(made, stranger).for_raft
+    for dials, accepts in ((ours, other), (other, ours)):
+        context = dials.dials
+        assert context is not None
+        client = TlsBytes(
+            context, server_side=False, server_hostname="127.0.0.1", admits=dials.admits
+        )
+        server = TlsBytes(accepts.context(), server_side=True, admits=accepts.admits)
+        client.write(b"greeting")
+        said = b""
+        with pytest.raises(ssl.SSLError, match=f"of {stranger} may not be"):
+            for _ in range(6):
+                said += server.feed(client.to_send())
+                client.feed(server.to_send())
+        assert said == b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import ssl
@@ -24,7 +25,7 @@ def made(tmp_path: Path) -> Authority:
 def nodes(group, made, **keys):
     for broker_id in (1, 2, 3):
         tls = node_tls(made, f"broker/broker-a/{broker_id}", **keys)
-        group.tls[broker_id] = tls.for_nodes
+        group.tls[broker_id] = tls.for_replicas("broker-a")
 
 
 async def pair(group, wait_until):
@@ -51,7 +52,9 @@ def test_roles_change_and_logs_are_equal_under_tls(run_group, wait_until, made):
 def test_a_permissive_master_has_slaves_of_both_kinds(run_group, wait_until, made):
     async def scenario(group):
         nodes(group, made, server_mode="permissive", tls_enable=True)
-        group.tls[2] = node_tls(made, "broker/broker-a/2", server_mode="permissive").for_nodes
+        group.tls[2] = node_tls(made, "broker/broker-a/2", server_mode="permissive").for_replicas(
+            "broker-a"
+        )
         assert group.tls[2].dials is None and group.tls[3].dials is not None
         one, two, three = [await group.add(broker_id) for broker_id in (1, 2, 3)]
         await group.elect(one)
@@ -70,7 +73,7 @@ def test_a_replica_of_another_authority_and_a_plain_one_never_follow(
 
     async def scenario(group):
         nodes(group, made)
-        group.tls[2] = node_tls(other, "broker/broker-a/2").for_nodes
+        group.tls[2] = node_tls(other, "broker/broker-a/2").for_replicas("broker-a")
         del group.tls[3]
         one, two, three = [await group.add(broker_id) for broker_id in (1, 2, 3)]
         await group.elect(one)
@@ -120,4 +123,42 @@ def test_r58_a_stranger_at_an_enforcing_port_gets_no_byte_of_the_log(
         await group.caught_up(one, two)
         assert one.ha.in_sync_count == 2
 
+    run_group(scenario)
+
+
+def test_a_certificate_of_another_group_or_role_gets_no_byte(run_group, wait_until, made, caplog):
+    async def scenario(group):
+        nodes(group, made)
+        names = {1: "broker/broker-a/1", 2: "broker/broker-b/2", 3: "controller/n0"}
+        for broker_id, name in names.items():
+            # what a thief does: it takes any master, only the true replica is particular
+            tls = node_tls(made, name)
+            group.tls[broker_id] = tls.for_replicas("broker-a")
+            if broker_id != 1:
+                group.tls[broker_id] = dataclasses.replace(tls.for_raft, admits=lambda _: True)
+        one, two, three = [await group.add(broker_id) for broker_id in (1, 2, 3)]
+        await group.elect(one)
+        one.put(10)
+        for name in (names[2], names[3]):
+            await wait_until(lambda n=name: f"the certificate of {n} may not be" in caplog.text)
+        assert two.readable == three.readable == 0 and one.ha.required_set == {1}
+
+    caplog.set_level(logging.WARNING, logger="batonmq.ha")
+    run_group(scenario)
+
+
+def test_a_replica_follows_no_master_with_the_certificate_of_another_group(
+    run_group, wait_until, made, caplog
+):
+    async def scenario(group):
+        rogue, true = node_tls(made, "broker/broker-b/1"), node_tls(made, "broker/broker-a/2")
+        group.tls[1] = dataclasses.replace(rogue.for_raft, admits=lambda _: True)
+        group.tls[2] = true.for_replicas("broker-a")
+        one, two = await group.add(1), await group.add(2)
+        await group.elect(one)
+        one.put(10)
+        await wait_until(lambda: "the certificate of broker/broker-b/1 may not be" in caplog.text)
+        assert two.readable == 0
+
+    caplog.set_level(logging.WARNING, logger="batonmq.ha")
     run_group(scenario)
